@@ -1,0 +1,109 @@
+"""The only place where ratios are formed.  A ratio whose denominator is zero is undefined and is `None`.
+
+Names and denominators are vLLM's.  `mean_acceptance_length` INCLUDES the bonus or recovered token
+(TensorRT-LLM's force knob and gpt-fast exclude it).  Every figure here is pooled over the counts given to
+it: pool counts first with `pooled`, then form one ratio; a mean of requests' ratios is another figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shadowspec.errors import InputError
+from shadowspec.types import ArmTiming, SpeculationCounts
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    """numerator / denominator, or None where the denominator is 0."""
+    return numerator / denominator if denominator else None
+
+
+def draft_acceptance_rate(counts: SpeculationCounts) -> float | None:
+    """Accepted over drafted tokens; falls with K by itself."""
+    return ratio(counts.num_accepted_tokens, counts.num_draft_tokens)
+
+
+def mean_acceptance_length(counts: SpeculationCounts) -> float | None:
+    """1 + accepted / drafts: tokens emitted per propose-and-verify step, bonus or recovered token included."""
+    accepted = ratio(counts.num_accepted_tokens, counts.num_drafts)
+    return None if accepted is None else 1.0 + accepted
+
+
+def first_position_acceptance_rate(counts: SpeculationCounts) -> float | None:
+    """Share of steps that accepted the first drafted token; the same for every K."""
+    return ratio(counts.num_accepted_tokens_per_pos[0], counts.num_drafts)
+
+
+def marginal_acceptance_rates(counts: SpeculationCounts) -> tuple[float | None, ...]:
+    """accepted_per_pos[i] / drafts, for each of the K positions (vLLM's per-position rate)."""
+    return tuple(ratio(accepted, counts.num_drafts) for accepted in counts.num_accepted_tokens_per_pos)
+
+
+def conditional_acceptance_rates(counts: SpeculationCounts) -> tuple[float | None, ...]:
+    """accepted_per_pos[i] / accepted_per_pos[i-1]: acceptance given that all before were accepted."""
+    per_pos = counts.num_accepted_tokens_per_pos
+    before = (counts.num_drafts, *per_pos)
+    return tuple(ratio(accepted, previous) for accepted, previous in zip(per_pos, before, strict=False))
+
+
+def target_passes_saved(counts: SpeculationCounts) -> int:
+    """Target forward passes that plain decoding would have needed beyond those that were made."""
+    return counts.num_output_tokens - counts.target_passes
+
+
+def time_per_output_token_ms(timing: ArmTiming) -> float | None:
+    """TPOT: decode time over the output tokens after the first."""
+    return ratio(timing.decode_ms, timing.num_output_tokens - 1)
+
+
+def speedup(baseline: ArmTiming, speculative: ArmTiming) -> float | None:
+    """Baseline over speculative end-to-end time: above 1 speculation is faster."""
+    return ratio(baseline.end_to_end_ms, speculative.end_to_end_ms)
+
+
+def pooled(counts: Iterable[SpeculationCounts]) -> SpeculationCounts | None:
+    """The sum of counts that share one K; None of nothing.
+
+    Raises:
+        InputError: the counts were taken at different K, so that their positions do not add up.
+    """
+    rows = list(counts)
+    if not rows:
+        return None
+    if len({len(row.num_accepted_tokens_per_pos) for row in rows}) > 1:
+        raise InputError("counts of different num_speculative_tokens cannot be pooled")
+
+    def columns(values: Iterable[Sequence[int]]) -> tuple[int, ...]:
+        return tuple(sum(column) for column in zip(*values, strict=True))
+
+    return SpeculationCounts(
+        num_drafts=sum(row.num_drafts for row in rows),
+        num_draft_tokens=sum(row.num_draft_tokens for row in rows),
+        num_accepted_tokens=sum(row.num_accepted_tokens for row in rows),
+        num_accepted_tokens_per_pos=columns(row.num_accepted_tokens_per_pos for row in rows),
+        acceptance_histogram=columns(row.acceptance_histogram for row in rows),
+        num_output_tokens=sum(row.num_output_tokens for row in rows),
+        num_prompt_tokens=sum(row.num_prompt_tokens for row in rows),
+        num_plain_steps=sum(row.num_plain_steps for row in rows),
+        num_cut_steps=sum(row.num_cut_steps for row in rows),
+        num_cut_draft_tokens=sum(row.num_cut_draft_tokens for row in rows),
+        num_cut_accepted_tokens=sum(row.num_cut_accepted_tokens for row in rows),
+    )
+
+
+def check_identities(counts: SpeculationCounts, *, is_single_run: bool = True) -> None:
+    """Assert the identities that hold for every stored run (design: words and counters).
+
+    Raises:
+        AssertionError: an identity is broken; the counter names say which.
+    """
+    per_pos, histogram = counts.num_accepted_tokens_per_pos, counts.acceptance_histogram
+    assert sum(histogram) == counts.num_drafts, "acceptance_histogram does not sum to num_drafts"
+    assert sum(per_pos) == counts.num_accepted_tokens, "per-position counts do not sum to num_accepted_tokens"
+    assert sum(j * n for j, n in enumerate(histogram)) == counts.num_accepted_tokens, "histogram moment"
+    for position, accepted in enumerate(per_pos):
+        assert accepted == sum(histogram[position + 1 :]), "per-position counts disagree with the histogram"
+    assert counts.num_accepted_tokens <= counts.num_draft_tokens, "more accepted than drafted"
+    if is_single_run:
+        emitted = 1 + counts.num_drafts + counts.num_plain_steps + counts.num_accepted_tokens - counts.num_cut_steps
+        assert counts.num_output_tokens == emitted, "num_output_tokens identity"
