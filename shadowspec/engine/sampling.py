@@ -1,0 +1,134 @@
+"""From logits to the distribution that is sampled, in the order production (vLLM) applies its parameters:
+
+minimum length, repetition penalty, frequency and presence penalty, temperature, min-p, top-k, top-p.
+
+The repetition penalty looks at prompt and output, the other two at the output alone.  A row at temperature 0
+becomes the one-hot distribution of its arg-max, so that greedy and sampled rows share a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from shadowspec.types import SamplingParameters
+
+# Top-p needs the head of the sorted distribution only; this many entries nearly always hold it.
+TOP_P_HEAD = 512
+
+
+class BatchSampling:
+    """The sampling parameters of the rows of a batch as tensors, with the token counts that penalties need."""
+
+    def __init__(
+        self,
+        sampling: Sequence[SamplingParameters],
+        prompts: Sequence[Sequence[int]],
+        end_token_ids: Sequence[Sequence[int]],
+        vocabulary: int,
+        device: torch.device,
+    ) -> None:
+        def column(values: Sequence[float]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)[:, None]  # [rows, 1]
+
+        self.is_greedy = torch.tensor([s.temperature == 0.0 for s in sampling], device=device)  # [rows]
+        self.all_greedy = all(s.temperature == 0.0 for s in sampling)
+        self.temperature = column([s.temperature or 1.0 for s in sampling])
+        self.min_p = column([s.min_p for s in sampling])
+        self.top_p = column([s.top_p for s in sampling])
+        top_k = [s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in sampling]
+        self.top_k = torch.tensor(top_k, device=device)[:, None]
+        self.repetition = column([s.repetition_penalty for s in sampling])
+        self.presence = column([s.presence_penalty for s in sampling])
+        self.frequency = column([s.frequency_penalty for s in sampling])
+        sampled = [s for s in sampling if s.temperature > 0.0]
+        self.has_min_p = any(s.min_p > 0.0 for s in sampled)
+        self.has_top_k = any(0 < s.top_k < vocabulary for s in sampled)
+        self.has_top_p = any(s.top_p < 1.0 for s in sampled)
+        self.has_penalties = any(
+            s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0 for s in sampling
+        )
+        self.min_tokens = torch.tensor([s.min_tokens for s in sampling], device=device)  # [rows]
+        self.has_min_tokens = any(s.min_tokens > 0 for s in sampling)
+        rows = len(sampling)
+        if self.has_min_tokens:
+            self.ends = torch.zeros((rows, vocabulary), dtype=torch.bool, device=device)
+            for row, ids in enumerate(end_token_ids):
+                self.ends[row, list(ids)] = True
+        if self.has_penalties:
+            self.in_prompt = torch.zeros((rows, vocabulary), dtype=torch.bool, device=device)
+            for row, prompt in enumerate(prompts):
+                self.in_prompt[row, torch.tensor(list(prompt), device=device)] = True
+            self.output_counts = torch.zeros((rows, vocabulary), dtype=torch.float32, device=device)
+
+    def note_emitted(self, row: int, token_ids: Sequence[int]) -> None:
+        """Count emitted tokens for the penalties."""
+        if self.has_penalties:
+            index = torch.tensor(list(token_ids), device=self.output_counts.device)
+            self.output_counts[row].index_add_(0, index, torch.ones(len(token_ids), device=index.device))
+
+    def processed_logits(
+        self,
+        logits: torch.Tensor,  # [rows, tokens, vocabulary]
+        drafted: torch.Tensor,  # int64 [rows, >= tokens - 1]: tokens assumed emitted before positions 1, 2, ...
+        emitted: torch.Tensor,  # int64 [rows]: output tokens already emitted
+    ) -> torch.Tensor:
+        """Logits after minimum length and penalties, before temperature: what greedy decoding takes arg-max of.
+
+        Column j is conditioned on the first j entries of `drafted`.
+        """
+        if not (self.has_penalties or self.has_min_tokens):
+            return logits
+        processed = logits.to(torch.float32).clone()
+        if self.has_min_tokens:
+            for column in range(logits.shape[1]):
+                short = (emitted + column < self.min_tokens)[:, None]
+                processed[:, column].masked_fill_(short & self.ends, float("-inf"))
+        if self.has_penalties:
+            counts = self.output_counts.clone()
+            for column in range(logits.shape[1]):
+                if column:
+                    counts.scatter_add_(1, drafted[:, column - 1 : column], torch.ones_like(counts[:, :1]))
+                processed[:, column] = self._penalised(processed[:, column], counts)
+        return processed
+
+    def _penalised(self, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        seen = self.in_prompt | (counts > 0)
+        scaled = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
+        logits = torch.where(seen, scaled, logits)
+        return logits - self.frequency * counts - self.presence * (counts > 0)
+
+    def probs(self, processed: torch.Tensor) -> torch.Tensor:
+        """The distribution that is sampled, float32 [rows, tokens, vocabulary], from `processed_logits`."""
+        rows, tokens, vocabulary = processed.shape
+        logits = processed.to(torch.float32) / self.temperature[:, None]
+        if self.has_min_p:
+            highest = logits.amax(-1, keepdim=True)
+            logits = logits.masked_fill(logits < highest + torch.log(self.min_p)[:, None], float("-inf"))
+        if self.has_top_k:
+            ordered = logits.sort(-1, descending=True).values
+            last = ordered.gather(-1, (self.top_k - 1)[:, None].expand(rows, tokens, 1))
+            logits = logits.masked_fill(logits < last, float("-inf"))
+        result = torch.softmax(logits, -1)
+        if self.has_top_p:
+            result = self._top_p(result)
+        if self.is_greedy.any():
+            one_hot = torch.zeros_like(result).scatter_(-1, processed.argmax(-1, keepdim=True), 1.0)
+            result = torch.where(self.is_greedy[:, None, None], one_hot, result)
+        return result
+
+    def _top_p(self, probs: torch.Tensor) -> torch.Tensor:
+        """Keep the smallest head of the sorted distribution whose mass reaches top-p; ties at its edge stay."""
+        vocabulary = probs.shape[-1]
+        needed = self.top_p[:, None]  # [rows, 1, 1]
+        head = min(TOP_P_HEAD, vocabulary)
+        ordered = probs.topk(head, -1).values
+        if head < vocabulary and bool((ordered.sum(-1, keepdim=True) < needed).any()):
+            ordered = probs.sort(-1, descending=True).values
+        before = ordered.cumsum(-1) - ordered  # mass ahead of each entry
+        kept = (before < needed).sum(-1, keepdim=True).clamp_(min=1)
+        threshold = ordered.gather(-1, kept - 1)
+        threshold = torch.where(needed >= 1.0, torch.zeros_like(threshold), threshold)
+        kept_probs = probs.masked_fill(probs < threshold, 0.0)
+        return kept_probs / kept_probs.sum(-1, keepdim=True)
