@@ -1,0 +1,1 @@
+"""Alembic migrations of the store; they import no application code."""
