@@ -1,0 +1,1 @@
+"""Tests of the promises; `services` starts what they need for real."""

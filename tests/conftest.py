@@ -1,0 +1,96 @@
+"""Fixtures shared by all tests: a real Postgres, and an empty or migrated database for each test.
+
+A service that cannot be started fails the tests that need it: nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+from sqlalchemy import NullPool, make_url
+
+from shadowspec.store import Store, schema
+from tests.services import postgres_server
+
+DIALECTS = ("sqlite", pytest.param("postgres", marks=pytest.mark.integration))
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """URL of a server's maintenance database: SHADOWSPEC_TEST_POSTGRES_URL, else a server of our own."""
+    given = os.environ.get("SHADOWSPEC_TEST_POSTGRES_URL")
+    if given:
+        yield given
+        return
+    with postgres_server() as url:
+        yield url
+
+
+@contextmanager
+def temporary_database(server_url: str, template: str | None = None) -> Iterator[str]:
+    """A database of a fresh name on the server, dropped at the end."""
+    name = f"shadowspec_{uuid.uuid4().hex[:12]}"
+    engine = sqlalchemy.create_engine(server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        copied = f' TEMPLATE "{template}"' if template else ""
+        connection.exec_driver_sql(f'CREATE DATABASE "{name}"{copied}')
+    try:
+        yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
+    finally:
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_url: str) -> Iterator[str]:
+    """Name of a migrated database that the tests copy and never touch."""
+    with temporary_database(postgres_url) as url:
+        schema.upgrade(url)
+        name = make_url(url).database
+        assert name is not None
+        yield name
+
+
+@pytest.fixture(params=DIALECTS)
+def blank_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of a database without tables, on each dialect in turn."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'shadowspec.db'}"
+        return
+    with temporary_database(request.getfixturevalue("postgres_url")) as url:
+        yield url
+
+
+@pytest.fixture
+def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Makes a migrated database of the dialect it is given."""
+    with ExitStack() as stack:
+
+        def make(dialect: str) -> str:
+            if dialect == "sqlite":
+                url = f"sqlite:///{tmp_path / uuid.uuid4().hex}.db"
+                schema.upgrade(url)
+                return url
+            server, template = (request.getfixturevalue(name) for name in ("postgres_url", "migrated_postgres"))
+            return stack.enter_context(temporary_database(server, template))
+
+        yield make
+
+
+@pytest.fixture(params=DIALECTS)
+def database_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
+    """URL of a fresh database at the code's revision, on each dialect in turn."""
+    return new_database(request.param)
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    """An open, empty store, on each dialect in turn."""
+    with Store.open(database_url) as opened:
+        yield opened
