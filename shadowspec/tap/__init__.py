@@ -1,0 +1,1 @@
+"""The way in: sources of mirrored records, the adapter that reads them, admission, and blocks to measure."""

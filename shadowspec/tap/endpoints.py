@@ -1,0 +1,89 @@
+"""What the tap must know of an endpoint: which records are its own, and how they are sliced and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from fnmatch import fnmatchcase
+
+from shadowspec.errors import ConfigError
+
+DEFAULT_SLICE_BY = ("prompt_class", "sampling_regime")
+
+
+@dataclass(frozen=True, slots=True)
+class MatchRule:
+    """Globs on what a record says of itself; all that are given must match.  None: anything."""
+
+    endpoint: str | None = None
+    model: str | None = None
+    path: str | None = None
+
+    def matches(self, *, endpoint: str | None, model: str | None, path: str | None) -> bool:
+        asked = ((self.endpoint, endpoint), (self.model, model), (self.path, path))
+        return all(glob is None or (value is not None and fnmatchcase(value, glob)) for glob, value in asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One concurrency to measure at, and its share of the traffic (shares need not add up to 1)."""
+
+    concurrency: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRule:
+    """One endpoint as the tap sees it.
+
+    `sample_rate` is the share of (session, slice) pairs that may be measured; `timed_positions` the number
+    of places in a session from which the one that is timed is drawn; `max_age` the age against the newest
+    event time beyond which a record is expired (None: never); `block_max_wait` how long, in event time, a
+    block waits to be full; `time_block` the unit of requests without session and user; `forget_unit_after`
+    how long a session must have been idle to count from its first request again (as long as a cluster may be
+    open and then closed, so that it surely is a new one by then); `labels` the metadata keys that are kept as slice labels; `default_sampling`
+    what the server uses where a request does not say (names of SamplingParameters).
+    """
+
+    name: str
+    served_models: tuple[str, ...]
+    match: MatchRule = MatchRule()
+    slice_by: tuple[str, ...] = DEFAULT_SLICE_BY
+    labels: tuple[str, ...] = ()
+    sample_rate: float = 1.0
+    timed_positions: int = 4
+    loads: tuple[Load, ...] = (Load(4),)
+    block_max_wait: timedelta = timedelta(minutes=10)
+    time_block: timedelta = timedelta(minutes=10)
+    forget_unit_after: timedelta = timedelta(hours=48)
+    max_age: timedelta | None = None
+    max_new_tokens: int | None = None
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        def require(holds: bool, what: str) -> None:
+            if not holds:
+                raise ConfigError(f"endpoint {self.name!r}: {what}")
+
+        require(bool(self.served_models), "served_models must name at least one model")
+        require(bool(self.slice_by), "slice_by must name at least one label")
+        require(0.0 < self.sample_rate <= 1.0, "sample_rate must be above 0 and at most 1")
+        require(self.timed_positions >= 1, "timed_positions must be at least 1")
+        require(bool(self.loads), "loads must hold at least one load")
+        require(all(load.concurrency >= 1 and load.share > 0 for load in self.loads), "a load must be positive")
+        concurrencies = [load.concurrency for load in self.loads]
+        require(len(set(concurrencies)) == len(concurrencies), "loads must differ in concurrency")
+        require(min(self.time_block, self.forget_unit_after) > timedelta(0), "a span of time must be above 0")
+        require(self.block_max_wait >= timedelta(0), "block_max_wait must not be negative")
+        require(self.max_new_tokens is None or self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
+
+
+def match_endpoint(
+    rules: Iterable[EndpointRule], *, endpoint: str | None, model: str | None, path: str | None
+) -> EndpointRule | None:
+    """The first rule, in the order of the configuration, that the record matches; None if it matches none."""
+    for rule in rules:
+        if rule.match.matches(endpoint=endpoint, model=model, path=path):
+            return rule
+    return None

@@ -1,0 +1,138 @@
+"""Files of mirrored traffic: JSON lines, gzip or not, and standard input.
+
+A record's key is the sha256 of the whole uncompressed content and its 1-based line, so the same content
+gives the same keys wherever it lies and however it is packed.  The content is therefore read twice: once
+for its digest (which also finds a broken archive before anything is measured), once for its records.
+A blank line is no record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from shadowspec.errors import InputError, NoDataError
+from shadowspec.types import RecordKey
+
+STANDARD_INPUT = "-"
+DEFAULT_MAX_RECORD_BYTES = 16 * 1024 * 1024  # bytes; three times the longest prompt of a 1M-token context in English
+CHUNK_BYTES = 1024 * 1024  # bytes read at a time; bounds memory whatever a gzip stream unpacks to
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True)
+class RawRecord:
+    """One consumed record before anything is known of it.
+
+    `problem` is a reason code where the source could not hand over the value (it is then empty and the
+    record is malformed).
+    """
+
+    key: RecordKey
+    value: bytes = field(repr=False)
+    problem: str | None = None
+
+
+def read_records(path: str, *, max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES) -> Iterator[RawRecord]:
+    """The records of one file, or of standard input for "-".
+
+    Args:
+        path: a file of JSON lines; gzip is recognised by its first bytes.
+        max_record_bytes: a longer line is yielded without its value, as malformed ("too_large").
+
+    Raises:
+        InputError: the file is missing, unreadable, no file, broken gzip, or changed while it was read.
+        NoDataError: the file holds no record.
+    """
+    if path == STANDARD_INPUT:
+        with tempfile.TemporaryFile(prefix="shadowspec-") as spool:
+            while chunk := sys.stdin.buffer.read(CHUNK_BYTES):
+                spool.write(chunk)
+            yield from _read_stream(spool, "standard input", max_record_bytes)
+        return
+    with _open(path) as stream:
+        yield from _read_stream(stream, path, max_record_bytes)
+
+
+def _open(path: str) -> BinaryIO:
+    if Path(path).is_dir():
+        raise InputError(f"{path}: is a folder, not a file of JSON lines")
+    try:
+        return Path(path).open("rb")
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a path"
+        raise InputError(f"{path}: cannot be read ({reason})") from error
+
+
+def _read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[RawRecord]:
+    """Two passes over a seekable stream: digest, then records."""
+    with _translated_errors(name):
+        stream.seek(0)
+        is_gzip = stream.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        if not is_gzip and name.endswith(".gz") and stream.seek(0, 2) > 0:
+            raise InputError(f"{name}: is not gzip, though its name says so")
+        digest = _digest(_unpacked(stream, is_gzip))
+        content = _unpacked(stream, is_gzip)
+    second_digest = hashlib.sha256()
+    found = False
+    line = 0
+    while True:
+        with _translated_errors(name):
+            value, is_too_large = _read_line(content, max_record_bytes, second_digest)
+        if not value:
+            break
+        line += 1
+        if not is_too_large and not value.strip():
+            continue
+        found = True
+        key = RecordKey(source=digest, partition=0, offset=line)
+        yield RawRecord(key, b"", "too_large") if is_too_large else RawRecord(key, value.rstrip(b"\r\n"))
+    if second_digest.hexdigest() != digest:
+        raise InputError(f"{name}: changed while it was read; nothing after it was counted, run it again")
+    if not found:
+        raise NoDataError(f"{name}: is empty, there is no record in it")
+
+
+def _unpacked(stream: BinaryIO, is_gzip: bool) -> BinaryIO:
+    stream.seek(0)
+    return gzip.GzipFile(fileobj=stream, mode="rb") if is_gzip else stream  # type: ignore[return-value]
+
+
+def _digest(content: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while chunk := content.read(CHUNK_BYTES):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _read_line(content: BinaryIO, max_record_bytes: int, digest: hashlib._Hash) -> tuple[bytes, bool]:
+    """The next line with its end, and whether it exceeds the limit; the rest of such a line is skipped over."""
+    value = content.readline(max_record_bytes + 1)
+    digest.update(value)
+    is_too_large = len(value.rstrip(b"\r\n")) > max_record_bytes
+    rest = value
+    while rest and not rest.endswith(b"\n"):
+        rest = content.readline(CHUNK_BYTES)
+        digest.update(rest)
+        is_too_large = is_too_large or bool(rest.rstrip(b"\r\n"))
+    return value, is_too_large
+
+
+@contextlib.contextmanager
+def _translated_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{name}: broken gzip ({error})") from error
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read ({error.strerror or error})") from error
