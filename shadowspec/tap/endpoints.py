@@ -42,8 +42,9 @@ class EndpointRule:
     event time beyond which a record is expired (None: never); `block_max_wait` how long, in event time, a
     block waits to be full; `time_block` the unit of requests without session and user; `forget_unit_after`
     how long a session must have been idle to count from its first request again (as long as a cluster may be
-    open and then closed, so that it surely is a new one by then); `labels` the metadata keys that are kept as slice labels; `default_sampling`
-    what the server uses where a request does not say (names of SamplingParameters).
+    open and then closed, so that it surely is a new one by then); `labels` the metadata keys that are kept
+    as slice labels; `default_sampling` what the server uses where a request does not say (names of
+    SamplingParameters); `max_new_tokens` a cap on what is generated (None: the request's own).
     """
 
     name: str
