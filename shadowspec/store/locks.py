@@ -12,12 +12,13 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, text
 
 from shadowspec.errors import StoreError
+from shadowspec.store.session import translated_errors
 
 POLL_S = 0.02  # an attempt is one system call
 
@@ -42,15 +43,17 @@ def endpoint_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[N
 @contextmanager
 def _postgres_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[None]:
     number = lock_number(f"endpoint {endpoint}")
-    with engine.connect() as connection:
-        connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-        connection.detach()  # closing it then ends the session, and with it the lock, whatever happened
-        deadline = time.monotonic() + timeout_s
-        while not _call(connection, "pg_try_advisory_lock", number):
-            _wait(deadline, endpoint)
+    with ExitStack() as stack:
+        with translated_errors(engine.url):
+            connection = stack.enter_context(engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
+            connection.detach()  # closing it then ends the session, and with it the lock, whatever happened
+            deadline = time.monotonic() + timeout_s
+            while not _call(connection, "pg_try_advisory_lock", number):
+                _wait(deadline, endpoint)
         yield
-        if not _call(connection, "pg_advisory_unlock", number):
-            raise StoreError(f"endpoint {endpoint}: its lock was lost while it was held")
+        with translated_errors(engine.url):
+            if not _call(connection, "pg_advisory_unlock", number):
+                raise StoreError(f"endpoint {endpoint}: its lock was lost while it was held")
 
 
 def _call(connection: Connection, function: str, number: int) -> bool:

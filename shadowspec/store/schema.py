@@ -49,6 +49,11 @@ def head() -> str:
     return revision
 
 
+def revisions() -> list[str]:
+    """Every revision, oldest first."""
+    return [script.revision for script in _scripts().walk_revisions()][::-1]
+
+
 def current(url: str) -> str | None:
     """The database's revision; None if it has no schema yet.
 
@@ -80,8 +85,8 @@ def migrate(url: str, revision: str) -> None:
         config = _config()
         config.attributes["connection"] = connection
         try:
-            before, known = _revision(connection), {script.revision for script in _scripts().walk_revisions()}
-            if before is not None and before not in known:
+            before = _revision(connection)
+            if before is not None and before not in revisions():
                 raise StoreError(_mismatch(parsed, before))
             (command.downgrade if revision == "base" else command.upgrade)(config, revision)
         except CommandError as exc:
@@ -117,7 +122,7 @@ def _mismatch(url: URL, revision: str | None) -> str:
     name = url.render_as_string(hide_password=True)
     if revision is None:
         return f"database {name} has no schema yet: {UPGRADE_HINT}"
-    if revision in {script.revision for script in _scripts().walk_revisions()}:
+    if revision in revisions():
         return f"database {name} is at revision {revision}, behind this version's {head()}: {UPGRADE_HINT}"
     return (
         f"database {name} is at revision {revision}, which this version (at {head()}) does not know: "

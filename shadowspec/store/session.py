@@ -121,7 +121,7 @@ def translated_errors(url: URL) -> Iterator[None]:
         raise StoreError(f"database {name}: {_first_line(exc)}") from exc
     except SQLAlchemyError as exc:
         raise StoreError(f"database {name}: {_first_line(exc)}") from exc
-    except (OverflowError, UnicodeError) as exc:
+    except (OverflowError, ValueError) as exc:  # a number too large, text without a UTF-8 form, NaN in JSON
         raise StoreError(f"database {name}: a value cannot be stored ({type(exc).__name__})") from exc
 
 

@@ -146,5 +146,5 @@ class Store:
         Raises:
             StoreError: another holder kept it for longer than `timeout_s`.
         """
-        with session.translated_errors(self._engine.url), locks.endpoint_lock(self._engine, endpoint, timeout_s):
+        with locks.endpoint_lock(self._engine, endpoint, timeout_s):
             yield

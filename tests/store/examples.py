@@ -1,0 +1,50 @@
+"""Small fixed values for tests that are about something other than the values."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from shadowspec.types import (
+    Arm,
+    ArmTiming,
+    Block,
+    BlockResult,
+    Decision,
+    FingerprintedConfig,
+    FunnelCounter,
+    Memory,
+    RecordKey,
+    Run,
+    SpeculationConfig,
+    SpeculationCounts,
+    StoredRecord,
+    TestResult,
+    Verdict,
+    VerifyRule,
+)
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+CONFIG = SpeculationConfig("ngram-4", "target", None, "ngram", 4, VerifyRule.GREEDY)
+
+
+def config(fingerprint: str = "fp") -> FingerprintedConfig:
+    return FingerprintedConfig(CONFIG, "engine/1", "cpu", "float32", {}, fingerprint)
+
+
+def record(
+    line: int, endpoint: str | None = "chat", counter: FunnelCounter = FunnelCounter.MEASURED, reason: str | None = None
+) -> StoredRecord:
+    return StoredRecord(RecordKey("file", 0, line), counter, reason, endpoint, event_time=NOON)
+
+
+def block(block_id: str, lines: range, *, fingerprint: str = "fp", sequence: int = 1) -> BlockResult:
+    counts = SpeculationCounts(2, 8, 5, (2, 1, 1, 1), (0, 1, 0, 0, 1), 8, 20)
+    timing = ArmTiming(0.0, 10.0, 50.0, num_output_tokens=8)
+    runs = tuple(Run(RecordKey("file", 0, line), fingerprint, block_id, None, counts, timing, timing) for line in lines)
+    shape = Block(block_id, sequence, "chat", "", 4, (), (), Arm.BASELINE)
+    return BlockResult(shape, NOON, runs, {fingerprint: Memory(10, 12, 1, 1, 1)})
+
+
+def decision(verdict: Verdict = Verdict.HOLD, *, endpoint: str = "chat", fingerprint: str = "fp") -> Decision:
+    test = TestResult("speedup", "open", 0.1, -0.2, 0.4, 0.05, 0.025, "block", 30, 27)
+    return Decision(endpoint, "", 4, CONFIG, fingerprint, verdict, "too_few_units", "not yet", (test,), 9, 30, 11, NOON)

@@ -1,0 +1,181 @@
+"""Values as the store may be given them, drawn over their whole range."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from shadowspec.types import (
+    Arm,
+    ArmTiming,
+    Block,
+    BlockResult,
+    Decision,
+    FingerprintedConfig,
+    FunnelCounter,
+    Memory,
+    Parity,
+    RecordKey,
+    Run,
+    SpeculationConfig,
+    SpeculationCounts,
+    StoredRecord,
+    TestResult,
+    Verdict,
+    VerifyRule,
+)
+
+T = TypeVar("T")
+
+# Postgres text holds neither NUL nor lone surrogates; the store refuses them (tested apart).
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+NAMES = TEXT.filter(bool)
+COUNT = st.integers(0, 2**63 - 1)
+REAL = st.floats(allow_nan=False)
+MILLISECONDS = st.floats(0, 1e9)
+DETAILS = st.dictionaries(TEXT, st.none() | TEXT | st.integers() | st.floats(allow_nan=False, allow_infinity=False))
+ZONES = st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=45)), timezone(timedelta(hours=-8))])
+TIMES = st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1), timezones=ZONES)
+
+
+def optional(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
+    return st.none() | strategy
+
+
+KEYS = st.builds(RecordKey, NAMES, st.integers(0, 2**31), st.integers(0, 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
+CONFIGS = st.builds(
+    SpeculationConfig,
+    name=TEXT,
+    target=TEXT,
+    draft=optional(TEXT),
+    proposer=TEXT,
+    num_speculative_tokens=COUNT,
+    verify_rule=st.sampled_from(VerifyRule),
+    backend=TEXT,
+    ngram_min=COUNT,
+    ngram_max=COUNT,
+)
+FINGERPRINTED = st.builds(
+    FingerprintedConfig,
+    config=CONFIGS,
+    engine=TEXT,
+    device=TEXT,
+    dtype=TEXT,
+    details=st.dictionaries(TEXT, TEXT, max_size=3),
+    fingerprint=NAMES,
+)
+MEMORY = st.builds(Memory, *[COUNT] * 5)
+TIMINGS = st.builds(ArmTiming, *[MILLISECONDS] * 6, COUNT)
+PARITY = st.builds(
+    Parity, optional(COUNT), optional(REAL), optional(st.booleans()), *[optional(REAL), optional(COUNT)] * 2
+)
+
+
+def records(keys: st.SearchStrategy[RecordKey] = KEYS) -> st.SearchStrategy[StoredRecord]:
+    return st.builds(
+        StoredRecord,
+        key=keys,
+        counter=st.sampled_from(FunnelCounter),
+        reason=optional(TEXT),
+        endpoint=optional(st.sampled_from(["chat", "sql", "code"])),
+        slice_key=optional(TEXT),
+        labels=st.dictionaries(TEXT, TEXT, max_size=3),
+        event_time=optional(TIMES),
+        session_hash=optional(TEXT),
+        user_hash=optional(TEXT),
+        session_position=optional(COUNT),
+        sampling_rate=optional(st.floats(0, 1)),
+        num_prompt_tokens=optional(COUNT),
+    )
+
+
+@st.composite
+def counts(draw: st.DrawFn) -> SpeculationCounts:
+    depth = draw(st.integers(1, 8))
+    return SpeculationCounts(
+        num_drafts=draw(COUNT),
+        num_draft_tokens=draw(COUNT),
+        num_accepted_tokens=draw(COUNT),
+        num_accepted_tokens_per_pos=tuple(draw(st.lists(COUNT, min_size=depth, max_size=depth))),
+        acceptance_histogram=tuple(draw(st.lists(COUNT, min_size=depth + 1, max_size=depth + 1))),
+        num_output_tokens=draw(COUNT),
+        num_prompt_tokens=draw(COUNT),
+        num_plain_steps=draw(COUNT),
+        num_cut_steps=draw(COUNT),
+        num_cut_draft_tokens=draw(COUNT),
+        num_cut_accepted_tokens=draw(COUNT),
+    )
+
+
+@st.composite
+def measured_blocks(draw: st.DrawFn) -> tuple[list[FingerprintedConfig], list[StoredRecord], BlockResult]:
+    """A block with the configs that it was measured with and the records of its requests."""
+    configs = draw(st.lists(FINGERPRINTED, min_size=1, max_size=2, unique_by=lambda each: each.fingerprint))
+    own = draw(st.lists(records(), min_size=1, max_size=3, unique_by=lambda record: record.key))
+    block = Block(
+        block_id=draw(NAMES),
+        sequence=draw(COUNT),
+        endpoint=draw(st.sampled_from(["chat", "sql"])),
+        slice_key=draw(TEXT),
+        concurrency=draw(COUNT),
+        requests=(),
+        fillers=(),
+        first_arm=draw(st.sampled_from(Arm)),
+    )
+    runs = tuple(
+        Run(
+            key=record.key,
+            fingerprint=config.fingerprint,
+            block_id=block.block_id,
+            failure=draw(optional(TEXT)),
+            counts=draw(optional(counts())),
+            baseline=draw(optional(TIMINGS)),
+            speculative=draw(optional(TIMINGS)),
+            parity=draw(optional(PARITY)),
+            is_repetition_loop=draw(st.booleans()),
+            finish_reason=draw(optional(TEXT)),
+        )
+        for record in own
+        for config in configs
+    )
+    memory = {config.fingerprint: draw(MEMORY) for config in configs}
+    return configs, own, BlockResult(block, draw(TIMES), runs, memory)
+
+
+TESTS = st.builds(
+    TestResult,
+    name=TEXT,
+    outcome=st.sampled_from(["pass", "fail", "open"]),
+    estimate=optional(REAL),
+    lower=optional(REAL),
+    upper=optional(REAL),
+    threshold=optional(REAL),
+    alpha=REAL,
+    unit=TEXT,
+    num_units=COUNT,
+    min_units=COUNT,
+    units_needed=optional(COUNT),
+    details=DETAILS,
+)
+
+
+def decisions(config: FingerprintedConfig) -> st.SearchStrategy[Decision]:
+    return st.builds(
+        Decision,
+        endpoint=st.sampled_from(["chat", "sql"]),
+        slice_key=st.sampled_from(["", "prompt_class=code"]),
+        concurrency=st.sampled_from([1, 4]),
+        config=st.just(config.config),
+        fingerprint=st.just(config.fingerprint),
+        verdict=st.sampled_from(Verdict),
+        reason_code=TEXT,
+        reason=TEXT,
+        tests=st.lists(TESTS, max_size=3).map(tuple),
+        num_clusters=COUNT,
+        num_blocks=COUNT,
+        clusters_needed=optional(COUNT),
+        decided_at=TIMES,
+        details=DETAILS,
+    )

@@ -1,0 +1,105 @@
+"""Two processes at once give the same evidence as one, and only one of them holds a lock."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.synchronize import Barrier, Event
+from pathlib import Path
+
+import pytest
+
+from shadowspec.errors import StoreError
+from shadowspec.store import Store
+from tests.store import examples
+
+SPAWN = multiprocessing.get_context("spawn")
+START_TIMEOUT_S = 120  # two interpreters starting on a machine that is busy with something else
+ROUNDS = 20
+
+
+def _insert(url: str, barrier: Barrier, is_backwards: bool, results: multiprocessing.Queue[list[int]]) -> None:
+    with Store.open(url) as store:
+        barrier.wait(START_TIMEOUT_S)
+        counts = []
+        for number in range(ROUNDS):
+            lines = range(number * 4, number * 4 + 4)
+            records = [examples.record(line) for line in lines]
+            if is_backwards:
+                records.reverse()  # writers in opposite orders deadlock unless the store orders the rows
+            counts.append(store.save_block(examples.block(f"b{number}", lines, sequence=number), records))
+        results.put(counts)
+
+
+def test_racing_writers_store_each_run_once(database_url: str) -> None:
+    with Store.open(database_url) as store:
+        store.save_fingerprints([examples.config()])
+    barrier, results = SPAWN.Barrier(2), SPAWN.Queue()
+    writers = [SPAWN.Process(target=_insert, args=(database_url, barrier, turn, results)) for turn in (False, True)]
+    for writer in writers:
+        writer.start()
+    inserted = [results.get(timeout=START_TIMEOUT_S) for _ in writers]
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert [sum(pair) for pair in zip(*inserted, strict=True)] == [4] * ROUNDS
+    with Store.open(database_url) as store:
+        assert len(store.runs("chat")) == len(store.records("chat")) == 4 * ROUNDS
+        assert len(store.blocks("chat")) == ROUNDS
+
+
+def _count_up(url: str, barrier: Barrier, path: str) -> None:
+    counter = Path(path)
+    with Store.open(url) as store:
+        barrier.wait(START_TIMEOUT_S)
+        for _ in range(ROUNDS):
+            with store.endpoint_lock("chat"):
+                seen = int(counter.read_text())
+                time.sleep(0.002)  # long enough for the other process to read the same number, if it may
+                counter.write_text(str(seen + 1))
+
+
+def test_the_lock_excludes_another_process(database_url: str, tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    barrier = SPAWN.Barrier(2)
+    both = [SPAWN.Process(target=_count_up, args=(database_url, barrier, str(counter))) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(START_TIMEOUT_S)
+        assert process.exitcode == 0
+    assert counter.read_text() == str(2 * ROUNDS)
+
+
+def _hold(url: str, is_held: Event) -> None:
+    with Store.open(url) as store, store.endpoint_lock("chat"):
+        is_held.set()
+        time.sleep(START_TIMEOUT_S)
+
+
+def test_a_killed_holder_frees_the_lock(database_url: str) -> None:
+    is_held = SPAWN.Event()
+    holder = SPAWN.Process(target=_hold, args=(database_url, is_held))
+    holder.start()
+    assert is_held.wait(START_TIMEOUT_S)
+    with Store.open(database_url) as store:
+        with pytest.raises(StoreError, match="endpoint chat: another process holds its lock"):
+            store.endpoint_lock("chat", timeout_s=0.1).__enter__()
+        with store.endpoint_lock("code", timeout_s=0.1):  # another endpoint's lock is free
+            pass
+        assert holder.pid is not None
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.join()
+        with store.endpoint_lock("chat"):
+            store.save_records([examples.record(1)])  # the holder itself can write
+
+
+def test_an_error_inside_frees_the_lock_and_stays_itself(store: Store) -> None:
+    for error in (ZeroDivisionError, ValueError):
+        with pytest.raises(error), store.endpoint_lock("chat"):
+            raise error
+    with store.endpoint_lock("chat", timeout_s=0.1):
+        pass

@@ -1,0 +1,87 @@
+"""What is stored comes back equal, on both dialects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shadowspec.store import Store
+from shadowspec.types import BlockResult, FingerprintedConfig, StoredBlock, StoredRecord
+from tests.conftest import DIALECTS
+from tests.store import strategies
+
+# A database per example costs half a second: the examples share one, so what they draw may meet what is there.
+SHARED = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=DIALECTS)
+def fresh(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> Callable[[], Store]:
+    return lambda: Store.open(new_database(request.param))
+
+
+@SHARED
+@given(record=strategies.records())
+def test_records(store: Store, record: StoredRecord) -> None:
+    stored = record.key in store.stored_record_keys(record.key.source)
+    assert store.save_records([record]) == (0 if stored else 1)
+    assert record.key in store.stored_record_keys(record.key.source)
+    if record.endpoint is not None and not stored:
+        assert [found for found in store.records(record.endpoint) if found.key == record.key] == [record]
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(measured=strategies.measured_blocks())
+def test_blocks(
+    fresh: Callable[[], Store], measured: tuple[list[FingerprintedConfig], list[StoredRecord], BlockResult]
+) -> None:
+    configs, records, result = measured
+    block = result.block
+    with fresh() as store:
+        store.save_fingerprints(configs)
+        assert store.save_block(result, records) == len(result.runs)
+        assert store.fingerprints() == {config.fingerprint: config for config in configs}
+        ordered = sorted(result.runs, key=lambda run: (run.key, run.fingerprint))
+        assert store.runs(block.endpoint) == ordered
+        kept = StoredBlock(
+            block.block_id,
+            block.sequence,
+            block.endpoint,
+            block.slice_key,
+            block.concurrency,
+            block.n_max,
+            block.first_arm,
+            result.started_at,
+            result.memory,
+        )
+        assert store.blocks(block.endpoint) == [kept]
+        assert store.stored_block_ids() == {block.block_id}
+        assert all(store.stored_block_ids(record.key.source) == {block.block_id} for record in records)
+        assert store.stored_block_ids("no such source, and longer than any drawn") == set()
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_decisions(fresh: Callable[[], Store], data: st.DataObject) -> None:
+    config = data.draw(strategies.FINGERPRINTED)
+    gate_runs = data.draw(st.lists(st.lists(strategies.decisions(config), max_size=3), max_size=3))
+    made = [decision for gate_run in gate_runs for decision in gate_run]
+    with fresh() as store:
+        store.save_fingerprints([config])
+        for gate_run in gate_runs:
+            store.append_decisions(gate_run)
+        last = {(each.endpoint, each.slice_key, each.concurrency): each for each in made}
+        assert store.latest_decisions() == [last[hypothesis] for hypothesis in sorted(last)]
+        for endpoint in ("chat", "sql"):
+            of_endpoint = [each for each in made if each.endpoint == endpoint]
+            latest = [last[hypothesis] for hypothesis in sorted(last) if hypothesis[0] == endpoint]
+            assert store.latest_decisions(endpoint) == latest
+            snapshots = store.snapshots(endpoint)
+            assert [each.result for each in snapshots] == [test for each in of_endpoint for test in each.tests]
+            assert [(each.slice_key, each.concurrency, each.verdict, each.decided_at) for each in snapshots] == [
+                (each.slice_key, each.concurrency, each.verdict, each.decided_at)
+                for each in of_endpoint
+                for _ in each.tests
+            ]

@@ -1,0 +1,173 @@
+"""Migrations, on blank databases and on ones with data, and what opening a wrong database says."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+from sqlalchemy import make_url
+
+from shadowspec.errors import ServiceUnavailableError, StoreError, UsageError
+from shadowspec.store import Store, check, current, head, schema, session, upgrade
+from shadowspec.store.tables import metadata
+from tests.store import examples
+
+
+def test_upgrade_of_a_blank_database(blank_url: str) -> None:
+    assert current(blank_url) is None
+    with pytest.raises(StoreError, match="shadowspec db upgrade"):
+        Store.open(blank_url)
+    assert upgrade(blank_url) == current(blank_url) == head()
+    assert check(blank_url) == []
+
+
+def test_upgrade_is_idempotent_and_keeps_the_data(database_url: str) -> None:
+    _fill(database_url)
+    upgrade(database_url)
+    with Store.open(database_url) as store:
+        assert store.records("chat") == [examples.record(1)]
+        assert store.latest_decisions() == [examples.decision()]
+
+
+def test_every_revision_goes_down_and_up_with_data(blank_url: str) -> None:
+    """Stepwise to the newest, with rows in every table from the first step that can hold them, and back."""
+    for revision in schema.revisions():
+        schema.migrate(blank_url, revision)
+        assert current(blank_url) == revision
+    _fill(blank_url)
+    schema.migrate(blank_url, "base")
+    assert current(blank_url) is None
+    assert _tables(blank_url) <= {"alembic_version"}
+    upgrade(blank_url)
+    assert check(blank_url) == []
+    with Store.open(blank_url) as store:
+        assert store.funnel() == {}
+
+
+def _fill(url: str) -> None:
+    with Store.open(url) as store:
+        store.save_fingerprints([examples.config()])
+        store.save_block(examples.block("b", range(1, 2)), [examples.record(1)])
+        store.append_decisions([examples.decision()])
+
+
+def _tables(url: str) -> set[str]:
+    engine = sqlalchemy.create_engine(url)
+    try:
+        return set(sqlalchemy.inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+
+
+def test_check_tells_drift(database_url: str) -> None:
+    _execute(database_url, "ALTER TABLE records ADD COLUMN surplus TEXT", "DROP INDEX ix_runs_block_id")
+    differences = check(database_url)
+    assert len(differences) == 2
+    assert any("surplus" in line for line in differences)
+    assert any("ix_runs_block_id" in line for line in differences)
+
+
+def test_check_tells_missing_tables(blank_url: str) -> None:
+    upgrade(blank_url)
+    _execute(blank_url, "DROP TABLE arms")
+    assert ["arms" in line for line in check(blank_url)] == [True]
+    assert _tables(blank_url) == set(metadata.tables) - {"arms"} | {"alembic_version"}
+
+
+@pytest.mark.parametrize(("found", "says"), [("0000_unknown", "does not know"), (None, "no schema yet")])
+def test_a_database_at_another_revision_is_refused(database_url: str, found: str | None, says: str) -> None:
+    change = f"UPDATE alembic_version SET version_num = '{found}'" if found else "DELETE FROM alembic_version"
+    _execute(database_url, change)
+    for attempt in (Store.open, check):
+        with pytest.raises(StoreError, match=says):
+            attempt(database_url)
+
+
+def test_an_unknown_revision_is_not_upgraded(database_url: str) -> None:
+    _execute(database_url, "UPDATE alembic_version SET version_num = '0000_unknown'")
+    with pytest.raises(StoreError, match="upgrade shadowspec itself"):
+        upgrade(database_url)
+    assert current(database_url) == "0000_unknown"
+
+
+def test_a_failing_upgrade_leaves_nothing(blank_url: str) -> None:
+    _execute(blank_url, "CREATE TABLE test_snapshots (mine INTEGER)")  # the last table that the migration makes
+    with pytest.raises(StoreError, match="already exists"):
+        upgrade(blank_url)
+    assert current(blank_url) is None
+    assert _tables(blank_url) == {"test_snapshots"}
+
+
+def test_upgrades_at_once_wait_for_each_other(blank_url: str) -> None:
+    errors: list[Exception] = []
+
+    def attempt() -> None:
+        try:
+            upgrade(blank_url)
+        except Exception as exc:  # reported by the assertion below
+            errors.append(exc)
+
+    threads = [threading.Thread(target=attempt) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert current(blank_url) == head()
+
+
+def _execute(url: str, *statements: str) -> None:
+    engine = session.create_engine(session.parse_url(url))
+    with session.write(engine) as connection:
+        for statement in statements:
+            connection.execute(sqlalchemy.text(statement))
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "mysql://host/db", "sqlite://", "sqlite:///:memory:", "postgresql://host:port/db"]
+)
+def test_a_wrong_url_is_a_usage_error(url: str) -> None:
+    for attempt in (Store.open, upgrade, current, check):
+        with pytest.raises(UsageError):
+            attempt(url)
+
+
+def test_a_missing_file_is_not_created(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'none.db'}"
+    with pytest.raises(StoreError, match="shadowspec db upgrade"):
+        Store.open(url)
+    with pytest.raises(StoreError, match="shadowspec db upgrade"):
+        check(url)
+    assert current(url) is None
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(StoreError, match="does not exist"):
+        upgrade(f"sqlite:///{tmp_path / 'folder' / 'none.db'}")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    junk = tmp_path / "junk.db"
+    junk.write_bytes(b"\x00\xffjunk" * 1000)
+    for attempt in (Store.open, upgrade, current, check):
+        with pytest.raises(StoreError, match="not a database"):
+            attempt(f"sqlite:///{junk}")
+    assert junk.read_bytes() == b"\x00\xffjunk" * 1000
+
+
+def test_a_server_that_is_not_there_is_unavailable() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"postgresql+psycopg://user:secret@127.0.0.1:{closed.getsockname()[1]}/db"
+        for attempt in (Store.open, upgrade, current, check):
+            with pytest.raises(ServiceUnavailableError) as caught:
+                attempt(url)
+            assert "secret" not in str(caught.value)
+
+
+@pytest.mark.integration
+def test_a_database_that_is_not_there_is_unavailable(postgres_url: str) -> None:
+    with pytest.raises(ServiceUnavailableError, match="no_such_database"):
+        Store.open(make_url(postgres_url).set(database="no_such_database").render_as_string(hide_password=False))
