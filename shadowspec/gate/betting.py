@@ -1,0 +1,175 @@
+"""Betting on bounded unit values: the one sequential test behind four of the gate's five required tests.
+
+A unit carries a sum u and a weight g in [0, 1]; for a null mean theta its value is y = u - theta*g (for the
+opposite null -y), never below -b, b the size of its worst value.  Against E[y | past] <= 0 the capital
+sum_j w_j prod_i (1 + f_j * y_i / b) is a nonnegative supermartingale that starts at 1, so that it exceeds
+1/level with probability at most level, at whatever moment one looks (Ville).  After Waudby-Smith and Ramdas,
+arXiv 2010.09686.  The capital falls as theta moves towards the data, hence the nulls rejected are an
+interval, and inverting the test over a grid of theta gives bounds that hold at all looks at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+FRACTIONS = np.array([0.1, 0.3, 0.6, 0.95])  # bets as fractions of the largest that cannot go bankrupt
+WEIGHTS = np.array([0.15, 0.2, 0.25, 0.4])  # initial capital on each fraction, chosen for small samples
+GRID_STEP = 0.005  # bounds are grid points, rounded outward
+
+Side = Literal["lower", "upper"]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Per unit, in folding order: `values` u and `weights` g, both [n]; u / g lies within the series' range."""
+
+    values: Floats
+    weights: Floats
+
+    def merged(self, start: int, group: int) -> Sums:
+        """The units from `start` on, each `group` consecutive ones as their mean; an incomplete group waits."""
+        return Sums(_grouped(self.values, start, group).mean(axis=1), _grouped(self.weights, start, group).mean(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSeries:
+    """One test's unit values in folding order.
+
+    `lower` and `upper` differ only where something is missing: each holds the value that is worst for the
+    bound of its name, and `observed` leaves it out.  `lowest` and `highest` bound the mean.  `upper_worst` is
+    the size of the worst value of the upper side where that is not `highest - theta`.  `dependence` replaces
+    the unit values where autocorrelation is judged.
+    """
+
+    lower: Sums
+    upper: Sums
+    observed: Sums
+    lowest: float
+    highest: float
+    upper_worst: float | None = None
+    dependence: Floats | None = None
+
+    @property
+    def num_units(self) -> int:
+        return len(self.lower.values)
+
+    def merged(self, start: int, group: int) -> UnitSeries:
+        """The series that restarts at unit `start` with `group` consecutive units merged into one."""
+        return UnitSeries(
+            self.lower.merged(start, group),
+            self.upper.merged(start, group),
+            self.observed.merged(start, group),
+            self.lowest,
+            self.highest,
+            self.upper_worst,
+            None if self.dependence is None else _grouped(self.dependence, start, group).min(axis=1),
+        )
+
+    def ratios(self, side: Side, theta: float) -> Floats:
+        """y / b of every unit, [n], at least -1: the evidence against a mean at or below (above) theta."""
+        if side == "lower":
+            values, worst = self.lower.values - theta * self.lower.weights, theta - self.lowest
+        else:
+            values = theta * self.upper.weights - self.upper.values
+            worst = self.highest - theta if self.upper_worst is None else self.upper_worst
+        return np.maximum(values / worst, -1.0)
+
+    def dependence_values(self, side: Side, theta: float) -> Floats:
+        """What lag-1 autocorrelation is judged on, [n]."""
+        if self.dependence is not None:
+            return self.dependence
+        sums = self.lower if side == "lower" else self.upper
+        return sums.values - theta * sums.weights
+
+
+def log_capital(ratios: Floats) -> float:
+    """Natural logarithm of the capital after all units of `ratios` [n] (y / b); 0 of none."""
+    return float(np.logaddexp.reduce(np.log(WEIGHTS) + np.log1p(np.multiply.outer(FRACTIONS, ratios)).sum(axis=1)))
+
+
+def log_capital_path(ratios: Floats) -> Floats:
+    """Natural logarithm of the capital after each unit of `ratios` [n]; [n]."""
+    summed = np.log1p(np.multiply.outer(FRACTIONS, ratios)).cumsum(axis=1)
+    path: Floats = np.logaddexp.reduce(np.log(WEIGHTS)[:, None] + summed, axis=0)
+    return path
+
+
+def is_rejected(log_capital_now: float, level: float) -> bool:
+    """Whether the null falls at `level`: capital at or above 1 / level, now and not at its best moment."""
+    return log_capital_now >= -math.log(level)
+
+
+def grid(series: UnitSeries) -> Floats:
+    """Every multiple of GRID_STEP strictly inside the series' range, rising."""
+    first, last = math.floor(series.lowest / GRID_STEP) + 1, math.ceil(series.highest / GRID_STEP) - 1
+    points: Floats = np.arange(first, last + 1, dtype=np.float64) * GRID_STEP
+    return points[(points > series.lowest + 1e-9) & (points < series.highest - 1e-9)]
+
+
+def bound(series: UnitSeries, side: Side, level: float) -> float:
+    """Confidence bound of the mean at `level`, valid at all looks at once: a grid point, rounded outward.
+
+    The end of the range where nothing is rejected.
+    """
+    thetas = grid(series) if side == "lower" else grid(series)[::-1]
+    rejected, open_ = -1, len(thetas)  # the capital is monotone in theta, so bisect
+    while open_ - rejected > 1:
+        middle = (rejected + open_) // 2
+        if is_rejected(log_capital(series.ratios(side, float(thetas[middle]))), level):
+            rejected = middle
+        else:
+            open_ = middle
+    if rejected < 0:
+        return series.lowest if side == "lower" else series.highest
+    return float(thetas[rejected])
+
+
+def min_units(best_ratio: float, level: float) -> int:
+    """Smallest number of units at which the null can fall, every unit being at its best, `best_ratio` = y / b > 0."""
+    high = 1
+    while not is_rejected(_log_capital_of_equal(best_ratio, high), level):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_rejected(_log_capital_of_equal(best_ratio, middle), level) else (middle, high)
+    return high
+
+
+def units_needed(ratios: Floats, level: float) -> int | None:
+    """A planning estimate: units still needed if each bet goes on growing at its mean rate so far.
+
+    0 where the null has fallen; None where no bet grows.
+    """
+    if not len(ratios):
+        return None
+    if is_rejected(log_capital(ratios), level):
+        return 0
+    logs = np.log1p(np.multiply.outer(FRACTIONS, ratios))
+    growth = logs.mean(axis=1)
+    missing = -math.log(level) - np.log(WEIGHTS) - logs.sum(axis=1)
+    needed = [gap / rate for gap, rate in zip(missing, growth, strict=True) if rate > 1e-9]
+    return math.ceil(min(needed)) if needed else None
+
+
+def lag_one_autocorrelation(values: Floats) -> float:
+    """r1 of `values` [n] in their order; 0 at zero variance."""
+    if len(values) < 2 or float(np.ptp(values)) < 1e-12:
+        return 0.0
+    centred = values - values.mean()
+    return float((centred[:-1] * centred[1:]).sum() / (centred**2).sum())
+
+
+def _log_capital_of_equal(ratio: float, num_units: int) -> float:
+    return float(np.logaddexp.reduce(np.log(WEIGHTS) + num_units * np.log1p(FRACTIONS * ratio)))
+
+
+def _grouped(values: Floats, start: int, group: int) -> Floats:
+    kept = values[start:]
+    return kept[: len(kept) // group * group].reshape(-1, group)
