@@ -1,0 +1,115 @@
+"""The report as one self-contained HTML file: no network, no script that it needs, every value escaped."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from shadowspec.reports import charts, words
+from shadowspec.reports.model import EndpointReport, Funnel, Hypothesis, Report
+from shadowspec.types import FunnelCounter, Verdict
+
+OUTCOME_MARK = {"pass": "\u2713", "fail": "\u2717", "open": "\u25cb"}
+MEASURE_TERM = {"end_to_end_ms": "end-to-end", "ttft_ms": "ttft", "tpot_ms": "tpot", "queue_ms": "queue"}
+ARM_KEY = Markup('<span class="key k-base"></span>baseline <span class="key k-spec"></span>speculative')
+POSITION_KEY = Markup(
+    '<span class="key k-spec"></span>marginal <span class="key k-soft"></span>conditional, <a class="term" '
+    'href="#def-pooled" title="Counts are added up over requests, then one ratio is formed.">pooled</a>'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An endpoint with an anchor for itself and for each of its hypotheses."""
+
+    endpoint: EndpointReport
+    anchor: str
+    panels: tuple[tuple[Hypothesis, str], ...]
+    why_empty: str
+
+
+def render_html(report: Report) -> str:
+    """The whole page.  Safe to open anywhere: it loads nothing and holds no prompt text."""
+    environment = Environment(
+        loader=PackageLoader("shadowspec.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(_vocabulary())
+    verdicts = Counter(h.decision.verdict for h in report.hypotheses if h.decision)
+    engines = {(config.engine, config.device, config.dtype): None for config in report.configs}
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        entries=_entries(report),
+        tally=[(verdict, verdicts[verdict]) for verdict in Verdict],
+        engines=list(engines),
+        num_measured=_num(report.total_funnel, FunnelCounter.MEASURED),
+        drawn=[h for h in report.hypotheses if _has_estimate(h)],
+        speedup_axis=charts.speedup_range([h.speedup for h in report.hypotheses]),
+        policies=_policies(report),
+    )
+
+
+def _vocabulary() -> dict[str, object]:
+    """Everything that the templates may say besides the report's own values."""
+    return {
+        **{f.__name__: f for f in (words.times, words.percent, words.milliseconds, words.number, words.signed)},
+        **{f.__name__: f for f in (words.byte_size, words.moment, words.age, words.figure, words.plural)},
+        **{f.__name__: f for f in (words.slice_title, words.title_of_test, words.shown_as, words.test_notes)},
+        **{f.__name__: f for f in (words.bounds_text, words.threshold_text)},
+        **{f.__name__: f for f in (charts.forest, charts.sequence, charts.speedup_histogram, charts.latency_ecdf)},
+        **{f.__name__: f for f in (charts.acceptance_positions, charts.acceptance_histogram)},
+        "strip": charts.interval_strip,
+        "funnel_bar": lambda funnel: charts.funnel_bar([(row.counter, row.num_records) for row in funnel.rows]),
+        "definitions": words.DEFINITIONS,
+        "verdict_meaning": words.VERDICT_MEANING,
+        "counter_meaning": words.COUNTER_MEANING,
+        "measure_title": words.MEASURE_TITLE,
+        "measure_term": MEASURE_TERM,
+        "outcome_mark": OUTCOME_MARK,
+        "arm_note": ARM_KEY,
+        "per_position_note": POSITION_KEY,
+    }
+
+
+def _entries(report: Report) -> list[_Entry]:
+    funnels = {funnel.endpoint: funnel for funnel in report.funnels}
+    return [
+        _Entry(
+            endpoint=endpoint,
+            anchor=f"endpoint-{index}",
+            panels=tuple((h, f"hypothesis-{index}-{place}") for place, h in enumerate(endpoint.hypotheses)),
+            why_empty=_why_empty(funnels[endpoint.name]),
+        )
+        for index, endpoint in enumerate(report.endpoints)
+    ]
+
+
+def _why_empty(funnel: Funnel) -> str:
+    if not funnel.num_records:
+        return "No record of this endpoint has been read yet."
+    return f"{words.plural(funnel.num_records, 'record')} read, none measured yet; the funnel says where they ended."
+
+
+def _has_estimate(hypothesis: Hypothesis) -> bool:
+    intervals = (hypothesis.speedup, hypothesis.acceptance_interval)
+    return any(interval is not None and interval.estimate is not None for interval in intervals)
+
+
+def _num(funnel: Funnel, counter: FunnelCounter) -> int:
+    return next(row.num_records for row in funnel.rows if row.counter is counter)
+
+
+def _policies(report: Report) -> list[tuple[list[str], Mapping[str, float | int | str | None]]]:
+    """Endpoints that share a policy, together."""
+    shared: dict[tuple[tuple[str, float | int | str | None], ...], list[str]] = defaultdict(list)
+    for endpoint in report.endpoints:
+        if endpoint.policy:
+            shared[tuple(endpoint.policy.items())].append(endpoint.name)
+    return [(names, dict(policy)) for policy, names in shared.items()]

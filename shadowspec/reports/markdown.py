@@ -1,0 +1,203 @@
+"""The report as Markdown, for pull requests and chat: verdicts first, then the tests, then the funnel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from shadowspec.reports.charts import interval_text
+from shadowspec.reports.model import EndpointReport, Hypothesis, Report
+from shadowspec.reports.words import (
+    DASH,
+    age,
+    bounds_text,
+    byte_size,
+    figure,
+    milliseconds,
+    moment,
+    number,
+    percent,
+    plural,
+    shown_as,
+    signed,
+    slice_title,
+    threshold_text,
+    times,
+    title_of_test,
+)
+from shadowspec.types import Arm
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&@])")
+
+
+def render_markdown(report: Report) -> str:
+    """GitHub-flavoured Markdown; text from traffic is escaped, so that it can neither link nor mark up."""
+    newest = age(report.generated_at - report.last_measured) if report.last_measured else "nothing measured yet"
+    parts = [
+        f"# {_text(report.title)}",
+        f"{moment(report.generated_at)}. Evidence age: {newest}.",
+        f"> {_text(report.data_note)}",
+        "## Verdicts",
+        _verdicts(report),
+        *(part for endpoint in report.endpoints for part in _endpoint(endpoint)),
+        "## Funnel",
+        _funnel(report),
+        "## Speculation configs",
+        _configs(report),
+        "Bounds in brackets are anytime-valid. Acceptance figures are pooled: counts are added up over requests, then "
+        "one ratio is formed. Mean acceptance length includes the bonus or recovered token. End-to-end time is prefill "
+        "plus decode, without queue time.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _verdicts(report: Report) -> str:
+    if not report.hypotheses:
+        return "Nothing has been measured yet, so there is no verdict."
+    return _table(
+        ["Endpoint", "Slice", "Config, load", "Verdict", "Speedup", "First-position acceptance", "Evidence", "Why"],
+        (
+            [
+                _text(h.endpoint),
+                _text(slice_title(h.slice_key)),
+                _text(f"{h.config_name}, {h.concurrency}"),
+                f"**{h.decision.verdict.value}**" if h.decision else "not judged",
+                _text(interval_text(h.speedup, times)) if h.speedup else DASH,
+                _text(interval_text(h.acceptance_interval, percent)) if h.acceptance_interval else DASH,
+                plural(h.decision.num_blocks if h.decision else h.num_blocks, "block"),
+                _text(h.decision.reason) if h.decision else "measured, not judged yet",
+            ]
+            for h in report.hypotheses
+        ),
+    )
+
+
+def _endpoint(endpoint: EndpointReport) -> list[str]:
+    parts = [f"## {_text(endpoint.name)}"] if endpoint.hypotheses else []
+    for h in endpoint.hypotheses:
+        parts.append(f"### {_text(slice_title(h.slice_key))} ({_text(h.config_name)}, load {h.concurrency})")
+        parts += [_tests(h), _measured(h), _latency(h)]
+    return parts
+
+
+def _tests(h: Hypothesis) -> str:
+    if h.decision is None or not h.decision.tests:
+        return "No test has been run yet."
+    return _table(
+        ["Test", "Outcome", "Estimate", "Bounds", "Threshold", "Level", "n", "Smallest n", "Still needed"],
+        (
+            [
+                _text(title_of_test(t.name)),
+                t.outcome,
+                shown_as(t.name)(t.estimate),
+                _text(bounds_text(t)),
+                threshold_text(t),
+                figure(t.alpha),
+                plural(t.num_units, t.unit),
+                f"{t.min_units:,}",
+                DASH if t.units_needed is None else f"about {t.units_needed:,}",
+            ]
+            for t in h.decision.tests
+        ),
+    )
+
+
+def _measured(h: Hypothesis) -> str:
+    facts = [f"{plural(h.num_requests, 'request')} in {plural(h.num_blocks, 'block')}, {h.num_failed} failed"]
+    if h.acceptance:
+        a = h.acceptance
+        facts += [
+            f"mean acceptance length {number(a.mean_acceptance_length)} (pooled; mean of requests "
+            f"{number(a.mean_of_requests_acceptance_length)})",
+            f"first-position acceptance {percent(a.first_position_acceptance_rate)} (pooled), draft acceptance rate "
+            f"{percent(a.draft_acceptance_rate)} (pooled)",
+            f"marginal per position (pooled): {', '.join(map(percent, a.marginal_acceptance_rates))}",
+            f"conditional per position (pooled): {', '.join(map(percent, a.conditional_acceptance_rates))}",
+            f"target passes saved: {a.target_passes_saved:,}; repetition loops {percent(h.repetition_loop_share)}",
+        ]
+    if h.parity and h.parity.num_greedy:
+        p = h.parity
+        known = (
+            "near-tie limit unknown" if p.num_faults is None else f"{p.num_near_ties} near-ties, {p.num_faults} faults"
+        )
+        facts.append(f"greedy parity: {p.num_diverged} of {p.num_greedy} diverged ({known})")
+    if h.parity and h.parity.num_sampled:
+        facts.append(f"sampled parity: z {signed(h.parity.z)}, baseline's own z {signed(h.parity.baseline_z)}")
+    if h.memory:
+        m = h.memory
+        facts.append(
+            f"peak memory {byte_size(m.baseline_peak_bytes)} baseline, {byte_size(m.speculative_peak_bytes)} "
+            f"speculative; {m.displaced_kv_tokens:,} KV tokens displaced"
+        )
+    return "\n".join(f"- {fact}" for fact in facts)
+
+
+def _latency(h: Hypothesis) -> str:
+    if h.latency is None:
+        return ""
+    by_measure = {(d.measure, d.arm): d for d in h.latency.distributions}
+    measures = dict.fromkeys(d.measure for d in h.latency.distributions)
+    rows = []
+    for measure in measures:
+        for arm in Arm:
+            d = by_measure[measure, arm]
+            cells = [milliseconds(q.value) if q.value is not None else f"{DASH} (n < {q.needs})" for q in d.quantiles]
+            rows.append([_LATENCY_NAME[measure], arm.value, *cells, f"{d.num_requests:,}"])
+    return _table(["Latency", "Arm", "p50", "p95", "p99", "Requests"], rows)
+
+
+def _funnel(report: Report) -> str:
+    if not report.total_funnel.num_records:
+        return "No record has been read."
+    counters = [row.counter.value.replace("_", " ") for row in report.total_funnel.rows]
+    named = [(f.endpoint or "no endpoint told", f) for f in report.funnels if f.num_records]
+    rows = [
+        [_text(name), f"{f.num_records:,}", *(f"{row.num_records:,}" for row in f.rows)]
+        for name, f in [*named, ("all", report.total_funnel)]
+    ]
+    reasons = [
+        f"- {_text(name)}: {row.counter.value.replace('_', ' ')}: "
+        + ", ".join(f"{_text(reason)} {count:,}" for reason, count in row.reasons)
+        for name, f in named
+        for row in f.rows
+        if row.reasons
+    ]
+    return "\n".join([_table(["Endpoint", "read", *counters], rows), "", *reasons]).rstrip()
+
+
+def _configs(report: Report) -> str:
+    if not report.configs:
+        return "No speculation config has been measured yet."
+    return _table(
+        ["Config", "Proposer", "K", "Verify rule", "Engine", "Device", "dtype", "Fingerprint"],
+        (
+            [
+                _text(c.config.name),
+                _text(c.config.proposer),
+                str(c.config.num_speculative_tokens),
+                _text(c.config.verify_rule.value),
+                _text(c.engine),
+                _text(c.device),
+                _text(c.dtype),
+                _text(c.fingerprint[:16]),
+            ]
+            for c in report.configs
+        ),
+    )
+
+
+_LATENCY_NAME = {
+    "end_to_end_ms": "End to end",
+    "ttft_ms": "TTFT",
+    "tpot_ms": "TPOT",
+    "queue_ms": "Queue (the shadow's own, not judged)",
+}
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _text(value: str) -> str:
+    return _SPECIAL.sub(r"\\\1", " ".join(value.split())).replace("\\<", "&lt;").replace("\\>", "&gt;")

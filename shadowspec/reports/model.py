@@ -1,0 +1,219 @@
+"""The values of a gating report: what was measured and decided, with no trace of how it is drawn.
+
+Every figure says over what it was taken.  Acceptance figures are POOLED: counts are added up over requests
+(weighted by the inverse of each session's sampling rate where rates differ), then one ratio is formed.
+Undefined is None; the text that says why stands beside it.  No value here holds prompt text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from shadowspec.types import Arm, Decision, FingerprintedConfig, FunnelCounter, SpeculationCounts, TestResult
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its anytime-valid bounds and the threshold it is held against; any part may be unknown."""
+
+    estimate: float | None
+    lower: float | None
+    upper: float | None
+    threshold: float | None
+    num_units: int
+    unit: str  # "block", "cluster" or "request"
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePoint:
+    """One look of a confidence sequence: bounds after `num_units` units."""
+
+    num_units: int
+    estimate: float | None
+    lower: float | None
+    upper: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Acceptance pooled over requests.  `counts` is the plain sum; rates are formed by `shadowspec.metrics`."""
+
+    num_requests: int
+    counts: SpeculationCounts
+    is_weighted: bool  # sampling rates differ, so the rates below weigh requests by 1 / rate
+    draft_acceptance_rate: float | None
+    first_position_acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    mean_of_requests_acceptance_length: float | None  # mean of the requests' own ratios: another figure
+    marginal_acceptance_rates: tuple[float | None, ...]
+    conditional_acceptance_rates: tuple[float | None, ...]
+    histogram_shares: tuple[float | None, ...]  # share of steps that accepted exactly j
+    target_passes_saved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile:
+    """An exact order statistic; `value` is None below `needs` observations."""
+
+    probability: float
+    value: float | None
+    needs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One latency measure of one arm over requests, milliseconds.  `ecdf` is (value, share at or below)."""
+
+    measure: str  # "end_to_end_ms", "ttft_ms", "tpot_ms", "queue_ms"
+    arm: Arm
+    num_requests: int
+    mean: float | None
+    quantiles: tuple[Quantile, ...]
+    ecdf: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedupBin:
+    """Requests whose own speedup lies in [lower, upper); the outermost bins are open (None)."""
+
+    lower: float | None
+    upper: float | None
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Both arms' latency over the same requests.  Queue time is the shadow's own, apart and never judged."""
+
+    num_requests: int
+    distributions: tuple[Distribution, ...]
+    ratio_of_total_times: float | None  # pooled: total baseline over total speculative end-to-end time
+    speedup_quantiles: tuple[Quantile, ...]  # of the requests' own speedups
+    speedup_histogram: tuple[SpeedupBin, ...]
+    draft_share: float | None  # of the speculative arm's decode time, pooled
+    verify_share: float | None
+    other_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParityFigures:
+    """How far the speculative output was the target's own."""
+
+    num_greedy: int  # greedy requests whose two outputs were compared
+    num_diverged: int
+    num_near_ties: int | None  # diverged at a top-2 gap at or below the limit; None: no limit known
+    num_faults: int | None
+    num_unknown_gaps: int  # diverged, but the gap was not measured: neither near-tie nor fault
+    num_rerun_differs: int  # diverged, and the baseline differs from itself at another batch shape
+    largest_gap: float | None  # top-2 logit gap at a first divergence
+    near_tie_logit: float | None
+    num_sampled: int
+    z: float | None  # pooled mean of 1[y = argmax] - target(argmax) per token
+    z_tokens: int
+    baseline_z: float | None  # the same of the baseline: the noise floor
+    baseline_z_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Largest peaks over blocks, bytes, and what the draft displaces."""
+
+    num_blocks: int
+    baseline_peak_bytes: int
+    speculative_peak_bytes: int
+    extra_peak_bytes: int  # largest difference on one block
+    displaced_kv_tokens: int  # largest over blocks
+    draft_weight_bytes: int
+    kv_bytes_per_token: int
+    draft_kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """Endpoint x slice x load x speculation config, with its decision and what was measured for it.
+
+    `slice_key` "" is the whole endpoint, whose figures pool its slices' requests.  `decision` is None where
+    the gate has not spoken yet; a figure is None where nothing was measured.
+    """
+
+    endpoint: str
+    slice_key: str
+    concurrency: int
+    fingerprint: str
+    config_name: str
+    decision: Decision | None
+    speedup: Interval | None
+    acceptance_interval: Interval | None
+    num_requests: int  # runs, failed ones included
+    num_failed: int
+    num_blocks: int
+    num_short_blocks: int  # blocks that ran with fewer own requests than n_max
+    acceptance: Acceptance | None
+    latency: Latency | None
+    parity: ParityFigures | None
+    memory: MemoryFigures | None
+    num_repetition_loops: int
+    repetition_loop_share: float | None
+    sequences: Mapping[str, tuple[SequencePoint, ...]]  # by test name
+
+    def test(self, name: str) -> TestResult | None:
+        """The decision's test of that name, or None."""
+        tests = self.decision.tests if self.decision else ()
+        return next((test for test in tests if test.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class FunnelRow:
+    """One counter of one endpoint with its reasons, most frequent first."""
+
+    counter: FunnelCounter
+    num_records: int
+    reasons: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Funnel:
+    """Where the records of one endpoint ended; all eight counters, adding up to `num_records`."""
+
+    endpoint: str | None  # None: records of which no endpoint could be told
+    num_records: int
+    rows: tuple[FunnelRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReport:
+    """One endpoint: its own hypotheses first (one per load and config), then its slices'."""
+
+    name: str
+    hypotheses: tuple[Hypothesis, ...]
+    first_event: datetime | None
+    last_event: datetime | None
+    first_measured: datetime | None
+    last_measured: datetime | None
+    policy: Mapping[str, float | int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole gating report at one moment."""
+
+    title: str
+    data_note: str  # what the data is and is not, in a sentence
+    generated_at: datetime
+    endpoints: tuple[EndpointReport, ...]
+    funnels: tuple[Funnel, ...]
+    total_funnel: Funnel
+    configs: tuple[FingerprintedConfig, ...]
+
+    @property
+    def hypotheses(self) -> tuple[Hypothesis, ...]:
+        return tuple(hypothesis for endpoint in self.endpoints for hypothesis in endpoint.hypotheses)
+
+    @property
+    def last_measured(self) -> datetime | None:
+        """When the newest block ran; the evidence is as old as that."""
+        return max((e.last_measured for e in self.endpoints if e.last_measured), default=None)

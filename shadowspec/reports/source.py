@@ -1,0 +1,40 @@
+"""What a report reads: declared here, by its caller; the store satisfies it, and so does a source in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from shadowspec.types import Decision, FingerprintedConfig, FunnelCounter, Run, StoredBlock, StoredRecord
+
+
+class ReportSource(Protocol):
+    """Committed rows, read only.  An endpoint without rows has empty sequences, never an error."""
+
+    def endpoints(self) -> Sequence[str]:
+        """Names of all endpoints with any row."""
+        ...
+
+    def records(self, endpoint: str) -> Sequence[StoredRecord]:
+        """Consumed records of one endpoint."""
+        ...
+
+    def blocks(self, endpoint: str) -> Sequence[StoredBlock]:
+        """Measured blocks of one endpoint."""
+        ...
+
+    def runs(self, endpoint: str) -> Sequence[Run]:
+        """Measured requests of one endpoint, one per speculation config."""
+        ...
+
+    def fingerprints(self) -> Mapping[str, FingerprintedConfig]:
+        """Every speculation config that was ever measured, by fingerprint."""
+        ...
+
+    def latest_decisions(self) -> Sequence[Decision]:
+        """The standing decision of each hypothesis."""
+        ...
+
+    def funnel(self) -> Mapping[tuple[str | None, FunnelCounter, str | None], int]:
+        """Records by (endpoint, counter, reason); the endpoint is None where none could be told."""
+        ...
