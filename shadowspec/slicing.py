@@ -1,22 +1,20 @@
 """What kind of request a prompt is: the class and the context bucket that slices are made of.
 
 A request that says what it is is believed: the operator's `prompt_class` label, then the tools it offers,
-then the format it asks for.  Any other is classified by rules on its text, tried in the order below; the
-first that holds names the class:
+then the format it asks for.  Any other is classified by rules on its text, of which the first that holds
+names the class:
 
-1. translation: asks for a translation, or to say something in another language.
-2. summarisation: asks for a summary, the key points, a shorter version.
-3. tool_calling: lists functions with their parameters and asks for a call.
-4. structured: asks for SQL over a schema, or for JSON, YAML, CSV or XML.
-5. code: is source text, or asks for a program, a function, a fix.
-6. creative: asks for a story, a poem, a letter, a role to play; or for a story to go on.
-7. maths: is a word problem, or asks to solve, compute, prove.
-8. chat: a question or an instruction in plain words.
-9. other: none of these.
+1. functions are listed with their parameters, to be called: tool_calling.
+2. the first line is an instruction (below), unless it is source text: the class that it asks for.
+3. it is source text: code.
+4. an instruction stands near the beginning or the end: translation, summarisation, structured (SQL, JSON,
+   YAML, CSV, XML, a stated output format), code or creative (stories, poems, letters, roles), in this order.
+5. it holds SQL or data formats: structured; a code fence: code.
+6. it is a word problem, or asks to solve, compute or prove: maths.
+7. it is a question or an instruction in plain words: chat.  Otherwise: other.
 
-Of a conversation the newest user message is asked first, then the older ones; "chat" and "other" from the
-newest stand only if no earlier message, the system's included, says more.  Only the beginning and the end
-of a text are read: instructions stand there.
+Of a conversation the newest message that is more than chat or other names the class, so that a follow-up
+question belongs to what it follows up.  Only the beginning and the end of a long text are read.
 """
 
 from __future__ import annotations
@@ -49,89 +47,127 @@ TAIL_CHARACTERS = 1_500  # an instruction at the end
 INSTRUCTION_CHARACTERS = 400  # how far from either end a summary or a translation is asked for
 MIN_CODE_LINE_SHARE = 0.3  # of the lines that are not empty
 
-_LANGUAGES = (
-    r"(?:english|german|french|spanish|italian|portuguese|dutch|swedish|danish|norwegian|finnish|polish|czech|russian|"
-    r"ukrainian|georgian|greek|turkish|arabic|hebrew|hindi|chinese|mandarin|japanese|korean|vietnamese|thai|latin)"
-)
 _I = re.IGNORECASE
 
-_TRANSLATION = re.compile(
-    rf"\btranslat(?:e|ion|ing)\b|\b(?:in|into|to|from) {_LANGUAGES}\s*[:?.!]"
-    rf"|\b(?:say|write|put|render|express)\b[^.\n]{{0,60}}\b(?:in|into) {_LANGUAGES}\b"
-    r"|\b(?:übersetze|traduis|traduisez|traduce|traduzca|traduci|traduza|vertaal|översätt)\b",
-    _I,
+
+def _words(words: str) -> str:
+    """An alternation of whole words; "_" stands for a space, "*" for any ending."""
+    return r"\b(?:" + "|".join(w.replace("_", " ").replace("*", r"\w*") for w in words.split()) + r")\b"
+
+
+def _rule(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), _I | re.MULTILINE)
+
+
+# Between a verb and what it asks for: the rest of one sentence, not the next.
+_NEAR = r"[^.?\n]{0,80}"
+_LANGUAGES = _words(
+    "english german french spanish italian portuguese dutch swedish danish norwegian finnish polish czech russian "
+    "ukrainian georgian greek turkish arabic hebrew hindi chinese mandarin japanese korean vietnamese thai latin"
 )
-_SUMMARISATION = re.compile(
-    r"\bsummar(?:ise|ize|ising|izing|y|ies)\b|\btl;?dr\b|\bkey (?:points|takeaways)\b|\bmain (?:points|ideas)\b"
-    r"|\bin (?:one|two|three|a few) sentences?\b|\b(?:shorten|condense|recap|gist of|boil (?:this|it) down)\b",
-    _I,
+_TRANSLATION = _rule(
+    rf"\btranslat(?:e|ing)\b{_NEAR}\b(?:to|into|in|from) {_LANGUAGES}",
+    r"^[^\w\n]*(?:please |now |also )?translate\b(?! api)",
+    r"\btranslate (?:this|these|it|the following|each|every|everything)\b",
+    rf"{_LANGUAGES} translations? of\b",
+    rf"{_words('say write put render express mean')}{_NEAR}\b(?:in|into) {_LANGUAGES}",
+    _words("übersetz* traduis traduisez traduce traduzca traduci traduza vertaal översätt переведи переведите"),
+    "翻译|翻譯|翻訳",
 )
-_FUNCTIONS_OFFERED = re.compile(
-    r"\b(?:functions?|tools?|apis?)\b[^\n]{0,80}\b(?:available|access|following|call|use|invoke)\b"
-    r"|\b(?:access to|available|following|use|call)\b[^\n]{0,80}\b(?:functions?|tools?)\b",
-    _I,
+_SUMMARISATION = _rule(
+    _words("summari[sz]e summari[sz]ing"),
+    rf"^{_NEAR}{_words('write give provide create need make')}{_NEAR}\bsummary\b",
+    r"\btl;?dr\b|\b(?:key|main|most important) (?:points|takeaways|ideas|statements)\b",
+    r"\bin (?:one|two|three|a few) sentences?,? what\b|\bboil (?:this|it) down\b|\bgist of\b",
+    r"^[^\w\n]*(?:please )?(?:shorten|condense|recap)\b",
+)
+_FUNCTIONS_OFFERED = _rule(
+    rf"{_words('functions? tools? apis?')}[^\n]{{0,80}}{_words('available access following call use invoke')}",
+    rf"{_words('access_to available following use call')}[^\n]{{0,80}}{_words('functions? tools?')}",
 )
 _FUNCTION_SCHEMA = re.compile(r"[\"']parameters[\"']\s*:\s*\{")
-_SQL = re.compile(
-    r"\bcreate table\b|\bsql\b|\bselect\b[\s\S]{1,400}?\bfrom\b[\s\S]{1,200}?(?:\bwhere\b|\bjoin\b|\bgroup by\b|;)", _I
+_SQL = _rule(
+    r"\bcreate table\b|\bsql\b",
+    r"\bselect\b[\s\S]{1,200}?\bfrom\b[\s\S]{1,100}?(?:\bwhere\b|\bjoin\b|\bgroup by\b|;)",
 )
-_FORMAT = re.compile(
-    r"\b(?:json|yaml|csv|xml)\b[^.\n]{0,40}\b(?:object|array|format|string|list|document|dictionary|schema|file|line)s?\b"
-    r"|\b(?:as|in|into|return|returns|output|outputs|respond|reply|answer|generate|produce|convert|valid)\b[^.\n]{0,60}"
-    r"\b(?:json|yaml|csv|xml)\b"
-    r"|\b(?:output|present|return|list|extract|write)\b[^.\n]{0,80}\bin the (?:following )?format\b",
-    _I,
+_DATA_FORMATS = _words("json yaml csv xml")
+_FORMAT = _rule(
+    rf"{_DATA_FORMATS}[^.\n]{{0,40}}"
+    + _words("objects? arrays? format strings? lists? dictionary schema configuration"),
+    _words("as in into return* output* respond reply answer generate produce convert valid") + _NEAR + _DATA_FORMATS,
+    rf"{_words('output present return list extract write')}{_NEAR}\bin the (?:following )?format\b",
+)
+# A line that is nothing but source text, and lines that could be: the first kind is rare in prose.
+_SOURCE_LINE = re.compile(
+    r"\s*(?:def \w+\s*\(|async def \w|class \w+\s*(?:\([^)]*\))?:|from [\w.]+ import\b|import [\w.]+(?: as \w+|, .*)?$"
+    r"|>>> |#include\b|#!/|(?:export |async )?function \w*\s*\("
+    r"|(?:public|private|protected) (?:static |class |void |int )"
+    r"|(?:const|let|var) \w+ = |func \w+\(|fn \w+\()"
 )
 _CODE_LINE = re.compile(
-    r"^\s*(?:def \w+\s*\(|class \w+\s*[:({]|(?:async )?(?:function|def)\b|import [\w.{*]|from [\w.]+ import\b|return\b[^.]*$"
-    r"|@\w+|>>> |#include\b|#!/|(?:if|elif|for|while|with|except)\b.*:$|(?:else|try|finally):$|raise \w+|assert\b"
-    r"|(?:public|private|protected|static|const|let|var|func|fn|struct|enum|package|using|namespace)\b.*[;{(=]"
-    r"|[\w.\[\]\"']+(?:, ?[\w.\[\]\"']+)* ?[-+*/|&]?= ?\S|[\w.]+\([^.]*\)[;:]?$|[{}();]+$|(?:#|//) ?\S)"
+    r"\s*(?:return\b[^.]*$|@\w+|(?:if|elif|for|while|with|except)\b.*:$|(?:else|try|finally):$|raise \w+"
+    r"|assert\b|yield\b|(?:static|struct|enum|package|using|namespace)\b.*[;{(=]"
+    r"|[\w.\[\]\"']+(?:, ?[\w.\[\]\"']+)*\s*[-+*/|&]?= ?\S|[\w.]+\([^.]*\)[;:]?$|[{}()\[\],;]+$|# ?\S|//|\"{3}|'{3}"
+    r"|[\w\"'.\[\]]+\s*[:,]\s*[\w\"'(\[{%-].*[,({\[]$|.*(?:self\.|%\(|\w\(\)|\w\[\w+\]|\\n))"
 )
+_COMMENT_LINE = re.compile(r"\s*#|\s*//")
 _CODE_FENCE = re.compile(r"^\s*```", re.MULTILINE)
 _CODE_LANGUAGES = (
-    r"(?:python|c\+\+|c#|java|javascript|typescript|rust|go(?:lang)?|ruby|php|bash|shell|html|css|kotlin|swift)"
+    r"(?:python|c\+\+|c#|java|javascript|typescript|rust|golang|ruby|php|bash|shell|html|css|kotlin|swift)"
 )
-_CODE_ASKED = re.compile(
-    rf"\b(?:write|implement|create|develop|design|complete|build|give me|provide|code|fix|debug|refactor|review|optimi[sz]e)\b"
-    rf"[^.?\n]{{0,80}}\b(?:functions?|programs?|scripts?|class|method|code|algorithm|regex|regular expression|website|unit tests?|"
-    rf"api endpoint|decorator|bug)\b"
-    rf"|\b(?:in|using|a|this|of) {_CODE_LANGUAGES}\b(?! (?:to|about) )[^.?\n]{{0,40}}(?:\b(?:function|program|script|code|class)\b|:|$)"
-    r"|\btime complexity\b|\bstack ?trace\b|\btraceback\b|\bcompile(?:r|s)? error\b",
-    _I | re.MULTILINE,
+_CODE_ASKED = _rule(
+    _words("write implement create develop design complete build provide code fix debug refactor review optimi[sz]e")
+    + _NEAR
+    + _words("functions? programs? scripts? class method code algorithm regex website unit_tests? decorator bug"),
+    rf"\b(?:in|using|a|this|of) {_CODE_LANGUAGES}[^.?\n]{{0,40}}{_words('functions? programs? scripts? code class')}",
+    r"\btime complexity\b|\bstack ?trace\b|\btraceback\b|\bcompiler? errors?\b",
 )
-_CREATIVE = re.compile(
-    r"\b(?:write|compose|draft|craft|create|tell|pen|invent|make up)\b[^.?\n]{0,80}\b(?:story|stories|poem|haiku|limerick|sonnet|song|lyrics|"
-    r"novel|tale|fable|scene|dialogue|screenplay|script for|letter|email|e-mail|speech|essay|blog|paragraph|headlines?|slogan|"
-    r"article|post|toast|joke|character|plot|monologue)s?\b"
-    r"|\bcontinue (?:the|this|my) (?:story|tale|poem|scene)\b|\bonce upon a time\b"
-    r"|\b(?:imagine|pretend|suppose) (?:that )?you(?:'re| are)?\b|\b(?:role[- ]?play|act as|take on the (?:role|persona)|"
-    r"assume the role|play the role|in the (?:style|voice|persona) of|embody|embrace the role|adopt the (?:role|persona)|speak like|"
-    r"picture yourself|you are (?:now )?(?:a|an) (?!ai\b|helpful|assistant|expert|language)|describe a vivid)\b"
-    r"|\b(?:edit|rewrite|improve|proofread) (?:the|this|my)\b[^.\n]{0,40}\b(?:paragraph|text|letter|email|essay)\b",
-    _I,
+_CREATIVE = _rule(
+    rf"{_words('write compose draft craft create tell pen invent make_up')}{_NEAR}"
+    + _words(
+        "story stories poems? haikus? limericks? sonnets? songs? lyrics novels? tales? fables? scenes? dialogues? "
+        "screenplay letters? emails? e-mails? speech essays? blog paragraphs? headlines? slogans? articles? posts? toast "
+        "jokes? characters? plot monologue"
+    ),
+    r"\bcontinue (?:the|this|my) (?:story|tale|poem|scene)\b|\bonce upon a time\b|\bdescribe a vivid\b",
+    r"\b(?:imagine|pretend|suppose) (?:that )?(?:you(?:'re| are)?|yourself)\b|\bpicture yourself\b",
+    r"\brole[- ]?play|\bact as\b|\bspeak like\b|\bin the (?:style|voice|persona) of\b",
+    rf"{_words('take_on assume play embrace adopt embody')} (?:the )?{_words('role persona character')}",
+    r"\b(?:edit|rewrite|improve|proofread) (?:the|this|my)\b[^.\n]{0,40}\b(?:paragraph|text|letter|email|essay)\b",
 )
-_MATHS_ASKED = re.compile(
-    r"\b(?:solve|evaluate|simplify|factori[sz]e|differentiate|integrate|prove that|compute|calculate)\b"
-    r"|\b(?:equation|inequality|integral|derivative|probability|polynomial|remainder|hypotenuse|triangle|perimeter|"
-    r"square root|prime number|divisor|divided by|f\(x\)|percent(?:age)?)\b|\bwhat is (?:the (?:value|sum|product|area)\b|\d)",
-    _I,
+_MATHS_ASKED = _rule(
+    _words("solve evaluate simplify factori[sz]e differentiate integrate compute calculate determine_the find_the"),
+    _words(
+        "equations? inequality integral derivative probability polynomial remainder hypotenuse triangle perimeter "
+        "square_root prime_number divisor divided_by percent percentage"
+    ),
+    r"f\(x\)|\d ?%|\bwhat(?: is|'s) (?:the (?:value|sum|product|area|average)\b|\d)",
 )
-_WORD_PROBLEM = re.compile(
-    r"\bhow (?:many|much|far|long|old|fast|tall|heavy|big)\b|\bwhat (?:is|was|will be|are) (?:the|his|her|their|its)\b[^.?]{0,80}"
-    r"\b(?:total|average|cost|price|profit|sum|difference|number|amount|ratio|age|length|weight|speed|value|change)\b"
-    r"|\bin total\b|\baltogether\b|\bon average\b|\bhow (?:\w+ ){1,4}(?:is|are|was|were|did|does|do|will)\b",
-    _I,
+_PROOF = _rule(rf"\bprove that\b{_NEAR}{_words('numbers? even odd equal* prime integers? sum square')}")
+_WORD_PROBLEM = _rule(
+    r"\bhow (?:many|much|far|long|old|fast|tall|heavy|big)\b|\bin total\b|\baltogether\b|\bon average\b",
+    rf"\bwhat(?:'s| is| was| were| will be| are) {_NEAR}"
+    + _words(
+        "total average cost price profit sum difference number amount ratio age ages length weight speed value change"
+    ),
 )
-_NUMBER = re.compile(
-    r"\d|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|half|twice|third|quarter|double)\b", _I
+_NUMBER = _rule(
+    r"\d[\d,.]*",
+    _words(
+        "one two three four five six seven eight nine ten eleven twelve dozen half twice third quarter double triple"
+    ),
 )
-_ADDRESSES_SOMEONE = re.compile(
-    r"\?|^\s*(?:hi|hello|hey|thanks|thank you|please|can|could|would|what|who|where|when|why|how|which|is|are|do|does|did|should|"
-    r"explain|describe|compare|give|list|discuss|tell|suggest|recommend|help|identify|analy[sz]e|provide|show|find|name|define|"
-    r"outline|evaluate|i |i'm|my |you |let's|rewrite|edit|make|think|consider|choose|advise|write|draw|examine|plan|organi[sz]e|"
-    r"propose|talk|chat|offer|remind|check|rank|evaluate)\b",
-    _I,
+MIN_PROBLEM_NUMBERS = 3  # numbers in a text that ends in a question, to be a word problem without other signs
+_ENDS_IN_QUESTION = re.compile(r"\?\s*$")
+_ADDRESSES_SOMEONE = _rule(
+    r"\?",
+    r"^\s*"
+    + _words(
+        "hi hello hey thanks thank_you please can could would what who whom where when why how which is are do does "
+        "did should explain describe compare give list discuss tell suggest recommend help identify analy[sz]e provide "
+        "show find name define outline evaluate i i'm my you let's rewrite edit make think consider choose advise "
+        "write draw examine plan organi[sz]e propose talk offer remind check rank"
+    ),
 )
 
 
@@ -152,35 +188,58 @@ def prompt_class(
         return TOOL_CALLING
     if asks_for_json:
         return STRUCTURED
-    newest = OTHER
-    for index, text in enumerate(reversed(texts)):
-        found = classify_text(text)
-        if found not in (CHAT, OTHER):
-            return found
-        newest = found if index == 0 else newest
-    return newest
+    found = [classify_text(text) for text in texts]
+    if TOOL_CALLING in found:  # offered once, at the beginning, for the whole conversation
+        return TOOL_CALLING
+    for text_class in reversed(found):
+        if text_class not in (CHAT, OTHER):
+            return text_class
+    return found[-1] if found else OTHER
 
 
 def classify_text(text: str) -> str:
     """The class of one text by the rules of this module, in their order."""
     read = text if len(text) <= HEAD_CHARACTERS + TAIL_CHARACTERS else text[:HEAD_CHARACTERS] + text[-TAIL_CHARACTERS:]
     ends = read[:INSTRUCTION_CHARACTERS] + "\n" + read[-INSTRUCTION_CHARACTERS:]
-    is_source = _is_source_text(read)
-    if _TRANSLATION.search(ends) and not is_source:
-        return TRANSLATION
-    if _SUMMARISATION.search(ends) and not is_source:
-        return SUMMARISATION
     if _FUNCTION_SCHEMA.search(read) and _FUNCTIONS_OFFERED.search(read):
         return TOOL_CALLING
-    if not is_source and (_SQL.search(read) or _FORMAT.search(read)):
-        return STRUCTURED
-    if is_source or _CODE_FENCE.search(read) or _CODE_ASKED.search(ends):
+    # An instruction in the first line says what all the rest is for, be it a poem or a program.
+    first_line = read.lstrip().partition("\n")[0][:INSTRUCTION_CHARACTERS]
+    if not _is_source_text(first_line) and (asked := _asked_for(first_line)) is not None:
+        return asked
+    if _is_source_text(read):
         return CODE
-    if _CREATIVE.search(ends):
-        return CREATIVE
-    if _NUMBER.search(read) and (_MATHS_ASKED.search(ends) or _WORD_PROBLEM.search(ends)):
+    if (asked := _asked_for(ends)) is not None:
+        return asked
+    if _SQL.search(read) or _FORMAT.search(read):
+        return STRUCTURED
+    if _CODE_FENCE.search(read):
+        return CODE
+    if _is_maths(read, ends):
         return MATHS
     return CHAT if _ADDRESSES_SOMEONE.search(ends) else OTHER
+
+
+def _asked_for(text: str) -> str | None:
+    """The class that an instruction names; None if it names none."""
+    rules = (
+        (_TRANSLATION, TRANSLATION),
+        (_SUMMARISATION, SUMMARISATION),
+        (_SQL, STRUCTURED),
+        (_FORMAT, STRUCTURED),
+        (_CODE_ASKED, CODE),
+        (_CREATIVE, CREATIVE),
+    )
+    return next((text_class for rule, text_class in rules if rule.search(text)), None)
+
+
+def _is_maths(text: str, ends: str) -> bool:
+    if _PROOF.search(ends):
+        return True
+    numbers = len(_NUMBER.findall(text))
+    if numbers and (_MATHS_ASKED.search(ends) or _WORD_PROBLEM.search(ends)):
+        return True
+    return numbers >= MIN_PROBLEM_NUMBERS and _ENDS_IN_QUESTION.search(text) is not None
 
 
 def context_bucket(num_prompt_tokens: int) -> str:
@@ -192,9 +251,13 @@ def context_bucket(num_prompt_tokens: int) -> str:
 
 
 def _is_source_text(text: str) -> bool:
-    """Whether the text is a program rather than words about one: a fair share of its lines look like code."""
-    if re.search(r"\bcreate table\b", text, _I):
+    """Whether the text is a program rather than words about one."""
+    if re.match(r"\s*create table\b", text, _I):
         return False
     lines = [line for line in text.splitlines() if line.strip()]
-    code_lines = sum(1 for line in lines if _CODE_LINE.match(line))
-    return code_lines >= 2 and code_lines / len(lines) >= MIN_CODE_LINE_SHARE
+    if any(_SOURCE_LINE.match(line) for line in lines):
+        return True
+    code_lines = [line for line in lines if _CODE_LINE.match(line)]
+    if all(_COMMENT_LINE.match(line) for line in code_lines):  # Markdown has headings, logs have hashes
+        return False
+    return len(code_lines) / len(lines) >= MIN_CODE_LINE_SHARE

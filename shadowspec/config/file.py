@@ -204,7 +204,7 @@ def _explained(path: Path, error: ValidationError) -> str:
         message = {
             "extra_forbidden": "is not a known key",
             "missing": "is missing",
-            "string_pattern_mismatch": "must be one of the known values, or a name of at most 64 letters, digits, _ . -",
+            "string_pattern_mismatch": "must be one of the known values, or a name of letters, digits, _ . -",
         }.get(fault["type"], re.sub(r"^(Value error, |Input )", "", fault["msg"]))
         lines.append(f"{path}: {key}: {message}" if key else f"{path}: {message}")
     return "\n".join(lines)
