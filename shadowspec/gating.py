@@ -13,8 +13,10 @@ from typing import Protocol
 
 from shadowspec.errors import InputError
 from shadowspec.gate.decision import Hypothesis, HypothesisEvidence, decide
-from shadowspec.gate.levels import assign_levels
+from shadowspec.gate.levels import FIRST_RUN_SHARE, assign_levels
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.results import TestState, betting_tests
+from shadowspec.gate.sequences import SequencePoint, sequence_points
 from shadowspec.gate.units import (
     Folding,
     MeasuredRun,
@@ -73,6 +75,18 @@ class EndpointEvidence:
     runs: Sequence[Run]
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All that one hypothesis is judged on at one look; `policy` has its frozen parameters as at its entry."""
+
+    hypothesis: Hypothesis
+    evidence: HypothesisEvidence
+    policy: GatePolicy
+    level: float | None
+    has_entered: bool
+    previous: Decision | None
+
+
 def decide_endpoint(
     evidence: EndpointEvidence,
     policy: GatePolicy,
@@ -91,41 +105,91 @@ def decide_endpoint(
     Raises:
         InputError: rows contradict each other (a run without its record, a usable record without event time).
     """
+    return [
+        decide(
+            look.hypothesis,
+            look.evidence,
+            look.policy,
+            level=look.level,
+            has_entered=look.has_entered,
+            previous=look.previous,
+            now=now,
+        )
+        for look in endpoint_looks(evidence, policy, configs, loads, standing, input_ended=input_ended)
+    ]
+
+
+def endpoint_sequences(
+    evidence: EndpointEvidence, policy: GatePolicy, decisions: Sequence[Decision], *, input_ended: bool
+) -> dict[HypothesisId, dict[str, list[SequencePoint]]]:
+    """Estimate and bounds of each betting test after each unit, by hypothesis and test: what a report draws.
+
+    `decisions` are the endpoint's latest; the sequences are recomputed from the same rows.
+    """
+    own = [decision for decision in decisions if decision.endpoint == evidence.endpoint]
+    configs = {
+        d.fingerprint: FingerprintedConfig(d.config, str(d.details.get("engine", "")), "", "", {}, d.fingerprint)
+        for d in own
+    }
+    loads = sorted({decision.concurrency for decision in own})
+    sequences: dict[HypothesisId, dict[str, list[SequencePoint]]] = {}
+    for look in endpoint_looks(evidence, policy, configs, loads, own, input_ended=input_ended):
+        if look.previous is not None:
+            states = {result.name: TestState.of(result) for result in look.previous.tests}
+            level = look.level or look.policy.alpha / look.policy.max_hypotheses * FIRST_RUN_SHARE
+            sequences[_id(look.hypothesis)] = {
+                test.name: sequence_points(test, states.get(test.name, TestState()), level)
+                for test in betting_tests(look.evidence.clusters, look.evidence.blocks, look.policy)
+            }
+    return sequences
+
+
+def endpoint_looks(
+    evidence: EndpointEvidence,
+    policy: GatePolicy,
+    configs: Mapping[str, FingerprintedConfig],
+    loads: Sequence[int],
+    standing: Sequence[Decision],
+    *,
+    input_ended: bool,
+) -> list[Look]:
+    """Every hypothesis of the endpoint with its evidence and level; arguments as of `decide_endpoint`."""
+    # 1. The hypotheses, each with its parameters as frozen at its entry.
     previous = {hypothesis_id(decision): decision for decision in standing if decision.endpoint == evidence.endpoint}
     slices = sorted({r.slice_key for r in evidence.records if r.slice_key and r.event_time is not None})
-    hypotheses = [
-        Hypothesis(evidence.endpoint, slice_key, load, configs[fingerprint])
+    hypotheses = {
+        (slice_key, load, fingerprint): Hypothesis(evidence.endpoint, slice_key, load, configs[fingerprint])
         for slice_key in ("", *slices)
         for load in sorted(loads)
         for fingerprint in sorted(configs)
-    ]
-    greedy = {record.key: is_greedy(record) for record in evidence.records if "sampling_regime" in record.labels}
+    }
+    policies = {key: _frozen_policy(policy, previous.get(key)) for key in hypotheses}
+
+    # 2. Clusters in folding order, once for each way of making them.
     foldings: dict[tuple[float, ...], Folding] = {}
-    policies: dict[HypothesisId, GatePolicy] = {}
-    for hypothesis in hypotheses:
-        own = _frozen_policy(policy, previous.get(_id(hypothesis)))
-        policies[_id(hypothesis)] = own
+    for own in policies.values():
         if own.unit_parameters() not in foldings:
             foldings[own.unit_parameters()] = fold_clusters(evidence.records, own, input_ended=input_ended)
+    folding_of = {key: foldings[own.unit_parameters()] for key, own in policies.items()}
 
-    def folding_of(hypothesis: Hypothesis) -> Folding:
-        return foldings[policies[_id(hypothesis)].unit_parameters()]
-
-    entered = [h for h in hypotheses if h.slice_key in folding_of(h).entries]
-    entered.sort(key=lambda h: (folding_of(h).entries[h.slice_key].position, *_id(h)))
+    # 3. Levels in the order of entry.
+    entered = [key for key in hypotheses if key[0] in folding_of[key].entries]
+    entered.sort(key=lambda key: (folding_of[key].entries[key[0]].position, key))
     held = {key: level for key, d in previous.items() if isinstance(level := d.details.get("level"), float)}
-    levels = assign_levels([_id(hypothesis) for hypothesis in entered], held, policy)
+    levels = assign_levels(entered, held, policy)
+
+    # 4. The units of each.
+    greedy = {record.key: is_greedy(record) for record in evidence.records if "sampling_regime" in record.labels}
     return [
-        decide(
+        Look(
             hypothesis,
-            hypothesis_evidence(evidence, hypothesis, folding_of(hypothesis), policies[_id(hypothesis)], greedy),
-            policies[_id(hypothesis)],
-            level=levels.get(_id(hypothesis)),
-            has_entered=_id(hypothesis) in levels,
-            previous=previous.get(_id(hypothesis)),
-            now=now,
+            hypothesis_evidence(evidence, hypothesis, folding_of[key], policies[key], greedy),
+            policies[key],
+            levels.get(key),
+            key in levels,
+            previous.get(key),
         )
-        for hypothesis in hypotheses
+        for key, hypothesis in hypotheses.items()
     ]
 
 
