@@ -14,8 +14,10 @@ from datetime import datetime
 from shadowspec import metrics
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.sequences import SequencePoint
+from shadowspec.gating import EndpointEvidence, HypothesisId, hypothesis_id
 from shadowspec.reports import figures
-from shadowspec.reports.evidence import interval
+from shadowspec.reports.evidence import interval, sequences
 from shadowspec.reports.figures import MeasuredRun
 from shadowspec.reports.model import EndpointReport, Funnel, FunnelRow, Hypothesis, Report
 from shadowspec.reports.source import ReportSource
@@ -29,7 +31,6 @@ from shadowspec.types import (
     StoredRecord,
 )
 
-HypothesisKey = tuple[str, int, str]  # slice key ("" for the endpoint), concurrency, fingerprint
 FunnelCounts = Mapping[tuple[str | None, FunnelCounter, str | None], int]
 
 
@@ -90,13 +91,16 @@ def _endpoint(
     policy: GatePolicy | None,
 ) -> EndpointReport:
     measured = _measured(records, blocks, runs)
-    by_key: dict[HypothesisKey, Decision] = {(d.slice_key, d.concurrency, d.fingerprint): d for d in decisions}
-    runs_by_key: dict[HypothesisKey, list[MeasuredRun]] = defaultdict(list)
+    by_key: dict[HypothesisId, Decision] = {hypothesis_id(d): d for d in decisions}
+    runs_by_key: dict[HypothesisId, list[MeasuredRun]] = defaultdict(list)
     for item in measured:
         for slice_key in {item.slice_key, ""}:
             runs_by_key[slice_key, item.concurrency, item.run.fingerprint].append(item)
+    paths = sequences(EndpointEvidence(name, records, blocks, runs), policy, decisions)
     hypotheses = [
-        _hypothesis(name, key, by_key.get(key), runs_by_key[key], blocks, configs.get(key[2]), policy)
+        _hypothesis(
+            name, key, by_key.get(key), runs_by_key[key], blocks, configs.get(key[2]), policy, paths.get(key, {})
+        )
         for key in {*by_key, *list(runs_by_key)}
     ]
     events = [record.event_time for record in records if record.event_time is not None]
@@ -124,12 +128,13 @@ def _reading_order(hypothesis: Hypothesis) -> tuple[str, int, bool, int, str]:
 
 def _hypothesis(
     endpoint: str,
-    key: HypothesisKey,
+    key: HypothesisId,
     decision: Decision | None,
     runs: Sequence[MeasuredRun],
     blocks: Sequence[StoredBlock],
     config: FingerprintedConfig | None,
     policy: GatePolicy | None,
+    paths: Mapping[str, tuple[SequencePoint, ...]],
 ) -> Hypothesis:
     slice_key, concurrency, fingerprint = key
     own = Counter(item.run.block_id for item in runs)
@@ -156,7 +161,7 @@ def _hypothesis(
         memory=figures.memory(block.memory[fingerprint] for block in used if fingerprint in block.memory),
         num_repetition_loops=loops,
         repetition_loop_share=metrics.ratio(loops, answered),
-        sequences={},
+        sequences=paths,
     )
 
 

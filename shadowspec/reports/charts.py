@@ -6,10 +6,21 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from shadowspec.reports.model import Acceptance, Distribution, Hypothesis, Interval, SequencePoint, SpeedupBin
+from shadowspec.gate.sequences import SequencePoint
+from shadowspec.reports.model import Acceptance, Distribution, Hypothesis, Interval, SpeedupBin
 from shadowspec.reports.svg import Scale, element, log_ticks, path, svg, ticks, tooltip
-from shadowspec.reports.words import DASH, MEASURE_TITLE, milliseconds, percent, slice_title, times
-from shadowspec.types import FunnelCounter
+from shadowspec.reports.words import (
+    DASH,
+    MEASURE_TITLE,
+    bounds_text,
+    milliseconds,
+    percent,
+    shown_as,
+    slice_title,
+    times,
+    title_of_test,
+)
+from shadowspec.types import FunnelCounter, TestResult
 
 Format = Callable[[float | None], str]
 
@@ -77,13 +88,15 @@ def acceptance_positions(acceptance: Acceptance) -> Markup:
         (f"{position}", [("marginal", marginal), ("conditional", conditional)])
         for position, (marginal, conditional) in enumerate(rates, start=1)
     ]
-    return _share_bars(bars, "Acceptance per position, marginal and conditional, pooled", "position in the draft")
+    return _share_bars(
+        bars, "Acceptance per position, marginal and conditional, pooled", "position in the draft, pooled"
+    )
 
 
 def acceptance_histogram(acceptance: Acceptance) -> Markup:
     """Share of steps that accepted exactly j drafted tokens, pooled."""
     bars = [(f"{j}", [("steps", share)]) for j, share in enumerate(acceptance.histogram_shares)]
-    return _share_bars(bars, "Histogram of accepted tokens per step, pooled", "accepted tokens in a step")
+    return _share_bars(bars, "Histogram of accepted tokens per step, pooled", "accepted tokens in a step, pooled")
 
 
 def latency_ecdf(distributions: Sequence[Distribution], measure: str) -> Markup:
@@ -133,9 +146,10 @@ def speedup_histogram(bins: Sequence[SpeedupBin], threshold: float | None) -> Ma
     return svg(PANEL_WIDTH, PANEL_HEIGHT, "Histogram of each request's own speedup", *parts)
 
 
-def sequence(points: Sequence[SequencePoint], interval: Interval, title: str, shown: Format) -> Markup:
-    """Estimate and anytime-valid bounds after each unit, with the threshold."""
-    known = [v for p in points for v in (p.estimate, p.lower, p.upper, interval.threshold) if v is not None]
+def sequence(points: Sequence[SequencePoint], test: TestResult) -> Markup:
+    """Estimate and anytime-valid bounds after each unit of a test, with its threshold."""
+    shown, threshold = shown_as(test.name), test.threshold
+    known = [v for p in points for v in (p.estimate, p.lower, p.upper, threshold) if v is not None]
     if len(points) < 2 or not known:
         return Markup("")
     margin = (max(known) - min(known)) * 0.06 or 0.05
@@ -150,27 +164,17 @@ def sequence(points: Sequence[SequencePoint], interval: Interval, title: str, sh
     band = path([*upper, *reversed(lower)]) + "Z"
     parts = [
         *_axis(x, whole, TOP, PANEL_HEIGHT - BOTTOM, lambda v: f"{v:g}"),
-        *_grid(y, ticks(low, high, 4), shown),
-        element("path", tooltip(interval_text(interval, shown)), d=band, class_="band"),
+        *_grid(y, ticks(low, high, 4), _short(shown)),
+        element("path", tooltip(f"{shown(test.estimate)} {bounds_text(test)}"), d=band, class_="band"),
         element("path", d=path(upper), class_="edge"),
         element("path", d=path(lower), class_="edge"),
         element("path", d=path(line), class_="line estimate"),
     ]
-    if interval.threshold is not None:
-        at = y(interval.threshold)
-        parts.append(
-            element(
-                "line",
-                tooltip(f"threshold {shown(interval.threshold)}"),
-                x1=x.start,
-                x2=x.end,
-                y1=at,
-                y2=at,
-                class_="threshold",
-            )
-        )
-    parts.append(_caption(f"{interval.unit}s, in folding order"))
-    return svg(PANEL_WIDTH, PANEL_HEIGHT, f"Confidence sequence of {title}", *parts)
+    if threshold is not None:
+        box = {"x1": x.start, "x2": x.end, "y1": y(threshold), "y2": y(threshold)}
+        parts.append(element("line", tooltip(f"threshold {shown(threshold)}"), class_="threshold", **box))
+    parts.append(_caption(f"{test.unit}s, in folding order"))
+    return svg(PANEL_WIDTH, PANEL_HEIGHT, f"Confidence sequence of {title_of_test(test.name)}", *parts)
 
 
 def funnel_bar(counts: Sequence[tuple[FunnelCounter, int]]) -> Markup:
@@ -262,6 +266,13 @@ def _caption(text: str) -> Markup:
     return element(
         "text", text, x=(LEFT + PANEL_WIDTH - RIGHT) / 2, y=PANEL_HEIGHT - 3, class_="caption", text_anchor="middle"
     )
+
+
+def _short(shown: Format) -> Format:
+    """An axis needs no decimals of a share, and only those that tell ticks apart of anything else."""
+    if shown is percent:
+        return lambda value: percent(value, 0)
+    return lambda value: "" if value is None else f"{value:g}" + ("\u00d7" if shown is times else "")
 
 
 def _clip(text: str, length: int) -> str:

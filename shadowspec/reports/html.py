@@ -10,16 +10,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from shadowspec.reports import charts, words
-from shadowspec.reports.model import EndpointReport, Funnel, Hypothesis, Report
+from shadowspec.reports.model import Distribution, EndpointReport, Funnel, Hypothesis, Latency, Report
 from shadowspec.types import FunnelCounter, Verdict
 
 OUTCOME_MARK = {"pass": "\u2713", "fail": "\u2717", "open": "\u25cb"}
 MEASURE_TERM = {"end_to_end_ms": "end-to-end", "ttft_ms": "ttft", "tpot_ms": "tpot", "queue_ms": "queue"}
 ARM_KEY = Markup('<span class="key k-base"></span>baseline <span class="key k-spec"></span>speculative')
 POSITION_KEY = Markup(
-    '<span class="key k-spec"></span>marginal <span class="key k-soft"></span>conditional, <a class="term" '
-    'href="#def-pooled" title="Counts are added up over requests, then one ratio is formed.">pooled</a>'
-)
+    '<span class="key k-spec"></span><a class="term" href="#def-marginal" title="{marginal}">marginal</a> '
+    '<span class="key k-soft"></span><a class="term" href="#def-conditional" title="{conditional}">conditional</a>'
+).format(marginal=words.DEFINITIONS["marginal"][1], conditional=words.DEFINITIONS["conditional"][1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ def _vocabulary() -> dict[str, object]:
         **{f.__name__: f for f in (charts.forest, charts.sequence, charts.speedup_histogram, charts.latency_ecdf)},
         **{f.__name__: f for f in (charts.acceptance_positions, charts.acceptance_histogram)},
         "strip": charts.interval_strip,
+        "by_measure": _by_measure,
         "funnel_bar": lambda funnel: charts.funnel_bar([(row.counter, row.num_records) for row in funnel.rows]),
         "definitions": words.DEFINITIONS,
         "verdict_meaning": words.VERDICT_MEANING,
@@ -76,6 +77,14 @@ def _vocabulary() -> dict[str, object]:
         "arm_note": ARM_KEY,
         "per_position_note": POSITION_KEY,
     }
+
+
+def _by_measure(latency: Latency) -> list[tuple[str, list[Distribution]]]:
+    """Each measure with its baseline and its speculative distribution."""
+    arms: dict[str, list[Distribution]] = defaultdict(list)
+    for distribution in latency.distributions:
+        arms[distribution.measure].append(distribution)
+    return list(arms.items())
 
 
 def _entries(report: Report) -> list[_Entry]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from shadowspec.gate.sequences import SequencePoint
 from shadowspec.types import Arm, Decision, FingerprintedConfig, FunnelCounter, SpeculationCounts, TestResult
 
 SCHEMA_VERSION = 1
@@ -26,16 +27,6 @@ class Interval:
     threshold: float | None
     num_units: int
     unit: str  # "block", "cluster" or "request"
-
-
-@dataclass(frozen=True, slots=True)
-class SequencePoint:
-    """One look of a confidence sequence: bounds after `num_units` units."""
-
-    num_units: int
-    estimate: float | None
-    lower: float | None
-    upper: float | None
 
 
 @dataclass(frozen=True, slots=True)
