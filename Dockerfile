@@ -1,0 +1,18 @@
+# The command line as an image: docker build -t shadowspec:0.1.0 .
+FROM python:3.12-slim-bookworm
+
+WORKDIR /opt/shadowspec
+COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
+COPY shadowspec ./shadowspec
+COPY migrations ./migrations
+COPY kernels/shadowspec_kernels ./kernels/shadowspec_kernels
+RUN pip install --no-cache-dir --constraint constraints.txt setuptools \
+    && pip install --no-cache-dir --no-build-isolation --constraint constraints.txt . \
+    && rm -rf build *.egg-info \
+    && useradd --create-home --uid 10001 shadowspec
+
+# /work holds what is read and written: the configuration, models, traffic and reports.
+USER shadowspec
+WORKDIR /work
+ENTRYPOINT ["shadowspec"]
+CMD ["--help"]
