@@ -1,0 +1,225 @@
+"""Admission: each session is timed once, by chance that depends on nothing but ids and the secret."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from shadowspec.tap.admission import Admission, Admitted
+from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.types import FunnelCounter, StoredRecord
+from tests.tap.mirror import RULE, START, ByteTokenizer, chat, fates, first_only
+
+# A chi-square this unlikely under the promise fails; seeds are fixed, so a pass stays a pass.
+LEVEL = 1e-3
+TWO_SLICES = {"code": "def f(x):\n    return x\n", "chat": "Why is the sky blue?"}
+
+
+def session_records(num_sessions: int, length: int, **changes: Any) -> list[dict[str, Any]]:
+    """Sessions of `length` requests each, interleaved, a second apart."""
+    return [
+        chat(
+            session_id=f"session-{session}", timestamp=START + turn * num_sessions + session,
+            request_id=f"request-{session}-{turn}", response_id=None, **changes,
+        )
+        for turn in range(length)
+        for session in range(num_sessions)
+    ]  # fmt: skip
+
+
+def stored(records: list[Any], *rules: EndpointRule) -> list[StoredRecord]:
+    return [fate.record for fate in fates(records, *rules)]
+
+
+def reasons(records: list[Any], *rules: EndpointRule) -> Counter[str | None]:
+    return Counter(record.reason for record in stored(records, *rules))
+
+
+def test_each_session_is_timed_once_at_a_uniform_position() -> None:
+    rule = replace(RULE, timed_positions=4)
+    records = stored(session_records(800, 6), rule)
+    timed = [record for record in records if record.counter is FunnelCounter.MEASURED]
+    assert len(timed) == len({record.session_hash for record in timed}) == 800
+    positions = Counter(record.session_position for record in timed)
+    assert sorted(positions) == [1, 2, 3, 4]
+    assert stats.chisquare([positions[i] for i in range(1, 5)]).pvalue > LEVEL
+    rest = {(record.counter, record.reason) for record in records if record.counter is not FunnelCounter.MEASURED}
+    assert rest == {(FunnelCounter.SAMPLED_OUT, "not_timed")}
+
+
+def test_a_session_that_ends_before_its_position_gives_nothing() -> None:
+    timed = reasons(session_records(400, 1), replace(RULE, timed_positions=2))[None]
+    assert stats.binomtest(timed, 400, 0.5).pvalue > LEVEL
+
+
+def test_positions_count_usable_requests_alone() -> None:
+    unusable = [chat(session_id="session-0", status=500), chat(session_id="session-0", request_n=2), b"{"]
+    records = stored([*unusable, *session_records(1, 3)], first_only(RULE))
+    assert [record.session_position for record in records] == [None, None, None, 1, 2, 3]
+    assert records[3].counter is FunnelCounter.MEASURED
+
+
+def test_sampling_is_by_session_and_slice_at_the_rate() -> None:
+    rule = replace(RULE, sample_rate=0.3)
+    by_slice = defaultdict(dict)
+    for name, text in TWO_SLICES.items():
+        messages = [{"role": "user", "content": text}]
+        for record in stored(session_records(600, 3, request_messages=messages), rule):
+            assert record.sampling_rate == 0.3
+            is_in = record.reason != "not_sampled"
+            assert by_slice[name].setdefault(record.session_hash, is_in) == is_in  # one fate for the whole session
+    kept = {name: sum(fates.values()) for name, fates in by_slice.items()}
+    for count in kept.values():
+        assert stats.binomtest(count, 600, 0.3).pvalue > LEVEL
+    # Independent between the slices of one session.
+    both = sum(by_slice["code"][session] and by_slice["chat"][session] for session in by_slice["code"])
+    assert stats.binomtest(both, 600, 0.09).pvalue > LEVEL
+
+
+def test_draws_are_independent_of_each_other() -> None:
+    """Sampling, position, load and another endpoint's draws of one session: all pairs uncorrelated."""
+    keyed = KeyedHash(b"x" * 16)
+    draws = [
+        (
+            keyed.uniform("sample", "a", f"session:{i}", "slice"),
+            float(keyed.choice("timed_position", 4, "a", f"session:{i}")),
+            keyed.uniform("load", "a", f"session:{i}"),
+            keyed.uniform("load", "b", f"session:{i}"),
+        )
+        for i in range(3_000)
+    ]
+    columns = list(zip(*draws, strict=True))
+    for left in range(4):
+        for right in range(left):
+            assert stats.pearsonr(columns[left], columns[right]).pvalue > LEVEL / 6
+    assert stats.kstest(columns[0], "uniform").pvalue > LEVEL
+
+
+def test_loads_are_drawn_in_proportion_to_their_shares() -> None:
+    rule = replace(first_only(RULE), loads=(Load(1, 1.0), Load(4, 2.0), Load(16, 5.0)))
+    drawn = Counter(f.concurrency for f in fates(session_records(1_600, 1), rule) if isinstance(f, Admitted))
+    expected = [1_600 * share / 8 for share in (1, 2, 5)]
+    assert stats.chisquare([drawn[b] for b in (1, 4, 16)], expected).pvalue > LEVEL
+
+
+def test_without_a_session_the_user_is_timed_once_and_without_a_user_the_ten_minutes() -> None:
+    rule = first_only(RULE)
+    by_user = [chat(session_id=None, user="u", timestamp=START + 400 * i, response_id=None) for i in range(6)]
+    assert reasons(by_user, rule) == {None: 1, "not_timed": 5}
+    by_time = [chat(session_id=None, timestamp=START + 100 * i, response_id=None) for i in range(12)]
+    assert reasons(by_time, rule) == {None: 2, "not_timed": 10}
+
+
+def test_an_endpoints_sessions_are_its_own() -> None:
+    other = replace(RULE, name="other", match=MatchRule(endpoint="other"))
+    records = [chat(response_id=None), chat(endpoint="other", response_id=None)]
+    assert reasons(records, first_only(other), first_only(RULE)) == {None: 2}
+
+
+def test_rules_are_tried_in_order_and_all_their_globs_must_match() -> None:
+    narrow = replace(RULE, name="narrow", match=MatchRule(model="model-a", path="/v1/chat/*", endpoint="x?"))
+    names = [
+        record.endpoint
+        for record in stored([chat(endpoint="x1"), chat(endpoint="y1"), chat(endpoint="x1", path=None)], narrow, RULE)
+    ]
+    assert names == ["narrow", "chat", "chat"]
+
+
+def test_duplicates_by_request_id_or_response_id_at_the_same_endpoint() -> None:
+    records = [
+        chat(request_id="r1", response_id="a"),
+        chat(request_id="r1", response_id="b"),
+        chat(request_id="r2", response_id="a"),
+        chat(request_id="r3", response_id="c"),
+    ]
+    decided = stored(records, first_only(RULE))
+    assert [record.counter for record in decided[1:3]] == [FunnelCounter.DUPLICATE] * 2
+    assert decided[3].session_position == 2  # duplicates do not count
+    elsewhere = replace(first_only(RULE), name="other", match=MatchRule(endpoint="other"))
+    twice = [chat(request_id="r1"), chat(request_id="r1", endpoint="other")]
+    assert reasons(twice, elsewhere, first_only(RULE)) == {None: 2}
+
+
+def test_old_records_expire_against_the_newest_event_time() -> None:
+    records = [chat(timestamp=START + offset, session_id=f"s{offset}", response_id=None) for offset in (0, 100, 39, 40)]
+    aged = replace(first_only(RULE), max_age=timedelta(seconds=60))
+    assert [record.counter for record in stored(records, aged)][2] is FunnelCounter.EXPIRED
+    assert reasons(records, aged)[None] == 3
+    assert reasons(records, first_only(RULE))[None] == 4
+
+
+def test_a_session_idle_for_long_enough_is_a_new_one() -> None:
+    rule = replace(first_only(RULE), forget_unit_after=timedelta(hours=48))
+    hours = [0, 1, 48.9, 97.5]
+    records = [chat(timestamp=START + 3_600 * hour, response_id=None) for hour in hours]
+    assert [record.session_position for record in stored(records, rule)] == [1, 2, 3, 1]
+
+
+def test_ids_are_stored_only_as_hashes_under_the_secret() -> None:
+    record = chat(
+        session_id="a-session", user="a-user", tenant="a-tenant", request_id="a-request", metadata={"tier": "pro"}
+    )
+    rule = replace(first_only(RULE), labels=("tier",))
+    one, other = (fates([record], rule, secret=secret)[0] for secret in (b"1" * 16, b"2" * 16))
+    assert isinstance(one, Admitted)
+    assert isinstance(other, Admitted)
+    for name in ("a-session", "a-user", "a-tenant", "a-request"):
+        assert name not in repr(one)
+    hashes = {one.prompt.session_hash, one.prompt.user_hash, one.prompt.request_id_hash, one.prompt.labels["tenant"]}
+    others = {other.prompt.session_hash, other.prompt.user_hash, other.prompt.request_id_hash}
+    assert len(hashes) == 4
+    assert not hashes & others
+    assert one.prompt.labels["tier"] == "pro"
+
+
+@pytest.mark.parametrize("value", ["a b", "x=y", "x,y", "", "ä", "y" * 65, 1.5, ["x"], {"a": 1}])
+def test_a_label_is_a_short_word_or_invalid(value: Any) -> None:
+    rule = replace(first_only(RULE), labels=("tier",), slice_by=("tier",))
+    assert stored([chat(metadata={"tier": value})], rule)[0].slice_key == "tier=invalid"
+
+
+def test_the_same_name_as_session_and_as_user_gives_two_hashes() -> None:
+    record = stored([chat(session_id="same", user="same")])[0]
+    assert record.session_hash != record.user_hash
+
+
+def test_secret_and_tokenizers_are_required() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        KeyedHash(b"short")
+    with pytest.raises(ValueError, match="no tokenizer for chat"):
+        Admission([RULE], {"other": ByteTokenizer()}, KeyedHash(b"x" * 16))
+    assert "x" * 16 not in repr(KeyedHash(b"x" * 16))
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32), rate=st.sampled_from([0.2, 0.7, 1.0]), positions=st.integers(1, 4))
+def test_a_second_pass_gives_the_same_fates_and_the_counters_add_up(seed: int, rate: float, positions: int) -> None:
+    rng = random.Random(seed)
+    records: list[Any] = [
+        chat(
+            session_id=rng.choice([None, "a", "b", "c", "d"]),
+            user=rng.choice([None, "u"]),
+            timestamp=START + rng.randrange(5_000),
+            request_id=rng.choice([None, "r1", "r2", "r3"]),
+            response_id=None,
+            request_messages=[{"role": "user", "content": rng.choice(list(TWO_SLICES.values()))}],
+            status=rng.choice([None, 200, 503]),
+        )
+        for _ in range(40)
+    ] + [b"junk"]
+    rng.shuffle(records)
+    rule = replace(RULE, sample_rate=rate, timed_positions=positions, max_age=timedelta(seconds=2_000))
+    first, second = fates(records, rule), fates(records, rule)
+    assert first == second
+    assert sum(Counter(fate.record.counter for fate in first).values()) == len(records)
+    timed = [fate for fate in first if isinstance(fate, Admitted) and fate.prompt.session_hash]
+    assert len({fate.prompt.session_hash for fate in timed}) == len(timed)
