@@ -55,7 +55,7 @@ def _verdicts(report: Report) -> str:
     if not report.hypotheses:
         return "Nothing has been measured yet, so there is no verdict."
     return _table(
-        ["Endpoint", "Slice", "Config, load", "Verdict", "Speedup", "First-position acceptance", "Evidence", "Why"],
+        ["Endpoint", "Slice", "Config, load", "Verdict", "Speedup", "Acceptance", "Evidence", "Why"],
         (
             [
                 _text(h.endpoint),

@@ -1,0 +1,192 @@
+"""Measured figures: exact order statistics, pooled ratios, weights; the definitions written out again."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowspec import metrics
+from shadowspec.reports import figures
+from shadowspec.reports.figures import MeasuredRun
+from shadowspec.types import ArmTiming, Parity, RecordKey, Run
+from tests.reports.worlds import counts_of
+
+VALUES = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=60)
+RATES = st.sampled_from([1.0, 0.5, 0.25, 0.1, 0.05, 0.01])
+
+
+def measured(run: Run, *, rate: float = 1.0, is_greedy: bool = True) -> MeasuredRun:
+    return MeasuredRun(run=run, slice_key="prompt_class=code", concurrency=4, sampling_rate=rate, is_greedy=is_greedy)
+
+
+def run_of(seed: int, **changed: object) -> Run:
+    rng = random.Random(seed)
+    tokens = rng.randrange(2, 40)
+    run = Run(
+        key=RecordKey("file", 0, seed),
+        fingerprint="f",
+        block_id="b",
+        counts=counts_of(rng, 0.6, tokens),
+        baseline=ArmTiming(rng.random() * 9, rng.random() * 30, rng.random() * 400 + 1, num_output_tokens=tokens),
+        speculative=ArmTiming(rng.random() * 9, rng.random() * 30, rng.random() * 400 + 1, num_output_tokens=tokens),
+    )
+    return replace(run, **changed)  # type: ignore[arg-type]
+
+
+@given(VALUES, st.sampled_from([0.05, 0.5, 0.95, 0.99]))
+def test_quantile_is_the_first_value_that_covers_its_share(values: list[float], probability: float) -> None:
+    quantile = figures.quantile(values, probability)
+    rare = min(Fraction(str(probability)), 1 - Fraction(str(probability)))
+    assert quantile.needs == math.ceil(1 / rare)
+    if len(values) < quantile.needs:
+        assert quantile.value is None
+        return
+    covers = [v for v in sorted(values) if sum(w <= v for w in values) >= Fraction(str(probability)) * len(values)]
+    assert quantile.value == covers[0]
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 1e6), st.integers(1, 5)), min_size=20, max_size=40))
+def test_a_weight_is_that_many_copies(pairs: list[tuple[float, int]]) -> None:
+    values, weights = [v for v, _ in pairs], [w for _, w in pairs]
+    copies = [v for v, w in pairs for _ in range(w)]
+    assert figures.quantile(values, 0.95, weights).value == figures.quantile(copies, 0.95).value
+    for value, share in figures.ecdf(values, weights):
+        assert share <= sum(copy <= value for copy in copies) / len(copies) + 1e-9
+
+
+@given(VALUES)
+def test_ecdf_rises_to_one_and_agrees_with_counting(values: list[float]) -> None:
+    points = figures.ecdf(values, [1] * len(values))
+    assert points[-1][0] == max(values)
+    assert points[-1][1] == pytest.approx(1.0)
+    assert [v for v, _ in points] == sorted(v for v, _ in points)
+    assert all(later[1] > earlier[1] for earlier, later in pairwise(points))
+    distinct = dict(points)  # of ties the last point holds the whole share
+    for value, share in distinct.items():
+        assert share == pytest.approx(sum(v <= value for v in values) / len(values))
+
+
+@given(st.lists(RATES, min_size=1, max_size=12))
+def test_weights_are_whole_and_inverse_to_rates(rates: list[float]) -> None:
+    weights = figures.request_weights(rates)
+    assert math.gcd(*weights) == 1
+    for rate, weight in zip(rates, weights, strict=True):
+        assert weight * rate == pytest.approx(weights[0] * rates[0])
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=12, unique=True))
+def test_acceptance_is_pooled_and_named(seeds: list[int]) -> None:
+    runs = [run_of(seed) for seed in seeds]
+    acceptance = figures.acceptance([measured(run) for run in runs])
+    assert acceptance is not None
+    assert not acceptance.is_weighted
+    counts = [run.counts for run in runs if run.counts]
+    steps, accepted = sum(c.num_drafts for c in counts), sum(c.num_accepted_tokens for c in counts)
+    assert acceptance.mean_acceptance_length == pytest.approx(1 + accepted / steps)
+    assert acceptance.mean_acceptance_length == pytest.approx(
+        1 + sum(r or 0 for r in acceptance.marginal_acceptance_rates)
+    )
+    lengths = [1 + c.num_accepted_tokens / c.num_drafts for c in counts]
+    assert acceptance.mean_of_requests_acceptance_length == pytest.approx(sum(lengths) / len(lengths))
+    assert sum(share or 0 for share in acceptance.histogram_shares) == pytest.approx(1.0)
+
+
+def test_acceptance_weighs_by_the_inverse_sampling_rate() -> None:
+    rare, common = run_of(1), run_of(2)
+    weighted = figures.acceptance([measured(rare, rate=0.25), measured(common, rate=1.0)])
+    copies = figures.acceptance([measured(rare)] * 4 + [measured(common)])
+    assert weighted is not None
+    assert copies is not None
+    assert weighted.is_weighted
+    assert weighted.draft_acceptance_rate == copies.draft_acceptance_rate
+    assert weighted.marginal_acceptance_rates == copies.marginal_acceptance_rates
+    assert weighted.mean_of_requests_acceptance_length == pytest.approx(copies.mean_of_requests_acceptance_length)
+    assert weighted.counts == metrics.pooled(c for c in (rare.counts, common.counts) if c)  # as they were counted
+
+
+def test_queue_time_is_in_no_judged_figure() -> None:
+    quick = [measured(run_of(seed)) for seed in range(1, 41)]
+    waiting = [
+        replace(m, run=replace(m.run, baseline=_wait(m.run.baseline), speculative=_wait(m.run.speculative)))
+        for m in quick
+    ]
+    first, second = figures.latency(quick), figures.latency(waiting)
+    assert first is not None
+    assert second is not None
+    assert first.ratio_of_total_times == second.ratio_of_total_times
+    assert first.speedup_histogram == second.speedup_histogram
+    for before, after in zip(first.distributions, second.distributions, strict=True):
+        assert (before == after) is (before.measure != "queue_ms")
+
+
+def _wait(timing: ArmTiming | None) -> ArmTiming:
+    assert timing is not None
+    return replace(timing, queue_ms=timing.queue_ms + 1000.0)
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=30))
+def test_every_request_lies_in_one_speedup_bin(seeds: list[int]) -> None:
+    runs = [run_of(seed) for seed in seeds]
+    latency = figures.latency([measured(run) for run in runs])
+    assert latency is not None
+    assert sum(b.num_requests for b in latency.speedup_histogram) == len(runs)
+    for b in latency.speedup_histogram:
+        inside = [
+            run
+            for run in runs
+            if run.baseline
+            and run.speculative
+            and (b.lower or 0) <= (metrics.speedup(run.baseline, run.speculative) or 0) < (b.upper or math.inf)
+        ]
+        assert b.num_requests == len(inside)
+
+
+def test_failed_runs_have_no_figures() -> None:
+    failed = measured(Run(RecordKey("file", 0, 1), "f", "b", failure="out_of_memory"))
+    assert figures.acceptance([failed]) is None
+    assert figures.latency([failed]) is None
+    assert figures.parity([failed], 1e-3) is None
+
+
+def test_one_token_has_no_time_per_output_token() -> None:
+    timing = ArmTiming(0.0, 10.0, 0.0, num_output_tokens=1)
+    latency = figures.latency([measured(run_of(3, baseline=timing, speculative=timing))])
+    assert latency is not None
+    tpot = [d for d in latency.distributions if d.measure == "tpot_ms"]
+    assert [(d.num_requests, d.mean, d.ecdf) for d in tpot] == [(0, None, ()), (0, None, ())]
+
+
+def test_parity_tells_near_ties_from_faults_and_from_the_unknown() -> None:
+    equal = Parity()
+    near = Parity(first_divergence=3, divergence_gap=1e-3, rerun_differs=True)
+    fault = Parity(first_divergence=3, divergence_gap=0.2, rerun_differs=False)
+    unknown = Parity(first_divergence=3)
+    runs = [measured(run_of(i, parity=p)) for i, p in enumerate([equal, near, fault, unknown], start=1)]
+    parity = figures.parity(runs, 1e-3)
+    assert parity is not None
+    assert (parity.num_greedy, parity.num_diverged) == (4, 3)
+    assert (parity.num_near_ties, parity.num_faults, parity.num_unknown_gaps) == (1, 1, 1)
+    assert parity.num_rerun_differs == 1
+    assert figures.parity(runs, None) == replace(parity, num_near_ties=None, num_faults=None, near_tie_logit=None)
+
+
+def test_sampled_outputs_are_scored_not_compared() -> None:
+    runs = [
+        measured(
+            run_of(i, parity=Parity(z_sum=z, z_tokens=n, baseline_z_sum=-z, baseline_z_tokens=2 * n)), is_greedy=False
+        )
+        for i, (z, n) in enumerate([(1.0, 10), (2.0, 40)], start=1)
+    ]
+    parity = figures.parity(runs, 1e-3)
+    assert parity is not None
+    assert parity.num_greedy == 0
+    assert (parity.z_tokens, parity.baseline_z_tokens) == (50, 100)
+    assert parity.z == pytest.approx(3 / 50)
+    assert parity.baseline_z == pytest.approx(-3 / 100)

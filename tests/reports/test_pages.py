@@ -1,0 +1,305 @@
+"""What a reader gets: one file that loads nothing, says every word, escapes every name, and is well formed."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+from io import StringIO
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.reports import (
+    Report,
+    build_report,
+    render_html,
+    render_json,
+    render_markdown,
+    report_document,
+    terminal_tables,
+)
+from shadowspec.reports.svg import Scale, element, log_ticks, svg, ticks
+from shadowspec.types import FunnelCounter, RecordKey, StoredRecord, Verdict
+from tests.reports.test_build import CHAT, CODE, POLICY, judged, world
+from tests.reports.worlds import NOW, MemorySource, add_slice, config
+
+VOID = {"meta", "br", "img", "input", "hr", "link"}
+EVIL = "<script>alert(1)</script>\"'&|`*[x](y)"
+
+
+class Page(HTMLParser):
+    """Checks nesting, and collects what a browser would act on."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@cache
+def reports() -> dict[str, Report]:
+    """The states that a report can be in."""
+    slow = MemorySource()
+    add_slice(
+        slow, "story", "prompt_class=creative,sampling_regime=high", num_blocks=40, speedup=0.8, rate=0.3, failures=1
+    )
+    only_unread = MemorySource(unread=[StoredRecord(RecordKey("f", 0, 1), FunnelCounter.MALFORMED, "not_json")])
+    tiny = MemorySource()
+    add_slice(tiny, "editor", CODE, num_blocks=1, speedup=1.0, rate=0.0)
+    failed = MemorySource()
+    add_slice(failed, "editor", CODE, num_blocks=1, speedup=1.0, rate=0.0, failures=4)
+    sources = {
+        "full": judged(world()),
+        "slow": judged(slow),
+        "not judged": world(),
+        "empty": MemorySource(),
+        "nothing measured": only_unread,
+        "nothing told": only_unread,
+        "one block": judged(tiny),
+        "all failed": judged(failed),
+    }
+    return {
+        name: build_report(
+            source,
+            {} if name in ("empty", "nothing told") else {"editor": POLICY},
+            NOW,
+            data_note="A replay, not production traffic.",
+        )
+        for name, source in sources.items()
+    }
+
+
+STATES = ("full", "slow", "not judged", "empty", "nothing measured", "nothing told", "one block", "all failed")
+
+
+@pytest.fixture(params=STATES)
+def report(request: pytest.FixtureRequest) -> Report:
+    return reports()[request.param]
+
+
+def test_the_page_is_well_formed_and_its_links_lead_somewhere(report: Report) -> None:
+    page = Page(render_html(report))
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = [a["href"] or "" for tag, a in page.tags if tag == "a"]
+    assert all(link.startswith("#") and link[1:] in ids for link in links)
+
+
+def test_the_page_loads_nothing(report: Report) -> None:
+    text = render_html(report)
+    page = Page(text)
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|srcset|\bfetch\(|XMLHttp", text)
+    assert not any(tag in ("link", "img", "iframe", "object", "embed") for tag, _ in page.tags)
+    assert not any("src" in attributes for _, attributes in page.tags)
+
+
+def test_every_picture_is_xml_with_a_name(report: Report) -> None:
+    pictures = re.findall(r"<svg.*?</svg>", render_html(report), flags=re.S)
+    assert bool(pictures) is bool(report.total_funnel.num_records)
+    for picture in pictures:
+        root = ET.fromstring(picture)
+        assert root.get("role") == "img"
+        assert root.get("aria-label")
+        assert "nan" not in picture
+        assert "inf" not in picture.replace("info", "")
+
+
+def test_the_page_says_what_was_found(report: Report) -> None:
+    text = Page(render_html(report)).text
+    assert report.data_note in text
+    for h in report.hypotheses:
+        assert h.endpoint in text
+        if h.decision:
+            assert h.decision.verdict.value in text
+            assert h.decision.reason in text
+    for number in (report.total_funnel.num_records, *(row.num_records for row in report.total_funnel.rows)):
+        assert f"{number:,}" in text
+    for endpoint in report.endpoints:
+        assert endpoint.name in text
+
+
+def test_states_without_evidence_say_so() -> None:
+    assert "No record has been read." in Page(render_html(reports()["empty"])).text
+    assert "none measured yet" not in Page(render_html(reports()["full"])).text
+    assert "the gate has not judged it yet" in Page(render_html(reports()["not judged"])).text
+    assert "No record of this endpoint has been read yet." in Page(render_html(reports()["nothing measured"])).text
+    assert "1 record read, of which no endpoint could be told" in Page(render_html(reports()["nothing told"])).text
+    small = Page(render_html(reports()["one block"]))
+    assert "n < 100" in small.text
+    assert any(a.get("title") == "needs 100 requests, has 3" for _, a in small.tags)
+
+
+def test_every_verdict_is_a_word_and_not_only_a_colour() -> None:
+    seen = {h.decision.verdict for name in ("full", "slow") for h in reports()[name].hypotheses if h.decision}
+    assert seen == set(Verdict)
+    for name in ("full", "slow"):
+        chips = re.findall(r'<span class="chip v-(\w+)"[^>]*>([A-Z ]+)</span>', render_html(reports()[name]))
+        judged_chips = [(colour, word) for colour, word in chips if colour != "undecided"]
+        assert judged_chips
+        assert all(colour.upper() == word for colour, word in judged_chips)
+        assert {word for colour, word in chips if colour == "undecided"} <= {"NO DATA", "NOT JUDGED"}
+
+
+def evil_report() -> Report:
+    source = MemorySource()
+    key = f"prompt_class=code,sampling_regime=greedy,tier={EVIL.replace('=', '').replace(',', '')}"
+    add_slice(source, EVIL, key, num_blocks=6, speedup=1.2, rate=0.5, fingerprinted=config(EVIL, device=EVIL))
+    source.unread.append(
+        StoredRecord(RecordKey("f", 0, 1), FunnelCounter.UNSUPPORTED, f"unknown_parameter:{EVIL}", EVIL)
+    )
+    judged(source)
+    source.decisions = [replace(decision, reason=EVIL) for decision in source.decisions]
+    return build_report(source, {EVIL: POLICY}, NOW, data_note=EVIL, title=EVIL)
+
+
+def test_names_from_traffic_are_text_and_never_markup() -> None:
+    page = Page(render_html(evil_report()))
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert page.text.count("<script>alert(1)</script>") > 8
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+
+
+def test_markdown_keeps_its_tables_whole() -> None:
+    for text in (render_markdown(evil_report()), *(render_markdown(each) for each in reports().values())):
+        assert "<" not in re.sub(r"\\<|&lt;|n < \d+", "", text)
+        tables = re.findall(r"(?:^\|.*\|\n?)+", text, flags=re.M)
+        for table in tables:
+            widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.strip().split("\n")}
+            assert len(widths) == 1
+    assert "[x](y)" not in render_markdown(evil_report())
+
+
+def test_json_is_strict_and_repeats_the_figures(report: Report) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    document = json.loads(render_json(report), parse_constant=refuse)
+    assert document == json.loads(json.dumps(report_document(report)))
+    assert document["schema_version"] == 1
+    assert document["funnel"]["num_records"] == sum(document["funnel"]["counters"].values())
+    found = [h for endpoint in document["endpoints"] for h in endpoint["hypotheses"]]
+    assert len(found) == len(report.hypotheses)
+    for written, h in zip(found, report.hypotheses, strict=True):
+        assert written["num_requests"] == h.num_requests
+        assert (written["decision"] or {}).get("verdict") == (h.decision.verdict.value if h.decision else None)
+        assert bool(written["acceptance"]) is bool(h.acceptance)
+
+
+def test_an_infinite_bound_is_null_in_json() -> None:
+    report = reports()["full"]
+    first = report.hypotheses[0]
+    assert first.decision
+    tests = tuple(replace(test, upper=float("inf")) for test in first.decision.tests)
+    hypothesis = replace(first, decision=replace(first.decision, tests=tests))
+    endpoint = replace(report.endpoints[0], hypotheses=(hypothesis,))
+    document = json.loads(render_json(replace(report, endpoints=(endpoint,))))
+    written = document["endpoints"][0]["hypotheses"][0]["decision"]["tests"]
+    assert [test["upper"] for test in written] == [None] * len(tests)
+
+
+def terminal_text(report: Report) -> str:
+    console = Console(file=StringIO(), width=200, color_system=None)
+    for table in terminal_tables(report):
+        console.print(table)
+    file = console.file
+    assert isinstance(file, StringIO)
+    return file.getvalue()
+
+
+def test_the_terminal_shows_verdict_bounds_and_funnel(report: Report) -> None:
+    text = terminal_text(report)
+    for h in report.hypotheses:
+        if h.decision and h.speedup and h.speedup.estimate is not None:
+            assert h.decision.verdict.value in text
+            assert f"{h.speedup.estimate:.2f}\u00d7" in text
+            assert "speedup [bounds]" in text
+    assert f"{report.total_funnel.num_records:,}" in text
+    assert all(counter.value.replace("_", " ") in text for counter in FunnelCounter)
+
+
+def test_the_terminal_reads_no_markup_in_names() -> None:
+    source = MemorySource()
+    add_slice(
+        source, "[red]loud[/red]", "prompt_class=[bold]code,sampling_regime=greedy", num_blocks=2, speedup=1, rate=0.5
+    )
+    text = terminal_text(build_report(judged(source), {}, NOW, data_note="x"))
+    assert "[red]loud[/red]" in text
+    assert "[bold]code" in text
+
+
+def test_policies_that_differ_are_told_apart() -> None:
+    source = judged(world())
+    shared = build_report(source, {"editor": POLICY, "quiet": POLICY}, NOW, data_note="x")
+    told = build_report(source, {"editor": POLICY, "quiet": GatePolicy(floor=0.123)}, NOW, data_note="x")
+    assert "editor, quiet" in Page(render_html(shared)).text
+    assert "0.123" in Page(render_html(told)).text
+    assert "0.123" not in Page(render_html(shared)).text
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.floats(-2e6, 2e6))
+def test_a_scale_stays_within_its_pixels_and_rises(low: float, span: float, value: float) -> None:
+    scale = Scale(low, low + span, 10, 200)
+    assert 10 <= scale(value) <= 200 + 1e-9
+    assert scale(low) == pytest.approx(10)
+    assert scale(low + span) == pytest.approx(200)
+    assert scale(value) <= scale(value + span / 3) + 1e-9
+
+
+@given(st.floats(-1e3, 1e3), st.floats(1e-3, 1e3))
+def test_ticks_lie_on_the_axis_and_are_few(low: float, span: float) -> None:
+    found = ticks(low, low + span)
+    assert 1 <= len(found) <= 6
+    assert all(low - span / 1e6 <= tick <= low + span + span / 1e6 for tick in found)
+
+
+@given(st.floats(1e-3, 1e4), st.floats(1.05, 1e5))
+def test_log_ticks_lie_on_the_axis(low: float, factor: float) -> None:
+    found = log_ticks(low, low * factor)
+    assert 1 <= len(found) <= 8
+    assert all(low * 0.999 <= tick <= low * factor * 1.001 for tick in found)
+
+
+@given(st.text())
+def test_text_in_a_picture_comes_back_as_it_was(text: str) -> None:
+    kept = "".join(c for c in text if c.isprintable())
+    root = ET.fromstring(svg(1, 1, kept, element("text", kept, x=1)))
+    assert root.get("aria-label") == kept
+    assert (root[0].text or "") == kept
+
+
+def test_slices_are_named_by_their_values() -> None:
+    text = Page(render_html(reports()["full"])).text
+    assert "code · greedy" in text
+    assert "chat · low" in text
+    assert CODE not in text
+    assert CHAT not in text
