@@ -40,7 +40,7 @@ PROMPT_CLASSES: Final = (
 CONTEXT_BUCKETS: Final = (
     (512, "<512"), (2_048, "512-2k"), (8_192, "2k-8k"), (32_768, "8k-32k"), (131_072, "32k-128k"),
 )  # fmt: skip
-LARGEST_CONTEXT_BUCKET: Final = ">=128k"
+LARGEST_CONTEXT_BUCKET: Final = "128k+"
 
 HEAD_CHARACTERS = 4_000  # an instruction at the beginning, with the start of what it is about
 TAIL_CHARACTERS = 1_500  # an instruction at the end
@@ -126,8 +126,8 @@ _CREATIVE = _rule(
     rf"{_words('write compose draft craft create tell pen invent make_up')}{_NEAR}"
     + _words(
         "story stories poems? haikus? limericks? sonnets? songs? lyrics novels? tales? fables? scenes? dialogues? "
-        "screenplay letters? emails? e-mails? speech essays? blog paragraphs? headlines? slogans? articles? posts? toast "
-        "jokes? characters? plot monologue"
+        "screenplay letters? emails? e-mails? speech essays? blog paragraphs? headlines? slogans? articles? posts? "
+        "toast jokes? characters? plot monologue"
     ),
     r"\bcontinue (?:the|this|my) (?:story|tale|poem|scene)\b|\bonce upon a time\b|\bdescribe a vivid\b",
     r"\b(?:imagine|pretend|suppose) (?:that )?(?:you(?:'re| are)?|yourself)\b|\bpicture yourself\b",

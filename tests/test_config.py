@@ -1,0 +1,282 @@
+"""The configuration file: what is wrong is named by file and key, and nothing is taken silently."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shadowspec.config import Config, config_template, find_config, load_config, load_hash_secret
+from shadowspec.errors import ConfigError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.tap.endpoints import Load, MatchRule
+from shadowspec.types import VerifyRule
+
+ENDPOINT = """
+[endpoints.chat]
+target = "models/target"
+served_models = ["m"]
+[[endpoints.chat.candidates]]
+name = "k4"
+draft = "models/draft"
+num_speculative_tokens = 4
+"""
+
+
+def load(tmp_path: Path, text: str, **environment: str) -> Config:
+    path = tmp_path / "shadowspec.toml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path, environment)
+
+
+def message_of(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    message = str(caught.value)
+    assert str(tmp_path / "shadowspec.toml") in message
+    assert caught.value.exit_code == 2
+    return message
+
+
+def test_the_template_is_a_configuration_as_it_stands(tmp_path: Path) -> None:
+    config = load(tmp_path, config_template())
+    assert list(config.endpoints) == ["chat"]
+    assert config.policy == config.endpoints["chat"].policy == GatePolicy()
+
+
+def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_path: Path) -> None:
+    commented = re.compile(r"(?m)^# (?=\[{1,2}[a-z]|[a-z_]+ = )")
+    shown = load(tmp_path, commented.sub("", config_template()))
+    plain = load(tmp_path, config_template())
+    assert (shown.engine, shown.policy, shown.database_url) == (plain.engine, plain.policy, plain.database_url)
+    assert [c.name for c in shown.endpoints["chat"].candidates] == ["draft-k4", "ngram-k4"]
+    assert shown.endpoints["chat"].candidates[0] == plain.endpoints["chat"].candidates[0]
+    assert shown.endpoints["chat"].policy.max_hypotheses == 4
+
+
+def test_the_documentation_shows_the_template() -> None:
+    document = Path(__file__).parent.parent / "docs" / "configuration.md"
+    assert f"```toml\n{config_template()}```" in document.read_text(encoding="utf-8")
+
+
+def test_the_values_reach_the_inner_layers(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """
+        [engine]
+        device = "cuda:1"
+        seed = 3
+        [gate]
+        alpha = 0.1
+        timed_positions = 2
+        [endpoints.sql]
+        target = "t"
+        served_models = ["m", "m-2"]
+        match = { model = "m*" }
+        slice_by = ["prompt_class", "tier"]
+        labels = ["tier"]
+        sample_rate = 0.5
+        loads = [{ concurrency = 4, share = 3 }, { concurrency = 1 }]
+        max_age_s = 60
+        max_new_tokens = 9
+        default_sampling = { temperature = 0.6, top_k = 20 }
+        gate = { floor = 0.5, block_max_wait_s = 60, cluster_max_age_s = 3600, cluster_reopen_after_s = 7200 }
+        [[endpoints.sql.candidates]]
+        name = "n"
+        proposer = "ngram"
+        num_speculative_tokens = 5
+        ngram_min = 3
+        [[endpoints.sql.candidates]]
+        name = "d"
+        draft = "x"
+        num_speculative_tokens = 2
+        verify_rule = "exact_match"
+        """,
+    )
+    endpoint = config.endpoints["sql"]
+    rule = endpoint.rule
+    assert (config.engine.device, config.engine.seed, config.engine.dtype) == ("cuda:1", 3, "auto")
+    assert (endpoint.policy.alpha, endpoint.policy.floor, config.policy.floor) == (0.1, 0.5, 0.4)
+    assert (rule.name, rule.served_models, rule.match) == ("sql", ("m", "m-2"), MatchRule(model="m*"))
+    assert (rule.slice_by, rule.labels, rule.sample_rate) == (("prompt_class", "tier"), ("tier",), 0.5)
+    assert (rule.timed_positions, rule.loads) == (2, (Load(4, 3.0), Load(1, 1.0)))
+    assert rule.default_sampling == {"temperature": 0.6, "top_k": 20}
+    assert (rule.block_max_wait, rule.max_age) == (timedelta(minutes=1), timedelta(minutes=1))
+    assert (rule.time_block, rule.forget_unit_after) == (timedelta(minutes=10), timedelta(hours=3))
+    assert rule.max_new_tokens == 9
+    ngram, draft = endpoint.candidates
+    assert (ngram.draft, ngram.ngram_min, ngram.verify_rule) == (None, 3, VerifyRule.GREEDY_DRAFT)
+    assert (draft.target, draft.draft, draft.verify_rule) == ("t", "x", VerifyRule.EXACT_MATCH)
+
+
+def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) -> None:
+    assert load(tmp_path, ENDPOINT).endpoints["chat"].rule.match == MatchRule(endpoint="chat")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("[databse]\n", "databse: is not a known key"),
+        ("[database]\nurll = 'x'\n", "database.urll: is not a known key"),
+        ("[privacy]\nhash_secret = 'x'\n", "privacy.hash_secret: is not a known key"),
+        ("[engine]\nattention = 'sdpa'\n", "engine.attention: is not a known key"),
+        ("[engine]\ndevice = 'tpu'\n", "engine.device"),
+        ("[engine]\nseed = '1'\n", "engine.seed: should be a valid integer"),
+        ("[gate]\nalfa = 0.1\n", "gate.alfa: is not a known key"),
+        ("[gate]\nalpha = 2\n", "'alpha'"),
+        ("[gate]\nalpha = 'x'\n", "'alpha'"),
+        (ENDPOINT + "[endpoints.chat.gate]\nfloor = 7\n", "endpoints.chat.gate: policy key 'floor'"),
+        (ENDPOINT + "[endpoints.chat.gate]\nflor = 0.1\n", "endpoints.chat.gate.flor: is not a known key"),
+        (ENDPOINT + "kind = 1\n", "endpoints.chat.candidates.0.kind: is not a known key"),
+        (ENDPOINT + "proposer = 'eagle'\n", "endpoints.chat.candidates.0.proposer"),
+        (ENDPOINT + "proposer = 'ngram'\n", "draft_model needs a draft, ngram takes none"),
+        (ENDPOINT + "ngram_min = 2\n", "are for the proposer ngram"),
+        (ENDPOINT + "verify_rule = 'greedy'\n", "endpoints.chat.candidates.0.verify_rule"),
+        (ENDPOINT.replace('served_models = ["m"]', ""), "endpoints.chat.served_models: is missing"),
+        (ENDPOINT.replace('["m"]', "[]"), "endpoints.chat.served_models"),
+        (ENDPOINT.replace("= 4", "= 0"), "endpoints.chat.candidates.0.num_speculative_tokens"),
+        (ENDPOINT.replace("= 4", "= true"), "endpoints.chat.candidates.0.num_speculative_tokens"),
+        (ENDPOINT.split("[[")[0], "endpoints.chat.candidates: is missing"),
+        (ENDPOINT.replace("[[", "slice_by = ['tier']\n[[", 1), "tier is no label"),
+        (ENDPOINT.replace("[[", "slice_by = ['tenant', 'tenant']\n[[", 1), "slice_by: the same one"),
+        (ENDPOINT.replace("[[", "labels = ['user']\n[[", 1), "user is not the operator's to define"),
+        (ENDPOINT.replace("[[", "loads = []\n[[", 1), "endpoints.chat.loads"),
+        (ENDPOINT.replace("[[", "loads = [{concurrency=1},{concurrency=1}]\n[[", 1), "loads: the same one"),
+        (ENDPOINT.replace("[[", "sample_rate = 0\n[[", 1), "endpoints.chat.sample_rate"),
+        (ENDPOINT.replace("[[", "sample_rate = nan\n[[", 1), "endpoints.chat.sample_rate"),
+        (ENDPOINT.replace("chat", "'a b'"), "endpoints.a b"),
+        ("endpoints = 3\n", "endpoints: should be a valid dictionary"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, wanted: str) -> None:
+    assert wanted in message_of(tmp_path, text)
+
+
+def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+    message = message_of(tmp_path, "[engine]\nseed = -1\nspeed = 2\n[extra]\n")
+    assert len(message.splitlines()) == 3
+
+
+def test_broken_toml_is_told_with_its_line(tmp_path: Path) -> None:
+    assert "line 3" in message_of(tmp_path, "[database]\nurl = 'x'\nurl = \n")
+
+
+def test_no_value_shows_in_a_message_or_a_repr(tmp_path: Path) -> None:
+    secret = "postgresql+psycopg://user:password@host/db"
+    message = message_of(tmp_path, f"[database]\nurl = ['{secret}']\n[engine]\nseed = '{secret}'\n")
+    assert "password" not in message
+    assert "password" not in repr(load(tmp_path, f"[database]\nurl = '{secret}'\n"))
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path in (binary, tmp_path, tmp_path / "missing.toml"):
+        with pytest.raises(ConfigError, match=re.escape(str(path))):
+            load_config(path, {})
+
+
+def test_the_file_is_looked_up_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="shadowspec init"):
+        find_config(None, {})
+    paths = {name: tmp_path / name for name in ("shadowspec.toml", "named.toml", "given.toml")}
+    for path in paths.values():
+        path.write_text("")
+    environment = {"SHADOWSPEC_CONFIG": str(paths["named.toml"])}
+    assert find_config(None, {}) == Path("shadowspec.toml")
+    assert find_config(None, environment) == paths["named.toml"]
+    assert find_config(paths["given.toml"], environment) == paths["given.toml"]
+    # A named file that is missing is an error, not a reason to take the next one.
+    for explicit, variables in ((Path("no.toml"), environment), (None, {"SHADOWSPEC_CONFIG": "no.toml"})):
+        with pytest.raises(ConfigError, match=r"no\.toml: no such file"):
+            find_config(explicit, variables)
+
+
+def test_the_database_url_of_the_environment_wins(tmp_path: Path) -> None:
+    text = "[database]\nurl = 'sqlite:///a.db'\n"
+    assert load(tmp_path, text).database_url == "sqlite:///a.db"
+    assert load(tmp_path, text, SHADOWSPEC_DATABASE_URL="sqlite:///b.db").database_url == "sqlite:///b.db"
+    assert load(tmp_path, "").database_url == "sqlite:///shadowspec.db"
+
+
+def test_the_secret_has_no_default(tmp_path: Path) -> None:
+    secret_file = tmp_path / "secret"
+    with_file = load(tmp_path, f"[privacy]\nhash_secret_file = '{secret_file}'\n")
+    without = load(tmp_path, "")
+    long_enough = "0123456789abcdef"
+    with pytest.raises(ConfigError, match="/dev/urandom"):
+        load_hash_secret(without, {})
+    with pytest.raises(ConfigError, match=r"hash_secret_file.*/dev/urandom"):
+        load_hash_secret(with_file, {})
+    secret_file.write_text(long_enough + "\n")
+    assert load_hash_secret(with_file, {}) == long_enough.encode()
+    assert load_hash_secret(without, {"SHADOWSPEC_HASH_SECRET": "f" * 16}) == b"f" * 16
+    assert load_hash_secret(with_file, {"SHADOWSPEC_HASH_SECRET": "f" * 16}) == b"f" * 16
+    secret_file.write_text("short")
+    for environment in ({}, {"SHADOWSPEC_HASH_SECRET": "short"}):
+        with pytest.raises(ConfigError, match="16 bytes") as caught:
+            load_hash_secret(with_file, environment)
+        assert "short" not in str(caught.value).replace("too short", "")
+
+
+def test_importing_it_needs_no_torch() -> None:
+    program = "import sys, shadowspec.config; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+TOML_VALUES = st.recursive(
+    st.booleans() | st.integers(-5, 5) | st.floats(-2, 2) | st.text("ab =[]{}", max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def to_toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {to_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(to_toml(inner) for inner in value) + "]"
+    return repr(value) if isinstance(value, float) else f"{value}" if isinstance(value, int) else f"'{value}'"
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_value_of_any_key_is_taken_or_refused_by_name(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    document = tomllib.loads(config_template())
+    endpoint = document["endpoints"]["chat"]
+    table = data.draw(st.sampled_from([document, document["database"], endpoint, endpoint["candidates"][0]]))
+    known = [
+        "engine",
+        "gate",
+        "endpoints",
+        "url",
+        "target",
+        "match",
+        "loads",
+        "labels",
+        "gate",
+        "draft",
+        "proposer",
+        "odd",
+    ]
+    key = data.draw(st.sampled_from([*table, *known]))
+    table[key] = data.draw(TOML_VALUES)
+    path = tmp_path_factory.mktemp("fuzz") / "shadowspec.toml"
+    path.write_text("\n".join(f"{name} = {to_toml(value)}" for name, value in document.items()), encoding="utf-8")
+    try:
+        load_config(path, {})
+    except ConfigError as error:
+        assert str(error).startswith(str(path))  # noqa: PT017 - some values are good
