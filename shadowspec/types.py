@@ -203,8 +203,8 @@ class ArmTiming:
     queue_ms: float
     prefill_ms: float  # time to first token, without queue
     decode_ms: float
-    draft_ms: float = 0.0  # speculative arm only: this request's share of its batch's time, as are the next two
-    verify_ms: float = 0.0
+    draft_ms: float = 0.0  # wall time of drafting while this request was active, as are the next two
+    verify_ms: float = 0.0  # the target's pass, with the accept test
     other_ms: float = 0.0
     num_output_tokens: int = 0
 
@@ -261,6 +261,7 @@ class Memory:
     kv_bytes_per_token: int  # the target's
     draft_weight_bytes: int
     draft_kv_bytes_per_token: int
+    source: str = "accounted"  # "cuda_peak": the allocator's peak; "accounted": weights and caches added up
 
     @property
     def displaced_kv_tokens(self) -> int:

@@ -80,18 +80,30 @@ class BatchSampling:
         """
         if not (self.has_penalties or self.has_min_tokens):
             return logits
-        processed = logits.to(torch.float32).clone()
+        columns = [self._adjusted(logits[:, column], drafted[:, :column], emitted) for column in range(logits.shape[1])]
+        return torch.stack(columns, 1)
+
+    def draft_logits(
+        self,
+        logits: torch.Tensor,  # [rows, vocabulary]: after `drafted` was assumed emitted
+        drafted: torch.Tensor,  # int64 [rows, depth]
+        emitted: torch.Tensor,  # int64 [rows]
+    ) -> torch.Tensor:
+        """`processed_logits` of the draft at depth `drafted.shape[1]`: parameters apply alike to both models."""
+        if not (self.has_penalties or self.has_min_tokens):
+            return logits
+        return self._adjusted(logits, drafted, emitted)
+
+    def _adjusted(self, logits: torch.Tensor, assumed: torch.Tensor, emitted: torch.Tensor) -> torch.Tensor:
+        """One position's logits [rows, vocabulary] with `assumed` (int64 [rows, n]) taken as emitted."""
+        adjusted = logits.to(torch.float32).clone()
         if self.has_min_tokens:
-            for column in range(logits.shape[1]):
-                short = (emitted + column < self.min_tokens)[:, None]
-                processed[:, column].masked_fill_(short & self.ends, float("-inf"))
+            is_short = (emitted + assumed.shape[1] < self.min_tokens)[:, None]
+            adjusted.masked_fill_(is_short & self.ends, float("-inf"))
         if self.has_penalties:
-            counts = self.output_counts.clone()
-            for column in range(logits.shape[1]):
-                if column:
-                    counts.scatter_add_(1, drafted[:, column - 1 : column], torch.ones_like(counts[:, :1]))
-                processed[:, column] = self._penalised(processed[:, column], counts)
-        return processed
+            ones = torch.ones(assumed.shape, dtype=torch.float32, device=assumed.device)
+            adjusted = self._penalised(adjusted, self.output_counts.scatter_add(1, assumed, ones))
+        return adjusted
 
     def _penalised(self, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         seen = self.in_prompt | (counts > 0)
@@ -101,7 +113,7 @@ class BatchSampling:
 
     def probs(self, processed: torch.Tensor) -> torch.Tensor:
         """The distribution that is sampled, float32 [rows, tokens, vocabulary], from `processed_logits`."""
-        rows, tokens, vocabulary = processed.shape
+        rows, tokens, _ = processed.shape
         logits = processed.to(torch.float32) / self.temperature[:, None]
         if self.has_min_p:
             highest = logits.amax(-1, keepdim=True)

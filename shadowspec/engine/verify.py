@@ -59,10 +59,7 @@ def verify_sampled(
         return verify_matching(sample(target_probs, target_uniform), drafted, num_drafted)
     chosen = drafted[:, :, None]
     target_chosen = target_probs[:, :-1].gather(2, chosen).squeeze(2)  # [rows, K]
-    if draft_probs is None:
-        draft_chosen = torch.ones_like(target_chosen)
-    else:
-        draft_chosen = draft_probs.gather(2, chosen).squeeze(2)
+    draft_chosen = torch.ones_like(target_chosen) if draft_probs is None else draft_probs.gather(2, chosen).squeeze(2)
     accepted = leading_accepted(accept_uniform * draft_chosen < target_chosen, num_drafted)  # [rows]
 
     rows = torch.arange(drafted.shape[0], device=drafted.device)

@@ -1,0 +1,190 @@
+"""The rows of one arm while they are decoded: tokens, lengths, counters, and when each row ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shadowspec.engine.randomness import uniforms
+from shadowspec.engine.sampling import BatchSampling
+from shadowspec.types import SamplingParameters, SpeculationCounts
+
+Detokenize = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to decode with the random numbers of `seed`."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParameters
+    seed: int
+
+
+class Row:
+    """One request in its slot: output so far and counters, cut at the last emitted token."""
+
+    def __init__(
+        self, request: Request, num_speculative_tokens: int, end_ids: frozenset[int], detokenize: Detokenize | None
+    ) -> None:
+        self.request = request
+        self.output: list[int] = []
+        self.finish_reason: str | None = None
+        self._end_ids = end_ids
+        self._detokenize = detokenize
+        self._depth = num_speculative_tokens
+        self.num_drafts = self.num_plain_steps = self.num_cut_steps = 0
+        self.num_draft_tokens = self.num_cut_draft_tokens = self.num_cut_accepted_tokens = 0
+        self.histogram = [0] * (num_speculative_tokens + 1)
+
+    def emit(self, tokens: Sequence[int]) -> int:
+        """Append tokens until one of them ends the row; how many were emitted."""
+        for count, token in enumerate(tokens, start=1):
+            self.output.append(token)
+            self.finish_reason = self._reason_to_stop(token)
+            if self.finish_reason is not None:
+                return count
+        return len(tokens)
+
+    def _reason_to_stop(self, token: int) -> str | None:
+        sampling = self.request.sampling
+        if len(self.output) >= sampling.min_tokens:
+            if token in self._end_ids:
+                return "stop"
+            if sampling.stop and self._detokenize is not None:
+                text = self._detokenize(self.output)
+                if any(stop in text for stop in sampling.stop):
+                    return "stop"
+        return "length" if len(self.output) >= sampling.max_tokens else None
+
+    def note_step(self, drafted: int, accepted: int, emitted: int) -> None:
+        """Count one step that drafted and accepted so many tokens and emitted `emitted` of accepted + 1.
+
+        A drafted token after the last emitted one counts in neither accepted nor drafted tokens.
+        """
+        was_cut = emitted < accepted + 1
+        self.num_cut_steps += was_cut
+        if drafted == 0:
+            self.num_plain_steps += 1
+            return
+        kept_accepted = min(accepted, emitted)
+        kept_drafted = min(drafted, emitted) if self.finish_reason is not None else drafted
+        self.num_drafts += 1
+        self.num_draft_tokens += kept_drafted
+        self.num_cut_draft_tokens += drafted - kept_drafted
+        self.num_cut_accepted_tokens += accepted - kept_accepted
+        self.histogram[kept_accepted] += 1
+
+    def counts(self) -> SpeculationCounts:
+        """The counters of the whole request."""
+        per_pos = tuple(sum(self.histogram[position + 1 :]) for position in range(self._depth))
+        return SpeculationCounts(
+            num_drafts=self.num_drafts,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=sum(per_pos),
+            num_accepted_tokens_per_pos=per_pos,
+            acceptance_histogram=tuple(self.histogram),
+            num_output_tokens=len(self.output),
+            num_prompt_tokens=len(self.request.prompt),
+            num_plain_steps=self.num_plain_steps,
+            num_cut_steps=self.num_cut_steps,
+            num_cut_draft_tokens=self.num_cut_draft_tokens,
+            num_cut_accepted_tokens=self.num_cut_accepted_tokens,
+        )
+
+
+class Batch:
+    """All rows of one arm.  A finished row keeps its slot, so that the load stays at the batch's size."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        *,
+        num_speculative_tokens: int,
+        vocabulary: int,
+        end_token_ids: frozenset[int],
+        detokenize: Detokenize | None,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self.num_rows = len(requests)
+        ends = [
+            frozenset(request.sampling.stop_token_ids) | (frozenset() if request.sampling.ignore_eos else end_token_ids)
+            for request in requests
+        ]
+        self.rows = [
+            Row(request, num_speculative_tokens, end_ids, detokenize)
+            for request, end_ids in zip(requests, ends, strict=True)
+        ]
+        self.prompts = [request.prompt for request in requests]
+        longest_output = max(request.sampling.max_tokens for request in requests)
+        # One step may write K + 1 tokens past the last one that can be emitted.
+        self.capacity = (
+            max(len(request.prompt) + request.sampling.max_tokens for request in requests) + num_speculative_tokens + 2
+        )
+        self.sampling = BatchSampling(
+            [request.sampling for request in requests],
+            self.prompts,
+            [sorted(end_ids) for end_ids in ends],
+            vocabulary,
+            device,
+        )
+        self.uniforms = uniforms(
+            [request.seed for request in requests], longest_output + num_speculative_tokens + 1, device
+        )
+        self.lengths = torch.tensor([len(prompt) for prompt in self.prompts], device=device)  # in the cache
+        self.longest = max(len(prompt) for prompt in self.prompts)
+        self.last_tokens = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
+        self.previous_tokens = torch.tensor([prompt[-1] for prompt in self.prompts], device=device)
+        self.emitted = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
+
+    def is_active(self, row: int) -> bool:
+        return self.rows[row].finish_reason is None
+
+    @property
+    def has_active(self) -> bool:
+        return any(row.finish_reason is None for row in self.rows)
+
+    def history(self, row: int) -> npt.NDArray[np.int64]:
+        """Prompt and output of a row, int64 [tokens]."""
+        return np.asarray((*self.prompts[row], *self.rows[row].output), dtype=np.int64)
+
+    def begin(self, first_tokens: torch.Tensor) -> None:
+        """Take the tokens that prefill sampled, int64 [rows]."""
+        for row, token in zip(self.rows, first_tokens.tolist(), strict=True):
+            row.emit([token])
+        self._settle([[token] for token in first_tokens.tolist()])
+
+    def commit(self, drafted: list[list[int]], accepted: list[int], next_tokens: list[int], counts: list[int]) -> None:
+        """Take one step's outcome: `counts` tokens were drafted per row, `accepted` of them stand."""
+        taken: list[list[int]] = []
+        for index, row in enumerate(self.rows):
+            if row.finish_reason is not None:
+                taken.append([])
+                continue
+            tokens = [*drafted[index][: accepted[index]], next_tokens[index]]
+            emitted = row.emit(tokens)
+            row.note_step(counts[index], accepted[index], emitted)
+            taken.append(tokens[:emitted])
+        self._settle(taken)
+
+    def _settle(self, taken: list[list[int]]) -> None:
+        """Move lengths and last tokens on; a finished row is frozen where it can always write K + 1 tokens."""
+        lengths, last, previous, emitted = [], [], [], []
+        for index, (row, tokens) in enumerate(zip(self.rows, taken, strict=True)):
+            if tokens:
+                self.sampling.note_emitted(index, tokens)
+            frozen = row.finish_reason is not None
+            lengths.append(0 if frozen else len(row.request.prompt) + len(row.output) - 1)
+            last.append(row.output[-1])
+            previous.append(row.output[-2] if len(row.output) > 1 else row.request.prompt[-1])
+            emitted.append(len(row.output))
+        # A frozen row goes on at length 1: the draft starts one token before a row's end.
+        lengths = [max(1, length) for length in lengths]
+        state = torch.tensor([lengths, last, previous, emitted], device=self.device)
+        self.lengths, self.last_tokens, self.previous_tokens, self.emitted = state.unbind(0)
+        self.longest = max(lengths)

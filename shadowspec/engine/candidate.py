@@ -1,0 +1,117 @@
+"""A candidate speculation config made ready to run: its draft loaded, the pair checked, its fingerprint taken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from shadowspec.engine.models import LoadedModel, check_pair, choose_device, choose_dtype, load_model
+from shadowspec.engine.proposers import Proposer
+from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.engine.proposers.ngram import NgramProposer
+from shadowspec.errors import ModelError
+from shadowspec.types import FingerprintedConfig, SpeculationConfig, VerifyRule
+
+BACKEND = "torch"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A speculation config with its draft model, if it needs one."""
+
+    config: FingerprintedConfig
+    draft: LoadedModel | None
+
+    def proposer(self) -> Proposer:
+        """A fresh proposer for one batch."""
+        wanted = self.config.config
+        if self.draft is None:
+            return NgramProposer(wanted.num_speculative_tokens, wanted.ngram_min, wanted.ngram_max)
+        return DraftModelProposer(
+            self.draft.model,
+            wanted.num_speculative_tokens,
+            is_sampling=wanted.verify_rule is VerifyRule.REJECTION,
+        )
+
+
+class Models:
+    """Loads each model folder once onto one device; lives as long as the engines that share it."""
+
+    def __init__(self, device: str = "auto", dtype: str = "auto") -> None:
+        self.device = choose_device(device)
+        self.dtype = choose_dtype(dtype, self.device)
+        self._loaded: dict[str, LoadedModel] = {}
+
+    def load(self, path: str) -> LoadedModel:
+        """The model of a folder, loaded at its first use.
+
+        Raises:
+            ModelError: it cannot be loaded or measured.
+        """
+        if path not in self._loaded:
+            self._loaded[path] = load_model(path, self.device, self.dtype)
+        return self._loaded[path]
+
+    def candidates(
+        self, target_path: str, configs: Sequence[SpeculationConfig], warn: Callable[[str], None]
+    ) -> tuple[LoadedModel, tuple[Candidate, ...]]:
+        """The target and its candidates, each pair checked before anything runs.
+
+        Raises:
+            ModelError: a model cannot be used or a pair does not fit.
+        """
+        target = self.load(target_path)
+        ready = []
+        for config in configs:
+            if config.backend != BACKEND:
+                raise ModelError(f"candidate {config.name!r}: backend {config.backend!r} is not available here")
+            draft = self.load(config.draft) if config.draft is not None else None
+            if draft is not None:
+                for warning in check_pair(target, draft):
+                    warn(warning)
+            ready.append(Candidate(fingerprinted(config, target, draft), draft))
+        return target, tuple(ready)
+
+
+def engine_name() -> str:
+    """Name and version of this engine, part of every fingerprint."""
+    try:
+        own = version("shadowspec")
+    except PackageNotFoundError:
+        own = "unknown"
+    return f"shadowspec-torch/{own} torch/{torch.__version__} transformers/{version('transformers')}"
+
+
+def device_name(device: torch.device) -> str:
+    """The device as people know it, e.g. "NVIDIA H200" or "cpu x86_64, 2 threads"."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"cpu {platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def fingerprinted(config: SpeculationConfig, target: LoadedModel, draft: LoadedModel | None) -> FingerprintedConfig:
+    """The config with everything its figures depend on.
+
+    Names and paths are left out: the same weights under another path are the same config.
+    """
+    details = {
+        "target_weights": target.weights_digest,
+        "target_tokenizer": target.tokenizer_digest,
+        "draft_weights": draft.weights_digest if draft is not None else "",
+    }
+    device = device_name(target.model.device)
+    dtype = str(target.model.dtype).removeprefix("torch.")
+    identity = {key: value for key, value in asdict(config).items() if key not in {"name", "target", "draft"}} | {
+        "details": details,
+        "engine": engine_name(),
+        "device": device,
+        "dtype": dtype,
+    }
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return FingerprintedConfig(config, engine_name(), device, dtype, details, digest)

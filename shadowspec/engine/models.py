@@ -1,0 +1,283 @@
+"""Loading models and refusing those that the engine cannot measure exactly.
+
+Weights come from local safetensors only; code from a model repository is never run.  A model is usable when
+it is a decoder with ordinary attention over its whole past, takes explicit position ids, and its cached
+forward agrees with its plain forward on a probe (checked on the weights themselves at load).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from shadowspec.engine.runner import Runner
+from shadowspec.errors import ModelError, RecordError
+from shadowspec.types import FunnelCounter
+
+SAMPLED_CHUNKS = 64  # pieces read of each weight file for its digest: enough to tell fine-tunes apart
+CHUNK_BYTES = 65_536
+PROBE_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.5}  # logits; rounding only
+MIN_SIZE_RATIO = 3.0  # below this a draft saves little even when every token is accepted
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device with what identifies it."""
+
+    path: str
+    model: Any
+    tokenizer: Any
+    context_length: int  # tokens
+    end_token_ids: frozenset[int]
+    weights_digest: str
+    tokenizer_digest: str
+
+    @property
+    def num_parameters(self) -> int:
+        return int(self.model.num_parameters())
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.model.parameters())
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token of one request holds over all layers."""
+        config = self.model.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 2 * config.num_hidden_layers * heads * head_dim * self.model.dtype.itemsize
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a configured name ("auto": the GPU where there is one).
+
+    Raises:
+        ModelError: a GPU is asked for and there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"device {name!r} is configured but this machine has no usable GPU")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The arithmetic of a configured name ("auto": float32 on CPU, bfloat16 on a GPU)."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ModelError(f"unknown dtype {name!r}: use auto, float32, bfloat16 or float16")
+    return dtype
+
+
+def load_model(path: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """Load a model folder and probe it.
+
+    Raises:
+        ModelError: the folder is missing or unreadable, or the model is of a kind that cannot be measured.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ModelError(f"model folder {path} does not exist (models are read from local folders)")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        refuse_unmeasurable(config, path)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except ModelError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        first_line = str(error).strip().split("\n")[0][:300]
+        raise ModelError(f"model folder {path} cannot be loaded: {first_line}") from error
+    model = model.to(device).eval()
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ModelError(f"{path}: {type(model).__name__} takes no position ids, so ragged rows cannot be run")
+    probe_cached_forward(model, path)
+    return LoadedModel(
+        path=path,
+        model=model,
+        tokenizer=tokenizer,
+        context_length=int(config.max_position_embeddings),
+        end_token_ids=_end_token_ids(model, tokenizer),
+        weights_digest=weights_digest(folder),
+        tokenizer_digest=tokenizer_digest(tokenizer),
+    )
+
+
+def refuse_unmeasurable(config: Any, path: str) -> None:
+    """Refuse architectures whose attention is not ordinary, each with its reason.
+
+    Raises:
+        ModelError: encoder-decoder, sliding-window, linear or hybrid attention, soft-capped logits, or no
+            stated context length.
+    """
+    kind = getattr(config, "model_type", "this model")
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{path}: {kind} is an encoder-decoder; the engine runs decoder-only models")
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"}:
+        other = ", ".join(sorted(layer_types - {"full_attention"}))
+        raise ModelError(f"{path}: {kind} has {other} layers; a ragged cache needs full attention in every layer")
+    is_sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if is_sliding:
+        raise ModelError(f"{path}: {kind} attends through a sliding window; rejected tokens would leave its cache")
+    if getattr(config, "attn_logit_softcapping", None):
+        raise ModelError(f"{path}: {kind} caps attention logits, which the fused attention in use leaves out")
+    if not getattr(config, "num_attention_heads", None):
+        raise ModelError(f"{path}: {kind} has no attention heads (a linear-attention or state-space model)")
+    if not getattr(config, "max_position_embeddings", None):
+        raise ModelError(f"{path}: {kind} states no context length (max_position_embeddings)")
+
+
+@torch.inference_mode()
+def probe_cached_forward(model: Any, path: str) -> None:
+    """Check on the weights that ragged cached passes give the logits of a plain forward pass.
+
+    Raises:
+        ModelError: they differ by more than rounding, so that measurements would not be the model's own.
+    """
+    device = model.device
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, int(model.config.vocab_size), (2, 12), generator=generator).to(device)
+    plain = model(input_ids=tokens, use_cache=False).logits.float()
+    runner = Runner(model, slots=2, capacity=16)
+    lengths = [5, 8]  # the rows differ in length, so that positions, padding and mask are all exercised
+    first = runner.prefill([tokens[0, :5].tolist(), tokens[1, :8].tolist()]).float()
+    step_tokens = torch.stack((tokens[0, 5:8], tokens[1, 8:11]))
+    second = runner.step(step_tokens, torch.tensor(lengths, device=device), longest=8, keep=3).float()
+    expected_first = torch.stack((plain[0, 4], plain[1, 7]))
+    expected_second = torch.stack((plain[0, 5:8], plain[1, 8:11]))
+    scale = max(1.0, float(plain.abs().max()))
+    error = max(float((first - expected_first).abs().max()), float((second - expected_second).abs().max())) / scale
+    if not error <= PROBE_TOLERANCE.get(model.dtype, 0.5):
+        raise ModelError(
+            f"{path}: {type(model).__name__} gives other logits with a ragged cache than without "
+            f"(relative difference {error:.3g}); its attention or positions are not ordinary"
+        )
+
+
+def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    ids: set[int] = set()
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        if isinstance(value, int):
+            ids.add(value)
+        elif isinstance(value, (list, tuple)):
+            ids.update(int(item) for item in value)
+    return frozenset(ids)
+
+
+def weights_digest(folder: Path) -> str:
+    """sha256 over each safetensors file's size and evenly spaced pieces of its content; hex.
+
+    Reading hundreds of gigabytes at each start would be no better at telling two revisions apart: a
+    fine-tune changes nearly every piece.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            for piece in range(SAMPLED_CHUNKS):
+                file.seek(piece * max(0, size - CHUNK_BYTES) // max(1, SAMPLED_CHUNKS - 1))
+                digest.update(file.read(CHUNK_BYTES))
+    return digest.hexdigest()
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """sha256 of vocabulary, special tokens and chat template; hex."""
+    content = {
+        "vocabulary": sorted(tokenizer.get_vocab().items()),
+        "special": sorted(str(token) for token in tokenizer.all_special_tokens),
+        "template": tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
+    }
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
+    """Whether `draft` can draft for `target`; warnings for what is allowed but unwise.
+
+    Raises:
+        ModelError: vocabularies or special tokens differ, or the draft's context is too short to follow.
+    """
+    where = f"draft {draft.path} cannot draft for target {target.path}"
+    sizes = int(target.model.config.vocab_size), int(draft.model.config.vocab_size)
+    if sizes[0] != sizes[1]:
+        raise ModelError(f"{where}: vocabulary sizes differ ({sizes[1]} against {sizes[0]})")
+    target_vocabulary, draft_vocabulary = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if target_vocabulary != draft_vocabulary:
+        changed = sum(1 for token, index in target_vocabulary.items() if draft_vocabulary.get(token) != index)
+        raise ModelError(f"{where}: the tokenizers differ ({changed} tokens have another id or are missing)")
+    if set(target.tokenizer.all_special_ids) != set(draft.tokenizer.all_special_ids):
+        raise ModelError(f"{where}: the tokenizers' special tokens differ")
+    if draft.context_length < target.context_length:
+        raise ModelError(
+            f"{where}: its context of {draft.context_length} tokens is shorter than the target's "
+            f"{target.context_length}"
+        )
+    warnings = []
+    ratio = target.num_parameters / draft.num_parameters
+    if ratio < MIN_SIZE_RATIO:
+        warnings.append(
+            f"draft {draft.path} is only {ratio:.1f} times smaller than its target: hardly any acceptance pays for it"
+        )
+    return warnings
+
+
+class ModelTokenizer:
+    """The target's tokenizer as the tap needs it: token ids as the server would see them."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._tokenizer = loaded.tokenizer
+        self.context_length = loaded.context_length
+        self.vocabulary_size = int(loaded.model.config.vocab_size)
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[int]:
+        """Token ids of a conversation with the assistant's turn opened.
+
+        Raises:
+            RecordError: the target has no chat template, or its template refuses these messages.
+        """
+        if not self._tokenizer.chat_template:
+            raise RecordError(FunnelCounter.UNSUPPORTED, "no_chat_template", "the target has no chat template")
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except Exception as error:
+            # Templates raise whatever they like; the text of the error may quote the prompt, so it is dropped.
+            raise RecordError(
+                FunnelCounter.UNSUPPORTED, "chat_template_refused", "the target's chat template refused the messages"
+            ) from error
+        return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a completion prompt, special tokens included."""
+        return list(self._tokenizer(text)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of output tokens, special tokens left out; used for stop strings alone."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

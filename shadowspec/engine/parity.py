@@ -1,0 +1,110 @@
+"""Whether the speculative output is the target's own: greedy outputs compared, sampled outputs scored.
+
+Everything here runs outside the timed arms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shadowspec.engine.batch import Request
+from shadowspec.engine.runner import Runner
+from shadowspec.engine.sampling import BatchSampling
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Sum over emitted tokens y of 1[y = argmax] - target(argmax); its mean is zero if sampling is right."""
+
+    total: float
+    tokens: int
+
+
+def first_divergence(first: Sequence[int], second: Sequence[int]) -> int | None:
+    """The first output position at which two outputs differ (a missing token differs), or None."""
+    for position, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return position
+    return None if len(first) == len(second) else min(len(first), len(second))
+
+
+@torch.inference_mode()
+def teacher_forced_logits(
+    target: Any, requests: Sequence[Request], outputs: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
+    """The target's logits for each output token given all before it; one float [output tokens, vocabulary] a row.
+
+    Prompts go through one prefill and outputs through one pass, with no speculation anywhere.
+    """
+    runner = Runner(
+        target,
+        len(requests),
+        max(len(r.prompt) + len(o) for r, o in zip(requests, outputs, strict=True)) + max(map(len, outputs)) + 1,
+    )
+    prefill_logits = runner.prefill([request.prompt for request in requests])  # [rows, vocabulary]
+    width = max(len(output) for output in outputs) - 1
+    if width == 0:
+        return [logits[None] for logits in prefill_logits]
+    padded = [[*output[:-1], *[0] * (width + 1 - len(output))] for output in outputs]
+    lengths = torch.tensor([len(request.prompt) for request in requests], device=target.device)
+    longest = max(len(request.prompt) for request in requests)
+    logits = runner.step(torch.tensor(padded, device=target.device), lengths, longest, keep=width)
+    return [
+        torch.cat((prefill_logits[row, None], logits[row, : len(output) - 1])) for row, output in enumerate(outputs)
+    ]
+
+
+def top_two_gap(logits: torch.Tensor) -> float:
+    """Difference of the two highest logits; float [vocabulary]."""
+    highest = logits.float().topk(2).values
+    return float(highest[0] - highest[1])
+
+
+@torch.inference_mode()
+def z_scores(
+    target: Any,
+    requests: Sequence[Request],
+    outputs: Sequence[Sequence[int]],
+    end_token_ids: frozenset[int],
+) -> list[Score]:
+    """Teacher-forced score of each sampled output under its own processed distribution."""
+    scores = []
+    forced = teacher_forced_logits(target, requests, outputs)
+    for request, output, logits in zip(requests, outputs, forced, strict=True):
+        processed = _processed(target, request, output, logits, end_token_ids)
+        probs = _sampling(target, request, end_token_ids).probs(processed[None])[0]  # [tokens, vocabulary]
+        highest = probs.max(-1)
+        hits = (torch.tensor(list(output), device=logits.device) == highest.indices).float()
+        scores.append(Score(float((hits - highest.values).sum()), len(output)))
+    return scores
+
+
+@torch.inference_mode()
+def divergence_gap(target: Any, request: Request, output: Sequence[int], end_token_ids: frozenset[int]) -> float:
+    """The target's top-2 logit gap at the last token of `output`, given all before it: where greedy arms part."""
+    logits = teacher_forced_logits(target, [request], [output])[0]  # [tokens, vocabulary]
+    return top_two_gap(_processed(target, request, output, logits, end_token_ids)[-1])
+
+
+def _processed(
+    target: Any, request: Request, output: Sequence[int], logits: torch.Tensor, end_token_ids: frozenset[int]
+) -> torch.Tensor:
+    """Teacher-forced logits after penalties and minimum length; float [tokens, vocabulary]."""
+    return _sampling(target, request, end_token_ids).processed_logits(
+        logits[None], torch.tensor([list(output)], device=logits.device), _nothing_emitted(logits)
+    )[0]
+
+
+def _sampling(target: Any, request: Request, end_token_ids: frozenset[int]) -> BatchSampling:
+    ends = set(request.sampling.stop_token_ids) | (set() if request.sampling.ignore_eos else end_token_ids)
+    return BatchSampling(
+        [request.sampling], [request.prompt], [sorted(ends)], int(target.config.vocab_size), target.device
+    )
+
+
+def _nothing_emitted(logits: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.int64, device=logits.device)

@@ -1,0 +1,33 @@
+"""Ways of drafting: each proposes up to K tokens per row and step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from shadowspec.engine.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafted tokens of one step.  Rows may propose fewer than K, down to none."""
+
+    tokens: torch.Tensor  # int64 [rows, K]
+    num_drafted: torch.Tensor  # int64 [rows]
+    draft_probs: torch.Tensor | None  # float32 [rows, K, vocabulary], processed; None: one-hot drafts
+
+
+class Proposer(Protocol):
+    """What the decode loop asks of a way of drafting."""
+
+    def begin(self, batch: Batch) -> None:
+        """Take up a batch whose prompts are prefilled and whose first tokens are emitted."""
+
+    def propose(self, batch: Batch) -> Proposal:
+        """Draft for every row from its tokens so far."""
+
+    def cache_bytes(self) -> int:
+        """Bytes that the proposer's own state takes for the batch, beyond its weights."""

@@ -1,0 +1,55 @@
+"""Drafting by prompt lookup: what followed the latest earlier occurrence of the row's last n tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shadowspec.engine.batch import Batch
+from shadowspec.engine.proposers import Proposal
+
+
+def lookup(tokens: npt.NDArray[np.int64], shortest: int, longest: int, count: int) -> npt.NDArray[np.int64]:
+    """Up to `count` tokens that followed the latest earlier occurrence of the longest matching suffix.
+
+    Args:
+        tokens: the row's prompt and output so far, [length].
+        shortest, longest: lengths of the suffixes looked up, longest first.
+        count: number of tokens wanted.
+
+    Returns:
+        0 to `count` tokens; none where no suffix occurs earlier.
+    """
+    length = len(tokens)
+    for size in range(min(longest, length - 1), shortest - 1, -1):
+        windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)  # all but the suffix itself
+        matches = np.flatnonzero((windows == tokens[length - size :]).all(axis=1))
+        if len(matches):
+            start = int(matches[-1]) + size
+            return tokens[start : start + count]
+    return tokens[:0]
+
+
+class NgramProposer:
+    """Prompt lookup over prompt and output; needs no model.  Rows without a match make a plain step."""
+
+    def __init__(self, num_speculative_tokens: int, shortest: int, longest: int) -> None:
+        self._num_speculative_tokens = num_speculative_tokens
+        self._shortest, self._longest = shortest, longest
+
+    def begin(self, batch: Batch) -> None:
+        """Nothing to prepare: the batch keeps the rows' tokens."""
+
+    def propose(self, batch: Batch) -> Proposal:
+        drafted = np.zeros((batch.num_rows, self._num_speculative_tokens), dtype=np.int64)
+        counts = np.zeros(batch.num_rows, dtype=np.int64)
+        for row in range(batch.num_rows):
+            if batch.is_active(row):
+                found = lookup(batch.history(row), self._shortest, self._longest, self._num_speculative_tokens)
+                drafted[row, : len(found)] = found
+                counts[row] = len(found)
+        return Proposal(torch.from_numpy(drafted).to(batch.device), torch.from_numpy(counts).to(batch.device), None)
+
+    def cache_bytes(self) -> int:
+        return 0
