@@ -1,0 +1,326 @@
+"""Verdicts: ENABLE only if every required test passes at this look, DISABLE only on proof, HOLD with its reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from shadowspec.gate.decision import Hypothesis, HypothesisEvidence, decide
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.types import Decision, Memory, Parity, Run, TestResult, Verdict
+from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run, run_of
+
+POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
+HYPOTHESIS = Hypothesis(ENDPOINT, "prompt_class=code", 4, CONFIG)
+
+
+def evidence_of(runs: Sequence[Run], *, is_greedy: bool = True, num_lost: int = 0) -> HypothesisEvidence:
+    blocks = [
+        block_unit(index // 4, list(runs[index : index + 4]), is_greedy=is_greedy) for index in range(0, len(runs), 4)
+    ]
+    clusters = tuple(cluster_unit(index, [run], is_greedy=is_greedy) for index, run in enumerate(runs))
+    return HypothesisEvidence(clusters, tuple(blocks), len(clusters), num_lost, 0, 0)
+
+
+def look(
+    evidence: HypothesisEvidence,
+    policy: GatePolicy = POLICY,
+    *,
+    level: float | None = 0.0125,
+    previous: Decision | None = None,
+    hypothesis: Hypothesis = HYPOTHESIS,
+) -> Decision:
+    return decide(hypothesis, evidence, policy, level=level, has_entered=True, previous=previous, now=START)
+
+
+def drawn(num_runs: int, seed: int = 0, **world: float) -> list[Run]:
+    rng, draw = np.random.default_rng(seed), noisy_run(**world)
+    return [draw(rng, index, f"b{index // 4:05d}") for index in range(num_runs)]
+
+
+def result(decision: Decision, name: str) -> TestResult:
+    return next(test for test in decision.tests if test.name == name)
+
+
+def test_a_clearly_faster_hypothesis_is_enabled_and_names_every_test() -> None:
+    decision = look(evidence_of(drawn(400)))
+    assert decision.verdict is Verdict.ENABLE
+    assert decision.reason_code == "all_tests_pass"
+    assert {test.name for test in decision.tests} == {
+        "speedup",
+        "total_time",
+        "acceptance",
+        "tail",
+        "parity_near_ties",
+        "parity_faults",
+        "memory",
+    }
+    speedup = result(decision, "speedup")
+    assert speedup.threshold == pytest.approx(1.05)
+    assert speedup.lower is not None
+    assert speedup.upper is not None
+    assert 1.05 < speedup.lower <= 1.3 <= speedup.upper
+    assert decision.clusters_needed is None
+    assert decision.details["engine"] == CONFIG.engine
+
+
+def test_the_size_of_an_enable_is_the_designs() -> None:
+    """Speedup 1.3, 2 hypotheses, nothing slowed: 53 blocks in the median, 80 for nine of ten."""
+    looks, first = (51, 52, 53, 57, 62, 68, 74, 80), []
+    for seed in range(30):
+        runs = drawn(320, seed)
+        enabled = [n for n in looks if look(evidence_of(runs[: 4 * n])).verdict is Verdict.ENABLE]
+        first.append(enabled[0] if enabled else 999)
+    assert 52 <= np.median(first) <= 57
+    assert sum(size <= 80 for size in first) >= 0.8 * len(first)
+
+
+def test_nothing_passes_on_empty_data() -> None:
+    decision = look(evidence_of([]))
+    assert decision.verdict is Verdict.HOLD
+    assert all(test.outcome == "open" for test in decision.tests)
+
+
+def test_false_verdicts_at_the_boundary_under_peeking() -> None:
+    """ENABLE at a speedup that is not above the margin happens at most at the level, whenever one looks."""
+    num_worlds, false = 40, 0
+    for seed in range(num_worlds):
+        runs = drawn(480, 1_000 + seed, speedup=1.05, noise=0.1)
+        looks = range(240, 481, 80)
+        false += any(look(evidence_of(runs[:size])).verdict is Verdict.ENABLE for size in looks)
+    assert false / num_worlds <= 0.0125 + 3 * math.sqrt(0.0125 / num_worlds)
+
+
+def test_a_slower_hypothesis_is_disabled() -> None:
+    decision = look(evidence_of(drawn(400, speedup=0.9)))
+    assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "slowdown")
+
+
+def test_many_slowed_requests_disable_even_if_the_mean_is_fast() -> None:
+    decision = look(evidence_of(drawn(800, speedup=1.8, slowed_share=0.25)))
+    assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "tail_slowed")
+    assert result(decision, "speedup").outcome == "pass"
+
+
+def test_low_acceptance_alone_holds_and_never_disables() -> None:
+    decision = look(evidence_of(drawn(400, acceptance=0.25)))
+    assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "low_acceptance")
+    slow = look(evidence_of(drawn(400, acceptance=0.25, speedup=0.9)))
+    assert (slow.verdict, slow.reason_code) == (Verdict.DISABLE, "slowdown")
+    assert "acceptance" in slow.reason
+
+
+def test_one_greedy_fault_disables_and_a_near_tie_does_not() -> None:
+    runs = drawn(400)
+    near = Parity(first_divergence=5, divergence_gap=0.0009, rerun_differs=False)
+    fault = replace(near, divergence_gap=0.0011)
+    runs[7] = replace(runs[7], parity=near)
+    assert look(evidence_of(runs)).verdict is Verdict.ENABLE
+    runs[7] = replace(runs[7], parity=fault)
+    decision = look(evidence_of(runs))
+    assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "parity_fault")
+    bf16 = replace(HYPOTHESIS, config=replace(CONFIG, dtype="bfloat16"))
+    assert look(evidence_of(runs), hypothesis=bf16).verdict is Verdict.ENABLE
+
+
+@pytest.mark.parametrize(("max_hypotheses", "smallest"), [(1, 72), (2, 86), (4, 99), (8, 113), (32, 140)])
+def test_requests_that_exclude_faults_are_the_designs(max_hypotheses: int, smallest: int) -> None:
+    level = 0.05 / max_hypotheses / 2
+    policy = replace(POLICY, max_hypotheses=max_hypotheses)
+    assert result(look(evidence_of(drawn(smallest)), policy, level=level), "parity_faults").outcome == "pass"
+    short = result(look(evidence_of(drawn(smallest - 1)), policy, level=level), "parity_faults")
+    assert (short.outcome, short.min_units, short.units_needed) == ("open", smallest, 1)
+
+
+def test_many_near_ties_hold() -> None:
+    near = Parity(first_divergence=5, divergence_gap=0.0, rerun_differs=False)
+    runs = [replace(run, parity=near) if index % 4 == 0 else run for index, run in enumerate(drawn(400))]
+    decision = look(evidence_of(runs))
+    assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "near_ties")
+    same = replace(near, rerun_differs=True)
+    runs = [replace(run, parity=same) if index % 4 == 0 else run for index, run in enumerate(drawn(400))]
+    assert look(evidence_of(runs)).verdict is Verdict.ENABLE, "the baseline differs from itself as often"
+
+
+def sampled(num_runs: int, shift: float, seed: int = 0) -> list[Run]:
+    """z of 48 tokens: mean `shift`, the spread of a Bernoulli."""
+    rng = np.random.default_rng(seed)
+    return [
+        replace(run, parity=Parity(z_sum=48 * shift + 3.0 * float(rng.standard_normal()), z_tokens=48))
+        for run in drawn(num_runs, seed)
+    ]
+
+
+def test_sampled_parity_passes_within_its_bound_and_disables_outside() -> None:
+    good = look(evidence_of(sampled(1_200, 0.0), is_greedy=False))
+    assert (good.verdict, result(good, "parity_sampled").outcome) == (Verdict.ENABLE, "pass")
+    for shift in (-0.06, 0.06):
+        bad = look(evidence_of(sampled(1_200, shift), is_greedy=False))
+        assert (bad.verdict, bad.reason_code) == (Verdict.DISABLE, "parity_biased")
+
+
+def test_both_sampling_regimes_must_pass() -> None:
+    greedy, few = drawn(400), sampled(8, 0.0)
+    few = [replace(run, key=replace(run.key, partition=1)) for run in few]
+    one, other = evidence_of(greedy), evidence_of(few, is_greedy=False)
+    both = replace(one, clusters=one.clusters + other.clusters, blocks=one.blocks + other.blocks)
+    decision = look(both)
+    assert result(decision, "parity_faults").outcome == "pass"
+    assert result(decision, "parity_sampled").outcome == "open"
+    assert decision.verdict is Verdict.HOLD
+
+
+def test_unknown_parity_holds() -> None:
+    decision = look(evidence_of([replace(run, parity=None) for run in drawn(400)]))
+    assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "unknown_parity")
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcome"),
+    [
+        (replace(POLICY, memory_budget_share=0.10), "pass"),
+        (replace(POLICY, memory_budget_share=0.0999), "fail"),
+        (replace(POLICY, memory_budget_share=None, memory_budget_tokens=100), "pass"),
+        (replace(POLICY, memory_budget_tokens=99), "fail"),
+    ],
+)
+def test_memory_over_budget_disables(policy: GatePolicy, outcome: str) -> None:
+    decision = look(evidence_of(drawn(400)), policy)  # 1.0 MB and 1.1 MB peak, 1,000 bytes a token
+    assert result(decision, "memory").outcome == outcome
+    assert decision.verdict is (Verdict.ENABLE if outcome == "pass" else Verdict.DISABLE)
+
+
+def test_one_block_over_budget_is_enough() -> None:
+    evidence = evidence_of(drawn(400))
+    heavy = replace(evidence.blocks[3].block, memory={CONFIG.fingerprint: Memory(100, 200, 1, 0, 0)})
+    blocks = (*evidence.blocks[:3], replace(evidence.blocks[3], block=heavy), *evidence.blocks[4:])
+    assert look(replace(evidence, blocks=blocks)).reason_code == "memory_over_budget"
+
+
+def test_missing_requests_are_folded_at_the_worst_and_too_many_of_them_hold() -> None:
+    runs = drawn(400)
+    some = [run_of(i, run.block_id, failure="timeout") if i % 25 == 0 else run for i, run in enumerate(runs)]
+    folded = look(evidence_of(some))
+    assert folded.details["missing_share"] == pytest.approx(0.04)
+    for name, bound in (
+        ("speedup", "lower"),
+        ("acceptance", "lower"),
+        ("tail", "upper"),
+        ("parity_near_ties", "upper"),
+    ):
+        whole, less = getattr(result(look(evidence_of(runs)), name), bound), getattr(result(folded, name), bound)
+        assert less < whole if bound == "lower" else less > whole
+    many = [run_of(i, run.block_id, failure="timeout") if i % 19 == 0 else run for i, run in enumerate(runs)]
+    assert look(evidence_of(many)).reason_code == "missing_data"
+    assert look(evidence_of(runs, num_lost=30)).reason_code == "missing_data", "shed requests count"
+
+
+def test_enable_needs_the_traffic_of_a_whole_span() -> None:
+    decision = look(evidence_of(drawn(400)), replace(POLICY, min_span_s=400.0))
+    assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "min_span")
+    assert look(evidence_of(drawn(400)), replace(POLICY, min_span_s=399.0)).verdict is Verdict.ENABLE
+
+
+def costly_tail(num_runs: int) -> list[Run]:
+    """Most requests faster, one in 20 long and far slower: the fleet pays more though most users gain."""
+    return [
+        run_of(i, "b", log_speedup=-math.log(4.5), baseline_ms=400.0)
+        if i % 20 == 0
+        else run_of(i, "b", log_speedup=0.2 + 0.01 * (i % 7))
+        for i in range(num_runs)
+    ]
+
+
+def test_proven_costlier_blocks_enable_and_objective_both_needs_proof_of_less() -> None:
+    costly = look(evidence_of(costly_tail(1_600)))
+    assert result(costly, "total_time").outcome == "fail"
+    assert (costly.verdict, costly.reason_code) == (Verdict.HOLD, "costlier")
+    short = evidence_of(drawn(300))
+    assert result(look(short), "total_time").outcome == "open"
+    assert look(short).verdict is Verdict.ENABLE
+    assert look(short, replace(POLICY, objective="both")).verdict is Verdict.HOLD
+
+
+def test_too_few_units_say_how_many_more() -> None:
+    decision = look(evidence_of(drawn(60)))
+    assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "too_few_units")
+    assert decision.clusters_needed is not None
+    assert decision.clusters_needed > 0
+    full = look(evidence_of(drawn(60 + decision.clusters_needed)))
+    assert full.verdict is Verdict.ENABLE or full.reason_code == "dependent"
+
+
+def test_an_interval_about_the_threshold_is_undecidable() -> None:
+    decision = look(evidence_of(drawn(24_000, speedup=1.05, noise=0.05)))
+    assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "undecidable")
+    at_end = look(evidence_of(drawn(100, speedup=1.05)), replace(POLICY, max_clusters=100))
+    assert at_end.reason_code == "undecidable"
+
+
+def test_no_level_left_and_not_entered_hold() -> None:
+    assert look(evidence_of(drawn(400)), level=None).reason_code == "no_level_left"
+    evidence = evidence_of(drawn(12))
+    decision = decide(HYPOTHESIS, evidence, POLICY, level=None, has_entered=False, previous=None, now=START)
+    assert (decision.reason_code, decision.clusters_needed) == ("too_few_clusters", 8)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.ENABLE, Verdict.DISABLE])
+def test_verdicts_stand_and_later_looks_only_refresh_the_figures(verdict: Verdict) -> None:
+    first = look(evidence_of(drawn(400, speedup=1.3 if verdict is Verdict.ENABLE else 0.9)))
+    assert first.verdict is verdict
+    opposite = evidence_of(drawn(800, speedup=0.9 if verdict is Verdict.ENABLE else 1.3))
+    later = decide(
+        HYPOTHESIS, opposite, POLICY, level=0.0125, has_entered=True, previous=first, now=START + timedelta(days=1)
+    )
+    assert (later.verdict, later.reason) == (first.verdict, first.reason)
+    assert later.details["verdict_since"] == START.isoformat()
+    assert result(later, "speedup").num_units == 200
+
+
+# Dependence.
+
+
+def correlated(num_runs: int, correlation: float, seed: int = 0) -> list[Run]:
+    """Whole blocks share an AR(1) shock about a speedup of 1.3."""
+    rng, shock, runs = np.random.default_rng(seed), 0.0, []
+    for index in range(num_runs):
+        if index % 4 == 0:
+            shock = correlation * shock + math.sqrt(1 - correlation**2) * float(rng.standard_normal())
+        runs.append(run_of(index, "b", log_speedup=math.log(1.3) + 0.1 * shock))
+    return runs
+
+
+def test_strongly_dependent_units_restart_with_four_then_eight_merged() -> None:
+    evidence = evidence_of(correlated(480, 0.9))
+    first = look(evidence)
+    assert (first.verdict, first.reason_code) == (Verdict.HOLD, "dependent")
+    speedup = result(first, "speedup")
+    assert (speedup.num_units, speedup.outcome) == (0, "open")
+    assert (speedup.details["start_unit"], speedup.details["merged_units"]) == (120, 4)
+
+    later = look(evidence_of(correlated(480 + 16 * 150, 0.9)), previous=first)
+    speedup = result(later, "speedup")
+    assert later.reason_code == "dependent"
+    assert (speedup.details["start_unit"], speedup.details["merged_units"]) == (720, 8)
+    assert look(evidence, previous=first).verdict is Verdict.HOLD, "the earlier capital is dropped for good"
+
+
+def test_few_units_wait_until_their_independence_shows() -> None:
+    runs = correlated(400, 0.5, seed=1)[:240]  # 60 blocks: too few to restart, r1 too high to count
+    decision = look(evidence_of(runs))
+    assert result(decision, "speedup").outcome == "pass"
+    assert decision.reason_code == "dependent"
+    assert "wait" in decision.reason
+
+
+def test_a_disabling_bound_waits_for_independence_too_but_a_fault_does_not() -> None:
+    runs = [replace(run, baseline=run.speculative, speculative=run.baseline) for run in correlated(480, 0.9)]
+    decision = look(evidence_of(runs))
+    assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "dependent")
+    runs[0] = replace(runs[0], parity=Parity(first_divergence=0, divergence_gap=9.0, rerun_differs=False))
+    assert look(evidence_of(runs)).reason_code == "parity_fault"

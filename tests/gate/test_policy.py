@@ -1,0 +1,77 @@
+"""The policy refuses what it cannot use, and levels never add up to more than alpha."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowspec.errors import ConfigError
+from shadowspec.gate.levels import assign_levels
+from shadowspec.gate.policy import GatePolicy
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("alpha", 0.0),
+        ("alpha", 1.0),
+        ("max_hypotheses", 0),
+        ("max_hypotheses", 2.5),
+        ("floor", 1.0),
+        ("margin", 1.0),
+        ("margin", -0.1),
+        ("z_bound", 0.2),
+        ("objective", "throughput"),
+        ("acceptance_metric", "mean_acceptance_length"),
+        ("memory_budget_tokens", -1),
+        ("min_span_s", -1.0),
+        ("cluster_idle_s", math.inf),
+        ("tail_share", True),
+        ("parity_tokens", "64"),
+        ("near_tie_logit", "small"),
+        ("memory_budget_share", None),
+    ],
+)
+def test_a_value_out_of_range_is_an_error_that_names_the_key(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=key):
+        GatePolicy(**{key: value})  # type: ignore[arg-type]
+
+
+def test_near_ties_depend_on_the_dtype() -> None:
+    assert GatePolicy().near_tie_logit_of("float32") == 1e-3
+    assert GatePolicy().near_tie_logit_of("torch.bfloat16") == 0.125
+    assert GatePolicy(near_tie_logit=0.5).near_tie_logit_of("float8") == 0.5
+    with pytest.raises(ConfigError, match="float8"):
+        GatePolicy().near_tie_logit_of("float8")
+
+
+def test_frozen_parameters_outlive_a_change_of_policy_and_thresholds_do_not() -> None:
+    entered = GatePolicy(log_speedup_clip=0.5, margin=0.05)
+    later = GatePolicy(log_speedup_clip=0.7, margin=0.1).with_frozen_parameters(entered.frozen_parameters())
+    assert later.log_speedup_clip == 0.5
+    assert later.margin == 0.1
+
+
+@given(
+    st.lists(st.tuples(st.sets(st.integers(0, 40)), st.integers(1, 12)), max_size=8),
+    st.floats(0.01, 0.2),
+)
+def test_levels_are_fixed_at_entry_and_never_sum_to_more_than_alpha(looks, alpha: float) -> None:
+    held: dict[int, float] = {}
+    for entered, max_hypotheses in looks:
+        policy = GatePolicy(alpha=alpha, max_hypotheses=max_hypotheses)
+        order = [*held, *sorted(entered - held.keys())]
+        levels = assign_levels(order, held, policy)
+        assert all(levels[name] == level for name, level in held.items())
+        held |= {name: level for name, level in levels.items() if level is not None}
+        assert sum(held.values()) * 2 <= alpha * (1 + 1e-6)
+
+
+def test_each_hypothesis_gets_half_its_share_until_none_is_left() -> None:
+    levels = assign_levels(list("abc"), {}, GatePolicy(alpha=0.05, max_hypotheses=2))
+    assert levels == {"a": 0.0125, "b": 0.0125, "c": None}
+    eight = assign_levels(list("abcdefghi"), {}, GatePolicy(max_hypotheses=8))
+    assert sum(level is not None for level in eight.values()) == 8
