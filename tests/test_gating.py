@@ -1,0 +1,211 @@
+"""From stored rows to decisions: an endpoint with its slices, look after look, over a real database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from shadowspec.errors import InputError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gating import EndpointEvidence, decide_endpoint, endpoint_sequences, run_gate
+from shadowspec.store import Store, schema
+from shadowspec.types import Block, BlockResult, Decision, RecordKey, Verdict
+from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, World, noisy_run, run_of
+
+POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
+CONFIGS = {CONFIG.fingerprint: CONFIG}
+SLICES = ("prompt_class=code", "prompt_class=sql")
+
+
+def decided(
+    evidence: EndpointEvidence,
+    standing: list[Decision] | None = None,
+    policy: GatePolicy = POLICY,
+    *,
+    input_ended: bool = True,
+) -> dict[str, Decision]:
+    decisions = decide_endpoint(evidence, policy, CONFIGS, [4], standing or [], input_ended=input_ended, now=START)
+    return {decision.slice_key: decision for decision in decisions}
+
+
+def cut(evidence: EndpointEvidence, num_blocks: int) -> EndpointEvidence:
+    """What was stored after the first blocks."""
+    blocks = evidence.blocks[:num_blocks]
+    kept = {block.block_id for block in blocks}
+    runs = [run for run in evidence.runs if run.block_id in kept]
+    last = max(run.key.offset for run in runs)
+    records = [
+        r for r in evidence.records if (r.key.offset if r.key.partition == 0 else r.key.offset // 10 + 1) <= last
+    ]
+    return EndpointEvidence(evidence.endpoint, records, blocks, runs)
+
+
+def test_the_endpoint_folds_its_slices_blocks_and_is_one_of_its_hypotheses() -> None:
+    decisions = decided(World(160, slices=SLICES, make_run=noisy_run()).evidence())
+    assert list(decisions) == ["", *SLICES]
+    assert decisions[""].num_blocks == sum(decisions[name].num_blocks for name in SLICES)
+    assert decisions[""].num_clusters == sum(decisions[name].num_clusters for name in SLICES)
+    assert {decision.details["level"] for decision in decisions.values()} == {0.05 / 3 / 2}
+    assert all(decision.verdict is Verdict.ENABLE for decision in decisions.values())
+
+
+def test_levels_run_out_in_the_order_of_entry() -> None:
+    world = World(160, slices=SLICES, make_run=noisy_run())
+    decisions = decided(world.evidence(), policy=replace(POLICY, max_hypotheses=2))
+    assert decisions[""].details["level"] == decisions[SLICES[0]].details["level"] == 0.0125
+    assert decisions[SLICES[1]].reason_code == "no_level_left"
+
+
+def test_a_level_once_given_is_kept_whatever_the_policy_and_the_order_say_later() -> None:
+    evidence = World(60, slices=SLICES, make_run=noisy_run()).evidence()
+    first = decided(evidence, policy=replace(POLICY, max_hypotheses=2))
+    swapped = replace(evidence, records=[replace(r, event_time=START) for r in evidence.records])
+    second = decided(swapped, list(first.values()), replace(POLICY, max_hypotheses=50))
+    for name in ("", SLICES[0]):
+        assert second[name].details["level"] == first[name].details["level"]
+    assert second[SLICES[1]].reason_code == "no_level_left"
+
+
+def test_clips_stay_as_they_were_at_entry() -> None:
+    evidence = World(60, make_run=noisy_run()).evidence()
+    first = decided(evidence, policy=replace(POLICY, log_speedup_clip=0.5))
+    second = decided(evidence, list(first.values()), replace(POLICY, log_speedup_clip=0.9))
+    assert next(t for t in second[""].tests if t.name == "speedup").details["log_speedup_clip"] == 0.5
+
+
+def test_a_second_gate_over_the_same_rows_sees_the_same_evidence() -> None:
+    evidence = World(70, make_run=noisy_run()).evidence()
+    first = decided(evidence)
+    second = decided(evidence, list(first.values()))
+    assert {name: d.tests for name, d in first.items()} == {name: d.tests for name, d in second.items()}
+
+
+def test_few_clusters_have_not_entered() -> None:
+    decision = decided(World(4, make_run=noisy_run()).evidence())[""]
+    assert (decision.verdict, decision.reason_code, decision.clusters_needed) == (
+        Verdict.HOLD,
+        "too_few_clusters",
+        4,
+    )
+    assert decision.details["level"] is None
+
+
+def test_open_clusters_wait_until_the_input_ends() -> None:
+    evidence = World(100, make_run=noisy_run()).evidence()
+    waiting, ended = decided(evidence, input_ended=False)[""], decided(evidence)[""]
+    assert waiting.num_clusters == 400 - 91, "30 minutes idle at a session every 20 s"
+    assert ended.num_clusters == 400
+
+
+def test_each_load_is_a_hypothesis_of_its_own() -> None:
+    evidence = World(40, make_run=noisy_run()).evidence()
+    decisions = decide_endpoint(evidence, POLICY, CONFIGS, [4, 16], [], input_ended=True, now=START)
+    assert [(d.slice_key, d.concurrency, d.num_blocks) for d in decisions] == [
+        ("", 4, 40),
+        ("", 16, 0),
+        (SLICES[0], 4, 40),
+        (SLICES[0], 16, 0),
+    ]
+
+
+def test_a_standing_verdict_outlives_a_change_of_the_traffic() -> None:
+    slow = World(120, make_run=noisy_run(speedup=0.85)).evidence()
+    first = decided(slow)
+    assert first[""].verdict is Verdict.DISABLE
+    fast = World(240, make_run=noisy_run(speedup=1.5)).evidence()
+    assert decided(fast)[""].verdict is Verdict.ENABLE
+    assert decided(fast, list(first.values()))[""].verdict is Verdict.DISABLE
+
+
+def test_looks_as_evidence_grows_agree_with_one_look_at_the_end() -> None:
+    whole = World(120, slices=SLICES, make_run=noisy_run(speedup=1.1)).evidence()
+    standing: list[Decision] = []
+    for num_blocks in (10, 40, 80, 120):
+        looked = decided(cut(whole, num_blocks), standing, input_ended=num_blocks == 120)
+        standing = list(looked.values())
+    at_once = decided(whole)
+    for name in ("", *SLICES):
+        assert looked[name].details["level"] == at_once[name].details["level"]
+        assert looked[name].tests == at_once[name].tests
+
+
+def test_rows_that_contradict_each_other_are_an_error() -> None:
+    evidence = World(10).evidence()
+    stray = replace(run_of(0, "b00000"), key=RecordKey("other", 0, 1))
+    with pytest.raises(InputError, match=r"other\[0\]@1/0 .* has no block or no record"):
+        decided(replace(evidence, runs=[*evidence.runs, stray]))
+
+
+def test_sequences_end_at_the_figures_of_the_decision() -> None:
+    evidence = World(120, slices=SLICES, make_run=noisy_run(slowed_share=0.02)).evidence()
+    decisions = decided(evidence)
+    sequences = endpoint_sequences(evidence, POLICY, list(decisions.values()), input_ended=True)
+    for name, decision in decisions.items():
+        points = sequences[name, 4, CONFIG.fingerprint]
+        for test in decision.tests:
+            if test.name in points:
+                last = points[test.name][-1]
+                assert last.num_units == test.num_units
+                assert last.estimate == pytest.approx(test.estimate)
+                assert last.lower == pytest.approx(test.lower)
+                assert last.upper == (None if test.upper is None else pytest.approx(test.upper))
+
+
+# Over a database.
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    url = f"sqlite:///{tmp_path / 'gate.db'}"
+    schema.upgrade(url)
+    with Store.open(url) as opened:
+        yield opened
+
+
+def save(store: Store, evidence: EndpointEvidence) -> None:
+    store.save_fingerprints([CONFIG])
+    records = {record.key: record for record in evidence.records}
+    own = {run.key for run in evidence.runs}
+    store.save_records([record for key, record in records.items() if key not in own])
+    for stored in evidence.blocks:
+        runs = tuple(run for run in evidence.runs if run.block_id == stored.block_id)
+        block = Block(
+            stored.block_id, stored.sequence, ENDPOINT, stored.slice_key, stored.concurrency, (), (), stored.first_arm
+        )
+        result = BlockResult(block, stored.started_at, runs, {CONFIG.fingerprint: MEMORY})
+        store.save_block(result, [records[run.key] for run in runs])
+
+
+def test_the_gate_over_a_store_decides_what_it_decides_over_rows(store: Store) -> None:
+    evidence = World(80, slices=SLICES, make_run=noisy_run()).evidence()
+    save(store, evidence)
+    decisions = run_gate(store, {ENDPOINT: POLICY}, input_ended=True, now=START)
+    assert decisions == list(decided(evidence).values())
+    assert store.latest_decisions(ENDPOINT) == sorted(decisions, key=lambda d: d.slice_key)
+    again = run_gate(store, {ENDPOINT: POLICY}, input_ended=True, now=START + timedelta(hours=1))
+    assert [(d.verdict, d.details["verdict_since"]) for d in again] == [
+        (d.verdict, d.details["verdict_since"]) for d in decisions
+    ]
+    assert [d.tests for d in again] == [d.tests for d in decisions]
+
+
+def test_two_gates_at_once_give_the_evidence_of_one(store: Store) -> None:
+    save(store, World(40, make_run=noisy_run()).evidence())
+    results: list[list[Decision]] = []
+
+    def gate() -> None:
+        results.append(run_gate(store, {ENDPOINT: POLICY}, input_ended=True, now=START))
+
+    threads = [threading.Thread(target=gate) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 2
+    assert [d.tests for d in results[0]] == [d.tests for d in results[1]]
+    assert [d.details["level"] for d in results[0]] == [d.details["level"] for d in results[1]]
