@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec import store as stores
@@ -118,6 +118,7 @@ REASONS = st.sampled_from([None, "not_timed", "image_content"])
 ENDPOINTS = st.sampled_from([None, "editor", "chat"])
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(ENDPOINTS, st.sampled_from(FunnelCounter), REASONS), max_size=40))
 def test_the_funnel_adds_up_to_the_records_read(ends: list[tuple[str | None, FunnelCounter, str | None]]) -> None:
     source = MemorySource(

@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec import metrics
@@ -40,6 +40,7 @@ def run_of(seed: int, **changed: object) -> Run:
     return replace(run, **changed)  # type: ignore[arg-type]
 
 
+@settings(max_examples=60, deadline=None)
 @given(VALUES, st.sampled_from([0.05, 0.5, 0.95, 0.99]))
 def test_quantile_is_the_first_value_that_covers_its_share(values: list[float], probability: float) -> None:
     quantile = figures.quantile(values, probability)
@@ -52,6 +53,7 @@ def test_quantile_is_the_first_value_that_covers_its_share(values: list[float], 
     assert quantile.value == covers[0]
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.001, 1e6), st.integers(1, 5)), min_size=20, max_size=40))
 def test_a_weight_is_that_many_copies(pairs: list[tuple[float, int]]) -> None:
     values, weights = [v for v, _ in pairs], [w for _, w in pairs]
@@ -61,6 +63,7 @@ def test_a_weight_is_that_many_copies(pairs: list[tuple[float, int]]) -> None:
         assert share <= sum(copy <= value for copy in copies) / len(copies) + 1e-9
 
 
+@settings(max_examples=60, deadline=None)
 @given(VALUES)
 def test_ecdf_rises_to_one_and_agrees_with_counting(values: list[float]) -> None:
     points = figures.ecdf(values, [1] * len(values))
@@ -73,6 +76,7 @@ def test_ecdf_rises_to_one_and_agrees_with_counting(values: list[float]) -> None
         assert share == pytest.approx(sum(v <= value for v in values) / len(values))
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(RATES, min_size=1, max_size=12))
 def test_weights_are_whole_and_inverse_to_rates(rates: list[float]) -> None:
     weights = figures.request_weights(rates)
@@ -81,6 +85,7 @@ def test_weights_are_whole_and_inverse_to_rates(rates: list[float]) -> None:
         assert weight * rate == pytest.approx(weights[0] * rates[0])
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=12, unique=True))
 def test_acceptance_is_pooled_and_named(seeds: list[int]) -> None:
     runs = [run_of(seed) for seed in seeds]
@@ -131,6 +136,7 @@ def _wait(timing: ArmTiming | None) -> ArmTiming:
     return replace(timing, queue_ms=timing.queue_ms + 1000.0)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=30))
 def test_every_request_lies_in_one_speedup_bin(seeds: list[int]) -> None:
     runs = [run_of(seed) for seed in seeds]

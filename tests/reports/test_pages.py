@@ -11,7 +11,7 @@ from io import StringIO
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -266,6 +266,7 @@ def test_policies_that_differ_are_told_apart() -> None:
     assert "0.123" not in Page(render_html(shared)).text
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.floats(-2e6, 2e6))
 def test_a_scale_stays_within_its_pixels_and_rises(low: float, span: float, value: float) -> None:
     scale = Scale(low, low + span, 10, 200)
@@ -275,6 +276,7 @@ def test_a_scale_stays_within_its_pixels_and_rises(low: float, span: float, valu
     assert scale(value) <= scale(value + span / 3) + 1e-9
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.floats(-1e3, 1e3), st.floats(1e-3, 1e3))
 def test_ticks_lie_on_the_axis_and_are_few(low: float, span: float) -> None:
     found = ticks(low, low + span)
@@ -282,6 +284,7 @@ def test_ticks_lie_on_the_axis_and_are_few(low: float, span: float) -> None:
     assert all(low - span / 1e6 <= tick <= low + span + span / 1e6 for tick in found)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.floats(1e-3, 1e4), st.floats(1.05, 1e5))
 def test_log_ticks_lie_on_the_axis(low: float, factor: float) -> None:
     found = log_ticks(low, low * factor)
@@ -289,6 +292,7 @@ def test_log_ticks_lie_on_the_axis(low: float, factor: float) -> None:
     assert all(low * 0.999 <= tick <= low * factor * 1.001 for tick in found)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text())
 def test_text_in_a_picture_comes_back_as_it_was(text: str) -> None:
     kept = "".join(c for c in text if c.isprintable())
