@@ -1,0 +1,1 @@
+"""ShadowSpec: shadow-mode traffic analyzer and statistical rollout gate for speculative decoding."""

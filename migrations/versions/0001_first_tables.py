@@ -78,6 +78,7 @@ def upgrade() -> None:
         sa.Column("kv_bytes_per_token", sa.BigInteger, nullable=False),
         sa.Column("draft_weight_bytes", sa.BigInteger, nullable=False),
         sa.Column("draft_kv_bytes_per_token", sa.BigInteger, nullable=False),
+        sa.Column("source", sa.Text, nullable=False),
         sa.PrimaryKeyConstraint("block_id", "fingerprint", name="pk_block_memory"),
         _refers("block_memory", "blocks", "block_id"),
         _refers("block_memory", "fingerprints", "fingerprint"),

@@ -22,3 +22,46 @@ SERVED_MODELS = {
     "story": "demo-story",
     "translate": "demo-translate",
 }
+DEMO_SECRET = "public demo traffic, nothing to protect"  # noqa: S105 - it is public
+_CONFIG_HEAD = """\
+# The demo's configuration, as `shadowspec demo` wrote it.
+
+[database]
+url = "sqlite:///{out}/shadowspec.db"
+
+[privacy]
+hash_secret_file = "{out}/demo.secret"
+
+[engine]
+seed = {seed}
+
+[gate]
+# Two hypotheses per endpoint: the endpoint and its one slice.  Fewer hypotheses leave each a larger level.
+max_hypotheses = 2
+# The trace lasts one hour, so no whole week of traffic can be asked for.
+min_span_s = 0.0
+# Sessions have two to three requests; drawing the timed one from the first two leaves few without a pair.
+timed_positions = 2
+"""
+_CONFIG_ENDPOINT = """
+[endpoints.{name}]
+target = "{target}"
+served_models = ["{model}"]
+match = {{ model = "{model}" }}
+loads = [{{ concurrency = 4, share = 1.0 }}]
+
+[[endpoints.{name}.candidates]]
+name = "draft-k4"
+proposer = "draft_model"
+draft = "{draft}"
+num_speculative_tokens = 4
+"""
+
+
+def demo_config(out: Path, seed: int) -> str:
+    """The demo's configuration for results under `out`: the default policy but for three values, each explained."""
+    endpoints = (
+        _CONFIG_ENDPOINT.format(name=name, model=model, target=TARGET.as_posix(), draft=DRAFT.as_posix())
+        for name, model in SERVED_MODELS.items()
+    )
+    return _CONFIG_HEAD.format(out=out.as_posix(), seed=seed) + "".join(endpoints)

@@ -158,6 +158,7 @@ block_memory = Table(
         "draft_weight_bytes",
         "draft_kv_bytes_per_token",
     ),
+    Column("source", Text, nullable=False),
 )
 
 runs = Table(

@@ -1,0 +1,56 @@
+"""What every command shares: where results and progress go, and how errors end the process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+SCHEMA_VERSION = 1
+EXIT_INTERRUPTED = 130
+
+results = Console(soft_wrap=False)  # stdout: what was asked for
+notes = Console(stderr=True)  # progress and logs
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=2, ensure_ascii=False) + "\n")
+
+
+def set_up_logging(verbose: bool) -> None:
+    """Log to stderr; our own warnings always, everything of ours with --verbose.
+
+    Other libraries' progress bars and advice are switched off: stdout and stderr are ours.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    if verbose:
+        logging.getLogger("shadowspec").setLevel(logging.DEBUG)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A progress bar on stderr, gone when done; silent where stderr is no terminal."""
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[detail]}"),
+        console=notes,
+        transient=True,
+        disable=not notes.is_terminal,
+    ) as bar:
+        yield bar

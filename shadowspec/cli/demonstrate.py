@@ -1,0 +1,71 @@
+"""`shadowspec demo`: the whole pipeline on the bundled pair and traffic, without any service."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shadowspec.cli.console import notes, print_json, results
+from shadowspec.cli.options import JsonOption
+
+DEFAULT_OUT = Path("shadowspec-demo")
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for database, configuration and report.")] = (
+        DEFAULT_OUT
+    ),
+    requests: Annotated[
+        int | None, typer.Option("--requests", "-n", min=4, help="Measure at most so many requests in both arms.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the requests that bring none.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Tap recorded traffic, measure it in both arms, decide, and write report.html.  A few minutes on two cores.
+
+    The traffic is a replay built from public text and a public trace; the models are small and trained for it.
+    """
+    from shadowspec import demo as bundled
+    from shadowspec import store
+    from shadowspec.cli.decisions import decision_document
+    from shadowspec.cli.pipeline import measure_files
+    from shadowspec.cli.report import write_file
+    from shadowspec.config import load_config
+    from shadowspec.gating import run_gate
+    from shadowspec.reports import build_report, render_html, terminal_tables
+
+    started = time.monotonic()
+    config_path, report_path = out / "shadowspec.toml", out / "report.html"
+    write_file(config_path, bundled.demo_config(out.resolve(), seed))
+    # The demo's traffic is public, so its secret protects nobody; a real one never has a default.
+    write_file(out / "demo.secret", bundled.DEMO_SECRET)
+    config = load_config(config_path, environment={})
+    store.upgrade(config.database_url)
+    progress = measure_files(config, [str(bundled.TRAFFIC)], max_requests=requests)[0]
+    policies = {name: settings.policy for name, settings in config.endpoints.items()}
+    with notes.status("deciding"), store.Store.open(config.database_url) as opened:
+        decisions = run_gate(opened, policies, input_ended=True)
+        report = build_report(opened, policies, datetime.now(UTC), data_note=bundled.DATA_NOTE)
+    write_file(report_path, render_html(report))
+    seconds = time.monotonic() - started
+    if as_json:
+        print_json(
+            {
+                "decisions": [decision_document(decision) for decision in decisions],
+                "requests_measured": progress.requests_measured,
+                "blocks_found": progress.blocks_found,
+                "report": str(report_path),
+                "seconds": round(seconds, 1),
+            }
+        )
+        return
+    for table in terminal_tables(report):
+        results.print(table)
+    if progress.blocks_found:
+        notes.print(f"{progress.blocks_found} blocks were measured before; delete {out} to measure them again")
+    results.print(f"{bundled.DATA_NOTE}", highlight=False, soft_wrap=True)
+    results.print(f"done in {seconds:.0f} s; open {report_path}", highlight=False, soft_wrap=True)

@@ -1,0 +1,72 @@
+"""The `shadowspec` command: its options, its commands, and how every failure becomes one message and a code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from shadowspec.cli import database, demonstrate, gate, measure, report, set_up
+from shadowspec.cli.console import EXIT_INTERRUPTED, notes, set_up_logging
+from shadowspec.errors import ShadowSpecError
+
+EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h: a fault of ours; 1 and 3 are verdicts
+
+app = typer.Typer(
+    name="shadowspec",
+    help="Shadow-mode analyzer and rollout gate for speculative decoding.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (demonstrate.demo, set_up.init, set_up.doctor, measure.run, gate.gate, report.report):
+    app.command()(command)
+app.add_typer(database.app, name="db")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"shadowspec {version('shadowspec')}")
+        except PackageNotFoundError:
+            typer.echo("shadowspec (not installed: running from a source tree)")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is being done, to stderr.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    set_up_logging(verbose)
+
+
+def main() -> None:
+    """Run the command line; every failure ends in one message on stderr and an exit code of the contract."""
+    try:
+        app()
+    except ShadowSpecError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted", EXIT_INTERRUPTED)
+    except Exception as error:
+        if "-v" in sys.argv or "--verbose" in sys.argv or os.environ.get("SHADOWSPEC_DEBUG"):
+            raise
+        # The text of an unforeseen error may quote a prompt: its type is all that is shown unasked.
+        _fail(
+            f"internal error ({type(error).__name__}); this is a fault of shadowspec. "
+            "Run again with --verbose before the command for the traceback (it may quote input).",
+            EXIT_INTERNAL,
+        )
+
+
+def _fail(message: str, exit_code: int) -> None:
+    notes.print("[bold red]error:[/]", end=" ")
+    notes.print(message, markup=False, highlight=False)
+    sys.exit(exit_code)

@@ -1,0 +1,87 @@
+"""From a configuration to a running pipeline: models, engines, admission, blocks and store put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from shadowspec.cli.console import notes, progress_bar
+from shadowspec.config import Config, load_hash_secret
+from shadowspec.engine import Engine, Models, ModelTokenizer
+from shadowspec.errors import ConfigError
+from shadowspec.store import Store
+from shadowspec.tap.admission import Admission
+from shadowspec.tap.blocks import BlockFormer
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.sources import RawRecord, read_records
+from shadowspec.worker import Progress, Worker
+
+log = logging.getLogger(__name__)
+
+
+def require_endpoints(config: Config) -> None:
+    """Raise ConfigError where there is nothing to measure."""
+    if not config.endpoints:
+        raise ConfigError(f"{config.path}: no endpoint is configured; add [endpoints.NAME] (see `shadowspec init`)")
+
+
+def build_engines(config: Config) -> dict[str, Engine]:
+    """The engine of each endpoint; models are loaded once and shared, pairs are checked."""
+    models = Models(config.engine.device, config.engine.dtype)
+    engines: dict[str, Engine] = {}
+    shared: dict[tuple[object, ...], Engine] = {}
+    for name, endpoint in config.endpoints.items():
+        key = (endpoint.target, *endpoint.candidates)
+        if key not in shared:
+            target, candidates = models.candidates(endpoint.target, endpoint.candidates, log.warning)
+            shared[key] = Engine(target, candidates, seed=config.engine.seed, warmup_blocks=config.engine.warmup_blocks)
+        engines[name] = shared[key]
+    return engines
+
+
+def measure_files(config: Config, paths: Sequence[str], *, max_requests: int | None) -> list[Progress]:
+    """Measure files of mirrored traffic one after the other, with a progress bar on stderr."""
+    require_endpoints(config)
+    secret = load_hash_secret(config)
+    with Store.open(config.database_url) as store, notes.status("loading models") as status:
+        engines = build_engines(config)
+        status.stop()
+        for engine in {id(engine): engine for engine in engines.values()}.values():
+            store.save_fingerprints([candidate.config for candidate in engine.candidates])
+        return [_measure_file(config, path, secret, engines, store, max_requests) for path in paths]
+
+
+def _measure_file(
+    config: Config,
+    path: str,
+    secret: bytes,
+    engines: dict[str, Engine],
+    store: Store,
+    max_requests: int | None,
+) -> Progress:
+    rules = [endpoint.rule for endpoint in config.endpoints.values()]
+    tokenizers = {name: ModelTokenizer(engine.target) for name, engine in engines.items()}
+    with progress_bar() as bar:
+        records: Iterable[RawRecord] = read_records(path)
+        total = None
+        if path != "-":
+            # Decoding is cheap beside measuring, so the file is held once in order to know its length.
+            records = list(records)
+            total = len(records)
+        task = bar.add_task(f"measuring {path}", total=total, detail="")
+
+        def show(progress: Progress) -> None:
+            found = f", {progress.blocks_found} found" if progress.blocks_found else ""
+            bar.update(
+                task, completed=progress.records_read, detail=f"{progress.blocks_measured} blocks measured{found}"
+            )
+
+        worker = Worker(
+            Admission(rules, tokenizers, KeyedHash(secret)),
+            BlockFormer(rules),
+            engines,
+            store,
+            max_requests=max_requests,
+            on_progress=show,
+        )
+        return worker.run(records)

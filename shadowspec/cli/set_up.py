@@ -1,0 +1,117 @@
+"""`shadowspec init` and `shadowspec doctor`: write a configuration, and find out what keeps it from working."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from shadowspec.cli.console import notes, print_json, results
+from shadowspec.cli.options import ConfigOption, JsonOption
+
+if TYPE_CHECKING:
+    from shadowspec.config import Config
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("shadowspec.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+) -> None:
+    """Write a commented configuration to begin from."""
+    from shadowspec.cli.report import write_file
+    from shadowspec.config import config_template
+    from shadowspec.errors import UsageError
+
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists already; --force overwrites it")
+    write_file(path, config_template())
+    notes.print(f"written: {path}; make it your own, then run: shadowspec doctor", highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found; `mend` says what to do where it failed."""
+
+    check: str
+    is_ok: bool
+    found: str
+    exit_code: int = 0
+
+
+def doctor(config_path: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Check configuration, secret, database, device and models, and say how to mend what is wrong."""
+    findings = examine(config_path)
+    if as_json:
+        print_json({"checks": [{"check": f.check, "ok": f.is_ok, "found": f.found} for f in findings]})
+    else:
+        table = Table("check", "", "found", box=None)
+        for finding in findings:
+            word = "[green]ok[/]" if finding.is_ok else "[bold red]wrong[/]"
+            table.add_row(finding.check, word, finding.found)
+        results.print(table)
+    failed = [finding.exit_code for finding in findings if not finding.is_ok]
+    if failed:
+        raise typer.Exit(failed[0])
+
+
+def examine(config_path: Path | None) -> list[Finding]:
+    """Every check in turn; without a configuration there is nothing further to check."""
+    from shadowspec.config import find_config, load_config
+    from shadowspec.errors import ShadowSpecError
+
+    try:
+        config = load_config(find_config(config_path))
+    except ShadowSpecError as error:
+        return [Finding("configuration", False, str(error), error.exit_code)]
+    names = ", ".join(config.endpoints) or "no endpoint yet"
+    findings = [Finding("configuration", True, f"{config.path}: {names}")]
+    findings += [
+        _tried(name, check, config)
+        for name, check in (("secret", _secret), ("database", _database), ("device", _device), ("models", _models))
+    ]
+    return findings
+
+
+def _tried(name: str, check: Callable[[Config], str], config: Config) -> Finding:
+    from shadowspec.errors import ShadowSpecError
+
+    try:
+        return Finding(name, True, check(config))
+    except ShadowSpecError as error:
+        return Finding(name, False, str(error), error.exit_code)
+
+
+def _secret(config: Config) -> str:
+    from shadowspec.config import load_hash_secret
+
+    return f"{len(load_hash_secret(config))} bytes"
+
+
+def _database(config: Config) -> str:
+    from shadowspec.store import Store, head
+
+    with Store.open(config.database_url) as store:
+        return f"reachable, at revision {head()}, {len(store.endpoints())} endpoints measured"
+
+
+def _device(config: Config) -> str:
+    from shadowspec.engine.candidate import device_name
+    from shadowspec.engine.models import choose_device, choose_dtype
+
+    device = choose_device(config.engine.device)
+    return f"{device_name(device)}, {str(choose_dtype(config.engine.dtype, device)).removeprefix('torch.')}"
+
+
+def _models(config: Config) -> str:
+    from shadowspec.cli.pipeline import build_engines, require_endpoints
+
+    require_endpoints(config)
+    engines = build_engines(config)
+    configs = {candidate.config.config.name for engine in engines.values() for candidate in engine.candidates}
+    return (
+        f"{len({id(engine.target) for engine in engines.values()})} target(s); candidates: {', '.join(sorted(configs))}"
+    )
