@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, insert
+from sqlalchemy import Connection, Table, insert
 from sqlalchemy.dialects import postgresql, sqlite
 
 from shadowspec.store import rows, tables
@@ -47,14 +47,17 @@ def insert_block(connection: Connection, result: BlockResult, records: Iterable[
     first; a block of which no run is new is not stored.
     """
     insert_records(connection, records)
-    is_new_block = bool(insert_new(connection, tables.blocks, [rows.block_row(result)]))
+    savepoint = connection.begin_nested()
+    insert_new(connection, tables.blocks, [rows.block_row(result)])
     runs = sorted(result.runs, key=lambda run: (run.key, run.fingerprint))
     inserted = {
         (RecordKey(*row[:4]), row[4])
         for row in insert_new(connection, tables.runs, [rows.run_row(run) for run in runs])
     }
-    if is_new_block and not inserted:
-        connection.execute(delete(tables.blocks).where(tables.blocks.c.block_id == result.block.block_id))
+    if not inserted:
+        savepoint.rollback()
+        return 0
+    savepoint.commit()
     new_runs = [run for run in runs if (run.key, run.fingerprint) in inserted]
     fingerprints = {run.fingerprint for run in new_runs}
     insert_new(connection, tables.arms, [row for run in new_runs for row in rows.arm_rows(run)])

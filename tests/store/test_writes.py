@@ -19,8 +19,8 @@ from tests.store import examples, strategies
 
 def test_redelivered_records_change_nothing(store: Store) -> None:
     first, second = examples.record(1), examples.record(2)
-    assert store.save_records([first, first]) == 1
     changed = replace(first, counter=FunnelCounter.FAILED)
+    assert store.save_records([first, changed]) == 1  # the first delivery counts
     assert store.save_records([changed, second]) == 1
     assert store.records("chat") == [first, second]
 
@@ -101,8 +101,9 @@ def _break(how: str) -> tuple[BlockResult, list[StoredRecord]]:
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_details_must_be_plain_json(store: Store, value: float) -> None:
     store.save_fingerprints([examples.config()])
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError) as caught:
         store.append_decisions([replace(examples.decision(), details={"p99_ms": value})])
+    assert "JSON compliant" not in str(caught.value)  # Python's own words, which go on to quote the value
     assert store.latest_decisions() == []
 
 
