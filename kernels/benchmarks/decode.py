@@ -1,0 +1,205 @@
+"""Tokens per second of our loop against transformers' own generation, on the bundled pair.
+
+    make bench            (or: python kernels/benchmarks/decode.py [--rounds N] [--out FILE])
+
+One process, the contestants in turn within each round, medians over rounds; quote the ratios.  Compared are
+our speculative loop at 16 requests and at 1 against transformers' assisted generation (which takes one
+request at a time; num_assistant_tokens=K, constant schedule, confidence threshold 0), greedy and sampled,
+and our baseline arm against transformers' plain generate, both at batch 16.  Nothing else may run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from shadowspec import demo
+from shadowspec.engine.batch import Request
+from shadowspec.engine.decode import decode_batch
+from shadowspec.engine.models import LoadedModel, load_model
+from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.types import SamplingParameters, VerifyRule
+
+NUM_SPECULATIVE_TOKENS = 4
+NUM_REQUESTS = 16
+MAX_TOKENS = 64
+RESULTS = Path(__file__).parent / "results" / "decode.json"
+SAMPLING = {
+    "greedy": SamplingParameters(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True),
+    "sampled": SamplingParameters(temperature=0.7, max_tokens=MAX_TOKENS, ignore_eos=True),
+}
+
+
+def bundled_prompts(count: int) -> list[tuple[int, ...]]:
+    """The first `count` prompts of the bundled code endpoint with 40 to 200 tokens."""
+    prompts: list[tuple[int, ...]] = []
+    with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # bad on purpose
+            if isinstance(record, dict) and record.get("request", {}).get("model") == "demo-code":
+                tokens = record.get("response", {}).get("prompt_token_ids") or []
+                if 40 <= len(tokens) <= 200:
+                    prompts.append(tuple(tokens))
+            if len(prompts) == count:
+                return prompts
+    raise SystemExit(f"{demo.TRAFFIC} holds only {len(prompts)} prompts of the wanted length")
+
+
+def ours(target: LoadedModel, draft: LoadedModel | None, requests: list[Request]) -> int:
+    """Decode with our loop (without a draft: the baseline arm); the number of tokens."""
+    is_greedy = requests[0].sampling.temperature == 0.0
+    result = decode_batch(
+        target.model,
+        requests,
+        proposer=None
+        if draft is None
+        else DraftModelProposer(draft.model, NUM_SPECULATIVE_TOKENS, is_sampling=not is_greedy),
+        num_speculative_tokens=NUM_SPECULATIVE_TOKENS,
+        verify_rule=VerifyRule.GREEDY if is_greedy else VerifyRule.REJECTION,
+        end_token_ids=frozenset(),
+    )
+    return sum(len(decoded.output) for decoded in result.decoded)
+
+
+def theirs_assisted(target: LoadedModel, draft: LoadedModel, requests: list[Request]) -> int:
+    """transformers' assisted generation, one request after the other; the number of tokens."""
+    draft.model.generation_config.num_assistant_tokens = NUM_SPECULATIVE_TOKENS
+    draft.model.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.model.generation_config.assistant_confidence_threshold = 0.0
+    tokens = 0
+    for request in requests:
+        prompt = torch.tensor([request.prompt])
+        out = target.model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), assistant_model=draft.model, **_settings(request)
+        )
+        tokens += out.shape[1] - prompt.shape[1]
+    return tokens
+
+
+def theirs_plain(target: LoadedModel, requests: list[Request]) -> int:
+    """transformers' plain generation of the whole batch, left-padded; the number of tokens."""
+    longest = max(len(request.prompt) for request in requests)
+    padded = torch.tensor([[0] * (longest - len(r.prompt)) + list(r.prompt) for r in requests])
+    mask = torch.tensor([[0] * (longest - len(r.prompt)) + [1] * len(r.prompt) for r in requests])
+    out = target.model.generate(padded, attention_mask=mask, **_settings(requests[0]))
+    return int((out.shape[1] - longest) * len(requests))
+
+
+def _settings(request: Request) -> dict[str, Any]:
+    sampling = request.sampling
+    is_greedy = sampling.temperature == 0.0
+    chosen: dict[str, Any] = {"max_new_tokens": sampling.max_tokens, "do_sample": not is_greedy, "eos_token_id": None}
+    return chosen if is_greedy else {**chosen, "temperature": sampling.temperature, "top_k": 0}
+
+
+def tokens_per_second(contestant: Callable[[], int]) -> float:
+    """One timed call."""
+    started = time.perf_counter()
+    tokens = contestant()
+    return tokens / (time.perf_counter() - started)
+
+
+def machine() -> dict[str, str]:
+    """What the figures were measured on."""
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
+    return {
+        "cpu": cpu,
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "python": platform.python_version(),
+        "revision": revision.stdout.strip() or "unknown",
+    }
+
+
+def main() -> None:
+    """Run all comparisons, print a table and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+
+    device = torch.device("cpu")
+    target = load_model(str(demo.TARGET), device, torch.float32)
+    draft = load_model(str(demo.DRAFT), device, torch.float32)
+    prompts = bundled_prompts(NUM_REQUESTS)
+    contests: dict[str, tuple[Callable[[], int], Callable[[], int]]] = {}
+    for name, sampling in SAMPLING.items():
+        batch = [Request(prompt, replace(sampling), seed) for seed, prompt in enumerate(prompts)]
+        contests[f"speculative, 16 requests, {name}"] = (
+            lambda batch=batch: ours(target, draft, batch),  # type: ignore[misc]
+            lambda batch=batch: theirs_assisted(target, draft, batch),  # type: ignore[misc]
+        )
+        contests[f"speculative, 1 request, {name}"] = (
+            lambda batch=batch: sum(ours(target, draft, [request]) for request in batch[:4]),  # type: ignore[misc]
+            lambda batch=batch: theirs_assisted(target, draft, batch[:4]),  # type: ignore[misc]
+        )
+        contests[f"baseline, 16 requests, {name}"] = (
+            lambda batch=batch: ours(target, None, batch),  # type: ignore[misc]
+            lambda batch=batch: theirs_plain(target, batch),  # type: ignore[misc]
+        )
+    rates: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in contests}
+    for _ in track(range(arguments.rounds + 1), description="rounds", console=Console(stderr=True)):
+        for name, (first, second) in contests.items():
+            rates[name][0].append(tokens_per_second(first))
+            rates[name][1].append(tokens_per_second(second))
+
+    table = Table("comparison", "ours tok/s", "transformers tok/s", "ratio", "ratio min..max")
+    rows = []
+    for name, (first_rates, second_rates) in rates.items():
+        mine, other = first_rates[1:], second_rates[1:]  # the first round warms up
+        ratios = [a / b for a, b in zip(mine, other, strict=True)]
+        row = {
+            "comparison": name,
+            "ours_tokens_per_second": statistics.median(mine),
+            "transformers_tokens_per_second": statistics.median(other),
+            "ratio_median": statistics.median(ratios),
+            "ratio_min": min(ratios),
+            "ratio_max": max(ratios),
+        }
+        rows.append(row)
+        table.add_row(
+            name,
+            f"{row['ours_tokens_per_second']:.0f}",
+            f"{row['transformers_tokens_per_second']:.0f}",
+            f"{row['ratio_median']:.2f}x",
+            f"{row['ratio_min']:.2f}..{row['ratio_max']:.2f}",
+        )
+    Console().print(table)
+    document = {
+        "rounds": arguments.rounds,
+        "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
+        "max_tokens": MAX_TOKENS,
+        "machine": machine(),
+        "results": rows,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

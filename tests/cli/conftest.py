@@ -1,0 +1,114 @@
+"""A working folder with a tiny pair, a configuration, a secret and traffic, and a way to run commands in it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shadowspec.cli import main
+from tests.small_models import save_pair
+
+CONFIG = """\
+[database]
+url = "sqlite:///shadow.db"
+
+[privacy]
+hash_secret_file = "secret"
+
+[gate]
+min_span_s = 0.0
+timed_positions = 1
+entry_clusters = 2
+
+[endpoints.letters]
+target = "{target}"
+served_models = ["m"]
+match = {{ model = "m" }}
+loads = [{{ concurrency = 2 }}]
+
+[[endpoints.letters.candidates]]
+name = "draft"
+proposer = "draft_model"
+draft = "{draft}"
+num_speculative_tokens = 3
+"""
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def record(number: int, **changes: Any) -> dict[str, Any]:
+    """One mirrored completion request; `changes` go into the body."""
+    body = {"model": "m", "prompt": "abcdefgh"[number % 7 :], "max_tokens": 6, "temperature": 0.0, **changes}
+    return {
+        "timestamp": (NOON + timedelta(seconds=number)).isoformat(),
+        "session_id": f"session-{number}",
+        "request_id": f"request-{number}",
+        "path": "/v1/completions",
+        "request": body,
+    }
+
+
+def write_traffic(path: Path, records: Iterable[Any]) -> Path:
+    path.write_text("".join(f"{json.dumps(item)}\n" for item in records), encoding="utf-8")
+    return path
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return dict(json.loads(self.out))
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folder in which commands run."""
+
+    folder: Path
+    run: Callable[..., Result]
+
+    def replace_in_config(self, old: str, new: str) -> None:
+        path = self.folder / "shadowspec.toml"
+        text = path.read_text(encoding="utf-8")
+        assert old in text
+        path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return save_pair(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def workspace(
+    tmp_path: Path, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Workspace:
+    monkeypatch.chdir(tmp_path)
+    for variable in ("SHADOWSPEC_CONFIG", "SHADOWSPEC_DATABASE_URL", "SHADOWSPEC_HASH_SECRET"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    target, draft = tiny_pair
+    (tmp_path / "shadowspec.toml").write_text(CONFIG.format(target=target, draft=draft), encoding="utf-8")
+    (tmp_path / "secret").write_text("a secret of sufficient length", encoding="utf-8")
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["shadowspec", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Result(int(ended.value.code or 0), captured.out, captured.err)
+
+    return Workspace(tmp_path, run)

@@ -1,0 +1,233 @@
+"""Every command as a user runs it, on a tiny pair: results, exit codes, resuming, and bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shadowspec import metrics
+from shadowspec.engine import Engine
+from shadowspec.store import Store
+from shadowspec.store import schema as store_schema
+from shadowspec.types import Block, BlockResult
+from tests.cli.conftest import Workspace, record, write_traffic
+from tests.small_models import letter_tokenizer, save_model, tiny_llama
+
+
+@pytest.fixture
+def traffic(workspace: Workspace) -> str:
+    """Nine good records of nine sessions, and five bad ones."""
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    bad: list[Any] = [
+        "not an object",
+        record(50, model="other"),
+        {**record(51), "path": "/v1/embeddings"},
+        record(3),  # the same request id again
+        {**record(52), "path": "/v1/chat/completions", "request": {
+            "model": "m", "messages": [{"role": "user", "content": image}]}},
+    ]  # fmt: skip
+    return str(write_traffic(workspace.folder / "traffic.jsonl", [*(record(i) for i in range(9)), *bad]))
+
+
+def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
+    assert workspace.run("db", "upgrade").code == 0
+    doctor = workspace.run("doctor", "--json")
+    assert doctor.code == 0, doctor.out
+    done = workspace.run("run", traffic, "--json")
+    assert done.code == 0, done.err
+    assert done.document["records_read"] == 14
+    assert done.document["requests_measured"] == 9
+    assert done.document["blocks_measured"] == 5
+    decided = workspace.run("gate", "--json")
+    assert decided.code == 0, decided.err
+    decisions = decided.document["decisions"]
+    assert {tuple(d["slice"]) for d in decisions} == {(), ("prompt_class", "sampling_regime")}
+    for decision in decisions:
+        assert decision["verdict"] in {"ENABLE", "DISABLE", "HOLD"}
+        assert {"speedup", "acceptance", "tail", "memory"} <= {test["name"] for test in decision["tests"]}
+        for test in decision["tests"]:
+            assert test["min_units"] >= 0
+            assert test["outcome"] in {"pass", "fail", "open"}
+    assert workspace.run("report").code == 0
+    page = (workspace.folder / "report.html").read_text(encoding="utf-8")
+    assert "letters" in page
+    assert "http-equiv" not in page
+    assert json.loads(workspace.run("report", "--format", "json").out)["schema_version"] == 1
+    assert "letters" in workspace.run("gate").out
+
+
+def test_rows_equal_records_and_identities_hold(workspace: Workspace, traffic: str) -> None:
+    workspace.run("db", "upgrade")
+    workspace.run("run", traffic)
+    with Store.open("sqlite:///shadow.db") as store:
+        assert sum(store.funnel().values()) == 14
+        runs = store.runs("letters")
+        assert len(runs) == 9
+        for run in runs:
+            assert run.counts is not None
+            metrics.check_identities(run.counts)
+
+
+def test_a_second_run_changes_nothing(workspace: Workspace, traffic: str) -> None:
+    workspace.run("db", "upgrade")
+    workspace.run("run", traffic)
+    with Store.open("sqlite:///shadow.db") as store:
+        before = store.runs("letters"), store.funnel()
+    again = workspace.run("run", traffic, "--json")
+    assert again.document["blocks_measured"] == 0
+    assert again.document["blocks_found"] == 5
+    with Store.open("sqlite:///shadow.db") as store:
+        assert (store.runs("letters"), store.funnel()) == before
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_an_interrupted_run_is_picked_up(
+    workspace: Workspace, traffic: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.run("db", "upgrade")
+    honest, seen = Engine.measure, []
+
+    def interrupted(engine: Engine, block: Block) -> BlockResult:
+        if len(seen) == at:
+            raise KeyboardInterrupt
+        seen.append(block.block_id)
+        return honest(engine, block)
+
+    monkeypatch.setattr(Engine, "measure", interrupted)
+    stopped = workspace.run("run", traffic)
+    assert stopped.code == 130
+    assert "again to go on" in stopped.err
+    monkeypatch.setattr(Engine, "measure", honest)
+    resumed = workspace.run("run", traffic, "--json")
+    assert resumed.document["blocks_found"] == at
+    assert resumed.document["blocks_measured"] == 5 - at
+    with Store.open("sqlite:///shadow.db") as store:
+        assert sum(store.funnel().values()) == 14
+        assert len(store.runs("letters")) == 9
+
+
+def test_gzip_and_max_requests(workspace: Workspace, traffic: str) -> None:
+    workspace.run("db", "upgrade")
+    packed = workspace.folder / "traffic.jsonl.gz"
+    packed.write_bytes(gzip.compress(Path(traffic).read_bytes()))
+    assert workspace.run("run", str(packed), "--max-requests", "4", "--json").document["requests_measured"] == 4
+    # The same content has the same keys however it is packed.
+    assert workspace.run("run", traffic, "--json").document["requests_measured"] == 5
+
+
+def bad(workspace: Workspace, code: int, *says: str, command: tuple[str, ...]) -> None:
+    """The command ends with `code` and one message that says all of `says`; never a traceback."""
+    result = workspace.run(*command)
+    assert result.code == code, result.err + result.out
+    text = " ".join((result.err + result.out).split())
+    assert "Traceback" not in text
+    for part in says:
+        assert part in text
+
+
+def test_bad_configuration(workspace: Workspace, traffic: str) -> None:
+    workspace.replace_in_config("[gate]", "[gate]\nmarign = 0.1")
+    bad(workspace, 2, "shadowspec.toml", "gate.marign", command=("run", traffic))
+    workspace.replace_in_config("marign = 0.1", "margin = 'wide'")
+    bad(workspace, 2, "margin", command=("gate",))
+    workspace.replace_in_config("margin = 'wide'", "margin = ")
+    bad(workspace, 2, "TOML", command=("gate",))
+    bad(workspace, 2, "no such file", command=("gate", "--config", "elsewhere.toml"))
+    (workspace.folder / "shadowspec.toml").unlink()
+    bad(workspace, 2, "shadowspec init", command=("report",))
+    assert workspace.run("init").code == 0
+    bad(workspace, 2, "exists already", command=("init",))
+
+
+def test_bad_usage_is_two_and_never_a_verdict(workspace: Workspace) -> None:
+    assert workspace.run("run").code == 2
+    assert workspace.run("nonsense").code == 2
+    assert workspace.run("gate", "--endpoint", "unknown").code == 2
+
+
+def test_a_missing_secret_says_how_to_make_one(workspace: Workspace, traffic: str) -> None:
+    (workspace.folder / "secret").unlink()
+    bad(workspace, 2, "secret", "urandom", command=("run", traffic))
+
+
+def test_bad_files(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    bad(workspace, 2, "missing.jsonl", command=("run", "missing.jsonl"))
+    (workspace.folder / "empty.jsonl").write_text("")
+    bad(workspace, 4, "empty.jsonl", command=("run", "empty.jsonl"))
+    bad(workspace, 2, "folder", command=("run", str(workspace.folder)))
+    (workspace.folder / "broken.gz").write_bytes(b"\x1f\x8b" + b"junk" * 10)
+    bad(workspace, 2, "broken.gz", command=("run", "broken.gz"))
+
+
+def test_junk_long_lines_and_long_prompts_land_in_the_funnel(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    path = workspace.folder / "junk.jsonl"
+    long_prompt = record(1, prompt="a" * 300)
+    five_megabytes = record(2, prompt="a" * 5_000_000)
+    content = [json.dumps(item).encode() for item in (record(0), long_prompt, five_megabytes)]
+    path.write_bytes(b"\n".join([bytes(range(256)).replace(b"\n", b""), b"\xff\xfe\x00", *content]) + b"\n")
+    done = workspace.run("run", str(path), "--json")
+    assert done.code == 0, done.err
+    with Store.open("sqlite:///shadow.db") as store:
+        counted = {(counter.value, reason): n for (_, counter, reason), n in store.funnel().items()}
+        assert sum(counted.values()) == 5
+        assert counted["unsupported", "longer_than_context"] == 2
+        assert sum(n for (counter, _), n in counted.items() if counter == "malformed") == 2
+
+
+def test_a_draft_with_another_tokenizer_is_refused(workspace: Workspace, traffic: str, tmp_path: Path) -> None:
+    workspace.run("db", "upgrade")
+    other = save_model(tmp_path / "other", tiny_llama(2), letter_tokenizer(first="b"))
+    config = (workspace.folder / "shadowspec.toml").read_text(encoding="utf-8")
+    draft = next(line for line in config.splitlines() if line.startswith("draft = "))
+    workspace.replace_in_config(draft, f'draft = "{other}"')
+    bad(workspace, 2, "tokenizers differ", str(other), command=("run", traffic))
+    bad(workspace, 2, "tokenizers differ", command=("doctor",))
+
+
+def test_unwritable_output(workspace: Workspace, traffic: str) -> None:
+    workspace.run("db", "upgrade")
+    workspace.run("run", traffic)
+    (workspace.folder / "file").write_text("")
+    bad(workspace, 2, "cannot be written", command=("report", "--out", "file/report.html"))
+    bad(workspace, 2, "cannot be written", command=("demo", "--out", "file"))
+
+
+def test_database_states(workspace: Workspace, traffic: str) -> None:
+    bad(workspace, 2, "shadowspec db upgrade", command=("run", traffic))
+    workspace.run("db", "upgrade")
+    bad(workspace, 4, "shadowspec run", command=("gate",))
+    assert workspace.run("db", "check").code == 0
+    assert workspace.run("db", "current", "--json").document["revision"] == store_schema.head()
+    workspace.replace_in_config("sqlite:///shadow.db", "postgresql+psycopg://nobody@127.0.0.1:1/none")
+    bad(workspace, 5, "127.0.0.1", command=("gate",))
+
+
+def test_an_internal_error_shows_no_text_unasked(
+    workspace: Workspace, traffic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.run("db", "upgrade")
+
+    def broken(engine: Engine, block: Block) -> BlockResult:
+        raise LookupError("the prompt was: abc")
+
+    monkeypatch.setattr(Engine, "measure", broken)
+    result = workspace.run("run", traffic)
+    assert result.code == 70
+    assert "LookupError" in result.err
+    assert "abc" not in result.err
+
+
+def test_prompt_text_is_nowhere_in_the_database(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    path = write_traffic(workspace.folder / "t.jsonl", [record(0, prompt="cabbagebed"), record(1, prompt="cabbagebed")])
+    workspace.run("run", str(path))
+    stored = b"".join(file.read_bytes() for file in workspace.folder.glob("shadow.db*"))
+    assert b"cabbagebed" not in stored
+    assert b"session-0" not in stored
+    assert b"request-0" not in stored

@@ -1,0 +1,238 @@
+"""Greedy speculative output equals the greedy baseline and transformers' own generation; counters add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shadowspec import demo, metrics
+from shadowspec.engine.batch import Request, Row
+from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.models import load_model
+from shadowspec.engine.parity import divergence_gap, first_divergence
+from shadowspec.engine.proposers import Proposer
+from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.engine.proposers.ngram import NgramProposer, lookup
+from shadowspec.types import SamplingParameters, VerifyRule
+
+GREEDY = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
+NEAR_TIE_LOGIT = 1e-3  # float32; the gate's own
+
+
+def decode_greedy(target: Any, requests: list[Request], proposer: Proposer | None, depth: int) -> list[Decoded]:
+    return list(
+        decode_batch(
+            target,
+            requests,
+            proposer=proposer,
+            num_speculative_tokens=depth,
+            verify_rule=VerifyRule.GREEDY,
+            end_token_ids=frozenset({1}),
+        ).decoded
+    )
+
+
+def assert_equal_but_for_near_ties(
+    target: Any, request: Request, first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    """Greedy outputs may part only where the target's two best logits are a rounding error apart."""
+    position = first_divergence(first, second)
+    if position is not None:
+        gap = divergence_gap(target, request, first[: position + 1], frozenset({1}))
+        assert gap < NEAR_TIE_LOGIT, f"greedy outputs part at {position} with a top-2 gap of {gap}"
+
+
+@pytest.fixture(scope="module")
+def bundled() -> tuple[Any, Any, list[Request], list[tuple[int, ...]]]:
+    """The bundled pair, 64 ragged prompts, and transformers' own greedy continuation of each."""
+    device = torch.device("cpu")
+    target = load_model(str(demo.TARGET), device, torch.float32)
+    draft = load_model(str(demo.DRAFT), device, torch.float32)
+    text = (demo.MODEL_CARD).read_text(encoding="utf-8")
+    tokens = target.tokenizer(text)["input_ids"]
+    lengths = [3 + (row * 37) % 190 for row in range(64)]
+    requests = [Request(tuple(tokens[row : row + length]), GREEDY, row) for row, length in enumerate(lengths)]
+    with torch.inference_mode():
+        continuations = [
+            tuple(
+                target.model.generate(
+                    torch.tensor([request.prompt]),
+                    attention_mask=torch.ones(1, len(request.prompt), dtype=torch.int64),
+                    max_new_tokens=GREEDY.max_tokens,
+                    do_sample=False,
+                    eos_token_id=None,
+                )[0, len(request.prompt) :].tolist()
+            )
+            for request in requests
+        ]
+    return target.model, draft.model, requests, continuations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", range(1, 9))
+@pytest.mark.parametrize("kind", ["draft_model", "ngram"])
+def test_greedy_output_equals_baseline_and_transformers(
+    bundled: tuple[Any, Any, list[Request], list[tuple[int, ...]]], kind: str, depth: int
+) -> None:
+    target, draft, requests, continuations = bundled
+    proposer: Proposer = (
+        DraftModelProposer(draft, depth, is_sampling=False) if kind == "draft_model" else NgramProposer(depth, 2, 4)
+    )
+    plain = decode_greedy(target, requests, None, 0)
+    drafted = decode_greedy(target, requests, proposer, depth)
+    for request, base, spec, reference in zip(requests, plain, drafted, continuations, strict=True):
+        assert_equal_but_for_near_ties(target, request, spec.output, base.output)
+        assert_equal_but_for_near_ties(target, request, spec.output, reference)
+        metrics.check_identities(spec.counts)
+    assert sum(spec.output == base.output for spec, base in zip(drafted, plain, strict=True)) >= 60
+    assert sum(spec.counts.num_accepted_tokens for spec in drafted) > 0
+
+
+@pytest.mark.parametrize("depth", [1, 4, 7])
+@pytest.mark.parametrize(
+    "make", [lambda d, k: DraftModelProposer(d, k, is_sampling=True), lambda d, k: NgramProposer(k, 1, 3)]
+)
+def test_greedy_on_random_weights(target: Any, draft: Any, depth: int, make: Callable[[Any, int], Proposer]) -> None:
+    requests = [Request(tuple(range(2, 3 + row % 9)), GREEDY, row) for row in range(16)]
+    plain = decode_greedy(target, requests, None, 0)
+    drafted = decode_greedy(target, requests, make(draft, depth), depth)
+    for request, base, spec in zip(requests, plain, drafted, strict=True):
+        assert_equal_but_for_near_ties(target, request, spec.output, base.output)
+        metrics.check_identities(spec.counts)
+
+
+def test_a_draft_equal_to_the_target_is_always_accepted(target: Any) -> None:
+    requests = [Request((0, 4, 2), GREEDY, 0), Request((0, 3, 9, 9, 2), GREEDY, 1)]
+    for spec in decode_greedy(target, requests, DraftModelProposer(target, 3, is_sampling=False), 3):
+        assert metrics.draft_acceptance_rate(spec.counts) == 1.0
+        # 24 tokens: one from prefill, five whole steps of four, and a step cut after three.
+        assert spec.counts.acceptance_histogram == (0, 0, 0, 6)
+        assert spec.counts.num_cut_steps == 1
+
+
+@pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
+def test_a_request_does_not_depend_on_its_neighbours(target: Any, draft: Any, rule: VerifyRule) -> None:
+    sampling = SamplingParameters(temperature=0.9, top_p=0.95, max_tokens=16, repetition_penalty=1.1)
+    requests = [Request(tuple(range(2, 4 + row)), sampling, 100 + row) for row in range(6)]
+
+    def outputs(chosen: list[Request]) -> list[tuple[int, ...]]:
+        proposer = DraftModelProposer(draft, 3, is_sampling=rule is VerifyRule.REJECTION)
+        result = decode_batch(
+            target, chosen, proposer=proposer, num_speculative_tokens=3, verify_rule=rule, end_token_ids=frozenset({1})
+        )
+        return [decoded.output for decoded in result.decoded]
+
+    together = outputs(requests)
+    assert [outputs([request])[0] for request in requests] == together
+    assert outputs(requests[::-1])[::-1] == together
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_identities_hold_for_every_run(target: Any, draft: Any, data: st.DataObject) -> None:
+    depth = data.draw(st.integers(1, 5))
+    rule = data.draw(st.sampled_from(list(VerifyRule)))
+    requests = [
+        Request(
+            tuple(data.draw(st.lists(st.integers(2, 11), min_size=1, max_size=12))),
+            SamplingParameters(
+                temperature=0.0 if rule is VerifyRule.GREEDY else data.draw(st.sampled_from([0.0, 0.4, 1.1])),
+                max_tokens=data.draw(st.integers(1, 14)),
+                min_tokens=data.draw(st.integers(0, 5)),
+                stop_token_ids=tuple(data.draw(st.lists(st.integers(2, 11), max_size=2))),
+                presence_penalty=data.draw(st.sampled_from([0.0, 0.5])),
+            ),
+            data.draw(st.integers(0, 2**63)),
+        )
+        for _ in range(data.draw(st.integers(1, 5)))
+    ]
+    kind = data.draw(st.sampled_from(["draft", "ngram"]))
+    proposer: Proposer = (
+        NgramProposer(depth, 1, 3)
+        if kind == "ngram"
+        else DraftModelProposer(draft, depth, is_sampling=rule is VerifyRule.REJECTION)
+    )
+    result = decode_batch(
+        target,
+        requests,
+        proposer=proposer,
+        num_speculative_tokens=depth,
+        verify_rule=rule,
+        end_token_ids=frozenset({1}),
+    )
+    for request, decoded in zip(requests, result.decoded, strict=True):
+        counts, sampling = decoded.counts, request.sampling
+        metrics.check_identities(counts)
+        assert counts.num_output_tokens == len(decoded.output) <= sampling.max_tokens
+        ends = {1, *sampling.stop_token_ids}
+        for position, token in enumerate(decoded.output[:-1], start=1):
+            assert token not in ends or position < sampling.min_tokens
+        assert (decoded.finish_reason == "stop") == (
+            decoded.output[-1] in ends and len(decoded.output) >= sampling.min_tokens
+        )
+        length = metrics.mean_acceptance_length(counts)
+        marginals = metrics.marginal_acceptance_rates(counts)
+        if length is not None:
+            assert length == pytest.approx(1 + sum(rate or 0.0 for rate in marginals))
+        timing = decoded.timing
+        assert timing.decode_ms == pytest.approx(timing.draft_ms + timing.verify_ms + timing.other_ms)
+
+
+@given(
+    drafted=st.integers(0, 5),
+    accepted=st.integers(0, 5),
+    room=st.integers(1, 8),
+)
+def test_a_step_is_cut_at_the_last_emitted_token(drafted: int, accepted: int, room: int) -> None:
+    """Against the rule by brute force: nothing after the last emitted token counts."""
+    accepted = min(accepted, drafted)
+    row = Row(Request((2,), SamplingParameters(max_tokens=room), 0), 5, frozenset({1}), None)
+    tokens = [3] * accepted + [4]
+    emitted = row.emit(tokens)
+    row.note_step(drafted, accepted, emitted)
+    assert emitted == min(room, accepted + 1)
+    is_last = row.finish_reason is not None
+    counted = [position for position in range(drafted) if not is_last or position < emitted]
+    assert row.num_draft_tokens == len(counted)
+    assert row.num_cut_draft_tokens == drafted - len(counted)
+    kept = sum(1 for position in range(accepted) if position < emitted)
+    assert row.counts().num_accepted_tokens == kept
+    assert row.num_cut_accepted_tokens == accepted - kept
+    assert row.num_cut_steps == int(emitted <= accepted)
+    assert row.num_plain_steps == int(drafted == 0)
+
+
+def test_stop_strings_end_the_output_with_the_token_that_completes_them(target: Any) -> None:
+    requests = [Request((0, 5, 3), GREEDY, 0)]
+    free = decode_greedy(target, requests, None, 0)[0].output
+    text = {token: chr(ord("a") + token) for token in range(12)}
+    stop = text[free[3]] + text[free[4]]
+    first = next(i for i in range(1, len(free)) if text[free[i - 1]] + text[free[i]] == stop)
+    sampling = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True, stop=(stop,))
+    result = decode_batch(
+        target,
+        [Request((0, 5, 3), sampling, 0)],
+        proposer=DraftModelProposer(target, 4, is_sampling=False),
+        num_speculative_tokens=4,
+        verify_rule=VerifyRule.GREEDY,
+        end_token_ids=frozenset({1}),
+        detokenize=lambda ids: "".join(text[i] for i in ids),
+    ).decoded[0]
+    assert result.output == free[: first + 1]
+    assert result.finish_reason == "stop"
+    metrics.check_identities(result.counts)
+
+
+def test_lookup_prefers_the_longest_suffix_and_its_latest_occurrence() -> None:
+    import numpy as np
+
+    tokens = np.array([7, 1, 2, 3, 9, 2, 3, 5, 1, 2, 3])
+    assert lookup(tokens, 1, 3, 2).tolist() == [9, 2]  # the three-token suffix wins over the later two-token one
+    assert lookup(tokens, 1, 2, 2).tolist() == [5, 1]
+    assert lookup(np.array([1, 2, 3]), 1, 3, 4).tolist() == []
+    assert lookup(np.array([4, 4, 4]), 1, 2, 3).tolist() == [4]

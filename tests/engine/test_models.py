@@ -1,0 +1,119 @@
+"""What is loaded, what is refused and why, and the pair checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Gemma2Config, LlamaConfig, MistralConfig, T5Config
+
+from shadowspec.engine.candidate import Models, fingerprinted
+from shadowspec.engine.models import (
+    ModelTokenizer,
+    check_pair,
+    load_model,
+    probe_cached_forward,
+    refuse_unmeasurable,
+)
+from shadowspec.errors import ModelError, RecordError
+from shadowspec.types import SpeculationConfig, VerifyRule
+from tests.small_models import letter_tokenizer, save_model, tiny_llama
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path) -> Any:
+    return load_model(str(folder), CPU, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (T5Config(), "encoder-decoder"),
+        (MistralConfig(sliding_window=128), "sliding"),
+        (Gemma2Config(), "sliding_attention"),
+        (LlamaConfig(layer_types=["linear_attention"] * 32, num_hidden_layers=32), "linear_attention"),
+    ],
+)
+def test_unordinary_attention_is_refused_with_its_reason(config: Any, why: str) -> None:
+    with pytest.raises(ModelError, match=why):
+        refuse_unmeasurable(config, "models/x")
+
+
+def test_a_missing_or_broken_folder_names_itself(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        load(tmp_path / "nothing")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load(tmp_path)
+
+
+def test_the_probe_notices_positions_that_are_ignored(target: Any) -> None:
+    """A model that goes its own way about positions gives other logits with a ragged cache."""
+    probe_cached_forward(target, "target")
+    model = tiny_llama(1)
+    original = model.forward
+
+    def stubborn(*args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+        moved = None if position_ids is None else torch.zeros_like(position_ids)
+        return original(*args, position_ids=moved, **kwargs)
+
+    model.forward = stubborn
+    with pytest.raises(ModelError, match="ragged cache"):
+        probe_cached_forward(model, "stubborn")
+
+
+def test_pair_checks(tmp_path: Path, pair_folders: tuple[Path, Path]) -> None:
+    target, draft = load(pair_folders[0]), load(pair_folders[1])
+    assert any("times smaller" in warning for warning in check_pair(target, draft))
+    other = load(save_model(tmp_path / "letters", tiny_llama(2), letter_tokenizer(first="b")))
+    with pytest.raises(ModelError, match="tokenizers differ"):
+        check_pair(target, other)
+    larger = load(save_model(tmp_path / "large", tiny_llama(2, vocabulary=14), letter_tokenizer(14)))
+    with pytest.raises(ModelError, match="vocabulary sizes differ"):
+        check_pair(target, larger)
+    model = tiny_llama(3)
+    model.config.max_position_embeddings = 64
+    short = load(save_model(tmp_path / "short", model, letter_tokenizer()))
+    with pytest.raises(ModelError, match="shorter"):
+        check_pair(target, short)
+
+
+def test_a_fingerprint_covers_weights_and_settings_but_not_paths(
+    tmp_path: Path, pair_folders: tuple[Path, Path], target: Any
+) -> None:
+    first, draft = load(pair_folders[0]), load(pair_folders[1])
+    copy = load(save_model(tmp_path / "copy", target, letter_tokenizer()))
+    other = load(save_model(tmp_path / "other", tiny_llama(9), letter_tokenizer()))
+    config = SpeculationConfig("a", "t", "d", "draft_model", 4, VerifyRule.REJECTION)
+    base = fingerprinted(config, first, draft).fingerprint
+    assert fingerprinted(config, copy, draft).fingerprint == base
+    assert fingerprinted(config, other, draft).fingerprint != base
+    deeper = SpeculationConfig("a", "t", "d", "draft_model", 5, VerifyRule.REJECTION)
+    assert fingerprinted(deeper, first, draft).fingerprint != base
+
+
+def test_models_are_loaded_once(pair_folders: tuple[Path, Path]) -> None:
+    models = Models("cpu")
+    assert models.load(str(pair_folders[0])) is models.load(str(pair_folders[0]))
+    with pytest.raises(ModelError, match="backend"):
+        models.candidates(
+            str(pair_folders[0]),
+            [SpeculationConfig("a", "t", None, "ngram", 2, VerifyRule.GREEDY_DRAFT, backend="triton")],
+            print,
+        )
+
+
+def test_a_template_that_refuses_keeps_the_prompt_to_itself(pair_folders: tuple[Path, Path]) -> None:
+    loaded = load(pair_folders[0])
+    tokenizer = ModelTokenizer(loaded)
+    assert tokenizer.decode(tokenizer.render_chat([{"role": "user", "content": "abc"}], None)) == "abc"
+    loaded.tokenizer.chat_template = "{{ raise_exception(messages[0]['content']) }}"
+    with pytest.raises(RecordError) as caught:
+        tokenizer.render_chat([{"role": "user", "content": "secret words"}], None)
+    assert "secret" not in str(caught.value)
+    loaded.tokenizer.chat_template = None
+    with pytest.raises(RecordError, match="no chat template"):
+        tokenizer.render_chat([{"role": "user", "content": "a"}], None)

@@ -1,0 +1,122 @@
+"""The processed distribution against transformers' own logits processors, applied in production's order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from shadowspec.engine.sampling import BatchSampling
+from shadowspec.types import SamplingParameters
+
+VOCABULARY = 40
+CPU = torch.device("cpu")
+
+
+def processed_probs(
+    sampling: SamplingParameters, prompt: list[int], output: list[int], logits: torch.Tensor
+) -> torch.Tensor:
+    """Our distribution for one row whose `output` was emitted; float32 [vocabulary]."""
+    batch = BatchSampling([sampling], [prompt], [[1]], VOCABULARY, CPU)
+    if output:
+        batch.note_emitted(0, output)
+    nothing = torch.zeros((1, 0), dtype=torch.int64)
+    processed = batch.processed_logits(logits[None, None], nothing, torch.tensor([len(output)]))
+    return batch.probs(processed)[0, 0]
+
+
+def oracle_probs(
+    sampling: SamplingParameters, prompt: list[int], output: list[int], logits: torch.Tensor
+) -> torch.Tensor:
+    """transformers' processors, and the OpenAI definition of presence and frequency penalties."""
+    scores = logits[None].clone()
+    seen = torch.tensor([[*prompt, *output]])
+    if sampling.repetition_penalty != 1.0:
+        scores = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(seen, scores)
+    for token in set(output):
+        scores[0, token] -= sampling.frequency_penalty * output.count(token) + sampling.presence_penalty
+    scores = TemperatureLogitsWarper(sampling.temperature)(seen, scores)
+    if sampling.min_p > 0:
+        scores = MinPLogitsWarper(sampling.min_p)(seen, scores)
+    if sampling.top_k > 0:
+        scores = TopKLogitsWarper(sampling.top_k)(seen, scores)
+    if sampling.top_p < 1.0:
+        scores = TopPLogitsWarper(sampling.top_p)(seen, scores)
+    return torch.softmax(scores, -1)[0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sampling=st.builds(
+        SamplingParameters,
+        temperature=st.floats(0.2, 2.0),
+        top_p=st.sampled_from([1.0, 0.9, 0.5]),
+        top_k=st.sampled_from([0, 1, 5, 39, 100]),
+        min_p=st.sampled_from([0.0, 0.05, 0.3]),
+        repetition_penalty=st.sampled_from([1.0, 1.3]),
+        presence_penalty=st.sampled_from([0.0, 0.7]),
+        frequency_penalty=st.sampled_from([0.0, 0.4]),
+    ),
+    prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8),
+    output=st.lists(st.integers(0, VOCABULARY - 1), max_size=8),
+    seed=st.integers(0, 10_000),
+)
+def test_equals_transformers_processors(
+    sampling: SamplingParameters, prompt: list[int], output: list[int], seed: int
+) -> None:
+    logits = 3 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    torch.testing.assert_close(
+        processed_probs(sampling, prompt, output, logits),
+        oracle_probs(sampling, prompt, output, logits),
+        atol=1e-5,
+        rtol=1e-4,
+    )
+
+
+def test_top_p_over_a_large_vocabulary_falls_back_to_the_whole_sort() -> None:
+    """A nearly flat distribution needs more entries than the head that is looked at first."""
+    vocabulary = 5_000
+    logits = 0.01 * torch.randn(vocabulary, generator=torch.Generator().manual_seed(0))
+    batch = BatchSampling([SamplingParameters(top_p=0.9)], [[0]], [[1]], vocabulary, CPU)
+    probs = batch.probs(logits[None, None])[0, 0]
+    assert (probs > 0).sum() == pytest.approx(0.9 * vocabulary, rel=0.02)
+
+
+def test_a_penalty_sees_the_tokens_drafted_before_it() -> None:
+    sampling = SamplingParameters(temperature=1.0, presence_penalty=2.0)
+    batch = BatchSampling([sampling], [[3]], [[1]], VOCABULARY, CPU)
+    logits = torch.zeros(1, 3, VOCABULARY)
+    processed = batch.processed_logits(logits, torch.tensor([[7, 9]]), torch.tensor([0]))
+    expected = torch.zeros(1, 3, VOCABULARY)
+    expected[0, 1:, 7] = expected[0, 2, 9] = -2.0
+    torch.testing.assert_close(processed, expected)
+    torch.testing.assert_close(
+        batch.draft_logits(logits[:, 0], torch.tensor([[7, 9]]), torch.tensor([0]))[0], expected[0, 2]
+    )
+
+
+def test_ends_are_impossible_before_min_tokens() -> None:
+    sampling = SamplingParameters(temperature=1.0, min_tokens=2)
+    batch = BatchSampling([sampling], [[3]], [[1, 4]], VOCABULARY, CPU)
+    processed = batch.processed_logits(torch.zeros(1, 3, VOCABULARY), torch.tensor([[7, 9]]), torch.tensor([0]))
+    probs = batch.probs(processed)[0]
+    assert probs[:2, [1, 4]].sum() == 0.0
+    assert (probs[2, [1, 4]] > 0).all()
+
+
+def test_a_greedy_row_beside_a_sampled_one_is_one_hot() -> None:
+    rows = [SamplingParameters(temperature=0.0), SamplingParameters(temperature=1.0)]
+    batch = BatchSampling(rows, [[3], [3]], [[1], [1]], VOCABULARY, CPU)
+    logits = torch.randn(2, 1, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    probs = batch.probs(logits)
+    assert probs[0, 0].max() == 1.0
+    assert int(probs[0, 0].argmax()) == int(logits[0, 0].argmax())
+    torch.testing.assert_close(probs[1, 0], torch.softmax(logits[1, 0], -1))

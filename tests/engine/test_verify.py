@@ -1,0 +1,199 @@
+"""Every rule leaves the target's distribution unchanged: the whole loop against exact enumeration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from shadowspec.engine import decode
+from shadowspec.engine.batch import Request
+from shadowspec.engine.decode import decode_batch
+from shadowspec.engine.parity import z_scores
+from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.engine.proposers.ngram import NgramProposer
+from shadowspec.engine.randomness import sample
+from shadowspec.engine.verify import Verification, verify_sampled
+from shadowspec.types import SamplingParameters, VerifyRule
+
+PROMPT = (0, 5, 3, 7, 5, 3)
+DRAWS = 20_480
+BATCH = 2_048
+OUTPUT_TOKENS = 3
+LEVEL = 1e-4  # a right rule fails one seeded test in ten thousand; the broken ones fail at 1e-12 and below
+SAMPLING = SamplingParameters(temperature=0.8, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+
+
+def exact_distribution(target: Any, sampling: SamplingParameters) -> dict[tuple[int, ...], float]:
+    """Probability of every output, by enumeration with plain forward passes (temperature and top-p only)."""
+    vocabulary = int(target.config.vocab_size)
+
+    def next_probs(tokens: tuple[int, ...]) -> np.ndarray:
+        with torch.inference_mode():
+            logits = target(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].double()
+        probs = torch.softmax(logits / sampling.temperature, -1).numpy()
+        if sampling.top_p < 1.0:
+            order = np.argsort(-probs)
+            ahead = np.cumsum(probs[order]) - probs[order]
+            probs[order[ahead >= sampling.top_p]] = 0.0
+            probs /= probs.sum()
+        return probs
+
+    def extend(prefix: tuple[int, ...], weight: float) -> dict[tuple[int, ...], float]:
+        if len(prefix) == OUTPUT_TOKENS:
+            return {prefix: weight}
+        found: dict[tuple[int, ...], float] = {}
+        for token, probability in enumerate(next_probs(PROMPT + prefix)):
+            if probability > 0.0:
+                found |= extend((*prefix, token), weight * probability)
+        return found
+
+    assert vocabulary**OUTPUT_TOKENS < 10_000
+    return extend((), 1.0)
+
+
+def draw(target: Any, sampling: SamplingParameters, rule: VerifyRule, make: Callable[[], Any]) -> list[tuple[int, ...]]:
+    """Outputs of DRAWS independent requests through the speculative loop."""
+    outputs: list[tuple[int, ...]] = []
+    for start in range(0, DRAWS, BATCH):
+        requests = [Request(PROMPT, sampling, seed) for seed in range(start, start + BATCH)]
+        result = decode_batch(
+            target,
+            requests,
+            proposer=make(),
+            num_speculative_tokens=2,
+            verify_rule=rule,
+            end_token_ids=frozenset({1}),
+        )
+        outputs += [decoded.output for decoded in result.decoded]
+    return outputs
+
+
+def p_value(outputs: list[tuple[int, ...]], exact: dict[tuple[int, ...], float]) -> float:
+    """Chi-square of observed outputs against exact probabilities; rare outputs are pooled to 5 expected."""
+    counts = Counter(outputs)
+    assert set(counts) <= set(exact), "an output of probability 0 was drawn"
+    cells = sorted(exact, key=lambda output: -exact[output])
+    expected = np.array([exact[output] * len(outputs) for output in cells])
+    observed = np.array([counts[output] for output in cells], dtype=float)
+    common = expected >= 5.0
+    pooled_expected = np.append(expected[common], expected[~common].sum())
+    pooled_observed = np.append(observed[common], observed[~common].sum())
+    keep = pooled_expected > 0
+    return float(
+        stats.chisquare(
+            pooled_observed[keep], pooled_expected[keep] * pooled_observed.sum() / pooled_expected.sum()
+        ).pvalue
+    )
+
+
+def proposer_for(rule: VerifyRule, draft: Any) -> Callable[[], Any]:
+    return lambda: DraftModelProposer(draft, 2, is_sampling=rule is VerifyRule.REJECTION)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLING, replace(SAMPLING, temperature=1.2, top_p=0.9)], ids=["t0.8", "top_p"])
+@pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
+def test_outputs_follow_the_targets_distribution(
+    target: Any, draft: Any, rule: VerifyRule, sampling: SamplingParameters
+) -> None:
+    outputs = draw(target, sampling, rule, proposer_for(rule, draft))
+    assert p_value(outputs, exact_distribution(target, sampling)) > LEVEL
+
+
+def test_ngram_drafts_follow_the_targets_distribution(target: Any) -> None:
+    outputs = draw(target, SAMPLING, VerifyRule.GREEDY_DRAFT, lambda: NgramProposer(2, 1, 3))
+    assert p_value(outputs, exact_distribution(target, SAMPLING)) > LEVEL
+
+
+def without_residual(rule: VerifyRule, target_probs: torch.Tensor, *args: Any) -> Verification:
+    """Broken on purpose: after a rejection it samples the target instead of the residual."""
+    verification = verify_sampled(rule, target_probs, *args)
+    rows = torch.arange(target_probs.shape[0])
+    uniform = args[4].gather(1, verification.num_accepted[:, None]).squeeze(1)
+    return Verification(verification.num_accepted, sample(target_probs[rows, verification.num_accepted], uniform))
+
+
+def hotter(rule: VerifyRule, target_probs: torch.Tensor, *args: Any) -> Verification:
+    """Broken on purpose: verifies against the target at another temperature."""
+    probs = target_probs**0.8
+    return verify_sampled(rule, probs / probs.sum(-1, keepdim=True), *args)
+
+
+@pytest.mark.parametrize("broken", [without_residual, hotter])
+def test_a_broken_rule_fails_chi_square_and_z(
+    target: Any, draft: Any, broken: Callable[..., Verification], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = VerifyRule.REJECTION
+    exact = exact_distribution(target, SAMPLING)
+
+    def mean_z() -> tuple[float, float]:
+        """Mean and standard error of the teacher-forced z over requests."""
+        outputs = draw(target, SAMPLING, rule, proposer_for(rule, draft))[:4_096]
+        requests = [Request(PROMPT, SAMPLING, seed) for seed in range(len(outputs))]
+        scores = z_scores(target, requests, outputs, frozenset({1}))
+        values = np.array([score.total / score.tokens for score in scores])
+        return float(values.mean()), float(values.std() / np.sqrt(len(values)))
+
+    mean, error = mean_z()
+    assert abs(mean) < 4 * error, "the right rule has z of mean zero"
+    monkeypatch.setattr(decode, "verify_sampled", broken)
+    assert p_value(draw(target, SAMPLING, rule, proposer_for(rule, draft)), exact) < 1e-12
+    mean, error = mean_z()
+    assert abs(mean) > 6 * error
+
+
+def test_exact_match_gives_the_baselines_own_samples(target: Any, draft: Any) -> None:
+    sampling = replace(SAMPLING, max_tokens=20)
+    requests = [Request(PROMPT[: 2 + seed % 4], sampling, seed) for seed in range(64)]
+    arguments: dict[str, Any] = {"verify_rule": VerifyRule.EXACT_MATCH, "end_token_ids": frozenset({1})}
+    plain = decode_batch(target, requests, proposer=None, num_speculative_tokens=0, **arguments)
+    drafted = decode_batch(
+        target,
+        requests,
+        proposer=DraftModelProposer(draft, 4, is_sampling=False),
+        num_speculative_tokens=4,
+        **arguments,
+    )
+    assert [d.output for d in drafted.decoded] == [d.output for d in plain.decoded]
+    assert sum(d.counts.num_accepted_tokens for d in drafted.decoded) > 0
+
+
+def test_sample_never_draws_a_token_of_weight_zero() -> None:
+    probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).expand(4, 5)
+    uniform = torch.tensor([0.0, 0.4999, 0.5, np.nextafter(np.float32(1.0), np.float32(0.0))])
+    assert sample(probs, uniform).tolist() == [1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("vocabulary", [7, 151_936])
+def test_acceptance_probabilities_of_the_three_rules(vocabulary: int) -> None:
+    """E[accept] is 1 - TV for rejection, but target(argmax draft) for the one-hot rules."""
+    generator = torch.Generator().manual_seed(3)
+    target_probs = torch.softmax(4 * torch.randn(1, 1, vocabulary, generator=generator), -1)
+    draft_probs = torch.softmax(torch.log(target_probs) + torch.randn(1, 1, vocabulary, generator=generator), -1)
+    rows = 4_096
+    both = target_probs.expand(rows, 2, vocabulary)
+    accept_uniform = torch.rand((rows, 1), generator=generator)
+    target_uniform = torch.rand((rows, 2), generator=generator)
+    drafted_one = torch.full((rows, 1), int(draft_probs.argmax()))
+    count = torch.ones(rows, dtype=torch.int64)
+
+    def share(rule: VerifyRule, drafted: torch.Tensor, probs: torch.Tensor | None) -> float:
+        outcome = verify_sampled(rule, both, drafted, probs, count, accept_uniform, target_uniform)
+        return float(outcome.num_accepted.float().mean())
+
+    sampled = sample(draft_probs[:, 0].expand(rows, vocabulary), torch.rand(rows, generator=generator))[:, None]
+    overlap = float(torch.minimum(target_probs, draft_probs).sum())
+    one_hot = float(target_probs[0, 0, int(draft_probs.argmax())])
+    margin = 4 * 0.5 / np.sqrt(rows)
+    assert abs(overlap - one_hot) > 2 * margin, "the two formulas must differ for this test to tell them apart"
+    assert share(VerifyRule.REJECTION, sampled, draft_probs.expand(rows, 1, vocabulary)) == pytest.approx(
+        overlap, abs=margin
+    )
+    assert share(VerifyRule.GREEDY_DRAFT, drafted_one, None) == pytest.approx(one_hot, abs=margin)
+    assert share(VerifyRule.EXACT_MATCH, drafted_one, None) == pytest.approx(one_hot, abs=margin)
