@@ -203,7 +203,7 @@ def hypothesis_evidence(
     """The units that a hypothesis rests on.
 
     Raises:
-        InputError: a run without its block or record.
+        InputError: a run without its block, its record or the record's sampling regime.
     """
     slice_key, fingerprint = hypothesis.slice_key, hypothesis.config.fingerprint
     all_blocks = {block.block_id: block for block in evidence.blocks}
@@ -216,7 +216,9 @@ def hypothesis_evidence(
     runs: dict[RecordKey, MeasuredRun] = {}
     for run in evidence.runs:
         if run.block_id not in all_blocks or run.key not in greedy:
-            raise InputError(f"run of {run.key} at endpoint {evidence.endpoint} has no block or no record")
+            raise InputError(
+                f"run of {run.key} at endpoint {evidence.endpoint} has no block, no record or no sampling regime"
+            )
         if run.fingerprint == fingerprint and run.block_id in own:
             runs[run.key] = MeasuredRun(run, greedy[run.key])
     clusters = folding.of_slice(slice_key)

@@ -137,7 +137,7 @@ def test_looks_as_evidence_grows_agree_with_one_look_at_the_end() -> None:
 def test_rows_that_contradict_each_other_are_an_error() -> None:
     evidence = World(10).evidence()
     stray = replace(run_of(0, "b00000"), key=RecordKey("other", 0, 1))
-    with pytest.raises(InputError, match=r"other\[0\]@1/0 .* has no block or no record"):
+    with pytest.raises(InputError, match=r"other\[0\]@1/0 .* has no block, no record"):
         decided(replace(evidence, runs=[*evidence.runs, stray]))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.quantiles import latency_quantiles
 from shadowspec.gate.series import (
     BettingTest,
     Unit,
@@ -117,7 +118,11 @@ def tail_test(blocks: Sequence[BlockUnit], policy: GatePolicy) -> BettingTest:
         below=policy.tail_share,
         disables=True,
         num_missing=num_missing_runs(blocks),
-        details={"num_slowed": slowed, "tail_margin": policy.tail_margin},
+        details={
+            "num_slowed": slowed,
+            "tail_margin": policy.tail_margin,
+            **latency_quantiles(blocks, policy.alpha),
+        },
     )
 
 

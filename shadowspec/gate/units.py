@@ -140,14 +140,8 @@ def block_units(blocks: Iterable[StoredBlock], runs: Mapping[RecordKey, Measured
 
 
 def is_greedy(record: StoredRecord) -> bool:
-    """Whether the record's request was sampled greedily; the label decides.
-
-    Raises:
-        InputError: the record carries no sampling regime.
-    """
-    if "sampling_regime" not in record.labels:
-        raise InputError(f"record {record.key} of endpoint {record.endpoint} has no label 'sampling_regime'")
-    return record.labels["sampling_regime"] == SamplingRegime.GREEDY
+    """Whether the record's request was sampled greedily; its label decides."""
+    return record.labels.get("sampling_regime") == SamplingRegime.GREEDY
 
 
 def _in_event_order(records: Iterable[StoredRecord]) -> list[tuple[datetime, StoredRecord]]:

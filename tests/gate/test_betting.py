@@ -21,6 +21,7 @@ def series_of(values: np.ndarray, weights: np.ndarray | None = None, lowest: flo
     return UnitSeries(sums, sums, sums, lowest, highest)
 
 
+@settings(deadline=None)
 @given(RATIOS)
 def test_capital_is_the_sum_of_products_that_the_design_states(ratios: np.ndarray) -> None:
     direct = sum(
@@ -30,6 +31,7 @@ def test_capital_is_the_sum_of_products_that_the_design_states(ratios: np.ndarra
     assert math.exp(betting.log_capital(ratios)) == pytest.approx(direct, rel=1e-9)
 
 
+@settings(deadline=None)
 @given(st.floats(0.01, 1.0), st.floats(0.01, 2.0), st.integers(1, 7))
 def test_expected_capital_is_one_where_the_null_holds_with_equality(loss: float, gain: float, num_units: int) -> None:
     """Every path of a two-valued unit with mean 0, enumerated: a martingale, whatever the two values."""
@@ -42,6 +44,7 @@ def test_expected_capital_is_one_where_the_null_holds_with_equality(loss: float,
     assert expected == pytest.approx(1.0, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(RATIOS, st.randoms(use_true_random=False))
 def test_capital_does_not_depend_on_the_order_of_folding(ratios: np.ndarray, random) -> None:
     shuffled = ratios.tolist()
@@ -49,6 +52,7 @@ def test_capital_does_not_depend_on_the_order_of_folding(ratios: np.ndarray, ran
     assert betting.log_capital(np.array(shuffled)) == pytest.approx(betting.log_capital(ratios), abs=1e-9)
 
 
+@settings(deadline=None)
 @given(RATIOS.filter(len))
 def test_path_ends_where_the_capital_stands(ratios: np.ndarray) -> None:
     path = betting.log_capital_path(ratios)
@@ -100,7 +104,7 @@ def _mean_of_clipped_normal(mean: float, sd: float, clip: float) -> float:
     return float((np.clip(points, -clip, clip) * density).sum() / density.sum())
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), max_size=40), st.sampled_from([0.3, 0.05, 0.01]))
 def test_bounds_are_the_last_rejected_points_of_the_grid(units: list[tuple[float, float]], level: float) -> None:
     table = np.array(units, dtype=np.float64).reshape(-1, 2)
@@ -191,6 +195,7 @@ def test_bets_cannot_go_bankrupt_and_start_from_one_unit_of_capital() -> None:
     assert betting.log_capital(np.array([])) == pytest.approx(0.0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=50))
 def test_autocorrelation_is_between_minus_one_and_one_and_zero_without_variance(values: list[float]) -> None:
     assert -1.0 - 1e-9 <= betting.lag_one_autocorrelation(np.array(values)) <= 1.0 + 1e-9

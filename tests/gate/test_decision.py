@@ -101,6 +101,15 @@ def test_a_slower_hypothesis_is_disabled() -> None:
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "slowdown")
 
 
+def test_disable_needs_a_third_of_the_level() -> None:
+    runs = [run_of(index, f"b{index // 4:05d}", log_speedup=-0.05 - 0.01 * (index % 3)) for index in range(400)]
+    looks = [result(look(evidence_of(runs[:size])), "speedup") for size in range(80, 240, 4)]
+    logs = [float(test.details["log10_capital_fail"] or 0.0) for test in looks]
+    assert any(math.log10(1 / 0.0125) <= log < math.log10(3 / 0.0125) for log in logs)
+    for test, log in zip(looks, logs, strict=True):
+        assert test.outcome == ("fail" if log >= math.log10(3 / 0.0125) else "open")
+
+
 def test_many_slowed_requests_disable_even_if_the_mean_is_fast() -> None:
     decision = look(evidence_of(drawn(800, speedup=1.8, slowed_share=0.25)))
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "tail_slowed")

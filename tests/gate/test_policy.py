@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.errors import ConfigError
@@ -55,6 +55,7 @@ def test_frozen_parameters_outlive_a_change_of_policy_and_thresholds_do_not() ->
     assert later.margin == 0.1
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sets(st.integers(0, 40)), st.integers(1, 12)), max_size=8),
     st.floats(0.01, 0.2),

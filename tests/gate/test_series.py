@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.gate.agreement import acceptance_test, near_tie_test, z_test
@@ -158,6 +158,7 @@ def test_z_is_pooled_clipped_and_weighted_by_tokens() -> None:
 TIMES = st.floats(0.5, 10_000.0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.one_of(st.tuples(TIMES, TIMES), st.none()), min_size=1, max_size=4), max_size=25))
 def test_no_unit_is_ever_worse_than_its_bound(blocks: list[list[tuple[float, float] | None]]) -> None:
     """y >= -b for every test, side and null of the grid: without it the capital could go negative."""

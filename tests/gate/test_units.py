@@ -132,6 +132,7 @@ def records_of(arrivals: list[tuple[int, str, str]]) -> list[StoredRecord]:
     ]
 
 
+@settings(deadline=None)
 @given(ARRIVALS, st.randoms(use_true_random=False))
 def test_folding_does_not_depend_on_the_order_of_rows_or_on_outcomes(arrivals, random) -> None:
     records = records_of(arrivals)
@@ -142,7 +143,7 @@ def test_folding_does_not_depend_on_the_order_of_rows_or_on_outcomes(arrivals, r
     assert fold_clusters(records, POLICY, input_ended=False) == fold_clusters(shuffled, POLICY, input_ended=False)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(ARRIVALS, st.integers(0, 3_000))
 def test_what_is_in_evidence_never_changes_as_time_goes_on(arrivals, now_s: int) -> None:
     """A look at an earlier watermark saw a prefix of what a later look sees: each unit is folded once."""
@@ -153,6 +154,7 @@ def test_what_is_in_evidence_never_changes_as_time_goes_on(arrivals, now_s: int)
     assert {name: later.entries[name] for name in earlier.entries} == dict(earlier.entries)
 
 
+@settings(deadline=None)
 @given(ARRIVALS)
 def test_every_record_is_in_one_cluster_waiting_or_late(arrivals) -> None:
     folding = fold_clusters(records_of(arrivals), replace(POLICY, dominant_key_share=1.0), input_ended=True)

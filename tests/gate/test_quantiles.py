@@ -1,0 +1,61 @@
+"""Quantile bounds cover at every look, and admit to knowing nothing while they know nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shadowspec.gate.quantiles import latency_quantiles, quantile_bounds
+from tests.gate.worlds import block_unit, run_of
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.95])
+def test_coverage_of_the_true_quantile_at_every_look(probability: float) -> None:
+    rng, level, num_worlds, missed = np.random.default_rng(2), 0.1, 200, 0
+    truth = -math.log(1.0 - probability)
+    for _ in range(num_worlds):
+        values = rng.exponential(size=240).tolist()
+        for size in range(20, 241, 20):
+            bounds = quantile_bounds(values[:size], probability, level)
+            assert bounds is not None
+            if (bounds.lower or 0.0) > truth or (bounds.upper or math.inf) < truth:
+                missed += 1
+                break
+    assert missed / num_worlds <= level + 3.0 * math.sqrt(level / num_worlds)
+    assert missed > 0, "bounds that never miss are too wide to be tested by this world"
+
+
+def test_p99_has_no_upper_bound_below_about_five_hundred_values() -> None:
+    few, many = quantile_bounds(list(range(400)), 0.99, 0.05), quantile_bounds(list(range(600)), 0.99, 0.05)
+    assert few is not None
+    assert few.upper is None
+    assert many is not None
+    assert many.upper == 599
+    assert quantile_bounds([], 0.99, 0.05) is None
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.floats(0.05, 0.99), st.floats(0.001, 0.3))
+def test_bounds_enclose_the_estimate_and_widen_with_the_confidence(values, probability: float, level: float) -> None:
+    bounds, wider = quantile_bounds(values, probability, level), quantile_bounds(values, probability, level / 10)
+    assert bounds is not None
+    assert wider is not None
+    assert (bounds.lower or 0.0) <= bounds.estimate <= (bounds.upper or math.inf)
+    assert (wider.lower or 0.0) <= (bounds.lower or 0.0)
+    assert (wider.upper or math.inf) >= (bounds.upper or math.inf)
+
+
+def test_one_request_per_block_is_drawn_whatever_its_time() -> None:
+    def figures(factor: float) -> dict[str, object]:
+        blocks = [
+            block_unit(n, [run_of(4 * n + i, "b", baseline_ms=factor * (100.0 + 10 * i)) for i in range(4)])
+            for n in range(40)
+        ]
+        return latency_quantiles(blocks, 0.05)
+
+    assert figures(1.0)["quantile_units"] == 40
+    assert figures(2.0)["baseline_p95_ms"] == pytest.approx(2 * float(str(figures(1.0)["baseline_p95_ms"])))
