@@ -89,8 +89,8 @@ def main() -> None:
         size = SAMPLE_SIZES.get(source, len(found))
         for _, identity, label, texts in found[size:] if rest else found[:size]:
             name = identity if source != "pg_gettext" else hashlib.sha256(identity.encode()).hexdigest()[:12]
-            row = {"source": source, "id": name, "label": label, "texts": texts}
-            sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+            document = {"source": source, "id": name, "label": label, "texts": texts}
+            sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
     if not rest:
         sys.stdout.write((Path(__file__).parent / "own_prompts.jsonl").read_text(encoding="utf-8"))
 

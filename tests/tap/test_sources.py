@@ -39,7 +39,7 @@ def test_keys_are_content_and_line(tmp_path: Path) -> None:
 
 def test_standard_input_is_a_file_like_any_other(tmp_path: Path) -> None:
     program = "from shadowspec.tap.sources import read_records\nfor r in read_records('-'): print(r.key, r.value)"
-    expected = [f"{r.key} {r.value}" for r in read_records(write(tmp_path / "a.jsonl", LINES))]
+    expected = [f"{r.key} {r.value!r}" for r in read_records(write(tmp_path / "a.jsonl", LINES))]
     for content in (LINES, gzip.compress(LINES)):
         result = subprocess.run([sys.executable, "-c", program], input=content, capture_output=True, check=True)
         assert result.stdout.decode().splitlines() == expected
