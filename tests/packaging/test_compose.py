@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from shadowspec.cli import app
+import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner
+
+from shadowspec.cli.main import app
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -126,5 +126,6 @@ def test_an_installation_runs_outside_the_checkout(
     assert (found["is_at_head"], found["drift"], found["strangers"]) == (True, [], [])
     script = python.parent / "shadowspec"
     assert found["version"] in _run(python, str(script), "--version", cwd=elsewhere)
+    _run(python, str(script), "init", cwd=elsewhere)
     for command in ("upgrade", "current", "check"):
         _run(python, str(script), "db", command, cwd=elsewhere, SHADOWSPEC_DATABASE_URL="sqlite:///by-command.db")

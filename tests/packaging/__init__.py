@@ -1,0 +1,1 @@
+"""Tests of what is shipped: wheel, editable install, container files."""
