@@ -156,7 +156,7 @@ class FingerprintedConfig:
 class Block:
     """Requests that go through both arms together, at one load.  `fillers` are untimed copies."""
 
-    block_id: str  # hash of source, endpoint, slice, load and sequence: the same on every pass over the input
+    block_id: str  # hash of endpoint, slice, load and its own requests' keys: the same on every pass over the input
     sequence: int  # start order within the endpoint
     endpoint: str
     slice_key: str
