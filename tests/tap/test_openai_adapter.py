@@ -132,7 +132,8 @@ def test_times_in_every_form(time: Any, seconds: float) -> None:
 def test_a_record_without_time() -> None:
     assert admitted(chat(timestamp=None, response_created=START)).event_time.timestamp() == START
     assert fate(chat(timestamp=None)) == malformed("no_timestamp")
-    for broken in ("yesterday", "", -5, 1e300, True, [START], "9999-12-31T23:59:59-14:00"):
+    out_of_range = (0, "1999-12-31T23:59:59Z", "2100-01-01T00:00:00Z", "9999-12-31T23:59:59-14:00")
+    for broken in ("yesterday", "", -5, 1e300, True, [START], *out_of_range):
         counter, reason = fate(chat(timestamp=broken))
         assert (counter, str(reason)[:17]) == malformed("invalid:timestamp")
 
