@@ -5,20 +5,23 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine, text
 
 from shadowspec.errors import StoreError
-from shadowspec.store import Store
+from shadowspec.store import Store, session, writes
 from tests.store import examples
 
 SPAWN = multiprocessing.get_context("spawn")
 START_TIMEOUT_S = 300  # two interpreters starting on a machine that is busy with something else
 ROUNDS = 8
-SIZE = 60  # rows per transaction: enough for two writers to overlap
+SIZE = 4
 
 
 def _insert(url: str, barrier: Barrier, is_backwards: bool, results: multiprocessing.Queue[list[int]]) -> None:
@@ -28,7 +31,7 @@ def _insert(url: str, barrier: Barrier, is_backwards: bool, results: multiproces
             lines = range(number * SIZE, (number + 1) * SIZE)
             records = [examples.record(line) for line in lines]
             if is_backwards:
-                records.reverse()  # writers in opposite orders deadlock unless the store orders the rows
+                records.reverse()
             barrier.wait(START_TIMEOUT_S)
             counts.append(store.save_block(examples.block(f"b{number}", lines, sequence=number), records))
         results.put(counts)
@@ -49,6 +52,34 @@ def test_racing_writers_store_each_run_once(database_url: str) -> None:
     with Store.open(database_url) as store:
         assert len(store.runs("chat")) == len(store.records("chat")) == SIZE * ROUNDS
         assert len(store.blocks("chat")) == ROUNDS
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("order", [1, -1])
+def test_writers_in_opposite_orders_do_not_deadlock(new_database: Callable[[str], str], order: int) -> None:
+    url = new_database("postgres")
+    first, second = examples.record(1), examples.record(2)
+    batch = [first, second][::order]
+    inserted: list[int] = []
+    engine = session.create_engine(session.parse_url(url))
+    with Store.open(url) as store, session.write(engine) as connection:
+        writes.insert_records(connection, [first])
+        other = threading.Thread(target=lambda: inserted.append(store.save_records(batch)))
+        other.start()
+        _wait_until_blocked(engine)
+        writes.insert_records(connection, [second])  # held by the other writer if it did not begin with the first
+    other.join()
+    engine.dispose()
+    assert inserted == [0]
+
+
+def _wait_until_blocked(engine: Engine) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        while not connection.scalar(waiting):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def _count_up(url: str, barrier: Barrier, path: str) -> None:
