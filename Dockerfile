@@ -11,8 +11,8 @@ RUN pip install --no-cache-dir --constraint constraints.txt setuptools \
     && rm -rf build *.egg-info \
     && useradd --create-home --uid 10001 shadowspec
 
-# /work holds what is read and written: the configuration, models, traffic and reports.
+# /data holds what is read and written: the configuration, models, traffic and reports.
 USER shadowspec
-WORKDIR /work
+WORKDIR /data
 ENTRYPOINT ["shadowspec"]
 CMD ["--help"]
