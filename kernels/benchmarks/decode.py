@@ -56,7 +56,7 @@ def bundled_prompts(count: int) -> list[tuple[int, ...]]:
             except json.JSONDecodeError:
                 continue  # bad on purpose
             if isinstance(record, dict) and record.get("request", {}).get("model") == "demo-code":
-                tokens = record.get("response", {}).get("prompt_token_ids") or []
+                tokens = record["response"]["choices"][0]["prompt_token_ids"]
                 if 40 <= len(tokens) <= 200:
                     prompts.append(tuple(tokens))
             if len(prompts) == count:

@@ -16,7 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 SCHEMA_VERSION = 1
 EXIT_INTERRUPTED = 130
 
-results = Console(soft_wrap=False)  # stdout: what was asked for
+WIDTH_OF_NO_TERMINAL = 120  # columns, where stdout is a file or a pipe
+
+# stdout: what was asked for
+results = Console(width=None if sys.stdout.isatty() else WIDTH_OF_NO_TERMINAL)
 notes = Console(stderr=True)  # progress and logs
 
 

@@ -190,25 +190,25 @@ class Engine:
         sampled = [index for index, request in enumerate(requests) if request.sampling.temperature > 0.0]
         if not sampled:
             return {}
-        scored = z_scores(
+        speculative, baseline = z_scores(
             self.target.model,
-            [requests[index] for index in sampled] * 2,
-            [*(drafted[index].output for index in sampled), *(plain[index].output for index in sampled)],
+            [requests[index] for index in sampled],
             self.target.end_token_ids,
+            [drafted[index].output for index in sampled],
+            [plain[index].output for index in sampled],
         )
-        half = len(sampled)
         return {
             index: Parity(
-                z_sum=scored[place].total,
-                z_tokens=scored[place].tokens,
-                baseline_z_sum=scored[half + place].total,
-                baseline_z_tokens=scored[half + place].tokens,
+                z_sum=spec.total,
+                z_tokens=spec.tokens,
+                baseline_z_sum=base.total,
+                baseline_z_tokens=base.tokens,
             )
-            for place, index in enumerate(sampled)
+            for index, spec, base in zip(sampled, speculative, baseline, strict=True)
         }
 
     def _memory(self, candidate: Candidate, baseline: _Measured, speculative: _Measured) -> Memory:
-        """Peaks of both arms.  On a GPU the draft's weights lie there during the baseline too; they are its own cost."""
+        """Peaks of both arms.  On a GPU the drafts' weights lie there throughout; each is its own arm's cost."""
         draft = candidate.draft
         draft_bytes = draft.weight_bytes if draft is not None else 0
         on_gpu = self.target.model.device.type == "cuda"

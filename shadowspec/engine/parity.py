@@ -34,28 +34,35 @@ def first_divergence(first: Sequence[int], second: Sequence[int]) -> int | None:
 
 @torch.inference_mode()
 def teacher_forced_logits(
-    target: Any, requests: Sequence[Request], outputs: Sequence[Sequence[int]]
-) -> list[torch.Tensor]:
-    """The target's logits for each output token given all before it; one float [output tokens, vocabulary] a row.
+    target: Any, requests: Sequence[Request], *alternatives: Sequence[Sequence[int]]
+) -> tuple[list[torch.Tensor], ...]:
+    """The target's logits for each output token given all before it, with no speculation anywhere.
 
-    Prompts go through one prefill and outputs through one pass, with no speculation anywhere.
+    Prompts go through one prefill; each of `alternatives` (one output per request) through one pass after it.
+
+    Returns:
+        For each alternative one float [output tokens, vocabulary] a request.
     """
-    runner = Runner(
-        target,
-        len(requests),
-        max(len(r.prompt) + len(o) for r, o in zip(requests, outputs, strict=True)) + max(map(len, outputs)) + 1,
-    )
-    prefill_logits = runner.prefill([request.prompt for request in requests])  # [rows, vocabulary]
-    width = max(len(output) for output in outputs) - 1
-    if width == 0:
-        return [logits[None] for logits in prefill_logits]
-    padded = [[*output[:-1], *[0] * (width + 1 - len(output))] for output in outputs]
-    lengths = torch.tensor([len(request.prompt) for request in requests], device=target.device)
+    longest_output = max(len(output) for outputs in alternatives for output in outputs)
     longest = max(len(request.prompt) for request in requests)
-    logits = runner.step(torch.tensor(padded, device=target.device), lengths, longest, keep=width)
-    return [
-        torch.cat((prefill_logits[row, None], logits[row, : len(output) - 1])) for row, output in enumerate(outputs)
-    ]
+    runner = Runner(target, len(requests), longest + longest_output)
+    prefill_logits = runner.prefill([request.prompt for request in requests])  # [rows, vocabulary]
+    lengths = torch.tensor([len(request.prompt) for request in requests], device=target.device)
+    forced = []
+    for outputs in alternatives:
+        width = max(len(output) for output in outputs) - 1
+        if width == 0:
+            forced.append([logits[None] for logits in prefill_logits])
+            continue
+        padded = [[*output[:-1], *[0] * (width + 1 - len(output))] for output in outputs]
+        logits = runner.step(torch.tensor(padded, device=target.device), lengths, longest, keep=width)
+        forced.append(
+            [
+                torch.cat((prefill_logits[row, None], logits[row, : len(output) - 1]))
+                for row, output in enumerate(outputs)
+            ]
+        )
+    return tuple(forced)
 
 
 def top_two_gap(logits: torch.Tensor) -> float:
@@ -68,25 +75,28 @@ def top_two_gap(logits: torch.Tensor) -> float:
 def z_scores(
     target: Any,
     requests: Sequence[Request],
-    outputs: Sequence[Sequence[int]],
     end_token_ids: frozenset[int],
-) -> list[Score]:
-    """Teacher-forced score of each sampled output under its own processed distribution."""
+    *alternatives: Sequence[Sequence[int]],
+) -> tuple[list[Score], ...]:
+    """Teacher-forced score of each sampled output under its own processed distribution, for each alternative."""
     scores = []
-    forced = teacher_forced_logits(target, requests, outputs)
-    for request, output, logits in zip(requests, outputs, forced, strict=True):
-        processed = _processed(target, request, output, logits, end_token_ids)
-        probs = _sampling(target, request, end_token_ids).probs(processed[None])[0]  # [tokens, vocabulary]
-        highest = probs.max(-1)
-        hits = (torch.tensor(list(output), device=logits.device) == highest.indices).float()
-        scores.append(Score(float((hits - highest.values).sum()), len(output)))
-    return scores
+    forced = teacher_forced_logits(target, requests, *alternatives)
+    for outputs, rows in zip(alternatives, forced, strict=True):
+        scored = []
+        for request, output, logits in zip(requests, outputs, rows, strict=True):
+            processed = _processed(target, request, output, logits, end_token_ids)
+            probs = _sampling(target, request, end_token_ids).probs(processed[None])[0]  # [tokens, vocabulary]
+            highest = probs.max(-1)
+            hits = (torch.tensor(list(output), device=logits.device) == highest.indices).float()
+            scored.append(Score(float((hits - highest.values).sum()), len(output)))
+        scores.append(scored)
+    return tuple(scores)
 
 
 @torch.inference_mode()
 def divergence_gap(target: Any, request: Request, output: Sequence[int], end_token_ids: frozenset[int]) -> float:
     """The target's top-2 logit gap at the last token of `output`, given all before it: where greedy arms part."""
-    logits = teacher_forced_logits(target, [request], [output])[0]  # [tokens, vocabulary]
+    logits = teacher_forced_logits(target, [request], [output])[0][0]  # [tokens, vocabulary]
     return top_two_gap(_processed(target, request, output, logits, end_token_ids)[-1])
 
 

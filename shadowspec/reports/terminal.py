@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -25,11 +26,12 @@ def terminal_tables(report: Report) -> list[RenderableType]:
     return tables
 
 
-def _endpoint(endpoint: EndpointReport) -> Table:
+def _endpoint(endpoint: EndpointReport) -> RenderableType:
+    """A table that fits 80 columns; the reasons, which are sentences, stand under it."""
     table = _table(Text(endpoint.name, style="bold"))
     for name in ("slice", "verdict", "speedup [bounds]", "acceptance [bounds]", "evidence"):
         table.add_column(Text(name), no_wrap=name != "slice")
-    table.add_column("why", ratio=1)
+    reasons: list[RenderableType] = []
     several = len({(h.config_name, h.concurrency) for h in endpoint.hypotheses}) > 1
     for h in endpoint.hypotheses:
         name = slice_title(h.slice_key) + (f" ({h.config_name}, load {h.concurrency})" if several else "")
@@ -39,9 +41,10 @@ def _endpoint(endpoint: EndpointReport) -> Table:
             Text(interval_text(h.speedup, times) if h.speedup else DASH),
             Text(interval_text(h.acceptance_interval, percent) if h.acceptance_interval else DASH),
             Text(plural(h.decision.num_blocks if h.decision else h.num_blocks, "block")),
-            Text(h.decision.reason if h.decision else "measured, not judged yet"),
         )
-    return table
+        reason = h.decision.reason if h.decision else "measured, not judged yet"
+        reasons.append(Padding(Text.assemble((f"{name}: ", "dim"), reason), (0, 0, 0, 1)))
+    return Group(table, *reasons, Text(""))
 
 
 def _verdict(hypothesis: Hypothesis) -> Text:
@@ -55,7 +58,7 @@ def _funnel(report: Report) -> Table:
     table = _table(Text("Where the records ended", style="bold"))
     table.add_column("endpoint")
     table.add_column("read", justify="right")
-    shown = [row.counter for row in report.total_funnel.rows]
+    shown = [row.counter for row in report.total_funnel.rows if row.num_records]  # the others are 0 everywhere
     for counter in shown:
         table.add_column(counter.value.replace("_", " "), justify="right")
     for funnel in report.funnels:

@@ -122,10 +122,9 @@ def test_teacher_forcing_is_the_plain_forward_pass(target: Any) -> None:
     from shadowspec.engine.batch import Request
 
     requests = [Request((0, 5, 3), SamplingParameters(), 0), Request((0, 4, 4, 2, 9), SamplingParameters(), 1)]
-    outputs = [(2, 3, 4, 5), (7, 8)]
-    for request, output, logits in zip(
-        requests, outputs, teacher_forced_logits(target, requests, outputs), strict=True
-    ):
+    others, outputs = [(9,), (2, 2, 2)], [(2, 3, 4, 5), (7, 8)]
+    _, forced = teacher_forced_logits(target, requests, others, outputs)
+    for request, output, logits in zip(requests, outputs, forced, strict=True):
         whole = torch.tensor([[*request.prompt, *output]])
         with torch.inference_mode():
             plain = target(input_ids=whole, use_cache=False).logits[0, len(request.prompt) - 1 : -1]

@@ -136,7 +136,7 @@ def test_a_broken_rule_fails_chi_square_and_z(
         """Mean and standard error of the teacher-forced z over requests."""
         outputs = draw(target, SAMPLING, rule, proposer_for(rule, draft))[:4_096]
         requests = [Request(PROMPT, SAMPLING, seed) for seed in range(len(outputs))]
-        scores = z_scores(target, requests, outputs, frozenset({1}))
+        (scores,) = z_scores(target, requests, frozenset({1}), outputs)
         values = np.array([score.total / score.tokens for score in scores])
         return float(values.mean()), float(values.std() / np.sqrt(len(values)))
 

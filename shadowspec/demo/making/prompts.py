@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -102,25 +102,46 @@ def _session_size(rng: random.Random) -> int:
     return rng.choices(SESSION_SIZES, SESSION_WEIGHTS)[0]
 
 
-def _chunks(turns: Sequence[Turn], rng: random.Random) -> Iterator[tuple[Turn, ...]]:
-    """Successive turns, in groups of a session's size; a last group may be smaller."""
+def _chunks(questions: Sequence[str], rng: random.Random) -> Iterator[Sequence[str]]:
+    """Successive questions, in groups of a session's size; a last group may be smaller."""
     position = 0
-    while position < len(turns):
+    while position < len(questions):
         size = _session_size(rng)
-        yield tuple(turns[position : position + size])
+        yield questions[position : position + size]
         position += size
 
 
-def _clean_turns(documents: Sequence[Document], training: TrainingText) -> dict[Turn, bool]:
+class CheckedTexts:
+    """Which texts occur in the training text; each is looked up once."""
+
+    def __init__(self, training: TrainingText) -> None:
+        self._training = training
+        self._occurs: dict[str, bool] = {}
+
+    def clean(self, texts: Sequence[str]) -> list[bool]:
+        """For each text, whether it does not occur in the training text.  One call for many texts is cheap."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._occurs]
+        self._occurs.update(zip(new, self._training.occurs(new), strict=True))
+        return [not self._occurs[text] for text in texts]
+
+    @property
+    def num_checked(self) -> int:
+        return len(self._occurs)
+
+    @property
+    def num_occurring(self) -> int:
+        return sum(self._occurs.values())
+
+
+def _clean_turns(documents: Sequence[Document], texts: CheckedTexts) -> dict[Turn, bool]:
     """Every turn, and whether neither its question nor its answer occurs in the training text."""
     turns = list(dict.fromkeys(turn for document in documents for turn in document.turns))
-    texts = [text for turn in turns for text in (turn.user, turn.assistant)]
-    occurs = training.occurs(texts)
-    return {turn: not (occurs[2 * index] or occurs[2 * index + 1]) for index, turn in enumerate(turns)}
+    clean = texts.clean([text for turn in turns for text in (turn.user, turn.assistant)])
+    return {turn: clean[2 * index] and clean[2 * index + 1] for index, turn in enumerate(turns)}
 
 
 def code_sessions(
-    documents: Sequence[Document], training: TrainingText, count_tokens: TokenCounter, rng: random.Random
+    documents: Sequence[Document], texts: CheckedTexts, count_tokens: TokenCounter, rng: random.Random
 ) -> Iterator[Session]:
     """Successive cuts at word ends while a definition is typed; sessions of a file do not overlap."""
     for document in documents:
@@ -152,26 +173,27 @@ def _reaches(count_tokens: TokenCounter, text: str, goal: int) -> bool:
 
 
 def sql_sessions(
-    documents: Sequence[Document], training: TrainingText, count_tokens: TokenCounter, rng: random.Random
+    documents: Sequence[Document], texts: CheckedTexts, count_tokens: TokenCounter, rng: random.Random
 ) -> Iterator[Session]:
     """Questions on one schema, each with the schema."""
-    for group, members in groupby(documents, key=lambda document: document.group):
-        questions = [turn.user for document in members for turn in document.turns]
-        occurs = training.occurs(questions)
-        clean = [question for question, is_known in zip(questions, occurs, strict=True) if not is_known]
-        yield Session(group, tuple(conversation((), question) for question in clean[: _session_size(rng)]))
+    asked = [(document.group, turn.user) for document in documents for turn in document.turns]
+    clean = texts.clean([question for _, question in asked])
+    usable = [one for one, is_clean in zip(asked, clean, strict=True) if is_clean]
+    for group, members in groupby(usable, key=lambda one: one[0]):
+        questions = [question for _, question in members]
+        yield Session(group, tuple(conversation((), question) for question in questions[: _session_size(rng)]))
 
 
 def json_sessions(
-    documents: Sequence[Document], training: TrainingText, count_tokens: TokenCounter, rng: random.Random
+    documents: Sequence[Document], texts: CheckedTexts, count_tokens: TokenCounter, rng: random.Random
 ) -> Iterator[Session]:
     """Entries of one product's API, asked for by name and the first words of their purpose."""
     for product, members in groupby(documents, key=lambda document: document.group.split(":")[0]):
-        prompts = [conversation((), json_question(document.turns[0].user)) for document in members]
-        clean = [not occurs for occurs in training.occurs([prompt.pieces[0] for prompt in prompts])]
-        usable = [Turn(prompt.pieces[0], "") for prompt, is_clean in zip(prompts, clean, strict=True) if is_clean]
+        questions = [json_question(document.turns[0].user) for document in members]
+        clean = texts.clean(questions)
+        usable = [question for question, is_clean in zip(questions, clean, strict=True) if is_clean]
         for chunk in _chunks(usable, rng):
-            yield Session(product, tuple(conversation((), turn.user) for turn in chunk))
+            yield Session(product, tuple(conversation((), question) for question in chunk))
 
 
 def json_question(question: str) -> str:
@@ -182,10 +204,10 @@ def json_question(question: str) -> str:
 
 
 def maths_sessions(
-    documents: Sequence[Document], training: TrainingText, count_tokens: TokenCounter, rng: random.Random
+    documents: Sequence[Document], texts: CheckedTexts, count_tokens: TokenCounter, rng: random.Random
 ) -> Iterator[Session]:
     """A pupil's problems one after the other, in one growing conversation."""
-    clean = _clean_turns(documents, training)
+    clean = _clean_turns(documents, texts)
     short = [
         turn for turn, is_clean in clean.items()
         if is_clean and count_tokens(f"{turn.user}{turn.assistant}") <= MATHS_PROBLEM_TOKENS
@@ -195,10 +217,10 @@ def maths_sessions(
 
 
 def translation_sessions(
-    documents: Sequence[Document], training: TrainingText, count_tokens: TokenCounter, rng: random.Random
+    documents: Sequence[Document], texts: CheckedTexts, count_tokens: TokenCounter, rng: random.Random
 ) -> Iterator[Session]:
     """Messages of one program translated into one language, in one growing conversation."""
-    clean = _clean_turns(documents, training)
+    clean = _clean_turns(documents, texts)
     for language, members in groupby(documents, key=lambda document: document.group.split(":")[0]):
         turns = [turn for document in members for turn in document.turns if clean[turn]]
         yield from _conversations(language, turns, count_tokens, rng)
@@ -222,12 +244,12 @@ def _conversations(
 
 
 def story_sessions(
-    documents: Sequence[Document], training: TrainingText, count_tokens: TokenCounter, rng: random.Random
+    documents: Sequence[Document], texts: CheckedTexts, count_tokens: TokenCounter, rng: random.Random
 ) -> Iterator[Session]:
     """Successive passages of one book, each to be continued."""
     for book, members in groupby(documents, key=lambda document: document.group):
-        for chunk in _chunks([document.turns[0] for document in members], rng):
-            yield Session(book, tuple(conversation((), turn.user) for turn in chunk))
+        for chunk in _chunks([document.turns[0].user for document in members], rng):
+            yield Session(book, tuple(conversation((), passage) for passage in chunk))
 
 
 SESSION_BUILDERS: Mapping[str, Callable[..., Iterator[Session]]] = {
@@ -242,11 +264,15 @@ SESSION_BUILDERS: Mapping[str, Callable[..., Iterator[Session]]] = {
 
 @dataclass(frozen=True, slots=True)
 class CandidateSessions:
-    """Sessions of one endpoint whose prompts are clean, in random order, and how many prompts were not."""
+    """Sessions of one endpoint whose prompts are clean, in random order.
+
+    `num_texts` counts the distinct texts that were checked on the way (questions, answers in a history and
+    whole prompts), `num_texts_dropped` those that occur in the training text.
+    """
 
     sessions: tuple[Session, ...]
-    num_prompts: int
-    num_dropped: int
+    num_texts: int
+    num_texts_dropped: int
 
 
 def candidate_sessions(
@@ -256,21 +282,23 @@ def candidate_sessions(
     count_tokens: TokenCounter,
     seed: int,
 ) -> CandidateSessions:
-    """All sessions that the held-out documents give this endpoint, without the prompts in the training text."""
+    """All sessions that the held-out documents give this endpoint, without the prompts in the training text.
+
+    A session that has lost prompts stays if two are left.
+    """
     rng = random.Random(f"prompts:{seed}:{plan.name}")
+    texts = CheckedTexts(training)
     documents = [document for document in held_out if document.domain == plan.domain]
-    sessions = list(SESSION_BUILDERS[plan.domain](documents, training, count_tokens, rng))
-    flat = [prompt for session in sessions for prompt in session.prompts]
-    texts = [text for prompt in flat for text in (*prompt.pieces, "\n".join(prompt.pieces))]
-    owners = [index for index, prompt in enumerate(flat) for _ in range(len(prompt.pieces) + 1)]
-    dirty = {owner for owner, occurs in zip(owners, training.occurs(texts), strict=True) if occurs}
-    bounds = [0]
+    sessions = list(SESSION_BUILDERS[plan.domain](documents, texts, count_tokens, rng))
+    texts.clean([text for session in sessions for prompt in session.prompts for text in _texts_of(prompt)])
+    candidates = []
     for session in sessions:
-        bounds.append(bounds[-1] + len(session.prompts))
-    clean = [
-        Session(session.document, tuple(flat[index] for index in range(first, last) if index not in dirty))
-        for session, (first, last) in zip(sessions, pairwise(bounds), strict=True)
-    ]
-    rng.shuffle(clean)
-    kept = tuple(session for session in clean if session.prompts)
-    return CandidateSessions(kept, len(flat), len(dirty))
+        clean = tuple(prompt for prompt in session.prompts if all(texts.clean(_texts_of(prompt))))
+        if clean and len(clean) >= min(2, len(session.prompts)):
+            candidates.append(Session(session.document, clean))
+    rng.shuffle(candidates)
+    return CandidateSessions(tuple(candidates), texts.num_checked, texts.num_occurring)
+
+
+def _texts_of(prompt: Prompt) -> list[str]:
+    return [*prompt.pieces, "\n".join(prompt.pieces)]

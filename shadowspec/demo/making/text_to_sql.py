@@ -124,7 +124,7 @@ def _question(rng: random.Random, tables: tuple[Table, ...]) -> tuple[str, str]:
         (f"Raise the {number} of every {table.singular} with {text} '{value}' by 10 percent.",
          f"UPDATE {name}\nSET {number} = {number} * 1.1\nWHERE {text} = '{value}';"),
         (f"Delete the {name} with {number} below {bound}.",
-         f"DELETE FROM {name}\nWHERE {number} < {bound};"),
+         f"DELETE FROM {name}\nWHERE {number} < {bound};"),  # noqa: S608 - a text to learn from, never run
     ]  # fmt: skip
     if table.date_columns:
         date, year = table.date_columns[0], rng.randint(2015, 2024)

@@ -57,8 +57,8 @@ class EndpointTraffic:
 
     plan: EndpointPlan
     sessions: tuple[tuple[Answered, ...], ...]
-    num_prompts: int
-    num_prompts_dropped: int
+    num_texts: int
+    num_texts_dropped: int
     num_answers: int
     num_answers_dropped: int
 
@@ -80,8 +80,8 @@ class EndpointTraffic:
             "output_tokens": sum(len(answered.decoded.output) for answered in answers),
             "finished_by_stop": sum(answered.decoded.finish_reason == "stop" for answered in answers),
             "repetition_loops": loops,
-            "prompts_checked": self.num_prompts,
-            "prompts_dropped": self.num_prompts_dropped,
+            "prompt_texts_checked": self.num_texts,
+            "prompt_texts_dropped": self.num_texts_dropped,
             "answers_checked": self.num_answers,
             "answers_dropped": self.num_answers_dropped,
         }
@@ -123,8 +123,8 @@ class TrafficMaker:
         return EndpointTraffic(
             plan,
             tuple(kept[: plan.num_sessions]),
-            candidates.num_prompts,
-            candidates.num_dropped,
+            candidates.num_texts,
+            candidates.num_texts_dropped,
             num_answers,
             num_dropped,
         )

@@ -88,9 +88,7 @@ def rendered(document: Document) -> str:
     """The document as the models see it, beginning-of-text and end tokens included."""
     if not document.turns:
         return f"{BOS}{document.text}{END}"
-    turns = "".join(
-        f"<|user|>\n{turn.user}{END}\n<|assistant|>\n{turn.assistant}{END}\n" for turn in document.turns
-    )
+    turns = "".join(f"<|user|>\n{turn.user}{END}\n<|assistant|>\n{turn.assistant}{END}\n" for turn in document.turns)
     return f"{BOS}{turns}"
 
 
@@ -157,9 +155,7 @@ def draw_batch(streams: dict[str, np.ndarray], shape: tuple[int, int], rng: np.r
     return torch.from_numpy(np.stack(windows).astype(np.int64))
 
 
-def distillation_losses(
-    target: nn.Module, draft: nn.Module, tokens: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def distillation_losses(target: nn.Module, draft: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Next-token cross-entropy of the target, and of the draft against the target's distribution."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         target_logits = target(tokens, use_cache=False).logits
@@ -302,6 +298,7 @@ def train(corpora: Path, out: Path, seed: int, steps: int, draft_steps: int) -> 
 
 
 def main() -> None:
+    """Train from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpora", type=Path, required=True, help="folder with one sub-folder per corpus")
     parser.add_argument("--out", type=Path, required=True)
