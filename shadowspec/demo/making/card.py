@@ -188,8 +188,8 @@ def _contamination(inputs: CardInputs) -> str:
         "document (a text of fewer words does not stand in one whole). What did was dropped while the traffic was "
         "made, and `python -m shadowspec.demo.making.contamination` checks the finished file. API documents are asked "
         "for with an instruction one word away from the training documents' own, and with a shortened purpose: the "
-        "instruction and a product's name alone are a run of 13 words. Prompt texts are the distinct questions, answers "
-        "in a history and whole prompts that the held-out documents gave; answers are the target's own.\n\n"
+        "instruction and a product's name alone are a run of 13 words. Prompt texts are the distinct questions, "
+        "answers in a history and whole prompts that the held-out documents gave; answers are the target's own.\n\n"
         + _table(("endpoint", "prompt texts", "dropped", "answers", "dropped", "records bundled"), rows)
     )
 
