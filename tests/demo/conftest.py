@@ -1,0 +1,75 @@
+"""A pair that takes no time and documents that need no corpora."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shadowspec.demo.making.corpora import API_PROMPT, STORY_PROMPT, Document, Turn
+from shadowspec.demo.making.text_to_sql import question_message, schema_documents
+from shadowspec.demo.making.train import ModelShape, train_tokenizer
+
+NAMES = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jade", "kelp", "lotus")
+
+
+def _code(index: int) -> Document:
+    lines = ["import os", ""]
+    for number in range(6):
+        name = f"{NAMES[(index + number) % 12]}_{number}"
+        lines += [f"def {name}(first, second):", f"    total = first + {index * 100 + number}"]
+        lines += [f"    {NAMES[step % 12]}_{step + index} = total * {step} + second - {number}" for step in range(30)]
+        lines += ["    return total", ""]
+    return Document("code", f"file_{index}.py", True, text="\n".join(lines))
+
+
+def _sql() -> list[Document]:
+    return [
+        Document("sql", f"schema-{index}", True, turns=(Turn(question_message(one.schema, question), query),))
+        for index, one in enumerate(schema_documents(5, 30, held_out=True))
+        for question, query in one.questions
+    ]
+
+
+def _turns(domain: str, index: int) -> Turn:
+    name, other = NAMES[index % 12], NAMES[(index * 7 + 3) % 12]
+    if domain == "json":
+        return Turn(f"{API_PROMPT}\nName: {name} {index}\nPurpose: Reads the {other} number {index}.", "{}")
+    if domain == "maths":
+        return Turn(
+            f"{name} has {index} apples and buys {index + 2}. How many apples are there?",
+            f"There are {2 * index + 2} in all. #### {2 * index + 2}",
+        )
+    if domain == "prose":
+        return Turn(f"{STORY_PROMPT}\n\nThe {name} of {index} winters walked to the {other} and", "sat down there.")
+    return Turn(f"Translate to German:\nthe {name} {index} is not a {other}", f"{name} {index} ist kein {other}")
+
+
+@pytest.fixture(scope="session")
+def held_out() -> list[Document]:
+    """Held-out documents of every domain."""
+    documents = [_code(index) for index in range(4)] + _sql()
+    for domain, groups in (("json", "api:{}"), ("maths", "test:{}"), ("prose", "book"), ("translation", "de:{}")):
+        documents += [
+            Document(domain, groups.format(index), True, turns=(_turns(domain, index),)) for index in range(60)
+        ]
+    return documents
+
+
+def training_document(text: str) -> Document:
+    return Document("prose", "training", False, text=text)
+
+
+@pytest.fixture(scope="session")
+def pair_folder(held_out: Sequence[Document], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random models of the pair's architecture, with a tokenizer trained on the documents."""
+    folder = tmp_path_factory.mktemp("pair")
+    tokenizer = train_tokenizer(list(held_out), np.random.default_rng(0))
+    for name, seed in (("target", 1), ("draft", 2)):
+        torch.manual_seed(seed)
+        ModelShape(layers=1, hidden_size=64, intermediate_size=64).build().save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder

@@ -1,0 +1,114 @@
+"""Contamination: what occurs in the training text is found, wherever a run begins, and nothing else is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shadowspec.demo.making import contamination
+from shadowspec.demo.making.contamination import RUN_LENGTH, TrainingText, contaminated, words
+from shadowspec.demo.making.corpora import Document, Turn
+from shadowspec.errors import InputError
+from tests.demo.conftest import training_document
+
+# Two words only, so that long runs really coincide; "c" is never in training.
+TRAINING_WORDS = st.lists(st.sampled_from("ab"), max_size=40)
+TEXT_WORDS = st.lists(st.sampled_from("aabbc"), max_size=40)
+
+
+def occurs_by_definition(text: list[str], documents: list[list[str]]) -> bool:
+    length = min(RUN_LENGTH, len(text))
+    runs = {tuple(text[i : i + length]) for i in range(len(text) - length + 1)} if text else set()
+    return any(tuple(row[i : i + length]) in runs for row in documents for i in range(len(row) - length + 1))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(TRAINING_WORDS, max_size=4), st.lists(TEXT_WORDS, max_size=4))
+def test_occurrence_is_the_definition(documents: list[list[str]], texts: list[list[str]]) -> None:
+    training = TrainingText([training_document(" ".join(row)) for row in documents])
+    found = training.occurs([", ".join(row).upper() for row in texts])
+    assert found == [occurs_by_definition(row, documents) for row in texts]
+
+
+def test_every_thirteen_words_of_a_training_text_are_found() -> None:
+    rng = random.Random(0)
+    row = [f"w{rng.randrange(500)}" for _ in range(400)]
+    training = TrainingText([training_document(" ".join(row))])
+    runs = [" ".join(["new", *row[i : i + RUN_LENGTH], "new"]) for i in range(len(row) - RUN_LENGTH + 1)]
+    assert all(training.occurs(runs))
+    almost = [" ".join(["new", *row[i : i + RUN_LENGTH - 1], "new"]) for i in range(len(row) - RUN_LENGTH + 1)]
+    assert not any(training.occurs(almost))
+
+
+def test_turns_of_a_conversation_are_one_text() -> None:
+    turns = (Turn("one two three four five six seven", "eight nine ten eleven twelve thirteen"),)
+    training = TrainingText([Document("maths", "m", False, turns=turns)])
+    assert training.occurs(["one two three four five six seven eight nine ten eleven twelve thirteen"]) == [True]
+
+
+def test_a_record_is_checked_whole_and_piece_by_piece() -> None:
+    sentence = "the quick brown fox jumps over the lazy dog while nine cats look on"
+    training = TrainingText([training_document(f"So {sentence} in silence.")])
+    first, second = sentence[:30], sentence[30:]
+    records = [
+        (["a prompt that nobody has ever written before"], sentence),  # a copied continuation
+        ([f"Lo! {first}"], f"{second} today"),  # a run across the border
+        (["a prompt that nobody has ever written before"], "nine cats"),  # short, whole
+        (["a prompt that nobody has ever written before", "cats look"], "never written either"),  # a short message
+        (["a prompt that nobody has ever written before"], "nine dogs"),
+        (["a prompt that nobody has ever written before"], ""),
+    ]
+    assert contaminated(training, records) == [True, True, True, True, False, False]
+
+
+def test_words_are_lower_cased_and_bare() -> None:
+    assert words("Self._x = 'Ångström', 3.5") == ["self", "_x", "ångström", "3", "5"]
+
+
+def write_traffic(path: Path, *texts: str, broken: int = 0) -> Path:
+    lines = [
+        json.dumps({"request": {"model": "m", "prompt": "unheard of"}, "response": {"choices": [{"text": text}]}})
+        for text in texts
+    ]
+    lines += ['{"half', "[1]"][:broken]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return path
+
+
+@pytest.fixture
+def training_on_disk(monkeypatch: pytest.MonkeyPatch) -> str:
+    text = " ".join(f"known{i}" for i in range(20))
+    monkeypatch.setattr(contamination, "read_documents", lambda _corpora: [training_document(text)])
+    return text
+
+
+@pytest.mark.parametrize(("answer", "code"), [("fresh words", 0), ("KNOWN3 known4, known5", 1)])
+def test_the_command_counts_and_exits(
+    training_on_disk: str,
+    answer: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    traffic = write_traffic(tmp_path / "t.jsonl.gz", "fresh words", answer, broken=2)
+    monkeypatch.setattr(sys, "argv", ["contamination", "--corpora", "x", "--traffic", str(traffic)])
+    with pytest.raises(SystemExit) as exit_info:
+        contamination.main()
+    assert exit_info.value.code == code
+    assert capsys.readouterr().out.splitlines() == [
+        f"m: 2 records, {code} in the training text",
+        "unreadable: 2 records, 0 in the training text",
+    ]
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read the traffic file"):
+        contamination.check_traffic(tmp_path, tmp_path / "none.jsonl.gz")

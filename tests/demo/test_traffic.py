@@ -1,0 +1,229 @@
+"""The traffic file: what the target really answers, in the form the tap reads, with bad lines where they are meant."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shadowspec.demo.making import traffic as traffic_module
+from shadowspec.demo.making.acceptance import measure, read_requests
+from shadowspec.demo.making.contamination import record_pieces
+from shadowspec.demo.making.corpora import Document
+from shadowspec.demo.making.prompts import ENDPOINTS, EndpointPlan
+from shadowspec.demo.making.records import BAD_KINDS, BAD_OF_EACH_KIND
+from shadowspec.demo.making.responses import load_model, load_tokenizer, respond
+from shadowspec.demo.making.traffic import TrafficMaker, make_traffic, summary_path
+from shadowspec.engine.batch import Request
+from shadowspec.tap.admission import Admission
+from shadowspec.tap.endpoints import EndpointRule, MatchRule
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.sources import RawRecord
+from shadowspec.types import FunnelCounter, RecordKey, SamplingParameters
+from tests.demo.conftest import training_document
+
+NUM_SESSIONS = 6
+GREEDY_MODELS = {plan.served_model for plan in ENDPOINTS if plan.parameters["temperature"] == 0.0}
+MAX_TOKENS = 6
+START = datetime(2023, 11, 16, 18, 15, tzinfo=UTC)
+BAD_FATES = {
+    ("malformed", "not_json"),
+    ("malformed", "not_an_object"),
+    ("unsupported", "truncated"),
+    ("unsupported", "cache_hit"),
+    ("unsupported", "image_content"),
+    ("unsupported", "silent_experiment"),
+    ("unsupported", "no_endpoint"),
+    ("duplicate", "seen_before"),
+}
+
+
+def small(plan: EndpointPlan) -> EndpointPlan:
+    return replace(plan, num_sessions=NUM_SESSIONS, parameters={**plan.parameters, "max_tokens": MAX_TOKENS})
+
+
+@pytest.fixture(scope="module")
+def make(
+    pair_folder: Path, held_out: Sequence[Document], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Path]]:
+    """Makes traffic from the small pair and documents; the same name is made once."""
+    rng = random.Random(0)
+    times = sorted(START + timedelta(seconds=rng.uniform(0, 3_600)) for _ in range(3_000))
+    folder = tmp_path_factory.mktemp("traffic")
+
+    def made(name: str, seed: int = 3) -> Path:
+        out = folder / name / "traffic.jsonl.gz"
+        if not out.exists():
+            make_traffic(pair_folder, folder, folder, out, seed)
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traffic_module, "ENDPOINTS", tuple(small(plan) for plan in ENDPOINTS))
+        patch.setattr(traffic_module, "read_documents", lambda _corpora: list(held_out))
+        patch.setattr(traffic_module, "read_trace", lambda _traces, _name: times)
+        yield made
+
+
+class PairTokenizer:
+    """The pair's tokenizer as the tap asks for it."""
+
+    context_length = 2_048
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = load_tokenizer(folder)
+        self.vocabulary_size = 4_096
+
+    def render_chat(self, messages: Any, tools: Any) -> list[int]:
+        text = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text)["input_ids"])
+
+
+def lines_of(path: Path) -> list[str]:
+    return gzip.decompress(path.read_bytes()).decode().splitlines()
+
+
+def good_records(path: Path) -> list[dict[str, Any]]:
+    records = []
+    for line in lines_of(path):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and not record["response"]["id"].startswith("resp-"):
+            records.append(record)
+    return records
+
+
+def test_every_line_ends_where_it_is_meant_to(make: Callable[..., Path], pair_folder: Path) -> None:
+    lines = lines_of(make("a"))
+    rules = [
+        EndpointRule(plan.name, (plan.served_model,), MatchRule(model=plan.served_model), timed_positions=2)
+        for plan in ENDPOINTS
+    ]
+    tokenizer = PairTokenizer(pair_folder / "target")
+    admission = Admission(rules, {rule.name: tokenizer for rule in rules}, KeyedHash(b"a secret for the tests alone"))
+    fates = [admission.admit(RawRecord(RecordKey("f", 0, number), line.encode())) for number, line in enumerate(lines)]
+    ends = Counter((str(fate.record.counter), fate.record.reason) for fate in fates)
+    bad = {end: count for end, count in ends.items() if end not in {("measured", None), ("sampled_out", "not_timed")}}
+    assert bad == dict.fromkeys(BAD_FATES, BAD_OF_EACH_KIND)
+    assert len(BAD_FATES) == len(BAD_KINDS)
+    timed = Counter(fate.record.endpoint for fate in fates if fate.record.counter is FunnelCounter.MEASURED)
+    assert all(NUM_SESSIONS // 2 <= timed[plan.name] <= NUM_SESSIONS for plan in ENDPOINTS)
+    times = [fate.record.event_time for fate in fates if fate.record.event_time is not None]
+    assert times == sorted(times)
+
+
+def test_prompt_tokens_are_the_servers_own(make: Callable[..., Path], pair_folder: Path) -> None:
+    tokenizer = PairTokenizer(pair_folder / "target")
+    for record in good_records(make("a")):
+        request, response = record["request"], record["response"]
+        if "messages" in request:
+            assert tokenizer.render_chat(request["messages"], None) == response["prompt_token_ids"]
+        else:
+            assert tokenizer.encode(request["prompt"]) == response["choices"][0]["prompt_token_ids"]
+        assert response["usage"]["completion_tokens"] == len(response["choices"][0]["token_ids"]) <= MAX_TOKENS
+
+
+def test_greedy_answers_are_what_transformers_generates(make: Callable[..., Path], pair_folder: Path) -> None:
+    target = load_model(pair_folder / "target")
+    checked = 0
+    for record in good_records(make("a")):
+        if record["request"]["model"] not in GREEDY_MODELS:
+            continue
+        choice = record["response"]["choices"][0]
+        ids = torch.tensor([record["response"].get("prompt_token_ids", choice.get("prompt_token_ids"))])
+        with torch.inference_mode():
+            generated = target.generate(ids, max_new_tokens=MAX_TOKENS, do_sample=False, pad_token_id=0)
+        assert generated[0, ids.shape[1] :].tolist() == choice["token_ids"]
+        checked += 1
+    assert checked >= NUM_SESSIONS * len(GREEDY_MODELS)
+
+
+def test_sampled_answers_have_the_targets_distribution(pair_folder: Path) -> None:
+    target = load_model(pair_folder / "target")
+    sampling = SamplingParameters(temperature=0.8, top_p=0.5, max_tokens=1)
+    prompt = (1, 40, 41, 42)
+    draws = respond(target, [Request(prompt, sampling, seed) for seed in range(4_000)], batch_rows=1_000)
+    with torch.inference_mode():
+        logits = target(torch.tensor([prompt])).logits[0, -1].double()
+    ordered, order = torch.softmax(logits / 0.8, -1).sort(descending=True)
+    kept = int((ordered.cumsum(0) - ordered < 0.5).sum())
+    head = ordered[:kept] / ordered[:kept].sum()
+    counts = Counter(decoded.output[0] for decoded in draws)
+    assert set(counts) <= set(order[:kept].tolist())
+    top = min(50, kept)
+    observed = torch.tensor([counts[int(token)] for token in order[:top]], dtype=torch.float64)
+    expected = head[:top] * len(draws)
+    # Chi-square per cell averages 1; 50 cells stay below 1.8 but once in 10,000 seeds.
+    assert float(((observed - expected) ** 2 / expected).mean()) < 1.8
+
+
+def test_an_answer_does_not_depend_on_its_batch(pair_folder: Path) -> None:
+    target = load_model(pair_folder / "target")
+    sampling = SamplingParameters(temperature=0.8, top_p=0.95, max_tokens=MAX_TOKENS)
+    requests = [Request(tuple(range(7, 12 + index)), sampling, index) for index in range(12)]
+    together = [decoded.output for decoded in respond(target, requests, batch_rows=12)]
+    apart = [decoded.output for decoded in respond(target, requests, batch_rows=5)]
+    assert together == apart
+
+
+def test_sessions_keep_their_order_and_their_user(make: Callable[..., Path]) -> None:
+    sessions: dict[str, list[dict[str, Any]]] = {}
+    for record in good_records(make("a")):
+        sessions.setdefault(record["session_id"], []).append(record)
+    assert len(sessions) == NUM_SESSIONS * len(ENDPOINTS)
+    for records in sessions.values():
+        assert len({(r["user"], r["request"]["model"], r["metadata"]["tier"]) for r in records}) == 1
+        prompts = [record_pieces(record)[0] for record in records]
+        assert all(len(" ".join(a)) <= len(" ".join(b)) for a, b in pairwise(prompts)) or (
+            records[0]["request"]["model"] in {"demo-sql", "demo-json", "demo-story"}
+        )
+
+
+def test_the_same_seed_makes_the_same_file(make: Callable[..., Path]) -> None:
+    first, again, other = make("a"), make("b"), make("c", seed=4)
+    assert first.read_bytes() == again.read_bytes() != other.read_bytes()
+    assert summary_path(first).read_text() == summary_path(again).read_text()
+
+
+def test_answers_that_stand_in_the_training_text_are_dropped(pair_folder: Path, held_out: Sequence[Document]) -> None:
+    plan = small(ENDPOINTS[0])
+    free = TrafficMaker(pair_folder, list(held_out), 3).endpoint(plan)
+    assert free.num_answers_dropped == 0
+    known = free.sessions[0][0].text
+    bound = TrafficMaker(pair_folder, [*held_out, training_document(f"so {known} indeed")], 3).endpoint(plan)
+    texts = [answered.text for session in bound.sessions for answered in session]
+    assert known not in texts
+    assert bound.num_answers_dropped >= 1
+    assert all(len(session) >= 1 for session in bound.sessions)
+
+
+def test_the_traffic_can_be_measured_again(make: Callable[..., Path], pair_folder: Path) -> None:
+    path = make("a")
+    requests = read_requests(path)
+    assert sum(map(len, requests.values())) == len({record["request_id"] for record in good_records(path)})
+    figures = measure(pair_folder, path)
+    summary = json.loads(summary_path(path).read_text())
+    for name, row in summary["endpoints"].items():
+        assert figures[name].num_requests == row["records"] == len(requests[name])
+        assert figures[name].correlation.num_sessions == row["sessions"]
+        assert figures[name].logged_loop_share == row["repetition_loops"] / row["records"]
+        length, greedy_length = figures[name].acceptance_length, figures[name].greedy_acceptance_length
+        assert length is not None
+        assert greedy_length is not None
+        assert 1.0 <= length <= 5.0
+        if row["parameters"]["temperature"] == 0.0:
+            assert length == greedy_length
