@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
+from transformers.utils import logging as transformers_logging
+
 from shadowspec.cli.console import notes, progress_bar
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.engine import Engine, Models, ModelTokenizer
@@ -27,6 +29,7 @@ def require_endpoints(config: Config) -> None:
 
 def build_engines(config: Config) -> dict[str, Engine]:
     """The engine of each endpoint; models are loaded once and shared, pairs are checked."""
+    transformers_logging.disable_progress_bar()  # stderr is ours
     models = Models(config.engine.device, config.engine.dtype)
     engines: dict[str, Engine] = {}
     shared: dict[tuple[object, ...], Engine] = {}

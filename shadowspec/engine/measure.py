@@ -88,7 +88,8 @@ class Engine:
         if concurrency in self._warm:
             return
         self._warm.add(concurrency)
-        prompt = tuple(range(1, 33))
+        vocabulary = int(self.target.model.config.vocab_size)
+        prompt = tuple(token % vocabulary for token in range(32))
         for temperature in (0.0, 1.0):
             sampling = SamplingParameters(temperature=temperature, max_tokens=8, ignore_eos=True)
             requests = [Request(prompt, sampling, seed) for seed in range(concurrency)]
