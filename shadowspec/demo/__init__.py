@@ -24,8 +24,8 @@ SERVED_MODELS = {
 }
 # Share of sessions measured: all of the two busy endpoints' would take two cores over four minutes, and the
 # quiet ones have too few sessions for a verdict at any rate; this is what fits into three.
-SAMPLE_RATE = 0.5
-SAMPLE_RATES = {"code-completion": 0.85, "text-to-sql": 0.85}
+SAMPLE_RATE = 0.4
+SAMPLE_RATES = {"code-completion": 0.85, "text-to-sql": 0.78}
 DEMO_SECRET = "public demo traffic, nothing to protect"  # noqa: S105 - it is public
 _CONFIG_HEAD = """\
 # The demo's configuration, as `shadowspec demo` wrote it.

@@ -70,6 +70,10 @@ def pair_folder(held_out: Sequence[Document], tmp_path_factory: pytest.TempPathF
     tokenizer = train_tokenizer(list(held_out), np.random.default_rng(0))
     for name, seed in (("target", 1), ("draft", 2)):
         torch.manual_seed(seed)
-        ModelShape(layers=1, hidden_size=64, intermediate_size=64).build().save_pretrained(folder / name)
+        model = ModelShape(layers=1, hidden_size=64, intermediate_size=64).build()
+        with torch.no_grad():  # fresh weights answer every prompt with its own last token
+            for parameter_name, parameter in model.named_parameters():
+                parameter.mul_(25.0 if "proj" in parameter_name else 4.0 if "embed" in parameter_name else 1.0)
+        model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     return folder

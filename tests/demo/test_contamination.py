@@ -47,6 +47,11 @@ def test_every_thirteen_words_of_a_training_text_are_found() -> None:
     assert not any(training.occurs(almost))
 
 
+def test_a_run_across_two_documents_is_none() -> None:
+    training = TrainingText([training_document("one two three"), training_document("four five six")])
+    assert training.occurs(["two three", "four five", "three four", "six one"]) == [True, True, False, False]
+
+
 def test_turns_of_a_conversation_are_one_text() -> None:
     turns = (Turn("one two three four five six seven", "eight nine ten eleven twelve thirteen"),)
     training = TrainingText([Document("maths", "m", False, turns=turns)])

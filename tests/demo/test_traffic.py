@@ -95,16 +95,20 @@ def lines_of(path: Path) -> list[str]:
     return gzip.decompress(path.read_bytes()).decode().splitlines()
 
 
-def good_records(path: Path) -> list[dict[str, Any]]:
+def objects(lines: Sequence[str]) -> list[dict[str, Any]]:
     records = []
-    for line in lines_of(path):
+    for line in lines:
         try:
             record = json.loads(line)
         except ValueError:
             continue
-        if isinstance(record, dict) and not record["response"]["id"].startswith("resp-"):
+        if isinstance(record, dict):
             records.append(record)
     return records
+
+
+def good_records(path: Path) -> list[dict[str, Any]]:
+    return [record for record in objects(lines_of(path)) if not record["response"]["id"].startswith("resp-")]
 
 
 def test_every_line_ends_where_it_is_meant_to(make: Callable[..., Path], pair_folder: Path) -> None:
@@ -122,6 +126,8 @@ def test_every_line_ends_where_it_is_meant_to(make: Callable[..., Path], pair_fo
     assert len(BAD_FATES) == len(BAD_KINDS)
     timed = Counter(fate.record.endpoint for fate in fates if fate.record.counter is FunnelCounter.MEASURED)
     assert all(NUM_SESSIONS // 2 <= timed[plan.name] <= NUM_SESSIONS for plan in ENDPOINTS)
+    repeated = Counter(record["request_id"] for record in objects(lines))
+    assert sum(count - 1 for count in repeated.values()) == BAD_OF_EACH_KIND  # the duplicates, and they alone
     times = [fate.record.event_time for fate in fates if fate.record.event_time is not None]
     assert times == sorted(times)
 
@@ -174,10 +180,12 @@ def test_sampled_answers_have_the_targets_distribution(pair_folder: Path) -> Non
 def test_an_answer_does_not_depend_on_its_batch(pair_folder: Path) -> None:
     target = load_model(pair_folder / "target")
     sampling = SamplingParameters(temperature=0.8, top_p=0.95, max_tokens=MAX_TOKENS)
-    requests = [Request(tuple(range(7, 12 + index)), sampling, index) for index in range(12)]
+    requests = [Request(tuple(range(7, 12 + index * 5 % 12)), sampling, index) for index in range(12)]
     together = [decoded.output for decoded in respond(target, requests, batch_rows=12)]
     apart = [decoded.output for decoded in respond(target, requests, batch_rows=5)]
-    assert together == apart
+    alone = [respond(target, [request])[0].output for request in requests]
+    assert together == apart == alone
+    assert len(set(alone)) == len(requests)
 
 
 def test_sessions_keep_their_order_and_their_user(make: Callable[..., Path]) -> None:
