@@ -54,7 +54,7 @@ class LoadedModel:
         config = self.model.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return 2 * config.num_hidden_layers * heads * head_dim * self.model.dtype.itemsize
+        return int(2 * config.num_hidden_layers * heads * head_dim * self.model.dtype.itemsize)
 
 
 def choose_device(name: str) -> torch.device:

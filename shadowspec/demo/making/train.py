@@ -182,7 +182,8 @@ class PairOptimizer:
     """Muon for the matrices, AdamW for embeddings and norms; one learning-rate factor for both."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
-        matrices, others = [], []
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for module in modules:
             for name, parameter in module.named_parameters():
                 (matrices if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
@@ -226,7 +227,7 @@ def held_out_losses(model: LlamaForCausalLM, streams: dict[str, np.ndarray]) -> 
         rows = min(40, len(stream) // 512)
         tokens = torch.from_numpy(stream[: rows * 512].astype(np.int64)).reshape(rows, 512)
         total = 0.0
-        for chunk in tokens.split(8):
+        for chunk in torch.split(tokens, 8):
             logits = model(chunk, use_cache=False).logits[:, :-1].reshape(-1, VOCABULARY_SIZE)
             total += float(functional.cross_entropy(logits, chunk[:, 1:].reshape(-1), reduction="sum"))
         losses[domain] = total / (rows * 511)
@@ -264,11 +265,11 @@ def train(corpora: Path, out: Path, seed: int, steps: int, draft_steps: int) -> 
         tokens = draw_batch(streams, shape, batch_rng)
         if step < steps:
             target_loss, draft_loss = joint(target, draft, tokens)
-            (target_loss + draft_loss).backward()
+            torch.autograd.backward(target_loss + draft_loss)
             optimizer.step(learning_rate_factor(step, steps))
         else:
             draft_loss = alone(target, draft, tokens)
-            draft_loss.backward()
+            torch.autograd.backward(draft_loss)
             # A third of the peak rate: the draft only follows what the target's own decay changed.
             draft_optimizer.step(0.35 * (1.0 - (step - steps) / draft_steps) + 0.01)
         if step % 25 == 0:
