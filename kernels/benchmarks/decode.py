@@ -76,6 +76,7 @@ def ours(target: LoadedModel, draft: LoadedModel | None, requests: list[Request]
         num_speculative_tokens=NUM_SPECULATIVE_TOKENS,
         verify_rule=VerifyRule.GREEDY if is_greedy else VerifyRule.REJECTION,
         end_token_ids=frozenset(),
+        releases_slots=True,
     )
     return sum(len(decoded.output) for decoded in result.decoded)
 

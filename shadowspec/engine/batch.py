@@ -98,7 +98,9 @@ class Row:
 
 
 class Batch:
-    """All rows of one arm.  A finished row keeps its slot, so that the load stays at the batch's size."""
+    """All rows of one arm.  A finished row keeps its slot, so that the load stays at the batch's size, until
+    `keep` drops it.  `rows` are those in slots; `all_rows` is every request in the order given.
+    """
 
     def __init__(
         self,
@@ -120,6 +122,7 @@ class Batch:
             Row(request, num_speculative_tokens, end_ids, detokenize)
             for request, end_ids in zip(requests, ends, strict=True)
         ]
+        self.all_rows = tuple(self.rows)
         self.prompts = [request.prompt for request in requests]
         longest_output = max(request.sampling.max_tokens for request in requests)
         # One step may write K + 1 tokens past the last one that can be emitted.
@@ -141,6 +144,18 @@ class Batch:
         self.last_tokens = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
         self.previous_tokens = torch.tensor([prompt[-1] for prompt in self.prompts], device=device)
         self.emitted = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
+
+    def keep(self, slots: list[int]) -> torch.Tensor:
+        """Drop all slots but these; returns them as int64 [kept]."""
+        index = torch.tensor(slots, device=self.device)
+        self.rows = [self.rows[slot] for slot in slots]
+        self.prompts = [self.prompts[slot] for slot in slots]
+        self.num_rows = len(slots)
+        self.sampling.keep(index)
+        self.uniforms = self.uniforms[index]
+        self.lengths, self.last_tokens = self.lengths[index], self.last_tokens[index]
+        self.previous_tokens, self.emitted = self.previous_tokens[index], self.emitted[index]
+        return index
 
     def is_active(self, row: int) -> bool:
         return self.rows[row].finish_reason is None

@@ -45,10 +45,13 @@ def decode_batch(
     verify_rule: VerifyRule,
     end_token_ids: frozenset[int],
     detokenize: Detokenize | None = None,
+    releases_slots: bool = False,
 ) -> ArmResult:
     """Decode `requests` together with the target; without a `proposer` this is the baseline arm.
 
     Rows are ragged and end each on its own; the random numbers of a request depend on its seed and position.
+    A finished row keeps its slot, so that the load stays what it is labelled with; with `releases_slots`
+    finished rows are dropped once they are half of the batch, which gives the same outputs sooner.
     """
     device: torch.device = target.device
     timeline = Timeline(device)
@@ -88,11 +91,18 @@ def decode_batch(
             step.num_drafted.tolist(),
         )
         clock.committed()
+        active = [slot for slot in range(batch.num_rows) if batch.is_active(slot)]
+        if releases_slots and 0 < 2 * len(active) <= batch.num_rows:
+            kept = batch.keep(active)
+            runner.keep(kept)
+            nothing = _nothing_proposed(batch)
+            if proposer is not None:
+                proposer.keep(kept)
 
     timings = clock.timings(start)
     decoded = tuple(
         Decoded(tuple(row.output), str(row.finish_reason), row.counts(), timing)
-        for row, timing in zip(batch.rows, timings, strict=True)
+        for row, timing in zip(batch.all_rows, timings, strict=True)
     )
     held = proposer.cache_bytes() if proposer is not None else 0
     return ArmResult(decoded, runner.cache.allocated_bytes() + held)
@@ -143,7 +153,7 @@ class _StepClock:
     def committed(self) -> None:
         self._steps.append((self._drafted, self._verified, self._timeline.mark()))
         for row, end in enumerate(self._ends):
-            if end is None and not self._batch.is_active(row):
+            if end is None and self._batch.all_rows[row].finish_reason is not None:
                 self._ends[row] = len(self._steps) - 1
 
     def timings(self, start: int) -> list[ArmTiming]:
@@ -160,7 +170,7 @@ class _StepClock:
             previous = committed
         prefill = elapsed(start, self._prefilled)
         result = []
-        for row, end in zip(self._batch.rows, self._ends, strict=True):
+        for row, end in zip(self._batch.all_rows, self._ends, strict=True):
             draft, verify, total = phases[end] if end is not None and end >= 0 else (0.0, 0.0, 0.0)
             result.append(
                 ArmTiming(

@@ -59,6 +59,13 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         values = self.values.view(self.slots, self.capacity + 1, self.heads, self.value_dim)
         return keys[:, : self.read_width].transpose(1, 2), values[:, : self.read_width].transpose(1, 2)
 
+    def keep(self, slots: torch.Tensor) -> None:
+        """Drop all rows but these, int64 [kept]."""
+        width = self.capacity + 1
+        self.keys = self.keys.view(self.slots, width, -1)[slots].flatten(0, 1)
+        self.values = self.values.view(self.slots, width, -1)[slots].flatten(0, 1)
+        self.slots = int(slots.shape[0])
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return max(self.read_width, query_length), 0
 
@@ -111,6 +118,13 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
     def _tell_layers(self, write_index: torch.Tensor, read_width: int) -> None:
         for layer in self.layers:
             layer.write_index, layer.read_width = write_index, read_width
+
+    def keep(self, slots: torch.Tensor) -> None:
+        """Drop all slots but these (int64 [kept]), which move together in this order."""
+        self.slots = int(slots.shape[0])
+        self._row_start = self._row_start[: self.slots]
+        for layer in self.layers:
+            layer.keep(slots)
 
     def allocated_bytes(self) -> int:
         """Bytes of keys and values allocated so far."""

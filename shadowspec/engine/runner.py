@@ -57,6 +57,10 @@ class Runner:
         # Tokens past the model's context can never be emitted; their rotary angle does not matter.
         return self._forward(tokens, positions.clamp(max=self._last_position), mask, keep)
 
+    def keep(self, slots: torch.Tensor) -> None:
+        """Drop all slots but these, int64 [kept]."""
+        self.cache.keep(slots)
+
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         logits: torch.Tensor = self.model(
             input_ids=tokens,

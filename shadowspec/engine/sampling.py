@@ -62,6 +62,12 @@ class BatchSampling:
                 self.in_prompt[row, torch.tensor(list(prompt), device=device)] = True
             self.output_counts = torch.zeros((rows, vocabulary), dtype=torch.float32, device=device)
 
+    def keep(self, slots: torch.Tensor) -> None:
+        """Drop all rows but these, int64 [kept]."""
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(self, name, value[slots])  # every tensor here has one row a slot
+
     def note_emitted(self, row: int, token_ids: Sequence[int]) -> None:
         """Count emitted tokens for the penalties."""
         if self.has_penalties:

@@ -132,6 +132,44 @@ def test_a_request_does_not_depend_on_its_neighbours(target: Any, draft: Any, ru
     assert outputs(requests[::-1])[::-1] == together
 
 
+@pytest.mark.parametrize("kind", ["none", "draft", "ngram"])
+def test_releasing_slots_changes_no_output(target: Any, draft: Any, kind: str) -> None:
+    """Rows that end at very different times, with penalties, so that every per-slot tensor must follow."""
+    requests = [
+        Request(
+            tuple(range(2, 4 + row)),
+            SamplingParameters(
+                temperature=0.0 if row % 3 == 0 else 0.9,
+                max_tokens=2 + 4 * row,
+                presence_penalty=0.1 * row,
+                min_tokens=row,
+                min_p=0.01 * row,
+            ),
+            row,
+        )
+        for row in range(8)
+    ]
+
+    def outputs(*, releases_slots: bool) -> list[tuple[tuple[int, ...], Any]]:
+        proposers: dict[str, Proposer | None] = {
+            "none": None,
+            "draft": DraftModelProposer(draft, 3, is_sampling=True),
+            "ngram": NgramProposer(3, 1, 3),
+        }
+        result = decode_batch(
+            target,
+            requests,
+            proposer=proposers[kind],
+            num_speculative_tokens=3,
+            verify_rule=VerifyRule.GREEDY_DRAFT if kind == "ngram" else VerifyRule.REJECTION,
+            end_token_ids=frozenset({1}),
+            releases_slots=releases_slots,
+        )
+        return [(decoded.output, decoded.counts) for decoded in result.decoded]
+
+    assert outputs(releases_slots=True) == outputs(releases_slots=False)
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_identities_hold_for_every_run(target: Any, draft: Any, data: st.DataObject) -> None:

@@ -29,5 +29,8 @@ class Proposer(Protocol):
     def propose(self, batch: Batch) -> Proposal:
         """Draft for every row from its tokens so far."""
 
+    def keep(self, slots: torch.Tensor) -> None:
+        """Follow the batch in dropping all slots but these, int64 [kept]."""
+
     def cache_bytes(self) -> int:
         """Bytes that the proposer's own state takes for the batch, beyond its weights."""

@@ -46,6 +46,9 @@ class DraftModelProposer:
         num_drafted = torch.full_like(batch.lengths, self._num_speculative_tokens)
         return Proposal(drafted, num_drafted, torch.stack(probs, 1) if probs else None)
 
+    def keep(self, slots: torch.Tensor) -> None:
+        self._runner.keep(slots)
+
     def cache_bytes(self) -> int:
         return self._runner.cache.allocated_bytes()
 

@@ -51,5 +51,8 @@ class NgramProposer:
                 counts[row] = len(found)
         return Proposal(torch.from_numpy(drafted).to(batch.device), torch.from_numpy(counts).to(batch.device), None)
 
+    def keep(self, slots: torch.Tensor) -> None:
+        """Nothing is held per slot."""
+
     def cache_bytes(self) -> int:
         return 0
