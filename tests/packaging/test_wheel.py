@@ -129,3 +129,7 @@ def test_an_installation_runs_outside_the_checkout(
     _run(python, str(script), "init", cwd=elsewhere)
     for command in ("upgrade", "current", "check"):
         _run(python, str(script), "db", command, cwd=elsewhere, SHADOWSPEC_DATABASE_URL="sqlite:///by-command.db")
+    if kind == "wheel":
+        demo = json.loads(_run(python, str(script), "demo", "--requests", "8", "--json", cwd=elsewhere))
+        assert demo["requests_measured"] == 8
+        assert (elsewhere / demo["report"]).stat().st_size > 100_000
