@@ -157,7 +157,7 @@ class Block:
     """Requests that go through both arms together, at one load.  `fillers` are untimed copies."""
 
     block_id: str  # hash of endpoint, slice, load and its own requests' keys: the same on every pass over the input
-    sequence: int  # start order within the endpoint
+    sequence: int  # start order within the endpoint and input
     endpoint: str
     slice_key: str
     concurrency: int  # the load b; also n_max here

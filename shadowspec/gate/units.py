@@ -128,7 +128,8 @@ def block_units(blocks: Iterable[StoredBlock], runs: Mapping[RecordKey, Measured
     for measured in runs.values():
         by_block[measured.run.block_id].append(measured)
     units = []
-    for block in sorted(blocks, key=lambda block: (block.sequence, block.block_id)):
+    # `sequence` counts within one input; the clock orders inputs that were measured one after the other.
+    for block in sorted(blocks, key=lambda block: (block.started_at, block.sequence, block.block_id)):
         found = sorted(by_block.get(block.block_id, []), key=lambda measured: measured.run.key)
         if len(found) > block.n_max:
             raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.units import block_units, cluster_units, fold_clusters
-from shadowspec.types import FunnelCounter, StoredRecord
+from shadowspec.types import Arm, FunnelCounter, RecordKey, Run, StoredBlock, StoredRecord
 from tests.gate.worlds import MeasuredRun, block_of, key_of, record_of, run_of
 
 POLICY = GatePolicy(cluster_idle_s=100.0, cluster_max_age_s=1_000.0, cluster_reopen_after_s=500.0, entry_clusters=2)
@@ -181,3 +182,20 @@ def test_a_block_cannot_hold_more_than_its_full_size() -> None:
     runs = {key_of(index): MeasuredRun(run_of(index, "b00000"), True) for index in range(3)}
     with pytest.raises(InputError, match=r"b00000 .* holds 3 runs, n_max 2"):
         block_units([block_of(0, n_max=2)], runs)
+
+
+def test_blocks_of_a_second_input_follow_those_of_the_first() -> None:
+    """`sequence` begins anew with every input; the order is that in which blocks started."""
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+    def stored(name: str, sequence: int, minutes: int) -> StoredBlock:
+        started_at = noon + timedelta(minutes=minutes)
+        return StoredBlock(name, sequence, "e", "", 1, 1, Arm.BASELINE, started_at, {})
+
+    blocks = [stored("second-file", 0, 10), stored("first-file-late", 1, 5), stored("first-file-early", 0, 0)]
+    runs = {
+        key: MeasuredRun(Run(key, "f", block.block_id, failure="out_of_memory"), is_greedy=True)
+        for key, block in ((RecordKey("s", 0, index), block) for index, block in enumerate(blocks))
+    }
+    order = [unit.block.block_id for unit in block_units(blocks, runs)]
+    assert order == ["first-file-early", "first-file-late", "second-file"]
