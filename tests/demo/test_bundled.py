@@ -1,0 +1,130 @@
+"""What is bundled keeps its promises: enough traffic, told apart as it should be, no loops, small files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from shadowspec import demo
+from shadowspec.config import load_config
+from shadowspec.demo.making.records import BAD_KINDS, BAD_OF_EACH_KIND
+from shadowspec.engine.repetition import is_repetition_loop
+from shadowspec.tap.admission import Admission, Admitted
+from shadowspec.tap.blocks import BlockFormer
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.sources import read_records
+from shadowspec.types import Block, FunnelCounter, SamplingRegime, StoredRecord
+
+MAX_LOOP_SHARE = 0.10
+MAX_PAIR_BYTES = 40 * 1_000_000
+MAX_TRAFFIC_BYTES = 3 * 1_000_000
+MAIN_SLICE_BLOCKS = 80  # full ones, that an endpoint needs for a verdict to be within reach
+MAIN_CLASS_SHARE = 0.95
+
+
+class GivenTokens:
+    """The traffic brings its prompt tokens, so that nothing is left to tokenise."""
+
+    context_length = 2_048
+    vocabulary_size = 4_096
+
+    def render_chat(self, messages: Any, tools: Any) -> list[int]:
+        raise AssertionError("a record without prompt tokens")
+
+    def encode(self, text: str) -> list[int]:
+        raise AssertionError("a record without prompt tokens")
+
+
+@pytest.fixture(scope="module")
+def admitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[StoredRecord], list[Admitted], list[Block]]:
+    """Every line's fate under the demo's own configuration, and the blocks that are formed."""
+    folder = tmp_path_factory.mktemp("demo")
+    path = folder / "shadowspec.toml"
+    path.write_text(demo.demo_config(folder, seed=0), encoding="utf-8")
+    rules = [endpoint.rule for endpoint in load_config(path, environment={}).endpoints.values()]
+    tokenizer = GivenTokens()
+    admission = Admission(rules, {rule.name: tokenizer for rule in rules}, KeyedHash(demo.DEMO_SECRET.encode()))
+    former = BlockFormer(rules)
+    fates = [admission.admit(raw) for raw in read_records(str(demo.TRAFFIC))]
+    timed = [fate for fate in fates if isinstance(fate, Admitted)]
+    blocks = [block for one in timed for block in former.add(one.prompt, one.concurrency)]
+    return [fate.record for fate in fates], timed, [*blocks, *former.drain()]
+
+
+def usable(records: Sequence[StoredRecord]) -> list[StoredRecord]:
+    return [one for one in records if one.counter in {FunnelCounter.MEASURED, FunnelCounter.SAMPLED_OUT}]
+
+
+def test_there_is_enough_of_everything(
+    admitted: tuple[list[StoredRecord], list[Admitted], list[Block]],
+) -> None:
+    records = usable(admitted[0])
+    assert len(records) >= 3_000
+    by_endpoint = Counter(record.endpoint for record in records)
+    assert set(by_endpoint) == set(demo.SERVED_MODELS)
+    regimes = {(record.endpoint, record.labels["sampling_regime"]) for record in records}
+    assert len(regimes) == len(by_endpoint)  # each endpoint samples in one way
+    large = {regime for endpoint, regime in regimes if by_endpoint[endpoint] >= 1_000}
+    assert SamplingRegime.GREEDY in large
+    assert len(large) >= 2
+    sessions = {record.session_hash for record in records}
+    assert 2.0 <= len(records) / len(sessions) <= 3.0
+
+
+def test_each_endpoint_is_mostly_of_one_class(
+    admitted: tuple[list[StoredRecord], list[Admitted], list[Block]],
+) -> None:
+    classes: dict[str | None, Counter[str]] = defaultdict(Counter)
+    for record in usable(admitted[0]):
+        classes[record.endpoint][record.labels["prompt_class"]] += 1
+    for counted in classes.values():
+        assert counted.most_common(1)[0][1] >= MAIN_CLASS_SHARE * counted.total()
+
+
+def test_two_endpoints_have_the_blocks_for_a_verdict(
+    admitted: tuple[list[StoredRecord], list[Admitted], list[Block]],
+) -> None:
+    full = Counter(
+        (block.endpoint, block.slice_key) for block in admitted[2] if len(block.requests) == block.n_max == 4
+    )
+    assert sum(count >= MAIN_SLICE_BLOCKS for count in full.values()) >= 2
+
+
+def test_bad_lines_show_with_their_reasons(
+    admitted: tuple[list[StoredRecord], list[Admitted], list[Block]],
+) -> None:
+    refused = Counter((record.counter, record.reason) for record in admitted[0] if record not in usable([record]))
+    assert len(refused) == len(BAD_KINDS)
+    assert set(refused.values()) == {BAD_OF_EACH_KIND}
+
+
+def test_arrivals_span_one_hour(admitted: tuple[list[StoredRecord], list[Admitted], list[Block]]) -> None:
+    times = [record.event_time for record in admitted[0] if record.event_time is not None]
+    assert times == sorted(times)
+    assert 3_000 < (times[-1] - times[0]).total_seconds() < 3_600
+
+
+def test_few_answers_are_stuck_in_a_loop() -> None:
+    loops: dict[str, list[bool]] = defaultdict(list)
+    for line in gzip.decompress(demo.TRAFFIC.read_bytes()).decode().splitlines():
+        if line.startswith("[") or not line.endswith("}"):
+            continue  # bad on purpose
+        record = json.loads(line)
+        loops[record["request"]["model"]].append(is_repetition_loop(record["response"]["choices"][0]["token_ids"]))
+    for model in demo.SERVED_MODELS.values():
+        assert sum(loops[model]) < MAX_LOOP_SHARE * len(loops[model])
+
+
+def test_the_target_had_the_lowest_held_out_loss() -> None:
+    assert "The target has the lowest loss in every domain." in demo.MODEL_CARD.read_text(encoding="utf-8")
+
+
+def test_the_files_are_small() -> None:
+    pair = [path for folder in (demo.TARGET, demo.DRAFT) for path in folder.iterdir()]
+    assert sum(path.stat().st_size for path in pair) <= MAX_PAIR_BYTES
+    assert demo.TRAFFIC.stat().st_size <= MAX_TRAFFIC_BYTES
