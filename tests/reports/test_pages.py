@@ -244,7 +244,8 @@ def test_the_terminal_shows_verdict_bounds_and_funnel(report: Report) -> None:
             assert f"{h.speedup.estimate:.2f}\u00d7" in text
             assert "speedup [bounds]" in text
     assert f"{report.total_funnel.num_records:,}" in text
-    assert all(counter.value.replace("_", " ") in text for counter in FunnelCounter)
+    for row in report.total_funnel.rows:  # a counter that is 0 everywhere takes no column
+        assert row.num_records == 0 or row.counter.value.replace("_", " ") in text
 
 
 def test_the_terminal_reads_no_markup_in_names() -> None:

@@ -62,13 +62,14 @@ def test_writers_in_opposite_orders_do_not_deadlock(new_database: Callable[[str]
     batch = [first, second][::order]
     inserted: list[int] = []
     engine = session.create_engine(session.parse_url(url))
-    with Store.open(url) as store, session.write(engine) as connection:
-        writes.insert_records(connection, [first])
+    with Store.open(url) as store:
         other = threading.Thread(target=lambda: inserted.append(store.save_records(batch)))
-        other.start()
-        _wait_until_blocked(engine)
-        writes.insert_records(connection, [second])  # held by the other writer if it did not begin with the first
-    other.join()
+        with session.write(engine) as connection:
+            writes.insert_records(connection, [first])
+            other.start()
+            _wait_until_blocked(engine)
+            writes.insert_records(connection, [second])  # held by the other writer if it did not begin with the first
+        other.join()  # before the store closes: a connection in use then would be closed by nobody
     engine.dispose()
     assert inserted == [0]
 
