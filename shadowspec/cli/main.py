@@ -53,8 +53,10 @@ def main() -> None:
         app()
     except ShadowSpecError as error:
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _fail("interrupted", EXIT_INTERRUPTED)
+    except SystemExit as ended:
+        if ended.code == EXIT_INTERRUPTED:  # typer's own answer to Ctrl-C, which says nothing
+            notes.print("interrupted; what was finished is stored, run the same command again to go on")
+        raise
     except Exception as error:
         if "-v" in sys.argv or "--verbose" in sys.argv or os.environ.get("SHADOWSPEC_DEBUG"):
             raise

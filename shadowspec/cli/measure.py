@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.cli.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 
 
@@ -26,11 +26,7 @@ def run(
     from shadowspec.config import find_config, load_config
 
     config = load_config(find_config(config_path))
-    try:
-        done = measure_files(config, files, max_requests=max_requests)
-    except KeyboardInterrupt:
-        notes.print("interrupted; finished blocks are stored, run the same command again to go on")
-        raise
+    done = measure_files(config, files, max_requests=max_requests)
     totals = {
         "records_read": sum(progress.records_read for progress in done),
         "blocks_measured": sum(progress.blocks_measured for progress in done),
