@@ -21,7 +21,8 @@ def upgrade(config_path: ConfigOption = None, as_json: JsonOption = False) -> No
     """Bring the database to this version's schema; creates it where there is none."""
     from shadowspec import store
 
-    before, after = store.current(_url(config_path)), store.upgrade(_url(config_path))
+    url = _url(config_path)
+    before, after = store.current(url), store.upgrade(url)
     if as_json:
         print_json({"before": before, "after": after})
         return

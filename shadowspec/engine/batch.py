@@ -24,6 +24,11 @@ class Request:
     sampling: SamplingParameters
     seed: int
 
+    def end_ids(self, end_token_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end this request, given those that end the model's texts."""
+        own = frozenset(self.sampling.stop_token_ids)
+        return own if self.sampling.ignore_eos else own | end_token_ids
+
 
 class Row:
     """One request in its slot: output so far and counters, cut at the last emitted token."""
@@ -114,10 +119,7 @@ class Batch:
     ) -> None:
         self.device = device
         self.num_rows = len(requests)
-        ends = [
-            frozenset(request.sampling.stop_token_ids) | (frozenset() if request.sampling.ignore_eos else end_token_ids)
-            for request in requests
-        ]
+        ends = [request.end_ids(end_token_ids) for request in requests]
         self.rows = [
             Row(request, num_speculative_tokens, end_ids, detokenize)
             for request, end_ids in zip(requests, ends, strict=True)

@@ -84,8 +84,8 @@ def z_scores(
     for outputs, rows in zip(alternatives, forced, strict=True):
         scored = []
         for request, output, logits in zip(requests, outputs, rows, strict=True):
-            processed = _processed(target, request, output, logits, end_token_ids)
-            probs = _sampling(target, request, end_token_ids).probs(processed[None])[0]  # [tokens, vocabulary]
+            sampling = _sampling(target, request, end_token_ids)
+            probs = sampling.probs(_processed(sampling, output, logits))[0]  # [tokens, vocabulary]
             highest = probs.max(-1)
             hits = (torch.tensor(list(output), device=logits.device) == highest.indices).float()
             scored.append(Score(float((hits - highest.values).sum()), len(output)))
@@ -97,24 +97,17 @@ def z_scores(
 def divergence_gap(target: Any, request: Request, output: Sequence[int], end_token_ids: frozenset[int]) -> float:
     """The target's top-2 logit gap at the last token of `output`, given all before it: where greedy arms part."""
     logits = teacher_forced_logits(target, [request], [output])[0][0]  # [tokens, vocabulary]
-    return top_two_gap(_processed(target, request, output, logits, end_token_ids)[-1])
-
-
-def _processed(
-    target: Any, request: Request, output: Sequence[int], logits: torch.Tensor, end_token_ids: frozenset[int]
-) -> torch.Tensor:
-    """Teacher-forced logits after penalties and minimum length; float [tokens, vocabulary]."""
-    return _sampling(target, request, end_token_ids).processed_logits(
-        logits[None], torch.tensor([list(output)], device=logits.device), _nothing_emitted(logits)
-    )[0]
+    return top_two_gap(_processed(_sampling(target, request, end_token_ids), output, logits)[0, -1])
 
 
 def _sampling(target: Any, request: Request, end_token_ids: frozenset[int]) -> BatchSampling:
-    ends = set(request.sampling.stop_token_ids) | (set() if request.sampling.ignore_eos else end_token_ids)
-    return BatchSampling(
-        [request.sampling], [request.prompt], [sorted(ends)], int(target.config.vocab_size), target.device
-    )
+    """The request's sampling as a batch of one."""
+    ends = sorted(request.end_ids(end_token_ids))
+    return BatchSampling([request.sampling], [request.prompt], [ends], int(target.config.vocab_size), target.device)
 
 
-def _nothing_emitted(logits: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(1, dtype=torch.int64, device=logits.device)
+def _processed(sampling: BatchSampling, output: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    """Teacher-forced logits after penalties and minimum length; float [1, tokens, vocabulary]."""
+    tokens = torch.tensor([list(output)], device=logits.device)
+    nothing_emitted = torch.zeros(1, dtype=torch.int64, device=logits.device)
+    return sampling.processed_logits(logits[None], tokens, nothing_emitted)
