@@ -5,9 +5,11 @@ WORKDIR /opt/shadowspec
 COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
 COPY shadowspec ./shadowspec
 COPY migrations ./migrations
+COPY dashboards ./dashboards
 COPY kernels/shadowspec_kernels ./kernels/shadowspec_kernels
+COPY kernels/benchmarks/results/simulation.json ./kernels/benchmarks/results/
 RUN pip install --no-cache-dir --constraint constraints.txt setuptools \
-    && pip install --no-cache-dir --no-build-isolation --constraint constraints.txt . \
+    && pip install --no-cache-dir --no-build-isolation --constraint constraints.txt '.[dashboard,schedule]' \
     && rm -rf build *.egg-info \
     && useradd --create-home --uid 10001 shadowspec
 

@@ -7,10 +7,16 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+WORKERS ?= 2
+SECONDS_EACH ?= 600
+SEED ?= 1
+FAULTS ?= 40
+MESSAGES ?= 5000
+DEMO ?= shadowspec-demo
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # A stamp per set of extras: newer than what says which packages are wanted, so nothing is to be installed.
 $(VENV)/.installed-%: pyproject.toml constraints.txt .ci/setup
@@ -21,10 +27,50 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt .ci/setup
 demo: $(VENV)/.installed-base ## Run the whole pipeline on the bundled models and traffic (ARGS="--requests 400")
 	@$(BIN)/shadowspec demo $(ARGS)
 
+.PHONY: dashboard
+dashboard: $(VENV)/.installed-dashboard ## Open the dashboard on the demo's results, which are made first if there are none (ARGS="--port 8600")
+	@[ -e $(DEMO)/report.html ] || $(BIN)/shadowspec demo --out $(DEMO)
+	@$(BIN)/shadowspec db upgrade --config $(DEMO)/shadowspec.toml  # results of an earlier version
+	@$(BIN)/shadowspec dashboard --config $(DEMO)/shadowspec.toml $(ARGS)
+
 .PHONY: test
-test: $(VENV)/.installed-test ## Run the tests, with a real Postgres, and report coverage (ARGS="-m 'not slow'")
+test: $(VENV)/.installed-test ## Run the tests, with a real Postgres and Kafka, and report coverage (WORKERS=2 ARGS="-m 'not slow'")
 	@.ci/postgres
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=xml $(ARGS)
+	@.ci/kafka
+	@.ci/chromium
+	@# Threads of two processes would stand in each other's way on two cores.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --cov --cov-report=term --cov-report=xml $(ARGS)
+
+.PHONY: test-browser
+test-browser: $(VENV)/.installed-test ## Look at every page of the dashboard in a real browser, in every state (ARGS="-k board")
+	@.ci/postgres
+	@.ci/chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10 -m "browser or not browser" tests/browser $(ARGS)
+
+.PHONY: test-faults
+test-faults: $(VENV)/.installed-test ## Break everything around two workers, then count (SEED=1 FAULTS=40 MESSAGES=5000)
+	@.ci/postgres
+	@.ci/kafka
+	$(BIN)/python -m tests.faults.storm --seed $(SEED) --faults $(FAULTS) --messages $(MESSAGES) $(ARGS)
+
+.PHONY: fuzz
+fuzz: $(VENV)/.installed-test ## Fuzz every adapter with atheris, then with hypothesis, for SECONDS_EACH=600 each
+	for format in openai litellm cloudevents kong; do \
+	    mkdir -p build/corpus/$$format; \
+	    PYTHONPATH=. $(BIN)/python tests/fuzz/fuzz_$$format.py -max_total_time=$(SECONDS_EACH) build/corpus/$$format; \
+	    timeout $(SECONDS_EACH) $(BIN)/python -m pytest -q --hypothesis-profile=long tests/tap/formats/test_properties.py \
+	        -k "changed_samples and $$format" || [ $$? = 124 ]; \
+	done
+
+.PHONY: services
+services: $(VENV)/.installed-base ## Start a local Kafka and Postgres in the background, and say how to use them
+	@.ci/postgres
+	@.ci/kafka
+	@$(BIN)/python .ci/services.py up
+
+.PHONY: services-down
+services-down: $(VENV)/.installed-base ## Stop them; what they hold stays in .services/
+	@$(BIN)/python .ci/services.py down
 
 .PHONY: lint
 lint: $(VENV)/.installed-test,lint ## Check style, types and the direction of imports
@@ -41,6 +87,31 @@ format: $(VENV)/.installed-test,lint ## Rewrite the code in the house style
 .PHONY: bench
 bench: $(VENV)/.installed-base ## Measure the engine against transformers (nothing else may run meanwhile)
 	$(BIN)/python kernels/benchmarks/decode.py $(ARGS)
+
+.PHONY: bench-tap
+bench-tap: $(VENV)/.installed-base ## Measure the tap against a bare poll loop, on a Kafka of its own
+	@.ci/kafka
+	PYTHONPATH=. $(BIN)/python kernels/benchmarks/tap.py $(ARGS)
+
+.PHONY: bench-store
+bench-store: $(VENV)/.installed-base ## Measure the writer, on a Postgres of its own
+	@.ci/postgres
+	PYTHONPATH=. $(BIN)/python kernels/benchmarks/store_writer.py $(ARGS)
+
+.PHONY: bench-dashboard
+bench-dashboard: $(VENV)/.installed-test ## Measure the dashboard in a browser, on a large synthetic store in a Postgres of its own
+	@.ci/postgres
+	@.ci/chromium
+	PYTHONPATH=. $(BIN)/python kernels/benchmarks/dashboard.py $(ARGS)
+
+.PHONY: simulation
+simulation: $(VENV)/.installed-base ## Simulate the gate's error rates in full, taken up where it stopped, and write docs/simulation.md
+	$(BIN)/shadowspec simulate --out kernels/benchmarks/results/simulation.json $(ARGS) || [ $$? = 4 ]
+	$(BIN)/python -m shadowspec.simulate.page kernels/benchmarks/results/simulation.json docs
+
+.PHONY: docs
+docs: $(VENV)/.installed-base ## Write docs/cli.md from the commands
+	$(BIN)/python -m shadowspec.cli.reference > docs/cli.md
 
 .PHONY: wheel
 wheel: $(VENV)/.installed-base ## Build dist/shadowspec-*.whl

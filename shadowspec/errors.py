@@ -44,7 +44,34 @@ class StoreError(ShadowSpecError):
     """The database cannot be used as it stands (its revision, its permissions)."""
 
 
+class FencedError(StoreError):
+    """Another worker has moved a partition on: what was to be written of it is its new owner's to write."""
+
+    def __init__(self, message: str, *, source: str, partition: int) -> None:
+        super().__init__(message)
+        self.source = source
+        self.partition = partition
+
+
 class ServiceUnavailableError(ShadowSpecError):
-    """A service (database, broker) cannot be reached."""
+    """A service (database, broker) cannot be reached, or cannot serve now.
+
+    `is_retryable` says whether waiting may heal it (a restart, a full disk, a cut connection); wrong
+    credentials, an unknown database or an untrusted certificate need somebody to mend them.
+    """
 
     exit_code = 5
+
+    def __init__(self, message: str, *, is_retryable: bool = True) -> None:
+        super().__init__(message)
+        self.is_retryable = is_retryable
+
+
+class DeadLetterError(ServiceUnavailableError):
+    """A topic of our own takes no message: it is gone, may not be written, or refuses one.
+
+    Whoever has something to write there stops rather than drop it.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, is_retryable=False)

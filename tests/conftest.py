@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: a real Postgres, and an empty or migrated database for each test.
+"""Fixtures shared by all tests: a real Postgres with a database for each test, a real Kafka with topics for each.
 
 A service that cannot be started fails the tests that need it: nothing is skipped.
 """
@@ -11,12 +11,28 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 import sqlalchemy
 from sqlalchemy import NullPool, make_url
 
 from shadowspec.store import Store, schema
+from tests.kafka_server import KafkaServer, kafka_server
+from tests.kafka_topics import Topics
 from tests.services import postgres_server
+
+# `pytest --hypothesis-profile=long`: for as long as one lets it run (see `make fuzz`).
+hypothesis.settings.register_profile(
+    "long", max_examples=10_000_000, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on real servers and processes are tried a second time; the summary names each that needed it."""
+    for item in items:
+        if item.get_closest_marker("integration") is not None:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
 
 DIALECTS = ("sqlite", pytest.param("postgres", marks=pytest.mark.integration))
 
@@ -28,8 +44,8 @@ def postgres_url() -> Iterator[str]:
     if given:
         yield given
         return
-    with postgres_server() as url:
-        yield url
+    with postgres_server() as server:
+        yield server.url
 
 
 @contextmanager
@@ -94,3 +110,35 @@ def store(database_url: str) -> Iterator[Store]:
     """An open, empty store, on each dialect in turn."""
     with Store.open(database_url) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap() -> Iterator[str]:
+    """Address of a broker that no test stops: SHADOWSPEC_TEST_KAFKA, else a broker of our own."""
+    given = os.environ.get("SHADOWSPEC_TEST_KAFKA")
+    if given:
+        yield given
+        return
+    with kafka_server() as server:
+        yield server.bootstrap
+
+
+@pytest.fixture(scope="session")
+def secure_kafka() -> Iterator[KafkaServer]:
+    """A broker with TLS, passwords and permissions, which no test stops."""
+    with kafka_server(is_secure=True) as server:
+        yield server
+
+
+@pytest.fixture
+def new_kafka() -> Iterator[Callable[[], KafkaServer]]:
+    """Makes brokers for one test to stop, kill and start; each is running."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(kafka_server())
+
+
+@pytest.fixture
+def topics(kafka_bootstrap: str) -> Iterator[Topics]:
+    """Topics of fresh names on the shared broker, gone after the test."""
+    with Topics(kafka_bootstrap) as made:
+        yield made

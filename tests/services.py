@@ -35,26 +35,59 @@ def postgres_programs() -> Path:
     )
 
 
+class PostgresServer:
+    """One server on its own folder and port, which survives being stopped: what it held is there again."""
+
+    def __init__(self, folder: Path, *, port: int | None = None, is_durable: bool = False, settings: str = "") -> None:
+        self._user = "postgres" if os.geteuid() == 0 else None
+        self._folder, self._programs, self._port = folder, postgres_programs(), port or free_port()
+        if self._user is not None:
+            shutil.chown(folder, self._user)
+        options = f"-h 127.0.0.1 -p {self._port} -k {folder} -c max_connections=50 {settings}"
+        self._options = options if is_durable else f"{options} -c fsync=off -c full_page_writes=off"
+        initdb = ["--auth=trust", "--username=shadowspec", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
+        if not self._data.exists():
+            _command(self._user, self._programs / "initdb", "--pgdata", self._data, *initdb)
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there; left behind by a crash, its pid file may say so wrongly."""
+        return (self._data / "postmaster.pid").exists()
+
+    @property
+    def url(self) -> str:
+        """URL of the maintenance database."""
+        return f"postgresql+psycopg://shadowspec@127.0.0.1:{self._port}/postgres"
+
+    def start(self) -> None:
+        log = self._folder / "log"
+        self._control("--log", log, "--options", self._options, "start", log=log)
+
+    def stop(self, mode: str = "immediate") -> None:
+        """Stop it as pg_ctl does: "smart", "fast", or "immediate", which is a crash."""
+        self._control("--mode", mode, "stop")
+
+    def _control(self, *arguments: object, log: Path | None = None) -> None:
+        wait = ("--pgdata", self._data, "--wait", "--timeout", START_TIMEOUT_S)
+        _command(self._user, self._programs / "pg_ctl", *wait, *arguments, log=log)
+
+
 @contextmanager
-def postgres_server() -> Iterator[str]:
-    """A throw-away server without durability; yields the URL of its maintenance database."""
-    programs = postgres_programs()
-    user = "postgres" if os.geteuid() == 0 else None
+def postgres_server(*, is_durable: bool = False, settings: str = "") -> Iterator[PostgresServer]:
+    """A throw-away server, started; without durability unless asked for."""
     folder = Path(tempfile.mkdtemp(prefix="shadowspec-postgres-"))
     try:
-        if user is not None:
-            shutil.chown(folder, user)
-        port = _free_port()
-        options = f"-h 127.0.0.1 -p {port} -k {folder} -c fsync=off -c full_page_writes=off -c max_connections=50"
-        data = folder / "data"
-        run = ["--auth=trust", "--username=shadowspec", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
-        _command(user, programs / "initdb", "--pgdata", data, *run)
-        control = (programs / "pg_ctl", "--pgdata", data, "--wait", "--timeout", START_TIMEOUT_S)
-        _command(user, *control, "--log", folder / "log", "--options", options, "start", log=folder / "log")
+        server = PostgresServer(folder, is_durable=is_durable, settings=settings)
+        server.start()
         try:
-            yield f"postgresql+psycopg://shadowspec@127.0.0.1:{port}/postgres"
+            yield server
         finally:
-            _command(user, *control, "--mode", "immediate", "stop")
+            if server.is_running:
+                server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -81,7 +114,8 @@ def _command(user: str | None, *arguments: object, log: Path | None = None) -> N
         raise ServiceMissingError(f"{Path(str(arguments[0])).name} failed ({done.returncode}):\n{said}\n{kept}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nothing listened on a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

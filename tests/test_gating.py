@@ -14,8 +14,9 @@ from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gating import EndpointEvidence, decide_endpoint, endpoint_sequences, run_gate
 from shadowspec.store import Store, schema
-from shadowspec.types import Block, BlockResult, Decision, RecordKey, Verdict
+from shadowspec.types import Block, BlockResult, Decision, PairedScore, RecordKey, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, World, noisy_run, run_of
+from tests.store.saving import save_block, save_records
 
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
 CONFIGS = {CONFIG.fingerprint: CONFIG}
@@ -171,20 +172,21 @@ def save(store: Store, evidence: EndpointEvidence) -> None:
     store.save_fingerprints([CONFIG])
     records = {record.key: record for record in evidence.records}
     own = {run.key for run in evidence.runs}
-    store.save_records([record for key, record in records.items() if key not in own])
+    save_records(store, [record for key, record in records.items() if key not in own])
     for stored in evidence.blocks:
         runs = tuple(run for run in evidence.runs if run.block_id == stored.block_id)
         block = Block(
             stored.block_id, stored.sequence, ENDPOINT, stored.slice_key, stored.concurrency, (), (), stored.first_arm
         )
         result = BlockResult(block, stored.started_at, runs, {CONFIG.fingerprint: MEMORY})
-        store.save_block(result, [records[run.key] for run in runs])
+        save_block(store, result, [records[run.key] for run in runs])
 
 
 def test_the_gate_over_a_store_decides_what_it_decides_over_rows(store: Store) -> None:
     evidence = World(80, slices=SLICES, make_run=noisy_run()).evidence()
     save(store, evidence)
     decisions = run_gate(store, {ENDPOINT: POLICY}, input_ended=True, now=START)
+    evidence = replace(evidence, watermark=store.watermark(ENDPOINT).time)
     assert decisions == list(decided(evidence).values())
     assert store.latest_decisions(ENDPOINT) == sorted(decisions, key=lambda d: d.slice_key)
     again = run_gate(store, {ENDPOINT: POLICY}, input_ended=True, now=START + timedelta(hours=1))
@@ -192,6 +194,21 @@ def test_the_gate_over_a_store_decides_what_it_decides_over_rows(store: Store) -
         (d.verdict, d.details["verdict_since"]) for d in decisions
     ]
     assert [d.tests for d in again] == [d.tests for d in decisions]
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(0.0, Verdict.ENABLE), (-0.3, Verdict.HOLD)])
+def test_scores_of_both_arms_go_through_the_store_to_their_guardrail(
+    store: Store, change: float, verdict: Verdict
+) -> None:
+    world = World(100, make_run=noisy_run()).evidence()
+    runs = [replace(run, scores={"score": PairedScore(0.5, 0.5 + change)}) for run in world.runs]
+    save(store, replace(world, runs=runs))
+    policy = replace(POLICY, score_margin=0.1)
+    whole = run_gate(store, {ENDPOINT: policy}, input_ended=True, now=START)[0]
+    assert (whole.verdict, whole.reason_code == "guardrail") == (verdict, verdict is Verdict.HOLD)
+    score = next(test for test in whole.tests if test.name == "score")
+    assert score.estimate == pytest.approx(change)
+    assert score.details["num_missing"] == 0
 
 
 def test_two_gates_at_once_give_the_evidence_of_one(store: Store) -> None:

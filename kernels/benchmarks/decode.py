@@ -5,7 +5,8 @@
 One process, the contestants in turn within each round, medians over rounds; quote the ratios.  Compared are
 our speculative loop at 16 requests and at 1 against transformers' assisted generation (which takes one
 request at a time; num_assistant_tokens=K, constant schedule, confidence threshold 0), greedy and sampled,
-and our baseline arm against transformers' plain generate, both at batch 16.  Nothing else may run meanwhile.
+and our baseline arm against transformers' plain generate, both at batch 16.  Transformers runs its own copies of
+the pair, as it loads them, in the same float32 with sdpa attention.  Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from transformers import AutoModelForCausalLM
 
 from shadowspec import demo
 from shadowspec.engine.batch import Request
@@ -81,27 +83,34 @@ def ours(target: LoadedModel, draft: LoadedModel | None, requests: list[Request]
     return sum(len(decoded.output) for decoded in result.decoded)
 
 
-def theirs_assisted(target: LoadedModel, draft: LoadedModel, requests: list[Request]) -> int:
+def load_theirs(folder: Path) -> Any:
+    """The model as transformers runs it."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+@torch.inference_mode()
+def theirs_assisted(target: Any, draft: Any, requests: list[Request]) -> int:
     """transformers' assisted generation, one request after the other; the number of tokens."""
-    draft.model.generation_config.num_assistant_tokens = NUM_SPECULATIVE_TOKENS
-    draft.model.generation_config.num_assistant_tokens_schedule = "constant"
-    draft.model.generation_config.assistant_confidence_threshold = 0.0
+    draft.generation_config.num_assistant_tokens = NUM_SPECULATIVE_TOKENS
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
     tokens = 0
     for request in requests:
         prompt = torch.tensor([request.prompt])
-        out = target.model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), assistant_model=draft.model, **_settings(request)
+        out = target.generate(
+            prompt, attention_mask=torch.ones_like(prompt), assistant_model=draft, **_settings(request)
         )
         tokens += out.shape[1] - prompt.shape[1]
     return tokens
 
 
-def theirs_plain(target: LoadedModel, requests: list[Request]) -> int:
+@torch.inference_mode()
+def theirs_plain(target: Any, requests: list[Request]) -> int:
     """transformers' plain generation of the whole batch, left-padded; the number of tokens."""
     longest = max(len(request.prompt) for request in requests)
     padded = torch.tensor([[0] * (longest - len(r.prompt)) + list(r.prompt) for r in requests])
     mask = torch.tensor([[0] * (longest - len(r.prompt)) + [1] * len(r.prompt) for r in requests])
-    out = target.model.generate(padded, attention_mask=mask, **_settings(requests[0]))
+    out = target.generate(padded, attention_mask=mask, **_settings(requests[0]))
     return int((out.shape[1] - longest) * len(requests))
 
 
@@ -147,21 +156,22 @@ def main() -> None:
     device = torch.device("cpu")
     target = load_model(str(demo.TARGET), device, torch.float32)
     draft = load_model(str(demo.DRAFT), device, torch.float32)
+    their_target, their_draft = load_theirs(demo.TARGET), load_theirs(demo.DRAFT)
     prompts = bundled_prompts(NUM_REQUESTS)
     contests: dict[str, tuple[Callable[[], int], Callable[[], int]]] = {}
     for name, sampling in SAMPLING.items():
         batch = [Request(prompt, replace(sampling), seed) for seed, prompt in enumerate(prompts)]
         contests[f"speculative, 16 requests, {name}"] = (
             lambda batch=batch: ours(target, draft, batch),  # type: ignore[misc]
-            lambda batch=batch: theirs_assisted(target, draft, batch),  # type: ignore[misc]
+            lambda batch=batch: theirs_assisted(their_target, their_draft, batch),  # type: ignore[misc]
         )
         contests[f"speculative, 1 request, {name}"] = (
             lambda batch=batch: sum(ours(target, draft, [request]) for request in batch[:4]),  # type: ignore[misc]
-            lambda batch=batch: theirs_assisted(target, draft, batch[:4]),  # type: ignore[misc]
+            lambda batch=batch: theirs_assisted(their_target, their_draft, batch[:4]),  # type: ignore[misc]
         )
         contests[f"baseline, 16 requests, {name}"] = (
             lambda batch=batch: ours(target, None, batch),  # type: ignore[misc]
-            lambda batch=batch: theirs_plain(target, batch),  # type: ignore[misc]
+            lambda batch=batch: theirs_plain(their_target, batch),  # type: ignore[misc]
         )
     rates: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in contests}
     for _ in track(range(arguments.rounds + 1), description="rounds", console=Console(stderr=True)):
@@ -195,6 +205,7 @@ def main() -> None:
         "rounds": arguments.rounds,
         "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
         "max_tokens": MAX_TOKENS,
+        "forward": target.forward_name,
         "machine": machine(),
         "results": rows,
     }

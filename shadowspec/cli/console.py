@@ -6,16 +6,26 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 SCHEMA_VERSION = 1
 EXIT_INTERRUPTED = 130
 
+SECONDS_BETWEEN_LINES = 15.0  # of progress, where there is no terminal to draw a bar on
 WIDTH_OF_NO_TERMINAL = 120  # columns, where stdout is a file or a pipe
 
 # stdout: what was asked for
@@ -42,10 +52,26 @@ def set_up_logging(verbose: bool) -> None:
         logging.getLogger("shadowspec").setLevel(logging.DEBUG)
 
 
+class _Bar(Progress):
+    """A progress bar; where stderr is no terminal, a line now and then."""
+
+    _next_line = 0.0
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        now = time.monotonic()
+        if self.disable and now >= self._next_line:
+            self._next_line = now + SECONDS_BETWEEN_LINES
+            task = self._tasks[task_id]
+            total = "" if task.total is None else f"/{task.total:.0f}"
+            line = f"{task.description}: {task.completed:.0f}{total} {task.fields.get('detail', '')}".rstrip()
+            notes.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A progress bar on stderr, gone when done; silent where stderr is no terminal."""
-    with Progress(
+    """A progress bar on stderr, gone when done; lines where stderr is no terminal."""
+    with _Bar(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),

@@ -11,6 +11,7 @@ from shadowspec.types import Decision
 def decision_document(decision: Decision) -> dict[str, Any]:
     """The decision in the shape of the command-line contract; units stand in the names."""
     return {
+        "decision_id": decision.decision_id,
         "endpoint": decision.endpoint,
         "slice": decision.slice_labels,
         "load": {"concurrency": decision.concurrency},

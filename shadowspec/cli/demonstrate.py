@@ -45,7 +45,7 @@ def demo(
     write_file(out / "demo.secret", bundled.DEMO_SECRET)
     config = load_config(config_path, environment={})
     store.upgrade(config.database_url)
-    progress = measure_files(config, [str(bundled.TRAFFIC)], max_requests=requests)[0]
+    progress = measure_files(config, [str(bundled.TRAFFIC)], max_requests=requests).progress[0]
     policies = {name: settings.policy for name, settings in config.endpoints.items()}
     with notes.status("deciding"), store.Store.open(config.database_url) as opened:
         decisions = run_gate(opened, policies, input_ended=True)
@@ -57,7 +57,7 @@ def demo(
             {
                 "decisions": [decision_document(decision) for decision in decisions],
                 "requests_measured": progress.requests_measured,
-                "blocks_found": progress.blocks_found,
+                "requests_found": progress.requests_found,
                 "report": str(report_path),
                 "seconds": round(seconds, 1),
             }
@@ -65,7 +65,7 @@ def demo(
         return
     for table in terminal_tables(report):
         results.print(table)
-    if progress.blocks_found:
-        notes.print(f"{progress.blocks_found} blocks were measured before; delete {out} to measure them again")
+    if progress.requests_found:
+        notes.print(f"{progress.requests_found} requests were measured before; delete {out} to measure them again")
     results.print(f"{bundled.DATA_NOTE}", highlight=False, soft_wrap=True)
     results.print(f"done in {seconds:.0f} s; open {report_path}", highlight=False, soft_wrap=True)

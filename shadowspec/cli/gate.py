@@ -1,43 +1,70 @@
-"""`shadowspec gate`: decide from the stored evidence."""
+"""`shadowspec gate`: fold new evidence and decide, or recompute a past decision."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shadowspec.cli.console import print_json, results
+from shadowspec.cli.console import notes, print_json, results
+from shadowspec.cli.decisions import decision_document
 from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.rollouts import rollout_document, rollout_table
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
-    from shadowspec.reports import Report
+    from shadowspec.gate.policy import GatePolicy
+    from shadowspec.gate.stages import Step
+    from shadowspec.gating import Explanation
+    from shadowspec.store import Store
     from shadowspec.types import Decision
 
+MAX_SHOWN = 20  # figures that differ; --json has all of them
 
-def decide(config: Config, endpoint: str | None, *, input_ended: bool) -> tuple[list[Decision], Report]:
-    """Decide the configured endpoints (or one of them), append the decisions, and report them."""
-    from shadowspec.cli.report import DATA_NOTE
-    from shadowspec.errors import ConfigError, NoDataError
+
+def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) -> tuple[list[Decision], list[Step]]:
+    """Decide the configured endpoints (or one of them), append the decisions, and move the rollouts by them."""
     from shadowspec.gating import run_gate
-    from shadowspec.reports import build_report
-    from shadowspec.store import Store
+    from shadowspec.gating.rollouts import advance_rollouts
+
+    policies = _policies(config, endpoint)
+    with _measured_store(config) as store:
+        decisions = run_gate(store, policies, input_ended=input_ended)
+        now = datetime.now(UTC)
+        steps = [advance_rollouts(store, name, config.endpoints[name].rollout, now) for name in policies]
+    return decisions, [step for own in steps for step in own]
+
+
+def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) -> list[Decision]:
+    """What `decide` would decide; nothing is kept."""
+    from shadowspec.gating.rehearsal import rehearse_gate
+
+    with _measured_store(config) as store:
+        return rehearse_gate(store, _policies(config, endpoint), input_ended=input_ended)
+
+
+def _policies(config: Config, endpoint: str | None) -> dict[str, GatePolicy]:
+    from shadowspec.errors import ConfigError
 
     policies = {name: settings.policy for name, settings in config.endpoints.items()}
     if endpoint is not None and endpoint not in policies:
         known = ", ".join(policies) or "none"
         raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
+    return {name: policies[name] for name in ([endpoint] if endpoint else policies)}
+
+
+@contextmanager
+def _measured_store(config: Config) -> Iterator[Store]:
+    from shadowspec.errors import NoDataError
+    from shadowspec.store import Store
+
     with Store.open(config.database_url) as store:
         if not store.endpoints():
             raise NoDataError("nothing has been measured yet: run `shadowspec run FILE.jsonl` first")
-        wanted = {name: policies[name] for name in ([endpoint] if endpoint else policies)}
-        decisions = run_gate(store, wanted, input_ended=input_ended)
-        shown = build_report(store, policies, datetime.now(UTC), data_note=DATA_NOTE)
-    if endpoint is not None:
-        shown = replace(shown, endpoints=tuple(part for part in shown.endpoints if part.name == endpoint))
-    return decisions, shown
+        yield store
 
 
 def gate(
@@ -49,18 +76,118 @@ def gate(
             help="More records of the same sessions will follow: leave the newest sessions open.",
         ),
     ] = False,
+    explain: Annotated[
+        int | None,
+        typer.Option(
+            "--explain", metavar="ID", min=1, help="Recompute the decision of this id from the stored rows instead."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Decide and print, but keep nothing: to try a policy.")
+    ] = False,
+    tests: Annotated[
+        bool, typer.Option("--tests", help="Also print every test, and what is watched for drift since ENABLE.")
+    ] = False,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide ENABLE, DISABLE or HOLD per endpoint and slice from the stored evidence, and keep the decisions."""
-    from shadowspec.cli.decisions import decision_document
+    """Fold what is new, decide ENABLE, DISABLE or HOLD per endpoint and slice, and keep the decisions.
+
+    By them the rollout of each endpoint and load moves on or back (policy, [default.rollout]).
+    Printed are the verdicts that stand, with an operator's overrides laid over what was decided.
+
+    With --explain nothing is folded or kept: a past decision is computed again from the rows that it rested on,
+    and every number compared.  It exits with 4 if rows are gone, or if a number differs.
+    """
     from shadowspec.config import find_config, load_config
-    from shadowspec.reports import terminal_tables
 
     config = load_config(find_config(config_path))
-    decisions, shown = decide(config, endpoint, input_ended=not input_continues)
-    if as_json:
-        print_json({"decisions": [decision_document(decision) for decision in decisions]})
+    if explain is not None:
+        _explain(config, explain, as_json=as_json)
         return
-    for table in terminal_tables(shown):
+    input_ended = False if input_continues else None
+    steps: list[Step] = []
+    if dry_run:
+        decisions = rehearse(config, endpoint, input_ended=input_ended)
+    else:
+        decisions, steps = decide(config, endpoint, input_ended=input_ended)
+    standing = _standing(config, decisions)
+    if as_json:
+        document: dict[str, Any] = {
+            "decisions": [
+                {**decision_document(own), "standing_verdict": each.verdict.value}
+                for own, each in zip(decisions, standing, strict=True)
+            ]
+        }
+        if dry_run:
+            document["dry_run"] = True
+        else:
+            document["rollouts"] = [rollout_document(step) for step in steps]
+        print_json(document)
+        return
+    from shadowspec.reports.terminal import tables_of_tests, verdict_tables
+
+    for table in (*verdict_tables(standing), *(tables_of_tests(standing) if tests else ())):
         results.print(table)
+    if steps:
+        results.print(rollout_table(steps))
+    if dry_run:
+        notes.print("dry run: nothing was folded, decided or moved")
+
+
+def _standing(config: Config, decisions: Sequence[Decision]) -> list[Decision]:
+    """The decisions as the operator's overrides leave them."""
+    from shadowspec.gate.overrides import effective_decisions
+
+    with _measured_store(config) as store:
+        return effective_decisions(decisions, store.overrides(), datetime.now(UTC))
+
+
+def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
+    from shadowspec.errors import NoDataError
+    from shadowspec.gating import explain
+    from shadowspec.store import Store
+
+    with Store.open(config.database_url) as store:
+        explanation = explain(store, decision_id)
+    if as_json:
+        print_json({"explanation": explanation_document(explanation)})
+    else:
+        _print_explanation(explanation)
+    if explanation.differences:
+        raise NoDataError(
+            f"decision {decision_id} cannot be trusted: {len(explanation.differences)} of "
+            f"{explanation.num_figures} figures come out otherwise"
+        )
+
+
+def explanation_document(explanation: Explanation) -> Mapping[str, Any]:
+    """The explanation as a document: the decision as stored, and every figure that came out otherwise."""
+    return {
+        "decision": decision_document(explanation.stored),
+        "num_folds": explanation.num_folds,
+        "num_records": explanation.num_records,
+        "num_runs": explanation.num_runs,
+        "num_figures": explanation.num_figures,
+        "differences": [
+            {"name": each.name, "stored": each.stored, "recomputed": each.recomputed}
+            for each in explanation.differences
+        ],
+    }
+
+
+def _print_explanation(explanation: Explanation) -> None:
+    from shadowspec.reports.terminal import tables_of_tests, verdict_tables
+
+    for table in (*verdict_tables([explanation.stored]), *tables_of_tests([explanation.stored])):
+        results.print(table)
+    results.print(
+        f"Folded again: {explanation.num_records:,} records with {explanation.num_runs:,} runs, "
+        f"in {explanation.num_folds:,} folds.",
+        markup=False,
+    )
+    if not explanation.differences:
+        results.print(f"All {explanation.num_figures} figures come out the same.", markup=False)
+        return
+    for each in explanation.differences[:MAX_SHOWN]:
+        results.print(f"{each.name}: stored {each.stored}, recomputed {each.recomputed}", markup=False)

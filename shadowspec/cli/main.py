@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 
-from shadowspec.cli import database, demonstrate, gate, measure, report, set_up
+from shadowspec.cli import (
+    check,
+    dashboard,
+    database,
+    dead_letters,
+    demonstrate,
+    export,
+    gate,
+    measure,
+    override,
+    plan,
+    produce,
+    report,
+    schedule,
+    set_up,
+    simulate,
+    worker,
+)
 from shadowspec.cli.console import EXIT_INTERRUPTED, notes, set_up_logging
 from shadowspec.errors import ShadowSpecError
 
@@ -23,9 +41,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demonstrate.demo, set_up.init, set_up.doctor, measure.run, gate.gate, report.report):
+COMMANDS = (
+    demonstrate.demo, set_up.init, set_up.doctor, measure.run, worker.worker, produce.produce, gate.gate, check.check,
+    plan.plan, report.report, schedule.schedule, dashboard.dashboard, export.export, simulate.simulate,
+)  # fmt: skip
+for command in COMMANDS:
     app.command()(command)
 app.add_typer(database.app, name="db")
+app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(override.app, name="override")
 
 
 def _print_version(wanted: bool) -> None:
@@ -59,7 +83,8 @@ def main() -> None:
         raise
     except Exception as error:
         if "-v" in sys.argv or "--verbose" in sys.argv or os.environ.get("SHADOWSPEC_DEBUG"):
-            raise
+            traceback.print_exc()
+            sys.exit(EXIT_INTERNAL)
         # The text of an unforeseen error may quote a prompt: its type is all that is shown unasked.
         _fail(
             f"internal error ({type(error).__name__}); this is a fault of shadowspec. "
@@ -70,5 +95,5 @@ def main() -> None:
 
 def _fail(message: str, exit_code: int) -> None:
     notes.print("[bold red]error:[/]", end=" ")
-    notes.print(message, markup=False, highlight=False)
+    notes.print(message, markup=False, highlight=False, soft_wrap=True)
     sys.exit(exit_code)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from shadowspec.cli.console import print_json, results
+from shadowspec.cli.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.errors import NoDataError
+from shadowspec.types import FunnelCounter, FunnelKey
+
+_UNUSABLE = frozenset({FunnelCounter.MALFORMED, FunnelCounter.UNSUPPORTED})  # what measuring again would not change
 
 
 def run(
@@ -28,18 +35,38 @@ def run(
     config = load_config(find_config(config_path))
     done = measure_files(config, files, max_requests=max_requests)
     totals = {
-        "records_read": sum(progress.records_read for progress in done),
-        "blocks_measured": sum(progress.blocks_measured for progress in done),
-        "blocks_found": sum(progress.blocks_found for progress in done),
-        "requests_measured": sum(progress.requests_measured for progress in done),
+        "records_read": sum(each.records_read for each in done.progress),
+        "blocks_measured": sum(each.blocks_measured for each in done.progress),
+        "requests_found": sum(each.requests_found for each in done.progress),
+        "requests_measured": sum(each.requests_measured for each in done.progress),
     }
     if as_json:
-        print_json({"files": files, **totals})
-        return
-    results.print(
-        f"{totals['records_read']} records read, {totals['requests_measured']} requests measured in "
-        f"{totals['blocks_measured']} blocks"
-        + (f" ({totals['blocks_found']} blocks were there already)" if totals["blocks_found"] else ""),
-        highlight=False,
-    )
-    results.print("next: shadowspec gate, then shadowspec report", highlight=False)
+        funnel = [
+            {"endpoint": endpoint, "counter": counter.value, "reason": reason, "num_records": number}
+            for (endpoint, counter, reason), number in _in_order(done.funnel)
+        ]
+        print_json({"files": files, **totals, "funnel": funnel})
+    else:
+        results.print(
+            f"{totals['records_read']} records read, {totals['requests_measured']} requests measured in "
+            f"{totals['blocks_measured']} blocks"
+            + (f" ({totals['requests_found']} requests were measured already)" if totals["requests_found"] else ""),
+            highlight=False,
+        )
+        if done.funnel:
+            results.print(_funnel_table(done.funnel))
+    if done.funnel and all(counter in _UNUSABLE for _, counter, _ in done.funnel) and not totals["requests_found"]:
+        raise NoDataError("no record could be used; the table says why" if not as_json else "no record could be used")
+    notes.print("next: shadowspec gate, then shadowspec report", highlight=False)
+
+
+def _funnel_table(funnel: Mapping[FunnelKey, int]) -> Table:
+    table = Table("endpoint", "counter", "reason", title="Where the records ended", title_justify="left", box=None)
+    table.add_column("records", justify="right")
+    for (endpoint, counter, reason), number in _in_order(funnel):
+        table.add_row(escape(endpoint or "none told"), counter.value, reason or "", f"{number:,}")
+    return table
+
+
+def _in_order(funnel: Mapping[FunnelKey, int]) -> list[tuple[FunnelKey, int]]:
+    return sorted(funnel.items(), key=lambda item: (item[0][0] or "", -item[1], item[0][1], item[0][2] or ""))

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.cli.console import notes, progress_bar
-from shadowspec.config import Config, load_hash_secret
-from shadowspec.engine import Engine, Models, ModelTokenizer
+from shadowspec.config import Config, EndpointConfig, load_hash_secret
+from shadowspec.engine import Engine, Models
+from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.errors import ConfigError
+from shadowspec.scoring import Scorer, load_scorer
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
 from shadowspec.tap.sources import RawRecord, read_records
-from shadowspec.worker import Progress, Worker
+from shadowspec.types import FunnelKey
+from shadowspec.worker.files import FileRun, Progress
+from shadowspec.worker.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +35,14 @@ def require_endpoints(config: Config) -> None:
 
 
 def build_engines(config: Config) -> dict[str, Engine]:
-    """The engine of each endpoint; models are loaded once and shared, pairs are checked."""
+    """The engine of each endpoint; models are loaded once and shared, pairs are checked.
+
+    Raises:
+        ConfigError: a function that scores outputs is not there.
+        ModelError: a model cannot be loaded, or a pair does not fit together.
+    """
     transformers_logging.disable_progress_bar()  # stderr is ours
+    scorers = {name: _scorer(config, name, endpoint) for name, endpoint in config.endpoints.items()}
     models = Models(config.engine.device, config.engine.dtype)
     engines: dict[str, Engine] = {}
     shared: dict[tuple[object, ...], Engine] = {}
@@ -37,12 +50,43 @@ def build_engines(config: Config) -> dict[str, Engine]:
         key = (endpoint.target, *endpoint.candidates)
         if key not in shared:
             target, candidates = models.candidates(endpoint.target, endpoint.candidates, log.warning)
-            shared[key] = Engine(target, candidates, seed=config.engine.seed, warmup_blocks=config.engine.warmup_blocks)
+            shared[key] = Engine(
+                target,
+                candidates,
+                seed=config.engine.seed,
+                warmup_blocks=config.engine.warmup_blocks,
+                scorers=scorers,
+            )
         engines[name] = shared[key]
     return engines
 
 
-def measure_files(config: Config, paths: Sequence[str], *, max_requests: int | None) -> list[Progress]:
+def _scorer(config: Config, name: str, endpoint: EndpointConfig) -> Scorer:
+    try:
+        return load_scorer(endpoint.scores)
+    except ConfigError as error:
+        raise ConfigError(f"{config.path}: endpoints.{name}.{error}") from error
+
+
+def load_tokenizers(config: Config) -> dict[str, FolderTokenizer]:
+    """The target tokenizer of each endpoint, without the weights; each folder is read once."""
+    transformers_logging.disable_progress_bar()  # stderr is ours
+    read: dict[str, FolderTokenizer] = {}
+    for endpoint in config.endpoints.values():
+        if endpoint.target not in read:
+            read[endpoint.target] = load_tokenizer(endpoint.target)
+    return {name: read[endpoint.target] for name, endpoint in config.endpoints.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What measuring files came to: how far each was read, and where the records newly counted ended."""
+
+    progress: tuple[Progress, ...]
+    funnel: Mapping[FunnelKey, int]
+
+
+def measure_files(config: Config, paths: Sequence[str], *, max_requests: int | None) -> Measured:
     """Measure files of mirrored traffic one after the other, with a progress bar on stderr."""
     require_endpoints(config)
     secret = load_hash_secret(config)
@@ -51,7 +95,9 @@ def measure_files(config: Config, paths: Sequence[str], *, max_requests: int | N
         status.stop()
         for engine in {id(engine): engine for engine in engines.values()}.values():
             store.save_fingerprints([candidate.config for candidate in engine.candidates])
-        return [_measure_file(config, path, secret, engines, store, max_requests) for path in paths]
+        before = store.funnel()
+        progress = tuple(_measure_file(config, path, secret, engines, store, max_requests) for path in paths)
+        return Measured(progress, Counter(store.funnel()) - Counter(before))
 
 
 def _measure_file(
@@ -63,7 +109,7 @@ def _measure_file(
     max_requests: int | None,
 ) -> Progress:
     rules = [endpoint.rule for endpoint in config.endpoints.values()]
-    tokenizers = {name: ModelTokenizer(engine.target) for name, engine in engines.items()}
+    tokenizers = {name: engine.target.tokenizer for name, engine in engines.items()}
     with progress_bar() as bar:
         records: Iterable[RawRecord] = read_records(path)
         total = None
@@ -74,17 +120,12 @@ def _measure_file(
         task = bar.add_task(f"measuring {path}", total=total, detail="")
 
         def show(progress: Progress) -> None:
-            found = f", {progress.blocks_found} found" if progress.blocks_found else ""
+            found = f", {progress.requests_found} requests found" if progress.requests_found else ""
             bar.update(
                 task, completed=progress.records_read, detail=f"{progress.blocks_measured} blocks measured{found}"
             )
 
-        worker = Worker(
-            Admission(rules, tokenizers, KeyedHash(secret)),
-            BlockFormer(rules),
-            engines,
-            store,
-            max_requests=max_requests,
-            on_progress=show,
+        pipeline = Pipeline(
+            Admission(rules, tokenizers, KeyedHash(secret)), BlockFormer(rules), joiner=Joiner(DEFAULT_WINDOW)
         )
-        return worker.run(records)
+        return FileRun(pipeline, engines, store, max_requests=max_requests, on_progress=show).run(records)

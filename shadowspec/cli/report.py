@@ -1,18 +1,22 @@
-"""`shadowspec report`: the gating report of everything stored, as of the latest decisions."""
+"""`shadowspec report`: the gating report of everything stored, or what changed within a span of time."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shadowspec.cli.console import notes, results
 from shadowspec.cli.options import ConfigOption
+from shadowspec.cli.periods import DATA_NOTE, period_settings, span_of
 
-DATA_NOTE = "Mirrored traffic, measured in shadow: nothing was returned to anyone."
+if TYPE_CHECKING:
+    from shadowspec.config import Config
+    from shadowspec.store import Store
+
 DEFAULT_OUT = Path("report.html")
 
 
@@ -41,26 +45,61 @@ def write_file(path: Path, text: str) -> None:
 
 def report(
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write; default: report.html, else standard output.")
+        Path | None,
+        typer.Option("--out", "-o", help="File to write, - for standard output; default: report.html, else -."),
     ] = None,
     form: Annotated[Format, typer.Option("--format", "-f", help="What to write.")] = Format.HTML,
+    since: Annotated[
+        str | None, typer.Option("--since", help="What changed from this date or time on (ISO 8601).")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", help="... up to, but without, this one; default: now.")
+    ] = None,
+    period: Annotated[
+        str | None,
+        typer.Option(
+            "--period", help="What changed in the last whole day or week, or in the last period of a scheduled job."
+        ),
+    ] = None,
     config_path: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Write the gating report: verdicts, their evidence, latency, acceptance, parity, memory and the funnel."""
+    """Write the gating report: verdicts, their evidence, latency, acceptance, parity, memory and the funnel.
+
+    With --since or --period it is the report that `schedule` sends: what changed in that time, verdicts as they stood
+    at its end, what is undecided and what it waits for. A date without an offset is of the schedule's time zone.
+    """
     from shadowspec.config import find_config, load_config
-    from shadowspec.reports import build_report, render_html, render_json, render_markdown
     from shadowspec.store import Store
 
     form = Format.JSON if as_json else form
     config = load_config(find_config(config_path))
-    policies = {name: settings.policy for name, settings in config.endpoints.items()}
     with Store.open(config.database_url) as store:
-        built = build_report(store, policies, datetime.now(UTC), data_note=DATA_NOTE)
-    text = {Format.HTML: render_html, Format.MD: render_markdown, Format.JSON: render_json}[form](built)
-    if out is None and form is not Format.HTML:
+        span = span_of(config, store, since, until, period)
+        text = _full(config, store, form) if span is None else _changes(config, store, form, *span)
+    if (out is None and form is not Format.HTML) or (out is not None and str(out) == "-"):
         results.out(text, highlight=False)
         return
     path = out or DEFAULT_OUT
     write_file(path, text)
     notes.print(f"written: {path}", highlight=False)
+
+
+def _full(config: Config, store: Store, form: Format) -> str:
+    from shadowspec.reports import build_report, render_html, render_json, render_markdown
+
+    policies = {name: settings.policy for name, settings in config.endpoints.items()}
+    loads = {name: [load.concurrency for load in own.rule.loads] for name, own in config.endpoints.items()}
+    built = build_report(store, policies, datetime.now(UTC), data_note=DATA_NOTE, loads=loads)
+    return {Format.HTML: render_html, Format.MD: render_markdown, Format.JSON: render_json}[form](built)
+
+
+def _changes(
+    config: Config, store: Store, form: Format, since: datetime, until: datetime, gate_outcome: str | None
+) -> str:
+    from shadowspec.reports.period.build import build_period_report
+    from shadowspec.reports.period.render import RENDERERS
+
+    settings, now = period_settings(config), datetime.now(UTC)
+    built = build_period_report(store, settings, since, until, now, gate_outcome=gate_outcome)
+    return RENDERERS[form.value](built)

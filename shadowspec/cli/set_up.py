@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.cli.console import notes, print_json, results
@@ -21,15 +22,19 @@ def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("shadowspec.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
-    """Write a commented configuration to begin from."""
+    """Write a commented configuration and a commented policy to begin from, the policy beside the configuration."""
     from shadowspec.cli.report import write_file
-    from shadowspec.config import config_template
+    from shadowspec.config import DEFAULT_POLICY_NAME, config_template, policy_template
     from shadowspec.errors import UsageError
 
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists already; --force overwrites it")
-    write_file(path, config_template())
-    notes.print(f"written: {path}; make it your own, then run: shadowspec doctor", highlight=False)
+    policy_path = path.parent / DEFAULT_POLICY_NAME
+    for each in (path, policy_path):
+        if each.exists() and not force:
+            raise UsageError(f"{each} exists already; --force overwrites it")
+    write_file(path, config_template(str(policy_path)))
+    write_file(policy_path, policy_template())
+    notes.print(f"written: {path} and {policy_path}; make them your own, then run:", highlight=False)
+    notes.print("shadowspec db upgrade && shadowspec doctor", highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Finding:
 
 
 def doctor(config_path: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Check configuration, secret, database, device and models, and say how to mend what is wrong."""
+    """Check configuration, secret, database, broker, device and models, and say how to mend what is wrong."""
     findings = examine(config_path)
     if as_json:
         print_json({"checks": [{"check": f.check, "ok": f.is_ok, "found": f.found} for f in findings]})
@@ -51,7 +56,7 @@ def doctor(config_path: ConfigOption = None, as_json: JsonOption = False) -> Non
         table = Table("check", "", "found", box=None)
         for finding in findings:
             word = "[green]ok[/]" if finding.is_ok else "[bold red]wrong[/]"
-            table.add_row(finding.check, word, finding.found)
+            table.add_row(finding.check, word, escape(finding.found))
         results.print(table)
     failed = [finding.exit_code for finding in findings if not finding.is_ok]
     if failed:
@@ -68,10 +73,17 @@ def examine(config_path: Path | None) -> list[Finding]:
     except ShadowSpecError as error:
         return [Finding("configuration", False, str(error), error.exit_code)]
     names = ", ".join(config.endpoints) or "no endpoint yet"
-    findings = [Finding("configuration", True, f"{config.path}: {names}")]
+    policy = "" if config.policy_path == config.path else f"; policy: {config.policy_path}"
+    findings = [Finding("configuration", True, f"{config.path}: {names}{policy}")]
     findings += [
         _tried(name, check, config)
-        for name, check in (("secret", _secret), ("database", _database), ("device", _device), ("models", _models))
+        for name, check in (
+            ("secret", _secret),
+            ("database", _database),
+            ("broker", _broker),
+            ("device", _device),
+            ("models", _models),
+        )
     ]
     return findings
 
@@ -96,6 +108,14 @@ def _database(config: Config) -> str:
 
     with Store.open(config.database_url) as store:
         return f"reachable, at revision {head()}, {len(store.endpoints())} endpoints measured"
+
+
+def _broker(config: Config) -> str:
+    from shadowspec.tap.kafka.client import describe
+
+    if config.kafka is None:
+        return "no mirror is configured ([kafka]); files need none"
+    return describe(config.kafka)
 
 
 def _device(config: Config) -> str:

@@ -8,20 +8,34 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
+from shadowspec.config.dashboard import DashboardSettings, dashboard_settings
+from shadowspec.config.kafka import kafka_settings
+from shadowspec.config.policy import (
+    EndpointPolicy,
+    PolicyTables,
+    default_policy,
+    endpoint_policy,
+    inline_tables,
+    read_policy_file,
+    read_toml,
+)
+from shadowspec.config.schedule import schedule_settings
 from shadowspec.config.sections import CandidateSection, EndpointSection, FileSection
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.rollout_policy import RolloutPolicy
+from shadowspec.scheduler.settings import ScheduleSettings
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
+from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.types import SpeculationConfig, VerifyRule
 
 CONFIG_VARIABLE: Final = "SHADOWSPEC_CONFIG"
@@ -42,6 +56,22 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """How `shadowspec worker` works off the mirror.  Times in seconds."""
+
+    devices: tuple[str, ...] = ()  # an engine process on each; none: one on the engine's device
+    max_queued_blocks: int = 8
+    block_timeout_s: float = 600.0  # an engine that takes longer is ended, and the block's requests tried alone
+    max_attempts: int = 3  # of a request that ends the engine
+    overload: str = "pause"  # "pause" the partitions where the engine is behind, or "shed" requests
+    max_unfinished_messages: int = 50_000  # consumed, and not measured and written yet
+    flush_interval_s: float = 1.0
+    refresh_rates_s: float = 30.0  # how often decisions are looked up that lower a slice's sampling rate
+    drain_timeout_s: float = 60.0  # to finish what is begun, when asked to stop
+    health_address: str = "127.0.0.1:8080"
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointConfig:
     """One endpoint: what the tap, the engine and the gate each take of it."""
 
@@ -49,17 +79,25 @@ class EndpointConfig:
     target: str  # path or id of the target model
     candidates: tuple[SpeculationConfig, ...]
     policy: GatePolicy
+    rollout: RolloutPolicy = field(default_factory=RolloutPolicy)
+    scores: tuple[str, ...] = ()  # what both arms' outputs are scored by: "json_valid", "package.module:function"
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole configuration.  `path` is the file that it came from."""
+    """The whole configuration.  `path` is the file that it came from, `policy_path` the one with the policy."""
 
     path: Path
     database_url: str = field(repr=False)  # may hold a password
     hash_secret_file: Path | None
+    kafka: KafkaSettings | None
     engine: EngineSettings
+    worker: WorkerSettings
+    dashboard: DashboardSettings
+    schedule: ScheduleSettings
+    policy_path: Path
     policy: GatePolicy
+    rollout: RolloutPolicy
     endpoints: Mapping[str, EndpointConfig]
 
 
@@ -89,29 +127,27 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
         ConfigError: the file cannot be read, is not TOML (with its line), or a key is wrong (with its name).
     """
     environment = os.environ if environment is None else environment
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not text in UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    document = read_toml(path)
     try:
         sections = FileSection.model_validate(document)
     except ValidationError as error:
         raise ConfigError(_explained(path, error)) from None
-    policy = _policy(path, "gate", sections.gate)
+    tables = _policy_tables(path, sections)
+    default = default_policy(tables)
     return Config(
         path=path,
         database_url=environment.get(DATABASE_VARIABLE) or sections.database.url,
         hash_secret_file=Path(sections.privacy.hash_secret_file) if sections.privacy.hash_secret_file else None,
+        kafka=None if sections.kafka is None else kafka_settings(path, sections.kafka, environment),
         engine=EngineSettings(**sections.engine.model_dump()),
-        policy=policy,
+        worker=WorkerSettings(**sections.worker.model_dump() | {"devices": tuple(sections.worker.devices)}),
+        dashboard=dashboard_settings(sections.dashboard, environment),
+        schedule=schedule_settings(path, sections.schedule),
+        policy_path=tables.path,
+        policy=default.gate,
+        rollout=default.rollout,
         endpoints={
-            name: _endpoint(path, name, section, {**sections.gate, **section.gate})
+            name: _endpoint(name, section, endpoint_policy(tables, name))
             for name, section in sections.endpoints.items()
         },
     )
@@ -147,8 +183,24 @@ def load_hash_secret(config: Config, environment: Mapping[str, str] | None = Non
     return secret
 
 
-def _endpoint(path: Path, name: str, section: EndpointSection, gate: Mapping[str, Any]) -> EndpointConfig:
-    policy = _policy(path, f"endpoints.{name}.gate", gate)
+def _policy_tables(path: Path, sections: FileSection) -> PolicyTables:
+    inline = {name: section.gate for name, section in sections.endpoints.items() if section.gate}
+    if sections.policy is None:
+        return inline_tables(path, sections.gate, inline)
+    if sections.gate or inline:
+        table = "gate" if sections.gate else f"endpoints.{min(inline)}.gate"
+        raise ConfigError(
+            f"{path}: {table}: the policy is in {sections.policy} (key policy); move these keys there, "
+            f"to [{'default' if sections.gate else f'endpoints.{min(inline)}'}]"
+        )
+    policy_path = Path(sections.policy)
+    if not policy_path.is_file():
+        raise ConfigError(f"{path}: policy: {policy_path}: no such file")
+    return read_policy_file(policy_path, list(sections.endpoints))
+
+
+def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> EndpointConfig:
+    policy = own.gate
     # Without a match rule an endpoint takes the records that name it.
     match = MatchRule(**section.match.model_dump()) if section.match else MatchRule(endpoint=name)
     rule = EndpointRule(
@@ -158,6 +210,7 @@ def _endpoint(path: Path, name: str, section: EndpointSection, gate: Mapping[str
         slice_by=tuple(section.slice_by),
         labels=tuple(section.labels),
         sample_rate=section.sample_rate,
+        min_rate=policy.min_rate,
         timed_positions=policy.timed_positions,
         loads=tuple(Load(load.concurrency, load.share) for load in section.loads),
         block_max_wait=timedelta(seconds=policy.block_max_wait_s),
@@ -168,7 +221,14 @@ def _endpoint(path: Path, name: str, section: EndpointSection, gate: Mapping[str
         default_sampling=section.default_sampling.model_dump(exclude_none=True),
     )
     candidates = tuple(_speculation_config(section.target, candidate) for candidate in section.candidates)
-    return EndpointConfig(rule=rule, target=section.target, candidates=candidates, policy=policy)
+    return EndpointConfig(
+        rule=rule,
+        target=section.target,
+        candidates=candidates,
+        policy=policy,
+        rollout=own.rollout,
+        scores=tuple(section.scores),
+    )
 
 
 def _speculation_config(target: str, candidate: CandidateSection) -> SpeculationConfig:
@@ -183,17 +243,6 @@ def _speculation_config(target: str, candidate: CandidateSection) -> Speculation
         ngram_min=candidate.ngram_min,
         ngram_max=candidate.ngram_max,
     )
-
-
-def _policy(path: Path, table: str, values: Mapping[str, Any]) -> GatePolicy:
-    known = {policy_field.name for policy_field in fields(GatePolicy)}
-    for name in values:
-        if name not in known:
-            raise ConfigError(f"{path}: {table}.{name}: is not a known key")
-    try:
-        return GatePolicy(**values)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {table}: {error}") from error
 
 
 def _explained(path: Path, error: ValidationError) -> str:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from shadowspec.config.base import Name, Positive, Section, Text
+from shadowspec.config.schedule_sections import ScheduleSection
+from shadowspec.scoring import JSON_VALID
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY
+from shadowspec.tap.kafka.settings import DEFAULT_DEAD_LETTER_TOPIC
+from shadowspec.tap.sources import DEFAULT_MAX_RECORD_BYTES
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
 BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant")
+LAST_PORT: Final = 65_535
 PERSONAL_METADATA: Final = ("session_id", "user", "user_id", "request_id")
 
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+_TOPIC = r"^[A-Za-z0-9._-]{1,249}$"
 _LABEL = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
-Positive = Annotated[int, Field(ge=1)]
-Text = Annotated[str, Field(min_length=1)]
-
-
-class Section(BaseModel):
-    """Unknown keys are errors, and so are values of another type."""
-
-    # Strict: "4" is not 4, and 1 is not true.  Values are kept out of messages, a URL may hold a password.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+_SCORE = r"^(json_valid|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
+Topic = Annotated[str, Field(pattern=_TOPIC)]
+Milliseconds = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class DatabaseSection(Section):
@@ -46,6 +46,82 @@ class EngineSection(Section):
     warmup_blocks: Annotated[int, Field(ge=0)] = 2
 
 
+class KafkaSection(Section):
+    """[kafka]"""
+
+    bootstrap_servers: Annotated[list[Text], Field(min_length=1)]
+    topics: Annotated[list[Topic], Field(min_length=1)]
+    retry_topics: list[Topic] = []
+    dead_letter_topic: Topic = DEFAULT_DEAD_LETTER_TOPIC
+    group_id: Text = "shadowspec"
+    group_instance_id: Annotated[str, Field(pattern=_TOPIC)] | None = None
+    format: Literal["auto", "openai", "litellm", "cloudevents", "kong"] = "auto"
+    session_from: Annotated[str, Field(pattern=r"^(body|key|header:.+)$")] = "body"
+    endpoint_from: Annotated[str, Field(pattern=r"^(body|topic|header:.+)$")] = "body"
+    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
+    session_timeout_ms: Milliseconds = 45_000
+    heartbeat_interval_ms: Milliseconds = 3_000
+    max_poll_interval_ms: Milliseconds = 300_000
+    max_poll_records: Positive = 500
+    connect_timeout_ms: Milliseconds = 30_000
+    max_record_bytes: Positive = DEFAULT_MAX_RECORD_BYTES
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    username: Text | None = None
+    password_file: Text | None = None
+    ssl_ca_file: Text | None = None
+    ssl_certificate_file: Text | None = None
+    ssl_key_file: Text | None = None
+
+
+class WorkerSection(Section):
+    """[worker]"""
+
+    devices: list[Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]] = []
+    max_queued_blocks: Positive = 8
+    block_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    max_attempts: Positive = 3
+    overload: Literal["pause", "shed"] = "pause"
+    max_unfinished_messages: Positive = 50_000
+    flush_interval_s: Annotated[float, Field(gt=0)] = 1.0
+    refresh_rates_s: Annotated[float, Field(gt=0)] = 30.0
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 60.0
+    health_address: Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:/\s]+):\d{1,5}$")] = "127.0.0.1:8080"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len(set(self.devices)) != len(self.devices):
+            raise ValueError("devices: the same one stands there twice")
+        if int(self.health_address.rpartition(":")[2]) > LAST_PORT:
+            raise ValueError(f"health_address: a port is at most {LAST_PORT}")
+        return self
+
+
+class RolesSection(Section):
+    """[dashboard.roles]"""
+
+    claim: Text = "email"
+    operators: list[Text] = []
+    viewers: list[Text] | None = None
+
+
+class DashboardSection(Section):
+    """[dashboard]"""
+
+    host: Text = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=LAST_PORT)] = 8501
+    title: Text = "ShadowSpec"
+    refresh_s: Annotated[float, Field(ge=1)] = 30.0
+    stale_after_s: Annotated[float, Field(gt=0)] = 86_400.0
+    price_per_gpu_hour: Annotated[float, Field(gt=0)] | None = None
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
+    data_note: Text | None = None
+    auth_file: Text | None = None
+    override_url: Text | None = None
+    local_role: Literal["viewer", "operator"] = "viewer"
+    roles: RolesSection = RolesSection()
+
+
 class MatchSection(Section):
     """[endpoints.NAME] match"""
 
@@ -64,7 +140,7 @@ class LoadSection(Section):
 class CandidateSection(Section):
     """[[endpoints.NAME.candidates]]"""
 
-    name: Annotated[str, Field(pattern=_NAME)]
+    name: Name
     proposer: Literal["draft_model", "ngram"] = "draft_model"
     draft: Text | None = None
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)]
@@ -110,6 +186,7 @@ class EndpointSection(Section):
     max_age_s: Annotated[float, Field(gt=0)] | None = None
     max_new_tokens: Positive | None = None
     default_sampling: DefaultSamplingSection = DefaultSamplingSection()
+    scores: list[Annotated[str, Field(pattern=_SCORE)]] = []
     candidates: Annotated[list[CandidateSection], Field(min_length=1)]
     gate: dict[str, Any] = {}
 
@@ -119,10 +196,13 @@ class EndpointSection(Section):
             raise ValueError(f"labels: {sorted(taken)[0]} is not the operator's to define")
         if unknown := [name for name in self.slice_by if name not in (*BUILT_IN_LABELS, *self.labels)]:
             raise ValueError(f"slice_by: {unknown[0]} is no label; add it to labels to take it from the metadata")
+        if len([name for name in self.scores if name != JSON_VALID]) > 1:
+            raise ValueError("scores: one function of yours at most, beside json_valid")
         for what, names in (
             ("slice_by", self.slice_by),
             ("candidates", [candidate.name for candidate in self.candidates]),
             ("loads", [load.concurrency for load in self.loads]),
+            ("scores", self.scores),
         ):
             if len(set(names)) != len(names):
                 raise ValueError(f"{what}: the same one stands there twice")
@@ -134,6 +214,11 @@ class FileSection(Section):
 
     database: DatabaseSection = DatabaseSection()
     privacy: PrivacySection = PrivacySection()
+    kafka: KafkaSection | None = None
     engine: EngineSection = EngineSection()
+    worker: WorkerSection = WorkerSection()
+    dashboard: DashboardSection = DashboardSection()
+    schedule: ScheduleSection = ScheduleSection()
+    policy: Text | None = None
     gate: dict[str, Any] = {}
-    endpoints: dict[Annotated[str, Field(pattern=_NAME)], EndpointSection] = {}
+    endpoints: dict[Name, EndpointSection] = {}

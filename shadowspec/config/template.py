@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from typing import Final
+
+DEFAULT_POLICY_NAME: Final = "policy.toml"
+
 _TEMPLATE = """\
 # ShadowSpec's configuration.  A key that is not known is an error.  Paths are relative to the working
 # directory.  Lines that begin with "# " and a key show defaults; the others have to be made your own.
+
+# What must be proven before speculation is recommended, in a file of its own (docs/policy.md); without this key the
+# same keys stand here, in [gate] and [endpoints.NAME.gate].
+policy = "policy.toml"
 
 [database]
 # SHADOWSPEC_DATABASE_URL overrides it.  Postgres: "postgresql+psycopg://user:password@host/database"
@@ -16,25 +25,103 @@ url = "sqlite:///shadowspec.db"
 # Another secret starts new sessions everywhere.
 hash_secret_file = "shadowspec.secret"
 
+# The mirror that `shadowspec worker` consumes.
+# [kafka]
+# bootstrap_servers = ["localhost:9092"]
+# topics = ["shadow.prompts"]
+# retry_topics = ["shadow.retry"]  # consumed too; where `dead-letters replay` may put records back
+# dead_letter_topic = "shadow.dead-letters"  # must be there: the worker stops rather than drop a record
+# group_id = "shadowspec"  # also the name under which the database counts; workers that share it share the work
+# group_instance_id = "shadow-0"  # a name of this worker's own: it may restart within session_timeout_ms unnoticed
+# format = "auto"          # "openai", "litellm", "cloudevents", "kong"; "auto" tells them apart
+# session_from = "body"    # or "key", "header:NAME": a session that is not sampled is then dropped undecoded,
+# endpoint_from = "body"   # if the endpoint too stands outside: "topic" (its name is the endpoint's), "header:NAME"
+# auto_offset_reset = "earliest"  # where a partition begins that was never consumed; or "latest"
+# session_timeout_ms = 45000
+# heartbeat_interval_ms = 3000
+# max_poll_interval_ms = 300000
+# max_poll_records = 500
+# connect_timeout_ms = 30000
+# max_record_bytes = 16777216
+# To encrypt and to log in; SHADOWSPEC_KAFKA_PASSWORD overrides password_file.
+# security_protocol = "SASL_SSL"  # default: "PLAINTEXT"; "SSL", "SASL_PLAINTEXT"
+# sasl_mechanism = "SCRAM-SHA-512"  # "SCRAM-SHA-256", "PLAIN"
+# username = "shadowspec"
+# password_file = "kafka.password"
+# ssl_ca_file = "kafka-ca.pem"  # default: the system's authorities
+# ssl_certificate_file = "client.pem"  # with ssl_key_file, where the brokers want a certificate
+# ssl_key_file = "client.key"
+
 [engine]
 # device = "auto"       # "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1"
 # dtype = "auto"        # "auto" (bfloat16 on a GPU, float32 on a CPU), "float32", "bfloat16", "float16"
 # seed = 0              # of requests that bring none
 # warmup_blocks = 2     # run and thrown away before the first block that counts
 
-[gate]
-# What has to be proven before speculation is recommended.  [endpoints.NAME.gate] overrides it key by key.
-# alpha = 0.05                # chance of any false ENABLE at an endpoint, however often one looks
-# max_hypotheses = 8          # slices x loads x candidates that may be decided, the whole endpoint included
-# margin = 0.05               # speedup to be proven beyond 1
-# floor = 0.40                # acceptance of the first drafted token to be proven
-# tail_margin = 0.20          # a request is slowed if it took this much longer ...
-# tail_share = 0.10           # ... and at most this share may be
-# min_span_s = 604800.0       # event time that ENABLE must have seen: a week, a whole cycle of the traffic
-# timed_positions = 4         # a session is timed at its J-th request, J drawn from 1 to this
-# block_max_wait_s = 600.0    # event time after which a block that is not full runs short
-# memory_budget_share = 0.25  # extra peak memory, of the baseline's own
-# objective = "latency"       # "both": a lower total time must be proven too
+[worker]
+# devices = []             # an engine process on each, e.g. ["cuda:0", "cuda:1"]; default: one on the engine's device
+# max_queued_blocks = 8    # in front of the engine; then the overload rule applies
+# overload = "pause"       # the partitions; "shed": requests, counted as such
+# block_timeout_s = 600.0  # an engine that takes longer is ended, and the block's requests are tried alone
+# max_attempts = 3         # at a request that ends the engine
+# max_unfinished_messages = 50000  # consumed, but not yet measured and written
+# flush_interval_s = 1.0   # between two writes to the database
+# refresh_rates_s = 30.0   # between two looks at the decisions, which set the sampling rates
+# drain_timeout_s = 60.0   # to finish what is begun, when asked to stop
+# health_address = "127.0.0.1:8080"  # of /livez, /readyz and /metrics
+
+[dashboard]
+# host = "127.0.0.1"     # whoever can reach it sees every figure
+# port = 8501
+# title = "ShadowSpec"
+# refresh_s = 30.0       # how often an open page looks for news
+# stale_after_s = 86400.0     # without a new measurement, evidence is said to be stale
+# price_per_gpu_hour = 2.5    # in the currency; default: the policy's device_price_per_hour, else no cost is shown
+# currency = "USD"
+# data_note = "Mirror of the production gateway"  # what the data is and is not, shown on every page
+# auth_file = "/run/secrets/dashboard.toml"       # login by OpenID Connect; see docs/dashboard.md
+# local_role = "viewer"       # without a login: "operator" lets whoever reaches the address use the kill switch
+# override_url = "postgresql+psycopg://operator@db/shadowspec"  # the kill switch's own role
+
+# [dashboard.roles]
+# claim = "email"             # of the login; or one that lists groups
+# operators = ["on-call@example.com"]    # may use the kill switch
+# viewers = ["team@example.com"]         # may look; without it whoever logs in
+
+# Gate runs and reports at set times, by `shadowspec schedule` (docs/schedule.md).
+[schedule]
+# time_zone = "UTC"      # of jobs that name none, and of dates without an offset
+# catch_up = 7           # missed periods of a job that get a report each; the first of them has what lies before
+# max_attempts = 12      # at a delivery, before it is given up
+# retry_first_s = 30.0   # after the first failure; doubled each time
+# retry_longest_s = 3600.0
+# timeout_s = 30.0       # that a receiver may take to answer
+
+# [schedule.jobs.daily]
+# cron = "0 8 * * *"     # minute, hour, day, month, day of the week (0 and 7: Sunday); or six, with the second first
+# time_zone = "Europe/Berlin"  # default: the schedule's
+# does = ["gate", "report"]    # default: ["report"]
+# receivers = ["archive", "team", "chat"]
+
+# [schedule.receivers.archive]
+# kind = "folder"
+# folder = "reports"
+# formats = ["html", "json"]   # and "md"; default: ["html"]
+
+# [schedule.receivers.team]
+# kind = "email"
+# host = "mail.example.com"
+# port = 587                   # default by security: 465 for "tls", 587 for "starttls", 25 for "none"
+# security = "starttls"        # default; "tls", "none"
+# username = "shadowspec"
+# password_variable = "MAIL_PASSWORD"  # or password_file; read whenever a mail is sent
+# ca_file = "mail-ca.pem"      # default: the system's authorities
+# sender = "shadowspec@example.com"
+# to = ["llm-platform@example.com"]
+
+# [schedule.receivers.chat]
+# kind = "webhook"
+# url_file = "chat.url"        # or url_variable: the URL is a secret; slack://, workflows:// (Teams), jsons:// ...
 
 [endpoints.chat]
 # Path or id of the model that serves this endpoint, and the names under which it is served.
@@ -50,6 +137,7 @@ match = { model = "my-model", path = "/v1/*" }
 # Concurrency to measure at; shares weigh several, e.g. the shares of time spent at each.
 loads = [{ concurrency = 4, share = 1.0 }]
 # max_age_s = 3600.0    # older records are expired (against the newest event time); default: none are
+# scores = ["json_valid", "package.module:function"]  # of both arms' outputs, for guardrails: docs/guardrails.md
 # max_new_tokens = 256  # cap on the tokens generated per request; default: the request's own max_tokens
 
 # What the server uses where a request is silent, e.g. from the model's generation_config.json.
@@ -70,12 +158,9 @@ num_speculative_tokens = 4
 # num_speculative_tokens = 4
 # ngram_min = 2              # shortest suffix that is looked up in the text so far
 # ngram_max = 4
-
-# [endpoints.chat.gate]
-# max_hypotheses = 4
 """
 
 
-def config_template() -> str:
-    """A commented configuration that parses as it stands."""
-    return _TEMPLATE
+def config_template(policy: str = DEFAULT_POLICY_NAME) -> str:
+    """A commented configuration that parses as it stands beside a policy file, which it names."""
+    return _TEMPLATE.replace(f'"{DEFAULT_POLICY_NAME}"', json.dumps(policy, ensure_ascii=False))

@@ -39,6 +39,9 @@ hash_secret_file = "{out}/demo.secret"
 [engine]
 seed = {seed}
 
+[dashboard]
+data_note = "{data_note}"
+
 [gate]
 # Two hypotheses per endpoint: the endpoint and its one slice.  Fewer hypotheses leave each a larger level.
 max_hypotheses = 2
@@ -75,4 +78,4 @@ def demo_config(out: Path, seed: int) -> str:
         )
         for name, model in SERVED_MODELS.items()
     )
-    return _CONFIG_HEAD.format(out=out.as_posix(), seed=seed) + "".join(endpoints)
+    return _CONFIG_HEAD.format(out=out.as_posix(), seed=seed, data_note=DATA_NOTE) + "".join(endpoints)

@@ -2,6 +2,7 @@
 
 from shadowspec.engine.candidate import Candidate, Models, engine_name
 from shadowspec.engine.measure import Engine
-from shadowspec.engine.models import LoadedModel, ModelTokenizer
+from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 
-__all__ = ["Candidate", "Engine", "LoadedModel", "ModelTokenizer", "Models", "engine_name"]
+__all__ = ["Candidate", "Engine", "FolderTokenizer", "LoadedModel", "Models", "engine_name", "load_tokenizer"]

@@ -13,6 +13,9 @@ from shadowspec.engine.randomness import uniforms
 from shadowspec.engine.sampling import BatchSampling
 from shadowspec.types import SamplingParameters, SpeculationCounts
 
+# Dropping slots costs a copy of the rows that move; below this share of finished ones it costs more than it saves.
+MIN_RELEASED_SHARE = 1 / 8
+
 Detokenize = Callable[[Sequence[int]], str]
 
 
@@ -147,8 +150,20 @@ class Batch:
         self.previous_tokens = torch.tensor([prompt[-1] for prompt in self.prompts], device=device)
         self.emitted = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
 
-    def keep(self, slots: list[int]) -> torch.Tensor:
-        """Drop all slots but these; returns them as int64 [kept]."""
+    def slots_to_keep(self) -> list[int]:
+        """The slots of active rows once it pays to drop the others; else none.
+
+        Rows from the end move into the slots of finished ones, so that no other row need be copied.
+        """
+        active = [slot for slot in range(self.num_rows) if self.is_active(slot)]
+        count = len(active)
+        if MIN_RELEASED_SHARE * self.num_rows > self.num_rows - count:
+            return []
+        movers = [slot for slot in active if slot >= count]
+        return [slot if self.is_active(slot) else movers.pop() for slot in range(count)]
+
+    def keep(self, slots: list[int]) -> None:
+        """Drop all slots but these, which come to lie in this order."""
         index = torch.tensor(slots, device=self.device)
         self.rows = [self.rows[slot] for slot in slots]
         self.prompts = [self.prompts[slot] for slot in slots]
@@ -157,7 +172,6 @@ class Batch:
         self.uniforms = self.uniforms[index]
         self.lengths, self.last_tokens = self.lengths[index], self.last_tokens[index]
         self.previous_tokens, self.emitted = self.previous_tokens[index], self.emitted[index]
-        return index
 
     def is_active(self, row: int) -> bool:
         return self.rows[row].finish_reason is None
@@ -176,16 +190,18 @@ class Batch:
             row.emit([token])
         self._settle([[token] for token in first_tokens.tolist()])
 
-    def commit(self, drafted: list[list[int]], accepted: list[int], next_tokens: list[int], counts: list[int]) -> None:
-        """Take one step's outcome: `counts` tokens were drafted per row, `accepted` of them stand."""
+    def commit(self, outcomes: list[list[int]]) -> None:
+        """Take one step's outcome: per row how many tokens were drafted, how many of them stand, the recovered
+        or bonus token, and the drafted tokens.
+        """
         taken: list[list[int]] = []
-        for index, row in enumerate(self.rows):
+        for row, (num_drafted, num_accepted, next_token, *drafted) in zip(self.rows, outcomes, strict=True):
             if row.finish_reason is not None:
                 taken.append([])
                 continue
-            tokens = [*drafted[index][: accepted[index]], next_tokens[index]]
+            tokens = [*drafted[:num_accepted], next_token]
             emitted = row.emit(tokens)
-            row.note_step(counts[index], accepted[index], emitted)
+            row.note_step(num_drafted, num_accepted, emitted)
             taken.append(tokens[:emitted])
         self._settle(taken)
 

@@ -104,6 +104,8 @@ def fingerprinted(config: SpeculationConfig, target: LoadedModel, draft: LoadedM
         "target_weights": target.weights_digest,
         "target_tokenizer": target.tokenizer_digest,
         "draft_weights": draft.weights_digest if draft is not None else "",
+        "target_forward": target.forward_name,
+        "draft_forward": draft.forward_name if draft is not None else "",
     }
     device = device_name(target.model.device)
     dtype = str(target.model.dtype).removeprefix("torch.")

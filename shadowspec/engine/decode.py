@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from shadowspec.engine.batch import Batch, Detokenize, Request
+from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.randomness import ACCEPT_STREAM, TARGET_STREAM, at_positions
 from shadowspec.engine.runner import Runner
+from shadowspec.engine.sampling import greedy_tokens
 from shadowspec.engine.timing import Timeline
 from shadowspec.engine.verify import Verification, verify_matching, verify_sampled
 from shadowspec.types import ArmTiming, SpeculationCounts, VerifyRule
@@ -51,7 +53,7 @@ def decode_batch(
 
     Rows are ragged and end each on its own; the random numbers of a request depend on its seed and position.
     A finished row keeps its slot, so that the load stays what it is labelled with; with `releases_slots`
-    finished rows are dropped once they are half of the batch, which gives the same outputs sooner.
+    finished rows are dropped along the way, which gives the same outputs sooner.
     """
     device: torch.device = target.device
     timeline = Timeline(device)
@@ -76,24 +78,19 @@ def decode_batch(
     if proposer is not None:
         proposer.begin(batch)
     while batch.has_active:
-        proposal = proposer.propose(batch) if proposer is not None else nothing
+        span = Span.after(batch.lengths - 1, batch.longest - 1, depth + 2, target.dtype)
+        proposal = proposer.propose(batch, span) if proposer is not None else nothing
         clock.drafted()
-        width = int(proposal.num_drafted.max()) if depth else 0
-        tokens = torch.cat((batch.last_tokens[:, None], proposal.tokens[:, :width]), 1)  # [rows, width + 1]
-        logits = runner.step(tokens, batch.lengths, batch.longest, keep=width + 1)
-        step = _narrowed(proposal, width)
-        verification = _verify(batch, logits, step, verify_rule)
+        tokens = torch.cat((batch.last_tokens[:, None], proposal.tokens), 1)  # [rows, width + 1]
+        runner.begin(span, column=1)
+        logits = runner.append(tokens, keep=tokens.shape[1])
+        verification = _verify(batch, logits, proposal, verify_rule)
         clock.verified()
-        batch.commit(
-            step.tokens.tolist(),
-            verification.num_accepted.tolist(),
-            verification.next_tokens.tolist(),
-            step.num_drafted.tolist(),
-        )
+        outcome = (proposal.num_drafted, verification.num_accepted, verification.next_tokens)
+        batch.commit(torch.cat((torch.stack(outcome, 1), proposal.tokens), 1).tolist())
         clock.committed()
-        active = [slot for slot in range(batch.num_rows) if batch.is_active(slot)]
-        if releases_slots and 0 < 2 * len(active) <= batch.num_rows:
-            kept = batch.keep(active)
+        if releases_slots and (kept := batch.slots_to_keep()):
+            batch.keep(kept)
             runner.keep(kept)
             nothing = _nothing_proposed(batch)
             if proposer is not None:
@@ -113,17 +110,11 @@ def _nothing_proposed(batch: Batch) -> Proposal:
     return Proposal(empty, torch.zeros(batch.num_rows, dtype=torch.int64, device=batch.device), None)
 
 
-def _narrowed(proposal: Proposal, width: int) -> Proposal:
-    """The proposal's first `width` columns: no row drafted more in this step."""
-    probs = proposal.draft_probs
-    return Proposal(proposal.tokens[:, :width], proposal.num_drafted, probs[:, :width] if probs is not None else None)
-
-
 def _verify(batch: Batch, logits: torch.Tensor, proposal: Proposal, rule: VerifyRule) -> Verification:
     """Verify one step: logits [rows, K + 1, vocabulary] against K drafted tokens per row."""
     processed = batch.sampling.processed_logits(logits, proposal.tokens, batch.emitted)
     if batch.sampling.all_greedy:
-        return verify_matching(processed.argmax(-1), proposal.tokens, proposal.num_drafted)
+        return verify_matching(greedy_tokens(processed), proposal.tokens, proposal.num_drafted)
     width = logits.shape[1]
     return verify_sampled(
         rule,

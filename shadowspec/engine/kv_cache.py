@@ -7,16 +7,38 @@ overwritten later.  Works with unmodified transformers models that take explicit
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+HIDDEN = float("-inf")  # added to the score of what may not be seen
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive columns of every row, prepared once for all passes of a step that write within them."""
+
+    columns: torch.Tensor  # int64 [rows, count]: columns of the cache, which are positions of the text
+    mask: torch.Tensor  # float [rows, 1, count, width]: 0 where a token may look (its row up to itself), else -inf
+    longest: int  # upper bound of the first column, known to the host
+
+    @classmethod
+    def after(cls, lengths: torch.Tensor, longest: int, count: int, dtype: torch.dtype) -> Span:
+        """`count` columns from `lengths` (int64 [rows]) on; `longest` is the host's upper bound of `lengths`."""
+        width = torch.arange(longest + count, device=lengths.device)
+        columns = lengths[:, None] + width[:count]
+        is_hidden = width > columns[:, :, None]
+        mask = torch.zeros(is_hidden.shape, dtype=dtype, device=lengths.device).masked_fill_(is_hidden, HIDDEN)
+        return cls(columns, mask[:, None], longest)
+
 
 class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships no types
-    """Keys and values of one attention layer; storage is [slots, capacity + 1, heads * head_dim].
+    """Keys and values of one attention layer in one tensor, [slots, 2 * heads, capacity + 1, head_dim].
 
-    The last column of each row is a rubbish column: padding is written there and never read.
+    The first half of the heads are keys.  The last column is a rubbish column: padding is written there and
+    never read.  Dropped slots are left at the end, so the tensor may hold more than `slots`.
     """
 
     is_compileable = False
@@ -25,46 +47,55 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
     def __init__(self, slots: int, capacity: int) -> None:
         super().__init__()
         self.slots, self.capacity = slots, capacity
-        self.write_index: torch.Tensor | None = None  # [rows * tokens] flat positions, int64
+        self.place: tuple[torch.Tensor, torch.Tensor] | None = None  # int64 [rows, 1], [rows, tokens]: slot, column
         self.read_width = 0  # columns read; 0 during prefill, when the new states are all there is to read
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate for states of this form, [rows, heads, tokens, head_dim]."""
         self.dtype, self.device = key_states.dtype, key_states.device
-        shape = (self.slots * (self.capacity + 1), key_states.shape[1] * key_states.shape[3])
-        self.heads, self.head_dim = key_states.shape[1], key_states.shape[3]
-        self.value_dim = value_states.shape[3]
-        self.keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        self.values = torch.zeros(
-            (shape[0], value_states.shape[1] * self.value_dim), dtype=self.dtype, device=self.device
+        self.heads, self.key_dim, self.value_dim = key_states.shape[1], key_states.shape[3], value_states.shape[3]
+        # Zeros, not whatever was there: what is masked is multiplied by 0, and 0 times NaN is NaN.
+        self.states = key_states.new_zeros(
+            (self.slots, 2 * self.heads, self.capacity + 1, max(self.key_dim, self.value_dim))
         )
         self.is_initialized = True
 
     def update(
         self,
-        key_states: torch.Tensor,  # [rows, heads, tokens, head_dim]
-        value_states: torch.Tensor,  # [rows, heads, tokens, head_dim]
+        key_states: torch.Tensor,  # [rows, heads, tokens, key_dim]
+        value_states: torch.Tensor,  # [rows, heads, tokens, value_dim]
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new states at this pass's positions and return what its queries may read."""
+        """Write the new states at this pass's place and return what its queries may read."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.write_index is not None, "the cache was not told where this pass writes"
-        count = self.write_index.shape[0]
-        self.keys.index_copy_(0, self.write_index, key_states.transpose(1, 2).reshape(count, -1))
-        self.values.index_copy_(0, self.write_index, value_states.transpose(1, 2).reshape(count, -1))
-        if self.read_width == 0:
-            return key_states, value_states
-        keys = self.keys.view(self.slots, self.capacity + 1, self.heads, self.head_dim)
-        values = self.values.view(self.slots, self.capacity + 1, self.heads, self.value_dim)
-        return keys[:, : self.read_width].transpose(1, 2), values[:, : self.read_width].transpose(1, 2)
+        assert self.place is not None, "the cache was not told where this pass writes"
+        by_token = self.states.transpose(1, 2)  # [slots, capacity + 1, 2 * heads, head_dim]
+        by_token[:, :, : self.heads, : self.key_dim].index_put_(self.place, key_states.transpose(1, 2))
+        by_token[:, :, self.heads :, : self.value_dim].index_put_(self.place, value_states.transpose(1, 2))
+        return self._readable() if self.read_width else (key_states, value_states)
 
-    def keep(self, slots: torch.Tensor) -> None:
-        """Drop all rows but these, int64 [kept]."""
-        width = self.capacity + 1
-        self.keys = self.keys.view(self.slots, width, -1)[slots].flatten(0, 1)
-        self.values = self.values.view(self.slots, width, -1)[slots].flatten(0, 1)
-        self.slots = int(slots.shape[0])
+    def append(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`update` with keys and values side by side, [rows, tokens, 2 * heads, head_dim]."""
+        heads = states.shape[2] // 2
+        keys, values = states[:, :, :heads].transpose(1, 2), states[:, :, heads:].transpose(1, 2)
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+        assert self.place is not None, "the cache was not told where this pass writes"
+        self.states.transpose(1, 2).index_put_(self.place, states)
+        return self._readable() if self.read_width else (keys, values)
+
+    def _readable(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all slots, each [slots, heads, read_width, dim]."""
+        states = self.states[: self.slots, :, : self.read_width]
+        return states[:, : self.heads, :, : self.key_dim], states[:, self.heads :, :, : self.value_dim]
+
+    def keep(self, sources: list[int], places: list[int], count: int) -> None:
+        """Copy slots `sources` to `places` and drop all but the first `count`."""
+        if sources:
+            self.states[places] = self.states[sources]
+        self.slots = count
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return max(self.read_width, query_length), 0
@@ -82,55 +113,49 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
     def __init__(self, layers: int, slots: int, capacity: int, device: torch.device) -> None:
         super().__init__(layers=[RaggedLayer(slots, capacity) for _ in range(layers)])
         self.slots, self.capacity = slots, capacity
-        self._row_start = torch.arange(slots, device=device) * (capacity + 1)  # [slots]
-        self._columns = torch.arange(capacity, device=device)  # [capacity]
+        self._rows = torch.arange(slots, device=device)[:, None]  # [slots, 1]
 
-    def begin_prefill(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def begin_prefill(self, rows: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Prepare a prefill of empty rows.
 
         Args:
             rows: slots being filled, int64 [rows].
             positions: position of each token, -1 for left padding, int64 [rows, tokens].
+            dtype: that of the mask.
 
         Returns:
-            The attention mask, bool [rows, 1, tokens, tokens]: causal within the row; padding attends to
+            The attention mask, float [rows, 1, tokens, tokens]: causal within the row; padding attends to
             itself, lest the softmax have nothing to sum.
         """
-        starts = self._row_start[rows][:, None]
-        flat = torch.where(positions >= 0, starts + positions, starts + self.capacity)
-        self._tell_layers(flat.reshape(-1), 0)
-        tokens = positions.shape[1]
-        order = torch.arange(tokens, device=positions.device)
-        causal = order[:, None] >= order[None, :]  # [tokens, tokens]
-        real = (positions >= 0)[:, None, :]  # [rows, 1, tokens]
-        itself = (order[:, None] == order[None, :])[None]
-        return ((causal[None] & real) | itself)[:, None]
+        self._tell_layers((rows[:, None], torch.where(positions >= 0, positions, self.capacity)), 0)
+        order = torch.arange(positions.shape[1], device=positions.device)
+        is_real = (positions >= 0)[:, None, :]  # [rows, 1, tokens]
+        is_seen = ((order[:, None] >= order) & is_real) | (order[:, None] == order)
+        return torch.zeros(is_seen.shape, dtype=dtype, device=rows.device).masked_fill_(~is_seen, HIDDEN)[:, None]
 
-    def begin_step(self, positions: torch.Tensor, longest: int) -> torch.Tensor:
-        """Prepare a pass of all slots over tokens at `positions`, int64 [slots, tokens].
+    def begin_step(self, span: Span, start: int, stop: int) -> torch.Tensor:
+        """Prepare a pass of all slots over columns `start` to `stop` of the span.
 
         Returns:
-            The attention mask, bool [slots, 1, tokens, longest]: each token sees its row up to itself.
+            The attention mask, float [slots, 1, stop - start, columns read].
         """
-        self._tell_layers((self._row_start[:, None] + positions).reshape(-1), longest)
-        return (self._columns[:longest] <= positions[:, :, None])[:, None]
+        width = min(span.longest + stop, self.capacity)
+        self._tell_layers((self._rows, span.columns[:, start:stop]), width)
+        return span.mask[:, :, start:stop, :width]
 
-    def _tell_layers(self, write_index: torch.Tensor, read_width: int) -> None:
+    def _tell_layers(self, place: tuple[torch.Tensor, torch.Tensor], read_width: int) -> None:
         for layer in self.layers:
-            layer.write_index, layer.read_width = write_index, read_width
+            layer.place, layer.read_width = place, read_width
 
-    def keep(self, slots: torch.Tensor) -> None:
-        """Drop all slots but these (int64 [kept]), which move together in this order."""
-        self.slots = int(slots.shape[0])
-        self._row_start = self._row_start[: self.slots]
+    def keep(self, slots: list[int]) -> None:
+        """Drop all slots but these, which come to lie in this order."""
+        moves = [(source, place) for place, source in enumerate(slots) if source != place]
+        sources, places = [source for source, _ in moves], [place for _, place in moves]
+        self.slots = len(slots)
+        self._rows = self._rows[: self.slots]
         for layer in self.layers:
-            layer.keep(slots)
+            layer.keep(sources, places, self.slots)
 
     def allocated_bytes(self) -> int:
         """Bytes of keys and values allocated so far."""
-        return sum(
-            tensor.numel() * tensor.element_size()
-            for layer in self.layers
-            if layer.is_initialized
-            for tensor in (layer.keys, layer.values)
-        )
+        return sum(layer.states.numel() * layer.states.element_size() for layer in self.layers if layer.is_initialized)

@@ -1,29 +1,34 @@
 """Measuring a block: the baseline arm and each candidate's arm on the same prompts, then parity.
 
 The arm drawn by hash goes first; warm-up and parity run outside the timed arms.  An arm that runs out of
-memory fails its runs, which are stored and counted, never dropped.
+memory is run in halves, one after the other, down to single requests; a request that does not fit alone
+fails its runs, which are stored and counted, never dropped.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import torch
 
+from shadowspec.engine.arms import MeasuredArm, delayed
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
-from shadowspec.engine.models import LoadedModel, ModelTokenizer
+from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.parity import divergence_gap, first_divergence, z_scores
 from shadowspec.engine.repetition import is_repetition_loop
+from shadowspec.scoring import Scorer
 from shadowspec.types import (
     Arm,
     Block,
     BlockResult,
+    FingerprintedConfig,
     Memory,
     Parity,
     Run,
@@ -34,35 +39,41 @@ from shadowspec.types import (
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """What an arm gave: its result and peak bytes, or why it failed."""
-
-    result: ArmResult | None
-    peak_bytes: int
-    failure: str | None = None
+Result = TypeVar("Result")
 
 
 class Engine:
     """Measures the blocks of endpoints that share a target and its candidates."""
 
     def __init__(
-        self, target: LoadedModel, candidates: Sequence[Candidate], *, seed: int = 0, warmup_blocks: int = 2
+        self,
+        target: LoadedModel,
+        candidates: Sequence[Candidate],
+        *,
+        seed: int = 0,
+        warmup_blocks: int = 2,
+        scorers: Mapping[str, Scorer] | None = None,
     ) -> None:
+        """`scorers` score the outputs of both arms, by endpoint; one that has none is not scored."""
         self.target = target
         self.candidates = tuple(candidates)
         self._seed = seed
         self._warmup_blocks = warmup_blocks
         self._warm: set[int] = set()
-        self._detokenize = ModelTokenizer(target).decode
+        self._scorers = dict(scorers or {})
+        self._detokenize = target.tokenizer.decode
+
+    @property
+    def configs(self) -> tuple[FingerprintedConfig, ...]:
+        """What every block is measured with."""
+        return tuple(candidate.config for candidate in self.candidates)
 
     def measure(self, block: Block) -> BlockResult:
         """Run both arms of every candidate on the block's requests, fillers along with them."""
         requests = [self._request(prompt) for prompt in (*block.requests, *block.fillers)]
         self._warm_up(len(requests))
         started_at = datetime.now(UTC)
-        arms: dict[str, _Measured] = {}
+        arms: dict[str, MeasuredArm] = {}
         baseline = self._arm(requests, None) if block.first_arm is Arm.BASELINE else None
         for candidate in self.candidates:
             arms[candidate.config.fingerprint] = self._arm(requests, candidate)
@@ -70,11 +81,11 @@ class Engine:
             baseline = self._arm(requests, None)
         runs: list[Run] = []
         memory: dict[str, Memory] = {}
-        for candidate in self.candidates:
-            fingerprint = candidate.config.fingerprint
-            runs += self._runs(block, requests, candidate, baseline, arms[fingerprint])
-            memory[fingerprint] = self._memory(candidate, baseline, arms[fingerprint])
-        return BlockResult(block, started_at, tuple(runs), memory)
+        for candidate, (fingerprint, arm) in zip(self.candidates, arms.items(), strict=True):
+            runs += self._runs(block, requests, candidate, baseline, arm)
+            memory[fingerprint] = self._memory(candidate, baseline, arm)
+        num_halved = sum(arm.num_halved for arm in (baseline, *arms.values()))
+        return BlockResult(block, started_at, tuple(runs), memory, num_halved)
 
     def _request(self, prompt: ShadowPrompt) -> Request:
         """Both arms and every candidate draw from the same seed: the request's own, or one made of its key."""
@@ -97,26 +108,54 @@ class Engine:
                 for candidate in (None, *self.candidates):
                     self._arm(requests, candidate)
 
-    def _arm(self, requests: Sequence[Request], candidate: Candidate | None) -> _Measured:
+    def _arm(self, requests: Sequence[Request], candidate: Candidate | None) -> MeasuredArm:
+        """Decode the requests in one arm.
+
+        The peak is what the whole batch needs, as far as known: on a GPU the most that was allocated, tries that
+        ran out of memory included; elsewhere the weights and all caches, as if no part had waited.
+        """
         device = self.target.model.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
-        try:
-            result = self._decode(requests, candidate)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            log.warning("an arm ran out of device memory at concurrency %d", len(requests))
-            return _Measured(None, 0, "out_of_memory")
-        except MemoryError:
-            log.warning("an arm ran out of memory at concurrency %d", len(requests))
-            return _Measured(None, 0, "out_of_memory")
+        measured = self._in_parts(requests, candidate)
         if device.type == "cuda":
-            return _Measured(result, torch.cuda.max_memory_allocated(device))
+            return replace(measured, peak_bytes=torch.cuda.max_memory_allocated(device))
         weights = self.target.weight_bytes
         if candidate is not None and candidate.draft is not None:
             weights += candidate.draft.weight_bytes
-        return _Measured(result, weights + result.cache_bytes)
+        return replace(measured, peak_bytes=weights + measured.cache_bytes)
+
+    def _in_parts(self, requests: Sequence[Request], candidate: Candidate | None) -> MeasuredArm:
+        """Decode the requests together, or in halves, one after the other, where they do not fit into memory.
+
+        The second half's requests have waited for the first: its duration is part of their prefill time.
+        That is what so many requests that arrive together would see on this device.
+        """
+        result = self._fitting("an arm", len(requests), lambda: self._decode(requests, candidate))
+        if result is not None:
+            return MeasuredArm(result.decoded, result.cache_bytes)
+        if len(requests) == 1:
+            return MeasuredArm((None,), 0)
+        middle = len(requests) // 2
+        first = self._in_parts(requests[:middle], candidate)
+        second = self._in_parts(requests[middle:], candidate)
+        return MeasuredArm(
+            first.decoded + tuple(delayed(each, first.duration_ms) for each in second.decoded),
+            first.cache_bytes + second.cache_bytes,
+            1 + first.num_halved + second.num_halved,
+        )
+
+    def _fitting(self, what: str, num_requests: int, work: Callable[[], Result]) -> Result | None:
+        """The work's result; None if it runs out of memory."""
+        try:
+            return work()
+        except (torch.OutOfMemoryError, MemoryError):
+            log.warning("%s of %d requests ran out of memory", what, num_requests)
+        # Only here, where the error and with it the frames that hold the tensors are gone, is there something to free.
+        if self.target.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
 
     def _decode(self, requests: Sequence[Request], candidate: Candidate | None) -> ArmResult:
         config = candidate.config.config if candidate is not None else None
@@ -135,69 +174,92 @@ class Engine:
         block: Block,
         requests: Sequence[Request],
         candidate: Candidate,
-        baseline: _Measured,
-        speculative: _Measured,
+        baseline: MeasuredArm,
+        speculative: MeasuredArm,
     ) -> list[Run]:
         """One run per own request; fillers are dropped here."""
         fingerprint = candidate.config.fingerprint
-        failure = baseline.failure or speculative.failure
-        if baseline.result is None or speculative.result is None:
-            return [Run(prompt.key, fingerprint, block.block_id, failure=failure) for prompt in block.requests]
-        own = len(block.requests)
-        plain, drafted = baseline.result.decoded[:own], speculative.result.decoded[:own]
-        parities = self._parities(requests[:own], plain, drafted)
+        own = range(len(block.requests))
+        plain = {index: base for index in own if (base := baseline.decoded[index]) is not None}
+        drafted = {index: spec for index in plain if (spec := speculative.decoded[index]) is not None}
+        scorer = self._scorers.get(block.endpoint, Scorer())
+        texts = [[self._detokenize(arm[index].output) for index in drafted] for arm in (plain, drafted)]
+        scores = dict(zip(drafted, scorer.paired(*texts), strict=True))  # texts end here
+        parities = self._parities(requests, plain, drafted)
         return [
             Run(
                 key=prompt.key,
                 fingerprint=fingerprint,
                 block_id=block.block_id,
-                counts=spec.counts,
-                baseline=base.timing,
-                speculative=spec.timing,
-                parity=parity,
-                is_repetition_loop=is_repetition_loop(spec.output),
-                finish_reason=spec.finish_reason,
+                counts=drafted[index].counts,
+                baseline=plain[index].timing,
+                speculative=drafted[index].timing,
+                parity=parities[index],
+                is_repetition_loop=is_repetition_loop(drafted[index].output),
+                finish_reason=drafted[index].finish_reason,
+                scores=scores[index],
             )
-            for prompt, base, spec, parity in zip(block.requests, plain, drafted, parities, strict=True)
+            if index in drafted
+            else Run(prompt.key, fingerprint, block.block_id, failure="out_of_memory")
+            for index, prompt in enumerate(block.requests)
         ]
 
     def _parities(
-        self, requests: Sequence[Request], plain: Sequence[Decoded], drafted: Sequence[Decoded]
-    ) -> list[Parity]:
-        """Greedy requests are compared token by token, sampled ones scored by teacher forcing."""
-        scores = self._scores(requests, plain, drafted)
-        parities = []
-        for index, request in enumerate(requests):
-            if request.sampling.temperature > 0.0:
-                parities.append(scores[index])
-                continue
-            base, spec = plain[index].output, drafted[index].output
-            position = first_divergence(base, spec)
-            if position is None:
-                parities.append(Parity())
-                continue
-            longer = base if len(base) > position else spec
-            gap = divergence_gap(self.target.model, request, longer[: position + 1], self.target.end_token_ids)
-            alone = self._decode([request], None).decoded[0].output
-            parities.append(
-                Parity(first_divergence=position, divergence_gap=gap, rerun_differs=tuple(alone) != tuple(base))
-            )
+        self, requests: Sequence[Request], plain: Mapping[int, Decoded], drafted: Mapping[int, Decoded]
+    ) -> dict[int, Parity]:
+        """Parity of the requests that both arms decoded, by index.
+
+        Greedy requests are compared token by token, sampled ones scored by teacher forcing.  Where the device
+        has no memory for that, parity is unknown, which the gate counts.
+        """
+        sampled = [index for index in drafted if requests[index].sampling.temperature > 0.0]
+        parities = self._scores(requests, plain, drafted, sampled)
+        for index in drafted:
+            if index not in parities:
+                parities[index] = self._greedy_parity(requests[index], plain[index].output, drafted[index].output)
         return parities
 
+    def _greedy_parity(self, request: Request, base: Sequence[int], spec: Sequence[int]) -> Parity:
+        """Where the arms part, how far from a tie that is, and whether the baseline alone parts from itself."""
+        position = first_divergence(base, spec)
+        if position is None:
+            return Parity()
+        model, end_ids = self.target.model, self.target.end_token_ids
+        context = (base if len(base) > position else spec)[: position + 1]
+        gap = self._fitting("scoring", 1, lambda: divergence_gap(model, request, context, end_ids))
+        alone = self._fitting("a rerun", 1, lambda: self._decode([request], None))
+        differs = tuple(alone.decoded[0].output) != tuple(base) if alone is not None else None
+        return Parity(first_divergence=position, divergence_gap=gap, rerun_differs=differs)
+
     def _scores(
-        self, requests: Sequence[Request], plain: Sequence[Decoded], drafted: Sequence[Decoded]
-    ) -> Mapping[int, Parity]:
-        """Teacher-forced z of both arms for the sampled requests, by index."""
-        sampled = [index for index, request in enumerate(requests) if request.sampling.temperature > 0.0]
+        self,
+        requests: Sequence[Request],
+        plain: Mapping[int, Decoded],
+        drafted: Mapping[int, Decoded],
+        sampled: Sequence[int],
+    ) -> dict[int, Parity]:
+        """Teacher-forced z of both arms for the sampled requests, by index; together, else in halves."""
         if not sampled:
             return {}
-        speculative, baseline = z_scores(
-            self.target.model,
-            [requests[index] for index in sampled],
-            self.target.end_token_ids,
-            [drafted[index].output for index in sampled],
-            [plain[index].output for index in sampled],
+        scores = self._fitting(
+            "scoring",
+            len(sampled),
+            lambda: z_scores(
+                self.target.model,
+                [requests[index] for index in sampled],
+                self.target.end_token_ids,
+                [drafted[index].output for index in sampled],
+                [plain[index].output for index in sampled],
+            ),
         )
+        if scores is None:
+            if len(sampled) == 1:
+                return {sampled[0]: Parity()}
+            middle = len(sampled) // 2
+            halves = sampled[:middle], sampled[middle:]
+            first, second = (self._scores(requests, plain, drafted, half) for half in halves)
+            return first | second
+        speculative, baseline = scores
         return {
             index: Parity(
                 z_sum=spec.total,
@@ -208,7 +270,7 @@ class Engine:
             for index, spec, base in zip(sampled, speculative, baseline, strict=True)
         }
 
-    def _memory(self, candidate: Candidate, baseline: _Measured, speculative: _Measured) -> Memory:
+    def _memory(self, candidate: Candidate, baseline: MeasuredArm, speculative: MeasuredArm) -> Memory:
         """Peaks of both arms.  On a GPU the drafts' weights lie there throughout; each is its own arm's cost."""
         draft = candidate.draft
         draft_bytes = draft.weight_bytes if draft is not None else 0

@@ -1,30 +1,30 @@
 """Loading models and refusing those that the engine cannot measure exactly.
 
 Weights come from local safetensors only; code from a model repository is never run.  A model is usable when
-it is a decoder with ordinary attention over its whole past, takes explicit position ids, and its cached
-forward agrees with its plain forward on a probe (checked on the weights themselves at load).
+it is a decoder with ordinary attention over its whole past, takes explicit position ids, and the forward that
+measurements use agrees with transformers' plain one on a probe (checked on the weights themselves at load).
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
+from shadowspec.engine.llama import DirectLlama, why_not_direct
 from shadowspec.engine.runner import Runner
-from shadowspec.errors import ModelError, RecordError
-from shadowspec.types import FunnelCounter
+from shadowspec.engine.tokenizer import LOADING_ERRORS, FolderTokenizer, load_config, load_tokenizer, unloadable
+from shadowspec.errors import ModelError
 
 SAMPLED_CHUNKS = 64  # pieces read of each weight file for its digest: enough to tell fine-tunes apart
 CHUNK_BYTES = 65_536
 PROBE_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.5}  # logits; rounding only
+PROBE_SHAPE = (2, 12)  # rows, tokens
 MIN_SIZE_RATIO = 3.0  # below this a draft saves little even when every token is accepted
 
 
@@ -33,12 +33,21 @@ class LoadedModel:
     """A model on its device with what identifies it."""
 
     path: str
-    model: Any
-    tokenizer: Any
-    context_length: int  # tokens
+    model: Any  # a DirectLlama where one can run it, else transformers' own
+    tokenizer: FolderTokenizer
     end_token_ids: frozenset[int]
     weights_digest: str
     tokenizer_digest: str
+
+    @property
+    def context_length(self) -> int:
+        """Tokens."""
+        return self.tokenizer.context_length
+
+    @property
+    def forward_name(self) -> str:
+        """Whose forward pass runs the model: "direct_llama" or "transformers"."""
+        return "direct_llama" if isinstance(self.model, DirectLlama) else "transformers"
 
     @property
     def num_parameters(self) -> int:
@@ -46,7 +55,9 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.model.parameters())
+        """Bytes that the model holds whatever it runs: its weights, and its table of rotary angles."""
+        held = (*self.model.parameters(), *self.model.buffers())
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -87,38 +98,30 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype) -> LoadedMod
     Raises:
         ModelError: the folder is missing or unreadable, or the model is of a kind that cannot be measured.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ModelError(f"model folder {path} does not exist (models are read from local folders)")
+    refuse_unmeasurable(load_config(path), path)
+    tokenizer = load_tokenizer(path)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        refuse_unmeasurable(config, path)
         model = AutoModelForCausalLM.from_pretrained(
-            folder,
+            path,
             dtype=dtype,
             attn_implementation="sdpa",
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except ModelError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        first_line = str(error).strip().split("\n")[0][:300]
-        raise ModelError(f"model folder {path} cannot be loaded: {first_line}") from error
+    except LOADING_ERRORS as error:
+        raise unloadable(path, error) from error
     model = model.to(device).eval()
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise ModelError(f"{path}: {type(model).__name__} takes no position ids, so ragged rows cannot be run")
-    probe_cached_forward(model, path)
+    end_token_ids = _end_token_ids(model, tokenizer.raw)
     return LoadedModel(
         path=path,
-        model=model,
+        model=runnable(model, path),
         tokenizer=tokenizer,
-        context_length=int(config.max_position_embeddings),
-        end_token_ids=_end_token_ids(model, tokenizer),
-        weights_digest=weights_digest(folder),
-        tokenizer_digest=tokenizer_digest(tokenizer),
+        end_token_ids=end_token_ids,
+        weights_digest=weights_digest(Path(path)),
+        tokenizer_digest=tokenizer.digest(),
     )
 
 
@@ -126,8 +129,7 @@ def refuse_unmeasurable(config: Any, path: str) -> None:
     """Refuse architectures whose attention is not ordinary, each with its reason.
 
     Raises:
-        ModelError: encoder-decoder, sliding-window, linear or hybrid attention, soft-capped logits, or no
-            stated context length.
+        ModelError: encoder-decoder, sliding-window, linear or hybrid attention, or soft-capped logits.
     """
     kind = getattr(config, "model_type", "this model")
     if getattr(config, "is_encoder_decoder", False):
@@ -143,21 +145,39 @@ def refuse_unmeasurable(config: Any, path: str) -> None:
         raise ModelError(f"{path}: {kind} caps attention logits, which the fused attention in use leaves out")
     if not getattr(config, "num_attention_heads", None):
         raise ModelError(f"{path}: {kind} has no attention heads (a linear-attention or state-space model)")
-    if not getattr(config, "max_position_embeddings", None):
-        raise ModelError(f"{path}: {kind} states no context length (max_position_embeddings)")
 
 
 @torch.inference_mode()
-def probe_cached_forward(model: Any, path: str) -> None:
+def runnable(model: Any, path: str) -> Any:
+    """The model in the form that measurements run, held against its own plain forward pass.
+
+    That form is a `DirectLlama` (which uses the given model up) for the architectures it knows.
+
+    Raises:
+        ModelError: the form gives other logits, so that measurements would not be the model's own.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, int(model.config.vocab_size), PROBE_SHAPE, generator=generator).to(model.device)
+    plain = model(input_ids=tokens, use_cache=False).logits.float()
+    form = DirectLlama(model) if why_not_direct(model) is None else model
+    probe_cached_forward(form, tokens, plain, path)
+    return form
+
+
+@torch.inference_mode()
+def probe_cached_forward(model: Any, tokens: torch.Tensor, plain: torch.Tensor, path: str) -> None:
     """Check on the weights that ragged cached passes give the logits of a plain forward pass.
+
+    Args:
+        model: transformers' or direct.
+        tokens: int64 PROBE_SHAPE.
+        plain: transformers' logits for them without a cache, float32 [*PROBE_SHAPE, vocabulary].
+        path: the model's folder, for the message.
 
     Raises:
         ModelError: they differ by more than rounding, so that measurements would not be the model's own.
     """
     device = model.device
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, int(model.config.vocab_size), (2, 12), generator=generator).to(device)
-    plain = model(input_ids=tokens, use_cache=False).logits.float()
     runner = Runner(model, slots=2, capacity=16)
     lengths = [5, 8]  # the rows differ in length, so that positions, padding and mask are all exercised
     first = runner.prefill([tokens[0, :5].tolist(), tokens[1, :8].tolist()]).float()
@@ -202,16 +222,6 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def tokenizer_digest(tokenizer: Any) -> str:
-    """sha256 of vocabulary, special tokens and chat template; hex."""
-    content = {
-        "vocabulary": sorted(tokenizer.get_vocab().items()),
-        "special": sorted(str(token) for token in tokenizer.all_special_tokens),
-        "template": tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
-    }
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
 def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
     """Whether `draft` can draft for `target`; warnings for what is allowed but unwise.
 
@@ -222,11 +232,11 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
     sizes = int(target.model.config.vocab_size), int(draft.model.config.vocab_size)
     if sizes[0] != sizes[1]:
         raise ModelError(f"{where}: vocabulary sizes differ ({sizes[1]} against {sizes[0]})")
-    target_vocabulary, draft_vocabulary = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    target_vocabulary, draft_vocabulary = target.tokenizer.raw.get_vocab(), draft.tokenizer.raw.get_vocab()
     if target_vocabulary != draft_vocabulary:
         changed = sum(1 for token, index in target_vocabulary.items() if draft_vocabulary.get(token) != index)
         raise ModelError(f"{where}: the tokenizers differ ({changed} tokens have another id or are missing)")
-    if set(target.tokenizer.all_special_ids) != set(draft.tokenizer.all_special_ids):
+    if set(target.tokenizer.raw.all_special_ids) != set(draft.tokenizer.raw.all_special_ids):
         raise ModelError(f"{where}: the tokenizers' special tokens differ")
     if draft.context_length < target.context_length:
         raise ModelError(
@@ -240,44 +250,3 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
             f"draft {draft.path} is only {ratio:.1f} times smaller than its target: hardly any acceptance pays for it"
         )
     return warnings
-
-
-class ModelTokenizer:
-    """The target's tokenizer as the tap needs it: token ids as the server would see them."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._tokenizer = loaded.tokenizer
-        self.context_length = loaded.context_length
-        self.vocabulary_size = int(loaded.model.config.vocab_size)
-
-    def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> list[int]:
-        """Token ids of a conversation with the assistant's turn opened.
-
-        Raises:
-            RecordError: the target has no chat template, or its template refuses these messages.
-        """
-        if not self._tokenizer.chat_template:
-            raise RecordError(FunnelCounter.UNSUPPORTED, "no_chat_template", "the target has no chat template")
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] if tools else None,
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-        except Exception as error:
-            # Templates raise whatever they like; the text of the error may quote the prompt, so it is dropped.
-            raise RecordError(
-                FunnelCounter.UNSUPPORTED, "chat_template_refused", "the target's chat template refused the messages"
-            ) from error
-        return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a completion prompt, special tokens included."""
-        return list(self._tokenizer(text)["input_ids"])
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of output tokens, special tokens left out; used for stop strings alone."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

@@ -3,25 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from shadowspec.engine.kv_cache import RaggedCache
+from shadowspec.engine.kv_cache import RaggedCache, Span
+from shadowspec.engine.llama import DirectLlama
 
 # Rows are prefilled together while padding them to the longest wastes at most this share of the tokens.
 MAX_PADDING_SHARE = 0.25
 
 
+class Forward(Protocol):
+    """A model's forward pass over a ragged cache."""
+
+    def angles(self, positions: torch.Tensor) -> torch.Tensor:
+        """What the pass needs of positions (int64 [rows, count]): [rows, count, ...], to be cut by column."""
+
+    def forward(
+        self,
+        tokens: torch.Tensor,  # int64 [rows, tokens]
+        angles: torch.Tensor,  # [rows, tokens, ...]
+        mask: torch.Tensor,  # float [rows, 1, tokens, read], added to the attention's scores
+        cache: RaggedCache,
+        keep: int,
+    ) -> torch.Tensor:
+        """Append the tokens to the cache; logits of the last `keep` columns, float [rows, keep, vocabulary]."""
+
+
+class TransformersForward:
+    """A transformers model's own forward, for every architecture that has no direct one."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def angles(self, positions: torch.Tensor) -> torch.Tensor:
+        return positions  # the model makes its own of them
+
+    def forward(
+        self, tokens: torch.Tensor, angles: torch.Tensor, mask: torch.Tensor, cache: RaggedCache, keep: int
+    ) -> torch.Tensor:
+        logits: torch.Tensor = self._model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=angles,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        ).logits
+        return logits
+
+
 class Runner:
-    """Runs `model` over `slots` rows of up to `capacity` tokens."""
+    """Runs `model`, transformers' or a `DirectLlama`, over `slots` rows of up to `capacity` tokens."""
 
     def __init__(self, model: Any, slots: int, capacity: int) -> None:
-        self.model = model
         self.device: torch.device = model.device
         self.cache = RaggedCache(model.config.num_hidden_layers, slots, capacity, self.device)
+        self._forward: Forward = model if isinstance(model, DirectLlama) else TransformersForward(model)
+        self._dtype: torch.dtype = model.dtype
         self._last_position = int(model.config.max_position_embeddings) - 1
-        self._capacity = capacity
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Fill row i with prompt i; logits after the last token of each, float [rows, vocabulary]."""
@@ -34,15 +75,32 @@ class Runner:
             tokens = torch.tensor(padded, device=self.device)  # [group, longest]
             lengths = torch.tensor([len(prompts[row]) for row in group], device=self.device)
             positions = torch.arange(longest, device=self.device)[None] - (longest - lengths)[:, None]
-            positions = positions.clamp(min=-1)
-            mask = self.cache.begin_prefill(rows, positions)
-            group_logits = self._forward(tokens, positions.clamp(min=0), mask, keep=1)[:, 0]
+            mask = self.cache.begin_prefill(rows, positions.clamp(min=-1), self._dtype)
+            angles = self._forward.angles(positions.clamp(min=0))
+            group_logits = self._forward.forward(tokens, angles, mask, self.cache, 1)[:, 0]
             if logits is None:
                 logits = group_logits.new_empty((len(prompts), group_logits.shape[-1]))
             logits[rows] = group_logits
         if logits is None:
             raise ValueError("nothing to prefill")
         return logits
+
+    def begin(self, span: Span, column: int = 0) -> None:
+        """Let the next `append` write from this column of the span on."""
+        self._span, self._column = span, column
+        # Tokens past the model's context can never be emitted; their rotary angle does not matter.
+        self._angles = self._forward.angles(span.columns.clamp(max=self._last_position))
+
+    def append(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        """Append `tokens` (int64 [slots, tokens]) to every row; logits of the last `keep` columns.
+
+        Returns:
+            Float [slots, keep, vocabulary].
+        """
+        start, stop = self._column, self._column + tokens.shape[1]
+        self._column = stop
+        mask = self.cache.begin_step(self._span, start, stop)
+        return self._forward.forward(tokens, self._angles[:, start:stop], mask, self.cache, keep)
 
     def step(
         self,
@@ -51,26 +109,13 @@ class Runner:
         longest: int,  # upper bound of `lengths` known to the host
         keep: int,
     ) -> torch.Tensor:
-        """Append `tokens` to every row; logits of the last `keep` columns, float [slots, keep, vocabulary]."""
-        positions = lengths[:, None] + torch.arange(tokens.shape[1], device=self.device)
-        mask = self.cache.begin_step(positions, min(longest + tokens.shape[1], self._capacity))
-        # Tokens past the model's context can never be emitted; their rotary angle does not matter.
-        return self._forward(tokens, positions.clamp(max=self._last_position), mask, keep)
+        """`append` after `lengths`, for a single pass."""
+        self.begin(Span.after(lengths, longest, tokens.shape[1], self._dtype))
+        return self.append(tokens, keep)
 
-    def keep(self, slots: torch.Tensor) -> None:
-        """Drop all slots but these, int64 [kept]."""
+    def keep(self, slots: list[int]) -> None:
+        """Drop all slots but these, which come to lie in this order."""
         self.cache.keep(slots)
-
-    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
-        logits: torch.Tensor = self.model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        ).logits
-        return logits
 
 
 def prefill_groups(lengths: Sequence[int]) -> list[list[int]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from shadowspec.gate.betting import Floats, Sums, UnitSeries
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.series import BettingTest, Unit, is_missing, sums_of, unit_series
-from shadowspec.gate.units import BlockUnit, ClusterUnit
+from shadowspec.gate.series import BettingTest, Blocks, Detail, Unit, is_missing, sums_of, timed, unit_series
+from shadowspec.gate.units import ClusterUnit
 from shadowspec.metrics import ratio
 from shadowspec.types import SpeculationCounts
 
@@ -14,53 +18,63 @@ from shadowspec.types import SpeculationCounts
 def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
     """Acceptance rate of the policy's metric; clusters, weight min(D, S) / S."""
     cap = policy.max_scored_steps
-    units, num_missing = [], 0
-    for unit in clusters:
-        counted = [_accepted_of(m.run.counts, policy) for m in unit.runs if m.run.counts and not is_missing(m.run)]
-        missing = len(unit.runs) - len(counted)
-        num_missing += missing
-        accepted, scored = sum(a for a, _ in counted), sum(d for _, d in counted)
-        units.append(
-            Unit(
-                lower=_capped_rate(accepted, scored + missing * cap, cap),
-                upper=_capped_rate(accepted + missing * cap, scored + missing * cap, cap),
-                observed=_capped_rate(accepted, scored, cap),
-            )
-        )
+    sums = np.array([_accepted_in(unit, policy) for unit in clusters], dtype=np.float64).reshape(-1, 3)
+    accepted, scored, missing = sums.T
+    series = UnitSeries(
+        lower=_capped_rates(accepted, scored + missing * cap, cap),
+        upper=_capped_rates(accepted + missing * cap, scored + missing * cap, cap),
+        observed=_capped_rates(accepted, scored, cap),
+        lowest=0.0,
+        highest=1.0,
+    )
     return BettingTest(
         "acceptance",
-        unit_series(units, 0.0, 1.0),
+        series,
         "cluster",
         best=1.0,
         above=policy.floor,
-        num_missing=num_missing,
+        num_missing=int(missing.sum()),
         details={"metric": policy.acceptance_metric},
     )
 
 
-def near_tie_test(blocks: Sequence[BlockUnit], policy: GatePolicy) -> BettingTest:
+def near_tie_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
     """Greedy requests whose output differs, less those whose baseline differs from itself; one request a unit.
 
     The baseline is rerun only where the arms differ; elsewhere the difference is 0, on the safe side.
     """
-    units, num_missing, num_differing = [], 0, 0
-    for measured in (m for unit in blocks for m in unit.runs if m.is_greedy):
-        parity = None if is_missing(measured.run) else measured.run.parity
-        if parity is None or (parity.first_divergence is not None and parity.rerun_differs is None):
-            num_missing += 1
-            units.append(Unit(lower=(0.0, 1.0), upper=(1.0, 1.0), observed=(0.0, 0.0)))
+    own, values, num_differing = timed(blocks), [], 0
+    for measured, is_without in zip(own.runs, own.is_missing.tolist(), strict=True):
+        if not measured.is_greedy:
             continue
-        num_differing += parity.first_divergence is not None
-        value = (float(parity.first_divergence is not None and not parity.rerun_differs), 1.0)
-        units.append(Unit(value, value, value))
+        parity = None if is_without else measured.run.parity
+        if parity is None or (parity.first_divergence is not None and parity.rerun_differs is None):
+            values.append(math.nan)
+        elif parity.first_divergence is None:
+            values.append(0.0)
+        else:
+            num_differing += 1
+            values.append(float(not parity.rerun_differs))
+    scores = np.array(values, dtype=np.float64)
+    is_known, every = ~np.isnan(scores), np.ones_like(scores)
+    num_missing = int((~is_known).sum())
+    series = UnitSeries(
+        lower=Sums(np.where(is_known, scores, 0.0), every),
+        upper=Sums(np.where(is_known, scores, 1.0), every),
+        observed=Sums(np.where(is_known, scores, 0.0), is_known.astype(np.float64)),
+        lowest=0.0,
+        highest=1.0,
+    )
     return BettingTest(
         "parity_near_ties",
-        unit_series(units, 0.0, 1.0),
+        series,
         "request",
         best=0.0,
         below=policy.parity_margin,
+        regime="greedy",
         num_missing=num_missing,
-        details={"num_differing": num_differing},
+        totals={"num_differing": num_differing},
+        describe=dict,
     )
 
 
@@ -99,12 +113,35 @@ def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
         above=-policy.z_bound,
         below=policy.z_bound,
         disables=True,
+        regime="sampled",
         num_missing=num_missing,
-        details={
-            "baseline_z": ratio(float(noise.values.sum()), float(noise.weights.sum())),
+        totals={
+            "baseline_z_sum": float(noise.values.sum()),
+            "baseline_z_weight": float(noise.weights.sum()),
             "baseline_z_clusters": int((noise.weights > 0).sum()),
         },
+        describe=_noise_floor,
     )
+
+
+def _noise_floor(totals: Mapping[str, float]) -> Mapping[str, Detail]:
+    return {
+        "baseline_z": ratio(totals["baseline_z_sum"], totals["baseline_z_weight"]),
+        "baseline_z_clusters": totals["baseline_z_clusters"],
+    }
+
+
+def _accepted_in(unit: ClusterUnit, policy: GatePolicy) -> tuple[int, int, int]:
+    """Accepted and scored of a cluster's runs, and of how many of them nothing is known."""
+    accepted = scored = missing = 0
+    for measured in unit.runs:
+        counts = measured.run.counts
+        if counts is None or is_missing(measured.run):
+            missing += 1
+        else:
+            own = _accepted_of(counts, policy)
+            accepted, scored = accepted + own[0], scored + own[1]
+    return accepted, scored, missing
 
 
 def _accepted_of(counts: SpeculationCounts, policy: GatePolicy) -> tuple[int, int]:
@@ -113,10 +150,11 @@ def _accepted_of(counts: SpeculationCounts, policy: GatePolicy) -> tuple[int, in
     return counts.num_accepted_tokens_per_pos[0], counts.num_drafts
 
 
-def _capped_rate(accepted: int, scored: int, cap: int) -> tuple[float, float]:
-    rate = ratio(accepted, scored)
-    weight = min(scored, cap) / cap
-    return (0.0, 0.0) if rate is None else (weight * rate, weight)
+def _capped_rates(accepted: Floats, scored: Floats, cap: int) -> Sums:
+    """The rates with their weights; of nothing that was scored both are 0."""
+    weights = np.minimum(scored, cap) / cap
+    rates = np.divide(accepted, scored, out=np.zeros_like(scored), where=scored > 0.0)
+    return Sums(weights * rates, weights)
 
 
 def _clipped_z(z_sum: float, num_tokens: int, policy: GatePolicy) -> tuple[float, float]:

@@ -11,7 +11,8 @@ interval, and inverting the test over a grid of theta gives bounds that hold at 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -31,6 +32,14 @@ class Sums:
 
     values: Floats
     weights: Floats
+
+    def part(self, start: int, stop: int) -> Sums:
+        """The units from `start` up to, but without, `stop`."""
+        return Sums(self.values[start:stop], self.weights[start:stop])
+
+    def joined(self, later: Sums) -> Sums:
+        """These units, then the later ones."""
+        return Sums(np.concatenate([self.values, later.values]), np.concatenate([self.weights, later.weights]))
 
     def merged(self, start: int, group: int) -> Sums:
         """The units from `start` on, each `group` consecutive ones as their mean; an incomplete group waits."""
@@ -58,6 +67,30 @@ class UnitSeries:
     @property
     def num_units(self) -> int:
         return len(self.lower.values)
+
+    def part(self, start: int, stop: int) -> UnitSeries:
+        """The units from `start` up to, but without, `stop`."""
+        return replace(
+            self,
+            lower=self.lower.part(start, stop),
+            upper=self.upper.part(start, stop),
+            observed=self.observed.part(start, stop),
+            dependence=None if self.dependence is None else self.dependence[start:stop],
+        )
+
+    def joined(self, later: UnitSeries) -> UnitSeries:
+        """These units, then the later ones of the same test."""
+        assert (self.dependence is None) == (later.dependence is None), "units of different tests"
+        dependence = None
+        if self.dependence is not None and later.dependence is not None:
+            dependence = np.concatenate([self.dependence, later.dependence])
+        return replace(
+            self,
+            lower=self.lower.joined(later.lower),
+            upper=self.upper.joined(later.upper),
+            observed=self.observed.joined(later.observed),
+            dependence=dependence,
+        )
 
     def merged(self, start: int, group: int) -> UnitSeries:
         """The series that restarts at unit `start` with `group` consecutive units merged into one."""
@@ -105,31 +138,7 @@ def is_rejected(log_capital_now: float, level: float) -> bool:
     return log_capital_now >= -math.log(level)
 
 
-def grid(series: UnitSeries) -> Floats:
-    """Every multiple of GRID_STEP strictly inside the series' range, rising."""
-    first, last = math.floor(series.lowest / GRID_STEP) + 1, math.ceil(series.highest / GRID_STEP) - 1
-    points: Floats = np.arange(first, last + 1, dtype=np.float64) * GRID_STEP
-    return points[(points > series.lowest + 1e-9) & (points < series.highest - 1e-9)]
-
-
-def bound(series: UnitSeries, side: Side, level: float) -> float:
-    """Confidence bound of the mean at `level`, valid at all looks at once: a grid point, rounded outward.
-
-    The end of the range where nothing is rejected.
-    """
-    thetas = grid(series) if side == "lower" else grid(series)[::-1]
-    rejected, open_ = -1, len(thetas)  # the capital is monotone in theta, so bisect
-    while open_ - rejected > 1:
-        middle = (rejected + open_) // 2
-        if is_rejected(log_capital(series.ratios(side, float(thetas[middle]))), level):
-            rejected = middle
-        else:
-            open_ = middle
-    if rejected < 0:
-        return series.lowest if side == "lower" else series.highest
-    return float(thetas[rejected])
-
-
+@lru_cache(maxsize=4_096)
 def min_units(best_ratio: float, level: float) -> int:
     """Smallest number of units at which the null can fall, every unit being at its best, `best_ratio` = y / b > 0."""
     high = 1
@@ -140,22 +149,6 @@ def min_units(best_ratio: float, level: float) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if is_rejected(_log_capital_of_equal(best_ratio, middle), level) else (middle, high)
     return high
-
-
-def units_needed(ratios: Floats, level: float) -> int | None:
-    """A planning estimate: units still needed if each bet goes on growing at its mean rate so far.
-
-    0 where the null has fallen; None where no bet grows.
-    """
-    if not len(ratios):
-        return None
-    if is_rejected(log_capital(ratios), level):
-        return 0
-    logs = np.log1p(np.multiply.outer(FRACTIONS, ratios))
-    growth = logs.mean(axis=1)
-    missing = -math.log(level) - np.log(WEIGHTS) - logs.sum(axis=1)
-    needed = [gap / rate for gap, rate in zip(missing, growth, strict=True) if rate > 1e-9]
-    return math.ceil(min(needed)) if needed else None
 
 
 def lag_one_autocorrelation(values: Floats) -> float:

@@ -12,18 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from shadowspec.gate.evidence import HypothesisEvidence, TestState
+from shadowspec.gate.guardrails import quantile_results
 from shadowspec.gate.levels import FIRST_RUN_SHARE
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.results import (
-    TestState,
-    after_dependence,
-    betting_result,
-    betting_tests,
-    fault_result,
-    memory_result,
-)
-from shadowspec.gate.series import is_missing
-from shadowspec.gate.units import BlockUnit, ClusterUnit
+from shadowspec.gate.results import after_dependence, betting_results, fault_result, memory_result
 from shadowspec.metrics import ratio
 from shadowspec.types import Decision, FingerprintedConfig, TestResult, Verdict
 
@@ -39,41 +32,6 @@ class Hypothesis:
     slice_key: str
     concurrency: int
     config: FingerprintedConfig
-
-
-@dataclass(frozen=True, slots=True)
-class HypothesisEvidence:
-    """What a hypothesis rests on at one look.
-
-    `num_closed_clusters` counts all its slice's clusters in evidence, measured or not; `num_lost` its records
-    that failed or were shed without leaving a run.
-    """
-
-    clusters: tuple[ClusterUnit, ...]
-    blocks: tuple[BlockUnit, ...]
-    num_closed_clusters: int
-    num_lost: int
-    num_late: int
-    num_dominant_keys: int
-
-    @property
-    def num_requests(self) -> int:
-        """Timed requests of folded blocks."""
-        return sum(len(unit.runs) for unit in self.blocks)
-
-    @property
-    def missing_share(self) -> float | None:
-        """Failed and shed requests over all that should have been measured."""
-        failed = sum(is_missing(measured.run) for unit in self.blocks for measured in unit.runs)
-        return ratio(failed + self.num_lost, self.num_requests + self.num_lost)
-
-    @property
-    def span_s(self) -> float:
-        """Event time between the first and the last measured cluster, seconds."""
-        if not self.clusters:
-            return 0.0
-        first = min(unit.cluster.first_event for unit in self.clusters)
-        return (max(unit.cluster.last_event for unit in self.clusters) - first).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +56,12 @@ def decide(
 ) -> Decision:
     """The decision on one hypothesis.
 
-    `level` is that of its first run (None: not entered, or none left); `previous` its latest decision, from
-    which standing verdicts and restarted tests are taken.  Without a level the tests are shown at the level
-    that they would have.
+    `level` is that of its first run (None: not entered, or none left); `previous` its latest decision, whose
+    ENABLE or DISABLE stands.  Without a level the tests are shown at the level that they would have.  Tests that
+    the decision restarts say so in its results (`restarted_states`): the evidence must then restart with them.
     """
     shown_level = level or policy.alpha / policy.max_hypotheses * FIRST_RUN_SHARE
-    tests = {test.name: test for test in betting_tests(evidence.clusters, evidence.blocks, policy)}
-    states = {result.name: TestState.of(result) for result in previous.tests} if previous else {}
-    results = [betting_result(test, states.get(name, TestState()), policy, shown_level) for name, test in tests.items()]
-    if "parity_near_ties" in tests:
-        results.append(fault_result(evidence.blocks, hypothesis.config.dtype, policy, shown_level))
-    results.append(memory_result(evidence.blocks, hypothesis.config.fingerprint, policy, shown_level))
+    results = test_results(hypothesis, evidence, policy, shown_level)
 
     if previous is not None and previous.verdict is not Verdict.HOLD:
         word = _Word(previous.verdict, previous.reason_code, previous.reason)
@@ -118,11 +71,10 @@ def decide(
     elif level is None:
         word = _hold("no_level_left", f"no level left: {policy.max_hypotheses} hypotheses have entered before it")
     else:
-        word = _judge(results, evidence, policy)
+        word = _judge(results, evidence, policy, now)
 
-    for index, result in enumerate(results):
-        if result.name in word.restarts:
-            results[index] = betting_result(tests[result.name], word.restarts[result.name], policy, shown_level)
+    if word.restarts:
+        results = test_results(hypothesis, evidence.restarted(word.restarts), policy, shown_level)
     return Decision(
         endpoint=hypothesis.endpoint,
         slice_key=hypothesis.slice_key,
@@ -133,18 +85,26 @@ def decide(
         reason_code=word.code,
         reason=word.reason,
         tests=tuple(results),
-        num_clusters=len(evidence.clusters),
-        num_blocks=len(evidence.blocks),
+        num_clusters=evidence.num_clusters,
+        num_blocks=evidence.runs.num_blocks,
         clusters_needed=_clusters_needed(word, results, evidence, policy),
         decided_at=now,
         details={
             "level": level,
             "missing_share": evidence.missing_share,
-            "num_requests": evidence.num_requests,
+            "num_requests": evidence.runs.num_requests,
+            "num_failed": evidence.runs.num_failed,
+            "num_lost": evidence.num_lost,
             "num_closed_clusters": evidence.num_closed_clusters,
             "num_late": evidence.num_late,
+            "num_members": evidence.num_members,
+            "num_left_out": evidence.num_left_out,
+            "late_share": evidence.late_share,
             "num_dominant_keys": evidence.num_dominant_keys,
+            "num_capped_clusters": evidence.num_capped_clusters,
             "span_s": evidence.span_s,
+            "newest_evidence": _iso(evidence.last_event),
+            "newest_record": _iso(evidence.newest_event),
             "engine": hypothesis.config.engine,
             "verdict_since": _since(word.verdict, previous, now),
             "frozen_parameters": policy.frozen_parameters() if level is not None else None,
@@ -152,7 +112,24 @@ def decide(
     )
 
 
-def _judge(results: Sequence[TestResult], evidence: HypothesisEvidence, policy: GatePolicy) -> _Word:
+def restarted_states(decision: Decision) -> dict[str, TestState]:
+    """From where on each betting test counts after the decision."""
+    return {result.name: TestState.of(result) for result in decision.tests if "start_unit" in result.details}
+
+
+def test_results(
+    hypothesis: Hypothesis, evidence: HypothesisEvidence, policy: GatePolicy, level: float
+) -> list[TestResult]:
+    """Every required test and what is shown beside them, at one look."""
+    results = betting_results(evidence, policy, level)
+    if evidence.runs.num_greedy:
+        results.append(fault_result(evidence.runs, hypothesis.config.dtype, policy, level))
+    results.append(memory_result(evidence.runs, policy, level))
+    results += quantile_results(evidence.latencies, policy, level)
+    return results
+
+
+def _judge(results: Sequence[TestResult], evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -> _Word:
     by_name = {result.name: result for result in results}
     required = [result for result in results if result.details["is_required"]]
 
@@ -170,6 +147,18 @@ def _judge(results: Sequence[TestResult], evidence: HypothesisEvidence, policy: 
             "missing_data", f"{share:.1%} of the requests failed or were shed (limit {policy.max_missing:.1%})"
         )
 
+    if (evidence.late_share or 0.0) > policy.max_missing:
+        share = evidence.late_share or 0.0
+        return _hold(
+            "late_data",
+            f"{share:.1%} of the requests came out of order, after their clusters had entered "
+            f"(limit {policy.max_missing:.1%})",
+        )
+
+    stale = _staleness(evidence, policy, now)
+    if stale is not None:
+        return _hold("stale_data", stale)
+
     # 3. DISABLE: an opposite bound crosses.
     crossing = [result for result in results if result.outcome == "fail" and result.name in DISABLE_CODES]
     waiting, restarts = _dependence(crossing)
@@ -184,6 +173,9 @@ def _judge(results: Sequence[TestResult], evidence: HypothesisEvidence, policy: 
         return _dependent(waiting, restarts)
 
     # 4. ENABLE: every required test passes at this look.
+    for result in required:
+        if "unprovable" in result.details:
+            return _hold("unprovable", str(result.details["unprovable"]))
     unknown = _unknown_parity(evidence)
     if unknown is None or unknown > policy.max_missing:
         return _hold("unknown_parity", "parity was not measured for all requests")
@@ -200,15 +192,25 @@ def _judge(results: Sequence[TestResult], evidence: HypothesisEvidence, policy: 
     # 5. HOLD, with the reason that says most.
     failed = [result for result in required if result.outcome == "fail"]
     if failed:
-        return _hold(HOLD_CODES[failed[0].name], f"{_figures(failed[0])}: limit {_number(failed[0].threshold)}")
+        return _hold(
+            HOLD_CODES.get(failed[0].name, "guardrail"), f"{_figures(failed[0])}: limit {_number(failed[0].threshold)}"
+        )
     undecided = [result for result in required if result.outcome == "open"]
-    if len(evidence.clusters) >= policy.max_clusters:
+    if evidence.num_clusters >= policy.max_clusters:
         return _hold("undecidable", f"{policy.max_clusters} clusters did not decide {undecided[0].name}")
     for result in undecided:
         if result.details.get("is_undecidable"):
             return _hold("undecidable", f"{_figures(result)}: too near the limit {_number(result.threshold)} to tell")
     slowest = max(undecided, key=lambda result: math.inf if result.units_needed is None else result.units_needed)
     return _hold("too_few_units", _outlook(slowest))
+
+
+def _staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -> str | None:
+    """Why the evidence is too old for a verdict to begin on it; None if it is not, or if there is none."""
+    limit_s, newest = policy.max_evidence_age_s, evidence.last_event
+    if limit_s is None or newest is None or (now - newest).total_seconds() <= limit_s:
+        return None
+    return f"the newest evidence is of {newest:%Y-%m-%d %H:%M} UTC, more than {limit_s:.0f} s ago"
 
 
 def _dependence(crossing: Sequence[TestResult]) -> tuple[list[str], dict[str, TestState]]:
@@ -226,9 +228,8 @@ def _dependent(waiting: Sequence[str], restarts: Mapping[str, TestState]) -> _Wo
 
 def _unknown_parity(evidence: HypothesisEvidence) -> float | None:
     """Share of measured requests of which nothing is known about parity; None of none."""
-    runs = [m for unit in evidence.blocks for m in unit.runs if not is_missing(m.run)]
-    unknown = sum(m.run.parity is None or (not m.is_greedy and m.run.parity.z_sum is None) for m in runs)
-    return ratio(unknown, len(runs))
+    runs = evidence.runs
+    return ratio(runs.num_unknown_parity, runs.num_requests - runs.num_failed)
 
 
 def _clusters_needed(
@@ -239,7 +240,7 @@ def _clusters_needed(
     if word.code != "too_few_units":
         return None
     # A block's requests are sessions of their own, so that a block counts as so many clusters.
-    per_block = max((unit.block.n_max for unit in evidence.blocks), default=1)
+    per_block = max(evidence.runs.max_block_requests, 1)
     needed = []
     for result in results:
         if result.outcome == "open" and result.details["is_required"]:
@@ -270,6 +271,10 @@ def _number(value: float | None) -> str:
 
 def _hold(code: str, reason: str) -> _Word:
     return _Word(Verdict.HOLD, code, reason)
+
+
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()
 
 
 def _since(verdict: Verdict, previous: Decision | None, now: datetime) -> str:

@@ -1,7 +1,8 @@
 """Levels of hypotheses: alpha / max_hypotheses each, given at entry, fixed, never reallocated.
 
 Invariant: what has been given never sums to more than alpha, whatever the policy says later.  A hypothesis's
-first run uses half of what it is given; the other half is kept for restarts.
+first run uses half of its share, its j-th restart share * 2**-(j + 1), so that all runs that it can ever have
+together use no more than the share.
 """
 
 from __future__ import annotations
@@ -12,8 +13,40 @@ from typing import TypeVar
 from shadowspec.gate.policy import GatePolicy
 
 FIRST_RUN_SHARE = 0.5
+MAX_RESTARTS = 30  # a share / 2**31 takes three times the units of a first run: more restarts are a fault elsewhere
 
 HypothesisId = TypeVar("HypothesisId", bound=Hashable)
+
+
+def level_of_run(share: float, num_restarts: int) -> float | None:
+    """Level of a hypothesis's run after so many restarts; None where none is left."""
+    return share * FIRST_RUN_SHARE * 2.0**-num_restarts if num_restarts <= MAX_RESTARTS else None
+
+
+def share_of_level(level: float, num_restarts: int) -> float:
+    """The share of which a run's level is a part."""
+    return level / FIRST_RUN_SHARE * 2.0**num_restarts
+
+
+def assign_shares(
+    entered: Sequence[HypothesisId], held: Mapping[HypothesisId, float], policy: GatePolicy
+) -> dict[HypothesisId, float | None]:
+    """Share of alpha of each hypothesis of `entered` (in order of entry); None where none is left.
+
+    `held` are the shares given at earlier looks, those of hypotheses that are no longer asked about included.
+    """
+    shares: dict[HypothesisId, float | None] = {}
+    given = sum(held.values())
+    share = policy.alpha / policy.max_hypotheses
+    for hypothesis in entered:
+        if hypothesis in held:
+            shares[hypothesis] = held[hypothesis]
+        elif given + share <= policy.alpha * (1.0 + 1e-9):  # sums of equal shares round
+            given += share
+            shares[hypothesis] = share
+        else:
+            shares[hypothesis] = None
+    return shares
 
 
 def assign_levels(
@@ -23,15 +56,5 @@ def assign_levels(
 
     `held` are the levels given at earlier looks, those of hypotheses that are no longer asked about included.
     """
-    levels: dict[HypothesisId, float | None] = {}
-    given = sum(held.values()) / FIRST_RUN_SHARE
-    share = policy.alpha / policy.max_hypotheses
-    for hypothesis in entered:
-        if hypothesis in held:
-            levels[hypothesis] = held[hypothesis]
-        elif given + share <= policy.alpha * (1.0 + 1e-9):  # sums of equal shares round
-            given += share
-            levels[hypothesis] = share * FIRST_RUN_SHARE
-        else:
-            levels[hypothesis] = None
-    return levels
+    shares = assign_shares(entered, {key: share_of_level(level, 0) for key, level in held.items()}, policy)
+    return {key: None if share is None else level_of_run(share, 0) for key, share in shares.items()}

@@ -7,10 +7,11 @@ FROZEN fields) is fixed for a hypothesis when it enters and is carried in its de
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from shadowspec.errors import ConfigError
 
@@ -21,7 +22,16 @@ DAY_S = 86_400.0
 NEAR_TIE_LOGIT = {"float32": 1e-3, "float16": 0.015625, "bfloat16": 0.125}
 
 # Clips, caps and definitions of what is averaged, per hypothesis and of its units.
-FROZEN_VALUES = ("log_speedup_clip", "z_clip", "max_scored_steps", "parity_tokens", "tail_margin", "acceptance_metric")
+FROZEN_VALUES = (
+    "log_speedup_clip",
+    "z_clip",
+    "max_scored_steps",
+    "parity_tokens",
+    "tail_margin",
+    "acceptance_metric",
+    "max_cost_per_million_tokens",
+    "device_price_per_hour",
+)
 FROZEN_UNITS = (
     "max_requests_per_cluster",
     "cluster_idle_s",
@@ -34,6 +44,21 @@ FROZEN_UNITS = (
 
 _ACCEPTANCE_METRICS = ("first_position_acceptance_rate", "draft_acceptance_rate")
 _OBJECTIVES = ("latency", "both")
+_ON_ALARM = ("disable", "hold")
+
+
+# Limits of means that are clipped at plus or minus log_speedup_clip, by test.
+_CLIPPED_MARGINS = {"speedup": "margin", "ttft": "ttft_margin", "tpot": "tpot_margin"}
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """A limit that a definition leaves without a proof: the test, both their keys, and what the limit must be."""
+
+    test: str
+    limit: str
+    fixed: str
+    wanted: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +76,7 @@ class GatePolicy:
     indifference: float = 0.01  # an interval this close about the threshold is undecidable
     max_missing: float = 0.05  # share of failed and shed requests above which the verdict is HOLD
     min_span_s: float = 7 * DAY_S  # event time that ENABLE needs to have seen: a whole cycle of the traffic
+    max_evidence_age_s: float | None = None  # HOLD if the newest evidence is older; None: files may be of any age
 
     margin: float = 0.05  # speedup to be proven: 1 + margin
     log_speedup_clip: float = math.log(2.0)  # a request's log speedup is clipped to plus or minus this
@@ -69,6 +95,21 @@ class GatePolicy:
     memory_budget_share: float | None = 0.25  # extra peak memory over the baseline's own peak
     memory_budget_tokens: int | None = None  # KV-cache tokens of the target that the draft may displace
 
+    # Guardrails: each is required where it is set.
+    ttft_margin: float | None = None  # time to first token may be longer by this
+    tpot_margin: float | None = None  # time per output token may be longer by this
+    p95_margin: float | None = None  # the arm's own 95% quantile of end-to-end time may be longer by this
+    p99_margin: float | None = None
+    max_cost_per_million_tokens: float | None = None  # output tokens, in the currency of the price
+    device_price_per_hour: float | None = None
+    validity_margin: float | None = None  # share of valid structured outputs may be lower by this
+    score_margin: float | None = None  # the mean of the user's score, from 0 to 1, may be lower by this
+
+    drift_run_length: int = 10_000  # units between false alarms of an endpoint's detectors, on average, at least
+    drift_tolerance: float = 0.02  # advisory detectors hold to the lower bound at ENABLE less this (log speedup, rate)
+    on_alarm: str = "disable"  # or "hold": what becomes of ENABLE when a detector sounds
+    mix_window_s: float = 7 * DAY_S  # event time that counts as the current traffic: a whole cycle
+
     max_requests_per_cluster: int = 8
     cluster_idle_s: float = 1_800.0
     cluster_max_age_s: float = DAY_S
@@ -77,6 +118,7 @@ class GatePolicy:
     dominant_key_share: float = 0.05  # a key above this share of its slice's records is cut into time blocks
     timed_positions: int = 4  # a session is timed at its J-th request, J uniform in 1..timed_positions
     block_max_wait_s: float = 600.0  # a block not full after this long runs short
+    min_rate: float = 0.01  # sampling rate of slices that feed no undecided hypothesis
 
     def __post_init__(self) -> None:
         for name, (is_valid, wanted) in _RANGES.items():
@@ -92,16 +134,50 @@ class GatePolicy:
             raise ConfigError(
                 f"policy key 'acceptance_metric' must be one of {_ACCEPTANCE_METRICS}, not {self.acceptance_metric!r}"
             )
-        if math.log1p(self.margin) >= self.log_speedup_clip:
-            raise ConfigError("policy key 'margin' must be below exp(log_speedup_clip) - 1, or nothing could prove it")
-        if self.z_bound >= self.z_clip:
-            raise ConfigError("policy key 'z_bound' must be below 'z_clip', or nothing could prove it")
-        for name in ("near_tie_logit", "memory_budget_share", "memory_budget_tokens"):
+        if self.on_alarm not in _ON_ALARM:
+            raise ConfigError(f"policy key 'on_alarm' must be one of {_ON_ALARM}, not {self.on_alarm!r}")
+        for name in _OPTIONAL:
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0.0 <= value < math.inf):
                 raise ConfigError(f"policy key {name!r} must be 0 or more, not {value!r}")
+        for name in ("validity_margin", "score_margin"):
+            if (getattr(self, name) or 0.0) >= 1.0:
+                raise ConfigError(f"policy key {name!r} must be below 1, or nothing is tested")
         if self.memory_budget_share is None and self.memory_budget_tokens is None:
             raise ConfigError("policy needs 'memory_budget_share' or 'memory_budget_tokens'")
+        if self.max_cost_per_million_tokens == 0:
+            raise ConfigError("policy key 'max_cost_per_million_tokens' must be above 0, or nothing could prove it")
+        for clash in self.clashes():
+            raise ConfigError(f"policy key {clash.limit!r} must be {clash.wanted}, or nothing could prove it")
+
+    def clashes(self) -> tuple[Clash, ...]:
+        """Limits that nothing can prove: none in a policy as it is written, but see `with_frozen_parameters`."""
+        found = [
+            Clash(test, limit, "log_speedup_clip", "below exp(log_speedup_clip) - 1")
+            for test, limit in _CLIPPED_MARGINS.items()
+            if math.log1p(getattr(self, limit) or 0.0) >= self.log_speedup_clip
+        ]
+        if self.z_bound >= self.z_clip:
+            found.append(Clash("parity_sampled", "z_bound", "z_clip", "below 'z_clip'"))
+        if self.max_cost_per_million_tokens is not None and not self.device_price_per_hour:
+            wanted = "set together with 'device_price_per_hour' above 0"
+            found.append(Clash("cost", "max_cost_per_million_tokens", "device_price_per_hour", wanted))
+        return tuple(found)
+
+    def unprovable(self, test_name: str) -> str | None:
+        """Why nothing can prove a test under the definitions that were fixed at its hypothesis's entry; None if it can.
+
+        Those are `with_frozen_parameters`, and what clashes with them is a limit of today.
+        """
+        clash = next((own for own in self.clashes() if own.test == test_name), None)
+        if clash is None:
+            return None
+        limit, fixed = getattr(self, clash.limit), getattr(self, clash.fixed)
+        return (
+            f"{clash.limit} = {limit:.6g} cannot be proven with {clash.fixed} = {fixed or 0.0:.6g}, "
+            "which was fixed when the hypothesis entered"
+        )
 
     def near_tie_logit_of(self, dtype: str) -> float:
         """Top-2 logit gap up to which a greedy difference is a near-tie, for a model run in `dtype`.
@@ -121,9 +197,17 @@ class GatePolicy:
         return json.dumps({name: getattr(self, name) for name in FROZEN_VALUES + FROZEN_UNITS}, sort_keys=True)
 
     def with_frozen_parameters(self, stored: str) -> GatePolicy:
-        """This policy with the FROZEN fields as they were fixed at a hypothesis's entry."""
+        """This policy with the FROZEN fields as fixed at a hypothesis's entry; one that was not set is free yet.
+
+        Limits of today may clash with what was fixed: that raises nothing, for the endpoint's other hypotheses go on.
+        `unprovable` tells.
+        """
         known = {field.name for field in fields(self)}
-        return replace(self, **{name: value for name, value in json.loads(stored).items() if name in known})
+        frozen = copy.copy(self)
+        for name, value in json.loads(stored).items():
+            if name in known and value is not None:
+                object.__setattr__(frozen, name, value)  # `replace` would refuse a clash
+        return frozen
 
     def unit_parameters(self) -> tuple[float, ...]:
         """What decides which records make which clusters."""
@@ -137,11 +221,26 @@ _POSITIVE: _Range = (lambda value: 0.0 < value < math.inf, "above 0")
 _NOT_NEGATIVE: _Range = (lambda value: 0.0 <= value < math.inf, "0 or more")
 _COUNT: _Range = (lambda value: value >= 1, "1 or more")
 
+_OPTIONAL = (
+    "max_evidence_age_s",
+    "near_tie_logit",
+    "memory_budget_share",
+    "memory_budget_tokens",
+    "ttft_margin",
+    "tpot_margin",
+    "p95_margin",
+    "p99_margin",
+    "max_cost_per_million_tokens",
+    "device_price_per_hour",
+    "validity_margin",
+    "score_margin",
+)
 _WHOLE_NUMBERS = (
     "max_hypotheses",
     "entry_clusters",
     "max_clusters",
     "max_scored_steps",
+    "drift_run_length",
     "parity_tokens",
     "max_requests_per_cluster",
     "timed_positions",
@@ -149,12 +248,22 @@ _WHOLE_NUMBERS = (
 _RANGES: dict[str, _Range] = {
     **dict.fromkeys(_WHOLE_NUMBERS, _COUNT),
     **dict.fromkeys(
-        ("alpha", "floor", "tail_share", "max_fault_share", "parity_margin", "z_clip", "z_bound"), _FRACTION
+        ("alpha", "floor", "tail_share", "max_fault_share", "parity_margin", "z_clip", "z_bound", "min_rate"), _FRACTION
     ),
     **dict.fromkeys(("max_missing", "dominant_key_share"), _SHARE),
-    **dict.fromkeys(("log_speedup_clip", "cluster_idle_s", "cluster_max_age_s", "time_block_s"), _POSITIVE),
     **dict.fromkeys(
-        ("indifference", "min_span_s", "margin", "tail_margin", "cluster_reopen_after_s", "block_max_wait_s"),
+        ("log_speedup_clip", "cluster_idle_s", "cluster_max_age_s", "time_block_s", "mix_window_s"), _POSITIVE
+    ),
+    **dict.fromkeys(
+        (
+            "indifference",
+            "min_span_s",
+            "margin",
+            "tail_margin",
+            "drift_tolerance",
+            "cluster_reopen_after_s",
+            "block_max_wait_s",
+        ),
         _NOT_NEGATIVE,
     ),
 }

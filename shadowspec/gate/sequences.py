@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadowspec.gate import betting
-from shadowspec.gate.betting import Side, UnitSeries
-from shadowspec.gate.results import NUM_DISABLING_TESTS, TestState
+from shadowspec.gate.betting import Floats, Side, UnitSeries
+from shadowspec.gate.evidence import TestState
+from shadowspec.gate.results import NUM_DISABLING_TESTS
 from shadowspec.gate.series import BettingTest
 from shadowspec.metrics import ratio
 
@@ -41,8 +42,8 @@ def sequence_points(
     fail_level = level / NUM_DISABLING_TESTS
     spread = np.linspace(1, series.num_units, min(max_points, series.num_units))
     moments = np.unique(np.round(spread).astype(np.int64))
-    lowers = _bounds(series, "lower", fail_level if test.above is None else level, moments)
-    uppers = _bounds(series, "upper", fail_level if test.below is None else level, moments)
+    lowers = _bounds(series, test.thetas, "lower", fail_level if test.above is None else level, moments)
+    uppers = _bounds(series, test.thetas, "upper", fail_level if test.below is None else level, moments)
     values, weights = series.observed.values.cumsum(), series.observed.weights.cumsum()
     points = []
     for num_units, lower, upper in zip(moments.tolist(), lowers, uppers, strict=True):
@@ -52,9 +53,11 @@ def sequence_points(
     return points
 
 
-def _bounds(series: UnitSeries, side: Side, level: float, moments: NDArray[np.int64]) -> Sequence[float]:
+def _bounds(
+    series: UnitSeries, rising: Floats, side: Side, level: float, moments: NDArray[np.int64]
+) -> Sequence[float]:
     """The bound of one side after each of `moments` units: the outermost null that still stands, rounded outward."""
-    thetas = betting.grid(series) if side == "lower" else betting.grid(series)[::-1]
+    thetas = rising if side == "lower" else rising[::-1]
     num_rejected = np.zeros(len(moments), dtype=np.int64)
     for theta in thetas:
         path = betting.log_capital_path(series.ratios(side, float(theta)))

@@ -1,4 +1,4 @@
-"""The unit values of each betting test, from a hypothesis's clusters and blocks.
+"""The unit values of a betting test, from a hypothesis's clusters and blocks.
 
 A request of which an arm failed is folded at the value that is worst for the bound in question: for the lower
 bound of speedup at minus the clip, for the upper bound at plus the clip, and so on, so that both bounds hold
@@ -12,18 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shadowspec.gate.betting import Floats, Sums, UnitSeries
-from shadowspec.gate.units import BlockUnit
-from shadowspec.metrics import speedup
+from shadowspec.gate.capital import geometric_grid, grid
+from shadowspec.gate.units import BlockUnit, MeasuredRun
 from shadowspec.types import Run
 
 Detail = float | int | str | None
+Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
 class BettingTest:
-    """One test: its unit values and what its mean must exceed (`above`), stay under (`below`), or both."""
+    """One test: its unit values and what its mean must exceed (`above`), stay under (`below`), or both.
+
+    Of no units it is the test's definition under a policy; `TestEvidence` is what many of them have added up to.
+    """
 
     name: str
     series: UnitSeries
@@ -34,8 +39,25 @@ class BettingTest:
     is_log: bool = False  # estimate, bounds and threshold are shown exponentiated
     is_required: bool = True
     disables: bool = False
+    growth: float | None = None  # the nulls of its capital tables lie on powers of it instead of GRID_STEP
+    regime: str | None = None  # "greedy" or "sampled": only for hypotheses with such requests
     num_missing: int = 0
-    details: Mapping[str, Detail] = field(default_factory=dict)
+    totals: Mapping[str, float] = field(default_factory=dict)  # what these units add to its further figures
+    details: Mapping[str, Detail] = field(default_factory=dict)  # what does not depend on units
+    describe: Callable[[Mapping[str, float]], Mapping[str, Detail]] = lambda _: {}  # further figures, of the totals
+
+    @property
+    def nulls(self) -> tuple[float, ...]:
+        """The means that it is judged against."""
+        return tuple(theta for theta in (self.above, self.below) if theta is not None)
+
+    @property
+    def thetas(self) -> Floats:
+        """The nulls of its capital tables, rising."""
+        lowest, highest = self.series.lowest, self.series.highest
+        if self.growth is not None:
+            return geometric_grid(1.0 / highest, highest, self.growth, self.nulls)
+        return grid(lowest, highest, self.nulls)
 
     def shown(self, value: float) -> float | None:
         """A value on the scale that people read; None where the bound was not found within its range."""
@@ -55,43 +77,76 @@ class Unit:
 
 def is_missing(run: Run) -> bool:
     """Whether an arm of the run gave nothing to judge."""
-    return log_speedup(run) is None or run.counts is None
+    if run.failure is not None or run.counts is None or run.baseline is None or run.speculative is None:
+        return True
+    return not (run.baseline.end_to_end_ms and run.speculative.end_to_end_ms)
 
 
-def log_speedup(run: Run) -> float | None:
-    """log(baseline / speculative end-to-end time); None where an arm failed or took no time."""
-    if run.failure is not None or run.baseline is None or run.speculative is None:
-        return None
-    value = speedup(run.baseline, run.speculative)
-    return math.log(value) if value else None
+@dataclass(frozen=True, slots=True)
+class TimedBlocks:
+    """Blocks with the end-to-end times of their runs as columns, in their order: read once, and scored by many tests.
+
+    Times are NaN where an arm failed or took none.
+    """
+
+    units: Sequence[BlockUnit]
+    runs: Sequence[MeasuredRun]
+    places: Places  # [n]: of each run's block
+    n_max: Floats  # [blocks]
+    baseline_ms: Floats  # [n]
+    speculative_ms: Floats  # [n]
+    is_missing: NDArray[np.bool_]  # [n]
+
+    @property
+    def log_speedups(self) -> Floats:
+        """log(baseline / speculative end-to-end time) of each run, [n]; NaN where it is missing."""
+        return np.log(self.baseline_ms) - np.log(self.speculative_ms)
+
+    def summed(self, values: Floats | NDArray[np.bool_]) -> Floats:
+        """Sums by block of what each run has, [n] to [blocks]."""
+        return np.bincount(self.places, values, minlength=len(self.units)).astype(np.float64)
 
 
-def num_missing_runs(blocks: Sequence[BlockUnit]) -> int:
-    """Runs of the blocks of which an arm gave nothing to judge."""
-    return sum(is_missing(measured.run) for unit in blocks for measured in unit.runs)
+Blocks = Sequence[BlockUnit] | TimedBlocks
+
+
+def timed(blocks: Blocks) -> TimedBlocks:
+    """The blocks with their times, unless they have them already."""
+    if isinstance(blocks, TimedBlocks):
+        return blocks
+    runs = [measured for unit in blocks for measured in unit.runs]
+    times = np.array([_end_to_end_ms(measured.run) for measured in runs], dtype=np.float64).reshape(-1, 2)
+    has_counts = np.fromiter((measured.run.counts is not None for measured in runs), dtype=np.bool_, count=len(runs))
+    return TimedBlocks(
+        units=blocks,
+        runs=runs,
+        places=np.repeat(np.arange(len(blocks)), np.array([len(unit.runs) for unit in blocks], dtype=np.intp)),
+        n_max=np.array([unit.block.n_max for unit in blocks], dtype=np.float64),
+        baseline_ms=times[:, 0],
+        speculative_ms=times[:, 1],
+        is_missing=np.isnan(times[:, 0]) | ~has_counts,
+    )
 
 
 def block_series(
-    blocks: Sequence[BlockUnit],
-    score: Callable[[Run], float | None],
-    lowest: float,
-    highest: float,
-    dependence: Floats | None = None,
+    blocks: TimedBlocks, scores: Floats, lowest: float, highest: float, dependence: Floats | None = None
 ) -> UnitSeries:
-    """Sums of the own requests' scores over n_max: a short block weighs what its own requests weigh."""
-    units = []
-    for unit in blocks:
-        scores = [score(measured.run) for measured in unit.runs]
-        known = [value for value in scores if value is not None]
-        total, missing, n_max = sum(known), len(scores) - len(known), unit.block.n_max
-        units.append(
-            Unit(
-                lower=((total + missing * lowest) / n_max, len(scores) / n_max),
-                upper=((total + missing * highest) / n_max, len(scores) / n_max),
-                observed=(total / n_max, len(known) / n_max),
-            )
-        )
-    return unit_series(units, lowest, highest, dependence=dependence)
+    """Sums of the own requests' `scores` [n] over n_max: a short block weighs what its own requests weigh.
+
+    A score is NaN where it is missing.
+    """
+    is_known = ~np.isnan(scores)
+    total, num_known = blocks.summed(np.where(is_known, scores, 0.0)), blocks.summed(is_known)
+    num_runs, n_max = blocks.summed(np.ones_like(scores)), blocks.n_max
+    missing = num_runs - num_known
+    return UnitSeries(
+        lower=Sums((total + missing * lowest) / n_max, num_runs / n_max),
+        upper=Sums((total + missing * highest) / n_max, num_runs / n_max),
+        observed=Sums(total / n_max, num_known / n_max),
+        lowest=lowest,
+        highest=highest,
+        dependence=dependence,
+    )
 
 
 def unit_series(
@@ -118,3 +173,11 @@ def sums_of(pairs: Sequence[tuple[float, float]]) -> Sums:
     """Pairs of (sum, weight) as arrays."""
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     return Sums(table[:, 0], table[:, 1])
+
+
+def _end_to_end_ms(run: Run) -> tuple[float, float]:
+    """Of both arms; NaN where one failed or took no time."""
+    if run.failure is not None or run.baseline is None or run.speculative is None:
+        return math.nan, math.nan
+    baseline_ms, speculative_ms = run.baseline.end_to_end_ms, run.speculative.end_to_end_ms
+    return (baseline_ms, speculative_ms) if baseline_ms and speculative_ms else (math.nan, math.nan)

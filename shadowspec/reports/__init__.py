@@ -6,7 +6,7 @@ from shadowspec.reports.html import render_html
 from shadowspec.reports.markdown import render_markdown
 from shadowspec.reports.model import Report
 from shadowspec.reports.source import ReportSource
-from shadowspec.reports.terminal import terminal_tables
+from shadowspec.reports.terminal import terminal_tables, verdict_tables
 
 __all__ = [
     "Report",
@@ -17,4 +17,5 @@ __all__ = [
     "render_markdown",
     "report_document",
     "terminal_tables",
+    "verdict_tables",
 ]

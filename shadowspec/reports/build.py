@@ -1,30 +1,34 @@
-"""Rows and decisions in, a `Report` out.
+"""Rows, decisions and overrides in, a `Report` out.
 
-Invariant: the report repeats what the gate decided and what was stored; it decides nothing itself, and every
-figure can be formed again from the rows it was given.
+Invariant: the report repeats what the gate decided, what an operator ordered over it, and what was stored; it
+decides nothing itself, and every figure can be formed again from the rows it was given.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from shadowspec import metrics
 from shadowspec.errors import ConfigError
+from shadowspec.gate.overrides import StandingVerdict, active, standing_verdict
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.sequences import SequencePoint
 from shadowspec.gating import EndpointEvidence, HypothesisId, hypothesis_id
 from shadowspec.reports import figures
+from shadowspec.reports.data_note import data_note as noted
 from shadowspec.reports.evidence import interval, sequences
 from shadowspec.reports.figures import MeasuredRun
 from shadowspec.reports.model import EndpointReport, Funnel, FunnelRow, Hypothesis, Report
+from shadowspec.reports.notes import IS_LOAD_CONFIGURED, with_forbidding
 from shadowspec.reports.source import ReportSource
 from shadowspec.types import (
     Decision,
     FingerprintedConfig,
     FunnelCounter,
+    Override,
     Run,
     SamplingRegime,
     StoredBlock,
@@ -40,6 +44,7 @@ def build_report(
     now: datetime,
     *,
     data_note: str,
+    loads: Mapping[str, Collection[int]] | None = None,
     title: str = "Speculative decoding: gating report",
 ) -> Report:
     """The report of everything in the source, as of its latest decisions.
@@ -48,7 +53,8 @@ def build_report(
         source: committed rows, read only.
         policies: the gate's policy of each endpoint; one that has no rows yet is shown as such.
         now: the moment the report speaks of; aware, UTC.
-        data_note: what the data is and is not, in a sentence.
+        data_note: what the data is and is not, in a sentence; a synthetic store says it itself.
+        loads: each endpoint's configured loads, by concurrency; decisions at others are said to be left over.
         title: heading of the report.
     """
     decisions = defaultdict(list)
@@ -56,27 +62,31 @@ def build_report(
         decisions[decision.endpoint].append(decision)
     funnel = source.funnel()
     configs = source.fingerprints()
-    names = sorted({*source.endpoints(), *decisions, *policies, *(name for name, _, _ in funnel if name is not None)})
+    orders = active(source.overrides(), now)
+    told = {name for name, _, _ in funnel if name is not None}
+    names = sorted({*source.endpoints(), *decisions, *policies, *told, *(order.endpoint for order in orders)})
     endpoints = tuple(
         _endpoint(
             name,
             source.records(name),
             source.blocks(name),
             source.runs(name),
-            decisions[name],
+            [_with_load(decision, (loads or {}).get(name)) for decision in decisions[name]],
             configs,
             policies.get(name),
+            [order for order in orders if order.endpoint == name],
+            now,
         )
         for name in names
     )
     unnamed = [None] if any(name is None for name, _, _ in funnel) else []
     return Report(
         title=title,
-        data_note=data_note,
+        data_note=noted(configs.values(), data_note),
         generated_at=now,
         endpoints=tuple(sorted(endpoints, key=_busiest_first)),
-        funnels=tuple(_funnel(name, funnel, {name}) for name in [*names, *unnamed]),
-        total_funnel=_funnel(None, funnel, {*names, None}),
+        funnels=tuple(funnel_of(name, funnel, {name}) for name in [*names, *unnamed]),
+        total_funnel=funnel_of(None, funnel, {*names, None}),
         configs=tuple(sorted(configs.values(), key=lambda c: (c.config.name, c.fingerprint))),
     )
 
@@ -89,6 +99,8 @@ def _endpoint(
     decisions: Sequence[Decision],
     configs: Mapping[str, FingerprintedConfig],
     policy: GatePolicy | None,
+    orders: Sequence[Override],
+    now: datetime,
 ) -> EndpointReport:
     measured = _measured(records, blocks, runs)
     by_key: dict[HypothesisId, Decision] = {hypothesis_id(d): d for d in decisions}
@@ -99,7 +111,14 @@ def _endpoint(
     paths = sequences(EndpointEvidence(name, records, blocks, runs), policy, decisions)
     hypotheses = [
         _hypothesis(
-            name, key, by_key.get(key), runs_by_key[key], blocks, configs.get(key[2]), policy, paths.get(key, {})
+            name,
+            key,
+            standing_verdict(name, key[0], key[1], by_key.get(key), orders, now),
+            runs_by_key[key],
+            blocks,
+            configs.get(key[2]),
+            policy,
+            paths.get(key, {}),
         )
         for key in {*by_key, *list(runs_by_key)}
     ]
@@ -107,13 +126,28 @@ def _endpoint(
     starts = [block.started_at for block in blocks]
     return EndpointReport(
         name=name,
-        hypotheses=tuple(sorted(hypotheses, key=_reading_order)),
+        hypotheses=tuple(sorted(_with_forbidding(hypotheses), key=_reading_order)),
+        overrides=tuple(orders),
         first_event=min(events, default=None),
         last_event=max(events, default=None),
         first_measured=min(starts, default=None),
         last_measured=max(starts, default=None),
         policy={} if policy is None else _plain(policy),
     )
+
+
+def _with_forbidding(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+    marked = {hypothesis_id(d): d for d in with_forbidding([h.decision for h in hypotheses if h.decision])}
+    return [
+        dataclasses.replace(h, decision=marked.get((h.slice_key, h.concurrency, h.fingerprint))) for h in hypotheses
+    ]
+
+
+def _with_load(decision: Decision, loads: Collection[int] | None) -> Decision:
+    """The decision, marked where the configuration has left its load (None: nothing is known of it)."""
+    if loads is None or decision.concurrency in loads:
+        return decision
+    return dataclasses.replace(decision, details={**decision.details, IS_LOAD_CONFIGURED: 0})
 
 
 def _busiest_first(endpoint: EndpointReport) -> tuple[int, str]:
@@ -129,7 +163,7 @@ def _reading_order(hypothesis: Hypothesis) -> tuple[str, int, bool, int, str]:
 def _hypothesis(
     endpoint: str,
     key: HypothesisId,
-    decision: Decision | None,
+    standing: StandingVerdict,
     runs: Sequence[MeasuredRun],
     blocks: Sequence[StoredBlock],
     config: FingerprintedConfig | None,
@@ -137,6 +171,7 @@ def _hypothesis(
     paths: Mapping[str, tuple[SequencePoint, ...]],
 ) -> Hypothesis:
     slice_key, concurrency, fingerprint = key
+    decision = standing.decision
     own = Counter(item.run.block_id for item in runs)
     used = [block for block in blocks if block.block_id in own]
     loops = sum(item.run.is_repetition_loop for item in runs)
@@ -149,6 +184,7 @@ def _hypothesis(
         fingerprint=fingerprint,
         config_name=name,
         decision=decision,
+        override=standing.override,
         speedup=interval(decision, "speedup"),
         acceptance_interval=interval(decision, "acceptance"),
         num_requests=len(runs),
@@ -190,7 +226,8 @@ def _measured(records: Sequence[StoredRecord], blocks: Sequence[StoredBlock], ru
     ]
 
 
-def _funnel(endpoint: str | None, counts: FunnelCounts, names: set[str | None]) -> Funnel:
+def funnel_of(endpoint: str | None, counts: FunnelCounts, names: set[str | None]) -> Funnel:
+    """Where the records of these endpoints ended; None among them: those of which no endpoint could be told."""
     reasons: dict[FunnelCounter, Counter[str]] = {counter: Counter() for counter in FunnelCounter}
     totals: Counter[FunnelCounter] = Counter()
     for (name, counter, reason), number in counts.items():

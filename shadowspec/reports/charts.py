@@ -9,18 +9,9 @@ from markupsafe import Markup
 from shadowspec.gate.sequences import SequencePoint
 from shadowspec.reports.model import Acceptance, Distribution, Hypothesis, Interval, SpeedupBin
 from shadowspec.reports.svg import Scale, element, log_ticks, path, svg, ticks, tooltip
-from shadowspec.reports.words import (
-    DASH,
-    MEASURE_TITLE,
-    bounds_text,
-    milliseconds,
-    percent,
-    shown_as,
-    slice_title,
-    times,
-    title_of_test,
-)
+from shadowspec.reports.words import MEASURE_TITLE, bounds_text, shown_as, title_of_test
 from shadowspec.types import FunnelCounter, TestResult
+from shadowspec.words import DASH, milliseconds, percent, slice_title, times
 
 Format = Callable[[float | None], str]
 
@@ -68,7 +59,7 @@ def forest(hypotheses: Sequence[Hypothesis]) -> Markup:
     ]
     for index, hypothesis in enumerate(hypotheses):
         y = 34 + ROW_HEIGHT * index + ROW_HEIGHT / 2
-        verdict = hypothesis.decision.verdict.value if hypothesis.decision else "undecided"
+        verdict = hypothesis.verdict.value if hypothesis.verdict else "undecided"
         name = hypothesis.endpoint if not hypothesis.slice_key else slice_title(hypothesis.slice_key)
         indent = 0 if not hypothesis.slice_key else 14
         drawn += [

@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import Enum
 
 from shadowspec.reports.model import SCHEMA_VERSION, Funnel, Hypothesis, Report
-from shadowspec.types import Decision, parse_slice_key
+from shadowspec.types import Decision, Override, parse_slice_key
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -26,29 +26,30 @@ def report_document(report: Report) -> dict[str, Json]:
         "schema_version": SCHEMA_VERSION,
         "title": report.title,
         "data_note": report.data_note,
-        "generated_at": _plain(report.generated_at),
-        "last_measured": _plain(report.last_measured),
+        "generated_at": plain(report.generated_at),
+        "last_measured": plain(report.last_measured),
         "endpoints": [
             {
                 "endpoint": endpoint.name,
-                "first_event": _plain(endpoint.first_event),
-                "last_event": _plain(endpoint.last_event),
-                "first_measured": _plain(endpoint.first_measured),
-                "last_measured": _plain(endpoint.last_measured),
-                "policy": _plain(endpoint.policy),
+                "first_event": plain(endpoint.first_event),
+                "last_event": plain(endpoint.last_event),
+                "first_measured": plain(endpoint.first_measured),
+                "last_measured": plain(endpoint.last_measured),
+                "policy": plain(endpoint.policy),
+                "overrides": [_order(order) for order in endpoint.overrides],
                 "hypotheses": [_hypothesis(h) for h in endpoint.hypotheses],
             }
             for endpoint in report.endpoints
         ],
-        "funnel": _funnel(report.total_funnel),
-        "funnel_by_endpoint": [{"endpoint": f.endpoint, **_funnel(f)} for f in report.funnels],
-        "speculation_configs": [_plain(config) for config in report.configs],
+        "funnel": funnel_document(report.total_funnel),
+        "funnel_by_endpoint": [{"endpoint": f.endpoint, **funnel_document(f)} for f in report.funnels],
+        "speculation_configs": [plain(config) for config in report.configs],
     }
 
 
 def _hypothesis(h: Hypothesis) -> dict[str, Json]:
     measured = {
-        name: _plain(getattr(h, name))
+        name: plain(getattr(h, name))
         for name in (
             "num_requests",
             "num_failed",
@@ -68,8 +69,32 @@ def _hypothesis(h: Hypothesis) -> dict[str, Json]:
         "load": {"concurrency": h.concurrency},
         "config": h.config_name,
         "fingerprint": h.fingerprint,
+        "verdict": None if h.verdict is None else h.verdict.value,
+        "measured_verdict": _measured_verdict(h),
+        "override": None if h.override is None else _order(h.override),
         "decision": None if h.decision is None else _decision(h.decision),
         **measured,
+    }
+
+
+def _measured_verdict(h: Hypothesis) -> Json:
+    """The gate's own word, whatever an operator has ordered over it."""
+    if h.decision is None:
+        return None
+    measured = h.decision.details["overridden_verdict"] if h.override else h.decision.verdict
+    return plain(measured)
+
+
+def _order(order: Override) -> Json:
+    return {
+        "override_id": order.override_id,
+        "slice": dict[str, Json](order.slice_labels),
+        "load": None if order.concurrency is None else {"concurrency": order.concurrency},
+        "verdict": order.verdict.value,
+        "reason": order.reason,
+        "author": order.author,
+        "created_at": plain(order.created_at),
+        "expires_at": plain(order.expires_at),
     }
 
 
@@ -81,13 +106,14 @@ def _decision(decision: Decision) -> dict[str, Json]:
         "num_clusters": decision.num_clusters,
         "num_blocks": decision.num_blocks,
         "clusters_needed": decision.clusters_needed,
-        "tests": [_plain(test) for test in decision.tests],
-        "decided_at": _plain(decision.decided_at),
-        "details": _plain(decision.details),
+        "tests": [plain(test) for test in decision.tests],
+        "decided_at": plain(decision.decided_at),
+        "details": plain(decision.details),
     }
 
 
-def _funnel(funnel: Funnel) -> dict[str, Json]:
+def funnel_document(funnel: Funnel) -> dict[str, Json]:
+    """All counters, and the reasons of those that have any."""
     return {
         "num_records": funnel.num_records,
         "counters": {row.counter.value: row.num_records for row in funnel.rows},
@@ -95,7 +121,7 @@ def _funnel(funnel: Funnel) -> dict[str, Json]:
     }
 
 
-def _plain(value: object) -> Json:
+def plain(value: object) -> Json:
     """Values of the report as JSON knows them; a bound at infinity is no bound, hence null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -106,9 +132,9 @@ def _plain(value: object) -> Json:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     raise TypeError(f"a report holds no {type(value).__name__}")

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from shadowspec.reports import charts, words
+from shadowspec import words
+from shadowspec.reports import charts
+from shadowspec.reports import words as meanings
 from shadowspec.reports.model import Distribution, EndpointReport, Funnel, Hypothesis, Latency, Report
+from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
 from shadowspec.types import FunnelCounter, Verdict
 
 OUTCOME_MARK = {"pass": "\u2713", "fail": "\u2717", "open": "\u25cb"}
@@ -19,7 +22,7 @@ ARM_KEY = Markup('<span class="key k-base"></span>baseline <span class="key k-sp
 POSITION_KEY = Markup(
     '<span class="key k-spec"></span><a class="term" href="#def-marginal" title="{marginal}">marginal</a> '
     '<span class="key k-soft"></span><a class="term" href="#def-conditional" title="{conditional}">conditional</a>'
-).format(marginal=words.DEFINITIONS["marginal"][1], conditional=words.DEFINITIONS["conditional"][1])
+).format(marginal=meanings.DEFINITIONS["marginal"][1], conditional=meanings.DEFINITIONS["conditional"][1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +37,8 @@ class _Entry:
 
 def render_html(report: Report) -> str:
     """The whole page.  Safe to open anywhere: it loads nothing and holds no prompt text."""
-    environment = Environment(
-        loader=PackageLoader("shadowspec.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals.update(_vocabulary())
-    verdicts = Counter(h.decision.verdict for h in report.hypotheses if h.decision)
+    environment = environment_of(_vocabulary())
+    verdicts = Counter(h.verdict for h in report.hypotheses if h.verdict)
     engines = {(config.engine, config.device, config.dtype): None for config in report.configs}
     return environment.get_template("report.html.j2").render(
         report=report,
@@ -56,22 +52,36 @@ def render_html(report: Report) -> str:
     )
 
 
+def environment_of(vocabulary: Mapping[str, object]) -> Environment:
+    """Where the templates of reports are; they may say these things besides the report's own values."""
+    environment = Environment(
+        loader=PackageLoader("shadowspec.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(vocabulary)
+    return environment
+
+
 def _vocabulary() -> dict[str, object]:
     """Everything that the templates may say besides the report's own values."""
     return {
         **{f.__name__: f for f in (words.times, words.percent, words.milliseconds, words.number, words.signed)},
         **{f.__name__: f for f in (words.byte_size, words.moment, words.age, words.figure, words.plural)},
-        **{f.__name__: f for f in (words.slice_title, words.title_of_test, words.shown_as, words.test_notes)},
-        **{f.__name__: f for f in (words.bounds_text, words.threshold_text)},
+        **{f.__name__: f for f in (words.slice_title, meanings.title_of_test, meanings.shown_as, meanings.test_notes)},
+        **{f.__name__: f for f in (meanings.bounds_text, meanings.threshold_text)},
+        **{f.__name__: f for f in (decision_notes, detector_lines, order_note, override_notes)},
         **{f.__name__: f for f in (charts.forest, charts.sequence, charts.speedup_histogram, charts.latency_ecdf)},
         **{f.__name__: f for f in (charts.acceptance_positions, charts.acceptance_histogram)},
         "strip": charts.interval_strip,
         "by_measure": _by_measure,
         "funnel_bar": lambda funnel: charts.funnel_bar([(row.counter, row.num_records) for row in funnel.rows]),
-        "definitions": words.DEFINITIONS,
-        "verdict_meaning": words.VERDICT_MEANING,
-        "counter_meaning": words.COUNTER_MEANING,
-        "measure_title": words.MEASURE_TITLE,
+        "definitions": meanings.DEFINITIONS,
+        "verdict_meaning": meanings.VERDICT_MEANING,
+        "counter_meaning": meanings.COUNTER_MEANING,
+        "measure_title": meanings.MEASURE_TITLE,
         "measure_term": MEASURE_TERM,
         "outcome_mark": OUTCOME_MARK,
         "arm_note": ARM_KEY,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from shadowspec.reports.charts import interval_text
 from shadowspec.reports.model import EndpointReport, Hypothesis, Report
-from shadowspec.reports.words import (
+from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
+from shadowspec.reports.words import bounds_text, shown_as, threshold_text, title_of_test
+from shadowspec.types import Arm
+from shadowspec.words import (
     DASH,
     age,
-    bounds_text,
     byte_size,
     figure,
     milliseconds,
@@ -18,16 +19,11 @@ from shadowspec.reports.words import (
     number,
     percent,
     plural,
-    shown_as,
     signed,
     slice_title,
-    threshold_text,
     times,
-    title_of_test,
 )
-from shadowspec.types import Arm
-
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&@])")
+from shadowspec.words import markdown_text as _text
 
 
 def render_markdown(report: Report) -> str:
@@ -54,18 +50,18 @@ def render_markdown(report: Report) -> str:
 def _verdicts(report: Report) -> str:
     if not report.hypotheses:
         return "Nothing has been measured yet, so there is no verdict."
-    return _table(
+    return table(
         ["Endpoint", "Slice", "Config, load", "Verdict", "Speedup", "Acceptance", "Evidence", "Why"],
         (
             [
                 _text(h.endpoint),
                 _text(slice_title(h.slice_key)),
                 _text(f"{h.config_name}, {h.concurrency}"),
-                f"**{h.decision.verdict.value}**" if h.decision else "not judged",
+                f"**{h.verdict.value}**{' (override)' if h.override else ''}" if h.verdict else "not judged",
                 _text(interval_text(h.speedup, times)) if h.speedup else DASH,
                 _text(interval_text(h.acceptance_interval, percent)) if h.acceptance_interval else DASH,
                 plural(h.decision.num_blocks if h.decision else h.num_blocks, "block"),
-                _text(h.decision.reason) if h.decision else "measured, not judged yet",
+                _text(" ".join([h.reason, *(override_notes(h.decision) if h.decision else [])])),
             ]
             for h in report.hypotheses
         ),
@@ -73,7 +69,9 @@ def _verdicts(report: Report) -> str:
 
 
 def _endpoint(endpoint: EndpointReport) -> list[str]:
-    parts = [f"## {_text(endpoint.name)}"] if endpoint.hypotheses else []
+    parts = [f"## {_text(endpoint.name)}"] if endpoint.hypotheses or endpoint.overrides else []
+    if endpoint.overrides:
+        parts.append("\n".join(f"- {_text(order_note(order))}" for order in endpoint.overrides))
     for h in endpoint.hypotheses:
         parts.append(f"### {_text(slice_title(h.slice_key))} ({_text(h.config_name)}, load {h.concurrency})")
         parts += [_tests(h), _measured(h), _latency(h)]
@@ -83,7 +81,9 @@ def _endpoint(endpoint: EndpointReport) -> list[str]:
 def _tests(h: Hypothesis) -> str:
     if h.decision is None or not h.decision.tests:
         return "No test has been run yet."
-    return _table(
+    watched = [f"{line.title}: {line.text}." for line in detector_lines(h.decision)]
+    notes = "".join(f"- {_text(note)}\n" for note in (*decision_notes(h.decision), *watched))
+    return (notes + "\n" if notes else "") + table(
         ["Test", "Outcome", "Estimate", "Bounds", "Threshold", "Level", "n", "Smallest n", "Still needed"],
         (
             [
@@ -143,7 +143,7 @@ def _latency(h: Hypothesis) -> str:
             d = by_measure[measure, arm]
             cells = [milliseconds(q.value) if q.value is not None else f"{DASH} (n < {q.needs})" for q in d.quantiles]
             rows.append([_LATENCY_NAME[measure], arm.value, *cells, f"{d.num_requests:,}"])
-    return _table(["Latency", "Arm", "p50", "p95", "p99", "Requests"], rows)
+    return table(["Latency", "Arm", "p50", "p95", "p99", "Requests"], rows)
 
 
 def _funnel(report: Report) -> str:
@@ -162,13 +162,13 @@ def _funnel(report: Report) -> str:
         for row in f.rows
         if row.reasons
     ]
-    return "\n".join([_table(["Endpoint", "read", *counters], rows), "", *reasons]).rstrip()
+    return "\n".join([table(["Endpoint", "read", *counters], rows), "", *reasons]).rstrip()
 
 
 def _configs(report: Report) -> str:
     if not report.configs:
         return "No speculation config has been measured yet."
-    return _table(
+    return table(
         ["Config", "Proposer", "K", "Verify rule", "Engine", "Device", "dtype", "Fingerprint"],
         (
             [
@@ -194,10 +194,7 @@ _LATENCY_NAME = {
 }
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; its cells are Markdown already."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _text(value: str) -> str:
-    return _SPECIAL.sub(r"\\\1", " ".join(value.split())).replace("\\<", "&lt;").replace("\\>", "&gt;")

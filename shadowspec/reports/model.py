@@ -11,8 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from shadowspec.gate.overrides import order_words
 from shadowspec.gate.sequences import SequencePoint
-from shadowspec.types import Arm, Decision, FingerprintedConfig, FunnelCounter, SpeculationCounts, TestResult
+from shadowspec.types import (
+    Arm,
+    Decision,
+    FingerprintedConfig,
+    FunnelCounter,
+    Override,
+    SpeculationCounts,
+    TestResult,
+    Verdict,
+)
 
 SCHEMA_VERSION = 1
 
@@ -127,8 +137,9 @@ class MemoryFigures:
 class Hypothesis:
     """Endpoint x slice x load x speculation config, with its decision and what was measured for it.
 
-    `slice_key` "" is the whole endpoint, whose figures pool its slices' requests.  `decision` is None where
-    the gate has not spoken yet; a figure is None where nothing was measured.
+    `slice_key` "" is the whole endpoint, whose figures pool its slices' requests.  `decision` is as it stands: an
+    `override` in force has changed its verdict and reason; it is None where the gate has not spoken yet.  A figure
+    is None where nothing was measured.
     """
 
     endpoint: str
@@ -137,6 +148,7 @@ class Hypothesis:
     fingerprint: str
     config_name: str
     decision: Decision | None
+    override: Override | None
     speedup: Interval | None
     acceptance_interval: Interval | None
     num_requests: int  # runs, failed ones included
@@ -150,6 +162,20 @@ class Hypothesis:
     num_repetition_loops: int
     repetition_loop_share: float | None
     sequences: Mapping[str, tuple[SequencePoint, ...]]  # by test name
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict that stands; None where neither the gate nor an operator has spoken."""
+        if self.override is not None:
+            return self.override.verdict
+        return self.decision.verdict if self.decision else None
+
+    @property
+    def reason(self) -> str:
+        """Why it stands, in a sentence."""
+        if self.decision is not None:
+            return self.decision.reason
+        return order_words(self.override) if self.override else "measured, but the gate has not judged it yet"
 
     def test(self, name: str) -> TestResult | None:
         """The decision's test of that name, or None."""
@@ -177,10 +203,14 @@ class Funnel:
 
 @dataclass(frozen=True, slots=True)
 class EndpointReport:
-    """One endpoint: its own hypotheses first (one per load and config), then its slices'."""
+    """One endpoint: its own hypotheses first (one per load and config), then its slices'.
+
+    `overrides` are those in force on any part of it, whether anything was measured there or not.
+    """
 
     name: str
     hypotheses: tuple[Hypothesis, ...]
+    overrides: tuple[Override, ...]
     first_event: datetime | None
     last_event: datetime | None
     first_measured: datetime | None

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from shadowspec.types import Decision, FingerprintedConfig, FunnelCounter, Run, StoredBlock, StoredRecord
+from shadowspec.types import (
+    Decision,
+    FingerprintedConfig,
+    FunnelCounter,
+    OverrideRecord,
+    Run,
+    StoredBlock,
+    StoredRecord,
+)
 
 
 class ReportSource(Protocol):
@@ -32,7 +40,11 @@ class ReportSource(Protocol):
         ...
 
     def latest_decisions(self) -> Sequence[Decision]:
-        """The standing decision of each hypothesis."""
+        """The latest decision of each hypothesis, as the evidence left it."""
+        ...
+
+    def overrides(self) -> Sequence[OverrideRecord]:
+        """Every override ever set, with what became of it."""
         ...
 
     def funnel(self) -> Mapping[tuple[str | None, FunnelCounter, str | None], int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -9,9 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from shadowspec.reports.charts import interval_text
-from shadowspec.reports.model import EndpointReport, Funnel, Hypothesis, Report
-from shadowspec.reports.words import DASH, percent, plural, slice_title, times
-from shadowspec.types import FunnelCounter, Verdict
+from shadowspec.reports.evidence import interval
+from shadowspec.reports.model import EndpointReport, Funnel, Report
+from shadowspec.reports.notes import alerts, detector_lines, order_note, with_forbidding
+from shadowspec.reports.words import bounds_text, shown_as, threshold_text, title_of_test
+from shadowspec.types import Decision, FunnelCounter, Override, Verdict
+from shadowspec.words import DASH, percent, plural, slice_title, times
 
 STYLE = {Verdict.ENABLE: "bold green", Verdict.DISABLE: "bold red", Verdict.HOLD: "yellow"}
 
@@ -26,31 +32,118 @@ def terminal_tables(report: Report) -> list[RenderableType]:
     return tables
 
 
+def verdict_tables(decisions: Sequence[Decision]) -> list[RenderableType]:
+    """One table per endpoint, of these decisions alone: what a gate run prints, whatever has been measured."""
+    by_endpoint = _by_endpoint(with_forbidding(decisions))
+    return [_verdicts(name, [_line_of(each) for each in own]) for name, own in by_endpoint.items()]
+
+
+def tables_of_tests(decisions: Sequence[Decision]) -> list[RenderableType]:
+    """One table per endpoint of every test and of what is watched since ENABLE: what a verdict rests on."""
+    return [_tests(name, own) for name, own in _by_endpoint(decisions).items()]
+
+
+def _by_endpoint(decisions: Sequence[Decision]) -> dict[str, list[Decision]]:
+    found: dict[str, list[Decision]] = {}
+    for decision in sorted(decisions, key=_order):
+        found.setdefault(decision.endpoint, []).append(decision)
+    return {decision.endpoint: found[decision.endpoint] for decision in decisions}
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What a table shows of one hypothesis; the verdict and the reason are those that stand."""
+
+    slice_key: str
+    config_name: str
+    concurrency: int
+    verdict: Verdict | None
+    reason: str
+    decision: Decision | None
+    num_blocks: int
+
+
+def _line_of(decision: Decision) -> _Line:
+    place = decision.slice_key, decision.config.name, decision.concurrency
+    return _Line(*place, decision.verdict, decision.reason, decision, decision.num_blocks)
+
+
+def _order(decision: Decision) -> tuple[str, int, bool, float, str]:
+    """Config, load, the endpoint before its slices, busy slices before small ones."""
+    size = decision.details.get("num_requests")
+    busy = -float(size) if isinstance(size, int | float) else 0.0
+    return decision.config.name, decision.concurrency, decision.slice_key != "", busy, decision.slice_key
+
+
 def _endpoint(endpoint: EndpointReport) -> RenderableType:
-    """A table that fits 80 columns; the reasons, which are sentences, stand under it."""
-    table = _table(Text(endpoint.name, style="bold"))
+    lines = [
+        _Line(
+            h.slice_key,
+            h.config_name,
+            h.concurrency,
+            h.verdict,
+            h.reason,
+            h.decision,
+            h.decision.num_blocks if h.decision else h.num_blocks,
+        )
+        for h in endpoint.hypotheses
+    ]
+    return _verdicts(endpoint.name, lines, endpoint.overrides)
+
+
+def _verdicts(endpoint: str, lines: Sequence[_Line], orders: Sequence[Override] = ()) -> RenderableType:
+    """A table that fits 80 columns; the reasons, which are sentences, stand under it, and with them what alarms."""
+    table = _table(Text(endpoint, style="bold"))
     for name in ("slice", "verdict", "speedup [bounds]", "acceptance [bounds]", "evidence"):
         table.add_column(Text(name), no_wrap=name != "slice")
-    reasons: list[RenderableType] = []
-    several = len({(h.config_name, h.concurrency) for h in endpoint.hypotheses}) > 1
-    for h in endpoint.hypotheses:
-        name = slice_title(h.slice_key) + (f" ({h.config_name}, load {h.concurrency})" if several else "")
+    reasons: list[RenderableType] = [Padding(Text(order_note(order), "bold"), (0, 0, 0, 1)) for order in orders]
+    several = _has_several(lines)
+    for line in lines:
+        name = _name(line.slice_key, line.config_name, line.concurrency, several)
+        speedup, acceptance = interval(line.decision, "speedup"), interval(line.decision, "acceptance")
         table.add_row(
-            Text(name, style="" if h.slice_key else "bold"),
-            _verdict(h),
-            Text(interval_text(h.speedup, times) if h.speedup else DASH),
-            Text(interval_text(h.acceptance_interval, percent) if h.acceptance_interval else DASH),
-            Text(plural(h.decision.num_blocks if h.decision else h.num_blocks, "block")),
+            Text(name, style="" if line.slice_key else "bold"),
+            _verdict(line.verdict),
+            Text(interval_text(speedup, times) if speedup else DASH),
+            Text(interval_text(acceptance, percent) if acceptance else DASH),
+            Text(plural(line.num_blocks, "block")),
         )
-        reason = h.decision.reason if h.decision else "measured, not judged yet"
-        reasons.append(Padding(Text.assemble((f"{name}: ", "dim"), reason), (0, 0, 0, 1)))
+        reasons.append(Padding(Text.assemble((f"{name}: ", "dim"), line.reason), (0, 0, 0, 1)))
+        for alert in alerts(line.decision) if line.decision else ():
+            reasons.append(Padding(Text(alert, "bold"), (0, 0, 0, 3)))
     return Group(table, *reasons, Text(""))
 
 
-def _verdict(hypothesis: Hypothesis) -> Text:
-    if hypothesis.decision is None:
+def _tests(endpoint: str, decisions: Sequence[Decision]) -> RenderableType:
+    table = _table(Text(f"{endpoint}, tests", style="bold"))
+    for heading in ("slice", "test", "outcome", "estimate [bounds]", "threshold", "n", "still needed"):
+        table.add_column(heading)
+    several = _has_several([_line_of(each) for each in decisions])
+    for decision in decisions:
+        name = _name(decision.slice_key, decision.config.name, decision.concurrency, several)
+        for place, test in enumerate(decision.tests):
+            bounds = f"{shown_as(test.name)(test.estimate)} {bounds_text(test)}"
+            needed = DASH if test.units_needed is None else f"~{test.units_needed:,}"
+            cells = (title_of_test(test.name), test.outcome, bounds, threshold_text(test))
+            numbers = (plural(test.num_units, test.unit), needed)
+            table.add_row(*(Text(cell) for cell in ("" if place else name, *cells, *numbers)))
+        for line in detector_lines(decision):
+            table.add_row("", Text(line.title), Text(line.text))
+        table.add_section()
+    return table
+
+
+def _has_several(lines: Sequence[_Line]) -> bool:
+    return len({(line.config_name, line.concurrency) for line in lines}) > 1
+
+
+def _name(slice_key: str, config_name: str, concurrency: int, is_one_of_several: bool) -> str:
+    return slice_title(slice_key) + (f" ({config_name}, load {concurrency})" if is_one_of_several else "")
+
+
+def _verdict(verdict: Verdict | None) -> Text:
+    if verdict is None:
         return Text("not judged", style="dim")
-    verdict = hypothesis.decision.verdict
     return Text(verdict.value, style=STYLE[verdict])
 
 

@@ -1,18 +1,16 @@
-"""Numbers and names as people read them.  An undefined figure is an em dash; the reason stands beside it."""
+"""What a report's figures and words mean, and how each test's are written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
 
-from shadowspec.types import FunnelCounter, TestResult, Verdict, parse_slice_key
-
-DASH = "\u2014"
-MINUS = "\u2212"
+from shadowspec.types import FunnelCounter, TestResult, Verdict
+from shadowspec.words import DASH, figure, number, percent, signed, times
 
 VERDICT_MEANING = {
     Verdict.ENABLE: "every required test has been passed at this level, at every look",
-    Verdict.DISABLE: "harm is proven: a bound has crossed, outputs differ, or memory is over its budget",
+    Verdict.DISABLE: "harm is proven (a bound has crossed, outputs differ, memory is over its budget), "
+    "or a proven gain has drifted away",
     Verdict.HOLD: "not enough evidence for either word yet",
 }
 
@@ -36,6 +34,13 @@ TEST_TITLE = {
     "parity_faults": "Parity, greedy faults",
     "parity_sampled": "Parity, sampled",
     "memory": "Memory",
+    "ttft": "Time to first token",
+    "tpot": "Time per output token",
+    "cost": "Cost per output token over its limit",
+    "structured_validity": "Valid structured output, difference",
+    "score": "Score, difference",
+    "p95": "p95 end to end, speculative over baseline",
+    "p99": "p99 end to end, speculative over baseline",
 }
 
 MEASURE_TITLE = {"end_to_end_ms": "End to end", "ttft_ms": "TTFT", "tpot_ms": "TPOT", "queue_ms": "Queue"}
@@ -128,6 +133,11 @@ DEFINITIONS = {
         "Confidence sequence",
         "The estimate and its bounds after each unit, in folding order. The bounds hold over the whole path at once.",
     ),
+    "detector": (
+        "Detector",
+        "A statistic that is folded unit by unit after ENABLE. Drift: it sounds where what was proven no longer holds, "
+        "and then ENABLE is taken back. Prompt mix: an e-value that the slices' shares are no longer those at ENABLE.",
+    ),
     "age": ("Evidence age", "Time since the newest block was measured."),
 }
 
@@ -151,13 +161,13 @@ def test_notes(test: TestResult) -> list[str]:
 
 def shown_as(test_name: str) -> Callable[[float | None], str]:
     """How a test's estimate, bounds and threshold are written."""
-    if test_name in ("speedup", "total_time"):
+    if test_name in ("speedup", "total_time", "ttft", "tpot", "p95", "p99"):
         return times
-    if test_name in ("acceptance", "tail", "parity_near_ties", "parity_faults"):
+    if test_name in ("acceptance", "tail", "parity_near_ties", "parity_faults", "cost"):
         return percent
     if test_name == "memory":
         return memory_figure
-    return signed if test_name == "parity_sampled" else figure
+    return signed if test_name in ("parity_sampled", "structured_validity", "score") else figure
 
 
 def memory_figure(value: float | None) -> str:
@@ -168,11 +178,6 @@ def memory_figure(value: float | None) -> str:
 def title_of_test(name: str) -> str:
     """The test's title; an unknown name is shown as words."""
     return TEST_TITLE.get(name, name.replace("_", " "))
-
-
-def slice_title(slice_key: str) -> str:
-    """The values of a slice's labels, for people; the whole endpoint has none."""
-    return " \u00b7 ".join(parse_slice_key(slice_key).values()) if slice_key else "whole endpoint"
 
 
 def bounds_text(test: TestResult) -> str:
@@ -189,77 +194,6 @@ def threshold_text(test: TestResult) -> str:
     return shown.replace("+", "\u00b1") if test.name == "parity_sampled" else shown
 
 
-def plural(number: int, noun: str) -> str:
-    """`1 block`, `1,200 blocks`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """A fixed-point number with a true minus sign."""
-    return DASH if value is None else f"{value:,.{digits}f}".replace("-", MINUS)
-
-
-def figure(value: float | None) -> str:
-    """A number of unknown kind: whole if it is whole, else four significant digits."""
-    if value is None:
-        return DASH
-    return (f"{value:,.0f}" if value == int(value) else f"{value:,.4g}").replace("-", MINUS)
-
-
-def percent(value: float | None, digits: int = 1) -> str:
-    """A share of 1 as per cent."""
-    return DASH if value is None else f"{100 * value:.{digits}f}%".replace("-", MINUS)
-
-
-def times(value: float | None) -> str:
-    """A speedup such as 1.32x."""
-    return DASH if value is None else f"{value:.2f}\u00d7"
-
-
-def signed(value: float | None, digits: int = 4) -> str:
-    """A number whose sign matters."""
-    return DASH if value is None else f"{value:+.{digits}f}".replace("-", MINUS)
-
-
-def milliseconds(value: float | None) -> str:
-    """Three significant digits, from microseconds to seconds."""
-    if value is None:
-        return DASH
-    if value >= 10_000:
-        return f"{value / 1000:.1f} s"
-    if value >= 1000:
-        return f"{value / 1000:.2f} s"
-    if value >= 100:
-        return f"{value:.0f} ms"
-    return f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
-
-
-def byte_size(value: int) -> str:
-    """Binary units."""
-    size = float(value)
-    for unit in ("B", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return (f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}").replace("-", MINUS)
-        size /= 1024
-    return f"{size:.2f} GiB".replace("-", MINUS)
-
-
-def moment(value: datetime | None) -> str:
-    """UTC to the minute."""
-    return DASH if value is None else f"{value:%Y-%m-%d %H:%M} UTC"
-
-
-def age(span: timedelta | None) -> str:
-    """The largest fitting unit, rounded down."""
-    if span is None:
-        return DASH
-    seconds = max(0, int(span.total_seconds()))
-    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= size:
-            return plural(seconds // size, unit)
-    return "under a minute"
-
-
 _NOTES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "metric": ("{}", figure),
     "clipped_share": ("{} of requests clipped", percent),
@@ -272,5 +206,7 @@ _NOTES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "near_tie_logit": ("near-tie up to a gap of {}", figure),
     "baseline_z": ("baseline's own z {}", signed),
     "displaced_kv_tokens": ("{} KV tokens displaced", figure),
+    "speculative_cost_per_million_tokens": ("{} per million output tokens", number),
+    "baseline_cost_per_million_tokens": ("baseline's own {}", number),
     "r1": ("lag-1 autocorrelation {}", number),
 }

@@ -1,4 +1,4 @@
-"""One holder per endpoint, across threads, processes and (on Postgres) machines.
+"""One holder per endpoint, and one leader of a kind, across threads, processes and (on Postgres) machines.
 
 Postgres: an advisory lock on a connection of its own, so that the pool's other transactions go on and a lost
 connection frees it.  SQLite: an exclusive lock on a file beside the database, freed by the system when its
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -17,10 +18,23 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, text
 
-from shadowspec.errors import StoreError
+from shadowspec.errors import ServiceUnavailableError, StoreError
 from shadowspec.store.session import translated_errors
 
 POLL_S = 0.02  # an attempt is one system call
+SILENT_LEADER_S = 30  # after which the server takes a leader for dead
+
+_SILENCE_OPTIONS = {
+    "idle_session_timeout": f"{SILENT_LEADER_S}s",
+    "tcp_keepalives_idle": SILENT_LEADER_S // 3,
+    "tcp_keepalives_interval": SILENT_LEADER_S // 6,
+    "tcp_keepalives_count": 4,
+}
+_IS_HELD = text(
+    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted "
+    "AND objsubid = 1 AND classid = CAST(:upper AS bigint)::oid AND objid = CAST(:lower AS bigint)::oid)"
+)
+_log = logging.getLogger(__name__)
 
 
 def lock_number(name: str) -> int:
@@ -62,12 +76,7 @@ def _call(connection: Connection, function: str, number: int) -> bool:
 
 @contextmanager
 def _file_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[None]:
-    folder = Path(f"{engine.url.database}-locks")
-    try:
-        folder.mkdir(exist_ok=True)
-        descriptor = os.open(folder / f"{lock_number(endpoint) % 2**64:016x}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    except OSError as exc:
-        raise StoreError(f"endpoint {endpoint}: no lock file can be made in {folder}: {exc.strerror}") from exc
+    descriptor = _lock_file(engine, endpoint, f"endpoint {endpoint}")
     try:
         deadline = time.monotonic() + timeout_s
         while not _try_flock(descriptor):
@@ -75,6 +84,16 @@ def _file_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[None
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_file(engine: Engine, name: str, what: str) -> int:
+    """A descriptor of the file that stands for a lock."""
+    folder = Path(f"{engine.url.database}-locks")
+    try:
+        folder.mkdir(exist_ok=True)
+        return os.open(folder / f"{lock_number(name) % 2**64:016x}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    except OSError as exc:
+        raise StoreError(f"{what}: no lock file can be made in {folder}: {exc.strerror}") from exc
 
 
 def _try_flock(descriptor: int) -> bool:
@@ -89,3 +108,78 @@ def _wait(deadline: float, endpoint: str) -> None:
     if time.monotonic() >= deadline:
         raise StoreError(f"endpoint {endpoint}: another process holds its lock")
     time.sleep(POLL_S)
+
+
+class Leadership:
+    """A lock that one process holds for as long as it lives, or until it is lost.
+
+    On Postgres it sits on a connection of its own, outside the pool: the server frees it when that session ends,
+    which it does by itself when the holder is silent for `SILENT_LEADER_S` (stopped, or cut off).  So a holder asks
+    more often than that whether it `is_held`.  Not for several threads at once.
+    """
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine, self._name = engine, name
+        self._connection: Connection | None = None
+        self._descriptor: int | None = None
+
+    def try_acquire(self) -> bool:
+        """Take it if nobody holds it; whether it is ours now.
+
+        Raises:
+            ServiceUnavailableError, StoreError: the database cannot be asked.
+        """
+        if self.is_held():
+            return True
+        self.release()
+        if self._engine.dialect.name != "postgresql":
+            descriptor = _lock_file(self._engine, f"leader {self._name}", f"leader {self._name}")
+            if not _try_flock(descriptor):
+                os.close(descriptor)
+                return False
+            self._descriptor = descriptor
+            return True
+        with translated_errors(self._engine.url):
+            with ExitStack() as stack:
+                connection = stack.enter_context(self._engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
+                connection.detach()
+                if not _call(connection, "pg_try_advisory_lock", self._number):
+                    return False
+                for name, value in _SILENCE_OPTIONS.items():
+                    connection.exec_driver_sql(f"SET {name} = '{value}'")
+                stack.pop_all()
+            self._connection = connection
+        return True
+
+    def is_held(self) -> bool:
+        """Whether it is still ours, asked of the server; a connection that fails has lost it."""
+        if self._connection is None:
+            return self._descriptor is not None
+        try:
+            with translated_errors(self._engine.url):
+                found = self._connection.scalar(_IS_HELD, _halves(self._number))
+        except (StoreError, ServiceUnavailableError):
+            return False
+        return bool(found)
+
+    def release(self) -> None:
+        """Let it go; nothing happens if it is not held."""
+        connection, self._connection = self._connection, None
+        descriptor, self._descriptor = self._descriptor, None
+        if connection is not None:
+            try:
+                with translated_errors(self._engine.url):
+                    connection.close()
+            except (StoreError, ServiceUnavailableError) as error:  # then it is gone with its session
+                _log.debug("the leader's connection was lost: %s", error)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    @property
+    def _number(self) -> int:
+        return lock_number(f"leader {self._name}")
+
+
+def _halves(number: int) -> dict[str, int]:
+    """A lock's number as pg_locks shows it."""
+    return {"upper": (number >> 32) & 0xFFFFFFFF, "lower": number & 0xFFFFFFFF}

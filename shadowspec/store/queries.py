@@ -6,45 +6,61 @@ Order is made in Python, by value: the collations of the two dialects sort text 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, Select, and_, func, select
+from sqlalchemy import Connection, Select, func, select, text
 
-from shadowspec.store import rows
+from shadowspec.store import bulk, row_reads, rows
+from shadowspec.store.columns import RECORD_KEY
+from shadowspec.store.ledger import read_watermark
 from shadowspec.store.snapshots import TestSnapshot
 from shadowspec.store.tables import (
-    RECORD_KEY,
-    arms,
     block_memory,
     blocks,
     decisions,
     fingerprints,
+    funnel_counts,
     records,
     runs,
     test_snapshots,
 )
 from shadowspec.types import (
-    Arm,
-    ArmTiming,
     Decision,
+    EndpointRows,
     FingerprintedConfig,
-    FunnelCounter,
     Memory,
     RecordKey,
     Run,
     StoredBlock,
     StoredRecord,
     TestResult,
+    Verdict,
 )
 
 _NEVER = datetime.min.replace(tzinfo=UTC)  # a record without an event time sorts first
-FunnelKey = tuple[str | None, FunnelCounter, str | None]
 
 
 def read_endpoints(connection: Connection) -> list[str]:
-    """Every endpoint that a record or a block names, sorted."""
-    statement = select(records.c.endpoint).where(records.c.endpoint.is_not(None)).union(select(blocks.c.endpoint))
-    return sorted(connection.scalars(statement))
+    """Every endpoint that was counted or measured, sorted."""
+    counted = select(funnel_counts.c.endpoint).where(funnel_counts.c.endpoint != "").distinct()
+    is_postgres = connection.dialect.name == "postgresql"
+    measured = connection.scalars(_MEASURED if is_postgres else select(blocks.c.endpoint).distinct())
+    return sorted({*connection.scalars(counted), *measured})
+
+
+# From each endpoint to the next one along the index of blocks, of which there are millions.
+_MEASURED = text(
+    """
+    WITH RECURSIVE endpoints AS (
+        SELECT min(endpoint) AS endpoint FROM blocks
+        UNION ALL
+        SELECT (SELECT min(endpoint) FROM blocks WHERE endpoint > own.endpoint)
+        FROM endpoints AS own WHERE own.endpoint IS NOT NULL
+    )
+    SELECT endpoint FROM endpoints WHERE endpoint IS NOT NULL
+    """
+)
 
 
 def read_record_keys(connection: Connection, source: str) -> set[RecordKey]:
@@ -62,15 +78,15 @@ def read_block_ids(connection: Connection, source: str | None) -> set[str]:
 
 def read_records(connection: Connection, endpoint: str) -> list[StoredRecord]:
     """The endpoint's records in the order of event time, ties by key."""
-    statement = select(records).where(records.c.endpoint == endpoint)
-    values = [rows.record_value(row) for row in connection.execute(statement).mappings()]
+    values = row_reads.read_records(connection, records.c.endpoint == endpoint)
     return sorted(values, key=lambda record: (record.event_time or _NEVER, record.key))
 
 
 def read_blocks(connection: Connection, endpoint: str) -> list[StoredBlock]:
     """The endpoint's blocks in start order."""
     memory: dict[str, dict[str, Memory]] = defaultdict(dict)
-    statement = select(block_memory).join(blocks).where(blocks.c.endpoint == endpoint)
+    of_block = block_memory.c.block_id == blocks.c.block_id
+    statement = select(block_memory).join(blocks, of_block).where(blocks.c.endpoint == endpoint)
     for row in connection.execute(statement).mappings():
         memory[row["block_id"]][row["fingerprint"]] = rows.memory_value(row)
     found = connection.execute(select(blocks).where(blocks.c.endpoint == endpoint)).mappings()
@@ -78,20 +94,28 @@ def read_blocks(connection: Connection, endpoint: str) -> list[StoredBlock]:
     return sorted(values, key=lambda block: (block.sequence, block.started_at, block.block_id))
 
 
+def read_blocks_of(connection: Connection, block_ids: Sequence[str]) -> dict[str, tuple[StoredBlock, int]]:
+    """These blocks by id, each with the number of runs that it was stored with."""
+    memory: dict[str, dict[str, Memory]] = defaultdict(dict)
+    if not block_ids:
+        return {}
+    names = [(block_id,) for block_id in block_ids]
+    own = bulk.one_of(connection, [block_memory.c.block_id], names)
+    found = connection.execute(select(block_memory).where(own)).mappings().all()
+    for row in found:
+        memory[row["block_id"]][row["fingerprint"]] = rows.memory_value(row)
+    own = bulk.one_of(connection, [blocks.c.block_id], names)
+    found = connection.execute(select(blocks).where(own)).mappings().all()
+    return {row["block_id"]: (rows.block_value(row, memory.get(row["block_id"], {})), row["num_runs"]) for row in found}
+
+
 def read_runs(connection: Connection, endpoint: str) -> list[Run]:
     """The endpoint's runs in the start order of their blocks, within a block by key and fingerprint."""
-    timings: dict[tuple[RecordKey, str], dict[Arm, ArmTiming]] = defaultdict(dict)
-    same_run = [arms.c[name] == runs.c[name] for name in (*RECORD_KEY, "fingerprint")]
-    in_endpoint = select(arms).join(runs, and_(*same_run)).join(blocks).where(blocks.c.endpoint == endpoint)
-    for row in connection.execute(in_endpoint).mappings():
-        timings[rows.key_value(row), row["fingerprint"]][Arm(row["arm"])] = rows.arm_value(row)
-    statement = select(runs, blocks.c.sequence, blocks.c.started_at).join(blocks).where(blocks.c.endpoint == endpoint)
-    found: list[tuple[int, datetime, Run]] = []
-    for row in connection.execute(statement).mappings():
-        run = rows.run_value(row, timings.get((rows.key_value(row), row["fingerprint"]), {}))
-        found.append((row["sequence"], row["started_at"], run))
-    found.sort(key=lambda entry: (entry[0], entry[1], entry[2].block_id, entry[2].key, entry[2].fingerprint))
-    return [run for _, _, run in found]
+    columns = (blocks.c.block_id, blocks.c.sequence, blocks.c.started_at)
+    found = connection.execute(select(*columns).where(blocks.c.endpoint == endpoint))
+    starts = {block_id: (sequence, started_at) for block_id, sequence, started_at in found}
+    values = row_reads.read_runs(connection, runs.c.endpoint == endpoint)
+    return sorted(values, key=lambda run: (starts[run.block_id], run.block_id, run.key, run.fingerprint))
 
 
 def read_fingerprints(connection: Connection) -> dict[str, FingerprintedConfig]:
@@ -102,19 +126,54 @@ def read_fingerprints(connection: Connection) -> dict[str, FingerprintedConfig]:
 
 def read_latest_decisions(connection: Connection, endpoint: str | None) -> list[Decision]:
     """The last decision on every hypothesis, sorted by endpoint, slice, load and fingerprint."""
-    hypothesis = [decisions.c[name] for name in ("endpoint", "slice_key", "concurrency", "fingerprint")]
-    latest = select(func.max(decisions.c.decision_id)).group_by(*hypothesis)
-    statement = select(decisions).where(decisions.c.decision_id.in_(latest))
-    if endpoint is not None:
-        statement = statement.where(decisions.c.endpoint == endpoint)
-    found = connection.execute(statement).mappings().all()
-    tests = _tests(connection, statement.with_only_columns(decisions.c.decision_id))
+    return read_decisions(connection, _latest_ids(connection, endpoint))
+
+
+def read_decisions(connection: Connection, ids: Sequence[int]) -> list[Decision]:
+    """These decisions, sorted by endpoint, slice, load and fingerprint."""
+    found = connection.execute(select(decisions).where(decisions.c.decision_id.in_(ids))).mappings().all()
+    tests = _tests(connection, ids)
     configs = read_fingerprints(connection)
     values = [
         rows.decision_value(row, configs[row["fingerprint"]].config, tuple(tests.get(row["decision_id"], ())))
         for row in found
     ]
     return sorted(values, key=lambda each: (each.endpoint, each.slice_key, each.concurrency, each.fingerprint))
+
+
+def read_decisions_on(connection: Connection, decision: Decision) -> list[tuple[int | None, Decision]]:
+    """Every decision on the same hypothesis up to this one, oldest first, each with the id of its fold."""
+    names = ("endpoint", "slice_key", "concurrency", "fingerprint")
+    own = (decisions.c[name] == getattr(decision, name) for name in names)
+    statement = select(decisions).where(*own, decisions.c.decision_id <= decision.decision_id)
+    tests = _tests(connection, statement.with_only_columns(decisions.c.decision_id))
+    found = connection.execute(statement.order_by(decisions.c.decision_id)).mappings()
+    return [
+        (row["fold_id"], rows.decision_value(row, decision.config, tuple(tests.get(row["decision_id"], ()))))
+        for row in found
+    ]
+
+
+def read_decisions_of(connection: Connection, fold_id: int) -> list[Decision]:
+    """Every decision that rests on a fold, in the order in which they were made."""
+    statement = select(decisions).where(decisions.c.fold_id == fold_id)
+    tests = _tests(connection, statement.with_only_columns(decisions.c.decision_id))
+    configs = read_fingerprints(connection)
+    found = connection.execute(statement.order_by(decisions.c.decision_id)).mappings()
+    return [
+        rows.decision_value(row, configs[row["fingerprint"]].config, tuple(tests.get(row["decision_id"], ())))
+        for row in found
+    ]
+
+
+def read_decision(connection: Connection, decision_id: int) -> tuple[int | None, Decision] | None:
+    """A decision with the id of the fold that it rests on; None: there is no such decision."""
+    row = connection.execute(select(decisions).where(decisions.c.decision_id == decision_id)).mappings().first()
+    if row is None:
+        return None
+    tests = _tests(connection, select(decisions.c.decision_id).where(decisions.c.decision_id == decision_id))
+    config = read_fingerprints(connection)[row["fingerprint"]].config
+    return row["fold_id"], rows.decision_value(row, config, tuple(tests.get(decision_id, ())))
 
 
 def read_snapshots(connection: Connection, endpoint: str) -> list[TestSnapshot]:
@@ -125,14 +184,65 @@ def read_snapshots(connection: Connection, endpoint: str) -> list[TestSnapshot]:
     return [rows.snapshot_value(row, result) for row in found for result in tests.get(row["decision_id"], ())]
 
 
-def read_funnel(connection: Connection) -> dict[FunnelKey, int]:
-    """Records by endpoint, counter and reason; the counts add up to the records consumed."""
-    columns = (records.c.endpoint, records.c.counter, records.c.reason)
-    found = connection.execute(select(*columns, func.count()).group_by(*columns))
-    return {(endpoint, FunnelCounter(counter), reason): number for endpoint, counter, reason, number in found}
+def read_verdicts(connection: Connection, endpoint: str) -> dict[tuple[str, int, str], Verdict]:
+    """The standing verdict of each of the endpoint's hypotheses (slice key, concurrency, fingerprint).
+
+    It reads no column that a writer's role may not read.
+    """
+    columns = [decisions.c[name] for name in ("slice_key", "concurrency", "fingerprint", "verdict")]
+    latest = decisions.c.decision_id.in_(_latest_ids(connection, endpoint))
+    found = connection.execute(select(*columns).where(latest))
+    return {(row[0], row[1], row[2]): Verdict(row[3]) for row in found}
 
 
-def _tests(connection: Connection, decision_ids: Select[tuple[int]]) -> dict[int, list[TestResult]]:
+def read_evidence(connection: Connection, endpoint: str) -> EndpointRows:
+    """All that the gate needs of one endpoint."""
+    return EndpointRows(
+        endpoint=endpoint,
+        records=tuple(read_records(connection, endpoint)),
+        blocks=tuple(read_blocks(connection, endpoint)),
+        runs=tuple(read_runs(connection, endpoint)),
+        watermark=read_watermark(connection, endpoint),
+        fingerprints=read_fingerprints(connection),
+        latest_decisions=tuple(read_latest_decisions(connection, endpoint)),
+    )
+
+
+# From each hypothesis to the next one along the index, and to its last decision: what grows with the gate's looks is
+# never read, as grouping would.
+_SKIPPING = text(
+    """
+    WITH RECURSIVE hypotheses AS (
+        (SELECT slice_key, concurrency, fingerprint FROM decisions WHERE endpoint = :endpoint
+         ORDER BY slice_key, concurrency, fingerprint LIMIT 1)
+        UNION ALL
+        SELECT following.* FROM hypotheses AS own CROSS JOIN LATERAL (
+            SELECT slice_key, concurrency, fingerprint FROM decisions
+            WHERE endpoint = :endpoint
+                AND (slice_key, concurrency, fingerprint) > (own.slice_key, own.concurrency, own.fingerprint)
+            ORDER BY slice_key, concurrency, fingerprint LIMIT 1
+        ) AS following
+    )
+    SELECT (
+        SELECT max(decision_id) FROM decisions
+        WHERE endpoint = :endpoint AND slice_key = own.slice_key AND concurrency = own.concurrency
+            AND fingerprint = own.fingerprint
+    ) FROM hypotheses AS own
+    """
+)
+
+
+def _latest_ids(connection: Connection, endpoint: str | None) -> list[int]:
+    """The id of the last decision on every hypothesis (of an endpoint)."""
+    if endpoint is not None and connection.dialect.name == "postgresql":
+        return list(connection.scalars(_SKIPPING, {"endpoint": endpoint}))
+    latest = select(func.max(decisions.c.decision_id)).group_by(
+        *(decisions.c[name] for name in ("endpoint", "slice_key", "concurrency", "fingerprint"))
+    )
+    return list(connection.scalars(latest if endpoint is None else latest.where(decisions.c.endpoint == endpoint)))
+
+
+def _tests(connection: Connection, decision_ids: Select[tuple[int]] | Sequence[int]) -> dict[int, list[TestResult]]:
     statement = select(test_snapshots).where(test_snapshots.c.decision_id.in_(decision_ids))
     ordered = statement.order_by(test_snapshots.c.decision_id, test_snapshots.c.position)
     tests: dict[int, list[TestResult]] = defaultdict(list)

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import RowMapping
 
+from shadowspec.store.columns import RECORD_KEY
 from shadowspec.store.snapshots import TestSnapshot
 from shadowspec.types import (
     Arm,
@@ -17,7 +20,6 @@ from shadowspec.types import (
     BlockResult,
     Decision,
     FingerprintedConfig,
-    FunnelCounter,
     Memory,
     Parity,
     RecordKey,
@@ -42,11 +44,27 @@ PARITY = _names(Parity)
 TIMING = _names(ArmTiming)
 MEMORY = _names(Memory)
 RECORD = _names(StoredRecord, "key")
+LABELS = RECORD.index("labels")
+RECORD_NAMES = (*RECORD_KEY, *RECORD)
 FINGERPRINT = _names(FingerprintedConfig, "config")
 BLOCK = _names(StoredBlock, "memory")
+BLOCK_NAMES = (*BLOCK, "num_out_of_memory", "num_runs")
+MEMORY_NAMES = ("block_id", "fingerprint", *MEMORY)
 RUN = ("fingerprint", "block_id", "failure", "is_repetition_loop", "finish_reason")
-DECISION = _names(Decision, "config", "tests")
+OF_BLOCK = ("endpoint", "slice_key", "concurrency")  # repeated in every run, so that reads need no join
+TIMINGS = {arm: tuple(f"{arm}_{name}" for name in TIMING) for arm in Arm}
+RUN_NAMES = (
+    *(*RECORD_KEY, *RUN, *OF_BLOCK, "event_time", "sampling_rate"),
+    *(*COUNTS, *TIMINGS[Arm.BASELINE], *TIMINGS[Arm.SPECULATIVE], "has_parity", *PARITY, "scores"),
+)
+DECISION = _names(Decision, "config", "tests", "decision_id")
 TEST = _names(TestResult)
+
+
+_no_counts, _no_parity, _no_timing = ((None,) * len(names) for names in (COUNTS, PARITY, TIMING))
+_record, _run, _of_block = attrgetter(*RECORD), attrgetter(*RUN), attrgetter(*OF_BLOCK)
+_counts, _parity, _timing, _memory = attrgetter(*COUNTS), attrgetter(*PARITY), attrgetter(*TIMING), attrgetter(*MEMORY)
+_block = attrgetter(*(name for name in BLOCK if name != "started_at"))
 
 
 def _take(source: object, names: tuple[str, ...]) -> dict[str, Any]:
@@ -57,25 +75,13 @@ def _pick(row: RowMapping, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: row[name] for name in names}
 
 
-def key_row(key: RecordKey) -> dict[str, Any]:
-    return {
-        "source": key.source,
-        "source_partition": key.partition,
-        "source_offset": key.offset,
-        "timestamp_ms": key.timestamp_ms,
-    }
-
-
 def key_value(row: RowMapping) -> RecordKey:
-    return RecordKey(row["source"], row["source_partition"], row["source_offset"], row["timestamp_ms"])
+    return RecordKey(*(row[name] for name in RECORD_KEY))
 
 
-def record_row(record: StoredRecord) -> dict[str, Any]:
-    return key_row(record.key) | _take(record, RECORD) | {"labels": dict(record.labels)}
-
-
-def record_value(row: RowMapping) -> StoredRecord:
-    return StoredRecord(key=key_value(row), **(_pick(row, RECORD) | {"counter": FunnelCounter(row["counter"])}))
+def record_tuple(record: StoredRecord) -> tuple[Any, ...]:
+    values = _record(record)
+    return *record.key, *values[:LABELS], dict(record.labels), *values[LABELS + 1 :]
 
 
 def fingerprint_row(config: FingerprintedConfig) -> dict[str, Any]:
@@ -90,58 +96,48 @@ def fingerprint_value(row: RowMapping) -> FingerprintedConfig:
     return FingerprintedConfig(config=config_value(row), **_pick(row, FINGERPRINT))
 
 
-def block_row(result: BlockResult) -> dict[str, Any]:
-    names = tuple(name for name in BLOCK if name != "started_at")
-    return _take(result.block, names) | {"started_at": result.started_at}
+def block_tuple(result: BlockResult, num_runs: int) -> tuple[Any, ...]:
+    return *_block(result.block), result.started_at, result.num_out_of_memory, num_runs
 
 
 def block_value(row: RowMapping, memory: Mapping[str, Memory]) -> StoredBlock:
     return StoredBlock(memory=memory, **(_pick(row, BLOCK) | {"first_arm": Arm(row["first_arm"])}))
 
 
-def memory_rows(result: BlockResult) -> list[dict[str, Any]]:
-    return [
-        {"block_id": result.block.block_id, "fingerprint": fingerprint} | _take(memory, MEMORY)
-        for fingerprint, memory in sorted(result.memory.items())
-    ]
+def memory_tuple(block_id: str, fingerprint: str, memory: Memory) -> tuple[Any, ...]:
+    return block_id, fingerprint, *_memory(memory)
 
 
 def memory_value(row: RowMapping) -> Memory:
     return Memory(**_pick(row, MEMORY))
 
 
-def run_row(run: Run) -> dict[str, Any]:
-    counts = _take(run.counts, COUNTS) if run.counts is not None else dict.fromkeys(COUNTS)
-    parity = _take(run.parity, PARITY) if run.parity is not None else dict.fromkeys(PARITY)
-    return key_row(run.key) | _take(run, RUN) | counts | parity | {"has_parity": run.parity is not None}
-
-
-def run_value(row: RowMapping, timings: Mapping[Arm, ArmTiming]) -> Run:
-    counts = None
-    if row["num_drafts"] is not None:
-        arrays = {name: tuple(row[name]) for name in ("num_accepted_tokens_per_pos", "acceptance_histogram")}
-        counts = SpeculationCounts(**(_pick(row, COUNTS) | arrays))
-    return Run(
-        key=key_value(row),
-        counts=counts,
-        baseline=timings.get(Arm.BASELINE),
-        speculative=timings.get(Arm.SPECULATIVE),
-        parity=Parity(**_pick(row, PARITY)) if row["has_parity"] else None,
-        **_pick(row, RUN),
+def run_tuple(run: Run, result: BlockResult, record: StoredRecord) -> tuple[Any, ...]:
+    return (
+        *run.key,
+        *_run(run),
+        *_of_block(result.block),
+        event_time(result, record),
+        record.sampling_rate,
+        *(_no_counts if run.counts is None else _counts(run.counts)),
+        *(_no_timing if run.baseline is None else _timing(run.baseline)),
+        *(_no_timing if run.speculative is None else _timing(run.speculative)),
+        run.parity is not None,
+        *(_no_parity if run.parity is None else _parity(run.parity)),
+        _scores(run),
     )
 
 
-def arm_rows(run: Run) -> list[dict[str, Any]]:
-    timings = {Arm.BASELINE: run.baseline, Arm.SPECULATIVE: run.speculative}
-    return [
-        key_row(run.key) | {"fingerprint": run.fingerprint, "arm": arm} | _take(timing, TIMING)
-        for arm, timing in timings.items()
-        if timing is not None
-    ]
+def event_time(result: BlockResult, record: StoredRecord) -> datetime:
+    """When a measured record happened; where it does not say, when its block was measured."""
+    return record.event_time or result.started_at
 
 
-def arm_value(row: RowMapping) -> ArmTiming:
-    return ArmTiming(**_pick(row, TIMING))
+def _scores(run: Run) -> dict[str, tuple[float | None, float | None] | None] | None:
+    """Baseline and speculative score by name; none where a run carries none."""
+    if not run.scores:
+        return None
+    return {name: None if pair is None else (pair.baseline, pair.speculative) for name, pair in run.scores.items()}
 
 
 def decision_row(decision: Decision) -> dict[str, Any]:
@@ -149,7 +145,8 @@ def decision_row(decision: Decision) -> dict[str, Any]:
 
 
 def decision_value(row: RowMapping, config: SpeculationConfig, tests: tuple[TestResult, ...]) -> Decision:
-    return Decision(config=config, tests=tests, **(_pick(row, DECISION) | {"verdict": Verdict(row["verdict"])}))
+    own = _pick(row, (*DECISION, "decision_id")) | {"verdict": Verdict(row["verdict"])}
+    return Decision(config=config, tests=tests, **own)
 
 
 def test_rows(decision_id: int, decision: Decision) -> list[dict[str, Any]]:

@@ -1,6 +1,8 @@
 """Revisions of the database: where the migrations are, upgrade, current, head, and drift.
 
 An installed wheel holds the migrations as `shadowspec._migrations`; a checkout has them beside `shadowspec/`.
+A migration's file is named by its revision, and revisions are numbered in order: so that a database can be opened
+without alembic, whose import takes longer than all else that a promotion check does.
 """
 
 from __future__ import annotations
@@ -9,19 +11,18 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
-from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy import URL, Connection, Engine, inspect, text
 
 from shadowspec.errors import StoreError
 from shadowspec.store import session
 from shadowspec.store.locks import lock_number
+from shadowspec.store.partitions import partition_names
 from shadowspec.store.tables import metadata
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 UPGRADE_HINT = "run `shadowspec db upgrade`"
 
@@ -43,15 +44,16 @@ def migrations_folder() -> Path:
 
 def head() -> str:
     """The revision that this code reads and writes."""
-    revision = _scripts().get_current_head()
-    if revision is None:
-        raise StoreError(f"{migrations_folder()} holds no revision")
-    return revision
+    return revisions()[-1]
 
 
 def revisions() -> list[str]:
     """Every revision, oldest first."""
-    return [script.revision for script in _scripts().walk_revisions()][::-1]
+    folder = migrations_folder()
+    found = sorted(path.name.partition("_")[0] for path in (folder / "versions").glob("[0-9]*_*.py"))
+    if not found:
+        raise StoreError(f"{folder} holds no revision")
+    return found
 
 
 def current(url: str) -> str | None:
@@ -75,20 +77,24 @@ def upgrade(url: str) -> str:
 
 def migrate(url: str, revision: str) -> None:
     """Move the database to a revision, up or down ("base": empty), in one transaction."""
+    from alembic import command
+    from alembic.util import CommandError
+
     parsed = session.parse_url(url)
     folder = Path(str(parsed.database)).parent
     if session.is_missing_file(parsed) and not folder.is_dir():
         raise StoreError(f"the database's folder {folder} does not exist")
-    with _engine(parsed) as engine, session.write(engine) as connection:
+    with _engine(parsed) as engine, session.write(engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": lock_number("migrations")})
         config = _config()
         config.attributes["connection"] = connection
         try:
-            before = _revision(connection)
-            if before is not None and before not in revisions():
+            before, known = _revision(connection), revisions()
+            if before is not None and before not in known:
                 raise StoreError(_mismatch(parsed, before))
-            (command.downgrade if revision == "base" else command.upgrade)(config, revision)
+            is_down = revision == "base" or (before is not None and revision in known[: known.index(before)])
+            (command.downgrade if is_down else command.upgrade)(config, revision)
         except CommandError as exc:
             raise StoreError(f"database {parsed.render_as_string(hide_password=True)}: {exc}") from exc
         if connection.dialect.name == "sqlite" and connection.execute(text("PRAGMA foreign_key_check")).first():
@@ -101,10 +107,19 @@ def check(url: str) -> list[str]:
     Raises:
         StoreError: the database is not at `head()`.
     """
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
     parsed = session.parse_url(url)
     require_head(parsed)
     with _engine(parsed) as engine, session.read(engine) as connection:
-        differences = compare_metadata(MigrationContext.configure(connection), metadata)
+        partitions = partition_names(connection) if connection.dialect.name == "postgresql" else set()
+
+        def is_ours(name: str | None, kind: str, _parents: object) -> bool:
+            return kind != "table" or name not in partitions  # months come and go
+
+        context = MigrationContext.configure(connection, opts={"include_name": is_ours})
+        differences = compare_metadata(context, metadata)
         return [_describe(difference) for difference in differences]
 
 
@@ -137,19 +152,20 @@ def _describe(difference: object) -> str:
 
 
 def _config() -> Config:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("path_separator", "os")
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     return config
 
 
-def _scripts() -> ScriptDirectory:
-    return ScriptDirectory.from_config(_config())
-
-
 def _revision(connection: Connection) -> str | None:
-    heads = MigrationContext.configure(connection).get_current_heads()
-    return heads[0] if heads else None
+    """What alembic has noted in the database."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return found
 
 
 @contextmanager

@@ -7,6 +7,7 @@ start (BEGIN IMMEDIATE), because a reader that becomes a writer half-way fails a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,10 +19,39 @@ from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError, StatementError
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError, StoreError, UsageError
+from shadowspec.store.connections import BoundedConnection
 
 BUSY_TIMEOUT_MS = 30_000  # a block's rows are written in milliseconds; this outlasts any sane queue of writers
 CONNECT_TIMEOUT_S = 10  # an unreachable host otherwise hangs for the operating system's minutes
-UNREACHABLE_SQLSTATES = ("08", "28", "3D", "57P")  # connection, login, unknown database, shutting down
+STATEMENT_TIMEOUT_S = 30  # a batch takes less than one; a hung server must not hang a worker for ever
+LONG_TIMEOUT_S = 3600  # migrations, retention and an endpoint's whole evidence
+ANSWER_MARGIN_S = 15  # after a time-out the server says so; one that is silent for so much longer is stuck
+IDLE_TIMEOUT_S = 60  # a transaction left open by a worker that hangs holds locks and stops vacuum
+LONG_IDLE_TIMEOUT_S = 900  # a fold computes for seconds between its statements, on a starved machine for minutes
+SESSION_OPTIONS = " ".join(
+    (
+        "-c timezone=UTC",
+        "-c jit=off",  # it compiles for half a second what then runs in a tenth
+        f"-c statement_timeout={STATEMENT_TIMEOUT_S}s",
+        f"-c idle_in_transaction_session_timeout={IDLE_TIMEOUT_S}s",
+    )
+)
+SILENCE_TIMEOUT_S = 30  # a server whose host is gone answers nothing: the connection is given up
+
+# By SQLSTATE: connection lost, no such resources now (disk, memory, connections), shutting down or starting,
+# interrupted by an operator or a time-out, rolled back in favour of others, lock not had, read-only (a standby).
+HEALING_SQLSTATES = ("08", "53", "57", "58", "40", "55P03", "25006", "25P03", "25P04")
+LOCK_NOT_AVAILABLE = "55P03"
+FINAL_SQLSTATES = ("28", "3D")  # login refused, unknown database
+# Where the state alone does not tell: a row that was on its way to the default partition when its month was made
+# (the next attempt goes to the month), and a server that is a standby for now.
+HEALING_WORDS = {"23514": "partition constraint", "0A000": "during recovery"}
+# The login's own errors carry no SQLSTATE in libpq, so they are told by their words (the server's, in English).
+FINAL_LOGIN = re.compile(
+    r"authentication failed|no password supplied|does not exist|no pg_hba\.conf entry|certificate|unknown ca|"
+    r"support SSL|permission denied|is not permitted to log in|invalid connection option",
+    re.IGNORECASE,
+)
 
 
 def parse_url(url: str) -> URL:
@@ -45,6 +75,18 @@ def parse_url(url: str) -> URL:
     return parsed.set(drivername="sqlite+pysqlite")
 
 
+def with_password(url: str, password: str) -> str:
+    """The URL with this password in it, for one that was kept apart from the URL.
+
+    Raises:
+        UsageError: the URL cannot be read, or is SQLite's, which knows no password.
+    """
+    parsed = parse_url(url)
+    if parsed.get_backend_name() != "postgresql":
+        raise UsageError("a password was given for a database that has none (SQLite)")
+    return parsed.set(password=password).render_as_string(hide_password=False)
+
+
 def is_missing_file(url: URL) -> bool:
     """Whether this is an SQLite database whose file does not exist (connecting would create it)."""
     return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
@@ -57,12 +99,33 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
         "json_serializer": partial(json.dumps, allow_nan=False, separators=(",", ":")),
     }
     if url.get_backend_name() == "postgresql":
-        return sqlalchemy.create_engine(
+        engine = sqlalchemy.create_engine(
             url,
             pool_pre_ping=True,
-            connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "options": "-c timezone=UTC"},
+            connect_args={
+                "connect_timeout": CONNECT_TIMEOUT_S,
+                "keepalives_idle": SILENCE_TIMEOUT_S // 3,
+                "keepalives_interval": SILENCE_TIMEOUT_S // 6,
+                "keepalives_count": 4,
+                "tcp_user_timeout": SILENCE_TIMEOUT_S * 1000,
+            }
+            | dict(url.query)
+            | {"options": f"{SESSION_OPTIONS} {url.query.get('options', '')}"},
             **arguments,
         )
+
+        @event.listens_for(engine, "do_connect")
+        def connect(_dialect: object, _record: object, args: list[Any], keywords: dict[str, Any]) -> BoundedConnection:
+            connection = BoundedConnection.connect(*args, **keywords)
+            bound(connection)
+            return connection
+
+        @event.listens_for(engine, "checkin")
+        def bound(connection: Any, _record: object = None) -> None:
+            if connection is not None:  # it was given up
+                connection.answer_timeout_s = STATEMENT_TIMEOUT_S + ANSWER_MARGIN_S
+
+        return engine
     engine = sqlalchemy.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}, **arguments)
 
     @event.listens_for(engine, "connect")
@@ -83,23 +146,42 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
 
 
 @contextmanager
-def read(engine: Engine) -> Iterator[Connection]:
+def read(engine: Engine, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[Connection]:
     """A transaction that reads one snapshot of the database on both dialects."""
     with translated_errors(engine.url), engine.connect() as connection:
         if connection.dialect.name == "postgresql":
             connection = connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        _limit(connection, timeout_s)
         yield connection
 
 
 @contextmanager
-def write(engine: Engine) -> Iterator[Connection]:
+def write(engine: Engine, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[Connection]:
     """A transaction that commits at the end, or leaves nothing behind if an exception leaves it."""
     with (
         translated_errors(engine.url),
         engine.connect() as connection,
         connection.execution_options(shadowspec_write=True).begin(),
     ):
+        _limit(connection, timeout_s)
         yield connection
+
+
+def _limit(connection: Connection, timeout_s: int) -> None:
+    """Bound the statements of this transaction, on the server and, a little later, on this side."""
+    own = connection.connection.dbapi_connection
+    if isinstance(own, BoundedConnection):
+        own.answer_timeout_s = timeout_s + ANSWER_MARGIN_S
+        if timeout_s != STATEMENT_TIMEOUT_S:
+            idle_s = min(timeout_s, LONG_IDLE_TIMEOUT_S)
+            connection.exec_driver_sql(f"SET LOCAL statement_timeout = '{timeout_s}s'")
+            connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{idle_s}s'")
+
+
+def is_lock_timeout(error: ServiceUnavailableError) -> bool:
+    """Whether a statement gave up waiting for a lock."""
+    cause = error.__cause__
+    return isinstance(cause, StatementError) and getattr(cause.orig, "sqlstate", None) == LOCK_NOT_AVAILABLE
 
 
 @contextmanager
@@ -116,8 +198,9 @@ def translated_errors(url: URL) -> Iterator[None]:
     except StatementError as exc:
         if isinstance(exc.orig, ShadowSpecError):
             raise exc.orig from exc
-        if _is_unreachable(url, exc):
-            raise ServiceUnavailableError(f"database {name} cannot be reached: {_first_line(exc)}") from exc
+        unavailable = _unavailability(url, exc)
+        if unavailable is not None:
+            raise unavailable from exc
         raise StoreError(f"database {name}: {_first_line(exc)}") from exc
     except SQLAlchemyError as exc:
         raise StoreError(f"database {name}: {_first_line(exc)}") from exc
@@ -125,11 +208,24 @@ def translated_errors(url: URL) -> Iterator[None]:
         raise StoreError(f"database {name}: a value cannot be stored ({type(exc).__name__})") from exc
 
 
-def _is_unreachable(url: URL, exc: StatementError) -> bool:
-    if url.get_backend_name() != "postgresql" or not isinstance(exc, OperationalError | InterfaceError):
-        return False
+def _unavailability(url: URL, exc: StatementError) -> ServiceUnavailableError | None:
+    """The error that says that the server cannot serve, or None where it objects to what it was given."""
+    if url.get_backend_name() != "postgresql":
+        return None
+    name, said = url.render_as_string(hide_password=True), _first_line(exc)
     sqlstate = getattr(exc.orig, "sqlstate", None)
-    return exc.connection_invalidated or sqlstate is None or sqlstate.startswith(UNREACHABLE_SQLSTATES)
+    is_connection_error = isinstance(exc, OperationalError | InterfaceError) and sqlstate is None
+    if is_connection_error or (isinstance(exc, DBAPIError) and exc.connection_invalidated and sqlstate is None):
+        return ServiceUnavailableError(
+            f"database {name} cannot be reached: {said}", is_retryable=FINAL_LOGIN.search(str(exc.orig)) is None
+        )
+    if sqlstate is None:
+        return None
+    if sqlstate.startswith(FINAL_SQLSTATES):
+        return ServiceUnavailableError(f"database {name} cannot be reached: {said}", is_retryable=False)
+    if sqlstate.startswith(HEALING_SQLSTATES) or HEALING_WORDS.get(sqlstate, "\0") in str(exc.orig):
+        return ServiceUnavailableError(f"database {name} cannot serve now ({sqlstate}): {said}")
+    return None
 
 
 def _first_line(exc: SQLAlchemyError) -> str:

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 
 from sqlalchemy import Engine
 
-from shadowspec.store import locks, queries, schema, session, writes
-from shadowspec.store.snapshots import TestSnapshot
+from shadowspec.store import grants, ledger, locks, overrides, retention, rollouts, schedules, schema, session, writes
+from shadowspec.store.evidence import EvidenceSession
+from shadowspec.store.grants import RoleKind
+from shadowspec.store.partitions import Partitions
+from shadowspec.store.reads import Reads
+from shadowspec.store.retention import Removal
 from shadowspec.types import (
-    BlockResult,
+    Clearing,
     Decision,
+    Delivery,
     FingerprintedConfig,
-    FunnelCounter,
+    Override,
+    Period,
     RecordKey,
-    Run,
-    StoredBlock,
+    Rollout,
     StoredRecord,
+    WriteBatch,
+    WriteOutcome,
 )
 
+STILL_AT_WORK = timedelta(minutes=10)  # a consumer that moved within it is taken to be running
 LOCK_TIMEOUT_S = 60.0  # a gate run over a full endpoint takes seconds; longer means that a holder hangs
 
 
-class Store:
-    """Owns the engine of one database.  Every method is one transaction; times come back in UTC.
+class Store(Reads):
+    """Owns the engine of one database.  Every method is one transaction.
 
     Every method raises ServiceUnavailableError if the database cannot be reached and StoreError if it refuses.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        super().__init__(engine)
+        self._partitions = Partitions(engine)
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -65,77 +75,130 @@ class Store:
 
     # writes
 
-    def save_records(self, records: Sequence[StoredRecord]) -> int:
-        """Keep the records whose keys are new; how many those were."""
+    def save_batch(self, batch: WriteBatch, consumer: str) -> WriteOutcome:
+        """Write rows, rollups, funnel counts and the consumer's places in the ledger, all or nothing.
+
+        Written again, a batch is refused by the ledger, or (without advances) changes nothing.
+
+        Raises:
+            FencedError: a partition does not stand where the batch expects it: another worker has moved it.
+        """
+        self._make_partitions([*batch.records, *(record for _, records in batch.blocks for record in records)])
         with session.write(self._engine) as connection:
-            return writes.insert_records(connection, records)
+            return writes.save_batch(connection, batch, consumer)
 
     def save_fingerprints(self, configs: Sequence[FingerprintedConfig]) -> None:
         """Keep the configs that are new; a run or decision can only name a fingerprint that is kept."""
         with session.write(self._engine) as connection:
             writes.insert_fingerprints(connection, configs)
 
-    def save_block(self, result: BlockResult, records: Sequence[StoredRecord]) -> int:
-        """Keep a block with its records, runs and timings; how many runs were new."""
+    def record_attempt(self, keys: Sequence[RecordKey]) -> dict[RecordKey, int]:
+        """Count one more attempt to measure each record alone, before it begins; the attempts so far."""
         with session.write(self._engine) as connection:
-            return writes.insert_block(connection, result, records)
+            ledger.add_attempts(connection, keys)
+            return ledger.read_attempts(connection, keys)
+
+    def clear_attempts(self, keys: Sequence[RecordKey]) -> None:
+        """Count the attempts of these records from zero again: measured alone, they did no harm."""
+        with session.write(self._engine) as connection:
+            ledger.clear_attempts(connection, keys)
+
+    def _make_partitions(self, records: Sequence[StoredRecord]) -> None:
+        self._partitions.ensure(record.key.timestamp_ms for record in records)
+
+    @contextmanager
+    def evidence_session(self, endpoint: str) -> Iterator[EvidenceSession]:
+        """One transaction over an endpoint's evidence; it commits at the end, or leaves everything as it was."""
+        with session.write(self._engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
+            yield EvidenceSession(connection, endpoint)
+
+    @contextmanager
+    def evidence_rehearsal(self, endpoint: str) -> Iterator[Callable[[], EvidenceSession]]:
+        """Makes sessions of one transaction, each of which sees what those before it did; all of it is undone."""
+        with session.write(self._engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
+            try:
+                yield lambda: EvidenceSession(connection, endpoint)
+            finally:
+                connection.rollback()
 
     def append_decisions(self, decisions: Sequence[Decision]) -> None:
         """Append one gate run: a row per decision, a snapshot per test.  Nothing is ever changed."""
         with session.write(self._engine) as connection:
             writes.append_decisions(connection, decisions)
 
-    # reads
+    def add_override(self, override: Override) -> int:
+        """Append an override, whose own id is ignored; the id that it got."""
+        with session.write(self._engine) as connection:
+            return overrides.add_override(connection, override)
 
-    def endpoints(self) -> list[str]:
-        """Every endpoint seen, sorted."""
-        with session.read(self._engine) as connection:
-            return queries.read_endpoints(connection)
+    def clear_override(self, clearing: Clearing) -> None:
+        """Append the end of an override.
 
-    def stored_record_keys(self, source: str) -> set[RecordKey]:
-        """Keys of the records kept of one source."""
-        with session.read(self._engine) as connection:
-            return queries.read_record_keys(connection, source)
+        Raises:
+            UsageError: there is no such override, or it was cleared before.
+        """
+        with session.write(self._engine) as connection:
+            overrides.clear_override(connection, clearing)
 
-    def stored_block_ids(self, source: str | None = None) -> set[str]:
-        """Ids of the blocks kept, or of those that hold a run of one source."""
-        with session.read(self._engine) as connection:
-            return queries.read_block_ids(connection, source)
+    def append_rollouts(self, changed: Sequence[Rollout]) -> None:
+        """Append one row per change of stage or depth."""
+        with session.write(self._engine) as connection:
+            rollouts.append_rollouts(connection, changed)
 
-    def records(self, endpoint: str) -> list[StoredRecord]:
-        """The endpoint's records in the order of event time, ties by key."""
-        with session.read(self._engine) as connection:
-            return queries.read_records(connection, endpoint)
+    # what schedulers do
 
-    def blocks(self, endpoint: str) -> list[StoredBlock]:
-        """The endpoint's blocks in start order."""
-        with session.read(self._engine) as connection:
-            return queries.read_blocks(connection, endpoint)
+    def begin_periods(self, periods: Sequence[Period]) -> int:
+        """Keep the periods that are new; how many were."""
+        with session.write(self._engine) as connection:
+            return schedules.begin_periods(connection, periods)
 
-    def runs(self, endpoint: str) -> list[Run]:
-        """The endpoint's runs in the start order of their blocks, within a block by key and fingerprint."""
-        with session.read(self._engine) as connection:
-            return queries.read_runs(connection, endpoint)
+    def prepare_period(self, period: Period, deliveries: Sequence[Delivery]) -> None:
+        """Fix the time of which a period's report speaks, together with the deliveries that are to be made."""
+        with session.write(self._engine) as connection:
+            schedules.prepare_period(connection, period, deliveries)
 
-    def fingerprints(self) -> dict[str, FingerprintedConfig]:
-        """Every config measured, by fingerprint."""
-        with session.read(self._engine) as connection:
-            return queries.read_fingerprints(connection)
+    def keep_delivery(self, delivery: Delivery) -> None:
+        """Keep the state of a delivery as it is now."""
+        with session.write(self._engine) as connection:
+            schedules.keep_delivery(connection, delivery)
 
-    def latest_decisions(self, endpoint: str | None = None) -> list[Decision]:
-        """The last decision on every hypothesis (endpoint x slice x load x fingerprint), sorted by it."""
-        with session.read(self._engine) as connection:
-            return queries.read_latest_decisions(connection, endpoint)
+    def abandon_deliveries(self, receivers: Sequence[str], error: str) -> int:
+        """Give up what is open for receivers that are not among these; how many deliveries that were."""
+        with session.write(self._engine) as connection:
+            return schedules.abandon_deliveries(connection, receivers, error)
 
-    def snapshots(self, endpoint: str) -> list[TestSnapshot]:
-        """Every test of every gate run, oldest first."""
-        with session.read(self._engine) as connection:
-            return queries.read_snapshots(connection, endpoint)
+    # keeping house
 
-    def funnel(self) -> dict[tuple[str | None, FunnelCounter, str | None], int]:
-        """Records by (endpoint, counter, reason); they add up to the records consumed."""
-        with session.read(self._engine) as connection:
-            return queries.read_funnel(connection)
+    def retain(
+        self, max_age: timedelta, *, is_dry_run: bool = False, is_forced: bool = False, now: datetime | None = None
+    ) -> Removal:
+        """Remove records, runs and blocks older than this; what was counted, added up and decided stays.
+
+        Raises:
+            UsageError: undecided hypotheses rest on what would be removed, and it is not forced.
+        """
+        now = now or datetime.now(UTC)
+        return retention.retain(self._engine, max_age, now=now, is_dry_run=is_dry_run, is_forced=is_forced)
+
+    def forget_consumer(self, consumer: str, *, is_forced: bool = False) -> int:
+        """Let a consumer that was retired hold no watermark back; how many of its partitions did.
+
+        What it has finished stays counted and folded.  If it comes back it holds the watermark again.
+
+        Raises:
+            UsageError: there is no such consumer, or it moved a moment ago and it is not forced.
+        """
+        moved_before = None if is_forced else datetime.now(UTC) - STILL_AT_WORK
+        with session.write(self._engine) as connection:
+            return ledger.forget_consumer(connection, consumer, moved_before=moved_before)
+
+    def grant(self, kind: RoleKind, role: str) -> list[str]:
+        """Give an existing Postgres role exactly the rights of its kind; the statements that did it.
+
+        Raises:
+            UsageError: not Postgres, or the role owns the tables.
+        """
+        return grants.grant(self._engine, kind, role)
 
     # exclusion
 
@@ -148,3 +211,7 @@ class Store:
         """
         with locks.endpoint_lock(self._engine, endpoint, timeout_s):
             yield
+
+    def leadership(self, name: str) -> locks.Leadership:
+        """The lock that makes one process the leader in what `name` says; not held yet."""
+        return locks.Leadership(self._engine, name)

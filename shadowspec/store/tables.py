@@ -2,105 +2,59 @@
 
 Columns carry the names of the fields in `shadowspec.types`.  Counts are integers, per-position counts JSON
 arrays on both dialects, and no ratio is stored.  A record's key is (source, source_partition, source_offset,
-timestamp_ms): natural keys, because a unique key of a table partitioned by time must hold its time.
+timestamp_ms, source_item): natural keys, because a unique key of a table partitioned by time must hold its time.
+
+`records` and `runs` are partitioned by `timestamp_ms` on Postgres (`shadowspec.store.partitions`).  Neither they
+nor `block_memory` have foreign keys: at volume each would cost a look-up and a row lock per row, and hinder the
+dropping of a partition.  What they would guarantee is kept otherwise: a run is written in the transaction that
+writes its record and its block, after a check that its config is known, and configs are never deleted;
+retention drops the partitions of both tables together, and then the blocks that no run names.
 """
 
 from __future__ import annotations
 
-import math
-from datetime import UTC, datetime
-from typing import Any
-
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
+    CheckConstraint,
     Column,
-    DateTime,
-    Dialect,
-    Double,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
-    Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
-    TypeDecorator,
+    UniqueConstraint,
 )
 
-from shadowspec.errors import StoreError
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """An aware instant.  SQLite keeps no zone, so UTC goes in and is restored on the way out."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise StoreError("a time without a zone cannot be stored")
-        return value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-
-class Real(TypeDecorator[float]):
-    """A double; infinity is kept, NaN is refused: SQLite would turn it into NULL, and undefined is None."""
-
-    impl = Double
-    cache_ok = True
-
-    def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
-        if value is not None and math.isnan(value):
-            raise StoreError("NaN cannot be stored: an undefined figure is None")
-        return value
-
-
-AutoKey = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself in INTEGER columns only
-Json = JSON(none_as_null=True)
+from shadowspec.store.columns import (
+    AutoKey,
+    Json,
+    Real,
+    UtcDateTime,
+    fingerprint_reference,
+    integers,
+    ledger_key,
+    reals,
+    record_key,
+)
 
 metadata = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
         "fk": "fk_%(table_name)s_%(referred_table_name)s",
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s",
     }
 )
 
-RECORD_KEY = ("source", "source_partition", "source_offset", "timestamp_ms")
-RUN_KEY = (*RECORD_KEY, "fingerprint")
-
-
-def _record_key() -> list[Column[Any]]:
-    return [
-        Column("source", Text, primary_key=True),
-        *(Column(name, BigInteger, primary_key=True, autoincrement=False) for name in RECORD_KEY[1:]),
-    ]
-
-
-def _fingerprint(*, primary_key: bool = False) -> Column[Any]:
-    return Column("fingerprint", Text, ForeignKey("fingerprints.fingerprint"), primary_key=primary_key, nullable=False)
-
-
-def _integers(*names: str, nullable: bool = False) -> list[Column[Any]]:
-    return [Column(name, BigInteger, nullable=nullable) for name in names]
-
-
-def _reals(*names: str, nullable: bool = False) -> list[Column[Any]]:
-    return [Column(name, Real, nullable=nullable) for name in names]
-
+TIMING_COLUMNS = ("queue_ms", "prefill_ms", "decode_ms", "draft_ms", "verify_ms", "other_ms")
 
 records = Table(
     "records",
     metadata,
-    *_record_key(),
+    *record_key(),
     Column("counter", Text, nullable=False),
     Column("reason", Text),
     Column("endpoint", Text),
@@ -109,6 +63,8 @@ records = Table(
     Column("event_time", UtcDateTime),
     Column("session_hash", Text),
     Column("user_hash", Text),
+    Column("request_id_hash", Text),
+    Column("unit_key", Text),
     Column("session_position", BigInteger),
     Column("sampling_rate", Real),
     Column("num_prompt_tokens", BigInteger),
@@ -126,7 +82,7 @@ fingerprints = Table(
     Column("num_speculative_tokens", BigInteger, nullable=False),
     Column("verify_rule", Text, nullable=False),
     Column("backend", Text, nullable=False),
-    *_integers("ngram_min", "ngram_max"),
+    *integers("ngram_min", "ngram_max"),
     Column("engine", Text, nullable=False),
     Column("device", Text, nullable=False),
     Column("dtype", Text, nullable=False),
@@ -140,18 +96,20 @@ blocks = Table(
     Column("sequence", BigInteger, nullable=False),
     Column("endpoint", Text, nullable=False),
     Column("slice_key", Text, nullable=False),
-    *_integers("concurrency", "n_max"),
+    *integers("concurrency", "n_max"),
     Column("first_arm", Text, nullable=False),
     Column("started_at", UtcDateTime, nullable=False),
+    *integers("num_out_of_memory"),
+    *integers("num_runs"),  # stored with it: when so many are known, all are
     Index(None, "endpoint", "sequence"),
 )
 
 block_memory = Table(
     "block_memory",
     metadata,
-    Column("block_id", Text, ForeignKey("blocks.block_id"), primary_key=True),
-    _fingerprint(primary_key=True),
-    *_integers(
+    Column("block_id", Text, primary_key=True),
+    Column("fingerprint", Text, primary_key=True),
+    *integers(
         "baseline_peak_bytes",
         "speculative_peak_bytes",
         "kv_bytes_per_token",
@@ -161,18 +119,27 @@ block_memory = Table(
     Column("source", Text, nullable=False),
 )
 
-runs = Table(
+runs = Table(  # one row per request and config, both arms in it; what reads need of block and record is repeated
     "runs",
     metadata,
-    *_record_key(),
-    _fingerprint(primary_key=True),
-    Column("block_id", Text, ForeignKey("blocks.block_id"), nullable=False),
+    *record_key(),
+    Column("fingerprint", Text, primary_key=True),
+    Column("block_id", Text, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("slice_key", Text, nullable=False),
+    *integers("concurrency"),
+    Column("event_time", UtcDateTime, nullable=False),  # the record's; where it has none, the start of the block
+    Column("sampling_rate", Real),
     Column("failure", Text),
-    *_integers("num_drafts", "num_draft_tokens", "num_accepted_tokens", nullable=True),
+    *integers("num_drafts", "num_draft_tokens", "num_accepted_tokens", nullable=True),
     Column("num_accepted_tokens_per_pos", Json),
     Column("acceptance_histogram", Json),
-    *_integers("num_output_tokens", "num_prompt_tokens", "num_plain_steps", "num_cut_steps", nullable=True),
-    *_integers("num_cut_draft_tokens", "num_cut_accepted_tokens", nullable=True),
+    *integers("num_output_tokens", "num_prompt_tokens", "num_plain_steps", "num_cut_steps", nullable=True),
+    *integers("num_cut_draft_tokens", "num_cut_accepted_tokens", nullable=True),
+    *reals(*(f"baseline_{name}" for name in TIMING_COLUMNS), nullable=True),
+    *integers("baseline_num_output_tokens", nullable=True),
+    *reals(*(f"speculative_{name}" for name in TIMING_COLUMNS), nullable=True),
+    *integers("speculative_num_output_tokens", nullable=True),
     Column("has_parity", Boolean, nullable=False),
     Column("first_divergence", BigInteger),
     Column("divergence_gap", Real),
@@ -183,19 +150,8 @@ runs = Table(
     Column("baseline_z_tokens", BigInteger),
     Column("is_repetition_loop", Boolean, nullable=False),
     Column("finish_reason", Text),
-    ForeignKeyConstraint(RECORD_KEY, [f"records.{name}" for name in RECORD_KEY]),
-    Index(None, "block_id"),
-)
-
-arms = Table(
-    "arms",
-    metadata,
-    *_record_key(),
-    Column("fingerprint", Text, primary_key=True),
-    Column("arm", Text, primary_key=True),
-    *_reals("queue_ms", "prefill_ms", "decode_ms", "draft_ms", "verify_ms", "other_ms"),
-    Column("num_output_tokens", BigInteger, nullable=False),
-    ForeignKeyConstraint(RUN_KEY, [f"runs.{name}" for name in RUN_KEY]),
+    Column("scores", Json),  # by name, of both arms; NULL where a run carries none
+    Index(None, "endpoint", "event_time"),
 )
 
 decisions = Table(  # append-only: the database refuses UPDATE and DELETE
@@ -205,15 +161,18 @@ decisions = Table(  # append-only: the database refuses UPDATE and DELETE
     Column("endpoint", Text, nullable=False),
     Column("slice_key", Text, nullable=False),
     Column("concurrency", BigInteger, nullable=False),
-    _fingerprint(),
+    fingerprint_reference(),
     Column("verdict", Text, nullable=False),
     Column("reason_code", Text, nullable=False),
     Column("reason", Text, nullable=False),
-    *_integers("num_clusters", "num_blocks"),
+    *integers("num_clusters", "num_blocks"),
     Column("clusters_needed", BigInteger),
     Column("decided_at", UtcDateTime, nullable=False),
     Column("details", Json, nullable=False),
-    Index(None, "endpoint", "slice_key", "concurrency", "fingerprint"),
+    Column("fold_id", BigInteger),  # up to which evidence was folded; NULL before revision 0003
+    Index("ix_decisions_hypothesis", "endpoint", "slice_key", "concurrency", "fingerprint", "decision_id"),
+    Index("ix_decisions_moment", "endpoint", "slice_key", "concurrency", "fingerprint", "decided_at", "decision_id"),
+    Index(None, "decided_at"),
 )
 
 test_snapshots = Table(  # append-only, like the decisions that its rows belong to
@@ -223,10 +182,226 @@ test_snapshots = Table(  # append-only, like the decisions that its rows belong 
     Column("position", BigInteger, primary_key=True, autoincrement=False),
     Column("name", Text, nullable=False),
     Column("outcome", Text, nullable=False),
-    *_reals("estimate", "lower", "upper", "threshold", nullable=True),
-    *_reals("alpha"),
+    *reals("estimate", "lower", "upper", "threshold", nullable=True),
+    *reals("alpha"),
     Column("unit", Text, nullable=False),
-    *_integers("num_units", "min_units"),
+    *integers("num_units", "min_units"),
     Column("units_needed", BigInteger),
     Column("details", Json, nullable=False),
 )
+
+overrides = Table(  # append-only: what operators have ordered
+    "overrides",
+    metadata,
+    Column("override_id", AutoKey, primary_key=True, autoincrement=True),
+    Column("endpoint", Text, nullable=False),
+    Column("slice_key", Text, nullable=False),
+    Column("concurrency", BigInteger),
+    *(Column(name, Text, nullable=False) for name in ("verdict", "reason", "author")),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime),
+    CheckConstraint("verdict IN ('DISABLE', 'HOLD')", name="ck_overrides_verdict"),  # ENABLE is never forced
+    Index(None, "endpoint"),
+)
+
+override_clearings = Table(  # append-only: an override is cleared once, or never
+    "override_clearings",
+    metadata,
+    Column("override_id", BigInteger, ForeignKey("overrides.override_id"), primary_key=True, autoincrement=False),
+    *(Column(name, Text, nullable=False) for name in ("reason", "author")),
+    Column("cleared_at", UtcDateTime, nullable=False),
+)
+
+rollouts = Table(  # append-only: a row per change of stage or depth
+    "rollouts",
+    metadata,
+    Column("rollout_id", AutoKey, primary_key=True, autoincrement=True),
+    Column("endpoint", Text, nullable=False),
+    Column("concurrency", BigInteger, nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("fingerprint", Text, ForeignKey("fingerprints.fingerprint")),
+    Column("since", UtcDateTime, nullable=False),
+    Column("decided_at", UtcDateTime, nullable=False),
+    Column("reason_code", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    *integers("num_blocks"),
+    Column("alarms", Json, nullable=False),
+    Column("depth_since", UtcDateTime),
+    Column("depth_caps", Json, nullable=False),
+    *reals("share"),
+    Index("ix_rollouts_endpoint", "endpoint", "concurrency", "rollout_id"),
+)
+
+ledger = Table(  # how far each consumer has come: the truth about what is counted
+    "ledger",
+    metadata,
+    *ledger_key(),
+    *integers("next_offset", "num_messages", "num_records"),
+    Column("watermark", UtcDateTime),
+    Column("is_behind", Boolean, nullable=False),
+    Column("is_ended", Boolean, nullable=False),
+    Column("resume_offset", BigInteger),
+    Column("first_offset", BigInteger, nullable=False, server_default="0"),  # where the consumer began
+    Column("moved_at", UtcDateTime),
+)
+
+funnel_counts = Table(  # per partition, so that workers never wait for each other's rows
+    "funnel_counts",
+    metadata,
+    *ledger_key(),
+    Column("endpoint", Text, primary_key=True),  # "" where none could be told: a key holds no NULL
+    Column("counter", Text, primary_key=True),
+    Column("reason", Text, primary_key=True),  # "" for none
+    *integers("num_records"),
+    Index(None, "endpoint"),
+)
+
+attempts = Table(  # measurements that began with a record alone, after one that killed the engine
+    "attempts",
+    metadata,
+    *record_key(),
+    *integers("num_attempts"),
+)
+
+rollups = Table(  # sums over runs, which add up and outlive them
+    "rollups",
+    metadata,
+    Column("rollup_id", AutoKey, primary_key=True, autoincrement=True),
+    Column("endpoint", Text, nullable=False),
+    Column("slice_key", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("concurrency", BigInteger, nullable=False),
+    Column("hour", UtcDateTime, nullable=False),  # of event time
+    *integers("num_runs", "num_failed", "num_timed", "num_repetition_loops"),
+    *integers("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_prompt_tokens"),
+    *integers("num_plain_steps", "num_cut_steps", "num_cut_draft_tokens", "num_cut_accepted_tokens"),
+    *integers("baseline_num_output_tokens", "speculative_num_output_tokens"),
+    *reals("baseline_queue_ms", "baseline_prefill_ms", "baseline_decode_ms"),
+    *reals("speculative_queue_ms", "speculative_prefill_ms", "speculative_decode_ms"),
+    *reals("speculative_draft_ms", "speculative_verify_ms", "speculative_other_ms"),
+    *reals("baseline_end_to_end_ms_squares", "speculative_end_to_end_ms_squares"),
+    *reals("log_speedup", "log_speedup_squares"),
+    *reals("weight", "weight_squares", "weighted_drafts", "weighted_draft_tokens", "weighted_accepted_tokens"),
+    *reals("weighted_first_accepted_tokens", "timed_weight", "weighted_log_speedup"),
+    *reals("weighted_baseline_end_to_end_ms", "weighted_speculative_end_to_end_ms"),
+    UniqueConstraint("endpoint", "hour", "slice_key", "fingerprint", "concurrency"),
+    Index("ix_rollups_key", "endpoint", "slice_key", "fingerprint", "concurrency", "hour"),
+)
+
+rollup_positions = Table(  # changed only while its rollup's row is held
+    "rollup_positions",
+    metadata,
+    Column("rollup_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    *integers("num_accepted_tokens", "num_steps"),
+)
+
+rollup_bins = Table(  # changed only while its rollup's row is held
+    "rollup_bins",
+    metadata,
+    Column("rollup_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("metric", Text, primary_key=True),
+    Column("bin", BigInteger, primary_key=True, autoincrement=False),
+    *integers("num_runs"),
+    *reals("weight"),
+)
+
+folds = Table(  # append-only: what each step of a gate run took in
+    "folds",
+    metadata,
+    Column("fold_id", AutoKey, primary_key=True, autoincrement=True),
+    Column("endpoint", Text, nullable=False),
+    Column("spans", Json, nullable=False),
+    Column("closed_by", UtcDateTime),
+    *integers("num_records", "num_runs"),
+    Column("parameters", Json, nullable=False),
+    Column("begins", Json),
+    Column("folded_at", UtcDateTime, nullable=False),
+    Index(None, "endpoint", "fold_id"),
+)
+
+evidence_endpoints = Table(  # how far an endpoint's evidence has come
+    "evidence_endpoints",
+    metadata,
+    Column("endpoint", Text, primary_key=True),
+    *integers("fold_id"),
+    Column("document", Json, nullable=False),
+)
+
+evidence_cursors = Table(  # the ranges of offsets that are folded
+    "evidence_cursors",
+    metadata,
+    Column("endpoint", Text, primary_key=True),
+    Column("source", Text, primary_key=True),
+    Column("source_partition", BigInteger, primary_key=True, autoincrement=False),
+    Column("start_offset", BigInteger, primary_key=True, autoincrement=False),
+    *integers("folded_offset"),  # everything from the start up to, but without, this
+)
+
+evidence = Table(  # what each hypothesis's units have added up to
+    "evidence",
+    metadata,
+    Column("endpoint", Text, primary_key=True),
+    Column("slice_key", Text, primary_key=True),
+    Column("concurrency", BigInteger, primary_key=True, autoincrement=False),
+    Column("fingerprint", Text, primary_key=True),
+    Column("document", Json, nullable=False),
+    Column("tables", LargeBinary, nullable=False),
+)
+
+evidence_keys = Table(  # clusters that are open, or in evidence but not to be opened again yet
+    "evidence_keys",
+    metadata,
+    Column("endpoint", Text, primary_key=True),
+    Column("way", Text, primary_key=True),  # of making clusters: a digest of the parameters
+    Column("slice_key", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("arrivals", Json, nullable=False),
+    Column("reopens_at", UtcDateTime),
+    Column("first_event", UtcDateTime),
+    Column("closes_at", UtcDateTime),
+    Column("is_full", Boolean, nullable=False),
+    Index(None, "endpoint", "way", "first_event"),
+)
+
+evidence_blocks = Table(  # blocks that are begun and in no evidence yet
+    "evidence_blocks",
+    metadata,
+    Column("endpoint", Text, primary_key=True),
+    Column("block_id", Text, primary_key=True),
+    Column("runs", Json, nullable=False),
+)
+
+schedule_periods = Table(  # what each job has had to do: one row per time at which it was due
+    "schedule_periods",
+    metadata,
+    Column("job", Text, primary_key=True),
+    Column("due_at", UtcDateTime, primary_key=True),
+    Column("since", UtcDateTime, nullable=False),
+    Column("until", UtcDateTime),  # NULL until its deliveries stand
+    Column("gate_outcome", Text),
+)
+
+report_deliveries = Table(  # a report to one receiver; never what it says
+    "report_deliveries",
+    metadata,
+    Column("job", Text, primary_key=True),
+    Column("due_at", UtcDateTime, primary_key=True),
+    Column("receiver", Text, primary_key=True),
+    Column("state", Text, nullable=False),
+    *integers("attempts"),
+    Column("idempotency_key", Text, nullable=False),
+    Column("message_id", Text),
+    Column("next_attempt_at", UtcDateTime, nullable=False),
+    Column("sent_at", UtcDateTime),
+    Column("last_error", Text),
+    ForeignKeyConstraint(
+        ["job", "due_at"],
+        ["schedule_periods.job", "schedule_periods.due_at"],
+        name="fk_report_deliveries_schedule_periods",
+    ),
+    Index(None, "receiver", "state"),
+)
+
+ROLLUP_KEY = ("endpoint", "hour", "slice_key", "fingerprint", "concurrency")
+PARTITIONED = (records, runs)

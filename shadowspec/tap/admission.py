@@ -5,58 +5,40 @@ before it and on the secret, never on outcomes, the clock or a generator: a seco
 gives the same fates, and whether a request is measured is settled before anything is known of its result.
 
 A session is timed once per endpoint, at its J-th usable request; requests without a session count for
-their user, and those without either for the ten minutes in which they came.
+their user, and those without either for the ten minutes in which they came.  One draw per session decides
+which of its slices are sampled: those whose rate, as it stood at the slice's first record, is above it.  A
+session whose draw is above the endpoint's own rate is dropped before its bodies are read.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
 
 from shadowspec.errors import RecordError
-from shadowspec.tap import openai
-from shadowspec.tap.endpoints import EndpointRule, match_endpoint
+from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.hashing import KeyedHash
-from shadowspec.tap.labels import slice_labels
+from shadowspec.tap.memory import EndpointMemory
 from shadowspec.tap.parameters import malformed, unsupported
-from shadowspec.tap.records import EPOCH, decode
+from shadowspec.tap.reading import Found, Reader, Reading, Tokenizer
+from shadowspec.tap.records import MirroredRecord, decode
+from shadowspec.tap.routing import NO_HINTS, Hints
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import (
     FunnelCounter,
-    SamplingParameters,
+    FunnelKey,
+    PartitionId,
+    RecordKey,
     ShadowPrompt,
     StoredRecord,
-    format_slice_key,
+    UnitMemory,
 )
 
-MAX_REMEMBERED_REQUESTS = 1_000_000  # ids per endpoint against which duplicates are seen; about 150 MB
+SliceRate = Callable[[EndpointRule, str], float]  # the present inclusion rate of a slice of an endpoint
 
 
-class Tokenizer(Protocol):
-    """The target's tokenizer as the tap needs it.
-
-    `render_chat` and `encode` return token ids as the server would see them (special tokens included) and
-    raise `RecordError` alone, where this target has no chat template or its template refuses the messages.
-    """
-
-    @property
-    def context_length(self) -> int: ...  # tokens, prompt and output together
-
-    @property
-    def vocabulary_size(self) -> int: ...
-
-    def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> list[int]: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(NamedTuple):
     """A request to measure, at the load `concurrency`.  Its record becomes `failed` if measuring it fails."""
 
     prompt: ShadowPrompt
@@ -64,158 +46,127 @@ class Admitted:
     concurrency: int
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(NamedTuple):
     """A record that is not measured; its counter and reason say why."""
 
     record: StoredRecord
-
-
-@dataclass(slots=True)
-class _Unit:
-    """How many usable requests a session (or what stands for it) has had, and when the last one came."""
-
-    position: int
-    last_seen: datetime
-
-
-@dataclass(slots=True)
-class _EndpointState:
-    """What is remembered of an endpoint's stream.  `newest` is the watermark: the newest event time so far."""
-
-    forget_unit_after: timedelta
-    newest: datetime = EPOCH
-    units: OrderedDict[str, _Unit] = field(default_factory=OrderedDict)  # least recently seen first
-    requests: OrderedDict[str, None] = field(default_factory=OrderedDict)  # oldest first
-
-    def advance(self, event_time: datetime) -> None:
-        self.newest = max(self.newest, event_time)
-        while self.units and self.newest - next(iter(self.units.values())).last_seen > self.forget_unit_after:
-            self.units.popitem(last=False)
-
-    def next_position(self, unit_key: str) -> int:
-        unit = self.units.setdefault(unit_key, _Unit(0, self.newest))
-        unit.position += 1
-        unit.last_seen = self.newest
-        self.units.move_to_end(unit_key)
-        return unit.position
-
-    def is_duplicate(self, identities: Sequence[str]) -> bool:
-        seen = any(identity in self.requests for identity in identities)
-        self.requests.update(dict.fromkeys(identities))
-        while len(self.requests) > MAX_REMEMBERED_REQUESTS:
-            self.requests.popitem(last=False)
-        return seen
 
 
 class Admission:
     """Decides each record's fate, in the order of delivery.  One instance lives as long as its input."""
 
     def __init__(
-        self, rules: Sequence[EndpointRule], tokenizers: Mapping[str, Tokenizer], keyed_hash: KeyedHash
+        self,
+        rules: Sequence[EndpointRule],
+        tokenizers: Mapping[str, Tokenizer],
+        keyed_hash: KeyedHash,
+        slice_rate: SliceRate = lambda rule, slice_key: rule.sample_rate,
     ) -> None:
         """
         Args:
             rules: the endpoints, in the order in which they are tried.
             tokenizers: each endpoint's target tokenizer, by endpoint name.
             keyed_hash: hashes under the operator's secret.
+            slice_rate: the rate at which a slice is sampled now, at most the endpoint's `sample_rate`.
         """
         missing = [rule.name for rule in rules if rule.name not in tokenizers]
         if missing:
             raise ValueError(f"no tokenizer for {', '.join(missing)}")
-        self._rules = tuple(rules)
-        self._tokenizers = tokenizers
+        self._reader = Reader(rules, tokenizers, keyed_hash)
         self._hash = keyed_hash
-        self._states = {rule.name: _EndpointState(rule.forget_unit_after) for rule in rules}
+        self._slice_rate = slice_rate
+        self._memories = {rule.name: EndpointMemory(rule.forget_unit_after) for rule in rules}
+
+    def restore(
+        self, partition: PartitionId, endpoint: str, units: Mapping[str, UnitMemory], request_ids: Iterable[str]
+    ) -> None:
+        """Take up what the stored rows of a partition remember of an endpoint."""
+        if endpoint in self._memories:
+            self._memories[endpoint].restore(partition, units, request_ids)
+
+    def forget(self, partition: PartitionId) -> None:
+        """Drop what came from a partition that this process no longer reads."""
+        for memory in self._memories.values():
+            memory.forget(partition)
 
     def admit(self, raw: RawRecord) -> Admitted | Rejected:
-        """The fate of one record.  Never raises for what a record holds."""
-        trail = _Trail(StoredRecord(key=raw.key, counter=FunnelCounter.MALFORMED))
+        """The fate of a message that holds one record in our own format.  Never raises for what it holds."""
         try:
-            return self._admit(raw, trail)
+            if raw.problem is not None:
+                raise malformed(raw.problem)
+            if raw.value is None:
+                raise unsupported("tombstone")
+            return self.admit_record(raw.key, decode(raw.value))
         except RecordError as error:
-            return Rejected(replace(trail.record, counter=FunnelCounter(error.counter), reason=error.reason))
+            return self.admit_record(raw.key, error)
 
-    def _admit(self, raw: RawRecord, trail: _Trail) -> Admitted:
-        """The steps in order; each raises RecordError where the record ends.
+    def presample(self, hints: Hints) -> FunnelKey | None:
+        """Where a record ends whose key or headers already say that its session is not sampled, else None."""
+        return self._reader.presample(hints)
 
-        1. decode; 2. find its endpoint; 3. hash its ids; 4. age; 5. refuse what was not served by this model
-        in the ordinary way; 6. read the bodies; 7. tokenise and hold against the context; 8. slice;
-        9. duplicates; 10. count its place in its session; 11. sampling; 12. whether this place is the timed one.
+    def read(self, found: Iterable[Found]) -> list[Reading]:
+        """What records say by themselves, in their order; worth doing for many at once.  Decides nothing."""
+        return self._reader.read(found)
+
+    def admit_record(
+        self, key: RecordKey, record: MirroredRecord | RecordError, hints: Hints = NO_HINTS
+    ) -> Admitted | Rejected:
+        """The fate of one record, or of what could not be read as one."""
+        return self.decide(self.read([(key, record, hints)])[0])
+
+    def decide(self, reading: Reading) -> Admitted | Rejected:
+        """The fate of a record that was read, after those that were decided before it.
+
+        The steps in order: 1. age; 2. what ended the record when it was read; 3. duplicates; 4. count its place in its
+        session; 5. the session's draw against the slice's rate; 6. whether this place is the timed one.
         """
+        error = reading.error
+        if not reading.is_placed:
+            assert error is not None, "neither read nor refused"
+            return Rejected(
+                StoredRecord(reading.key, FunnelCounter(error.counter), error.reason, event_time=reading.event_time)
+            )
         # Step 1
-        if raw.problem is not None:
-            raise malformed(raw.problem)
-        record = decode(raw.value)
-        event_time = record.event_time(raw.key.timestamp_ms)
-        trail.update(event_time=event_time)
+        rule, event_time = reading.rule, reading.event_time
+        assert event_time is not None, "placed without a time"
+        memory = self._memories[rule.name]
+        memory.advance(event_time)
+        if rule.max_age is not None and memory.newest - event_time > rule.max_age:
+            return Rejected(_expired(reading, event_time))
         # Step 2
-        rule = match_endpoint(self._rules, endpoint=record.endpoint, model=record.model, path=record.request_path)
-        if rule is None:
-            raise unsupported("no_endpoint")
-        state = self._states[rule.name]
+        if error is not None:
+            return Rejected(_stored(reading, FunnelCounter(error.counter), error.reason, reading.sampling_rate))
         # Step 3
-        session_hash = self._hashed("session", record.session())
-        user_hash = self._hashed("user", record.user_id())
-        request_id_hash = self._hashed("request", record.request_identity())
-        response_id_hash = self._hashed("response", record.response_identity())
-        tenant_hash = self._hashed("tenant", record.tenant_id())
-        trail.update(endpoint=rule.name, session_hash=session_hash, user_hash=user_hash)
+        assert reading.slice_key is not None, "read to the end without a slice"
+        partition = PartitionId(reading.key.source, reading.key.partition)
+        if memory.is_duplicate(reading.identities, partition):
+            return Rejected(_stored(reading, FunnelCounter.DUPLICATE, "seen_before"))
         # Step 4
-        state.advance(event_time)
-        if rule.max_age is not None and state.newest - event_time > rule.max_age:
-            raise RecordError(FunnelCounter.EXPIRED, "older_than_max_age")
+        unit_key, slice_key = reading.unit_key, reading.slice_key
+        unit = memory.count(unit_key, partition)
+        if (rate := unit.rates.get(slice_key)) is None:
+            rate = unit.rates[slice_key] = self._slice_rate(rule, slice_key)
+        place = (rate, unit_key, unit.position)
         # Step 5
-        record.check_served()
-        response = openai.parse_response(record)
-        _check_model(rule, record.model, response.model)
+        if rate < 1.0:
+            draw = self._reader.draw(rule, unit_key) if reading.draw is None else reading.draw
+            if draw >= rate:
+                return Rejected(_stored(reading, FunnelCounter.SAMPLED_OUT, "not_sampled", *place))
         # Step 6
-        request = openai.parse_request(
-            record, served_prompt_token_ids=response.prompt_token_ids, default_sampling=rule.default_sampling
-        )
-        # Step 7
-        tokenizer = self._tokenizers[rule.name]
-        prompt_token_ids = _prompt_token_ids(request, tokenizer)
-        trail.update(num_prompt_tokens=len(prompt_token_ids))
-        sampling = _bounded(request, rule, len(prompt_token_ids), tokenizer.context_length)
-        # Step 8
-        labels = slice_labels(record, request, rule, sampling.regime, len(prompt_token_ids), tenant_hash)
-        slice_key = format_slice_key(labels, rule.slice_by)
-        trail.update(labels=labels, slice_key=slice_key)
-        # Step 9
-        identities = [identity for identity in (request_id_hash, response_id_hash) if identity is not None]
-        if state.is_duplicate(identities):
-            raise RecordError(FunnelCounter.DUPLICATE, "seen_before")
-        # Step 10
-        unit_key = _unit_key(session_hash, user_hash, (event_time - EPOCH) // rule.time_block)
-        position = state.next_position(unit_key)
-        trail.update(session_position=position, sampling_rate=rule.sample_rate)
-        # Step 11: a hash of (session, slice) alone is the same at every record of theirs, the first included.
-        if self._hash.uniform("sample", rule.name, unit_key, slice_key) >= rule.sample_rate:
-            raise RecordError(FunnelCounter.SAMPLED_OUT, "not_sampled")
-        # Step 12
-        if position != 1 + self._hash.choice("timed_position", rule.timed_positions, rule.name, unit_key):
-            raise RecordError(FunnelCounter.SAMPLED_OUT, "not_timed")
-        trail.update(counter=FunnelCounter.MEASURED)
+        if unit.position != 1 + self._hash.choice("timed_position", rule.timed_positions, rule.name, unit_key):
+            return Rejected(_stored(reading, FunnelCounter.SAMPLED_OUT, "not_timed", *place))
         prompt = ShadowPrompt(
-            key=raw.key,
-            endpoint=rule.name,
-            event_time=event_time,
-            labels=labels,
-            prompt_token_ids=prompt_token_ids,
-            sampling=sampling,
-            session_hash=session_hash,
-            user_hash=user_hash,
-            request_id_hash=request_id_hash,
-            response=response.logged,
+            reading.key, rule.name, event_time, reading.labels, reading.prompt_token_ids, reading.sampling,
+            reading.session_hash, reading.user_hash, reading.request_id_hash, reading.logged,
+        )  # fmt: skip
+        return Admitted(
+            prompt, _stored(reading, FunnelCounter.MEASURED, None, *place), self._concurrency(rule, unit_key)
         )
-        return Admitted(prompt, trail.record, self._concurrency(rule, unit_key))
-
-    def _hashed(self, purpose: str, value: str | None) -> str | None:
-        return None if value is None else self._hash.identifier(purpose, value)
 
     def _concurrency(self, rule: EndpointRule, unit_key: str) -> int:
         """The session's load, drawn in proportion to the shares."""
+        if len(rule.loads) == 1:
+            return rule.loads[0].concurrency
         remaining = self._hash.uniform("load", rule.name, unit_key) * sum(load.share for load in rule.loads)
         for load in rule.loads:
             remaining -= load.share
@@ -224,56 +175,25 @@ class Admission:
         return rule.loads[-1].concurrency  # rounding left a crumb
 
 
-class _Trail:
-    """What is known of a record so far, kept for the row that is stored wherever it ends."""
-
-    def __init__(self, record: StoredRecord) -> None:
-        self.record = record
-
-    def update(self, **known: Any) -> None:
-        self.record = replace(self.record, **known)
-
-
-def _check_model(rule: EndpointRule, asked: str | None, answered: str | None) -> None:
-    named = [model for model in (asked, answered) if model is not None]
-    if not named:
-        raise unsupported("no_model")
-    if any(model not in rule.served_models for model in named):
-        raise unsupported("other_model")
+def _stored(
+    reading: Reading,
+    counter: FunnelCounter,
+    reason: str | None,
+    sampling_rate: float | None = None,
+    unit_key: str | None = None,
+    position: int | None = None,
+) -> StoredRecord:
+    """The row of a record that was read so far; by place, as that takes half the time of naming every field."""
+    return StoredRecord(
+        reading.key, counter, reason, reading.rule.name, reading.slice_key, reading.labels, reading.event_time,
+        reading.session_hash, reading.user_hash, reading.request_id_hash, unit_key, position, sampling_rate,
+        reading.num_prompt_tokens,
+    )  # fmt: skip
 
 
-def _prompt_token_ids(request: openai.ParsedRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
-    if request.prompt_token_ids is not None:
-        ids = request.prompt_token_ids
-    elif request.is_chat:
-        ids = tuple(tokenizer.render_chat(request.messages, request.tools))
-    else:
-        ids = tuple(tokenizer.encode(request.text or ""))
-    if not ids:
-        raise unsupported("empty_prompt")
-    named = (*ids, *request.sampling.stop_token_ids)
-    if max(named) >= tokenizer.vocabulary_size:
-        raise unsupported("token_not_in_vocabulary")
-    return ids
-
-
-def _bounded(
-    request: openai.ParsedRequest, rule: EndpointRule, num_prompt_tokens: int, context_length: int
-) -> SamplingParameters:
-    """The sampling parameters with the output length that prompt and context leave."""
-    room = context_length - num_prompt_tokens
-    max_tokens = room if request.max_tokens is None else request.max_tokens
-    if rule.max_new_tokens is not None:
-        max_tokens = min(max_tokens, rule.max_new_tokens)
-    if room < 1 or max_tokens > room:
-        raise unsupported("longer_than_context")
-    min_tokens = min(request.sampling.min_tokens, max_tokens)
-    return replace(request.sampling, max_tokens=max_tokens, min_tokens=min_tokens)
-
-
-def _unit_key(session_hash: str | None, user_hash: str | None, time_block: int) -> str:
-    if session_hash is not None:
-        return f"session:{session_hash}"
-    if user_hash is not None:
-        return f"user:{user_hash}"
-    return f"time:{time_block}"
+def _expired(reading: Reading, event_time: datetime) -> StoredRecord:
+    """Nothing of it counts but where and when it was, whatever was read of it besides."""
+    return StoredRecord(
+        reading.key, FunnelCounter.EXPIRED, "older_than_max_age", reading.rule.name, event_time=event_time,
+        session_hash=reading.session_hash, user_hash=reading.user_hash, request_id_hash=reading.request_id_hash,
+    )  # fmt: skip

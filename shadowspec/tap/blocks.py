@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.types import Arm, Block, ShadowPrompt, format_slice_key
+from shadowspec.types import Arm, Block, PartitionId, ShadowPrompt, format_slice_key
 
 REMEMBERED_PROMPTS = 64  # timed prompts kept per slice to fill short blocks from; at least the usual loads
 _NO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
@@ -76,6 +76,27 @@ class BlockFormer:
         overdue = [place for place, block in blocks.open.items() if blocks.watermark - block.opened >= limit]
         return [_start(blocks, blocks.open.pop(place)) for place in overdue]
 
+    def advance_all(self, event_time: datetime) -> list[Block]:
+        """`advance` for every endpoint."""
+        return [block for endpoint in self._endpoints for block in self.advance(endpoint, event_time)]
+
+    def remember(self, prompt: ShadowPrompt) -> None:
+        """A prompt that was timed before a restart: short blocks may be filled from it."""
+        blocks = self._endpoints[prompt.endpoint]
+        _timed(blocks, format_slice_key(prompt.labels, blocks.rule.slice_by)).append(prompt)
+
+    def forget(self, partition: PartitionId) -> list[ShadowPrompt]:
+        """Take the requests of a partition out of the open blocks; those requests."""
+        dropped: list[ShadowPrompt] = []
+        for blocks in self._endpoints.values():
+            for place, block in list(blocks.open.items()):
+                lost = [p for p in block.requests if PartitionId(p.key.source, p.key.partition) == partition]
+                dropped += lost
+                block.requests = [prompt for prompt in block.requests if prompt not in lost]
+                if not block.requests:
+                    del blocks.open[place]
+        return dropped
+
     def drain(self) -> list[Block]:
         """Start everything that is still open: the end of the input."""
         started = []
@@ -89,7 +110,7 @@ def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
     """Give a block its name, its place in the order, its fillers and its first arm."""
     requests = tuple(waiting.requests)
     missing = waiting.concurrency - len(requests)
-    timed = blocks.timed.setdefault(waiting.slice_key, deque(maxlen=REMEMBERED_PROMPTS))
+    timed = _timed(blocks, waiting.slice_key)
     pool = tuple(timed) or requests
     block_id = _block_id(blocks.rule.name, waiting.slice_key, waiting.concurrency, requests)
     block = Block(
@@ -105,6 +126,10 @@ def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
     blocks.next_sequence += 1
     timed.extend(requests)
     return block
+
+
+def _timed(blocks: _EndpointBlocks, slice_key: str) -> deque[ShadowPrompt]:
+    return blocks.timed.setdefault(slice_key, deque(maxlen=REMEMBERED_PROMPTS))
 
 
 def _block_id(endpoint: str, slice_key: str, concurrency: int, requests: tuple[ShadowPrompt, ...]) -> str:

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import marshal
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WrapValidator
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Count = Annotated[int, Field(ge=0, lt=2**31)]
+MAX_COUNT: Final = 2**31
+
+MARSHAL_VERSION = 2  # without references to what came before
+_LIST_HEADER_BYTES, _INT_BYTES = 5, 5  # a letter and four bytes, both
+
+TokenId = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
+
+
+def are_token_ids(ids: Any) -> bool:
+    """Whether a value surely is a list of token ids; of what is doubtful it says no.
+
+    By how the list marshals, ten times as fast as looking at one id after the other: an int of 32 bits, and nothing
+    else, is an "i" and four bytes, the highest last.
+    """
+    if type(ids) is not list or not ids:
+        return False
+    packed = marshal.dumps(ids, MARSHAL_VERSION)
+    types = packed[_LIST_HEADER_BYTES::_INT_BYTES]
+    return (
+        len(packed) == _LIST_HEADER_BYTES + len(ids) * _INT_BYTES
+        and types.count(b"i") == len(ids)
+        and packed[_LIST_HEADER_BYTES + _INT_BYTES - 1 :: _INT_BYTES].isascii()  # none is negative
+    )
+
+
+def _all_at_once(ids: Any, one_by_one: Callable[[Any], list[int]]) -> list[int]:
+    return ids if are_token_ids(ids) else one_by_one(ids)
+
+
+TokenIds = Annotated[list[TokenId], WrapValidator(_all_at_once)]
+Count = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
 
 
 class Body(BaseModel):
@@ -32,7 +63,7 @@ class RequestBody(Body):
 
     messages: list[MessageBody] | None = None
     prompt: str | list[Any] | None = None
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: TokenIds | None = None
     tools: list[dict[str, Any]] | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -45,7 +76,7 @@ class RequestBody(Body):
     max_completion_tokens: Count | None = None
     min_tokens: Count | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
 
@@ -66,8 +97,8 @@ class LogprobsBody(Body):
 class ChoiceBody(Body):
     """One answer."""
 
-    token_ids: list[TokenId] | None = None
-    prompt_token_ids: list[TokenId] | None = None
+    token_ids: TokenIds | None = None
+    prompt_token_ids: TokenIds | None = None
     finish_reason: str | None = None
     logprobs: LogprobsBody | None = None
 
@@ -82,6 +113,6 @@ class ResponseBody(Body):
     """What is read of a response, chat or completion."""
 
     model: str | None = None
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: TokenIds | None = None
     choices: list[ChoiceBody] | None = None
     usage: UsageBody | None = None

@@ -37,7 +37,8 @@ class Load:
 class EndpointRule:
     """One endpoint as the tap sees it.
 
-    `sample_rate` is the share of (session, slice) pairs that may be measured; `timed_positions` the number
+    `sample_rate` is the share of (session, slice) pairs that may be measured, `min_rate` the one to which
+    decided slices drop; `timed_positions` the number
     of places in a session from which the one that is timed is drawn; `max_age` the age against the newest
     event time beyond which a record is expired (None: never); `block_max_wait` how long, in event time, a
     block waits to be full; `time_block` the unit of requests without session and user; `forget_unit_after`
@@ -53,6 +54,7 @@ class EndpointRule:
     slice_by: tuple[str, ...] = DEFAULT_SLICE_BY
     labels: tuple[str, ...] = ()
     sample_rate: float = 1.0
+    min_rate: float = 0.01
     timed_positions: int = 4
     loads: tuple[Load, ...] = (Load(4),)
     block_max_wait: timedelta = timedelta(minutes=10)
@@ -70,6 +72,7 @@ class EndpointRule:
         require(bool(self.served_models), "served_models must name at least one model")
         require(bool(self.slice_by), "slice_by must name at least one label")
         require(0.0 < self.sample_rate <= 1.0, "sample_rate must be above 0 and at most 1")
+        require(0.0 < self.min_rate <= 1.0, "min_rate must be above 0 and at most 1")
         require(self.timed_positions >= 1, "timed_positions must be at least 1")
         require(bool(self.loads), "loads must hold at least one load")
         require(all(load.concurrency >= 1 and load.share > 0 for load in self.loads), "a load must be positive")

@@ -7,11 +7,11 @@ a user of the same name differ, and whether a session is sampled says nothing ab
 from __future__ import annotations
 
 import hashlib
-import hmac
-from collections.abc import Sequence
 
 MIN_SECRET_BYTES = 16  # 128 bits: below this a list of likely ids could be tried against the stored hashes
 _UINT64 = 2**64
+_BLOCK_BYTES = 64  # of SHA-256
+_INNER_PAD, _OUTER_PAD = 0x36, 0x5C  # of HMAC (RFC 2104)
 
 
 class KeyedHash:
@@ -20,25 +20,45 @@ class KeyedHash:
     def __init__(self, secret: bytes) -> None:
         if len(secret) < MIN_SECRET_BYTES:
             raise ValueError(f"the secret must have at least {MIN_SECRET_BYTES} bytes")
-        self._secret = secret
+        # HMAC with everything that does not depend on the value done once: a hash of the inner key and of what
+        # stands before the last part, and one of the outer key, to go on from copies of.
+        key = (hashlib.sha256(secret).digest() if len(secret) > _BLOCK_BYTES else secret).ljust(_BLOCK_BYTES, b"\0")
+        self._inner = hashlib.sha256(bytes(byte ^ _INNER_PAD for byte in key))
+        self._outer = hashlib.sha256(bytes(byte ^ _OUTER_PAD for byte in key))
+        self._begun: dict[tuple[str, ...], hashlib._Hash] = {}  # by purpose and names of endpoints
 
     def __repr__(self) -> str:
         return "KeyedHash()"
 
     def identifier(self, purpose: str, value: str) -> str:
         """HMAC-SHA256 of an id, 64 hex digits."""
-        return self._digest(purpose, (value,)).hex()
+        return self._digest((purpose,), value).hex()
 
-    def uniform(self, purpose: str, *parts: str) -> float:
-        """A number in [0, 1) that is the same for the same purpose and parts for as long as the secret stands."""
-        return (int.from_bytes(self._digest(purpose, parts)[:8], "big") >> 11) * 2.0**-53
+    def uniform(self, purpose: str, endpoint: str, unit: str) -> float:
+        """A number in [0, 1) that is the same for the same endpoint and unit for as long as the secret stands."""
+        return (int.from_bytes(self._digest((purpose, endpoint), unit)[:8], "big") >> 11) * 2.0**-53
 
-    def choice(self, purpose: str, count: int, *parts: str) -> int:
+    def choice(self, purpose: str, count: int, endpoint: str, unit: str) -> int:
         """An integer in 0..count-1, uniform but for 2^-64."""
-        return int.from_bytes(self._digest(purpose, parts)[:8], "big") * count // _UINT64
+        if count == 1:
+            return 0
+        return int.from_bytes(self._digest((purpose, endpoint), unit)[:8], "big") * count // _UINT64
 
-    def _digest(self, purpose: str, parts: Sequence[str]) -> bytes:
-        encoded = [purpose.encode(), *(part.encode("utf-8", "surrogatepass") for part in parts)]
-        # Lengths first, so that ("ab", "c") and ("a", "bc") are two inputs.
-        message = b"".join(len(part).to_bytes(8, "big") + part for part in encoded)
-        return hmac.new(self._secret, message, hashlib.sha256).digest()
+    def _digest(self, begin: tuple[str, ...], last: str) -> bytes:
+        inner = (self._begun.get(begin) or self._begin(begin)).copy()
+        inner.update(_framed(last))
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return outer.digest()
+
+    def _begin(self, parts: tuple[str, ...]) -> hashlib._Hash:
+        inner = self._begun[parts] = self._inner.copy()
+        for part in parts:
+            inner.update(_framed(part))
+        return inner
+
+
+def _framed(part: str) -> bytes:
+    """A part with its length before it, so that ("ab", "c") and ("a", "bc") are two inputs."""
+    encoded = part.encode("utf-8", "surrogatepass")
+    return len(encoded).to_bytes(8, "big") + encoded

@@ -6,7 +6,7 @@ import re
 
 from shadowspec import slicing
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.tap.openai import ParsedRequest
+from shadowspec.tap.parsed import ParsedRequest
 from shadowspec.tap.records import MirroredRecord
 from shadowspec.types import SamplingRegime
 
@@ -15,9 +15,20 @@ INVALID_LABEL = "invalid"  # what stands for a value that could not be part of a
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9_.:/+-]{1,64}")
 
 
+def prompt_class(record: MirroredRecord, request: ParsedRequest) -> str:
+    """The class of a request: what the record says of it, else the classifier's."""
+    declared = record.annotations.get("prompt_class")
+    return slicing.prompt_class(
+        request.texts,
+        declared=declared if isinstance(declared, str) else None,
+        offers_tools=request.offers_tools,
+        asks_for_json=request.asks_for_json,
+    )
+
+
 def slice_labels(
     record: MirroredRecord,
-    request: ParsedRequest,
+    class_name: str,
     rule: EndpointRule,
     regime: SamplingRegime,
     num_prompt_tokens: int,
@@ -28,21 +39,15 @@ def slice_labels(
     A value is kept if it is a short word (letters, digits, _ . : / + -, at most 64), so that no text gets
     into a label; any other is "invalid".
     """
-    declared = record.annotation("prompt_class")
     labels = {
-        "prompt_class": slicing.prompt_class(
-            request.texts,
-            declared=declared if isinstance(declared, str) else None,
-            offers_tools=request.offers_tools,
-            asks_for_json=request.asks_for_json,
-        ),
+        "prompt_class": class_name,
         "sampling_regime": regime.value,
         "context_bucket": slicing.context_bucket(num_prompt_tokens),
     }
     if tenant_hash is not None:
         labels["tenant"] = tenant_hash[:TENANT_HASH_CHARACTERS]
     for name in rule.labels:
-        value = record.annotation(name)
+        value = record.annotations.get(name)
         if value is not None:
             labels[name] = _label_value(value)
     return labels

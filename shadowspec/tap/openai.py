@@ -8,20 +8,19 @@ joined by line breaks, as vLLM joins them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
 
+from shadowspec.tap.asked import asks_for_json, output_limit, sampling_of
 from shadowspec.tap.bodies import LogprobsBody, MessageBody, RequestBody, ResponseBody
 from shadowspec.tap.parameters import check_parameters, malformed, unsupported
+from shadowspec.tap.parsed import ParsedRequest, ParsedResponse
+from shadowspec.tap.plain import READ_ROLES, TRUNCATION_MARKER, plain_request, plain_response
 from shadowspec.tap.records import MirroredRecord, invalid_field
-from shadowspec.types import LoggedResponse, SamplingParameters
+from shadowspec.types import LoggedResponse
 
-TRUNCATION_MARKER: Final = "litellm_truncated"  # LiteLLM writes it in place of what it cut out of a logged prompt
-GREEDY_BELOW = 1e-5  # vLLM's _SAMPLING_EPS: a lower temperature is served greedily
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's and vLLM's max_tokens of a completion that does not say
 UNSUPPORTED_PARTS: Final[Mapping[str, str]] = {
     "image_url": "image_content",
     "input_image": "image_content",
@@ -36,36 +35,6 @@ UNSUPPORTED_PARTS: Final[Mapping[str, str]] = {
 OTHER_CALLS: Final[Mapping[str, str]] = {"embeddings": "embeddings", "input": "embeddings"}
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedResponse:
-    """What production answered; `prompt_token_ids` and `model` as the server saw them."""
-
-    logged: LoggedResponse | None
-    prompt_token_ids: tuple[int, ...] | None = field(default=None, repr=False)
-    model: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedRequest:
-    """One request ready for a tokenizer.
-
-    Exactly one of `prompt_token_ids`, `messages` and `text` is what the prompt is made from; `texts` holds
-    the instructions and user turns in order, for the classifier alone.  `sampling.max_tokens` is the
-    request's own, or `None` in `max_tokens` where it leaves the length to the context.
-    """
-
-    is_chat: bool
-    messages: Sequence[Mapping[str, Any]] = field(repr=False)
-    tools: Sequence[Mapping[str, Any]] | None = field(repr=False)
-    text: str | None = field(repr=False)
-    prompt_token_ids: tuple[int, ...] | None = field(repr=False)
-    texts: tuple[str, ...] = field(repr=False)
-    sampling: SamplingParameters
-    max_tokens: int | None
-    offers_tools: bool
-    asks_for_json: bool
-
-
 def parse_response(record: MirroredRecord) -> ParsedResponse:
     """What the record holds of the answer.
 
@@ -74,6 +43,8 @@ def parse_response(record: MirroredRecord) -> ParsedResponse:
     """
     if record.response is None:
         return ParsedResponse(None)
+    if (plain := plain_response(record.response)) is not None:
+        return plain
     try:
         response = ResponseBody.model_validate(record.response)
     except ValidationError as error:
@@ -114,7 +85,10 @@ def parse_request(
     body = record.request
     is_chat = _is_chat(record)
     given_ids = body.get("prompt_token_ids")
-    enforced = record.annotation("response_format_enforced") not in (False, "false", "False")
+    enforced = record.annotations.get("response_format_enforced") not in (False, "false", "False")
+    plain = plain_request(body, is_chat, enforced, served_prompt_token_ids, default_sampling or {})
+    if plain is not None:
+        return plain
     check_parameters(
         body,
         has_prompt_token_ids=given_ids is not None or served_prompt_token_ids is not None,
@@ -124,21 +98,24 @@ def parse_request(
         request = RequestBody.model_validate(body)
     except ValidationError as error:
         raise invalid_field(error, "request") from None
-    messages = [_plain_message(message) for message in request.messages or ()] if is_chat else []
-    text, prompt_ids = (None, None) if is_chat else _completion_prompt(request.prompt)
-    texts = tuple(str(m["content"]) for m in messages if m["role"] in {"system", "developer", "user"} and m["content"])
-    texts = texts or ((text,) if text else ())
-    everything = [str(message["content"]) for message in messages if message["content"]] + list(texts)
-    if any(TRUNCATION_MARKER in piece for piece in everything):
-        raise unsupported("truncated")
+    messages: list[dict[str, Any]] = []
+    text, prompt_ids = None, None
+    if is_chat:
+        messages = [_plain_message(message) for message in request.messages or ()]
+        everything = [str(message["content"]) for message in messages if message["content"]]
+        texts = tuple(str(m["content"]) for m in messages if m["role"] in READ_ROLES and m["content"])
+    else:
+        text, prompt_ids = _completion_prompt(request.prompt)
+        texts = (text,) if text else ()
+        everything = list(texts)
+    for piece in everything:
+        if TRUNCATION_MARKER in piece:
+            raise unsupported("truncated")
     if is_chat and not messages and request.prompt_token_ids is None:
         raise malformed("invalid:request.messages")
-    max_tokens = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
-    if max_tokens is None and not is_chat:
-        max_tokens = DEFAULT_COMPLETION_TOKENS
+    max_tokens = output_limit(request, is_chat)
     if max_tokens == 0:
         raise unsupported("no_output")
-    response_format = body.get("response_format") or {}
     return ParsedRequest(
         is_chat=is_chat,
         messages=messages,
@@ -146,10 +123,10 @@ def parse_request(
         text=text,
         prompt_token_ids=_tuple(request.prompt_token_ids) or served_prompt_token_ids or prompt_ids,
         texts=texts,
-        sampling=_sampling(request, max_tokens, default_sampling or {}),
+        sampling=sampling_of(request, max_tokens, default_sampling or {}),
         max_tokens=max_tokens,
         offers_tools=bool(request.tools) and body.get("tool_choice") != "none",
-        asks_for_json=response_format.get("type") == "json_object",
+        asks_for_json=asks_for_json(body),
     )
 
 
@@ -187,12 +164,12 @@ def _joined(content: str | list[dict[str, Any]] | None) -> str | None:
         return content
     pieces = []
     for part in content:
-        kind = part.get("type")
+        kind = str(part.get("type"))
         text = part.get("refusal" if kind == "refusal" else "text")
         if kind in {"text", "input_text", "output_text", "refusal"} and isinstance(text, str):
             pieces.append(text)
         else:
-            raise unsupported(UNSUPPORTED_PARTS.get(str(kind), "unknown_content"))
+            raise unsupported(UNSUPPORTED_PARTS.get(kind, "unknown_content"))
     return "\n".join(pieces)
 
 
@@ -222,35 +199,6 @@ def _completion_prompt(prompt: str | list[Any] | None) -> tuple[str | None, tupl
     if prompt is None or prompt == []:
         return None, None
     raise malformed("invalid:request.prompt")
-
-
-def _sampling(request: RequestBody, max_tokens: int | None, defaults: Mapping[str, float]) -> SamplingParameters:
-    neutral = SamplingParameters()
-
-    def value(name: str) -> float:
-        given = getattr(request, name)
-        return float(defaults.get(name, getattr(neutral, name)) if given is None else given)
-
-    temperature = value("temperature")
-    return SamplingParameters(
-        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
-        top_p=value("top_p"),
-        top_k=max(0, int(value("top_k"))),
-        min_p=value("min_p"),
-        repetition_penalty=value("repetition_penalty"),
-        presence_penalty=value("presence_penalty"),
-        frequency_penalty=value("frequency_penalty"),
-        max_tokens=neutral.max_tokens if max_tokens is None else max_tokens,
-        min_tokens=request.min_tokens or 0,
-        stop=_stops(request.stop),
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        ignore_eos=bool(request.ignore_eos),
-        seed=request.seed,
-    )
-
-
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    return tuple(text for text in ((stop,) if isinstance(stop, str) else stop or ()) if text)
 
 
 def _token_logprobs(logprobs: LogprobsBody | None, token_ids: tuple[int, ...] | None) -> tuple[float, ...] | None:

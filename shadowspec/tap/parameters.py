@@ -34,6 +34,8 @@ HARMLESS: Final = frozenset(
     }
 )  # fmt: skip
 
+PASSED: Final = READ | HARMLESS
+
 # Supported at these values only; otherwise the reason code says which feature is missing.
 NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "n": ((None, 1), "several_choices"),
@@ -101,7 +103,7 @@ def check_parameters(body: Mapping[str, Any], *, has_prompt_token_ids: bool, is_
         RecordError: unsupported, with the feature or "unknown_parameter:NAME" as the reason.
     """
     for name, value in body.items():
-        if name in READ or name in HARMLESS:
+        if name in PASSED:
             continue
         if name in NEUTRAL:
             neutral, reason = NEUTRAL[name]
@@ -131,7 +133,8 @@ def _check_tools(body: Mapping[str, Any]) -> None:
     """A forced or strict tool call is decoded under a grammar; a free one is ordinary text."""
     if body.get("tool_choice") not in (None, "auto", "none"):
         raise unsupported("forced_tool_choice")
-    for tool in body.get("tools") or ():
+    tools = body.get("tools")
+    for tool in tools if isinstance(tools, list) else ():  # what is no list is refused with the body
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if isinstance(function, Mapping) and function.get("strict") is True:
             raise unsupported("grammar")

@@ -7,15 +7,17 @@ ids leave this module in the clear, for `admission` to hash.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from math import isfinite
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from shadowspec.errors import RecordError
+from shadowspec.tap.documents import parse_object
 from shadowspec.tap.parameters import malformed, unsupported
 
 # Traffic from outside this span has a broken clock; one such record would make every other one late.
@@ -24,33 +26,85 @@ LATEST: Final = datetime(2100, 1, 1, tzinfo=UTC)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # An epoch is told by its size: seconds stay below 1e11 until the year 5138.
 EPOCH_UNITS_PER_SECOND: Final = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (1e20, 1e9))
+EARLIEST_MS: Final = (EARLIEST - EPOCH) // timedelta(milliseconds=1)
+LATEST_MS: Final = (LATEST - EPOCH) // timedelta(milliseconds=1)
 FAILED_STATUS = 400  # HTTP
 MAX_REASON_CHARACTERS = 80
-HALF_CHARACTER = "\\ud"  # how an escape of one half of a surrogate pair begins
+ENDPOINT_HEADER = "x-endpoint"
+# What the adapters found, or the mirror says, for which no record can be measured; the reason code has the same name.
+DISQUALIFYING_ANNOTATIONS: Final = ("truncated", "redacted", "no_payload", "provider_dialect")
 
-Identifier = str | int | None
+_NOTHING: Final = type(None)
+_TEXT: Final = (str, _NOTHING)
+_IDENTIFIER: Final = (str, int, _NOTHING)
+_NO_ANNOTATIONS: Final[Mapping[str, Any]] = {}
+_FLAG: Final = (bool, str, _NOTHING)
+_OBJECT: Final = (dict, _NOTHING)
+# What JSON may hold in each field of the envelope, exactly: True is no int.
+_FIELD_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "request": (dict,),
+    "response": _OBJECT,
+    "endpoint": _TEXT,
+    "timestamp": (str, int, float, _NOTHING),
+    "session_id": _IDENTIFIER,
+    "user": _IDENTIFIER,
+    "tenant": _IDENTIFIER,
+    "request_id": _IDENTIFIER,
+    "path": _TEXT,
+    "url": _TEXT,
+    "status": (int, str, _NOTHING),
+    "cache_hit": _FLAG,
+    "is_silent_experiment": _FLAG,
+    "metadata": _OBJECT,
+    "headers": _OBJECT,
+}
 
 
-class MirroredRecord(BaseModel):
-    """The envelope.  Unknown fields are the mirror's own and are ignored."""
+@dataclass(init=False, repr=False, slots=True)
+class MirroredRecord:
+    """The envelope.  Unknown fields are the mirror's own and are ignored.
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+    `annotations` are the fields of the record's metadata, then of the request's own, that are not null;
+    `headers` stand by their names in lower case, of several that differ in case alone the first.
+    """
 
-    request: dict[str, Any] = Field(repr=False)
-    response: dict[str, Any] | None = Field(default=None, repr=False)
-    endpoint: str | None = None
-    timestamp: str | int | float | None = None
-    session_id: Identifier = Field(default=None, repr=False)
-    user: Identifier = Field(default=None, repr=False)
-    tenant: Identifier = Field(default=None, repr=False)
-    request_id: Identifier = Field(default=None, repr=False)
-    path: str | None = None
-    url: str | None = None
-    status: int | str | None = None
-    cache_hit: bool | str | None = None
-    is_silent_experiment: bool | str | None = None
-    metadata: dict[str, Any] | None = Field(default=None, repr=False)
-    headers: dict[str, Any] | None = Field(default=None, repr=False)
+    request: dict[str, Any]
+    response: dict[str, Any] | None
+    endpoint: str | None
+    timestamp: str | int | float | None
+    session_id: str | int | None
+    user: str | int | None
+    tenant: str | int | None
+    request_id: str | int | None
+    path: str | None
+    url: str | None
+    status: int | str | None
+    cache_hit: bool | str | None
+    is_silent_experiment: bool | str | None
+    annotations: Mapping[str, Any]
+    headers: Mapping[str, Any]
+
+    def __init__(self, document: Mapping[str, Any], headers: Mapping[str, str]) -> None:
+        """Of what `read_envelope` has found to be an envelope."""
+        get = document.get
+        self.request = document["request"]
+        self.response = get("response")
+        self.endpoint = get("endpoint") if get("endpoint") is not None else headers.get(ENDPOINT_HEADER)
+        self.timestamp = get("timestamp")
+        self.session_id = get("session_id")
+        self.user = get("user")
+        self.tenant = get("tenant")
+        self.request_id = get("request_id")
+        self.path = get("path")
+        self.url = get("url")
+        self.status = get("status")
+        self.cache_hit = get("cache_hit")
+        self.is_silent_experiment = get("is_silent_experiment")
+        self.annotations = _annotations(get("metadata"), self.request.get("metadata"))
+        self.headers = _with_own(headers, get("headers"))
+
+    def __repr__(self) -> str:
+        return f"MirroredRecord(endpoint={self.endpoint!r})"
 
     @property
     def request_path(self) -> str | None:
@@ -69,31 +123,20 @@ class MirroredRecord(BaseModel):
         model = self.request.get("model")
         return model if isinstance(model, str) else None
 
-    def annotation(self, name: str) -> Any:
-        """A field of the record's metadata, else of the request's own metadata, else None."""
-        for metadata in (self.metadata, self.request.get("metadata")):
-            if isinstance(metadata, Mapping) and metadata.get(name) is not None:
-                return metadata[name]
-        return None
-
-    def header(self, name: str) -> Any:
-        """A header by its name in lower case, whatever its case in the record."""
-        return next((value for key, value in (self.headers or {}).items() if key.lower() == name), None)
-
     def session(self) -> str | None:
-        return _first(self.session_id, self.annotation("session_id"), self.header("x-session-id"))
+        return _first(self.session_id, self.annotations.get("session_id"), self.headers.get("x-session-id"))
 
     def user_id(self) -> str | None:
         return _first(
-            self.user, self.request.get("user"), self.annotation("user"), self.annotation("user_id"),
-            self.header("x-user-id"),
+            self.user, self.request.get("user"), self.annotations.get("user"), self.annotations.get("user_id"),
+            self.headers.get("x-user-id"),
         )  # fmt: skip
 
     def tenant_id(self) -> str | None:
-        return _first(self.tenant, self.annotation("tenant"), self.header("x-tenant-id"))
+        return _first(self.tenant, self.annotations.get("tenant"), self.headers.get("x-tenant-id"))
 
     def request_identity(self) -> str | None:
-        return _first(self.request_id, self.annotation("request_id"), self.header("x-request-id"))
+        return _first(self.request_id, self.annotations.get("request_id"), self.headers.get("x-request-id"))
 
     def response_identity(self) -> str | None:
         return _first((self.response or {}).get("id"))
@@ -110,11 +153,9 @@ class MirroredRecord(BaseModel):
         value: Any = self.timestamp
         if value is None:
             value = (self.response or {}).get("created")
-        if value is None and fallback_ms > 0:
-            value = EPOCH + timedelta(milliseconds=fallback_ms)
-        if value is None:
+        if value is None and fallback_ms <= 0:
             raise malformed("no_timestamp")
-        time = _parse_time(value)
+        time = transport_time(fallback_ms) if value is None else parse_time(value)
         if time is None or not EARLIEST <= time < LATEST:
             raise malformed("invalid:timestamp")
         return time
@@ -125,35 +166,85 @@ class MirroredRecord(BaseModel):
         Raises:
             RecordError: unsupported; the call failed, came from a cache, was cut or is a shadow itself.
         """
+        said = self.annotations
         if _is_failure(self.status) or (self.response or {}).get("error") is not None:
             raise unsupported("failed_request")
-        if _is_set(self.cache_hit) or _is_set(self.annotation("cache_hit")):
+        if _is_set(self.cache_hit) or _is_set(said.get("cache_hit")):
             raise unsupported("cache_hit")
-        if _is_set(self.is_silent_experiment) or _is_set(self.annotation("is_silent_experiment")):
+        if _is_set(self.is_silent_experiment) or _is_set(said.get("is_silent_experiment")):
             raise unsupported("silent_experiment")
-        if _is_set(self.annotation("truncated")):
-            raise unsupported("truncated")
+        for name in DISQUALIFYING_ANNOTATIONS:
+            if _is_set(said.get(name)):
+                raise unsupported(name)
 
 
-def decode(value: bytes) -> MirroredRecord:
+def decode(value: bytes, headers: Mapping[str, str] | None = None) -> MirroredRecord:
     """Read one record.
+
+    Args:
+        value: one JSON object.
+        headers: what the transport's headers say, as `decoded_headers` gives them.
 
     Raises:
         RecordError: malformed; no JSON, no object, or a field of the envelope has the wrong type.
     """
-    try:
-        text = value.decode("utf-8-sig")
-        document = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        raise malformed("not_json") from None  # its message would quote the record
-    if not isinstance(document, dict):
-        raise malformed("not_an_object")
-    if HALF_CHARACTER in text.lower() and not _is_encodable(document):
-        raise malformed("invalid_unicode")
-    try:
-        return MirroredRecord.model_validate(document)
-    except ValidationError as error:
-        raise invalid_field(error) from None  # its message would quote the record
+    return read_envelope(parse_object(value), headers or {})
+
+
+def read_envelope(document: dict[str, Any], headers: Mapping[str, str]) -> MirroredRecord:
+    """The record of an envelope that is parsed already.  `headers` fill what it lacks: its own fields win.
+
+    Raises:
+        RecordError: malformed; a field of the envelope has the wrong type.
+    """
+    for name, value in document.items():
+        types = _FIELD_TYPES.get(name)
+        if types is not None and type(value) not in types:
+            raise _wrong_field(document)
+    if "request" not in document or not _is_finite(document.get("timestamp")):
+        raise _wrong_field(document)
+    return MirroredRecord(document, headers)
+
+
+def decoded_headers(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, str]:
+    """The transport's headers by lower-case name; those that are not UTF-8 are ignored, of several the last wins."""
+    decoded = {}
+    for name, value in headers:
+        if value is not None:
+            try:
+                decoded[name.lower()] = value.decode()
+            except UnicodeDecodeError:
+                continue
+    return decoded
+
+
+def _annotations(own: Mapping[str, Any] | None, of_request: Any) -> Mapping[str, Any]:
+    if not own and not of_request:
+        return _NO_ANNOTATIONS
+    found = of_request if isinstance(of_request, dict) else {}
+    return {**found, **{name: value for name, value in (own or {}).items() if value is not None}}
+
+
+def _with_own(headers: Mapping[str, str], own: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if not own:
+        return headers
+    lowered: dict[str, Any] = {}
+    for name, value in own.items():
+        lowered.setdefault(name.lower(), value)
+    return {**headers, **lowered}
+
+
+def _wrong_field(document: Mapping[str, Any]) -> RecordError:
+    """The first field that is wrong, by name, and by the first of the types that it may have if it may have several."""
+    for name, types in _FIELD_TYPES.items():
+        value = document.get(name)
+        if type(value) not in types or not _is_finite(value):
+            return malformed(f"invalid:{name}.{types[0].__name__}" if len(types) > len(_OBJECT) else f"invalid:{name}")
+    raise AssertionError("no field is wrong")
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or isfinite(value)
 
 
 def invalid_field(error: ValidationError, prefix: str = "") -> RecordError:
@@ -162,19 +253,6 @@ def invalid_field(error: ValidationError, prefix: str = "") -> RecordError:
     names = [prefix] if prefix else []
     names += [str(part) for part in location if isinstance(part, int) or part.isidentifier()]
     return malformed(("invalid:" + ".".join(names))[:MAX_REASON_CHARACTERS])
-
-
-def _is_encodable(document: dict[str, Any]) -> bool:
-    """Whether every string is Unicode text; half of a surrogate pair is none and no tokenizer takes it."""
-    try:
-        json.dumps(document, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _first(*candidates: Any) -> str | None:
@@ -199,9 +277,15 @@ def _is_failure(status: int | str | None) -> bool:
     return status is not None and status >= FAILED_STATUS
 
 
-def _parse_time(value: Any) -> datetime | None:
-    if isinstance(value, datetime):
-        return value
+def transport_time(timestamp_ms: int) -> datetime | None:
+    """The transport's own time of a message, UTC; None if it has none or one that no clock shows."""
+    if not EARLIEST_MS <= timestamp_ms < LATEST_MS:
+        return None
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+
+
+def parse_time(value: Any) -> datetime | None:
+    """A time, UTC, from ISO 8601 or an epoch; None if the value is none."""
     if isinstance(value, str):
         try:
             time = datetime.fromisoformat(value)

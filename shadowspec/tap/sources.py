@@ -15,9 +15,8 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from shadowspec.errors import InputError, NoDataError
 from shadowspec.types import RecordKey
@@ -28,17 +27,22 @@ CHUNK_BYTES = 1024 * 1024  # bytes read at a time; bounds memory whatever a gzip
 GZIP_MAGIC = b"\x1f\x8b"
 
 
-@dataclass(frozen=True, slots=True)
-class RawRecord:
-    """One consumed record before anything is known of it.
+class RawRecord(NamedTuple):
+    """One consumed message before anything is known of it; a tuple, because every message is made one.
 
-    `problem` is a reason code where the source could not hand over the value (it is then empty and the
-    record is malformed).
+    `value` is None for a tombstone; `message_key` and `headers` (which may repeat) are the transport's.
+    `problem` is a reason code where the value is not to be read, and the record malformed: the value is then
+    empty, or whole where the source had it, for the dead letter.
     """
 
     key: RecordKey
-    value: bytes = field(repr=False)
+    value: bytes | None
     problem: str | None = None
+    message_key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"RawRecord(key={self.key!r}, problem={self.problem!r})"
 
 
 def read_records(path: str, *, max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES) -> Iterator[RawRecord]:

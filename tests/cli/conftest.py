@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shadowspec.cli import main
+from tests.cli_process import Result, run_command
 from tests.small_models import save_pair
 
 CONFIG = """\
@@ -60,19 +59,6 @@ def write_traffic(path: Path, records: Iterable[Any]) -> Path:
 
 
 @dataclass(frozen=True)
-class Result:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        return dict(json.loads(self.out))
-
-
-@dataclass(frozen=True)
 class Workspace:
     """The folder in which commands run."""
 
@@ -104,11 +90,6 @@ def workspace(
     (tmp_path / "secret").write_text("a secret of sufficient length", encoding="utf-8")
 
     def run(*arguments: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["shadowspec", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return Result(int(ended.value.code or 0), captured.out, captured.err)
+        return run_command(monkeypatch, capsys, *arguments)
 
     return Workspace(tmp_path, run)

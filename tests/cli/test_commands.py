@@ -42,6 +42,9 @@ def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
     assert done.document["records_read"] == 14
     assert done.document["requests_measured"] == 9
     assert done.document["blocks_measured"] == 5
+    funnel = {(row["counter"], row["reason"]): row["num_records"] for row in done.document["funnel"]}
+    assert sum(funnel.values()) == 14
+    assert (funnel["measured", None], funnel["unsupported", "no_endpoint"]) == (9, 1)
     decided = workspace.run("gate", "--json")
     assert decided.code == 0, decided.err
     decisions = decided.document["decisions"]
@@ -52,6 +55,13 @@ def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
         for test in decision["tests"]:
             assert test["min_units"] >= 0
             assert test["outcome"] in {"pass", "fail", "open"}
+    explained = workspace.run("gate", "--explain", str(decisions[0]["decision_id"]), "--json")
+    assert explained.code == 0, explained.err
+    explanation = explained.document["explanation"]
+    assert {**explanation["decision"], "standing_verdict": decisions[0]["verdict"]} == decisions[0]
+    assert (explanation["num_runs"], explanation["differences"]) == (9, [])
+    assert "come out the same" in workspace.run("gate", "--explain", "1").out
+    assert workspace.run("gate", "--explain", "999").code == 2
     assert workspace.run("report").code == 0
     page = (workspace.folder / "report.html").read_text(encoding="utf-8")
     assert "letters" in page
@@ -78,7 +88,7 @@ def test_a_second_run_changes_nothing(workspace: Workspace, traffic: str) -> Non
         before = store.runs("letters"), store.funnel()
     again = workspace.run("run", traffic, "--json")
     assert again.document["blocks_measured"] == 0
-    assert again.document["blocks_found"] == 5
+    assert again.document["requests_found"] == 9
     with Store.open("sqlite:///shadow.db") as store:
         assert (store.runs("letters"), store.funnel()) == before
 
@@ -93,7 +103,7 @@ def test_an_interrupted_run_is_picked_up(
     def interrupted(engine: Engine, block: Block) -> BlockResult:
         if len(seen) == at:
             raise KeyboardInterrupt
-        seen.append(block.block_id)
+        seen.append(len(block.requests))
         return honest(engine, block)
 
     monkeypatch.setattr(Engine, "measure", interrupted)
@@ -102,7 +112,7 @@ def test_an_interrupted_run_is_picked_up(
     assert "again to go on" in stopped.err
     monkeypatch.setattr(Engine, "measure", honest)
     resumed = workspace.run("run", traffic, "--json")
-    assert resumed.document["blocks_found"] == at
+    assert resumed.document["requests_found"] == sum(seen)
     assert resumed.document["blocks_measured"] == 5 - at
     with Store.open("sqlite:///shadow.db") as store:
         assert sum(store.funnel().values()) == 14
@@ -177,6 +187,30 @@ def test_junk_long_lines_and_long_prompts_land_in_the_funnel(workspace: Workspac
         assert sum(counted.values()) == 5
         assert counted["unsupported", "longer_than_context"] == 2
         assert sum(n for (counter, _), n in counted.items() if counter == "malformed") == 2
+
+
+def test_a_file_of_which_nothing_can_be_used_ends_with_4_and_says_why(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    path = workspace.folder / "junk.bin"
+    path.write_bytes(bytes(range(256)) * 10)
+    done = workspace.run("run", str(path))
+    assert done.code == 4
+    assert "malformed" in done.out
+    assert "no record could be used" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_an_unforeseen_failure_is_70_with_its_traceback_too(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("shadowspec.config.find_config", fail)
+    assert workspace.run("gate").code == 70
+    assert "Traceback" not in workspace.run("gate").err
+    told = workspace.run("--verbose", "gate")
+    assert (told.code, "ZeroDivisionError" in told.err) == (70, True)
 
 
 def test_a_draft_with_another_tokenizer_is_refused(workspace: Workspace, traffic: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from shadowspec.demo.making.records import BAD_KINDS, BAD_OF_EACH_KIND
 from shadowspec.engine.repetition import is_repetition_loop
 from shadowspec.tap.admission import Admission, Admitted
 from shadowspec.tap.blocks import BlockFormer
+from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.sources import read_records
 from shadowspec.types import Block, FunnelCounter, SamplingRegime, StoredRecord
@@ -41,12 +43,25 @@ class GivenTokens:
 
 
 @pytest.fixture(scope="module")
-def admitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[StoredRecord], list[Admitted], list[Block]]:
-    """Every line's fate under the demo's own configuration, and the blocks that are formed."""
+def rules(tmp_path_factory: pytest.TempPathFactory) -> list[EndpointRule]:
     folder = tmp_path_factory.mktemp("demo")
     path = folder / "shadowspec.toml"
     path.write_text(demo.demo_config(folder, seed=0), encoding="utf-8")
-    rules = [endpoint.rule for endpoint in load_config(path, environment={}).endpoints.values()]
+    return [endpoint.rule for endpoint in load_config(path, environment={}).endpoints.values()]
+
+
+@pytest.fixture(scope="module")
+def whole(rules: list[EndpointRule]) -> list[StoredRecord]:
+    """Every line's fate if all sessions were sampled."""
+    tokenizer = GivenTokens()
+    every = [replace(rule, sample_rate=1.0) for rule in rules]
+    admission = Admission(every, {rule.name: tokenizer for rule in rules}, KeyedHash(demo.DEMO_SECRET.encode()))
+    return [admission.admit(raw).record for raw in read_records(str(demo.TRAFFIC))]
+
+
+@pytest.fixture(scope="module")
+def admitted(rules: list[EndpointRule]) -> tuple[list[StoredRecord], list[Admitted], list[Block]]:
+    """Every line's fate under the demo's own configuration, and the blocks that are formed."""
     tokenizer = GivenTokens()
     admission = Admission(rules, {rule.name: tokenizer for rule in rules}, KeyedHash(demo.DEMO_SECRET.encode()))
     former = BlockFormer(rules)
@@ -60,10 +75,8 @@ def usable(records: Sequence[StoredRecord]) -> list[StoredRecord]:
     return [one for one in records if one.counter in {FunnelCounter.MEASURED, FunnelCounter.SAMPLED_OUT}]
 
 
-def test_there_is_enough_of_everything(
-    admitted: tuple[list[StoredRecord], list[Admitted], list[Block]],
-) -> None:
-    records = usable(admitted[0])
+def test_there_is_enough_of_everything(whole: list[StoredRecord]) -> None:
+    records = usable(whole)
     assert len(records) >= 3_000
     by_endpoint = Counter(record.endpoint for record in records)
     assert set(by_endpoint) == set(demo.SERVED_MODELS)
@@ -76,11 +89,9 @@ def test_there_is_enough_of_everything(
     assert 2.0 <= len(records) / len(sessions) <= 3.0
 
 
-def test_each_endpoint_is_mostly_of_one_class(
-    admitted: tuple[list[StoredRecord], list[Admitted], list[Block]],
-) -> None:
+def test_each_endpoint_is_mostly_of_one_class(whole: list[StoredRecord]) -> None:
     classes: dict[str | None, Counter[str]] = defaultdict(Counter)
-    for record in usable(admitted[0]):
+    for record in usable(whole):
         classes[record.endpoint][record.labels["prompt_class"]] += 1
     for counted in classes.values():
         assert counted.most_common(1)[0][1] >= MAIN_CLASS_SHARE * counted.total()
@@ -96,11 +107,14 @@ def test_two_endpoints_have_the_blocks_for_a_verdict(
 
 
 def test_bad_lines_show_with_their_reasons(
-    admitted: tuple[list[StoredRecord], list[Admitted], list[Block]],
+    whole: list[StoredRecord], admitted: tuple[list[StoredRecord], list[Admitted], list[Block]]
 ) -> None:
-    refused = Counter((record.counter, record.reason) for record in admitted[0] if record not in usable([record]))
-    assert len(refused) == len(BAD_KINDS)
-    assert set(refused.values()) == {BAD_OF_EACH_KIND}
+    def refused(records: Sequence[StoredRecord]) -> Counter[tuple[str, str | None]]:
+        return Counter((record.counter, record.reason) for record in records if record not in usable([record]))
+
+    assert len(refused(whole)) == len(BAD_KINDS)
+    assert set(refused(whole).values()) == {BAD_OF_EACH_KIND}
+    assert set(refused(admitted[0])) == set(refused(whole))  # each kind, though not every body is read
 
 
 def test_arrivals_span_one_hour(admitted: tuple[list[StoredRecord], list[Admitted], list[Block]]) -> None:

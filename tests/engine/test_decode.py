@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
 
 from shadowspec import demo, metrics
 from shadowspec.engine.batch import Request, Row
@@ -47,20 +51,43 @@ def assert_equal_but_for_near_ties(
         assert gap < NEAR_TIE_LOGIT, f"greedy outputs part at {position} with a top-2 gap of {gap}"
 
 
+def traffic_prompts(count: int) -> list[tuple[int, ...]]:
+    """Prompts of the bundled traffic, evenly from all of it and so of every endpoint, below 400 tokens."""
+    prompts: list[tuple[int, ...]] = []
+    with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as file:
+        for line in file:
+            try:
+                prompts.append(tuple(json.loads(line)["response"]["choices"][0]["prompt_token_ids"]))
+            except (ValueError, KeyError, TypeError):
+                continue  # a record that is bad on purpose, or was served without token ids
+    prompts = [prompt for prompt in prompts if len(prompt) < 400]
+    return prompts[:: len(prompts) // count][:count]
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """The bundled pair, 64 ragged prompts of the traffic, and the greedy continuation of each, twice."""
+
+    target: Any
+    draft: Any
+    requests: list[Request]
+    plain: list[Decoded]  # by the baseline arm
+    reference: list[tuple[int, ...]]  # by transformers
+
+
 @pytest.fixture(scope="module")
-def bundled() -> tuple[Any, Any, list[Request], list[tuple[int, ...]]]:
-    """The bundled pair, 64 ragged prompts, and transformers' own greedy continuation of each."""
+def bundled() -> Bundled:
     device = torch.device("cpu")
     target = load_model(str(demo.TARGET), device, torch.float32)
     draft = load_model(str(demo.DRAFT), device, torch.float32)
-    text = (demo.MODEL_CARD).read_text(encoding="utf-8")
-    tokens = target.tokenizer(text)["input_ids"]
-    lengths = [3 + (row * 37) % 190 for row in range(64)]
-    requests = [Request(tuple(tokens[row : row + length]), GREEDY, row) for row, length in enumerate(lengths)]
+    assert target.forward_name == draft.forward_name == "direct_llama"
+    theirs = LlamaForCausalLM.from_pretrained(demo.TARGET, dtype=torch.float32, attn_implementation="sdpa").eval()
+    requests = [Request(prompt, GREEDY, row) for row, prompt in enumerate(traffic_prompts(64))]
+    assert len({len(request.prompt) for request in requests}) > 32, "the batch is ragged"
     with torch.inference_mode():
-        continuations = [
+        reference = [
             tuple(
-                target.model.generate(
+                theirs.generate(
                     torch.tensor([request.prompt]),
                     attention_mask=torch.ones(1, len(request.prompt), dtype=torch.int64),
                     max_new_tokens=GREEDY.max_tokens,
@@ -70,26 +97,26 @@ def bundled() -> tuple[Any, Any, list[Request], list[tuple[int, ...]]]:
             )
             for request in requests
         ]
-    return target.model, draft.model, requests, continuations
+    plain = decode_greedy(target.model, requests, None, 0)
+    return Bundled(target.model, draft.model, requests, plain, reference)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", range(1, 9))
 @pytest.mark.parametrize("kind", ["draft_model", "ngram"])
-def test_greedy_output_equals_baseline_and_transformers(
-    bundled: tuple[Any, Any, list[Request], list[tuple[int, ...]]], kind: str, depth: int
-) -> None:
-    target, draft, requests, continuations = bundled
+def test_greedy_output_equals_baseline_and_transformers(bundled: Bundled, kind: str, depth: int) -> None:
+    target, requests = bundled.target, bundled.requests
     proposer: Proposer = (
-        DraftModelProposer(draft, depth, is_sampling=False) if kind == "draft_model" else NgramProposer(depth, 2, 4)
+        DraftModelProposer(bundled.draft, depth, is_sampling=False)
+        if kind == "draft_model"
+        else NgramProposer(depth, 2, 4)
     )
-    plain = decode_greedy(target, requests, None, 0)
     drafted = decode_greedy(target, requests, proposer, depth)
-    for request, base, spec, reference in zip(requests, plain, drafted, continuations, strict=True):
+    for request, base, spec, reference in zip(requests, bundled.plain, drafted, bundled.reference, strict=True):
         assert_equal_but_for_near_ties(target, request, spec.output, base.output)
         assert_equal_but_for_near_ties(target, request, spec.output, reference)
         metrics.check_identities(spec.counts)
-    assert sum(spec.output == base.output for spec, base in zip(drafted, plain, strict=True)) >= 60
+    assert sum(spec.output == base.output for spec, base in zip(drafted, bundled.plain, strict=True)) >= 60
     assert sum(spec.counts.num_accepted_tokens for spec in drafted) > 0
 
 

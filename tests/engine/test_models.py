@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import pytest
 import torch
 from transformers import Gemma2Config, LlamaConfig, MistralConfig, T5Config
 
+from shadowspec.engine import llama
 from shadowspec.engine.candidate import Models, fingerprinted
+from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import (
-    ModelTokenizer,
     check_pair,
     load_model,
-    probe_cached_forward,
     refuse_unmeasurable,
+    runnable,
 )
+from shadowspec.engine.tokenizer import load_tokenizer
 from shadowspec.errors import ModelError, RecordError
 from shadowspec.types import SpeculationConfig, VerifyRule
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
@@ -50,9 +53,8 @@ def test_a_missing_or_broken_folder_names_itself(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_the_probe_notices_positions_that_are_ignored(target: Any) -> None:
+def test_the_probe_notices_positions_that_are_ignored() -> None:
     """A model that goes its own way about positions gives other logits with a ragged cache."""
-    probe_cached_forward(target, "target")
     model = tiny_llama(1)
     original = model.forward
 
@@ -62,7 +64,14 @@ def test_the_probe_notices_positions_that_are_ignored(target: Any) -> None:
 
     model.forward = stubborn
     with pytest.raises(ModelError, match="ragged cache"):
-        probe_cached_forward(model, "stubborn")
+        runnable(model, "stubborn")
+
+
+def test_the_probe_notices_a_direct_forward_that_is_not_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(runnable(tiny_llama(1), "fine"), DirectLlama)
+    monkeypatch.setattr(llama, "_turn", lambda states, angles: None)
+    with pytest.raises(ModelError, match="ragged cache"):
+        runnable(tiny_llama(1), "unturned")
 
 
 def test_pair_checks(tmp_path: Path, pair_folders: tuple[Path, Path]) -> None:
@@ -108,12 +117,29 @@ def test_models_are_loaded_once(pair_folders: tuple[Path, Path]) -> None:
 
 def test_a_template_that_refuses_keeps_the_prompt_to_itself(pair_folders: tuple[Path, Path]) -> None:
     loaded = load(pair_folders[0])
-    tokenizer = ModelTokenizer(loaded)
+    tokenizer = loaded.tokenizer
     assert tokenizer.decode(tokenizer.render_chat([{"role": "user", "content": "abc"}], None)) == "abc"
-    loaded.tokenizer.chat_template = "{{ raise_exception(messages[0]['content']) }}"
+    loaded.tokenizer.raw.chat_template = "{{ raise_exception(messages[0]['content']) }}"
     with pytest.raises(RecordError) as caught:
         tokenizer.render_chat([{"role": "user", "content": "secret words"}], None)
     assert "secret" not in str(caught.value)
-    loaded.tokenizer.chat_template = None
+    loaded.tokenizer.raw.chat_template = None
     with pytest.raises(RecordError, match="no chat template"):
         tokenizer.render_chat([{"role": "user", "content": "a"}], None)
+
+
+def test_a_tokenizer_is_loaded_without_weights(tmp_path: Path, pair_folders: tuple[Path, Path]) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(pair_folders[0], bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    tokenizer, loaded = load_tokenizer(str(bare)), load(pair_folders[0]).tokenizer
+    assert (tokenizer.context_length, tokenizer.vocabulary_size) == (256, 12)
+    assert (tokenizer.context_length, tokenizer.vocabulary_size) == (loaded.context_length, loaded.vocabulary_size)
+    assert tokenizer.digest() == loaded.digest()
+    (bare / "chat_template.jinja").write_text("another one")
+    assert load_tokenizer(str(bare)).digest() != loaded.digest()
+    assert tokenizer.encode("abc") == loaded.encode("abc") == [2, 3, 4]
+    (bare / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_tokenizer(str(bare))
+    with pytest.raises(ModelError, match="does not exist"):
+        load_tokenizer(str(tmp_path / "nothing"))

@@ -120,3 +120,25 @@ def test_a_greedy_row_beside_a_sampled_one_is_one_hot() -> None:
     assert probs[0, 0].max() == 1.0
     assert int(probs[0, 0].argmax()) == int(logits[0, 0].argmax())
     torch.testing.assert_close(probs[1, 0], torch.softmax(logits[1, 0], -1))
+
+
+@pytest.mark.parametrize("vocabulary", [60, 600, 5_000])
+def test_top_p_of_rows_that_need_heads_of_any_length(vocabulary: int) -> None:
+    """Peaked, middling and flat rows, rows without top-p and greedy ones, in one batch of several tokens."""
+    spread = [6.0, 2.0, 0.5, 0.01, 3.0, 3.0]
+    rows = [SamplingParameters(temperature=1.0, top_p=top_p) for top_p in (0.9, 0.8, 0.95, 0.99, 1.0)]
+    rows.append(SamplingParameters(temperature=0.0, top_p=0.5))
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randn(len(rows), 3, vocabulary, generator=generator) * torch.tensor(spread)[:, None, None]
+    probs = BatchSampling(rows, [[0]] * len(rows), [[1]] * len(rows), vocabulary, CPU).probs(logits)
+    for row, sampling in enumerate(rows):
+        for token in range(3):
+            scores = logits[row, token][None]
+            if sampling.temperature == 0.0:
+                expected = torch.nn.functional.one_hot(scores.argmax(-1), vocabulary).float()
+            else:
+                warped = TopPLogitsWarper(sampling.top_p)(None, scores) if sampling.top_p < 1.0 else scores
+                expected = torch.softmax(warped, -1)
+            # Where the mass is reached to the last bits, either side of the edge is right.
+            assert (probs[row, token] - expected[0]).abs().sum() < 2e-3
+            assert (probs[row, token].count_nonzero() - expected.count_nonzero()).abs() <= 1

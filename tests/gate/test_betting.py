@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shadowspec.gate import betting
 from shadowspec.gate.betting import FRACTIONS, WEIGHTS, Sums, UnitSeries
+from shadowspec.gate.capital import CapitalTable, grid
 
 RATIOS = st.lists(st.floats(-1.0, 3.0), max_size=30).map(np.array)
 
@@ -19,6 +20,17 @@ RATIOS = st.lists(st.floats(-1.0, 3.0), max_size=30).map(np.array)
 def series_of(values: np.ndarray, weights: np.ndarray | None = None, lowest: float = 0.0, highest: float = 1.0):
     sums = Sums(values, np.ones(len(values)) if weights is None else weights)
     return UnitSeries(sums, sums, sums, lowest, highest)
+
+
+def table_of(series: UnitSeries, side: str) -> CapitalTable:
+    sums = series.lower if side == "lower" else series.upper
+    empty = CapitalTable.empty(side, grid(series.lowest, series.highest), series.lowest, series.highest)
+    return empty.fold(sums.values, sums.weights)
+
+
+def bound(series: UnitSeries, side: str, level: float) -> float:
+    found = table_of(series, side).bound(level)
+    return {"lower": series.lowest, "upper": series.highest}[side] if found is None else found
 
 
 @settings(deadline=None)
@@ -90,7 +102,7 @@ def test_bounds_cover_the_mean_at_every_look(world: str) -> None:
         series = series_of(values, weights, -clip, clip)
         lower = (betting.log_capital_path(series.ratios("lower", mean)) >= -math.log(level)).any()
         upper = (betting.log_capital_path(series.ratios("upper", mean)) >= -math.log(level)).any()
-        at_end = betting.bound(series, "lower", level), betting.bound(series, "upper", level)
+        at_end = bound(series, "lower", level), bound(series, "upper", level)
         assert lower or at_end[0] <= mean, "a bound beyond the mean must be a rejection of the mean"
         assert upper or mean <= at_end[1]
         missed += lower or upper
@@ -115,7 +127,7 @@ def test_bounds_are_the_last_rejected_points_of_the_grid(units: list[tuple[float
         ]
         assert rejected == sorted(rejected, reverse=True), "the rejected nulls must be an interval"
         expected = ordered[sum(rejected) - 1] if any(rejected) else end
-        assert betting.bound(series, side, level) == pytest.approx(expected)
+        assert bound(series, side, level) == pytest.approx(expected)
 
 
 # Golden figures: sizes that the design quotes from its own simulations.
@@ -221,10 +233,12 @@ def test_merged_units_are_means_of_whole_groups_after_the_restart() -> None:
 
 
 def test_units_needed_extrapolates_the_growth_so_far() -> None:
-    steady = np.full(10, 0.2)
-    needed = betting.units_needed(steady, 0.01)
-    assert needed is not None
-    assert 10 + needed == pytest.approx(betting.min_units(0.2, 0.01), abs=2)
-    assert betting.units_needed(np.full(10, -0.2), 0.01) is None
-    assert betting.units_needed(np.array([]), 0.01) is None
-    assert betting.units_needed(np.full(1000, 0.2), 0.01) == 0
+    def needed(values: np.ndarray) -> int | None:
+        return table_of(series_of(values), "lower").units_needed(0.5, len(values), 0.01)
+
+    steady = needed(np.full(10, 0.6))  # y / b = 0.2
+    assert steady is not None
+    assert 10 + steady == pytest.approx(betting.min_units(0.2, 0.01), abs=2)
+    assert needed(np.full(10, 0.4)) is None
+    assert needed(np.array([])) is None
+    assert needed(np.full(1000, 0.6)) == 0

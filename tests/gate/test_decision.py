@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
 
-from shadowspec.gate.decision import Hypothesis, HypothesisEvidence, decide
+from shadowspec.gate.decision import Hypothesis, decide, restarted_states
+from shadowspec.gate.evidence import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.units import BlockUnit, ClusterUnit
 from shadowspec.types import Decision, Memory, Parity, Run, TestResult, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run, run_of
 
@@ -19,23 +21,46 @@ POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
 HYPOTHESIS = Hypothesis(ENDPOINT, "prompt_class=code", 4, CONFIG)
 
 
-def evidence_of(runs: Sequence[Run], *, is_greedy: bool = True, num_lost: int = 0) -> HypothesisEvidence:
+@dataclass(frozen=True)
+class Seen:
+    """The units that a look has seen."""
+
+    clusters: tuple[ClusterUnit, ...]
+    blocks: tuple[BlockUnit, ...]
+    num_lost: int = 0
+    num_left_out: int = 0
+
+    def folded(self, policy: GatePolicy, previous: Decision | None = None) -> HypothesisEvidence:
+        counted = HypothesisEvidence(
+            num_closed_clusters=len(self.clusters),
+            num_members=sum(len(unit.cluster.members) for unit in self.clusters),
+            num_lost=self.num_lost,
+            num_left_out=self.num_left_out,
+        )
+        states = restarted_states(previous) if previous else {}
+        return counted.fold(self.clusters, self.blocks, policy, states=states)
+
+
+def evidence_of(runs: Sequence[Run], *, is_greedy: bool = True, num_lost: int = 0) -> Seen:
     blocks = [
         block_unit(index // 4, list(runs[index : index + 4]), is_greedy=is_greedy) for index in range(0, len(runs), 4)
     ]
     clusters = tuple(cluster_unit(index, [run], is_greedy=is_greedy) for index, run in enumerate(runs))
-    return HypothesisEvidence(clusters, tuple(blocks), len(clusters), num_lost, 0, 0)
+    return Seen(clusters, tuple(blocks), num_lost)
 
 
 def look(
-    evidence: HypothesisEvidence,
+    evidence: Seen,
     policy: GatePolicy = POLICY,
     *,
     level: float | None = 0.0125,
+    has_entered: bool = True,
     previous: Decision | None = None,
     hypothesis: Hypothesis = HYPOTHESIS,
+    now: datetime = START,
 ) -> Decision:
-    return decide(hypothesis, evidence, policy, level=level, has_entered=True, previous=previous, now=START)
+    folded = evidence.folded(policy, previous)
+    return decide(hypothesis, folded, policy, level=level, has_entered=has_entered, previous=previous, now=now)
 
 
 def drawn(num_runs: int, seed: int = 0, **world: float) -> list[Run]:
@@ -175,7 +200,7 @@ def test_sampled_parity_passes_within_its_bound_and_disables_outside() -> None:
 
 def test_both_sampling_regimes_must_pass() -> None:
     greedy, few = drawn(400), sampled(8, 0.0)
-    few = [replace(run, key=replace(run.key, partition=1)) for run in few]
+    few = [replace(run, key=run.key._replace(partition=1)) for run in few]
     one, other = evidence_of(greedy), evidence_of(few, is_greedy=False)
     both = replace(one, clusters=one.clusters + other.clusters, blocks=one.blocks + other.blocks)
     decision = look(both)
@@ -229,6 +254,21 @@ def test_missing_requests_are_folded_at_the_worst_and_too_many_of_them_hold() ->
     assert look(evidence_of(runs, num_lost=30)).reason_code == "missing_data", "shed requests count"
 
 
+def test_requests_that_their_clusters_missed_hold_beyond_the_same_share() -> None:
+    """Clusters without what came out of order are not those of the traffic; what is late by the rules holds nothing."""
+    seen = evidence_of(drawn(380))
+    within = look(replace(seen, num_left_out=20))
+    assert (within.verdict, within.details["late_share"]) == (Verdict.ENABLE, 0.05)
+    beyond = look(replace(seen, num_left_out=21))
+    assert (beyond.verdict, beyond.reason_code) == (Verdict.HOLD, "late_data")
+    assert (beyond.details["num_left_out"], beyond.details["late_share"]) == (21, pytest.approx(21 / 401))
+    assert look(replace(seen, num_left_out=21), replace(POLICY, max_missing=0.06)).verdict is Verdict.ENABLE
+    late = replace(seen.folded(POLICY), num_late=1_000)
+    assert decide(HYPOTHESIS, late, POLICY, level=0.0125, has_entered=True, previous=None, now=START).verdict is (
+        Verdict.ENABLE
+    )
+
+
 def test_enable_needs_the_traffic_of_a_whole_span() -> None:
     decision = look(evidence_of(drawn(400)), replace(POLICY, min_span_s=400.0))
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "min_span")
@@ -274,7 +314,7 @@ def test_an_interval_about_the_threshold_is_undecidable() -> None:
 def test_no_level_left_and_not_entered_hold() -> None:
     assert look(evidence_of(drawn(400)), level=None).reason_code == "no_level_left"
     evidence = evidence_of(drawn(12))
-    decision = decide(HYPOTHESIS, evidence, POLICY, level=None, has_entered=False, previous=None, now=START)
+    decision = look(evidence, level=None, has_entered=False)
     assert (decision.reason_code, decision.clusters_needed) == ("too_few_clusters", 8)
 
 
@@ -283,9 +323,7 @@ def test_verdicts_stand_and_later_looks_only_refresh_the_figures(verdict: Verdic
     first = look(evidence_of(drawn(400, speedup=1.3 if verdict is Verdict.ENABLE else 0.9)))
     assert first.verdict is verdict
     opposite = evidence_of(drawn(800, speedup=0.9 if verdict is Verdict.ENABLE else 1.3))
-    later = decide(
-        HYPOTHESIS, opposite, POLICY, level=0.0125, has_entered=True, previous=first, now=START + timedelta(days=1)
-    )
+    later = look(opposite, previous=first, now=START + timedelta(days=1))
     assert (later.verdict, later.reason) == (first.verdict, first.reason)
     assert later.details["verdict_since"] == START.isoformat()
     assert result(later, "speedup").num_units == 200
@@ -333,3 +371,60 @@ def test_a_disabling_bound_waits_for_independence_too_but_a_fault_does_not() -> 
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "dependent")
     runs[0] = replace(runs[0], parity=Parity(first_divergence=0, divergence_gap=9.0, rerun_differs=False))
     assert look(evidence_of(runs)).reason_code == "parity_fault"
+
+
+CLASHING = replace(POLICY, log_speedup_clip=1.5, margin=1.5).with_frozen_parameters(POLICY.frozen_parameters())
+
+
+@pytest.mark.parametrize("speedup", [3.0, 1.3, 0.7])
+def test_a_limit_beyond_the_clip_that_was_fixed_at_entry_holds_with_its_own_reason(speedup: float) -> None:
+    decision = look(evidence_of(drawn(400, speedup=speedup)), CLASHING)
+    assert decision.verdict is Verdict.HOLD or decision.reason_code == "tail_slowed"
+    if speedup > 1.0:
+        assert decision.reason_code == "unprovable"
+        assert decision.reason == (
+            "margin = 1.5 cannot be proven with log_speedup_clip = 0.693147, "
+            "which was fixed when the hypothesis entered"
+        )
+    own = result(decision, "speedup")
+    assert (own.outcome, own.units_needed) == ("open", None)
+    assert own.threshold == pytest.approx(2.5)
+    assert own.lower is not None
+    assert own.lower > 0.5
+
+
+def test_a_fault_disables_whatever_cannot_be_proven() -> None:
+    runs = drawn(400)
+    runs[7] = replace(runs[7], parity=Parity(first_divergence=3, divergence_gap=5.0, rerun_differs=True))
+    assert look(evidence_of(runs), CLASHING).reason_code == "parity_fault"
+
+
+@pytest.mark.parametrize(
+    ("fixed", "today", "is_greedy"),
+    [({"z_clip": 0.1}, {"z_bound": 0.15}, False), ({"log_speedup_clip": 0.3}, {"ttft_margin": 0.5}, True)],
+)
+def test_every_clash_holds(fixed: dict[str, float], today: dict[str, float], is_greedy: bool) -> None:
+    entered = replace(POLICY, **fixed).frozen_parameters()  # type: ignore[arg-type]
+    policy = replace(POLICY, **today).with_frozen_parameters(entered)  # type: ignore[arg-type]
+    parity = Parity() if is_greedy else Parity(z_sum=0.0, z_tokens=64, baseline_z_sum=0.0, baseline_z_tokens=64)
+    runs = [replace(run, parity=parity) for run in drawn(400)]
+    decision = look(evidence_of(runs, is_greedy=is_greedy), policy)
+    assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "unprovable"), decision.reason
+    without = replace(POLICY, **(today if is_greedy else {}))  # type: ignore[arg-type]
+    assert look(evidence_of(runs, is_greedy=is_greedy), without).reason_code != "unprovable"
+
+
+@pytest.mark.parametrize("speedup", [1.3, 0.7])
+def test_no_verdict_begins_on_stale_evidence_and_one_that_stands_stays(speedup: float) -> None:
+    seen = evidence_of(drawn(400, speedup=speedup))
+    newest = START + timedelta(seconds=399)
+    limited = replace(POLICY, max_evidence_age_s=3_600.0)
+    fresh = look(seen, limited, now=newest + timedelta(seconds=3_600))
+    assert fresh.verdict is (Verdict.ENABLE if speedup > 1.0 else Verdict.DISABLE)
+    later = newest + timedelta(seconds=3_601)
+    stale = look(seen, limited, now=later)
+    assert (stale.verdict, stale.reason_code) == (Verdict.HOLD, "stale_data")
+    assert f"of {newest:%Y-%m-%d %H:%M} UTC, more than 3600 s ago" in stale.reason
+    assert look(seen, limited, now=later, previous=fresh).verdict is fresh.verdict
+    assert look(seen, POLICY, now=later).verdict is fresh.verdict, "off by default"
+    assert look(Seen((), ()), limited, now=later).reason_code != "stale_data", "there is none"

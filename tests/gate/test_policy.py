@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -33,6 +34,10 @@ from shadowspec.gate.policy import GatePolicy
         ("parity_tokens", "64"),
         ("near_tie_logit", "small"),
         ("memory_budget_share", None),
+        ("ttft_margin", 1.0),
+        ("tpot_margin", 1.5),
+        ("validity_margin", 1.0),
+        ("score_margin", 1.5),
     ],
 )
 def test_a_value_out_of_range_is_an_error_that_names_the_key(key: str, value: object) -> None:
@@ -53,6 +58,33 @@ def test_frozen_parameters_outlive_a_change_of_policy_and_thresholds_do_not() ->
     later = GatePolicy(log_speedup_clip=0.7, margin=0.1).with_frozen_parameters(entered.frozen_parameters())
     assert later.log_speedup_clip == 0.5
     assert later.margin == 0.1
+    assert not later.clashes()
+
+
+@pytest.mark.parametrize(
+    ("entered", "today", "test", "says"),
+    [
+        (
+            {"log_speedup_clip": 0.5},
+            {"margin": 0.8},
+            "speedup",
+            "margin = 0.8 cannot be proven with log_speedup_clip = 0.5",
+        ),
+        ({"log_speedup_clip": 0.5}, {"ttft_margin": 0.8}, "ttft", "ttft_margin = 0.8 .* log_speedup_clip = 0.5"),
+        ({"log_speedup_clip": 0.5}, {"tpot_margin": 0.8}, "tpot", "tpot_margin = 0.8 .* log_speedup_clip = 0.5"),
+        ({"z_clip": 0.1}, {"z_bound": 0.15}, "parity_sampled", "z_bound = 0.15 .* z_clip = 0.1"),
+        ({"device_price_per_hour": 0.0}, {"max_cost_per_million_tokens": 2.0}, "cost", "device_price_per_hour = 0,"),
+    ],
+)
+def test_a_limit_that_clashes_with_what_was_fixed_at_entry_is_told_and_no_error(
+    entered: dict[str, float], today: dict[str, float], test: str, says: str
+) -> None:
+    stored = GatePolicy(**entered).frozen_parameters()  # type: ignore[arg-type]
+    own = GatePolicy(log_speedup_clip=2.0, device_price_per_hour=1.0, **today)  # type: ignore[arg-type]
+    assert own.unprovable(test) is None
+    assert re.search(says, own.with_frozen_parameters(stored).unprovable(test) or "")
+    with pytest.raises(ConfigError, match=f"{next(iter(today))!r} must be"):
+        GatePolicy(**(entered | today))  # type: ignore[arg-type]
 
 
 @settings(deadline=None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.gate.quantiles import latency_quantiles, quantile_bounds
+from shadowspec.gate.quantiles import BIN_GROWTH, LatencyHistogram, bin_of, quantile_bounds
 from tests.gate.worlds import block_unit, run_of
 
 
@@ -55,7 +55,27 @@ def test_one_request_per_block_is_drawn_whatever_its_time() -> None:
             block_unit(n, [run_of(4 * n + i, "b", baseline_ms=factor * (100.0 + 10 * i)) for i in range(4)])
             for n in range(40)
         ]
-        return latency_quantiles(blocks, 0.05)
+        return LatencyHistogram().fold(blocks[:7]).fold(blocks[7:]).figures(0.05)
 
     assert figures(1.0)["quantile_units"] == 40
-    assert figures(2.0)["baseline_p95_ms"] == pytest.approx(2 * float(str(figures(1.0)["baseline_p95_ms"])))
+    assert figures(2.0)["baseline_p95_ms"] == pytest.approx(2 * float(str(figures(1.0)["baseline_p95_ms"])), rel=0.01)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.01, 1e7), min_size=1, max_size=300), st.floats(0.01, 0.3))
+def test_binned_bounds_are_the_exact_ones_rounded_outward(times: list[float], level: float) -> None:
+    blocks = [block_unit(n, [run_of(n, "b", baseline_ms=time)]) for n, time in enumerate(times)]
+    exact = [run.runs[0].run.baseline.end_to_end_ms for run in blocks]
+    binned = LatencyHistogram().fold(blocks)
+    for probability in (0.5, 0.95):
+        own, wide = quantile_bounds(exact, probability, level), binned.bounds("baseline", probability, level)
+        assert (own.lower is None, own.upper is None) == (wide.lower is None, wide.upper is None)
+        assert own.lower is None or own.lower / BIN_GROWTH * (1 - 1e-9) <= wide.lower <= own.lower * (1 + 1e-12)
+        assert own.upper is None or own.upper * (1 - 1e-12) <= wide.upper <= own.upper * BIN_GROWTH * (1 + 1e-9)
+        assert wide.estimate == pytest.approx(own.estimate, rel=0.005)
+
+
+@given(st.floats(0.002, 1e9))
+def test_a_time_lies_in_its_bin(time_ms: float) -> None:
+    number = bin_of(time_ms)
+    assert BIN_GROWTH**number <= time_ms < BIN_GROWTH ** (number + 1)

@@ -22,15 +22,20 @@ def services() -> dict[str, Any]:
 
 
 def test_every_command_exists(services: dict[str, Any]) -> None:
-    commands = [service["command"] for service in services.values() if "command" in service]
-    assert commands
+    commands = [service["command"] for service in services.values() if service["image"].startswith("shadowspec")]
+    assert ["worker"] in commands
     for command in commands:
         words = [word for word in command if not word.endswith((".jsonl", ".html"))]
         assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0, command
 
 
 def test_every_variable_is_read(services: dict[str, Any]) -> None:
-    named = {name for service in services.values() for name in service["environment"] if name.startswith("SHADOWSPEC_")}
+    named = {
+        name
+        for service in services.values()
+        for name in service.get("environment", ())
+        if name.startswith("SHADOWSPEC_")
+    }
     read = {
         name
         for module in (CHECKOUT / "shadowspec").rglob("*.py")

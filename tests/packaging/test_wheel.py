@@ -18,6 +18,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "*.db*")
 PROBE = """
 import importlib.metadata, importlib.util, json, shadowspec, shadowspec_kernels
+from shadowspec.cli.dashboard import dashboards_folder
 from shadowspec.store import Store, check, current, head, schema, upgrade
 url = "sqlite:///probe.db"
 upgrade(url)
@@ -27,6 +28,7 @@ print(json.dumps({
     "package": shadowspec.__file__,
     "kernels": shadowspec_kernels.__file__,
     "migrations": str(schema.migrations_folder()),
+    "dashboards": str(dashboards_folder() / "app.py"),
     "is_at_head": current(url) == head(),
     "drift": check(url),
     "strangers": [name for name in ("migrations", "tests", "kernels", "dashboards") if importlib.util.find_spec(name)],
@@ -75,11 +77,13 @@ def _run(python: Path, *arguments: str, cwd: Path, **variables: str) -> str:
 
 
 def _packages_on_disk() -> set[str]:
-    found = {"shadowspec._migrations", "shadowspec._migrations.versions"}
+    found = {"shadowspec._migrations", "shadowspec._migrations.versions", "shadowspec._simulation"}
     for root in (CHECKOUT, CHECKOUT / "kernels"):
         for name in ("shadowspec", "shadowspec_kernels"):
             for module in (root / name).rglob("*.py"):
                 found.add(".".join(module.parent.relative_to(root).parts))
+    for module in (CHECKOUT / "dashboards").rglob("*.py"):
+        found.add(".".join(("shadowspec._dashboards", *module.parent.relative_to(CHECKOUT / "dashboards").parts)))
     return found
 
 
@@ -91,13 +95,13 @@ def test_every_package_is_listed() -> None:
 @pytest.mark.slow
 def test_the_wheel_holds_all_that_the_checkout_does(wheel: Path) -> None:
     tracked = subprocess.run(
-        ["git", "ls-files", "shadowspec", "migrations", "kernels/shadowspec_kernels"],
+        ["git", "ls-files", "shadowspec", "migrations", "dashboards", "kernels/shadowspec_kernels"],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
         check=True,
     ).stdout.split()
-    moved = {"migrations/": "shadowspec/_migrations/", "kernels/": ""}
+    moved = {"migrations/": "shadowspec/_migrations/", "dashboards/": "shadowspec/_dashboards/", "kernels/": ""}
     expected = set()
     for path in tracked:
         prefix = next((prefix for prefix in moved if path.startswith(prefix)), None)
@@ -122,7 +126,7 @@ def test_an_installation_runs_outside_the_checkout(
     elsewhere.mkdir()
     found = json.loads(_run(python, "-c", PROBE, cwd=elsewhere))
     home = tmp_path / "environment" if kind == "wheel" else source
-    assert all(home in Path(found[name]).parents for name in ("package", "kernels", "migrations"))
+    assert all(home in Path(found[name]).parents for name in ("package", "kernels", "migrations", "dashboards"))
     assert (found["is_at_head"], found["drift"], found["strangers"]) == (True, [], [])
     script = python.parent / "shadowspec"
     assert found["version"] in _run(python, str(script), "--version", cwd=elsewhere)

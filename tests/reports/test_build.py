@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from shadowspec import store as stores
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gating import EndpointEvidence, decide_endpoint, run_gate
-from shadowspec.reports import Report, ReportSource, build_report, render_json
+from shadowspec.reports import Report, ReportSource, build_report, render_json, render_markdown
+from shadowspec.reports.notes import decision_notes
 from shadowspec.store import Store
 from shadowspec.types import Block, BlockResult, FunnelCounter, RecordKey, StoredRecord, Verdict
 from tests.reports.worlds import NOW, MemorySource, add_slice, config
+from tests.store.saving import save_block, save_records
 
 POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
 CODE = "prompt_class=code,sampling_regime=greedy"
@@ -53,6 +55,15 @@ def test_the_endpoint_pools_its_slices() -> None:
     assert whole.acceptance
     steps = sum(h.acceptance.counts.num_drafts for h in slices if h.acceptance)
     assert whole.acceptance.counts.num_drafts == steps
+
+
+@pytest.mark.parametrize(("loads", "is_left_over"), [({"editor": [4, 8]}, False), ({"editor": [8]}, True), ({}, False)])
+def test_a_load_that_left_the_configuration_is_told(loads: dict[str, list[int]], is_left_over: bool) -> None:
+    report = build_report(judged(world()), {"editor": POLICY}, NOW, data_note="Made up.", loads=loads)
+    said = [decision_notes(h.decision) for h in report.endpoints[0].hypotheses if h.decision]
+    assert len(said) == 3
+    assert all(any("Load 4 is no longer configured" in note for note in notes) == is_left_over for notes in said)
+    assert ("Load 4 is no longer configured" in render_markdown(report)) == is_left_over
 
 
 def test_verdicts_and_intervals_are_the_gates_own() -> None:
@@ -179,8 +190,8 @@ def test_the_store_gives_the_same_report_as_a_source_in_memory(sqlite_store: Sto
         )
         own = {run.key for run in runs}
         records = [record for record in source.records("editor") if record.key in own]
-        sqlite_store.save_block(BlockResult(block, stored.started_at, runs, stored.memory), records)
-    sqlite_store.save_records(list(source.records("editor")))
+        save_block(sqlite_store, BlockResult(block, stored.started_at, runs, stored.memory), records)
+    save_records(sqlite_store, list(source.records("editor")))
     source.decisions = run_gate(sqlite_store, {"editor": POLICY}, input_ended=True, now=NOW)
     assert render_json(report_of(sqlite_store)) == render_json(report_of(source))
 

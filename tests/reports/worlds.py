@@ -15,6 +15,7 @@ from shadowspec.types import (
     FingerprintedConfig,
     FunnelCounter,
     Memory,
+    OverrideRecord,
     Parity,
     RecordKey,
     Run,
@@ -40,6 +41,7 @@ class MemorySource:
     measured_runs: dict[str, list[Run]] = field(default_factory=dict)
     configs: dict[str, FingerprintedConfig] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
+    orders: list[OverrideRecord] = field(default_factory=list)
 
     def endpoints(self) -> Sequence[str]:
         return sorted({*self.rows, *self.measured_blocks})
@@ -58,6 +60,9 @@ class MemorySource:
 
     def latest_decisions(self) -> Sequence[Decision]:
         return self.decisions
+
+    def overrides(self) -> Sequence[OverrideRecord]:
+        return self.orders
 
     def funnel(self) -> dict[tuple[str | None, FunnelCounter, str | None], int]:
         every = [record for records in self.rows.values() for record in records] + self.unread

@@ -13,10 +13,13 @@ from shadowspec.types import (
     FingerprintedConfig,
     FunnelCounter,
     Memory,
+    Override,
     RecordKey,
+    Rollout,
     Run,
     SpeculationConfig,
     SpeculationCounts,
+    Stage,
     StoredRecord,
     TestResult,
     Verdict,
@@ -48,3 +51,13 @@ def block(block_id: str, lines: range, *, fingerprint: str = "fp", sequence: int
 def decision(verdict: Verdict = Verdict.HOLD, *, endpoint: str = "chat", fingerprint: str = "fp") -> Decision:
     test = TestResult("speedup", "open", 0.1, -0.2, 0.4, 0.05, 0.025, "block", 30, 27)
     return Decision(endpoint, "", 4, CONFIG, fingerprint, verdict, "too_few_units", "not yet", (test,), 9, 30, 11, NOON)
+
+
+def override(verdict: Verdict = Verdict.DISABLE, *, endpoint: str = "chat", slice_key: str = "") -> Override:
+    return Override(0, endpoint, slice_key, None, verdict, "it answers nonsense", "ada", NOON)
+
+
+def rollout(stage: Stage = Stage.PARTIAL, *, endpoint: str = "chat", concurrency: int = 4) -> Rollout:
+    return Rollout(
+        endpoint, concurrency, stage, "fp", NOON, NOON, "advanced", "ENABLE stands", 30, ("drift",), NOON, {"": 2}, 0.1
+    )

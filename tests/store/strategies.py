@@ -16,6 +16,7 @@ from shadowspec.types import (
     FingerprintedConfig,
     FunnelCounter,
     Memory,
+    PairedScore,
     Parity,
     RecordKey,
     Run,
@@ -33,8 +34,10 @@ T = TypeVar("T")
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
 NAMES = TEXT.filter(bool)
 COUNT = st.integers(0, 2**63 - 1)
+TOKENS = st.integers(0, 2**40)  # what rollups sum up
 REAL = st.floats(allow_nan=False)
-MILLISECONDS = st.floats(0, 1e9)
+MILLISECONDS = st.just(0.0) | st.floats(1e-6, 1e9)
+RATES = st.floats(1e-3, 1)
 DETAILS = st.dictionaries(TEXT, st.none() | TEXT | st.integers() | st.floats(allow_nan=False, allow_infinity=False))
 ZONES = st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=45)), timezone(timedelta(hours=-8))])
 TIMES = st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1), timezones=ZONES)
@@ -44,7 +47,14 @@ def optional(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
     return st.none() | strategy
 
 
-KEYS = st.builds(RecordKey, NAMES, st.integers(0, 2**31), st.integers(0, 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
+KEYS = st.builds(
+    RecordKey,
+    NAMES,
+    st.integers(0, 2**31),
+    st.integers(0, 2**63 - 1),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 2**31),
+)
 CONFIGS = st.builds(
     SpeculationConfig,
     name=TEXT,
@@ -67,7 +77,7 @@ FINGERPRINTED = st.builds(
     fingerprint=NAMES,
 )
 MEMORY = st.builds(Memory, *[COUNT] * 5)
-TIMINGS = st.builds(ArmTiming, *[MILLISECONDS] * 6, COUNT)
+TIMINGS = st.builds(ArmTiming, *[MILLISECONDS] * 6, TOKENS)
 PARITY = st.builds(
     Parity, optional(COUNT), optional(REAL), optional(st.booleans()), *[optional(REAL), optional(COUNT)] * 2
 )
@@ -85,8 +95,10 @@ def records(keys: st.SearchStrategy[RecordKey] = KEYS) -> st.SearchStrategy[Stor
         event_time=optional(TIMES),
         session_hash=optional(TEXT),
         user_hash=optional(TEXT),
+        request_id_hash=optional(TEXT),
+        unit_key=optional(TEXT),
         session_position=optional(COUNT),
-        sampling_rate=optional(st.floats(0, 1)),
+        sampling_rate=optional(RATES),
         num_prompt_tokens=optional(COUNT),
     )
 
@@ -95,18 +107,21 @@ def records(keys: st.SearchStrategy[RecordKey] = KEYS) -> st.SearchStrategy[Stor
 def counts(draw: st.DrawFn) -> SpeculationCounts:
     depth = draw(st.integers(1, 8))
     return SpeculationCounts(
-        num_drafts=draw(COUNT),
-        num_draft_tokens=draw(COUNT),
-        num_accepted_tokens=draw(COUNT),
-        num_accepted_tokens_per_pos=tuple(draw(st.lists(COUNT, min_size=depth, max_size=depth))),
-        acceptance_histogram=tuple(draw(st.lists(COUNT, min_size=depth + 1, max_size=depth + 1))),
-        num_output_tokens=draw(COUNT),
-        num_prompt_tokens=draw(COUNT),
-        num_plain_steps=draw(COUNT),
-        num_cut_steps=draw(COUNT),
-        num_cut_draft_tokens=draw(COUNT),
-        num_cut_accepted_tokens=draw(COUNT),
+        num_drafts=draw(TOKENS),
+        num_draft_tokens=draw(TOKENS),
+        num_accepted_tokens=draw(TOKENS),
+        num_accepted_tokens_per_pos=tuple(draw(st.lists(TOKENS, min_size=depth, max_size=depth))),
+        acceptance_histogram=tuple(draw(st.lists(TOKENS, min_size=depth + 1, max_size=depth + 1))),
+        num_output_tokens=draw(TOKENS),
+        num_prompt_tokens=draw(TOKENS),
+        num_plain_steps=draw(TOKENS),
+        num_cut_steps=draw(TOKENS),
+        num_cut_draft_tokens=draw(TOKENS),
+        num_cut_accepted_tokens=draw(TOKENS),
     )
+
+
+SCORES = st.builds(PairedScore, baseline=st.none() | RATES, speculative=st.none() | RATES)
 
 
 @st.composite
@@ -136,12 +151,13 @@ def measured_blocks(draw: st.DrawFn) -> tuple[list[FingerprintedConfig], list[St
             parity=draw(optional(PARITY)),
             is_repetition_loop=draw(st.booleans()),
             finish_reason=draw(optional(TEXT)),
+            scores=draw(st.dictionaries(TEXT, optional(SCORES), max_size=2)),
         )
         for record in own
         for config in configs
     )
     memory = {config.fingerprint: draw(MEMORY) for config in configs}
-    return configs, own, BlockResult(block, draw(TIMES), runs, memory)
+    return configs, own, BlockResult(block, draw(TIMES), runs, memory, draw(st.integers(0, 9)))
 
 
 TESTS = st.builds(

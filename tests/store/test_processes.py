@@ -16,6 +16,7 @@ from sqlalchemy import Engine, text
 
 from shadowspec.errors import StoreError
 from shadowspec.store import Store, session, writes
+from shadowspec.types import WriteBatch
 from tests.store import examples
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -33,7 +34,9 @@ def _insert(url: str, barrier: Barrier, is_backwards: bool, results: multiproces
             if is_backwards:
                 records.reverse()
             barrier.wait(START_TIMEOUT_S)
-            counts.append(store.save_block(examples.block(f"b{number}", lines, sequence=number), records))
+            block = examples.block(f"b{number}", lines, sequence=number)
+            batch = WriteBatch(blocks=((block, tuple(records)),))
+            counts.append(store.save_batch(batch, "file").num_new_runs)
         results.put(counts)
 
 
@@ -59,11 +62,11 @@ def test_racing_writers_store_each_run_once(database_url: str) -> None:
 def test_writers_in_opposite_orders_do_not_deadlock(new_database: Callable[[str], str], order: int) -> None:
     url = new_database("postgres")
     first, second = examples.record(1), examples.record(2)
-    batch = [first, second][::order]
+    batch = WriteBatch((first, second)[::order])
     inserted: list[int] = []
     engine = session.create_engine(session.parse_url(url))
     with Store.open(url) as store:
-        other = threading.Thread(target=lambda: inserted.append(store.save_records(batch)))
+        other = threading.Thread(target=lambda: inserted.append(store.save_batch(batch, "file").num_new_records))
         with session.write(engine) as connection:
             writes.insert_records(connection, [first])
             other.start()
@@ -127,7 +130,7 @@ def test_a_killed_holder_frees_the_lock(database_url: str) -> None:
         os.kill(holder.pid, signal.SIGKILL)
         holder.join()
         with store.endpoint_lock("chat"):
-            store.save_records([examples.record(1)])  # the holder itself can write
+            store.save_batch(WriteBatch((examples.record(1),)), "file")  # the holder itself can write
 
 
 def test_an_error_inside_frees_the_lock_and_stays_itself(store: Store, database_url: str) -> None:

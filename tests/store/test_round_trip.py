@@ -12,6 +12,7 @@ from shadowspec.store import Store
 from shadowspec.types import BlockResult, FingerprintedConfig, StoredBlock, StoredRecord
 from tests.conftest import DIALECTS
 from tests.store import strategies
+from tests.store.saving import save_block, save_records
 
 # A database per example costs half a second: the examples share one, so what they draw may meet what is there.
 SHARED = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -26,7 +27,7 @@ def fresh(request: pytest.FixtureRequest, new_database: Callable[[str], str]) ->
 @given(record=strategies.records())
 def test_records(store: Store, record: StoredRecord) -> None:
     stored = record.key in store.stored_record_keys(record.key.source)
-    assert store.save_records([record]) == (0 if stored else 1)
+    assert save_records(store, [record]) == (0 if stored else 1)
     assert record.key in store.stored_record_keys(record.key.source)
     if record.endpoint is not None and not stored:
         assert [found for found in store.records(record.endpoint) if found.key == record.key] == [record]
@@ -41,7 +42,7 @@ def test_blocks(
     block = result.block
     with fresh() as store:
         store.save_fingerprints(configs)
-        assert store.save_block(result, records) == len(result.runs)
+        assert save_block(store, result, records) == len(result.runs)
         assert store.fingerprints() == {config.fingerprint: config for config in configs}
         ordered = sorted(result.runs, key=lambda run: (run.key, run.fingerprint))
         assert store.runs(block.endpoint) == ordered

@@ -9,15 +9,16 @@ import torch
 
 if TYPE_CHECKING:
     from shadowspec.engine.batch import Batch
+    from shadowspec.engine.kv_cache import Span
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Drafted tokens of one step.  Rows may propose fewer than K, down to none."""
+    """Drafted tokens of one step.  Rows may propose fewer than the widest one, down to none."""
 
-    tokens: torch.Tensor  # int64 [rows, K]
+    tokens: torch.Tensor  # int64 [rows, width]: as wide as the row that proposes most
     num_drafted: torch.Tensor  # int64 [rows]
-    draft_probs: torch.Tensor | None  # float32 [rows, K, vocabulary], processed; None: one-hot drafts
+    draft_probs: torch.Tensor | None  # float32 [rows, width, vocabulary], processed; None: one-hot drafts
 
 
 class Proposer(Protocol):
@@ -26,11 +27,11 @@ class Proposer(Protocol):
     def begin(self, batch: Batch) -> None:
         """Take up a batch whose prompts are prefilled and whose first tokens are emitted."""
 
-    def propose(self, batch: Batch) -> Proposal:
-        """Draft for every row from its tokens so far."""
+    def propose(self, batch: Batch, span: Span) -> Proposal:
+        """Draft for every row from its tokens so far; the span begins at each row's last cached token."""
 
-    def keep(self, slots: torch.Tensor) -> None:
-        """Follow the batch in dropping all slots but these, int64 [kept]."""
+    def keep(self, slots: list[int]) -> None:
+        """Follow the batch in dropping all slots but these."""
 
     def cache_bytes(self) -> int:
         """Bytes that the proposer's own state takes for the batch, beyond its weights."""

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from shadowspec.engine.batch import Batch
+from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.randomness import DRAFT_STREAM, at_positions, sample
 from shadowspec.engine.runner import Runner
+from shadowspec.engine.sampling import greedy_tokens
 
 
 class DraftModelProposer:
@@ -28,25 +30,22 @@ class DraftModelProposer:
         self._runner = Runner(self._model, batch.num_rows, batch.capacity)
         self._runner.prefill([prompt[:-1] or prompt for prompt in batch.prompts])
 
-    def propose(self, batch: Batch) -> Proposal:
+    def propose(self, batch: Batch, span: Span) -> Proposal:
         drafted = torch.empty((batch.num_rows, self._num_speculative_tokens), dtype=torch.int64, device=batch.device)
         probs: list[torch.Tensor] = []
         # The last two tokens go in together: after a fully accepted step the draft has not yet seen the
         # last drafted token; elsewhere the first of them rewrites the same keys and values.
         tokens = torch.stack((batch.previous_tokens, batch.last_tokens), 1)  # [rows, 2]
-        lengths = batch.lengths - 1
-        longest = batch.longest - 1
+        self._runner.begin(span)
         for depth in range(self._num_speculative_tokens):
-            logits = self._runner.step(tokens, lengths, longest, keep=1)  # [rows, 1, vocabulary]
+            logits = self._runner.append(tokens, keep=1)  # [rows, 1, vocabulary]
             chosen = self._choose(batch, logits, drafted, depth, probs)
             drafted[:, depth] = chosen
-            lengths = lengths + tokens.shape[1]
-            longest += tokens.shape[1]
             tokens = chosen[:, None]
         num_drafted = torch.full_like(batch.lengths, self._num_speculative_tokens)
         return Proposal(drafted, num_drafted, torch.stack(probs, 1) if probs else None)
 
-    def keep(self, slots: torch.Tensor) -> None:
+    def keep(self, slots: list[int]) -> None:
         self._runner.keep(slots)
 
     def cache_bytes(self) -> int:
@@ -58,7 +57,7 @@ class DraftModelProposer:
         """The token drafted at `depth`, int64 [rows]; where the draft samples, its distribution joins `probs`."""
         processed = batch.sampling.draft_logits(logits[:, 0], drafted[:, :depth], batch.emitted)
         if not self._is_sampling or batch.sampling.all_greedy:
-            return processed.argmax(-1)
+            return greedy_tokens(processed)
         draft_probs = batch.sampling.probs(processed[:, None])[:, 0]  # [rows, vocabulary]
         probs.append(draft_probs)
         uniform = at_positions(batch.uniforms, DRAFT_STREAM, batch.emitted + depth, 1)[:, 0]

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from shadowspec.engine.batch import Batch
+from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
 
 
@@ -41,7 +42,7 @@ class NgramProposer:
     def begin(self, batch: Batch) -> None:
         """Nothing to prepare: the batch keeps the rows' tokens."""
 
-    def propose(self, batch: Batch) -> Proposal:
+    def propose(self, batch: Batch, span: Span) -> Proposal:
         drafted = np.zeros((batch.num_rows, self._num_speculative_tokens), dtype=np.int64)
         counts = np.zeros(batch.num_rows, dtype=np.int64)
         for row in range(batch.num_rows):
@@ -49,9 +50,10 @@ class NgramProposer:
                 found = lookup(batch.history(row), self._shortest, self._longest, self._num_speculative_tokens)
                 drafted[row, : len(found)] = found
                 counts[row] = len(found)
+        drafted = drafted[:, : counts.max()]
         return Proposal(torch.from_numpy(drafted).to(batch.device), torch.from_numpy(counts).to(batch.device), None)
 
-    def keep(self, slots: torch.Tensor) -> None:
+    def keep(self, slots: list[int]) -> None:
         """Nothing is held per slot."""
 
     def cache_bytes(self) -> int:

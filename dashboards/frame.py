@@ -1,0 +1,47 @@
+"""What stands around every page: title, navigation, what is always visible, and what is shown when all fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from .parts import access, links, source, states, style
+from .parts.header import header
+from .views import audit, before_after, board, changes, evidence, explorer, loads
+
+ICON = Path(__file__).parent / "parts" / "icon.svg"  # an icon by name would be fetched from the network
+
+
+def draw() -> None:
+    """One run of the script: the page that the address names."""
+    with states.explained():
+        settings = source.config().dashboard
+        st.set_page_config(page_title=settings.title, page_icon=str(ICON), layout="wide")
+        style.apply()
+        who = access.admitted()
+        if who is None:
+            return
+        pages = _pages()
+        links.know(pages)
+        chosen = st.navigation(list(pages.values()), position="top")
+        source.store()
+        access.banner(who, settings.access)
+        header(settings)
+        with states.explained():
+            chosen.run()
+
+
+def _pages() -> dict[str, st.Page]:
+    """Every page by its address, in the order of the navigation.  The first is also the root."""
+    return {
+        "board": st.Page(board.page, title="Board", url_path="board", icon=":material/dashboard:", default=True),
+        "evidence": st.Page(evidence.page, title="Evidence", url_path="evidence", icon=":material/query_stats:"),
+        "explorer": st.Page(explorer.page, title="Explorer", url_path="explorer", icon=":material/grid_on:"),
+        "loads": st.Page(loads.page, title="Load and what-if", url_path="loads", icon=":material/speed:"),
+        "changes": st.Page(changes.page, title="Changes", url_path="changes", icon=":material/history:"),
+        "before-after": st.Page(
+            before_after.page, title="Before and after", url_path="before-after", icon=":material/compare_arrows:"
+        ),
+        "audit": st.Page(audit.page, title="Audit", url_path="audit", icon=":material/gavel:"),
+    }

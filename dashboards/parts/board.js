@@ -1,0 +1,48 @@
+// The board's table: shows and hides rows, follows links without loading the page anew, hands a sort to Python.
+// What is open is kept across redraws, and handed to Python so that the address says it.
+export default function ({ data, parentElement, setTriggerValue, setStateValue }) {
+  let host = parentElement.querySelector(".ss-host");
+  if (!host) {
+    host = document.createElement("div");
+    host.className = "ss-host";
+    parentElement.appendChild(host);
+    host.open = new Set(data.open);
+  }
+  const bodies = () => host.querySelectorAll("tbody[data-endpoint]");
+  const draw = () => {
+    for (const body of bodies()) {
+      const isOpen = host.open.has(body.dataset.endpoint) || data.opened.includes(body.dataset.endpoint);
+      for (const row of body.querySelectorAll(".ss-child")) row.hidden = !isOpen;
+      const button = body.querySelector(".ss-toggle");
+      button.setAttribute("aria-expanded", String(isOpen));
+      button.textContent = isOpen ? "\u25be" : "\u25b8";
+    }
+  };
+  if (host.drawn !== data.html) {
+    const focused = host.contains(document.activeElement) && document.activeElement.getAttribute("aria-controls");
+    host.innerHTML = data.html;
+    host.drawn = data.html;
+    if (focused) host.querySelector(`[aria-controls="${focused}"]`)?.focus();
+  }
+  draw();
+  host.onclick = (event) => {
+    const toggle = event.target.closest(".ss-toggle");
+    if (toggle) {
+      const name = toggle.closest("tbody").dataset.endpoint;
+      if (!host.open.delete(name)) host.open.add(name);
+      draw();
+      setStateValue("open", [...host.open].sort());
+      return;
+    }
+    const sort = event.target.closest(".ss-sort");
+    if (sort) {
+      setTriggerValue("sort", sort.dataset.sort);
+      return;
+    }
+    const link = event.target.closest(".ss-go");
+    if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
+      event.preventDefault();
+      setTriggerValue("go", Object.fromEntries(new URL(link.href).searchParams));
+    }
+  };
+}

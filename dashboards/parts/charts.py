@@ -1,0 +1,106 @@
+"""Charts: one look for all of them, readable in light and dark, each with a title, units and a way to save it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache, wraps
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from shadowspec.types import Arm
+
+from .formats import in_zone, viewer_zone
+
+# Okabe and Ito; readable on white and on near-black.
+BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8A949E",
+)  # fmt: skip
+ARM_COLOUR = {Arm.BASELINE: GREY, Arm.SPECULATIVE: "#2B8CCB"}
+HEIGHT = 260
+HOURS = alt.Axis(format="%d %b %H:%M", labelOverlap=True)  # as the tables write them
+BELOW = alt.Legend(orient="bottom", labelLimit=260, columns=3)  # beside a chart it would leave a phone no width
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY)
+
+NUM_KEPT = 128  # drawings of each chart; some tens of kB each
+Rows = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A chart that was drawn before."""
+
+    spec: Mapping[str, Any]
+
+
+def frame(rows: Rows) -> pd.DataFrame:
+    """Rows as a chart takes them."""
+    return pd.DataFrame(list(rows))
+
+
+def show(
+    chart: Any, title: str, *, key: str, alt_text: str, help_text: str | None = None, height: int = HEIGHT
+) -> None:
+    """Draw a chart under its title; the menu at its corner saves it as PNG or SVG.
+
+    `title` carries the unit; `alt_text` says for those who cannot see it what the chart shows.
+    """
+    st.markdown(f"**{title}**", help=help_text)
+    spec = dict(chart.spec) if isinstance(chart, Drawn) else specification(chart, height)
+    st.vega_lite_chart(spec, width="stretch", key=key, alt=alt_text)
+
+
+def specification(chart: Any, height: int) -> dict[str, Any]:
+    """The chart as Vega-Lite takes it."""
+    drawn = chart.properties(
+        height=height,
+        usermeta={"embedOptions": {"actions": {"export": True, "source": False, "compiled": False, "editor": False}}},
+    ).configure_view(strokeWidth=0)
+    with alt.theme.enable("none"):  # Streamlit's own is laid over it
+        # Checking against the schema takes most of a second for a page.
+        found: dict[str, Any] = drawn.to_dict(validate=False)
+    return found
+
+
+def kept(height: int = HEIGHT) -> Callable[[Callable[..., Any]], Callable[..., Drawn]]:
+    """Draw a chart of the same values once for each zone: Altair takes some 50 ms for one.
+
+    The values must be hashable; a chart that is kept brings its height.
+    """
+
+    def keep(draw: Callable[..., Any]) -> Callable[..., Drawn]:
+        @lru_cache(maxsize=NUM_KEPT)
+        def drawn(_zone: str, *values: Any) -> Drawn:
+            return Drawn(specification(draw(*values), height))
+
+        @wraps(draw)
+        def found(*values: Any) -> Drawn:
+            return drawn(str(viewer_zone()), *values)
+
+        return found
+
+    return keep
+
+
+def threshold(value: float, text: str, *, is_vertical: bool = False) -> Any:
+    """A labelled line at a threshold."""
+    data = frame([{"threshold": value, "text": text}])
+    place = alt.X("threshold:Q") if is_vertical else alt.Y("threshold:Q")
+    line = alt.Chart(data).mark_rule(strokeDash=[5, 4], color=VERMILION, strokeWidth=1.5)
+    if is_vertical:
+        label = alt.Chart(data).mark_text(align="left", dx=4, dy=-4, color=VERMILION, baseline="top")
+        return line.encode(x=place) + label.encode(x=place, y=alt.value(6), text="text:N")
+    label = alt.Chart(data).mark_text(align="left", dx=4, dy=-7, color=VERMILION)
+    return line.encode(y=place) + label.encode(y=place, x=alt.value(0), text="text:N")
+
+
+def moment_line(at: datetime, text: str) -> Any:
+    """A labelled line at a moment, on the viewer's clock."""
+    data = frame([{"moment": in_zone(at), "text": text}])
+    line = alt.Chart(data).mark_rule(strokeDash=[5, 4], color=VERMILION, strokeWidth=1.5).encode(x="moment:T")
+    label = alt.Chart(data).mark_text(align="right", dx=-5, color=VERMILION, baseline="top")
+    return line + label.encode(x="moment:T", y=alt.value(2), text="text:N")

@@ -1,0 +1,245 @@
+"""The charts of the evidence page; each is a pure function of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from shadowspec import metrics
+from shadowspec.reports.board import BoardRow
+from shadowspec.reports.hypothesis import Distribution, TestPath, TimeParts
+from shadowspec.reports.model import Interval, SpeedupBin
+from shadowspec.reports.words import shown_as
+from shadowspec.types import Arm, SpeculationCounts
+from shadowspec.words import percent, plural, slice_title, times
+
+from . import charts, formats, words
+from .board_table import speedup_range
+from .sparks import side
+
+SIDE_COLOUR = {"ss-above": charts.GREEN, "ss-below": charts.VERMILION, "ss-across": charts.GREY}
+SPEEDUP_TICKS = (0.25, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 4)
+SHARES = alt.Axis(format=".0%")
+ARMS = alt.Scale(domain=[arm.value for arm in Arm], range=[charts.ARM_COLOUR[arm] for arm in Arm])
+LEGEND_TOP = alt.Legend(orient="top", title=None)
+
+
+@charts.kept()
+def path(own: TestPath, axis_title: str) -> Any:
+    """Estimate within its bounds at every look (or after every unit), the threshold, and where the verdict changed."""
+    shown = shown_as(own.name)
+    is_share = own.name in ("acceptance", "tail")
+    rows = [
+        {
+            "at": None if p.at is None else formats.in_zone(p.at),
+            "units": p.num_units,
+            "estimate": p.estimate,
+            "lower": p.lower,
+            "upper": p.upper,
+            "text": f"{shown(p.estimate)} [{shown(p.lower)}, {shown(p.upper)}]",
+            "verdict": words.marked(p.verdict) if p.verdict is not None else "",
+        }
+        for p in own.points
+    ]
+    has_times = all(p.at is not None for p in own.points)
+    x = alt.X("at:T", title="look of the gate (your time)") if has_times else alt.X("units:Q", title="units, in order")
+    y = alt.Y("estimate:Q", title=axis_title, scale=alt.Scale(zero=False), axis=SHARES if is_share else alt.Axis())
+    tooltip = [
+        alt.Tooltip("text:N", title="estimate and bounds"),
+        alt.Tooltip("units:Q", title="units"),
+        *([alt.Tooltip("at:T", title="look", format="%Y-%m-%d %H:%M")] if has_times else []),
+        alt.Tooltip("verdict:N", title="verdict"),
+    ]
+    base = alt.Chart(charts.frame(rows)).encode(x=x)
+    if len(rows) == 1:  # a band of one look would not be seen
+        bounds = base.mark_rule(color=charts.BLUE, strokeWidth=3).encode(
+            y=alt.Y("lower:Q", title=axis_title), y2="upper:Q"
+        )
+        layers = [bounds, base.mark_point(color=charts.BLUE, filled=True, size=90).encode(y=y, tooltip=tooltip)]
+    else:
+        band = base.mark_area(color=charts.BLUE, opacity=0.18).encode(
+            y=alt.Y("lower:Q", title=axis_title), y2="upper:Q"
+        )
+        layers = [band, base.mark_line(color=charts.BLUE, point=len(rows) < 60).encode(y=y, tooltip=tooltip)]
+    if own.threshold is not None:
+        layers.append(charts.threshold(own.threshold, f"threshold {shown(own.threshold)}"))
+        if own.name == "parity_sampled":  # it must lie between the two
+            layers.append(charts.threshold(-own.threshold, f"threshold {shown(-own.threshold)}"))
+    moments = [
+        {"at": formats.in_zone(p.at), "text": words.marked(p.verdict)}
+        for p in own.changes[1:]  # the first is no change: it is the first look
+        if p.at is not None and p.verdict is not None
+    ]
+    if moments:
+        data = alt.Chart(charts.frame(moments)).encode(x="at:T")
+        layers.append(data.mark_rule(strokeDash=[2, 3], color=charts.PURPLE))
+        layers.append(data.mark_text(align="left", dx=4, color=charts.PURPLE).encode(text="text:N", y=alt.value(12)))
+    return alt.layer(*layers)
+
+
+def forest(rows: Sequence[BoardRow], figure: str) -> Any:
+    """Bounds of every slice of one endpoint at one load and config, the whole endpoint first."""
+    is_speedup = figure == "speedup"
+    shown = times if is_speedup else percent
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        interval: Interval | None = getattr(row, figure)
+        if interval is not None and interval.estimate is not None:
+            found.append(
+                {
+                    "slice": slice_title(row.slice_key),
+                    "estimate": interval.estimate,
+                    "lower": interval.lower,
+                    "upper": interval.upper,
+                    "colour": SIDE_COLOUR[side(interval)],
+                    "verdict": words.marked(row.verdict),
+                    "text": f"{shown(interval.estimate)} [{shown(interval.lower)}, {shown(interval.upper)}]",
+                    "units": plural(interval.num_units, interval.unit),
+                }
+            )
+    order: list[str] = [each["slice"] for each in found]
+    domain = list(speedup_range(rows))
+    scale = alt.Scale(type="log", nice=False, domain=domain) if is_speedup else alt.Scale(domain=[0, 1])
+    x = alt.X("lower:Q", scale=scale, title="speedup (\u00d7, log scale)" if is_speedup else "acceptance",
+              axis=alt.Axis(format=".2~f", values=SPEEDUP_TICKS) if is_speedup else SHARES)  # fmt: skip
+    tooltip = [alt.Tooltip(f"{name}:N") for name in ("slice", "verdict", "text", "units")]
+    base = alt.Chart(charts.frame(found)).encode(
+        y=alt.Y("slice:N", sort=order, title=None, axis=alt.Axis(labelLimit=220))
+    )
+    colour = alt.Color("colour:N", scale=None)
+    bounds = base.mark_rule(strokeWidth=3).encode(x=x, x2="upper:Q", color=colour, tooltip=tooltip)
+    point = base.mark_point(filled=True, size=70, opacity=1).encode(x="estimate:Q", color=colour, tooltip=tooltip)
+    thresholds = {getattr(row, figure).threshold for row in rows if getattr(row, figure) is not None} - {None}
+    lines = [charts.threshold(value, f"threshold {shown(value)}", is_vertical=True) for value in sorted(thresholds)]
+    return alt.layer(bounds, point, *lines)
+
+
+@charts.kept()
+def positions(counts: SpeculationCounts) -> Any:
+    """Acceptance by drafted position: marginal (of all steps), conditional (of those that accepted the one before)."""
+    rates = {
+        "marginal": metrics.marginal_acceptance_rates(counts),
+        "conditional": metrics.conditional_acceptance_rates(counts),
+    }
+    rows = [
+        {"position": index, "rate": rate, "of": name}
+        for name, values in rates.items()
+        for index, rate in enumerate(values, start=1)
+    ]
+    return (
+        alt.Chart(charts.frame(rows))
+        .mark_bar()
+        .encode(
+            x=alt.X("position:O", title="position in the draft", axis=alt.Axis(labelAngle=0)),
+            xOffset=alt.XOffset("of:N", sort=list(rates)),
+            y=alt.Y("rate:Q", title="share of steps", axis=SHARES, scale=alt.Scale(domain=[0, 1])),
+            color=alt.Color(
+                "of:N", legend=LEGEND_TOP, scale=alt.Scale(domain=list(rates), range=[charts.BLUE, charts.SKY])
+            ),
+            tooltip=["position:O", "of:N", alt.Tooltip("rate:Q", format=".1%")],
+        )
+    )
+
+
+@charts.kept()
+def steps(counts: SpeculationCounts) -> Any:
+    """How many drafted tokens a step accepted."""
+    rows = [
+        {"accepted": number, "steps": steps_, "share": metrics.ratio(steps_, counts.num_drafts)}
+        for number, steps_ in enumerate(counts.acceptance_histogram)
+    ]
+    return (
+        alt.Chart(charts.frame(rows))
+        .mark_bar(color=charts.BLUE)
+        .encode(
+            x=alt.X("accepted:O", title="accepted tokens in a step", axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("share:Q", title="share of steps", axis=SHARES),
+            tooltip=["accepted:O", alt.Tooltip("steps:Q", format=","), alt.Tooltip("share:Q", format=".1%")],
+        )
+    )
+
+
+@charts.kept()
+def latency(found: Sequence[Distribution]) -> Any:
+    """Share of requests at or below each latency, both arms, with their quantiles."""
+    rows = [{"ms": edge, "share": share, "arm": own.arm.value} for own in found for edge, share in own.cumulative]
+    marks = [
+        {"ms": quantile.estimate, "share": share, "arm": own.arm.value, "name": f"p{100 * share:g}"}
+        for own in found
+        for share, quantile in own.quantiles
+    ]
+    x = alt.X(
+        "ms:Q", scale=alt.Scale(type="log", nice=False), title="ms (log scale)", axis=alt.Axis(format="~s", tickCount=6)
+    )
+    y = alt.Y("share:Q", axis=SHARES, title="requests at or below")
+    colour = alt.Color("arm:N", scale=ARMS, legend=LEGEND_TOP)
+    dash = alt.StrokeDash("arm:N", scale=alt.Scale(domain=ARMS.domain, range=[[5, 3], [1, 0]]), legend=None)
+    line = alt.Chart(charts.frame(rows)).mark_line(interpolate="step-after", strokeWidth=2)
+    point = alt.Chart(charts.frame(marks)).mark_point(filled=True, size=55, opacity=1)
+    tooltip = ["arm:N", "name:N", alt.Tooltip("ms:Q", format=",.2f")]
+    return line.encode(x=x, y=y, color=colour, strokeDash=dash) + point.encode(
+        x="ms:Q", y="share:Q", color=alt.Color("arm:N", scale=ARMS, legend=None), tooltip=tooltip
+    )
+
+
+@charts.kept(210)
+def parts(found: Sequence[TimeParts]) -> Any:
+    """Where the mean request's time goes: the compute of each arm, in the order in which it happens."""
+    order = ["prefill", "decode", "draft", "verify", "other"]
+    rows = []
+    for own in found:
+        is_baseline = own.arm is Arm.BASELINE
+        names = ("prefill", "decode") if is_baseline else ("prefill", "draft", "verify", "other")
+        rows += [
+            {"arm": own.arm.value, "part": name, "ms": getattr(own, f"{name}_ms"), "order": order.index(name)}
+            for name in names
+        ]
+    colours = [charts.PURPLE, charts.GREY, charts.ORANGE, charts.BLUE, charts.SKY]
+    return (
+        alt.Chart(charts.frame(rows))
+        .mark_bar(height=28)
+        .encode(
+            y=alt.Y("arm:N", title=None, sort=[arm.value for arm in Arm]),
+            x=alt.X("ms:Q", title="mean ms of a request", stack="zero"),
+            color=alt.Color("part:N", scale=alt.Scale(domain=order, range=colours), legend=LEGEND_TOP),
+            order="order:Q",
+            tooltip=["arm:N", "part:N", alt.Tooltip("ms:Q", format=",.1f")],
+        )
+    )
+
+
+@charts.kept(210)
+def differences(bars: Sequence[SpeedupBin], threshold: float | None) -> Any:
+    """Requests by their own speedup: each is one request through both arms."""
+    rows = [
+        {
+            "from": own.lower,
+            "to": own.upper,
+            "requests": own.num_requests,
+            "side": "faster" if (own.lower or 0.0) >= 0.999 else "slower",
+        }
+        for own in bars
+    ]
+    scale = alt.Scale(type="log", nice=False)
+    colours = alt.Scale(domain=["slower", "faster"], range=[charts.VERMILION, charts.GREEN])
+    chart = (
+        alt.Chart(charts.frame(rows))
+        .mark_rect(stroke="white", strokeWidth=0.5, strokeOpacity=0.6)
+        .encode(
+            x=alt.X(
+                "from:Q", scale=scale, title="speedup of each request (\u00d7, log scale)", axis=alt.Axis(format=".2~f")
+            ),
+            x2="to:Q",
+            y=alt.Y("requests:Q", title="requests", scale=alt.Scale(zero=True)),
+            y2=alt.datum(0),
+            color=alt.Color("side:N", scale=colours, legend=LEGEND_TOP),
+            tooltip=[alt.Tooltip("from:Q", format=".2f"), alt.Tooltip("to:Q", format=".2f"), "requests:Q", "side:N"],
+        )
+    )
+    return (
+        chart
+        if threshold is None
+        else chart + charts.threshold(threshold, f"threshold {times(threshold)}", is_vertical=True)
+    )

@@ -1,0 +1,115 @@
+"""The lower sections of the evidence page: what was measured in the window, and every test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from shadowspec.reports.board import PARITY_TESTS, BoardRow
+from shadowspec.reports.hypothesis import MEASURES, Measured
+from shadowspec.store.histograms import MAX_RELATIVE_ERROR
+from shadowspec.types import TestResult
+from shadowspec.words import moment, percent, plural, times
+
+from . import charts, evidence_charts, formats, states, words
+from .evidence_tables import latency_table, tests_table
+
+
+def acceptance(found: Measured) -> None:
+    """Acceptance by position, and how many tokens a step accepted."""
+    if found.counts is None or not found.counts.num_drafts:
+        states.empty("Nothing measured in this window", "Choose a longer one.")
+        return
+    st.markdown("#### Acceptance", help=words.definition("pooled"))
+    left, right = st.columns(2)
+    steps = plural(found.counts.num_drafts, "step")
+    with left:
+        charts.show(
+            evidence_charts.positions(found.counts),
+            "Acceptance by position (share of steps)",
+            key="positions",
+            alt_text="Marginal and conditional acceptance rate at each drafted position, pooled",
+            help_text=f"{words.definition('marginal')} {words.definition('conditional')} Pooled over {steps}.",
+        )
+    with right:
+        charts.show(
+            evidence_charts.steps(found.counts),
+            "Accepted tokens per step (share of steps)",
+            key="steps",
+            alt_text="Histogram of accepted tokens per propose-and-verify step, pooled",
+            help_text=f"{words.definition('histogram')} Pooled over {steps}.",
+        )
+
+
+def latency(found: Measured, row: BoardRow) -> None:
+    """Both arms over the same requests: distributions, quantiles, where the time goes, and paired differences."""
+    if not found.distributions:
+        return
+    st.markdown(
+        "#### Latency of both arms",
+        help=f"The same requests through both arms, from rollups: known to within \u00b1{percent(MAX_RELATIVE_ERROR)}.",
+    )
+    for column, measure in zip(st.columns(len(MEASURES)), MEASURES, strict=True):
+        own = tuple(each for each in found.distributions if each.measure == measure)
+        if own:
+            with column:
+                name = {"end_to_end_ms": "end-to-end", "prefill_ms": "ttft", "time_per_output_token_ms": "tpot"}[
+                    measure
+                ]
+                charts.show(
+                    evidence_charts.latency(own),
+                    f"{MEASURES[measure]} (ms)",
+                    key=f"latency-{measure}",
+                    alt_text=f"Cumulative distribution of {MEASURES[measure]} in both arms; quantiles stand below",
+                    help_text=f"{words.definition(name)} Dots: p50, p95, p99.",
+                )
+    st.html(latency_table(found.distributions, found.parts))
+    left, right = st.columns(2)
+    with left:
+        charts.show(
+            evidence_charts.parts(found.parts),
+            "Where a request's time goes (mean ms)",
+            key="parts",
+            alt_text="Mean compute time of a request by part, for both arms; queue time is not in it",
+            help_text="Compute alone: the shadow's own queue stands in the table above and is never judged.",
+        )
+    with right:
+        test = next((each for each in _tests_of(row) if each.name == "speedup"), None)
+        median = dict(found.speedup_quantiles).get(0.5)
+        charts.show(
+            evidence_charts.differences(found.speedups, None if test is None else test.threshold),
+            "Paired differences: speedup of each request (\u00d7)",
+            key="differences",
+            alt_text=f"Histogram of each request's own speedup; median {times(median.estimate if median else None)}",
+            help_text=words.definition("request-speedup"),
+        )
+
+
+def _tests_of(row: BoardRow) -> Sequence[TestResult]:
+    return () if row.standing.measured is None else row.standing.measured.tests
+
+
+def tests(row: BoardRow) -> None:
+    """Every test as the gate left it, parity first, and the decision that they belong to."""
+    every = _tests_of(row)
+    if not every:
+        return
+    parity = [test for test in every if test.name in PARITY_TESTS]
+    st.markdown("#### Parity", help=f"{words.definition('divergence')} {words.definition('z')}")
+    if parity:
+        st.html(tests_table(parity))
+    else:
+        st.caption("No parity test has been read: nothing was compared yet.")
+    st.markdown("#### All other tests", help=words.definition("units"))
+    st.html(tests_table([test for test in every if test.name not in PARITY_TESTS]))
+    decision = row.standing.measured
+    if decision is not None:
+        decided = decision.decided_at
+        number = "" if decision.decision_id is None else f" {decision.decision_id}"
+        st.caption(f"Decision{number} of {formats.local(decided)} ({moment(decided)}); engine {_engine(row)}.")
+
+
+def _engine(row: BoardRow) -> str:
+    decision = row.standing.measured
+    return formats.markdown(str(decision.details.get("engine") or "unknown")) if decision is not None else "unknown"

@@ -1,0 +1,97 @@
+"""Numbers and times as the pages write them.
+
+Times are shown in the viewer's zone, with UTC in the hover.  HTML made here is escaped here.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from html import escape
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import streamlit as st
+
+from shadowspec.types import TestResult
+from shadowspec.words import DASH, age, markdown_text, moment, plain_text, times
+
+UTC_ZONE = ZoneInfo("UTC")
+
+
+def viewer_zone() -> ZoneInfo:
+    """The zone of the browser; UTC where it does not say, or names one that is not known here."""
+    name = st.context.timezone
+    try:
+        return ZoneInfo(name) if name else UTC_ZONE
+    except (ZoneInfoNotFoundError, ValueError):
+        return UTC_ZONE
+
+
+def local(value: datetime | None) -> str:
+    """A time in the viewer's zone, to the minute, with the zone's short name."""
+    return DASH if value is None else f"{value.astimezone(viewer_zone()):%Y-%m-%d %H:%M %Z}"
+
+
+def short_local(value: datetime) -> str:
+    """A time in the viewer's zone, as short as a table wants it: the year only where it is another."""
+    own = value.astimezone(viewer_zone())
+    return f"{own:%d %b %H:%M}" if own.year == now().year else f"{own:%d %b %Y}"
+
+
+def moment_title(value: datetime) -> str:
+    """For the hover: the same time in UTC and in the viewer's zone."""
+    return f"{moment(value)} ({local(value)})"
+
+
+def time_html(value: datetime | None, text: str | None = None) -> str:
+    """A time (or `text` in its place) with UTC in the hover."""
+    if value is None:
+        return DASH
+    return f'<time datetime="{value.isoformat()}" title="{moment(value)}">{escape(text or local(value))}</time>'
+
+
+def ago(value: datetime | None, now: datetime) -> str:
+    """How long since a time."""
+    return DASH if value is None else f"{age(now - value)} ago"
+
+
+def ahead(value: datetime | None) -> str:
+    """A date that is expected, in the viewer's zone."""
+    if value is None:
+        return DASH
+    own = value.astimezone(viewer_zone())
+    return f"{own:%d %b}" if own.year == now().year else f"{own:%d %b %Y}"
+
+
+def text(value: str) -> str:
+    """One line of text for HTML: what comes from traffic can neither mark up nor break the line."""
+    return escape(plain_text(value))
+
+
+def markdown(value: str) -> str:
+    """The same for Markdown."""
+    return markdown_text(plain_text(value))
+
+
+def day(value: datetime) -> str:
+    """A day as charts name it."""
+    return f"{value:%Y-%m-%d}"
+
+
+def bounds(test: TestResult | None) -> str:
+    """Lower and upper bound of a speedup, as in `1.12x to 1.54x`."""
+    return DASH if test is None else f"{times(test.lower)} to {times(test.upper)}"
+
+
+def in_zone(value: datetime) -> datetime:
+    """A time as charts take it: without a zone, on the viewer's clock."""
+    return value.astimezone(viewer_zone()).replace(tzinfo=None)
+
+
+def now() -> datetime:
+    """This moment, UTC."""
+    return datetime.now(UTC)
+
+
+def is_stale(newest: datetime | None, moment_: datetime, limit: timedelta) -> bool:
+    """Whether what was measured last lies further back than the limit; nothing measured is not stale but empty."""
+    return newest is not None and moment_ - newest > limit

@@ -1,0 +1,117 @@
+"""Single requests as a table: counts and timings, newest first, to look at and to take away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import streamlit as st
+
+from shadowspec.metrics import ratio
+from shadowspec.store import RunFilter
+from shadowspec.words import plain_text, slice_title
+
+from . import charts, downloads, formats, queries, source, states
+
+MAX_SHOWN_RUNS = 200
+
+
+def draw(endpoint: str, since: datetime | None) -> None:
+    """The newest requests of one slice, load and config: counts and timings, to look at and to take away."""
+    st.markdown(
+        "### Requests", help="Counts and timings of single requests: no text is stored, and hashes are cut short."
+    )
+    groups, configs = queries.group_sums(endpoint, since), queries.configs()
+    slices, loads, used = (
+        sorted({getattr(each, name) for each in groups}) for name in ("slice_key", "concurrency", "fingerprint")
+    )
+    columns = st.columns([3, 1, 2])
+    slice_key = columns[0].selectbox(
+        "Slice",
+        [None, *slices],
+        format_func=lambda key: "all slices" if key is None else plain_text(slice_title(key)),
+        key="run_slice",
+        bind="query-params",
+    )
+    load = columns[1].selectbox(
+        "Load",
+        [None, *loads],
+        format_func=lambda own: "all" if own is None else str(own),
+        key="run_load",
+        bind="query-params",
+    )
+    config = columns[2].selectbox(
+        "Config",
+        [None, *used],
+        format_func=lambda own: (
+            "all" if own is None else f"{configs[own].config.name} \u00b7 {own[:8]}" if own in configs else own[:12]
+        ),
+        key="run_config",
+        bind="query-params",
+    )
+    wanted = RunFilter(endpoint, slice_key, load, config, since)
+    found = source.store().run_page(wanted, limit=MAX_SHOWN_RUNS)
+    if not found.rows:
+        states.empty(
+            "No single requests here",
+            "Either none matches, or they are older than the store keeps them: rollups are kept for ever, runs until "
+            f"`shadowspec db retain` removes them. Looked at the newest {found.num_walked:,} runs.",
+        )
+        return
+    st.dataframe(
+        charts.frame([_shown_run(row) for row in found.rows]),
+        hide_index=True,
+        height=320,
+        column_config=_RUN_COLUMNS,
+        key="runs",
+    )
+    more = found.next_place is not None
+    st.caption(
+        f"The newest {len(found.rows):,} that match{'; there are more' if more else ''}. Read along an index of the "
+        f"endpoint's event times, {found.num_walked:,} runs looked at."
+    )
+    downloads.buttons(wanted)
+
+
+def _shown_run(row: Mapping[str, Any]) -> dict[str, Any]:
+    baseline, speculative = (
+        None if row[f"{arm}_decode_ms"] is None else row[f"{arm}_prefill_ms"] + row[f"{arm}_decode_ms"]
+        for arm in ("baseline", "speculative")
+    )
+    return {
+        "time": formats.in_zone(row["event_time"]),
+        "slice": plain_text(slice_title(row["slice_key"])) if row["slice_key"] else "",
+        "load": row["concurrency"],
+        "prompt_tokens": row["num_prompt_tokens"],
+        "output_tokens": row["num_output_tokens"],
+        "steps": row["num_drafts"],
+        "drafted": row["num_draft_tokens"],
+        "accepted": row["num_accepted_tokens"],
+        "baseline_ms": baseline,
+        "speculative_ms": speculative,
+        "speedup": ratio(baseline, speculative) if baseline and speculative else None,
+        "failure": row["failure"] or "",
+        "finish": row["finish_reason"] or "",
+        "place": f"{row['source']}[{row['source_partition']}]@{row['source_offset']}",
+        "config": row["fingerprint"],
+    }
+
+
+_RUN_COLUMNS: dict[str, Any] = {
+    "time": st.column_config.DatetimeColumn("Time", format="YYYY-MM-DD HH:mm:ss", help="Event time, on your clock."),
+    "slice": "Slice",
+    "load": st.column_config.NumberColumn("Load", help="Requests run at once by the shadow."),
+    "prompt_tokens": st.column_config.NumberColumn("Prompt tokens"),
+    "output_tokens": st.column_config.NumberColumn("Output tokens"),
+    "steps": st.column_config.NumberColumn("Steps", help="Propose-and-verify steps (num_drafts)."),
+    "drafted": st.column_config.NumberColumn("Drafted"),
+    "accepted": st.column_config.NumberColumn("Accepted"),
+    "baseline_ms": st.column_config.NumberColumn("Baseline, ms", format="%.1f", help="Prefill and decode, no queue."),
+    "speculative_ms": st.column_config.NumberColumn("Speculative, ms", format="%.1f"),
+    "speedup": st.column_config.NumberColumn("Speedup", format="%.2f\u00d7"),
+    "failure": "Failure",
+    "finish": "Finish",
+    "place": st.column_config.TextColumn("Place", help="Source (cut short), partition and offset or line."),
+    "config": st.column_config.TextColumn("Fingerprint", help="Cut short."),
+}

@@ -1,0 +1,180 @@
+"""Where the pages' values come from: the configuration, and one store with a bounded pool for all open pages.
+
+What is read is kept by what it was read of (`pulse`), not by time alone: a page that nothing new has come for asks the
+database one small question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import streamlit as st
+
+from shadowspec.config import Config, find_config, load_config
+from shadowspec.gate.overrides import active
+from shadowspec.gate.sequences import SequencePoint
+from shadowspec.gating import EndpointEvidence, HypothesisId
+from shadowspec.reports.board import Board, BoardValues, build_board
+from shadowspec.reports.board_source import board_values
+from shadowspec.reports.evidence import sequences as unit_sequences
+from shadowspec.reports.hypothesis import PATH_TESTS, Measured, TestPath
+from shadowspec.reports.hypothesis import measured as build_measured
+from shadowspec.reports.hypothesis import paths as build_paths
+from shadowspec.reports.hypothesis import unit_paths as build_unit_paths
+from shadowspec.store import Pulse, Store
+from shadowspec.types import FunnelKey, OverrideRecord
+
+UnitSequences = Mapping[HypothesisId, Mapping[str, tuple[SequencePoint, ...]]]
+
+MAX_AGE = timedelta(minutes=10)  # of anything kept, whatever the pulse says
+
+
+def config() -> Config:
+    """The configuration, read again when its file changes.
+
+    Raises:
+        ConfigError: it cannot be found or is wrong.
+    """
+    path = find_config(None)
+    return _config(path, path.stat().st_mtime_ns)
+
+
+def store() -> Store:
+    """The store that every page shares.
+
+    Raises:
+        StoreError: the database is at another revision; the message says what mends it.
+        ServiceUnavailableError: it cannot be reached.
+    """
+    return _store(config().database_url)
+
+
+def pulse() -> Pulse:
+    """How far the store has come: what everything read of it is kept by."""
+    return store().pulse()
+
+
+def funnel(of: Pulse) -> Mapping[FunnelKey, int]:
+    """Records by endpoint, counter and reason."""
+    return _funnel(config().database_url, of)
+
+
+def overrides(of: Pulse) -> Sequence[OverrideRecord]:
+    """Every override ever set."""
+    return _overrides(config().database_url, of)
+
+
+def board(of: Pulse) -> Board:
+    """The board as of this minute."""
+    own = config()
+    now = datetime.now(UTC)
+    return _board(own.database_url, own.path.stat().st_mtime_ns, of, now.replace(second=0, microsecond=0))
+
+
+def paths(of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str) -> dict[str, TestPath]:
+    """The drawn tests of a hypothesis over the gate's looks."""
+    return _paths(config().database_url, of, endpoint, slice_key, concurrency, fingerprint)
+
+
+def unit_paths(
+    of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, last: dict[str, TestPath]
+) -> dict[str, TestPath]:
+    """The same after each unit, from the stored runs of the whole endpoint; empty where they do not say."""
+    own = config()
+    key = own.database_url, own.path.stat().st_mtime_ns, of, endpoint
+    found = _unit_sequences(*key).get((slice_key, concurrency, fingerprint), {})
+    return build_unit_paths(found, last)
+
+
+def measured(
+    of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, window: timedelta | None
+) -> Measured:
+    """What rollups add up to for a hypothesis over the last `window` before the endpoint's newest hour (None: all)."""
+    return _measured(config().database_url, of, endpoint, slice_key, concurrency, fingerprint, window)
+
+
+def forget() -> None:
+    """Open the database and read everything anew at the next question."""
+    _store.clear()
+    _config.clear()
+    for kept in (_funnel, _overrides, _values, _board, _paths, _unit_sequences, _measured):
+        kept.clear()
+
+
+@st.cache_resource(show_spinner=False, max_entries=4)
+def _config(path: Path, changed_ns: int) -> Config:  # changed_ns: part of what it is kept by
+    return load_config(path)
+
+
+@st.cache_resource(show_spinner=False, max_entries=4, on_release=Store.close)
+def _store(url: str) -> Store:
+    return Store.open(url)
+
+
+# Values are frozen, so that all pages share them: `cache_data` would copy them at every rerun.
+
+
+@st.cache_resource(show_spinner=False, max_entries=4, ttl=MAX_AGE)
+def _funnel(url: str, of: Pulse) -> Mapping[FunnelKey, int]:
+    return _store(url).funnel()
+
+
+@st.cache_resource(show_spinner=False, max_entries=4, ttl=MAX_AGE)
+def _overrides(url: str, of: Pulse) -> Sequence[OverrideRecord]:
+    return _store(url).overrides()
+
+
+@st.cache_resource(show_spinner=False, max_entries=2, ttl=MAX_AGE)
+def _values(url: str, changed_ns: int, of: Pulse) -> BoardValues:
+    own = config()
+    default = own.dashboard.price_per_gpu_hour
+    prices = {name: default or settings.policy.device_price_per_hour for name, settings in own.endpoints.items()}
+    loads = {
+        name: {load.concurrency: load.share for load in settings.rule.loads} for name, settings in own.endpoints.items()
+    }
+    return board_values(_store(url), prices, loads)
+
+
+@st.cache_resource(show_spinner=False, max_entries=4, ttl=MAX_AGE)
+def _board(url: str, changed_ns: int, of: Pulse, minute: datetime) -> Board:
+    return build_board(_values(url, changed_ns, of), active(_overrides(url, of), minute), minute)
+
+
+@st.cache_resource(show_spinner=False, max_entries=64, ttl=MAX_AGE)
+def _paths(
+    url: str, of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str
+) -> dict[str, TestPath]:
+    return build_paths(_store(url).looks(endpoint, slice_key, concurrency, fingerprint, PATH_TESTS))
+
+
+@st.cache_resource(show_spinner="Reading the endpoint's runs", max_entries=8, ttl=MAX_AGE)
+def _unit_sequences(url: str, changed_ns: int, of: Pulse, endpoint: str) -> UnitSequences:
+    store_, policy = _store(url), config().endpoints[endpoint].policy
+    rows = store_.evidence(endpoint)
+    evidence = EndpointEvidence(endpoint, rows.records, rows.blocks, rows.runs)
+    return unit_sequences(evidence, policy, rows.latest_decisions)
+
+
+@st.cache_resource(show_spinner=False, max_entries=64, ttl=MAX_AGE)
+def _measured(
+    url: str,
+    of: Pulse,
+    endpoint: str,
+    slice_key: str,
+    concurrency: int,
+    fingerprint: str,
+    window: timedelta | None,
+) -> Measured:
+    store_ = _store(url)
+    hours = store_.rollup_hours(endpoint)
+    since = None if hours is None or window is None else hours[1] - window
+    own = slice_key or None
+    sums = [
+        each.sums
+        for each in store_.group_sums(endpoint, since, slice_key=own)
+        if (each.concurrency, each.fingerprint) == (concurrency, fingerprint)
+    ]
+    counts = store_.position_counts(endpoint, own, concurrency, fingerprint, since)
+    return build_measured(sums, counts, store_.histograms(endpoint, own, concurrency, fingerprint, since))

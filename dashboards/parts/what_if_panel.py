@@ -1,0 +1,211 @@
+"""The what-if: thresholds, price and share to move, and what the stored evidence then says.  It stores nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+
+import streamlit as st
+
+from shadowspec.errors import NoDataError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.reports.costs import DeviceTime, device_time, saved_per_month
+from shadowspec.reports.loads import LoadCell
+from shadowspec.reports.what_if import MAX_MARGIN, WhatIf, what_if
+from shadowspec.reports.words import bounds_text, shown_as, threshold_text, title_of_test
+from shadowspec.store import GroupSums
+from shadowspec.types import Arm, Decision
+from shadowspec.words import DASH, number, plain_text
+
+from . import charts, queries, source, states, words
+
+MONTH = timedelta(days=30)
+MAX_PRICE = 20.0  # of the slider, per GPU-hour; more is typed into the configuration
+
+
+def draw(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: GatePolicy) -> None:
+    """The sliders, the verdict under them, each test, and what it would save."""
+    st.markdown("#### What if")
+    st.warning(
+        "**Not a decision.** Recomputed from stored evidence at the level that the hypothesis has. Nothing here is "
+        "stored, exported or seen by `check`; thresholds that are chosen after looking prove nothing.",
+        icon=":material/science:",
+    )
+    chosen = _chosen(cells)
+    if chosen is None:
+        states.empty("Nothing to try yet", "No config was decided about here.")
+        return
+    changed = _thresholds(policy)
+    stands = {own.decision_id: own for own in queries.decisions(endpoint)}[chosen.decision_id]
+    measured = next(own for own in queries.measured_decisions(endpoint) if own.decision_id == chosen.decision_id)
+    evidence = queries.slice_evidence(endpoint, slice_key)
+    try:
+        found = what_if(measured, evidence, queries.configs()[chosen.fingerprint], policy, changed)
+    except NoDataError as error:
+        states.empty("No evidence to ask", f"{error}.", commands=("shadowspec gate",))
+        return
+    _verdicts(stands, found)
+    _tests(found)
+    _savings(endpoint, slice_key, chosen, policy.device_price_per_hour)
+
+
+def _chosen(cells: Sequence[LoadCell]) -> LoadCell | None:
+    by_depth: dict[str, list[LoadCell]] = {}
+    for cell in cells:
+        by_depth.setdefault(config_title(cell), []).append(cell)
+    if not by_depth:
+        return None
+    first, second = st.columns(2)
+    config = _pick(first, "K and config (measured ones)", list(by_depth), "k")
+    loads = {str(cell.concurrency): cell for cell in by_depth[config]}
+    load = _pick(second, "Load (measured ones)", list(loads), "load")
+    return loads[load]
+
+
+def _pick(column: st.delta_generator.DeltaGenerator, label: str, options: list[str], key: str) -> str:
+    """A slider over what was measured; a slider of one place would be none."""
+    if len(options) == 1:
+        column.markdown(f"{label}  \n**{options[0]}**")
+        return options[0]
+    return column.select_slider(label, options, key=key, bind="query-params")
+
+
+def _thresholds(policy: GatePolicy) -> dict[str, float]:
+    """The thresholds to try; the policy's own where nothing is moved."""
+    columns = st.columns(3)
+    margin = columns[0].slider(
+        "Margin to be proven, %",
+        0.0,
+        100 * MAX_MARGIN,
+        min(100 * policy.margin, 100 * MAX_MARGIN),
+        0.5,
+        key="margin",
+        bind="query-params",
+        help="Speedup beyond 1 that must be proven.",
+    )
+    floor = columns[1].slider(
+        "Acceptance floor, %", 1.0, 99.0, 100 * policy.floor, 0.5, key="floor", bind="query-params"
+    )
+    tail = columns[2].slider(
+        "Slowed requests tolerated, %",
+        0.5,
+        50.0,
+        min(100 * policy.tail_share, 50.0),
+        0.5,
+        key="tail",
+        bind="query-params",
+        help=f"Share of requests that may be slowed by over {100 * policy.tail_margin:g}%.",
+    )
+    return {"margin": margin / 100, "floor": floor / 100, "tail_share": tail / 100}
+
+
+def _verdicts(stands: Decision, found: WhatIf) -> None:
+    cards = (
+        ("Stands", stands, "What `check` and `export` act on, overrides included."),
+        ("Today's figures, policy in force", found.today, "The same evidence judged afresh under the policy as it is."),
+        ("Today's figures, thresholds tried", found.tried, "The same evidence under the sliders. Not a decision."),
+    )
+    for column, (title, own, text) in zip(st.columns(3), cards, strict=True):
+        with column.container(border=True):
+            st.markdown(f"**{title}**", help=text)
+            st.html(words.verdict_html(own.verdict))
+            st.caption(plain_text(own.reason))
+
+
+def _tests(found: WhatIf) -> None:
+    before = {test.name: test for test in found.today.tests}
+    rows = [
+        {
+            "Test": title_of_test(test.name),
+            "Estimate": shown_as(test.name)(test.estimate),
+            "Bounds": bounds_text(test),
+            "In force": threshold_text(before[test.name]) if test.name in before else DASH,
+            "Tried": threshold_text(test),
+            "Outcome in force": before[test.name].outcome if test.name in before else DASH,
+            "Outcome tried": test.outcome,
+        }
+        for test in found.tried.tests
+    ]
+    st.dataframe(
+        charts.frame(rows),
+        hide_index=True,
+        column_config={
+            "Bounds": st.column_config.TextColumn(
+                help=words.definition("bounds")
+                + " Where a threshold lies between two points of the stored grid, the next one "
+                "outward counts."
+            )
+        },
+    )
+
+
+def _savings(endpoint: str, slice_key: str, chosen: LoadCell, policy_price: float | None) -> None:
+    """What speculation saves at a price, from measured device time."""
+    settings = source.config().dashboard
+    known_price = settings.price_per_gpu_hour or policy_price or 0.0
+    hours = queries.hours(endpoint)
+    st.markdown("**Cost**", help="A request at load b holds 1/b of the device for its end-to-end time.")
+    first, second = st.columns(2)
+    price = first.slider(
+        f"Price per GPU-hour, {settings.currency}",
+        0.0,
+        max(MAX_PRICE, float(math.ceil(known_price))),
+        known_price,
+        0.05,
+        key="price",
+        bind="query-params",
+        help="From `[dashboard] price_per_gpu_hour`, else the policy's `device_price_per_hour`, where one is set.",
+    )
+    share = second.slider(
+        "Share of the traffic served with speculation, %", 0, 100, 100, 5, key="share", bind="query-params"
+    )
+    since = None if hours is None else hours[1] + timedelta(hours=1) - MONTH
+    groups = [own for own in queries.group_sums(endpoint, since) if _is_of(own, slice_key, chosen)]
+    time = device_time(groups)
+    if time.seconds_per_million(Arm.BASELINE) is None or hours is None:
+        st.caption("No request was timed in the last 30 days of traffic: there is no device time to put a price on.")
+        return
+    if not price:
+        _device_time(time)
+        return
+    saved = time.saved_per_million(price)
+    begin = hours[0] if since is None else max(hours[0], since)
+    span_h = (hours[1] - begin) / timedelta(hours=1) + 1
+    month = saved_per_month(time, span_h, share / 100, price)
+    columns = st.columns(4)
+    unit = f"{settings.currency} per million output tokens"
+    columns[0].metric("Baseline", number(time.cost_per_million(Arm.BASELINE, price)), help=unit)
+    columns[1].metric("Speculative", number(time.cost_per_million(Arm.SPECULATIVE, price)), help=unit)
+    columns[2].metric("Saved", number(saved), help=f"{unit}; below 0 it costs more")
+    columns[3].metric(
+        "Saved per month",
+        number(month, 0),
+        help=f"{settings.currency}; this traffic as it was mirrored over {span_h:,.0f} hours, as if it went on so.",
+    )
+    st.caption(
+        f"From measured device time of the last 30 days of traffic at load {chosen.concurrency} with "
+        f"{plain_text(chosen.config_name)}, on the engine that measured; another engine has other times."
+    )
+
+
+def _device_time(time: DeviceTime) -> None:
+    baseline, speculative = (time.seconds_per_million(arm) for arm in Arm)
+    columns = st.columns(3)
+    columns[0].metric("Baseline", f"{number(baseline, 0)} s", help="Device seconds per million output tokens")
+    columns[1].metric("Speculative", f"{number(speculative, 0)} s", help="Device seconds per million output tokens")
+    if baseline is not None and speculative is not None:
+        columns[2].metric("Saved", f"{number(baseline - speculative, 0)} s", help="Below 0 it takes more")
+    st.caption(
+        "No price is set, so that this is device time: move the slider, or set `[dashboard] price_per_gpu_hour`."
+    )
+
+
+def _is_of(own: GroupSums, slice_key: str, chosen: LoadCell) -> bool:
+    is_own_slice = slice_key in ("", own.slice_key)
+    return is_own_slice and own.concurrency == chosen.concurrency and own.fingerprint == chosen.fingerprint
+
+
+def config_title(cell: LoadCell) -> str:
+    """How a config is called where K matters."""
+    return f"K {cell.depth} \u00b7 {plain_text(cell.config_name)} \u00b7 {cell.fingerprint[:6]}"

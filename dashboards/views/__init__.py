@@ -1,0 +1,1 @@
+"""One page each, with one public function `page()`."""

@@ -1,0 +1,234 @@
+"""Audit and kill switch: what operators have ordered, a way to order, and the policy in force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+import streamlit as st
+
+from shadowspec.config.policy_template import parameter_meanings
+from shadowspec.errors import ShadowSpecError
+from shadowspec.gating.orders import scope_words, state_words
+from shadowspec.reports.policy import Parameter, gate_parameters, rollout_parameters
+from shadowspec.types import FORCEABLE, OverrideRecord, Verdict
+from shadowspec.words import DASH, moment, plain_text, plural, slice_title
+
+from ..parts import access, charts, formats, kill_switch, queries, source, states, words
+
+ALL_SLICES, ALL_LOADS = "all slices", "all loads"
+EXPIRIES: Mapping[str, timedelta | None] = {
+    "until it is cleared": None,
+    "1 hour": timedelta(hours=1),
+    "12 hours": timedelta(hours=12),
+    "1 day": timedelta(days=1),
+    "7 days": timedelta(days=7),
+}
+SAID = "order_said"  # in the session: what the last order came to, and until when that is told
+TOLD_FOR = timedelta(seconds=30)  # the header draws the page anew as soon as it sees the order
+
+
+def page() -> None:
+    """Orders in force, the switch, the history, and the policy."""
+    st.markdown("### Audit and kill switch")
+    place = st.empty()  # there also when nothing is said: what follows would move, and its open tab close
+    said, until = st.session_state.get(SAID, ("", None))
+    if until is not None and formats.now() < until:
+        place.success(said, icon=":material/check:")
+    who = access.current()
+    records, now = source.store().overrides(), formats.now()
+    active = [record for record in records if record.is_active(now)]
+    if who.may_order:
+        first, second = st.tabs(["Switch off", f"Clear ({len(active)} in force)"])
+        with first:
+            _set(who.name)
+        with second:
+            _clear(active, who.name)
+    else:
+        st.info(
+            "You may look. Overrides are set and cleared by operators"
+            + (
+                " (`[dashboard.roles] operators`)."
+                if who.name is not None
+                else ": configure a login, or `[dashboard] local_role`, or use `shadowspec override set`."
+            ),
+            icon=":material/visibility:",
+        )
+    _history(records, now)
+    st.divider()
+    _policy()
+
+
+def _set(name: str | None) -> None:
+    known = queries.endpoints()
+    if not known:
+        states.empty("Nothing to switch off", "No endpoint is configured and none was measured.")
+        return
+    st.markdown(
+        "Keeps speculation off from now on, over the gate's head: `check` fails and `export` says off at once. "
+        "Evidence goes on being collected; cleared, the gate's own word counts again. ENABLE cannot be forced."
+    )
+    first, second, third = st.columns([2, 3, 1])
+    endpoint = first.selectbox("Endpoint", known, key="order_endpoint")
+    decided = queries.measured_decisions(endpoint)
+    slices = {plain_text(slice_title(key)): key for key in sorted({own.slice_key for own in decided if own.slice_key})}
+    title = second.selectbox("Slice", [ALL_SLICES, *slices], key="order_slice")
+    loads = {str(load): load for load in sorted({own.concurrency for own in decided})}
+    load = third.selectbox("Load", [ALL_LOADS, *loads], key="order_load")
+    first, second = st.columns([2, 4])
+    verdict = first.segmented_control(
+        "Verdict",
+        [own.value for own in FORCEABLE],
+        default=Verdict.DISABLE.value,
+        format_func=lambda own: words.marked(Verdict(own)),
+        key="order_verdict",
+        required=True,
+        help="HOLD keeps it off too, but is no failure in CI by itself.",
+    )
+    reason = second.text_input(
+        "Reason", key="order_reason", placeholder="why; one line, kept for ever", max_chars=1_000
+    )
+    first, second, third = st.columns([2, 2, 2], vertical_alignment="bottom")
+    author = first.text_input(
+        "Author", value=name or "", key="order_author", disabled=name is not None, placeholder="who; kept for ever"
+    )
+    expiry = second.selectbox("Until", list(EXPIRIES), key="order_expiry")
+    confirmation = third.text_input(f"Type {endpoint} to confirm", key="order_confirmation")
+    is_ready = confirmation == endpoint and bool(reason.strip()) and bool(author.strip())
+    if st.button(
+        f"Switch off {plain_text(endpoint)}",
+        type="primary",
+        icon=":material/power_settings_new:",
+        disabled=not is_ready,
+        key="order_set",
+    ):
+        try:
+            done = kill_switch.set_override(
+                endpoint=endpoint,
+                slice_key=slices.get(title, ""),
+                concurrency=loads.get(load),
+                verdict=Verdict(verdict or Verdict.DISABLE.value),
+                reason=reason,
+                author=author,
+                expires_in=EXPIRIES[expiry],
+                confirmation=confirmation,
+            )
+        except ShadowSpecError as error:
+            _refused(error)
+            return
+        own = done.record.override
+        covered = plural(done.num_decisions_covered, "standing decision")
+        _say(f"Override {own.override_id}: {scope_words(own)} is {own.verdict}. It covers {covered}.")
+
+
+def _clear(active: Sequence[OverrideRecord], name: str | None) -> None:
+    if not active:
+        st.caption("No override is in force.")
+        return
+    titles = {f"{own.override.override_id}: {scope_words(own.override)}": own for own in active}
+    chosen = st.selectbox("Override", list(titles), key="clear_which", format_func=plain_text)
+    first, second = st.columns([4, 2])
+    reason = first.text_input("Reason", key="clear_reason", max_chars=1_000)
+    author = second.text_input("Author", value=name or "", key="clear_author", disabled=name is not None)
+    if st.button(
+        "Clear it", icon=":material/undo:", disabled=not (reason.strip() and author.strip()), key="order_clear"
+    ):
+        try:
+            record = kill_switch.clear_override(titles[chosen].override.override_id, reason=reason, author=author)
+        except ShadowSpecError as error:
+            _refused(error)
+            return
+        _say(f"Override {record.override.override_id} is cleared: {scope_words(record.override)}.")
+
+
+def _say(text: str) -> None:
+    """Draw the page anew, with what was done at its top."""
+    st.session_state[SAID] = plain_text(text), formats.now() + TOLD_FOR
+    for name in ("order_reason", "order_confirmation", "clear_reason"):
+        st.session_state.pop(name, None)
+    queries.forget()
+    st.rerun()
+
+
+def _refused(error: ShadowSpecError) -> None:
+    st.error(f"Nothing was written: {plain_text(str(error))}", icon=":material/block:")
+
+
+def _history(records: Sequence[OverrideRecord], now: datetime) -> None:
+    st.markdown("#### Overrides")
+    if not records:
+        st.caption("No override was ever set.")
+        return
+    rows = [
+        {
+            "State": "\u25a0 in force" if record.is_active(now) else "\u25cb ended",
+            "Id": record.override.override_id,
+            "Covers": plain_text(scope_words(record.override)),
+            "Verdict": words.marked(record.override.verdict),
+            "Set": formats.in_zone(record.override.created_at),
+            "By": plain_text(record.override.author),
+            "Reason": plain_text(record.override.reason),
+            "Since then": plain_text(state_words(record, now)),
+            "UTC": moment(record.override.created_at),
+        }
+        for record in reversed(records)
+    ]
+    st.dataframe(
+        charts.frame(rows),
+        hide_index=True,
+        key="overrides",
+        column_config={
+            "Id": st.column_config.NumberColumn(width="small"),
+            "Set": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="On your clock; UTC at the end."),
+            "Reason": st.column_config.TextColumn(width="large"),
+        },
+    )
+
+
+def _policy() -> None:
+    own = source.config()
+    st.markdown("#### Policy in force", help="What the gate and the rollout use now; it is read from the file below.")
+    known = sorted(own.endpoints)
+    if not known:
+        states.empty("No endpoint is configured", f"`{own.path.name}` names none; the defaults are in force.")
+        return
+    first, second = st.columns([3, 2], vertical_alignment="bottom")
+    endpoint = first.selectbox("Endpoint", known, key="policy_endpoint", bind="query-params")
+    only_changed = second.toggle("Only what was changed", key="policy_changed", bind="query-params")
+    configured = own.endpoints[endpoint]
+    gate = gate_parameters(configured.policy, queries.measured_decisions(endpoint))
+    rollout = rollout_parameters(configured.rollout)
+    meanings = parameter_meanings()
+    rows = [
+        _row(each, group, meanings)
+        for group, parameters in (("gate", gate), ("rollout", rollout))
+        for each in parameters
+        if each.is_changed or each.fixed or not only_changed
+    ]
+    changed = sum(each.is_changed for each in (*gate, *rollout))
+    st.caption(
+        f"From `{own.policy_path.name}`: {plural(changed, 'parameter')} changed from the default, marked \u25cf. What "
+        "is fixed at a hypothesis's entry changes for it only when its next run begins."
+    )
+    if rows:
+        st.dataframe(charts.frame(rows), hide_index=True, height=min(520, 38 + 35 * len(rows)), key="policy")
+    else:
+        st.caption("Everything is at its default.")
+
+
+def _row(own: Parameter, group: str, meanings: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "": "\u25cf" if own.is_changed else "",
+        "Parameter": own.name,
+        "Value": own.value,
+        "Default": own.default,
+        "Fixed at entry": _fixed(own),
+        "Meaning": meanings.get(own.name, ""),
+        "Of": group,
+    }
+
+
+def _fixed(own: Parameter) -> str:
+    if own.fixed:
+        return f"yes; in force: {', '.join(own.fixed)}"
+    return "yes" if own.is_fixed_at_entry else DASH

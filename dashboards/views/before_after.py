@@ -1,0 +1,216 @@
+"""Before and after each enabling: what the mirror measured around the moment, and what only the serving side knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+import altair as alt
+import streamlit as st
+
+from shadowspec.reports import before_after
+from shadowspec.reports.before_after import QUANTILES, ArmQuantiles, Enabling, HourPoint, Period
+from shadowspec.store import GroupSums
+from shadowspec.store.histograms import MAX_RELATIVE_ERROR
+from shadowspec.types import Arm
+from shadowspec.words import DASH, milliseconds, number, percent, plain_text, slice_title
+
+from ..parts import charts, formats, links, queries, states, words
+
+EVERYWHERE = "all endpoints"
+SPANS: Mapping[str, timedelta] = {"1 day": timedelta(days=1), "3 days": timedelta(days=3), "7 days": timedelta(days=7)}
+
+
+def page() -> None:
+    """One enabling at a time, the moment marked."""
+    st.markdown("### Before and after")
+    endpoint = st.selectbox("Endpoint", [EVERYWHERE, *queries.endpoints()], key="endpoint", bind="query-params")
+    found = before_after.enablings(
+        queries.verdict_changes(None if endpoint == EVERYWHERE else endpoint, None), queries.configs()
+    )
+    if not found:
+        states.empty(
+            "Nothing was enabled yet",
+            "Here stands each moment at which the gate said ENABLE, with throughput, latency and request rate around "
+            "it. No hypothesis has come so far; the board says what each still needs.",
+        )
+        return
+    first, second = st.columns([4, 2], vertical_alignment="bottom")
+    titles = {f"{own.decision_id}": own for own in found}
+    ids, asked = list(titles), links.asked("decision")
+    chosen = first.selectbox(
+        "Enabling",
+        ids,
+        index=ids.index(asked) if asked in ids else 0,
+        format_func=lambda own: _title(titles[own]),
+        key="enabling",
+    )
+    st.query_params["decision"] = chosen  # its title is written on the viewer's clock, and no address
+    span = second.segmented_control(
+        "Around it", list(SPANS), default="3 days", key="around", bind="query-params", required=True
+    )
+    _show(titles[chosen], SPANS[span or "3 days"])
+
+
+def _title(own: Enabling) -> str:
+    where = plain_text(f"{own.endpoint}: {slice_title(own.slice_key)} at load {own.concurrency}")
+    return f"{formats.local(own.decided_at)} \u00b7 {where} \u00b7 {plain_text(own.config_name)}"
+
+
+def _show(own: Enabling, span: timedelta) -> None:
+    start = own.marked_at.replace(minute=0, second=0, microsecond=0)
+    slice_key = own.slice_key or None
+    groups = before_after.own_groups(
+        queries.group_sums(own.endpoint, start - span, start + span, step="hour", slice_key=slice_key), own
+    )
+    address = links.address(
+        "evidence", endpoint=own.endpoint, slice=own.slice_key, load=own.concurrency, config=own.fingerprint
+    )
+    st.caption(f"Enabled {formats.local(own.decided_at)} by the gate: {plain_text(own.reason)}. [Evidence]({address})")
+    if not groups:
+        states.empty(
+            "Nothing measured around this moment",
+            "No request of this slice, load and config was measured in this time; a longer span may hold some.",
+        )
+    else:
+        if own.marked_at != own.decided_at:
+            st.info(
+                f"The evidence had ended at {formats.local(own.marked_at)}, before the gate looked. The mark stands "
+                "there, on the clock of the traffic.",
+                icon=":material/schedule:",
+            )
+        _periods(groups, start)
+        _hours(before_after.hour_points(groups), own)
+        _quantiles(own, start, span)
+    _live()
+
+
+def _periods(groups: Sequence[GroupSums], start: datetime) -> None:
+    before = before_after.period([own for own in groups if own.start is not None and own.start < start], is_after=False)
+    after = before_after.period([own for own in groups if own.start is not None and own.start >= start], is_after=True)
+    columns = st.columns(3)
+    cells: tuple[tuple[str, float | None, float | None, str], ...] = (
+        ("Requests per hour", before.requests_per_hour, after.requests_per_hour, _REQUESTS),
+        ("Tokens per second, baseline", before.baseline_tokens_per_s, after.baseline_tokens_per_s, _THROUGHPUT),
+        (
+            "Tokens per second, speculative",
+            before.speculative_tokens_per_s,
+            after.speculative_tokens_per_s,
+            _THROUGHPUT,
+        ),
+    )
+    for column, (title, old, new, text) in zip(columns, cells, strict=True):
+        change = None if old is None or new is None else f"{number(new - old)} since before"
+        column.metric(f"{title}, after", number(new), change, delta_color="off", help=f"{text} Before: {number(old)}.")
+    st.caption(f"{_counted(before)} before, {_counted(after)} after.")
+
+
+_REQUESTS = "Of the traffic: measured requests, each weighed by the inverse of its sampling rate."
+_THROUGHPUT = "Output tokens of a request over its end-to-end time, pooled, in the shadow."
+
+
+def _counted(own: Period) -> str:
+    return f"{own.num_requests:,} requests measured"
+
+
+def _hours(points: Sequence[HourPoint], own: Enabling) -> None:
+    """Requests per hour and both arms' latency, the moment marked in each."""
+    moment = charts.moment_line(own.marked_at, "ENABLE")
+    latency = [
+        {"hour": formats.in_zone(each.hour), "arm": str(arm), "ms": value}
+        for each in points
+        for arm, value in ((Arm.BASELINE, each.baseline_ms), (Arm.SPECULATIVE, each.speculative_ms))
+        if value is not None
+    ]
+    rate = [{"hour": formats.in_zone(each.hour), "requests": each.requests_per_hour} for each in points]
+    arms = [str(arm) for arm in Arm]
+    lines = (
+        alt.Chart(charts.frame(latency))
+        .mark_line(point=True, strokeWidth=2)
+        .encode(
+            x=alt.X("hour:T", title="hour of event time (your clock)", axis=charts.HOURS),
+            y=alt.Y("ms:Q", title="mean time (ms)", scale=alt.Scale(zero=False)),
+            color=alt.Color(
+                "arm:N",
+                title="arm",
+                legend=charts.BELOW,
+                scale=alt.Scale(domain=arms, range=[charts.ARM_COLOUR[arm] for arm in Arm]),
+            ),
+            strokeDash=alt.StrokeDash(
+                "arm:N", title="arm", legend=charts.BELOW, scale=alt.Scale(domain=arms, range=[[5, 3], [1, 0]])
+            ),
+            tooltip=[
+                alt.Tooltip("hour:T", title="hour", format="%d %b %H:%M"),
+                "arm:N",
+                alt.Tooltip("ms:Q", format=",.0f"),
+            ],
+        )
+    )
+    charts.show(
+        lines + moment,
+        "Mean end-to-end time by hour (ms), both arms in the shadow",
+        key="latency-by-hour",
+        alt_text="Mean end-to-end time of both arms by hour, with the moment of enabling",
+        help_text="Prefill and decode of the arm, no queue time; both arms are measured before and after alike.",
+        height=300,
+    )
+    bars = (
+        alt.Chart(charts.frame(rate))
+        .mark_bar(color=charts.SKY)
+        .encode(
+            x=alt.X("hour:T", title="hour of event time (your clock)", axis=charts.HOURS),
+            y=alt.Y("requests:Q", title="requests per hour"),
+            tooltip=[
+                alt.Tooltip("hour:T", title="hour", format="%d %b %H:%M"),
+                alt.Tooltip("requests:Q", format=",.0f"),
+            ],
+        )
+    )
+    charts.show(
+        bars + moment,
+        "Request rate (requests per hour)",
+        key="rate-by-hour",
+        alt_text="Requests per hour, with the moment of enabling",
+        help_text=_REQUESTS,
+        height=230,
+    )
+
+
+def _quantiles(own: Enabling, start: datetime, span: timedelta) -> None:
+    slice_key = own.slice_key or None
+    found = [
+        before_after.arm_quantiles(
+            arm,
+            queries.histogram(
+                own.endpoint, f"{arm}_end_to_end_ms", slice_key, own.fingerprint, own.concurrency, *hours
+            ),
+            is_after=is_after,
+        )
+        for arm in Arm
+        for is_after, hours in ((False, (start - span, start)), (True, (start, start + span)))
+    ]
+    st.markdown(
+        "**End-to-end time (ms)**",
+        help=f"{words.definition('end-to-end')} From histograms whose bins are 5% wide, so that a quantile is right to "
+        f"{percent(MAX_RELATIVE_ERROR)}; undefined below 1 / (1 - p) requests.",
+    )
+    st.dataframe(charts.frame([_quantile_row(each) for each in found]), hide_index=True)
+
+
+def _quantile_row(own: ArmQuantiles) -> dict[str, str]:
+    cells = {
+        f"p{100 * share:g}": DASH if (value := own.quantiles[share]) is None else milliseconds(value.estimate)
+        for share in QUANTILES
+    }
+    when = "after" if own.is_after else "before"
+    return {"Arm": str(own.arm), "When": when, "Requests": f"{own.num_requests:,}", **cells}
+
+
+def _live() -> None:
+    states.empty(
+        "The serving side is not measured",
+        "What stands above was measured on the mirror: the same prompts through both arms, before and after. Whether "
+        "the serving engine itself got faster at that moment, with its **throughput, p50/p95/p99, request rate and "
+        "prefix-cache hit rate**, is known to the serving engine alone, and no source for its metrics is connected. "
+        "Compare the rollout stage on the [changes](changes) page with your engine's own dashboard meanwhile.",
+    )

@@ -1,0 +1,169 @@
+"""The rollout board: what should be on, how sure that is, and what is still needed."""
+
+from __future__ import annotations
+
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+import streamlit.components.v2 as components
+
+from shadowspec.reports.board import Board
+from shadowspec.reports.board_filter import (
+    SORTS,
+    UNDECIDED,
+    BoardFilter,
+    Found,
+    found_in,
+    label_values,
+    models_of,
+)
+from shadowspec.types import Verdict
+from shadowspec.words import plural
+
+from ..parts import formats, links, source, states, words
+from ..parts.board_columns import COLUMNS
+from ..parts.board_table import TableContext, speedup_range, table_html
+
+LABEL_KEYS = 6  # slice labels that get a filter of their own; a slice has two by default
+
+
+def page() -> None:
+    """One row per endpoint, expandable to its slices and loads."""
+    pulse = source.pulse()
+    board = source.board(pulse)
+    st.markdown("### Rollout board")
+    if pulse.moved_at is None and pulse.decision_id is None:
+        _empty(board)
+        return
+    st.html(_tallies(board))
+    _partial(board)
+    wanted, sort = _filters(board)
+    found = found_in(board, wanted, sort)
+    _table(board, found, sort)
+    _legend()
+
+
+def _empty(board: Board) -> None:
+    names = ", ".join(endpoint.name for endpoint in board.endpoints)
+    configured = f" Configured: {formats.markdown(names)}." if names else ""
+    states.empty(
+        "Nothing here yet",
+        "No record has been read. Measure a file of mirrored traffic or start the worker, then let the gate look."
+        + configured,
+        commands=("shadowspec run traffic.jsonl   # or: shadowspec worker", "shadowspec gate"),
+    )
+
+
+def _tallies(board: Board) -> str:
+    tallies = board.tallies()
+    cells = "".join(
+        f'<div class="ss-tally ss-{words.word(verdict).lower()}" title="{escape(words.meaning(verdict))}">'
+        f"<b>{number}</b><span>{words.marked(verdict)}</span></div>"
+        for verdict, number in tallies.items()
+        if number or verdict is not None
+    )
+    total = (
+        f'<div class="ss-tally"><b>{len(board.endpoints)}</b>'
+        f"<span>endpoints, {plural(len(board.rows), 'row')}</span></div>"
+    )
+    return f'<div class="ss-tallies" role="group" aria-label="Endpoints by verdict">{total}{cells}</div>'
+
+
+def _partial(board: Board) -> None:
+    """Say which endpoints nobody has judged yet: their rows show what was measured, and no more."""
+    waiting = [endpoint.name for endpoint in board.endpoints if endpoint.head.verdict is None]
+    if waiting:
+        names = ", ".join(waiting[:5]) + (f" and {len(waiting) - 5} more" if len(waiting) > 5 else "")
+        st.html(
+            f'<p class="ss-partial"><b>{words.marked(None)}</b> {plural(len(waiting), "endpoint")} without a decision: '
+            f"{formats.text(names)}. The gate has not looked since they were measured, or nothing of theirs was: "
+            "run <code>shadowspec gate</code>.</p>"
+        )
+
+
+def _filters(board: Board) -> tuple[BoardFilter, str]:
+    """Every filter stands in the address."""
+    models = sorted({name for row in board.rows for name in models_of(row)})
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+        search = st.text_input(
+            "Search", key="q", bind="query-params", placeholder="name, label, model, reason", width=230
+        )
+        verdicts = st.pills(
+            "Verdict",
+            [*(verdict.value for verdict in Verdict), UNDECIDED],
+            selection_mode="multi",
+            key="verdict",
+            bind="query-params",
+        )
+        sort = st.selectbox("Sort by", list(SORTS), key="sort", bind="query-params", width=150)
+        labels: dict[str, frozenset[str]] = {}
+        with st.popover("More filters", icon=":material/filter_list:"):
+            names = [endpoint.name for endpoint in board.endpoints]
+            endpoints = st.multiselect("Endpoint", names, key="endpoints", bind="query-params")
+            chosen = st.multiselect("Model (config, target or draft)", models, key="models", bind="query-params")
+            for name, values in list(label_values(board).items())[:LABEL_KEYS]:
+                title = name.replace("_", " ").capitalize()
+                labels[name] = frozenset(st.multiselect(title, values, key=f"label.{name}", bind="query-params"))
+    wanted = BoardFilter(search or "", frozenset(endpoints), frozenset(verdicts), frozenset(chosen), labels)
+    return wanted, sort
+
+
+def _table(board: Board, found: Found, sort: str) -> None:
+    if not found.endpoints:
+        states.empty("No row matches", "The filters above leave nothing. Clear one, or the search.")
+        return
+    settings = source.config().dashboard
+    context = TableContext(formats.now(), settings.stale_after, settings.currency, speedup_range(board.rows))
+    opened = sorted(found.opened)
+    component = _component()
+    result = component(
+        key="board_table",
+        data={"html": table_html(found.endpoints, context, sort), "open": _open(), "opened": opened},
+        on_sort_change=_sort,
+        on_go_change=_no_change,
+        on_open_change=_keep_open,
+    )
+    if result.go:
+        links.go("evidence", **result.go)
+    matching = f"{plural(found.num_rows, 'row')} of {plural(len(found.endpoints), 'endpoint')} shown"
+    st.caption(matching)
+
+
+def _open() -> list[str]:
+    """The endpoints whose rows the address says are shown."""
+    return [name for name in (st.query_params.get("open") or "").split(",") if name]
+
+
+def _keep_open() -> None:
+    names = st.session_state["board_table"].open or []
+    if names:
+        st.query_params["open"] = ",".join(names)
+    elif "open" in st.query_params:
+        del st.query_params["open"]
+
+
+def _sort() -> None:
+    st.session_state["sort"] = st.session_state["board_table"].sort
+
+
+def _no_change() -> None:
+    """A link that was followed is seen in the component's result."""
+
+
+def _legend() -> None:
+    with st.expander("What the columns mean", icon=":material/help:"):
+        st.markdown("\n".join(f"- **{column.title}**: {column.meaning}" for column in COLUMNS))
+
+
+def _component() -> Any:
+    return _registered()
+
+
+@cache
+def _registered() -> Any:
+    """Registered once for the process: a second registration of the same name is warned of."""
+    script = Path(__file__).parent.parent / "parts" / "board.js"
+    return components.component("shadowspec_board", js=script.read_text(encoding="utf-8"), isolate_styles=False)

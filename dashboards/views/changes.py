@@ -1,0 +1,172 @@
+"""Drift and changes: everything that changed, as one line of time, with who, what and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import altair as alt
+import streamlit as st
+
+from shadowspec.reports.changes import Change, Kind
+from shadowspec.words import DASH, moment, plain_text, plural, slice_title
+
+from ..parts import charts, formats, links, queries, states
+
+WINDOWS: Mapping[str, int | None] = {"24 hours": 1, "7 days": 7, "30 days": 30, "90 days": 90, "all": None}
+EVERYWHERE = "all endpoints"
+MAX_SHOWN = 500
+# Word, shape and colour of each kind; the same in the chart and in the table.
+SHAPES: Mapping[Kind, tuple[str, str, str]] = {
+    Kind.VERDICT: ("\u25cf", "circle", charts.BLUE),
+    Kind.ALARM: ("\u25b2", "triangle-up", charts.VERMILION),
+    Kind.FINGERPRINT: ("\u2716", "cross", charts.PURPLE),
+    Kind.MIX: ("\u25bc", "triangle-down", charts.ORANGE),
+    Kind.ADVICE: ("\u25b7", "triangle-right", charts.SKY),
+    Kind.OVERRIDE: ("\u25a0", "square", charts.GREY),
+    Kind.ROLLOUT: ("\u25c6", "diamond", charts.GREEN),
+}
+MEANING: Mapping[Kind, str] = {
+    Kind.VERDICT: "The gate's word on a hypothesis became another one.",
+    Kind.ALARM: "A detector found that what ENABLE promised no longer holds.",
+    Kind.FINGERPRINT: "A config's name stands for something else now: weights, template, engine or another part of it.",
+    Kind.MIX: "Traffic comes from the slices in other shares than when the endpoint was enabled.",
+    Kind.ADVICE: "Figures came down from where they stood at ENABLE; the promise still holds.",
+    Kind.OVERRIDE: "An operator ordered something, or an order ended.",
+    Kind.ROLLOUT: "The share or the depth at which speculation is rolled out changed.",
+}
+
+
+def page() -> None:
+    """The timeline, filtered, and the same as a table that leads to the evidence."""
+    st.markdown("### Drift and changes")
+    first, second = st.columns([2, 3], vertical_alignment="bottom")
+    endpoint = first.selectbox("Endpoint", [EVERYWHERE, *queries.endpoints()], key="endpoint", bind="query-params")
+    window = second.segmented_control(
+        "Time", list(WINDOWS), default="30 days", key="window", bind="query-params", required=True
+    )
+    days = WINDOWS[window or "30 days"]
+    since = None if days is None else formats.now().replace(second=0, microsecond=0) - timedelta(days=days)
+    every = queries.changes(None if endpoint == EVERYWHERE else endpoint, since)
+    if not every:
+        states.empty(
+            "Nothing changed",
+            "No verdict, order or stage changed in this time. A longer time may show something; an empty store gets "
+            "its first entries from the gate.",
+            commands=("shadowspec gate",),
+        )
+        return
+    counts = Counter(each.kind for each in every)
+    kinds = st.pills(
+        "Kinds",
+        [kind.value for kind in Kind if counts[kind]],
+        selection_mode="multi",
+        key="kinds",
+        bind="query-params",
+        help="  \n".join(f"{SHAPES[kind][0]} **{kind}**: {MEANING[kind]}" for kind in Kind),
+    )
+    shown = [each for each in every if not kinds or each.kind.value in kinds]
+    st.caption(
+        ", ".join(f"{SHAPES[kind][0]} {plural(counts[kind], kind.value)}" for kind in Kind if counts[kind])
+        + (f" \u2014 shown are the newest {MAX_SHOWN}" if len(shown) > MAX_SHOWN else "")
+    )
+    _draw(shown[:MAX_SHOWN])
+    _table(shown[:MAX_SHOWN])
+
+
+def _draw(shown: Sequence[Change]) -> None:
+    rows = [
+        {
+            "at": formats.in_zone(each.at),
+            "endpoint": plain_text(each.endpoint),
+            "kind": each.kind.value,
+            "what": plain_text(each.what),
+            "where": _where(each),
+            "who": plain_text(each.who),
+            "why": plain_text(each.why)[:200],
+            "utc": moment(each.at),
+        }
+        for each in shown
+    ]
+    kinds = [kind for kind in Kind if any(each.kind is kind for each in shown)]
+    names = [kind.value for kind in kinds]
+    chart = (
+        alt.Chart(charts.frame(rows))
+        .mark_point(filled=True, size=110, opacity=0.9)
+        .encode(
+            x=alt.X("at:T", title="time (your clock)", axis=charts.HOURS),
+            y=alt.Y("endpoint:N", title="endpoint", axis=alt.Axis(labelLimit=140)),
+            yOffset=alt.YOffset("kind:N"),
+            color=alt.Color(
+                "kind:N",
+                title="kind",
+                legend=charts.BELOW,
+                scale=alt.Scale(domain=names, range=[SHAPES[kind][2] for kind in kinds]),
+            ),
+            shape=alt.Shape(
+                "kind:N",
+                title="kind",
+                legend=charts.BELOW,
+                scale=alt.Scale(domain=names, range=[SHAPES[kind][1] for kind in kinds]),
+            ),
+            tooltip=[
+                alt.Tooltip("utc:N", title="when"),
+                alt.Tooltip("where:N", title="where"),
+                alt.Tooltip("what:N", title="what"),
+                alt.Tooltip("who:N", title="who"),
+                alt.Tooltip("why:N", title="why"),
+            ],
+        )
+    )
+    endpoints = len({each.endpoint for each in shown})
+    charts.show(
+        chart,
+        "Changes by endpoint (each mark one change)",
+        key="timeline",
+        alt_text=f"Timeline of {len(shown)} changes at {endpoints} endpoints",
+        help_text="When the gate, an operator or the rollout changed something; hover for who and why.",
+        height=max(160, min(46 * endpoints + 60, 520)),
+    )
+
+
+def _table(shown: Sequence[Change]) -> None:
+    st.dataframe(
+        charts.frame(
+            [
+                {
+                    "When": formats.in_zone(each.at),
+                    "Kind": f"{SHAPES[each.kind][0]} {each.kind}",
+                    "What": plain_text(each.what),
+                    "Where": _where(each),
+                    "Config": DASH if each.config_name is None else plain_text(each.config_name),
+                    "Who": plain_text(each.who),
+                    "Why": plain_text(each.why),
+                    "Evidence": _evidence(each),
+                    "UTC": moment(each.at),
+                }
+                for each in shown
+            ]
+        ),
+        hide_index=True,
+        height=min(480, 38 + 35 * len(shown)),
+        key="changes",
+        column_config={
+            "When": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="On your clock; UTC at the end."),
+            "Evidence": st.column_config.LinkColumn(display_text="open", help="The hypothesis that it was about."),
+            "Why": st.column_config.TextColumn(width="large"),
+        },
+    )
+
+
+def _where(each: Change) -> str:
+    load = "" if each.concurrency is None else f" at load {each.concurrency}"
+    return plain_text(f"{each.endpoint}: {slice_title(each.slice_key)}{load}")
+
+
+def _evidence(each: Change) -> str | None:
+    if each.fingerprint is None or each.decision_id is None:
+        return None
+    return links.address(
+        "evidence", endpoint=each.endpoint, slice=each.slice_key, load=each.concurrency, config=each.fingerprint
+    )

@@ -1,0 +1,241 @@
+"""What a verdict rests on: its tests over time, the slices beside it, acceptance, latency of both arms, and parity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import streamlit as st
+
+from shadowspec.reports.board import Board, BoardRow
+from shadowspec.reports.hypothesis import TestPath
+from shadowspec.reports.notes import decision_notes
+from shadowspec.reports.words import shown_as, title_of_test
+from shadowspec.store import Pulse
+from shadowspec.words import DASH, moment, percent, plural, slice_title, times
+
+from ..parts import charts, evidence_charts, evidence_sections, formats, links, source, states, words
+from ..parts.board_table import PARITY_WORD
+
+WINDOWS = {"7 days": timedelta(days=7), "28 days": timedelta(days=28), "all": None}
+DEFAULT_WINDOW = "7 days"
+MAX_UNIT_RECORDS = 20_000  # of the endpoint, all of which are read to draw a path after every unit
+AXIS_TITLE = {
+    "speedup": "speedup (\u00d7)",
+    "acceptance": "acceptance",
+    "tail": "slowed requests",
+    "parity_sampled": "teacher-forced z",
+}
+
+
+def page() -> None:
+    """The evidence of one hypothesis, which the address names."""
+    pulse = source.pulse()
+    board = source.board(pulse)
+    if not board.rows:
+        states.empty(
+            "No evidence yet",
+            "Nothing has been read: measure a file of mirrored traffic or start the worker, then let the gate look.",
+            commands=("shadowspec run traffic.jsonl", "shadowspec gate"),
+        )
+        return
+    row = _chosen(board)
+    st.html(_title(row))
+    _figures(row)
+    _notes(row)
+    _sequences(pulse, row)
+    _forest(board, row)
+    window = _window()
+    found = source.measured(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint, window)
+    evidence_sections.acceptance(found)
+    evidence_sections.latency(found, row)
+    evidence_sections.tests(row)
+
+
+def _chosen(board: Board) -> BoardRow:
+    """Four selections that narrow each other down; the address follows them, and they follow the address."""
+    names = [endpoint.name for endpoint in board.endpoints]
+    asked = {name: links.asked(name) for name in ("endpoint", "slice", "load", "config")}
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+        endpoint = _select("Endpoint", names, asked["endpoint"], "endpoint")
+        own = next(each for each in board.endpoints if each.name == endpoint)
+        slices = list(dict.fromkeys(row.slice_key for row in sorted(own.all_rows, key=lambda row: row.slice_key != "")))
+        slice_key = _select("Slice", slices, asked["slice"] or "", "slice", slice_title)
+        rows = [row for row in own.all_rows if row.slice_key == slice_key]
+        loads = sorted({row.concurrency for row in rows})
+        asked_load = asked["load"] or str(own.head.concurrency)
+        load = _select("Load", [str(load) for load in loads], asked_load, "load")
+        rows = [row for row in rows if str(row.concurrency) == load]
+        prints = [row.fingerprint for row in rows]
+        wanted = next((each for each in prints if asked["config"] and each.startswith(asked["config"])), None)
+        names_of = {row.fingerprint: _config_name(row) for row in rows}
+        config = _select("Config", prints, wanted, "config", lambda each: names_of.get(each, each))
+    return next(row for row in rows if row.fingerprint == config)
+
+
+def _select(title: str, options: Sequence[str], asked: str | None, name: str, shown: object = str) -> str:
+    """A selection that writes itself into the address; what the address asks for and does not exist is not chosen."""
+    key = f"evidence.{name}"
+    chosen = asked if asked in options else options[0]
+    if st.session_state.get(key) != chosen:
+        st.session_state[key] = chosen
+
+    def write() -> None:
+        st.query_params[name] = st.session_state[key]
+
+    assert callable(shown), "a way to write an option"
+    return st.selectbox(title, options, key=key, format_func=shown, on_change=write)
+
+
+def _config_name(row: BoardRow) -> str:
+    name = row.config.name if row.config is not None else "config"
+    return f"{name} ({row.fingerprint[:8]})" if row.fingerprint else DASH
+
+
+def _title(row: BoardRow) -> str:
+    since = "" if row.since is None else f"<span>since {formats.time_html(row.since)}</span>"
+    name = f"{formats.text(row.endpoint)} <span>{formats.text(slice_title(row.slice_key))}</span>"
+    return (
+        f'<div class="ss-title"><h2>{name}</h2>'
+        f"{words.verdict_html(row.verdict)}{since}</div><p class='ss-reason'>{formats.text(row.reason)}</p>"
+    )
+
+
+def _figures(row: BoardRow) -> None:
+    cells = st.columns(6)
+    own = row.speedup
+    bounds = None if own is None else f"{times(own.lower)} to {times(own.upper)}"
+    cells[0].metric("Speedup", DASH if own is None else times(own.estimate), help=words.definition("speedup"))
+    cells[0].caption(bounds or "no bounds yet")
+    own = row.acceptance
+    cells[1].metric("Acceptance", DASH if own is None else percent(own.estimate), help=words.definition("acceptance"))
+    cells[1].caption("no bounds yet" if own is None else f"{percent(own.lower)} to {percent(own.upper)}")
+    own = row.tail
+    slowed = "Requests slowed by more than the policy's tail margin; the bound must lie below the policy's share."
+    cells[2].metric("Slowed", DASH if own is None else percent(own.estimate), help=slowed)
+    cells[2].caption("no bounds yet" if own is None else f"at most {percent(own.upper)}")
+    mark, word = PARITY_WORD[row.parity_outcome]
+    cells[3].metric("Parity", f"{mark} {word}".strip(), help="The worst outcome of the parity tests below.")
+    cells[3].caption(plural(len(row.parity), "test"))
+    saved = DASH if row.saving is None else percent(row.saving.share)
+    cells[4].metric("Device time saved", saved, help="Per output token against the baseline, over the last 7 days of "
+                    "traffic; a request at load b holds 1/b of the device.")  # fmt: skip
+    cells[4].caption("" if row.saving is None else _money(row))
+    cells[5].metric("Sessions", f"{row.num_clusters:,}", help=words.definition("units"))
+    needed = row.clusters_needed
+    cells[5].caption("none needed" if needed is None else f"about {needed:,} more by {formats.ahead(row.expected_at)}")
+
+
+def _money(row: BoardRow) -> str:
+    assert row.saving is not None, "there is a saving to price"
+    money = row.saving.per_million_tokens
+    if money is None:
+        return "no price of the device is set"
+    return f"{money:,.2f} {source.config().dashboard.currency} per million tokens"
+
+
+def _notes(row: BoardRow) -> None:
+    """What a reader should know beside the reason, and that evidence is stale."""
+    now = formats.now()
+    limit = source.config().dashboard.stale_after
+    if formats.is_stale(row.evidence_at, now, limit):
+        st.warning(
+            f"Stale: the newest evidence is of {moment(row.evidence_at)}, {formats.ago(row.evidence_at, now)}. The "
+            "verdict stands, but nothing has been checked since: traffic, models and load may have moved on.",
+            icon=":material/schedule:",
+        )
+    decision = row.standing.decision
+    if decision is None:
+        st.info("The gate has not judged it yet: run `shadowspec gate`.", icon=":material/hourglass_empty:")
+        return
+    notes = "".join(f"<li>{formats.text(note)}</li>" for note in decision_notes(decision))
+    if notes:
+        st.html(f'<ul class="ss-notes">{notes}</ul>')
+
+
+def _sequences(pulse: Pulse, row: BoardRow) -> None:
+    paths = source.paths(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint)
+    if not paths:
+        return
+    st.markdown("#### Confidence sequences", help=words.definition("sequence"))
+    by_unit = _by_unit(pulse, row, paths)
+    drawn = by_unit or paths
+    shown = [name for name in AXIS_TITLE if name in drawn]
+    for first in range(0, len(shown), 2):
+        for column, name in zip(st.columns(2), shown[first : first + 2], strict=False):
+            own = drawn[name]
+            with column:
+                charts.show(
+                    evidence_charts.path(own, AXIS_TITLE[name]),
+                    f"{title_of_test(name)}, with bounds",
+                    key=f"path-{name}",
+                    alt_text=_said(name, own),
+                    help_text=words.definition("bounds"),
+                )
+    looks = plural(max(len(own.points) for own in paths.values()), "look")
+    st.caption(
+        "After each unit, as a look there would have seen it, from the stored runs."
+        if by_unit
+        else f"{looks} of the gate. A dotted line marks where the verdict changed."
+    )
+
+
+def _by_unit(pulse: Pulse, row: BoardRow, paths: dict[str, TestPath]) -> dict[str, TestPath]:
+    """After every unit instead of after every look, where looks are few and records are not too many to read."""
+    num_records = sum(number for (name, _, _), number in source.funnel(pulse).items() if name == row.endpoint)
+    if row.standing.measured is None or num_records > MAX_UNIT_RECORDS or row.endpoint not in source.config().endpoints:
+        return {}
+    looks = max(len(own.points) for own in paths.values())
+    if not st.toggle(
+        "After every unit", value=looks < 3, key="by_unit", help="Drawn from the stored runs of the endpoint."
+    ):
+        return {}
+    return source.unit_paths(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint, paths)
+
+
+def _said(name: str, own: TestPath) -> str:
+    last, shown = own.points[-1], shown_as(name)
+    return (
+        f"{title_of_test(name)}: {shown(last.estimate)}, bounds {shown(last.lower)} to {shown(last.upper)}, "
+        f"threshold {shown(own.threshold)}, {plural(len(own.points), 'point')}"
+    )
+
+
+def _forest(board: Board, row: BoardRow) -> None:
+    own = next(endpoint for endpoint in board.endpoints if endpoint.name == row.endpoint)
+    rows = [each for each in own.all_rows if (each.concurrency, each.fingerprint) == (row.concurrency, row.fingerprint)]
+    rows.sort(key=lambda each: (each.slice_key != "", -(each.traffic_share or 0.0)))
+    known = [each for each in rows if each.speedup is not None and each.speedup.estimate is not None]
+    if not known:
+        return
+    shown = known[:40]
+    left = len(known) - len(shown)
+    note = f" The {len(shown)} with most traffic of {len(known)}." if left else ""
+    st.markdown("#### Slices beside each other", help=f"Every slice at this load and with this config.{note}")
+    height = 80 + 26 * len(shown)
+    for column, figure, title in zip(
+        st.columns(2), ("speedup", "acceptance"), ("Speedup by slice (\u00d7)", "Acceptance by slice"), strict=True
+    ):
+        with column:
+            charts.show(
+                evidence_charts.forest(shown, figure),
+                title,
+                key=f"forest-{figure}",
+                alt_text=f"Forest plot of {figure} with bounds for {plural(len(shown), 'slice')}",
+                help_text=words.definition("bounds"),
+                height=height,
+            )
+
+
+def _window() -> timedelta | None:
+    """How far back measured figures go, from the newest hour."""
+    name = st.segmented_control(
+        "Measured figures of the last",
+        list(WINDOWS),
+        default=DEFAULT_WINDOW,
+        required=True,
+        key="window",
+        bind="query-params",
+        help="Of event time, up to the newest hour measured. Verdicts and bounds rest on all of the run's evidence.",
+    )
+    return WINDOWS[name or DEFAULT_WINDOW]

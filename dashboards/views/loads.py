@@ -1,0 +1,155 @@
+"""Load and what-if: how verdict and speedup depend on load, and what stored evidence says under other thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import altair as alt
+import streamlit as st
+
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.reports.loads import LoadCell, break_evens, load_cells
+from shadowspec.reports.words import bounds_text, shown_as
+from shadowspec.types import Verdict
+from shadowspec.words import DASH, plain_text, slice_title, times
+
+from ..parts import charts, links, queries, source, states, what_if_panel, words
+from ..parts.what_if_panel import config_title
+
+
+def page() -> None:
+    """One slice (or the whole endpoint) by load, then the what-if."""
+    st.markdown("### Load and what-if")
+    known = queries.endpoints()
+    if not known:
+        states.empty("Nothing here yet", "No endpoint is configured and none was measured.")
+        return
+    first, second = st.columns(2)
+    endpoint = first.selectbox("Endpoint", known, key="endpoint", bind="query-params")
+    decisions = queries.decisions(endpoint)
+    if not decisions:
+        states.empty(
+            "No decision yet",
+            f"Nothing was decided about `{endpoint}`, so that there is nothing to lay out by load.",
+            commands=("shadowspec gate",),
+        )
+        return
+    titles = {plain_text(slice_title(key)): key for key in sorted({own.slice_key for own in decisions})}
+    title = second.selectbox("Slice", list(titles), key="slice", bind="query-params")
+    slice_key = titles[title]
+    policy = _policy(endpoint)
+    cells = load_cells(decisions, slice_key)
+    _by_load(endpoint, slice_key, cells, policy)
+    st.divider()
+    what_if_panel.draw(endpoint, slice_key, cells, policy)
+
+
+def _policy(endpoint: str) -> GatePolicy:
+    own = source.config()
+    return own.endpoints[endpoint].policy if endpoint in own.endpoints else own.policy
+
+
+def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: GatePolicy) -> None:
+    rows = [
+        {
+            "load": cell.concurrency,
+            "config": config_title(cell),
+            "estimate": cell.estimate,
+            "lower": cell.speedup.lower,
+            "upper": cell.speedup.upper,
+            "verdict": words.word(cell.verdict),
+            "bounds": bounds_text(cell.speedup),
+            "blocks": cell.speedup.num_units,
+        }
+        for cell in cells
+        if cell.speedup is not None and cell.speedup.estimate is not None
+    ]
+    if rows:
+        tooltip = [
+            alt.Tooltip("load:O", title="load"),
+            alt.Tooltip("config:N", title="config"),
+            alt.Tooltip("estimate:Q", title="speedup", format=".2f"),
+            alt.Tooltip("bounds:N", title="bounds"),
+            alt.Tooltip("verdict:N", title="verdict"),
+            alt.Tooltip("blocks:Q", title="blocks", format=","),
+        ]
+        verdicts = [words.word(verdict) for verdict in Verdict]
+        base = alt.Chart(charts.frame(rows)).encode(
+            x=alt.X("load:O", title="load (requests at once)", axis=alt.Axis(labelAngle=0)),
+            xOffset=alt.XOffset("config:N"),
+            tooltip=tooltip,
+        )
+        speedup = alt.Y("estimate:Q", title="speedup (\u00d7)", scale=alt.Scale(zero=False))
+        bars = base.mark_rule(strokeWidth=3, opacity=0.55).encode(
+            y=alt.Y("lower:Q", title="speedup (\u00d7)", scale=alt.Scale(zero=False)),
+            y2="upper:Q",
+            color=alt.Color(
+                "config:N", title="config", legend=charts.BELOW, scale=alt.Scale(range=list(charts.SERIES))
+            ),
+        )
+        points = base.mark_point(filled=True, size=130, opacity=1).encode(
+            y=speedup,
+            color=alt.Color(
+                "config:N", title="config", legend=charts.BELOW, scale=alt.Scale(range=list(charts.SERIES))
+            ),
+            shape=alt.Shape(
+                "verdict:N",
+                title="verdict",
+                legend=alt.Legend(orient="bottom", symbolFillColor=charts.GREY, symbolStrokeColor=charts.GREY),
+                scale=alt.Scale(domain=verdicts, range=[_MARKS[verdict] for verdict in Verdict]),
+            ),
+        )
+        proven = charts.threshold(1.0 + policy.margin, f"to be proven: {times(1.0 + policy.margin)}")
+        charts.show(
+            bars + points + proven + charts.threshold(1.0, "as fast as without"),
+            "Speedup by load (\u00d7), with the gate's bounds",
+            key="by-load",
+            alt_text=f"Speedup and its bounds at each measured load of {endpoint}",
+            help_text=f"{words.definition('speedup')} {words.definition('bounds')}",
+            height=300,
+        )
+    else:
+        states.empty("No speedup measured yet", "The gate has decided, but no block has been timed.")
+    _table(endpoint, slice_key, cells)
+    for each in break_evens(cells):
+        st.markdown(f"**Break-even, {plain_text(each.config_name)} (K {each.depth}):** {each.words}.")
+    st.caption(
+        "Only measured loads have figures. Between two of them break-even is read off a straight line on logarithmic "
+        "axes: an interpolation, not a measurement, and nothing is said beyond the outermost loads."
+    )
+
+
+_MARKS: Mapping[Verdict, str] = {Verdict.ENABLE: "circle", Verdict.DISABLE: "square", Verdict.HOLD: "diamond"}
+
+
+def _table(endpoint: str, slice_key: str, cells: Sequence[LoadCell]) -> None:
+    st.dataframe(
+        charts.frame(
+            [
+                {
+                    "Load": cell.concurrency,
+                    "K": cell.depth,
+                    "Config": plain_text(cell.config_name),
+                    "Verdict": words.marked(cell.verdict),
+                    "Speedup": times(cell.estimate),
+                    "Bounds": DASH if cell.speedup is None else bounds_text(cell.speedup),
+                    "Acceptance": DASH
+                    if cell.acceptance is None
+                    else f"{shown_as('acceptance')(cell.acceptance.estimate)} {bounds_text(cell.acceptance)}",
+                    "Why": plain_text(cell.reason),
+                    "Evidence": links.address(
+                        "evidence", endpoint=endpoint, slice=slice_key, load=cell.concurrency, config=cell.fingerprint
+                    ),
+                }
+                for cell in cells
+            ]
+        ),
+        hide_index=True,
+        column_config={
+            "Load": st.column_config.NumberColumn(help="Requests run at once by the shadow."),
+            "K": st.column_config.NumberColumn(help="Tokens drafted per step (num_speculative_tokens)."),
+            "Bounds": st.column_config.TextColumn(help=words.definition("bounds")),
+            "Acceptance": st.column_config.TextColumn(help=words.definition("acceptance")),
+            "Evidence": st.column_config.LinkColumn(display_text="open"),
+        },
+    )

@@ -1,0 +1,293 @@
+"""How long a reader waits for each page of the dashboard, in a real browser, and which SQL each page asks for.
+
+    python kernels/benchmarks/dashboard.py [--config FILE] [--rounds N] [--out FILE]
+
+FILE is the configuration of a large store, as `python -m shadowspec.demo.large --config FILE` writes it; without one
+such a store is made first, with ten million runs, in a Postgres of its own (some minutes and 6 GB).  A visit
+begins with an empty browser and ends when the page's own content is drawn and nothing is on its way; `first` is the
+first visit after the server's start, `again` a later one.  An interaction is timed from the click or key to the same
+moment.  Nothing else may run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import runpy
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).parent / "results" / "dashboard.json"
+FIRST_LIMIT_S, INTERACTION_LIMIT_S = 2.0, 1.0  # what a reader is promised
+SQL_SHOWN = 400  # characters of a statement
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page by its address, and words that are there once its content is."""
+
+    name: str
+    path: str
+    words: str
+
+
+# Each is a visit; `{endpoint}` and `{slice}` are of the store's first enabled slice.
+PAGES = (
+    Page("board", "", "What the columns mean"),
+    Page("board, disabled only", "?verdict=DISABLE", "What the columns mean"),
+    Page("evidence", "evidence?endpoint={endpoint}&load={load}", "Confidence sequences"),
+    Page("explorer", "explorer", "Requests"),
+    Page("load and what-if", "loads", "Not a decision."),
+    Page("changes", "changes", "Drift and changes"),
+    Page("before and after", "before-after", "Before and after"),
+    Page("audit", "audit", "Audit and kill switch"),
+)
+
+
+def serve(port: int, log: Path) -> None:
+    """Be the dashboard's process, and note every statement with its time."""
+    import sqlalchemy
+    from sqlalchemy import event
+
+    lines = log.open("a", buffering=1)
+
+    @event.listens_for(sqlalchemy.Engine, "before_cursor_execute")
+    def before(_connection: Any, _cursor: Any, _statement: str, _parameters: Any, context: Any, _many: bool) -> None:
+        context.shadowspec_started = time.perf_counter()
+
+    @event.listens_for(sqlalchemy.Engine, "after_cursor_execute")
+    def after(_connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, _many: bool) -> None:
+        seconds = time.perf_counter() - context.shadowspec_started
+        row = {"at": time.time(), "ms": seconds * 1000.0, "rows": cursor.rowcount, "sql": " ".join(statement.split())}
+        lines.write(json.dumps(row) + "\n")
+
+    from shadowspec.cli.dashboard import dashboards_folder
+
+    folder = dashboards_folder()
+    sys.path.insert(0, str(folder))
+    sys.argv = [
+        *(str(folder / "serve.py"), "--server.port", str(port), "--server.address", "127.0.0.1"),
+        *("--server.headless", "true", "--browser.gatherUsageStats", "false"),
+    ]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+@contextmanager
+def server(config: Path, log: Path) -> Iterator[str]:
+    """The dashboard on a store, until the block is left."""
+    from tests.browser.serving import wait_until_up
+    from tests.services import free_port
+
+    port = free_port()
+    environment = os.environ | {"SHADOWSPEC_CONFIG": str(config), "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
+    command = [sys.executable, str(Path(__file__)), "--serve", str(port), "--log", str(log)]
+    with (log.parent / "server.log").open("wb") as output:
+        child = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)  # noqa: S603 - our own
+        try:
+            wait_until_up(child, port, log.parent / "server.log")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            child.terminate()
+            child.wait(20)
+
+
+@dataclass
+class Statements:
+    """What the server asked the database since one last looked."""
+
+    log: Path
+    read: int = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """The statements since the last time, slowest first."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        own, self.read = [json.loads(line) for line in lines[self.read :]], len(lines)
+        found = [
+            {"ms": round(row["ms"], 1), "rows": row["rows"], "sql": row["sql"][:SQL_SHOWN]}
+            for row in own
+            if not row["sql"].startswith(("SET ", "SHOW ", "PRAGMA", "BEGIN", "select pg_catalog.version"))
+        ]
+        return sorted(found, key=lambda row: -row["ms"])
+
+
+def visit(browser: Any, address: str, words: str) -> tuple[float, dict[str, Any]]:
+    """Seconds until the page at `address` is drawn, in an empty browser, and the browser's own marks."""
+    from tests.browser.looking import reader
+
+    with reader(browser) as own:
+        own.page.goto(address)
+        own.page.get_by_text(words).first.wait_for(timeout=45_000)
+        content_ms = own.page.evaluate("() => performance.now()")
+        drawn_ms = own.settle()
+        paint_ms = own.page.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+        if own.exceptions():
+            raise SystemExit(f"{address}: {own.exceptions()}")
+        marks = {"first_contentful_paint_s": round((paint_ms or 0.0) / 1000, 3)}
+        return drawn_ms / 1000.0, marks | {"content_s": round(content_ms / 1000, 3)}
+
+
+def interactions(browser: Any, base: str, statements: Statements) -> list[dict[str, Any]]:
+    """What a reader does on the board, each timed on its own."""
+    from tests.browser.looking import reader
+
+    found = []
+    with reader(browser) as own:
+        own.open(base)
+        statements.new()
+
+        def act(name: str, action: Callable[[], None]) -> None:
+            seconds = own.act(action) / 1000.0
+            found.append({"name": name, "s": round(seconds, 3), "sql": statements.new()})
+
+        page = own.page
+        act("board: one verdict", lambda: page.get_by_role("button", name="DISABLE").first.click())
+        act("board: that verdict off", lambda: page.get_by_role("button", name="DISABLE").first.click())
+
+        page.get_by_label("Search").first.fill("code")
+        act("board: search", lambda: page.keyboard.press("Enter"))
+        act("to the explorer", lambda: page.get_by_role("link", name="Explorer").first.click())
+        act("back to the board", lambda: page.get_by_role("link", name="Board").first.click())
+    return found
+
+
+def machine(config: Path) -> dict[str, Any]:
+    """What the figures were measured on, and how much the store holds."""
+    import sqlalchemy
+
+    from shadowspec.config import load_config
+    from shadowspec.store import session
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
+    revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
+    url = session.parse_url(load_config(config).database_url)
+    engine = sqlalchemy.create_engine(url)
+    with engine.connect() as connection:
+        held = {
+            name: int(connection.exec_driver_sql(f"SELECT {what} FROM {table}").scalar() or 0)  # noqa: S608 - ours
+            for name, what, table in (
+                ("runs in rollups", "sum(num_runs)", "rollups"),
+                ("rollups", "count(*)", "rollups"),
+                ("decisions", "count(*)", "decisions"),
+                ("raw runs", "count(*)", "runs"),
+            )
+        }
+        server_version = str(connection.exec_driver_sql("SELECT version()").scalar())
+    engine.dispose()
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "load average": [round(each, 1) for each in os.getloadavg()],
+        "database": server_version,
+        "store": held,
+        "revision": revision.stdout.strip() or "unknown",
+    }
+
+
+def main() -> None:
+    """Measure every page and interaction, print them, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, help="of a large store")
+    parser.add_argument("--rounds", type=int, default=5, help="later visits of each page")
+    parser.add_argument("--only", help="pages whose name begins so")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)  # the port, in the server's own process
+    parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        serve(arguments.serve, arguments.log)
+        return
+    with large_store(arguments.config) as config:
+        measure(config, arguments.rounds, arguments.only or "", arguments.out)
+
+
+@contextmanager
+def large_store(given: Path | None) -> Iterator[Path]:
+    """The configuration of the store given, else of one that is made for this run alone."""
+    if given is not None:
+        yield given.resolve()
+        return
+    from datetime import UTC, datetime
+
+    from shadowspec.demo.large.config import config_text
+    from shadowspec.demo.large.filling import Size, fill
+    from shadowspec.demo.large.world import make_world
+    from tests.services import postgres_server
+
+    size = Size()
+    with postgres_server() as own, tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
+        print(fill(own.url, size, datetime.now(UTC)), f"{time.monotonic() - started:.0f} s")
+        path = Path(folder) / "large.toml"
+        path.write_text(config_text(make_world(size.num_slices, size.seed), own.url), encoding="utf-8")
+        yield path
+
+
+def measure(config: Path, rounds: int, only: str, out: Path) -> None:
+    """Start a server for each page's first visit, then visit again on a warm one."""
+    from tests.browser.looking import browser
+
+    places = example(config)
+    found = []
+    with tempfile.TemporaryDirectory() as folder, browser() as opened:
+        log = Path(folder) / "statements"
+        for page in PAGES:
+            if not page.name.startswith(only):
+                continue
+            log.unlink(missing_ok=True)
+            with server(config, log) as base:
+                statements = Statements(log)
+                address, words = f"{base}/{page.path.format(**places)}", page.words.format(**places)
+                first, marks = visit(opened, address, words)
+                sql = statements.new()
+                again = [visit(opened, address, words)[0] for _ in range(rounds)]
+                row = {
+                    "page": page.name,
+                    "first_s": round(first, 3),
+                    **marks,
+                    "again_s_median": round(statistics.median(again), 3),
+                    "again_s_max": round(max(again), 3),
+                    "sql_ms": round(sum(each["ms"] for each in sql), 1),
+                    "sql_again": statements.new()[:20],
+                    "sql": sql,
+                }
+                found.append(row)
+                print({name: value for name, value in row.items() if not name.startswith("sql") or name == "sql_ms"})
+                for each in sql[:8]:
+                    print(f"    {each['ms']:8.1f} ms {each['rows']:7d} rows  {each['sql'][:150]}")
+        log.unlink(missing_ok=True)
+        with server(config, log) as base:
+            acted = interactions(opened, base, Statements(log))
+        for each in acted:
+            print(each["name"], each["s"], [round(own["ms"]) for own in each["sql"][:5]])
+    results = {"machine": machine(config), "pages": found, "interactions": acted}
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def example(config: Path) -> dict[str, str]:
+    """An endpoint with a verdict, for the pages that are of one."""
+    from shadowspec.config import load_config
+    from shadowspec.store import Store
+    from shadowspec.types import Verdict
+
+    with Store.open(load_config(config).database_url) as store:
+        decisions = store.latest_decisions()
+    enabled = [own for own in decisions if own.verdict is Verdict.ENABLE] or decisions
+    return {"endpoint": enabled[0].endpoint, "load": str(enabled[0].concurrency), "slice": enabled[-1].slice_key}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

@@ -1,0 +1,183 @@
+"""`shadowspec check`: whether speculation may be on, for CI to act on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shadowspec.cli.console import notes, print_json, results
+from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.promote.outcome import OnHold
+
+if TYPE_CHECKING:
+    from shadowspec.config import Config
+    from shadowspec.promote.answer import Answer
+    from shadowspec.promote.question import Question, Standing
+
+
+def check(
+    endpoint: Annotated[str, typer.Option("--endpoint", "-e", help="The endpoint to check.")],
+    slices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slice", help="A label of the slices to check, as label=value; may be repeated. Default: the endpoint."
+        ),
+    ] = None,
+    load: Annotated[
+        int | None, typer.Option("--load", min=1, help="Check this concurrency alone. Default: all, by their shares.")
+    ] = None,
+    on_hold: Annotated[
+        OnHold, typer.Option("--on-hold", help="HOLD: fail with 3, or pass with 0, with a warning or without.")
+    ] = OnHold.FAIL,
+    max_age: Annotated[
+        str | None, typer.Option("--max-age", help="Refuse evidence and decisions older than this, such as 24h or 7d.")
+    ] = None,
+    expect_fingerprint: Annotated[
+        str | None, typer.Option("--expect-fingerprint", help="Refuse any other speculation config.")
+    ] = None,
+    model_revision: Annotated[
+        str | None, typer.Option("--model-revision", help="Refuse any other revision of the target's weights.")
+    ] = None,
+    expect_engine: Annotated[
+        str | None, typer.Option("--expect-engine", help="Refuse verdicts measured with any other engine.")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Also write JUnit XML to this file.")] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="Also write GitHub's step summary, and at most 10 annotations.")
+    ] = False,
+    config_path: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Exit 0 if speculation is proven here (ENABLE), 1 if it does harm (DISABLE), 3 if neither is proven (HOLD).
+
+    Without --slice the endpoint as a whole must be ENABLE, no slice with 5% of its traffic may be DISABLE, and no
+    override may cover 5% of it. An override counts as its verdict, also where nothing was decided yet.
+    Evidence that cannot be used (too old, of another config) exits with 4.
+    """
+    from shadowspec.config import find_config, load_config
+    from shadowspec.errors import ShadowSpecError
+    from shadowspec.promote.answer import refusal
+    from shadowspec.promote.judge import judge
+    from shadowspec.promote.outcome import exit_code
+    from shadowspec.promote.question import Question, parse_duration, parse_labels
+
+    summary = _summary_file() if github else None
+    question = Question(
+        endpoint=endpoint,
+        slice_labels=parse_labels(slices or []),
+        concurrency=load,
+        max_age=None if max_age is None else parse_duration(max_age),
+        expected_fingerprint=expect_fingerprint,
+        model_revision=model_revision,
+        expected_engine=expect_engine,
+    )
+    now = datetime.now(UTC)
+    try:
+        answer = judge(question, _standing(load_config(find_config(config_path)), question, now), now)
+    except ShadowSpecError as error:  # whoever reads the reports must see that there is no answer
+        _write_reports(refusal(question, str(error), now), on_hold, junit, summary, as_json=as_json)
+        raise
+    _print(answer, on_hold, is_github=github, as_json=as_json)
+    _write_reports(answer, on_hold, junit, summary, as_json=as_json)
+    raise typer.Exit(exit_code(answer.outcome, on_hold))
+
+
+def _standing(config: Config, question: Question, now: datetime) -> Standing:
+    """What stands at the endpoint.
+
+    Raises:
+        UsageError: neither the configuration nor the database knows the endpoint.
+        NoDataError: nothing has been decided about it.
+    """
+    from shadowspec.errors import NoDataError, UsageError
+    from shadowspec.gate.overrides import active, effective_decisions
+    from shadowspec.promote.question import Standing
+    from shadowspec.store import SHARE_WINDOW, Store
+
+    settings = config.endpoints.get(question.endpoint)
+    with Store.open(config.database_url) as store:
+        decisions = store.latest_decisions(question.endpoint)
+        if not decisions:
+            known = sorted({*config.endpoints, *store.endpoints()})
+            named = f"(known: {', '.join(known) or 'none'})"
+            if question.endpoint not in known:
+                raise UsageError(f"there is no endpoint {question.endpoint!r} {named}")
+            raise NoDataError(
+                f"endpoint {question.endpoint!r}: nothing has been decided yet; run `shadowspec gate` {named}"
+            )
+        records = store.overrides(question.endpoint)
+        return Standing(
+            decisions=effective_decisions(decisions, records, now),
+            configs=store.fingerprints(),
+            traffic=store.traffic(question.endpoint, max(SHARE_WINDOW, question.max_age or timedelta(0))),
+            load_shares={load.concurrency: load.share for load in settings.rule.loads} if settings else {},
+            candidates=[candidate.name for candidate in settings.candidates] if settings else [],
+            log_speedup_clip=(settings.policy if settings else config.policy).log_speedup_clip,
+            orders=active(records, now),
+        )
+
+
+def _summary_file() -> Path:
+    """Where GitHub wants the step's summary.
+
+    Raises:
+        UsageError: this is no step of GitHub Actions.
+    """
+    from shadowspec.errors import UsageError
+    from shadowspec.promote.github import SUMMARY_VARIABLE
+
+    named = os.environ.get(SUMMARY_VARIABLE)
+    if not named:
+        raise UsageError(f"--github is for a step of GitHub Actions: {SUMMARY_VARIABLE} is not set")
+    return Path(named)
+
+
+def _print(answer: Answer, on_hold: OnHold, *, is_github: bool, as_json: bool) -> None:
+    """The answer on standard output; in a step of GitHub Actions so that no text in it can act as a command."""
+    import secrets
+
+    from shadowspec.promote.document import answer_document
+    from shadowspec.promote.github import without_commands
+    from shadowspec.promote.outcome import Outcome
+    from shadowspec.promote.text import answer_lines
+
+    if as_json:
+        print_json(answer_document(answer, on_hold))
+        return
+    lines = answer_lines(answer)
+    if is_github:
+        lines = without_commands(lines, secrets.token_hex(16))
+    results.out("\n".join(lines), highlight=False)
+    if answer.outcome is Outcome.HOLD and on_hold is OnHold.WARN:
+        notes.print("warning: HOLD, which passes here (--on-hold warn)", markup=False, highlight=False)
+
+
+def _write_reports(answer: Answer, on_hold: OnHold, junit: Path | None, summary: Path | None, *, as_json: bool) -> None:
+    """The files that were asked for; for GitHub the step's summary, its output `outcome`, and annotations.
+
+    Annotations go to stderr where stdout holds a document; GitHub reads both.
+    """
+    from shadowspec.cli.report import write_file
+    from shadowspec.errors import InputError
+    from shadowspec.promote.github import OUTPUT_VARIABLE, step_annotations, step_summary
+    from shadowspec.promote.junit import junit_xml
+
+    if junit is not None:
+        write_file(junit, junit_xml(answer))
+    if summary is not None:
+        appended = [(summary, step_summary(answer))]
+        if outputs := os.environ.get(OUTPUT_VARIABLE):
+            appended.append((Path(outputs), f"outcome={answer.outcome}\n"))
+        for path, text in appended:
+            try:
+                with path.open("a", encoding="utf-8") as opened:
+                    opened.write(text)
+            except OSError as error:
+                raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+        stream = sys.stderr if as_json else sys.stdout
+        stream.write("".join(f"{line}\n" for line in step_annotations(answer, on_hold)))

@@ -1,0 +1,141 @@
+"""`shadowspec dead-letters`: see what could not be measured, and put it back to be tried again."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from shadowspec.cli.console import notes, print_json, results
+from shadowspec.cli.options import ConfigOption, JsonOption
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shadowspec.tap.dead_letters import DeadLetter
+    from shadowspec.tap.kafka import KafkaSettings
+
+REPLAY_BATCH = 500  # messages in hand at a time
+
+app = typer.Typer(help="List dead letters, and replay them.", no_args_is_help=True)
+
+StageOption = Annotated[str | None, typer.Option("--stage", help="Only those that failed at this stage.")]
+ReasonOption = Annotated[str | None, typer.Option("--reason", help="Only those that failed for this reason.")]
+TopicOption = Annotated[str | None, typer.Option("--topic", help="Only those that came from this topic.")]
+
+
+@app.command("list")
+def list_(
+    config_path: ConfigOption = None,
+    topic: TopicOption = None,
+    stage: StageOption = None,
+    reason: ReasonOption = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="The newest so many.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where dead letters came from and why; never what they hold."""
+    from shadowspec.tap.dead_letters import read_dead_letters
+
+    settings = _settings(config_path)
+    is_filtered = any((topic, stage, reason))
+    found = read_dead_letters(settings, limit=None if is_filtered else limit)
+    chosen = [letter for letter in found if _matches(letter, topic, stage, reason)]
+    chosen = sorted(chosen, key=_age)[-limit:]
+    if as_json:
+        print_json({"topic": settings.dead_letter_topic, "dead_letters": [_document(letter) for letter in chosen]})
+        return
+    if not chosen:
+        notes.print(f"no {'such ' if is_filtered else ''}dead letter on {settings.dead_letter_topic}", highlight=False)
+        return
+    table = Table("time", "came from", "stage", "reason", "lies at", box=None)
+    for letter in chosen:
+        came = f"{letter.topic}[{letter.source_partition}]@{letter.source_offset}"
+        lies = f"[{letter.partition}]@{letter.offset}"
+        cells = (_time(letter.time) or "", came, letter.stage or "", letter.reason or "", lies)
+        table.add_row(*(_plain(cell) for cell in cells))
+    results.print(table)
+
+
+@app.command()
+def replay(
+    to: Annotated[str, typer.Option("--to", help="Topic to put them on, one of kafka.retry_topics.")],
+    config_path: ConfigOption = None,
+    topic: TopicOption = None,
+    stage: StageOption = None,
+    reason: ReasonOption = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="The oldest so many of those.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put dead letters on a retry topic, as they came, to be measured again.
+
+    The dead letters stay where they are: a second replay puts them there a second time.
+    """
+    from shadowspec.cli.produce import flush_patiently
+    from shadowspec.errors import UsageError
+    from shadowspec.tap.dead_letters import read_dead_letters, replayed
+    from shadowspec.tap.kafka.producer import TopicWriter
+
+    settings = _settings(config_path)
+    if to not in settings.retry_topics:
+        why = "is mirrored: nothing is ever put there" if to in settings.topics else "is not one of kafka.retry_topics"
+        raise UsageError(f"--to {to}: {why}")
+    num_replayed = 0
+    with TopicWriter(settings, to, name="shadowspec-replay") as writer:
+        for letter in read_dead_letters(settings):
+            if limit is not None and num_replayed >= limit:
+                break
+            if _matches(letter, topic, stage, reason):
+                writer.send(replayed(letter))
+                num_replayed += 1
+                if num_replayed % REPLAY_BATCH == 0:
+                    flush_patiently(writer)
+        flush_patiently(writer)
+    if as_json:
+        print_json({"topic": settings.dead_letter_topic, "to": to, "replayed": num_replayed})
+        return
+    notes.print(f"{num_replayed} messages on {to}", highlight=False, markup=False)
+
+
+def _settings(config_path: Path | None) -> KafkaSettings:
+    from shadowspec.config import find_config, load_config
+    from shadowspec.errors import ConfigError
+
+    config = load_config(find_config(config_path))
+    if config.kafka is None:
+        raise ConfigError(f"{config.path}: no mirror is configured; add [kafka] (see `shadowspec init`)")
+    return config.kafka
+
+
+def _matches(letter: DeadLetter, topic: str | None, stage: str | None, reason: str | None) -> bool:
+    wanted = ((topic, letter.topic), (stage, letter.stage), (reason, letter.reason))
+    return all(value is None or value == found for value, found in wanted)
+
+
+def _age(letter: DeadLetter) -> tuple[float, int, int]:
+    return (0.0 if letter.time is None else letter.time.timestamp(), letter.partition, letter.offset)
+
+
+def _time(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat(timespec="milliseconds")
+
+
+def _plain(cell: str) -> str:
+    """What a header says, without what a terminal or rich would act on."""
+    return escape("".join(character if character.isprintable() else "?" for character in cell))
+
+
+def _document(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "time": _time(letter.time),
+        "source_topic": letter.topic,
+        "source_partition": letter.source_partition,
+        "source_offset": letter.source_offset,
+        "stage": letter.stage,
+        "reason": letter.reason,
+        "group": letter.group,
+    }

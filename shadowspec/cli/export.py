@@ -1,0 +1,203 @@
+"""`shadowspec export`: what the standing decisions mean in the words of a serving engine or of a flag system."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shadowspec.cli.console import notes, print_json
+from shadowspec.cli.options import ConfigOption
+from shadowspec.export.document import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shadowspec.config import Config
+    from shadowspec.export import Document, Standing
+    from shadowspec.store import Store
+    from shadowspec.types import Override, SpeculationCounts
+
+DEFAULT_MAX_AGE = "7d"  # one cycle of the traffic
+ADAPTIVE_WITHOUT_FILE = "speculation.adaptive.json"  # named where nothing says where the export will lie
+
+
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """What every decision exports as, and the operator's overrides that are in force."""
+
+    decisions: tuple[Standing, ...]
+    orders: tuple[Override, ...]
+
+
+def export(
+    form: Annotated[Format, typer.Option("--format", "-f", help="What to write.")],
+    endpoint: Annotated[
+        str | None,
+        typer.Option("--endpoint", "-e", help="The endpoint. Default: the only one; for flagd, all of them."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output.")] = None,
+    max_age: Annotated[
+        str, typer.Option("--max-age", help="What has no evidence younger than this, such as 24h or 7d, is off.")
+    ] = DEFAULT_MAX_AGE,
+    expect_engine: Annotated[
+        str | None, typer.Option("--expect-engine", help="What any other engine measured is off.")
+    ] = None,
+    config_path: ConfigOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document: the export, and why it is so.")] = False,
+) -> None:
+    """Write serving configuration from the decisions that stand.
+
+    Speculation is on only where an ENABLE is fresh and not overridden. Why each decision counts or not goes to
+    standard error.
+    """
+    from shadowspec.cli.report import write_file
+    from shadowspec.config import find_config, load_config
+    from shadowspec.export.standing import describe, describe_orders
+    from shadowspec.promote.question import parse_duration
+    from shadowspec.store import Store
+
+    age = parse_duration(max_age)
+    config = load_config(find_config(config_path))
+    names = _endpoints(form, endpoint, config)
+    with Store.open(config.database_url) as store:
+        standings = _standings(store, names, age, expect_engine)
+        document = _render(form, names, standings, store, out)
+
+    if as_json:
+        print_json({
+            "format": form.value,
+            "text": document.text,
+            "beside": dict(document.beside),
+            "remarks": list(document.remarks),
+            "decisions": [_entry(standing) for standing in standings.decisions],
+            "overrides": [_order(order) for order in standings.orders],
+        })  # fmt: skip
+    elif out is None:
+        typer.echo(document.text, nl=False)
+    for line in (*describe(standings.decisions), *describe_orders(standings.orders), *document.remarks):
+        notes.print(line, markup=False, highlight=False, soft_wrap=True)
+    if out is not None:
+        for path, text in ((out, document.text), *((_beside(out, end), each) for end, each in document.beside.items())):
+            write_file(path, text)
+            notes.print(f"written: {path}", markup=False, highlight=False)
+
+
+def _endpoints(form: Format, endpoint: str | None, config: Config) -> list[str]:
+    from shadowspec.errors import ConfigError, UsageError
+
+    known = ", ".join(config.endpoints) or "none"
+    if endpoint is not None:
+        if endpoint not in config.endpoints:
+            raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
+        return [endpoint]
+    if form is not Format.FLAGD and len(config.endpoints) != 1:
+        raise UsageError(f"--endpoint is needed: {form} is about one server (configured: {known})")
+    return list(config.endpoints)
+
+
+def _standings(store: Store, names: Sequence[str], max_age: timedelta, engine: str | None) -> Standings:
+    """What stands on these endpoints.
+
+    Raises:
+        NoDataError: nothing has been decided on any of them.
+    """
+    from shadowspec.errors import NoDataError
+    from shadowspec.export import evidence_times, judge_decisions
+    from shadowspec.gate.overrides import active, effective_decisions
+
+    now = datetime.now(UTC)
+    candidates = {fingerprint: measured.config.name for fingerprint, measured in store.fingerprints().items()}
+    standings: list[Standing] = []
+    orders: list[Override] = []
+    for name in names:
+        records = store.overrides(name)
+        orders += active(records, now)
+        decisions = effective_decisions(store.latest_decisions(name), records, now)
+        hours = [rollup.key for rollup in store.rollups(name, since=now - max_age)]
+        standings += judge_decisions(
+            decisions,
+            newest=evidence_times(hours),
+            now=now,
+            max_age=max_age,
+            names=candidates,
+            engine=engine,
+            rollouts=store.rollouts(name),
+        )
+    if not standings:
+        raise NoDataError(f"nothing has been decided on {', '.join(names)} yet: run `shadowspec gate` first")
+    return Standings(tuple(standings), tuple(orders))
+
+
+def _render(form: Format, names: Sequence[str], standings: Standings, store: Store, out: Path | None) -> Document:
+    from shadowspec.export import endpoint_schedule, flagd, modelopt, sglang, slice_schedules, tensorrt_llm, vllm
+    from shadowspec.export.schedule import with_share
+
+    decisions, orders = standings.decisions, standings.orders
+    if form is Format.FLAGD:
+        return flagd.render([
+            (endpoint_schedule(n, decisions, overrides=orders), slice_schedules(n, decisions, overrides=orders))
+            for n in names
+        ])  # fmt: skip
+    schedule = endpoint_schedule(names[0], decisions, overrides=orders)
+    match form:
+        case Format.VLLM:
+            document = vllm.render(schedule)
+        case Format.SGLANG:
+            schedule = sglang.choose(names[0], decisions, overrides=orders)
+            adaptive = _beside(out, sglang.ADAPTIVE_SUFFIX) if out else Path(ADAPTIVE_WITHOUT_FILE)
+            document = sglang.render(schedule, str(adaptive))
+        case Format.TENSORRT_LLM:
+            document = tensorrt_llm.render(schedule)
+        case Format.MODELOPT:
+            document = modelopt.render(schedule, _counts(store, names[0]), store.fingerprints())
+    return with_share(document, schedule)
+
+
+def _counts(store: Store, endpoint: str) -> dict[str, dict[str, SpeculationCounts]]:
+    """Everything measured at an endpoint, pooled by fingerprint and slice."""
+    from shadowspec.metrics import pooled
+
+    rows: dict[str, dict[str, list[SpeculationCounts]]] = defaultdict(lambda: defaultdict(list))
+    for rollup in store.rollups(endpoint):
+        rows[rollup.key.fingerprint][rollup.key.slice_key].append(rollup.counts)
+    sums = {fingerprint: {key: pooled(counts) for key, counts in own.items()} for fingerprint, own in rows.items()}
+    return {
+        fingerprint: {key: counts for key, counts in own.items() if counts is not None}
+        for fingerprint, own in sums.items()
+    }
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.stem + suffix)
+
+
+def _order(order: Override) -> dict[str, Any]:
+    return {
+        "override_id": order.override_id,
+        "endpoint": order.endpoint,
+        "slice": order.slice_labels,
+        "load": None if order.concurrency is None else {"concurrency": order.concurrency},
+        "verdict": order.verdict.value,
+    }
+
+
+def _entry(standing: Standing) -> dict[str, Any]:
+    decision = standing.decision
+    return {
+        "endpoint": decision.endpoint,
+        "slice": decision.slice_labels,
+        "load": {"concurrency": decision.concurrency},
+        "candidate": decision.config.name,
+        "fingerprint": decision.fingerprint,
+        "decision_id": decision.decision_id,
+        "verdict": decision.verdict.value,
+        "is_on": standing.is_on,
+        "off_because": standing.off,
+        "num_speculative_tokens": standing.num_speculative_tokens,
+        "expires_at": standing.expires_at.isoformat(),
+    }

@@ -1,0 +1,136 @@
+"""`shadowspec produce`: put recorded traffic on a topic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shadowspec.cli.console import print_json, progress_bar, results
+from shadowspec.cli.options import ConfigOption, JsonOption
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shadowspec.tap.kafka import KafkaSettings
+    from shadowspec.tap.kafka.producer import TopicWriter
+    from shadowspec.tap.producing import Arrival
+
+MAX_BATCH_MESSAGES = 2_000
+MAX_BATCH_BYTES = 8 * 1024 * 1024
+TICK_S = 0.02  # messages that are due within it go together
+PATIENCE_S = 120.0  # how long a broker that is gone is waited for
+
+
+def produce(
+    files: Annotated[list[str], typer.Argument(help="Files of JSON lines (gzip or not); - is standard input.")],
+    topic: Annotated[str, typer.Option("--topic", "-t", help="Topic to write to; it must be there.")],
+    config_path: ConfigOption = None,
+    bootstrap_servers: Annotated[
+        str | None,
+        typer.Option("--bootstrap-servers", help="HOST:PORT,... instead of the configured brokers; no login."),
+    ] = None,
+    rate: Annotated[float | None, typer.Option("--rate", min=0.001, help="Messages per second.")] = None,
+    trace_speed: Annotated[
+        float | None,
+        typer.Option("--trace-speed", min=0.001, help="Keep the recorded times, so many times as fast."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Stop after so many messages.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put files of mirrored traffic on a topic, for trying things out and for load tests.
+
+    Every line becomes one message as it stands, keyed by its session (else user, else request id), stamped with the
+    time of sending. All replicas acknowledge; a broker that is gone is waited for.
+    """
+    from shadowspec.errors import UsageError
+    from shadowspec.tap.kafka.producer import TopicWriter
+    from shadowspec.tap.producing import Pace, batches
+
+    if rate is not None and trace_speed is not None:
+        raise UsageError("--rate and --trace-speed: give one or none")
+    settings = _settings(config_path, bootstrap_servers, topic)
+    arrivals = islice(_arrivals(files), limit)
+    num_messages = num_bytes = num_without_key = 0
+    with TopicWriter(settings, topic, name="shadowspec-produce") as writer, progress_bar() as bar:
+        task = bar.add_task(f"producing to {topic}", total=limit, detail="")
+        began = time.monotonic()
+        due_batches = batches(
+            arrivals,
+            Pace(rate=rate, trace_speed=trace_speed),
+            max_messages=MAX_BATCH_MESSAGES,
+            max_bytes=MAX_BATCH_BYTES,
+            tick_s=TICK_S,
+        )
+        for due_s, batch in due_batches:
+            time.sleep(max(0.0, began + due_s - time.monotonic()))
+            for message in batch:
+                writer.send(message)
+            flush_patiently(writer)
+            num_messages += len(batch)
+            num_bytes += sum(len(message.value or b"") for message in batch)
+            num_without_key += sum(message.key is None for message in batch)
+            bar.update(task, completed=num_messages)
+        seconds = time.monotonic() - began
+    if as_json:
+        print_json(
+            {
+                "topic": topic,
+                "messages": num_messages,
+                "messages_without_key": num_without_key,
+                "bytes": num_bytes,
+                "duration_s": round(seconds, 3),
+            }
+        )
+        return
+    results.print(
+        f"{num_messages} messages ({num_bytes / 1e6:.1f} MB) on {topic} in {seconds:.1f} s"
+        + (f"; {num_without_key} without a key" if num_without_key else ""),
+        highlight=False,
+        markup=False,
+    )
+
+
+def flush_patiently(writer: TopicWriter) -> None:
+    """Flush, and go on trying while that may help.
+
+    Raises:
+        ServiceUnavailableError: the brokers stayed away, or refuse.
+    """
+    from shadowspec.errors import ServiceUnavailableError
+
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            writer.flush()
+            return
+        except ServiceUnavailableError as error:
+            if not error.is_retryable or time.monotonic() > deadline:
+                raise
+
+
+def _arrivals(files: list[str]) -> Iterator[Arrival]:
+    from shadowspec.tap.producing import arrival
+    from shadowspec.tap.sources import read_records
+
+    for path in files:
+        for raw in read_records(path):
+            yield arrival(raw)
+
+
+def _settings(config_path: Path | None, bootstrap_servers: str | None, topic: str) -> KafkaSettings:
+    """The configured mirror; or brokers that were named, and nothing else."""
+    from shadowspec.config import find_config, load_config
+    from shadowspec.errors import ConfigError
+    from shadowspec.tap.kafka import KafkaSettings
+
+    if bootstrap_servers is not None:
+        servers = tuple(server.strip() for server in bootstrap_servers.split(",") if server.strip())
+        return KafkaSettings(servers, (topic,), dead_letter_topic=f"{topic}.dead-letters")
+    config = load_config(find_config(config_path))
+    if config.kafka is None:
+        raise ConfigError(f"{config.path}: no mirror is configured; add [kafka], or name --bootstrap-servers")
+    return config.kafka

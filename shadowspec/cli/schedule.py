@@ -1,0 +1,169 @@
+"""`shadowspec schedule`: run gates and send reports when they are due, and see what was sent."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from shadowspec.cli.console import notes, print_json, results
+from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.periods import period_settings
+
+if TYPE_CHECKING:
+    from shadowspec.config import Config
+    from shadowspec.scheduler.cron import Cron
+    from shadowspec.store import Store
+    from shadowspec.types import Delivery
+
+NUM_LISTED = 50
+
+
+def schedule(
+    once: Annotated[
+        bool, typer.Option("--once", help="Do what is due now and end; for a machine that has a cron of its own.")
+    ] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show the jobs, when they are due next, and the newest deliveries.")
+    ] = False,
+    config_path: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run gates and send reports when they are due, as the section schedule of the configuration says.
+
+    Of several at once one leads and the others stand by. What was missed while none ran is caught up.
+    """
+    from shadowspec.config import find_config, load_config
+    from shadowspec.errors import ConfigError, ServiceUnavailableError, UsageError
+    from shadowspec.scheduler.cron import crons_of
+    from shadowspec.store import Store
+
+    if once and list_:
+        raise UsageError("--once and --list are two commands")
+    config = load_config(find_config(config_path))
+    crons = crons_of(config.path, config.schedule.jobs)
+    if list_:
+        with Store.open(config.database_url) as store:
+            _list(config, crons, store, as_json=as_json)
+        return
+    if not crons:
+        raise ConfigError(f"{config.path}: schedule.jobs: there is no job; see docs/schedule.md")
+    _require_receivers(config)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)  # that a waking came while the last one was at work
+    with Store.open(config.database_url) as store:
+        scheduler = _scheduler(config, crons, store)
+        if not once:
+            names = ", ".join(f"{job.name} ({job.cron})" for job in config.schedule.jobs)
+            notes.print(f"scheduled: {names}", markup=False, highlight=False)
+            scheduler.run(stopped)
+            return
+        if not scheduler.run_once():
+            notes.print("another scheduler leads and does what is due")
+        waiting = [each for each in store.deliveries(limit=1_000) if each.state in ("pending", "sending")]
+    _print_deliveries(waiting, as_json=as_json)
+    if waiting:
+        raise ServiceUnavailableError(f"{len(waiting)} deliveries have not been made; they are tried again")
+
+
+def _scheduler(config: Config, crons: dict[str, Cron], store: Store) -> Any:
+    from shadowspec.scheduler.gates import GatePolicies
+    from shadowspec.scheduler.leader import Scheduler
+
+    policies = GatePolicies(
+        {name: own.policy for name, own in config.endpoints.items()},
+        {name: own.rollout for name, own in config.endpoints.items()},
+    )
+    return Scheduler(store, config.schedule, crons, policies, period_settings(config))
+
+
+def _require_receivers(config: Config) -> None:
+    """Secrets that are not there are found now, not at night."""
+    from shadowspec.errors import ConfigError
+    from shadowspec.scheduler.settings import EmailSettings, WebhookSettings
+    from shadowspec.scheduler.webhook import require_webhook
+
+    wanted = {name for job in config.schedule.jobs for name in job.receivers}
+    for own in config.schedule.receivers:
+        if own.name not in wanted:
+            continue
+        try:
+            if isinstance(own, WebhookSettings):
+                require_webhook(own)
+            elif isinstance(own, EmailSettings) and own.password is not None:
+                own.password.read()
+        except ConfigError as error:
+            raise ConfigError(f"{config.path}: schedule.receivers.{own.name}: {error}") from error
+
+
+def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool) -> None:
+    now = datetime.now(UTC)
+    jobs = []
+    for job in config.schedule.jobs:
+        newest = store.last_period(job.name)
+        jobs.append((job, None if newest is None else newest.due_at, crons[job.name].next_after(now)))
+    found = store.deliveries(limit=NUM_LISTED)
+    if as_json:
+        documents = [
+            {
+                "job": job.name,
+                "cron": job.cron,
+                "time_zone": job.zone.key,
+                "does": list(job.does),
+                "receivers": list(job.receivers),
+                "last_due_at": None if last is None else last.isoformat(),
+                "next_due_at": None if due is None else due.isoformat(),
+            }
+            for job, last, due in jobs
+        ]
+        print_json({"jobs": documents, "deliveries": [delivery_document(each) for each in found]})
+        return
+    table = Table("job", "cron", "does", "receivers", "last due", "next due (UTC)", title="jobs", box=None)
+    for job, last, due in jobs:
+        cells = (job.name, f"{job.cron} {job.zone.key}", ", ".join(job.does), ", ".join(job.receivers))
+        table.add_row(*map(escape, (*cells, _moment(last), _moment(due))))
+    results.print(table)
+    _print_deliveries(found, as_json=False)
+
+
+def delivery_document(own: Delivery) -> dict[str, Any]:
+    """A delivery as --json shows it: never what was delivered, nor to which address."""
+    return {
+        "job": own.job,
+        "due_at": own.due_at.isoformat(),
+        "receiver": own.receiver,
+        "state": own.state.value,
+        "attempts": own.attempts,
+        "idempotency_key": own.idempotency_key,
+        "message_id": own.message_id,
+        "next_attempt_at": own.next_attempt_at.isoformat(),
+        "sent_at": None if own.sent_at is None else own.sent_at.isoformat(),
+        "last_error": own.last_error,
+    }
+
+
+def _print_deliveries(found: list[Delivery], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"deliveries": [delivery_document(each) for each in found]})
+        return
+    if not found:
+        return
+    table = Table(
+        "due (UTC)", "job", "receiver", "state", "attempts", "sent", "last error", title="deliveries", box=None
+    )
+    for own in found:
+        cells = (_moment(own.due_at), own.job, own.receiver, own.state.value, str(own.attempts))
+        table.add_row(*map(escape, (*cells, _moment(own.sent_at), own.last_error or "")))
+    results.print(table)
+
+
+def _moment(value: datetime | None) -> str:
+    return "" if value is None else f"{value:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,59 @@
+"""`shadowspec worker`: consume the mirror until stopped."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import typer
+
+from shadowspec.cli.console import EXIT_INTERRUPTED, notes
+from shadowspec.cli.options import ConfigOption
+
+if TYPE_CHECKING:
+    from shadowspec.worker.service import Service
+
+
+def worker(config_path: ConfigOption = None) -> None:
+    """Consume mirrored prompts from Kafka, measure them, and store what was measured, until stopped.
+
+    SIGTERM drains: what is begun is finished, written and committed.  Ctrl-C does the same; pressed twice it ends at
+    once.  Nothing is lost either way: what was not written is delivered again.
+    """
+    from shadowspec.cli.pipeline import load_tokenizers, require_endpoints
+    from shadowspec.cli.serving import ConfiguredEngines, serving
+    from shadowspec.config import find_config, load_config
+
+    config = load_config(find_config(config_path))
+    require_endpoints(config)
+    with notes.status("connecting"):
+        tokenizers = load_tokenizers(config)
+    factories = [ConfiguredEngines(config, device) for device in config.worker.devices or (config.engine.device,)]
+    with serving(config, tokenizers, factories) as service:
+        notes.print(
+            f"consuming {', '.join(config.kafka.consumed_topics) if config.kafka else ''}; "
+            f"health on http://{config.worker.health_address}",
+            highlight=False,
+        )
+        run_until_stopped(service)
+
+
+def run_until_stopped(service: Service) -> None:
+    """Run with SIGTERM and SIGINT asking it to drain; a second SIGINT ends it at once."""
+    received: list[int] = []
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        if number in received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+        service.stop()
+
+    previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        service.run()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if signal.SIGINT in received:
+        raise typer.Exit(EXIT_INTERRUPTED)

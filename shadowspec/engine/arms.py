@@ -1,0 +1,32 @@
+"""What one arm of a block gave, whether it ran at once or in parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shadowspec.engine.decode import Decoded
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredArm:
+    """What an arm gave, request by request (None: it did not fit into memory alone).
+
+    `num_halved` counts the batches, the arm's own and parts of it, that did not fit and were run in halves.
+    """
+
+    decoded: tuple[Decoded | None, ...]
+    cache_bytes: int  # of all parts together
+    num_halved: int = 0
+    peak_bytes: int = 0
+
+    @property
+    def duration_ms(self) -> float:
+        """From its start to its last token."""
+        return max((each.timing.end_to_end_ms for each in self.decoded if each is not None), default=0.0)
+
+
+def delayed(decoded: Decoded | None, waited_ms: float) -> Decoded | None:
+    """The same, its first token that much later (milliseconds)."""
+    if decoded is None:
+        return None
+    return replace(decoded, timing=replace(decoded.timing, prefill_ms=decoded.timing.prefill_ms + waited_ms))

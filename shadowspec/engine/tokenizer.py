@@ -1,0 +1,105 @@
+"""A model folder's tokenizer, which needs no weights: what the tap renders and counts prompts with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+
+from shadowspec.errors import ModelError, RecordError
+from shadowspec.types import FunnelCounter
+
+# What transformers raises for a folder that is missing, cut short, of an unknown kind or not what it says.
+LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderTokenizer:
+    """The target's tokenizer as the tap needs it: token ids as the server would see them."""
+
+    raw: Any  # transformers'
+    context_length: int  # tokens
+    vocabulary_size: int
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[int]:
+        """Token ids of a conversation with the assistant's turn opened.
+
+        Raises:
+            RecordError: the target has no chat template, or its template refuses these messages.
+        """
+        if not self.raw.chat_template:
+            raise RecordError(FunnelCounter.UNSUPPORTED, "no_chat_template", "the target has no chat template")
+        try:
+            rendered = self.raw.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except Exception as error:
+            # Templates raise whatever they like; the text of the error may quote the prompt, so it is dropped.
+            raise RecordError(
+                FunnelCounter.UNSUPPORTED, "chat_template_refused", "the target's chat template refused the messages"
+            ) from error
+        return list(self.raw(rendered, add_special_tokens=False)["input_ids"])
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a completion prompt, special tokens included."""
+        return list(self.raw(text)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of output tokens, special tokens left out; used for stop strings alone."""
+        return str(self.raw.decode(list(token_ids), skip_special_tokens=True))
+
+    def digest(self) -> str:
+        """sha256 of vocabulary, special tokens and chat template; hex."""
+        content = {
+            "vocabulary": sorted(self.raw.get_vocab().items()),
+            "special": sorted(str(token) for token in self.raw.all_special_tokens),
+            "template": self.raw.chat_template if isinstance(self.raw.chat_template, str) else None,
+        }
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def load_config(path: str) -> Any:
+    """The transformers config of a model folder.
+
+    Raises:
+        ModelError: the folder is missing or its config cannot be read.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ModelError(f"model folder {path} does not exist (models are read from local folders)")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except LOADING_ERRORS as error:
+        raise unloadable(path, error) from error
+
+
+def load_tokenizer(path: str) -> FolderTokenizer:
+    """The tokenizer of a model folder, without its weights.
+
+    Raises:
+        ModelError: the folder is missing, its config or tokenizer cannot be read, or it states no context length.
+    """
+    config = load_config(path)
+    if not getattr(config, "max_position_embeddings", None):
+        raise ModelError(f"{path}: {config.model_type} states no context length (max_position_embeddings)")
+    try:
+        raw = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except LOADING_ERRORS as error:
+        raise unloadable(path, error) from error
+    return FolderTokenizer(raw, int(config.max_position_embeddings), int(config.vocab_size))
+
+
+def unloadable(path: str, error: Exception) -> ModelError:
+    """The one line to show for a folder that transformers cannot load."""
+    first_line = str(error).strip().split("\n")[0][:300]
+    return ModelError(f"model folder {path} cannot be loaded: {first_line}")

@@ -1,0 +1,166 @@
+"""A hypothesis's decision from look to look: what stands, what a drift alarm or a new fingerprint ends, what begins.
+
+`decide` judges one run of the tests by its evidence; here runs follow each other.  ENABLE starts the detectors.
+An alarm ends the run: ENABLE becomes DISABLE or HOLD by policy, and the next look begins a run with no evidence
+at half the level, whose own verdict then replaces the alarm's.  After a new fingerprint it is HOLD meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from shadowspec.gate import drift
+from shadowspec.gate.decision import Hypothesis, decide
+from shadowspec.gate.evidence import HypothesisEvidence
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.restarts import CHANGED_FINGERPRINT, DRIFT, Trial, has_ended, passed_clusters
+from shadowspec.gate.series import Detail
+from shadowspec.types import Decision, Verdict
+
+_LN10 = math.log(10.0)
+_WAITING_CODES = frozenset({"too_few_units", "min_span"})  # HOLD for want of evidence alone
+
+
+def standing_decision(
+    hypothesis: Hypothesis,
+    evidence: HypothesisEvidence,
+    policy: GatePolicy,
+    *,
+    trial: Trial | None,
+    has_entered: bool,
+    previous: Decision | None,
+    now: datetime,
+) -> Decision:
+    """The decision on a hypothesis in its run `trial` (None: it has none yet, or no level is left for it).
+
+    `evidence` is that of the run alone; `previous` the latest decision with this fingerprint, of this run or not.
+    """
+    own = previous if previous is not None and trial is not None and not has_ended(previous) else None
+    in_force = own if own is not None and own.reason_code != DRIFT else None
+    decision = decide(
+        hypothesis,
+        evidence,
+        policy,
+        level=trial.level if trial is not None else None,
+        has_entered=has_entered,
+        previous=in_force,
+        now=now,
+    )
+    if trial is None:
+        return decision
+    details: dict[str, Detail] = {**decision.details, **trial.details()}
+    if decision.verdict is Verdict.ENABLE:
+        was_enabled = in_force is not None and in_force.verdict is Verdict.ENABLE
+        details["watch"] = in_force.details.get("watch") if in_force and was_enabled else _watch(decision, policy)
+        details |= _drift_details(evidence.watchers, policy)
+        decision = _after_detectors(decision, evidence, policy)
+        details["ends_run"] = int(decision.reason_code == DRIFT)
+    elif decision.verdict is Verdict.HOLD and trial.num_restarts:
+        decision = _meanwhile(decision, trial, policy)
+    details["verdict_since"] = _since(decision, previous, now)
+    return replace(decision, details=details)
+
+
+def kept_evidence(evidence: HypothesisEvidence, decision: Decision) -> HypothesisEvidence:
+    """What of a run's evidence is kept after `decision`: all, with its detectors started, or nothing if it ended.
+
+    What is counted of the slice whatever the run (closed clusters, late records, cut keys) is always kept.
+    """
+    if has_ended(decision):
+        return HypothesisEvidence(
+            num_closed_clusters=evidence.num_closed_clusters,
+            num_members=evidence.num_members,
+            num_late=evidence.num_late,
+            num_left_out=evidence.num_left_out,
+            num_dominant_keys=evidence.num_dominant_keys,
+            newest_event=evidence.newest_event,
+        )
+    started = watch_states(decision)
+    if started and not evidence.watchers:
+        return replace(evidence, watchers=started)
+    return evidence
+
+
+def watch_states(decision: Decision) -> dict[str, Mapping[str, Detail]]:
+    """The detectors' states as they were started at the ENABLE on which `decision` rests; empty without one."""
+    return {
+        name: drift.Detector(promise, highest).state()
+        for name, (promise, highest) in _stored_watch(decision).get("promises", {}).items()
+    }
+
+
+def watch_start(decision: Decision) -> tuple[int, int]:
+    """Blocks and clusters of the run that had come by at that ENABLE: the detectors fold those after them."""
+    watch = _stored_watch(decision)
+    return int(watch.get("num_blocks", 0)), int(watch.get("num_clusters", 0))
+
+
+def _stored_watch(decision: Decision) -> Mapping[str, Any]:
+    stored = decision.details.get("watch")
+    watch: Mapping[str, Any] = json.loads(stored) if isinstance(stored, str) else {}
+    return watch
+
+
+def _watch(decision: Decision, policy: GatePolicy) -> str:
+    """What is fixed at ENABLE: the promises that are watched, and from which unit on."""
+    by_name = {result.name: result for result in decision.tests}
+    speedup, acceptance = by_name["speedup"].lower, by_name["acceptance"].lower
+    bounds = {} if speedup is None else {"speedup": math.log(speedup)}
+    bounds |= {} if acceptance is None else {"acceptance": acceptance}
+    started = drift.started_states(policy, bounds)
+    promises = {name: (state["promise"], state["highest"]) for name, state in started.items()}
+    return json.dumps(
+        {"num_blocks": decision.num_blocks, "num_clusters": passed_clusters(decision), "promises": promises},
+        sort_keys=True,
+    )
+
+
+def _drift_details(watchers: Mapping[str, Mapping[str, Detail]], policy: GatePolicy) -> dict[str, Detail]:
+    """How near each detector has come to its alarm (1 and above: it sounds), on the scale of units seen."""
+    found: dict[str, Detail] = {"drift_advice": ", ".join(drift.advice(watchers, policy)) or None}
+    for watcher in drift.WATCHERS:
+        if watcher.name in watchers:
+            detector = drift.Detector.of(watchers[watcher.name])
+            found[f"{watcher.name}_units"] = detector.num_units
+            found[f"{watcher.name}_log10"] = detector.log_peak / _LN10 if detector.num_units else None
+    found["drift_threshold_log10"] = math.log10(drift.alarm_threshold(policy))
+    return found
+
+
+def _after_detectors(decision: Decision, evidence: HypothesisEvidence, policy: GatePolicy) -> Decision:
+    alarmed = drift.alarms(evidence.watchers, policy)
+    if not alarmed:
+        return decision
+    parts = []
+    for watcher in drift.WATCHERS:
+        if watcher.test_name in alarmed:
+            detector = drift.Detector.of(evidence.watchers[watcher.name])
+            promise = math.exp(detector.promise) if watcher.test_name == "speedup" else detector.promise
+            parts.append(f"{watcher.test_name} no longer holds {promise:.3g} ({detector.num_units} units since ENABLE)")
+    return replace(decision, verdict=_alarm_verdict(policy), reason_code=DRIFT, reason="; ".join(parts))
+
+
+def _meanwhile(decision: Decision, trial: Trial, policy: GatePolicy) -> Decision:
+    """What a run says that follows another and has not decided yet."""
+    if trial.supersedes is None:
+        reason = f"a drift alarm ended run {trial.num_restarts}; the next one: {decision.reason}"
+        return replace(decision, verdict=_alarm_verdict(policy), reason_code=DRIFT, reason=reason)
+    if decision.reason_code not in _WAITING_CODES:
+        return decision
+    reason = f"the fingerprint was {trial.supersedes[:12]} before; the new one: {decision.reason}"
+    return replace(decision, reason_code=CHANGED_FINGERPRINT, reason=reason)
+
+
+def _alarm_verdict(policy: GatePolicy) -> Verdict:
+    return Verdict.DISABLE if policy.on_alarm == "disable" else Verdict.HOLD
+
+
+def _since(decision: Decision, previous: Decision | None, now: datetime) -> str:
+    if previous is None or previous.verdict is not decision.verdict:
+        return now.isoformat()
+    return str(previous.details.get("verdict_since") or previous.decided_at.isoformat())

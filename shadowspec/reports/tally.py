@@ -1,0 +1,115 @@
+"""Weighted sums over runs, and the figures formed of them: what a cell of the explorer holds.
+
+Every figure is pooled over its runs, each weighed by the inverse of its inclusion rate, so that it speaks of the
+traffic and not of what was sampled.  Nothing here has a bound: bounds are the gate's, on its own units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from shadowspec.metrics import ratio
+from shadowspec.store import RollupSums
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Sums that add up; `num_` are plain counts, everything else is weighted."""
+
+    num_runs: int = 0
+    num_failed: int = 0
+    num_timed: int = 0
+    weight: float = 0.0
+    drafts: float = 0.0
+    draft_tokens: float = 0.0
+    accepted_tokens: float = 0.0
+    first_accepted_tokens: float = 0.0
+    timed_weight: float = 0.0
+    log_speedup: float = 0.0
+    baseline_ms: float = 0.0
+    speculative_ms: float = 0.0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(*(own + more for own, more in zip(astuple(self), astuple(other), strict=True)))
+
+    @staticmethod
+    def of_sums(sums: RollupSums) -> Tally:
+        """The same of rollups."""
+        return Tally(
+            num_runs=sums.num_runs,
+            num_failed=sums.num_failed,
+            num_timed=sums.num_timed,
+            weight=sums.weight,
+            drafts=sums.weighted_drafts,
+            draft_tokens=sums.weighted_draft_tokens,
+            accepted_tokens=sums.weighted_accepted_tokens,
+            first_accepted_tokens=sums.weighted_first_accepted_tokens,
+            timed_weight=sums.timed_weight,
+            log_speedup=sums.weighted_log_speedup,
+            baseline_ms=sums.weighted_baseline_end_to_end_ms,
+            speculative_ms=sums.weighted_speculative_end_to_end_ms,
+        )
+
+    @staticmethod
+    def of_run(row: Mapping[str, Any]) -> Tally:
+        """The same of one run, as a page of runs shows it."""
+        weight = 1.0 / (row["sampling_rate"] or 1.0)
+        baseline_ms, speculative_ms = (
+            (row[f"{arm}_prefill_ms"] or 0.0) + (row[f"{arm}_decode_ms"] or 0.0) for arm in ("baseline", "speculative")
+        )
+        is_timed = row["failure"] is None and baseline_ms > 0.0 and speculative_ms > 0.0
+        timed = weight if is_timed else 0.0
+        return Tally(
+            num_runs=1,
+            num_failed=int(row["failure"] is not None),
+            num_timed=int(is_timed),
+            weight=weight,
+            drafts=weight * (row["num_drafts"] or 0),
+            draft_tokens=weight * (row["num_draft_tokens"] or 0),
+            accepted_tokens=weight * (row["num_accepted_tokens"] or 0),
+            first_accepted_tokens=weight * (row["num_first_accepted_tokens"] or 0),
+            timed_weight=timed,
+            log_speedup=timed * math.log(baseline_ms / speculative_ms) if is_timed else 0.0,
+            baseline_ms=timed * baseline_ms,
+            speculative_ms=timed * speculative_ms,
+        )
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """All of them added up."""
+    return sum(tallies, Tally())
+
+
+def mean_acceptance_length(tally: Tally) -> float | None:
+    """1 + accepted / drafts."""
+    accepted = ratio(tally.accepted_tokens, tally.drafts)
+    return None if accepted is None else 1.0 + accepted
+
+
+def first_position_acceptance_rate(tally: Tally) -> float | None:
+    """Steps that accepted the first drafted token, over all steps."""
+    return ratio(tally.first_accepted_tokens, tally.drafts)
+
+
+def draft_acceptance_rate(tally: Tally) -> float | None:
+    """Accepted over drafted tokens."""
+    return ratio(tally.accepted_tokens, tally.draft_tokens)
+
+
+def speedup(tally: Tally) -> float | None:
+    """Geometric mean over requests of baseline over speculative end-to-end time, nothing clipped."""
+    mean = ratio(tally.log_speedup, tally.timed_weight)
+    return None if mean is None else math.exp(mean)
+
+
+def ratio_of_total_times(tally: Tally) -> float | None:
+    """Total baseline over total speculative end-to-end time: what the fleet pays."""
+    return ratio(tally.baseline_ms, tally.speculative_ms)
+
+
+def failed_share(tally: Tally) -> float | None:
+    """Runs of which an arm failed, over all runs; plain, not weighted."""
+    return ratio(tally.num_failed, tally.num_runs)

@@ -1,0 +1,72 @@
+"""Works off one job: what is due is kept first, then the gate runs, then the deliveries stand.
+
+1. Every period that has become due is kept.  2. For the newest of those that are not prepared the gate runs, if the
+job has one: earlier ones are past, and what it would decide for them it decides now.  3. In one transaction the end
+of the report's time is fixed and its deliveries are kept.  Killed anywhere, it is taken up at the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from shadowspec.scheduler.cron import Cron
+from shadowspec.scheduler.gates import GatePolicies, run_gates, settle
+from shadowspec.scheduler.periods import due_periods, first_period
+from shadowspec.scheduler.settings import EmailSettings, JobSettings, ScheduleSettings
+from shadowspec.store import Store
+from shadowspec.types import Delivery, Period
+
+SETTLE_S = 30.0  # that a report waits for a gate run which is on
+
+_log = logging.getLogger(__name__)
+
+
+def work_off(store: Store, job: JobSettings, cron: Cron, settings: ScheduleSettings, policies: GatePolicies) -> int:
+    """Prepare every period of the job that is due; how many were.
+
+    Raises:
+        ServiceUnavailableError, StoreError: the database is gone or refuses; what is left is taken up again.
+    """
+    now = datetime.now(UTC)
+
+    # 1. What is due.
+    last = store.last_period(job.name)
+    if last is None:
+        store.begin_periods([first_period(job.name, cron, now)])
+        return 0
+    open_periods = store.unprepared_periods(job.name)
+    if not open_periods:
+        store.begin_periods(due_periods(cron, last, now, settings.catch_up))
+        open_periods = store.unprepared_periods(job.name)
+
+    # 2, 3. Each in turn, the newest with the gate.
+    since: datetime | None = None
+    for period in open_periods:
+        outcome, until = None, period.due_at
+        if period is open_periods[-1] and "gate" in job.does:
+            outcome = run_gates(store, policies)
+            until = datetime.now(UTC)
+        elif "report" in job.does:
+            settle(store, policies.gate, SETTLE_S)
+        own = replace(period, until=max(until, since or period.since), gate_outcome=outcome)
+        store.prepare_period(own, [_delivery(own, name, settings) for name in job.receivers])
+        since = own.until
+        _log.info("job %s: the period due at %s is prepared", job.name, period.due_at.isoformat())
+    return len(open_periods)
+
+
+def _delivery(period: Period, receiver: str, settings: ScheduleSettings) -> Delivery:
+    own = next(each for each in settings.receivers if each.name == receiver)
+    key = uuid.uuid4().hex  # kept before anything is sent, and so the same for every repeat
+    domain = own.sender.partition("@")[2] if isinstance(own, EmailSettings) else None
+    return Delivery(
+        job=period.job,
+        due_at=period.due_at,
+        receiver=receiver,
+        idempotency_key=key,
+        message_id=None if domain is None else f"<{key}@{domain}>",
+        next_attempt_at=datetime.now(UTC),
+    )

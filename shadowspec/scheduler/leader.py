@@ -1,0 +1,205 @@
+"""One scheduler leads, the others stand by; each term begins with nothing but configuration and database.
+
+While it leads, every job and every receiver has a place in APScheduler: jobs are woken when their cron expressions
+say so, and now and then for what was left undone; receivers every few seconds.  A waking that is missed costs
+nothing, because what is to be done is asked of the database.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from apscheduler.executors.pool import ThreadPoolExecutor as PoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.base import BaseTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+
+from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
+from shadowspec.reports.period.build import PeriodSettings
+from shadowspec.scheduler.cron import Cron
+from shadowspec.scheduler.deliverer import Deliverer
+from shadowspec.scheduler.gates import GatePolicies
+from shadowspec.scheduler.jobs import work_off
+from shadowspec.scheduler.settings import JobSettings, ReceiverSettings, ScheduleSettings
+from shadowspec.scheduler.shelf import ReportShelf
+from shadowspec.store import Store
+from shadowspec.store.locks import Leadership
+
+LEADERSHIP = "schedule"
+FOLLOW_S = 1.0  # between two attempts to lead
+HEARTBEAT_S = 1.0  # between two questions whether it still leads
+TRUST_S = 10.0  # for which an answer is believed: much less than a server takes to give a silent leader up
+POLL_S = 2.0  # between two looks for what a receiver is to get
+UNDONE_S = 30.0  # between two looks for periods that were left undone
+
+_log = logging.getLogger(__name__)
+
+
+class Term:
+    """One time of leading.  It ends once, and whoever still works for it then sends nothing more."""
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+        self._confirmed_at = time.monotonic()
+
+    def confirm(self) -> None:
+        """Leadership was just seen to be held."""
+        self._confirmed_at = time.monotonic()
+
+    def end(self) -> None:
+        self._is_over.set()
+
+    def is_on(self) -> bool:
+        """Whether it was seen to be held a moment ago.  A process that was stopped finds that it was long ago."""
+        return not self._is_over.is_set() and time.monotonic() - self._confirmed_at < TRUST_S
+
+
+class Waking(BaseTrigger):  # type: ignore[misc]
+    """When a job is woken: when it is due, and now and then for what an error left undone."""
+
+    def __init__(self, cron: Cron) -> None:
+        self._cron = cron
+
+    def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime:
+        after = now if previous is None else max(previous, now)
+        undone = after + timedelta(seconds=UNDONE_S)
+        return min(self._cron.next_after(after) or undone, undone)
+
+
+class Scheduler:
+    """One process's scheduler over one store.  `run` returns when `stopped` is set."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: ScheduleSettings,
+        crons: dict[str, Cron],
+        policies: GatePolicies,
+        reports: PeriodSettings,
+    ) -> None:
+        self._store, self._settings, self._crons = store, settings, crons
+        self._policies, self._reports = policies, reports
+
+    def run(self, stopped: threading.Event) -> None:
+        """Lead whenever nobody else does.
+
+        Raises:
+            ServiceUnavailableError: the database refuses for good.
+        """
+        lead = self._store.leadership(LEADERSHIP)
+        try:
+            while not stopped.is_set():
+                if self._acquired(lead):
+                    self._lead(lead, stopped)
+                    lead.release()
+                else:
+                    stopped.wait(FOLLOW_S)
+        finally:
+            lead.release()
+
+    def run_once(self) -> bool:
+        """Do what is due and return; False if another one leads."""
+        lead = self._store.leadership(LEADERSHIP)
+        if not lead.try_acquire():
+            return False
+        try:
+            term = Term()
+            for job in self._settings.jobs:
+                term.confirm()
+                self._work_off(job, term)
+            deliverers = self._deliverers(lambda: True)
+            with ThreadPoolExecutor(max(len(deliverers), 1)) as pool:
+                for done in [pool.submit(own.run) for own in deliverers.values()]:
+                    done.result()
+        finally:
+            lead.release()
+        return True
+
+    def _acquired(self, lead: Leadership) -> bool:
+        try:
+            return lead.try_acquire()
+        except ServiceUnavailableError as error:
+            if not error.is_retryable:
+                raise
+            _log.warning("%s", error)
+            return False
+
+    def _lead(self, lead: Leadership, stopped: threading.Event) -> None:
+        _log.info("leading: %d jobs, %d receivers", len(self._settings.jobs), len(self._settings.receivers))
+        term = Term()
+        with self._working(term):
+            while not stopped.wait(HEARTBEAT_S):
+                if not lead.is_held():
+                    _log.warning("leadership was lost; standing by")
+                    break
+                term.confirm()
+            term.end()
+
+    @contextmanager
+    def _working(self, term: Term) -> Iterator[None]:
+        """Everything scheduled, from configuration and database alone; left, it waits for what is being sent."""
+        names = [own.name for own in self._settings.receivers]
+        size = len(self._settings.jobs) + len(names) + 1
+        scheduler = BackgroundScheduler(
+            executors={"default": PoolExecutor(size)},
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+            timezone=UTC,
+        )
+        for name, deliverer in self._deliverers(term.is_on).items():
+            self._add(scheduler, f"receiver {name}", deliverer.run, IntervalTrigger(seconds=POLL_S, timezone=UTC))
+
+        def wake(job: JobSettings) -> None:
+            while self._work_off(job, term):
+                for name in job.receivers:
+                    scheduler.modify_job(f"receiver {name}", next_run_time=datetime.now(UTC))
+
+        for job in self._settings.jobs:
+            trigger = Waking(self._crons[job.name])
+            self._add(scheduler, f"job {job.name}", partial(wake, job), trigger)
+        abandon = partial(self._store.abandon_deliveries, names, "NotConfigured")
+        scheduler.add_job(_guarded(abandon, "receivers"), next_run_time=datetime.now(UTC))
+        scheduler.start()
+        try:
+            yield
+        finally:
+            scheduler.shutdown(wait=True)
+
+    def _add(self, scheduler: Any, name: str, call: Callable[[], object], trigger: BaseTrigger) -> None:
+        """Have it called when the trigger says so, and at once: a term begins with what was left undone."""
+        scheduler.add_job(_guarded(call, name), trigger, id=name, next_run_time=datetime.now(UTC))
+
+    def _deliverers(self, may_send: Callable[[], bool]) -> dict[str, Deliverer]:
+        shelf = ReportShelf(self._store, self._reports)
+        own = self._settings
+
+        def deliverer(receiver: ReceiverSettings) -> Deliverer:
+            return Deliverer(self._store, receiver, shelf, own.retry, own.timeout_s, may_send)
+
+        return {receiver.name: deliverer(receiver) for receiver in own.receivers}
+
+    def _work_off(self, job: JobSettings, term: Term) -> int:
+        if not term.is_on():
+            return 0
+        return work_off(self._store, job, self._crons[job.name], self._settings, self._policies)
+
+
+def _guarded(call: Callable[[], object], name: str) -> Callable[[], None]:
+    """What APScheduler calls: an error ends this waking alone, and is told without what it may quote."""
+
+    def run() -> None:
+        try:
+            call()
+        except ShadowSpecError as error:
+            _log.warning("%s: %s", name, error)
+        except Exception as error:
+            _log.error("%s: internal error (%s)", name, type(error).__name__)
+
+    return run

@@ -1,0 +1,162 @@
+"""What speculation does to each request of a simulated endpoint: a seeded draw from a known truth.
+
+The truth is stated as the estimands of the gate: `log_speedup` is the mean of the clipped log speedup over
+timed requests, `acceptance` the first-position rate, `slowed` the share slowed by more than the tail margin,
+`z` the mean teacher-forced z.  Locations are found numerically so that a boundary world lies on its boundary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy import optimize, stats
+
+from shadowspec.simulate.traffic import DAILY_SWING, SECOND, Bools, Floats, Ints, Requests, daily_phase
+
+CLIP = math.log(2.0)  # the policy's default, at which every world is judged
+PARITY_TOKENS = 128  # emitted tokens of a request whose z is measured
+BASELINE_MS = 250.0  # median end-to-end time; 99% of requests stay below 400
+SLOWED_LOG = -math.log(1.33)  # a slowed request takes a third longer, unless the world says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """The truth of one world.
+
+    Log speedup of a request is a location plus independent parts: its session's (sd `session_sd`), its block's
+    (sd `block_sd`, autoregressive over blocks with `block_phi`), and its own (sd `noise_sd`, or Student's t with
+    `noise_df` degrees of freedom at that scale).  A share `slowed` has `slowed_log` instead, whole blocks at once
+    with `slows_blocks`.  `busy_log` is the mean in busy bouts, `slices_log` the mean by slice, `log_speedup_later`
+    the mean from the block `change_block` on.  `daily_log` is by how much the mean falls from its level at the middle
+    phase of the day to the busiest hour; the mean over requests stays.
+    """
+
+    log_speedup: float = math.log(1.3)
+    noise_sd: float = 0.1
+    noise_df: float | None = None
+    session_sd: float = 0.0
+    block_sd: float = 0.0
+    block_phi: float = 0.0
+    slowed: float = 0.0
+    slowed_log: float = SLOWED_LOG
+    slows_blocks: bool = False
+    busy_log: float | None = None
+    daily_log: float = 0.0
+    slices_log: tuple[float, ...] = ()
+    change_block: int | None = None
+    log_speedup_later: float = 0.0
+    acceptance: float = 0.65
+    acceptance_sd: float = 0.1  # between sessions
+    acceptance_of_length: tuple[tuple[int, float], ...] = ()  # (session length, rate) where they are tied
+    mean_drafts: float = 30.0
+    z: float = 0.0
+    differing: float = 0.0  # share of greedy outputs that differ at a near-tie
+    failed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcomes:
+    """One entry of each array to a request."""
+
+    log_speedup: Floats
+    baseline_ms: Floats
+    num_drafts: Ints
+    num_accepted: Ints
+    z_sum: Floats
+    differs: Bools
+    failed: Bools
+
+
+def draw_outcomes(effects: Effects, requests: Requests, rng: np.random.Generator) -> Outcomes:
+    """One draw of what happens to `requests`, had each of them been measured in both arms."""
+    size, block, session = len(requests.at_us), requests.block, requests.session
+    num_blocks, num_sessions = len(requests.blocks), int(session.max(initial=0)) + 1
+    slows = rng.random(num_blocks)[block] if effects.slows_blocks else rng.random(size)
+    is_slowed = slows < effects.slowed
+    log_speedup = _locations(effects, requests) + _noise(effects, rng, size)
+    if effects.session_sd:
+        log_speedup += rng.normal(0.0, effects.session_sd, size=num_sessions)[session]
+    if effects.block_sd:
+        log_speedup += _block_effects(effects, rng, num_blocks)[block]
+    log_speedup = np.where(is_slowed, effects.slowed_log, log_speedup)
+
+    num_drafts = 1 + rng.poisson(effects.mean_drafts - 1.0, size=size)
+    rates = _acceptance_rates(effects, requests, rng, num_sessions)
+    own_z = rng.normal(effects.z, math.sqrt(0.2 / PARITY_TOKENS), size=size)
+    return Outcomes(
+        log_speedup=log_speedup,
+        baseline_ms=rng.lognormal(math.log(BASELINE_MS), 0.2, size=size),
+        num_drafts=num_drafts,
+        num_accepted=rng.binomial(num_drafts, rates),
+        z_sum=own_z * PARITY_TOKENS,
+        differs=rng.random(size) < effects.differing,
+        failed=rng.random(size) < effects.failed,
+    )
+
+
+@lru_cache(maxsize=1_024)
+def location(mean: float, sd: float, df: float | None, slowed: float, slowed_log: float) -> float:
+    """The location at which the clipped log speedup has this mean, the slowed share (at its own value) included."""
+    probabilities = (np.arange(20_000) + 0.5) / 20_000
+    scores = stats.norm.ppf(probabilities) if df is None else stats.t.ppf(probabilities, df)
+    slowed_part = slowed * min(max(slowed_log, -CLIP), CLIP)
+
+    def excess(at: float) -> float:
+        clipped = np.clip(at + sd * scores, -CLIP, CLIP).mean()
+        return float(slowed_part + (1.0 - slowed) * clipped - mean)
+
+    return float(optimize.brentq(excess, -4.0, 4.0, xtol=1e-12))
+
+
+def _locations(effects: Effects, requests: Requests) -> Floats:
+    means = np.full(len(requests.at_us), effects.log_speedup)
+    if effects.slices_log:
+        means = np.array(effects.slices_log)[requests.slice_index]
+    if effects.busy_log is not None:
+        means = np.where(requests.is_busy, effects.busy_log, effects.log_speedup)
+    if effects.change_block is not None:
+        means = np.where(requests.block >= effects.change_block, effects.log_speedup_later, means)
+    if effects.daily_log:
+        # Requests come at a density of 1 + swing * phase, under which the mean phase is swing / 2.
+        phases = np.round(daily_phase(requests.at_us / SECOND), 2)
+        means = means - effects.daily_log * (phases - DAILY_SWING / 2.0)
+    sd = math.sqrt(effects.noise_sd**2 + effects.session_sd**2 + effects.block_sd**2)
+    found = np.empty_like(means)
+    for mean in np.unique(means):
+        at = location(float(mean), sd, effects.noise_df, effects.slowed, effects.slowed_log)
+        found[means == mean] = at
+    return found
+
+
+def _noise(effects: Effects, rng: np.random.Generator, size: int) -> Floats:
+    if effects.noise_df is None:
+        return rng.normal(0.0, effects.noise_sd, size=size)
+    return effects.noise_sd * rng.standard_t(effects.noise_df, size=size)
+
+
+def _block_effects(effects: Effects, rng: np.random.Generator, num_blocks: int) -> Floats:
+    """Stationary with standard deviation `block_sd`."""
+    steps = rng.normal(0.0, effects.block_sd, size=num_blocks)
+    kept = math.sqrt(1.0 - effects.block_phi**2)
+    values = np.empty(num_blocks)
+    last = 0.0
+    for index, step in enumerate(steps.tolist()):
+        last = step if index == 0 else effects.block_phi * last + kept * step
+        values[index] = last
+    return values
+
+
+def _acceptance_rates(effects: Effects, requests: Requests, rng: np.random.Generator, num_sessions: int) -> Floats:
+    """By request, one rate to a session; their mean over sessions of one length is exactly the stated rate."""
+    means = np.full(num_sessions, effects.acceptance)
+    for length, rate in effects.acceptance_of_length:
+        means[requests.session[requests.session_length == length]] = rate
+    if effects.acceptance_sd:
+        # A beta law has the mean asked for whatever its spread, which a clipped normal has not.
+        total = means * (1.0 - means) / effects.acceptance_sd**2 - 1.0
+        means = rng.beta(means * total, (1.0 - means) * total)
+    rates: Floats = means[requests.session]
+    return rates

@@ -1,0 +1,220 @@
+"""Several devices side by side: rows that reach the real store as each device finishes, and the real gate over them.
+
+Every device has a partition and a consumer of its own and measures one block at a time.  A block is committed when
+it is done, so that a slow one comes after fast ones that began with it.  Nothing is skipped here: the ledger, the
+folding and the decisions are those of the store, in a file of SQLite.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from heapq import merge
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from shadowspec.gating import EndpointEvidence, run_gate
+from shadowspec.simulate.effects import Outcomes, draw_outcomes
+from shadowspec.simulate.gate_under_test import HypothesisOutcome, is_verdict
+from shadowspec.simulate.rows import CONFIG, rows_of
+from shadowspec.simulate.traffic import ENDPOINT, NEVER, SECOND, START, Ints, Requests, draw_requests, event_time
+from shadowspec.simulate.world import FleetWorld
+from shadowspec.store import Store, schema
+from shadowspec.types import (
+    Advance,
+    Block,
+    BlockResult,
+    Decision,
+    FunnelKey,
+    PartitionId,
+    RecordKey,
+    Run,
+    StoredRecord,
+    Verdict,
+    WriteBatch,
+)
+
+TOPIC = "simulated"
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - where there is one, thousands of small commits wait for no disk
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceDraw:
+    """What one device reads and measures; its sessions have one request each, so that every block is a run of offsets.
+
+    `done_us` is by block: when it is measured, and committed.
+    """
+
+    device: int
+    requests: Requests
+    outcomes: Outcomes
+    evidence: EndpointEvidence
+    done_us: Ints
+
+
+def draw_fleet(world: FleetWorld, seed: np.random.SeedSequence) -> list[DeviceDraw]:
+    """One draw of the world: its traffic is split evenly over the devices."""
+    arrivals, fleet = world.arrivals, world.fleet
+    assert not arrivals.mean_extra, "a session is one request"
+    assert not arrivals.lengths, "a session is one request"
+    own = replace(
+        arrivals,
+        num_sessions=arrivals.num_sessions // fleet.num_devices,
+        gap_s=arrivals.gap_s * fleet.num_devices,
+    )
+    draws = []
+    for device, child in enumerate(seed.spawn(fleet.num_devices)):
+        traffic_seed, effects_seed = child.spawn(2)
+        requests = draw_requests(own, np.random.default_rng(traffic_seed), world.regime)
+        outcomes = draw_outcomes(world.effects, requests, np.random.default_rng(effects_seed))
+        rows = _of_device(rows_of(requests, outcomes, world.regime, None), device)
+        draws.append(DeviceDraw(device, requests, outcomes, rows, _done_us(world, requests, outcomes)))
+    return draws
+
+
+def watch_fleet(world: FleetWorld, draws: Sequence[DeviceDraw]) -> list[HypothesisOutcome]:
+    """The outcome of the endpoint's hypothesis, looked at after every `look_every` blocks and at the end."""
+    with _empty_store() as store:
+        store.save_fingerprints([CONFIG])
+        was_dependent, num_blocks, decision = False, 0, None
+        for moment in merge(*(_commits(draw) for draw in draws), key=lambda commit: commit.at_us):
+            store.save_batch(moment.batch, moment.consumer)
+            num_blocks += len(moment.batch.blocks)
+            if moment.batch.blocks and num_blocks % world.fleet.look_every == 0:
+                decision = _look(store, world, input_ended=False)
+                was_dependent |= decision.reason_code == "dependent"
+                if is_verdict(decision):
+                    break
+        if decision is None or not is_verdict(decision):
+            decision = _look(store, world, input_ended=True)
+    return [_outcome(decision, was_dependent=was_dependent)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """One transaction of a device: a block, or the word that something has come that is not measured yet."""
+
+    at_us: int
+    consumer: str
+    batch: WriteBatch
+
+
+def _commits(draw: DeviceDraw) -> Iterator[_Commit]:
+    """What a device writes, in its order.
+
+    The ledger says that a partition is behind as soon as a message comes to it: in the commit of a block if one has
+    come by then, and else on its own.
+    """
+    consumer, partition = f"device-{draw.device}", PartitionId(TOPIC, draw.device)
+    at_us = draw.requests.at_us
+    records = {record.key.offset: record for record in draw.evidence.records}
+    runs: dict[str, list[Run]] = {block.block_id: [] for block in draw.evidence.blocks}
+    for run in draw.evidence.runs:
+        runs[run.block_id].append(run)
+    expected = None
+    for stored, done in zip(draw.evidence.blocks, draw.done_us.tolist(), strict=True):
+        own = runs[stored.block_id]
+        used = tuple(records[run.key.offset] for run in own)
+        first, stop = own[0].key.offset, own[-1].key.offset + 1
+        block = Block(
+            *(stored.block_id, stored.sequence, ENDPOINT, stored.slice_key, stored.concurrency, (), ()),
+            stored.first_arm,
+        )
+        result = BlockResult(block, stored.started_at, tuple(own), stored.memory)
+        is_behind = stop < len(at_us) and int(at_us[stop]) <= done
+        newest = event_time(int(at_us[stop - 1]))
+        advance = Advance(partition, expected, stop, stop - first, _funnel(used), newest, is_behind)
+        yield _Commit(done, consumer, WriteBatch((), ((result, used),), (advance,)))
+        if not is_behind and stop < len(at_us):
+            fallen = Advance(partition, stop, stop, 0, {}, newest, is_behind=True)
+            yield _Commit(int(at_us[stop]), consumer, WriteBatch((), (), (fallen,)))
+        expected = stop
+
+
+def _funnel(records: Sequence[StoredRecord]) -> dict[FunnelKey, int]:
+    counted: dict[FunnelKey, int] = {}
+    for record in records:
+        key = record.endpoint, record.counter, record.reason
+        counted[key] = counted.get(key, 0) + 1
+    return counted
+
+
+def _look(store: Store, world: FleetWorld, *, input_ended: bool) -> Decision:
+    """What the gate says now of the endpoint as a whole, which alone has a level in such a world."""
+    decisions = run_gate(store, {ENDPOINT: world.policy}, input_ended=input_ended, now=START)
+    return next(decision for decision in decisions if not decision.slice_key)
+
+
+def _outcome(decision: Decision, *, was_dependent: bool) -> HypothesisOutcome:
+    level = decision.details.get("level")
+    return HypothesisOutcome(
+        slice_key="",
+        fingerprint=decision.fingerprint,
+        num_restarts=0,
+        start_blocks=0,
+        level=level if isinstance(level, float) else 0.0,
+        verdict=decision.verdict if is_verdict(decision) else Verdict.HOLD,
+        reason_code=decision.reason_code if is_verdict(decision) else "",
+        num_blocks=decision.num_blocks,
+        num_clusters=decision.num_clusters,
+        was_dependent=was_dependent,
+        tests={},
+    )
+
+
+def _done_us(world: FleetWorld, requests: Requests, outcomes: Outcomes) -> Ints:
+    """When each block is measured: one after the other, a slow one for `slow_factor` times as long."""
+    counts = np.bincount(requests.block, minlength=len(requests.blocks))
+    means = np.bincount(requests.block, outcomes.log_speedup, len(requests.blocks)) / counts
+    fleet = world.fleet
+    takes = np.where(means < fleet.slow_below, fleet.slow_factor, 1.0) * fleet.block_s * SECOND
+    done, free = [], 0
+    for started, duration in zip(requests.started_us.tolist(), takes.tolist(), strict=True):
+        begins = int(requests.at_us[-1]) if started == NEVER else started
+        free = max(free, begins) + round(duration)
+        done.append(free)
+    assert all(before <= after for before, after in pairwise(done)), "a device does one block after the other"
+    return np.array(done, dtype=np.int64)
+
+
+def _of_device(rows: EndpointEvidence, device: int) -> EndpointEvidence:
+    """The rows as of that device's partition, with sessions and blocks of its own."""
+
+    def key_of(key: RecordKey) -> RecordKey:
+        return key._replace(source=TOPIC, partition=device)
+
+    return replace(
+        rows,
+        records=[
+            replace(record, key=key_of(record.key), session_hash=f"{device}-{record.session_hash}")
+            for record in rows.records
+        ],
+        blocks=[replace(block, block_id=f"{device}-{block.block_id}"[:64]) for block in rows.blocks],
+        runs=[replace(run, key=key_of(run.key), block_id=f"{device}-{run.block_id}"[:64]) for run in rows.runs],
+    )
+
+
+@lru_cache(maxsize=1)
+def _template() -> Path:
+    """An empty database, made once to a process."""
+    path = Path(tempfile.mkdtemp(prefix="shadowspec-fleet-")) / "empty.db"
+    schema.upgrade(f"sqlite:///{path}")
+    return path
+
+
+@contextmanager
+def _empty_store() -> Iterator[Store]:
+    """A store without rows, gone when it is left."""
+    with tempfile.TemporaryDirectory(
+        prefix="shadowspec-fleet-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None
+    ) as folder:
+        path = Path(folder) / "fleet.db"
+        shutil.copy(_template(), path)
+        with Store.open(f"sqlite:///{path}") as store:
+            yield store

@@ -1,0 +1,72 @@
+"""What the committed simulation says of a policy: its rate of false ENABLEs where none is right."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import shadowspec
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.reports.period.model import SimulatedRate
+from shadowspec.simulate.intervals import share
+from shadowspec.simulate.results import WorldResult, definition_of, read_results
+from shadowspec.simulate.worlds import WORLDS
+
+RESULTS = Path("kernels/benchmarks/results/simulation.json")
+
+# More hypotheses leave each of them a smaller level, and a longer span lets ENABLE wait: with either the rate can
+# only be lower than that of a world which has less.
+ONLY_STRICTER = ("max_hypotheses", "min_span_s")
+
+
+def policy_digest(policy: GatePolicy) -> str:
+    """Tells policies apart whose false ENABLEs may be more frequent than each other's."""
+    values = {name: value for name, value in asdict(policy).items() if name not in ONLY_STRICTER}
+    return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]
+
+
+def committed_results() -> Path:
+    """The file of results that came with this version: in a wheel inside the package, else in the checkout."""
+    package = Path(shadowspec.__file__).resolve().parent
+    installed = package / "_simulation" / RESULTS.name
+    return installed if installed.is_file() else package.parent / RESULTS
+
+
+def simulated_rates(policies: Mapping[str, GatePolicy]) -> dict[str, SimulatedRate | None]:
+    """The rate of each endpoint's policy by the committed results; None where none of them is of such a policy.
+
+    Raises:
+        InputError: the file of results cannot be read.
+    """
+    results = read_results(committed_results())
+    return {name: rate_of(policy, results) for name, policy in policies.items()}
+
+
+def rate_of(policy: GatePolicy, results: Mapping[str, WorldResult]) -> SimulatedRate | None:
+    """The rate over every world in which some ENABLE is wrong, and whose policy is no laxer than this one."""
+    digest = policy_digest(policy)
+    own = [
+        result
+        for name, result in results.items()
+        if (world := WORLDS.get(name)) is not None
+        and world.kind == "null"
+        and result.repetitions
+        and policy_digest(world.policy) == digest
+        and all(getattr(world.policy, each) <= getattr(policy, each) for each in ONLY_STRICTER)
+    ]
+    if not own:
+        return None
+    worst = max(own, key=lambda result: result.false_enables / result.repetitions)
+    num_false, total = sum(each.false_enables for each in own), sum(each.repetitions for each in own)
+    return SimulatedRate(
+        num_false=num_false,
+        num_repetitions=total,
+        upper=share(num_false, total).upper,
+        alpha=policy.alpha,
+        num_worlds=len(own),
+        num_outdated=sum(each.definition != definition_of(WORLDS[each.name]) for each in own),
+        worst_world=WORLDS[worst.name].title,
+        worst_rate=worst.false_enables / worst.repetitions,
+    )

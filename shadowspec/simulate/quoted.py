@@ -1,0 +1,120 @@
+"""The sizes and rates that the design quotes of the gate, beside those that the simulation measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shadowspec.simulate.intervals import share
+from shadowspec.simulate.results import WorldResult
+from shadowspec.simulate.summary import Stopping, stopping
+from shadowspec.simulate.worlds import NULL_WORLDS
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """One figure: what is measured, what the design says, what was found (None: the world was not run)."""
+
+    what: str
+    says: str
+    measured: str | None
+
+
+def quoted_figures(results: Mapping[str, WorldResult]) -> list[Quoted]:
+    """Every figure, in the design's order."""
+    return [
+        *(_size(results, *line) for line in _SIZES),
+        *(_verdict(results, *line) for line in _VERDICTS),
+        Quoted("false ENABLE in single-hypothesis worlds but AR(1), level 2.5%", "0.2 to 2.6%", _single(results)),
+        Quoted("false ENABLE over 8 slices and their endpoint, 5%", "0.6%", _rate(results, "eight_slices")),
+        Quoted("AR(1) .9: crossings of the speedup test alone", "45 to 59%", _crossed(results, "ar1_nine", "speedup")),
+        Quoted("AR(1) .9: false ENABLE of the gate", "0 to 2%", _rate(results, "ar1_nine")),
+        Quoted("false DISABLE at speedup 1.15 or better", "never in 1,000", _false_disables(results)),
+        Quoted("alarm after a fall from 1.3 to 1.0, blocks (median/90%)", "145 to 185", _alarm(results)),
+    ]
+
+
+_SIZES = (
+    ("speedup 1.15, blocks", "59/76", "sizes_115", "speedup"),
+    ("speedup 1.3, blocks", "26/30", "sizes_130", "speedup"),
+    ("speedup 1.6, blocks", "15/16", "sizes_160", "speedup"),
+    ("tail with 0% slowed, blocks", "59", "sizes_115", "tail"),
+    ("tail with 2% slowed, blocks", "76/88", "sizes_130", "tail"),
+    ("tail with 5% slowed, blocks", "130/182", "sizes_160", "tail"),
+    ("acceptance .55, clusters of one request", "48/82", "sizes_115", "acceptance"),
+    ("acceptance .65, clusters of one request", "26/36", "sizes_130", "acceptance"),
+    ("acceptance .75, clusters of one request", "18/24", "sizes_160", "acceptance"),
+    ("z of unbiased output, clusters of one request", "73/107", "sizes_115", "parity_sampled"),
+)
+_VERDICTS = (
+    ("ENABLE at speedup 1.3, none slowed, blocks", "53/80", "speedup_130_slowed_0", "enable"),
+    ("ENABLE at speedup 1.3, 2% slowed, blocks", "71/106", "speedup_130_slowed_2", "enable"),
+    ("ENABLE at speedup 1.3, 5% slowed, blocks", "116/165", "speedup_130_slowed_5", "enable"),
+    ("DISABLE at speedup 1.0, blocks", "115/172", "no_speedup", "disable"),
+    ("DISABLE at speedup 0.9, blocks", "33/39", "slowdown", "disable"),
+)
+_FASTER = (
+    "minimum_effect",
+    "speedup_130_slowed_0",
+    "speedup_130_slowed_2",
+    "speedup_130_slowed_5",
+    "sizes_115",
+    "sizes_130",
+    "sizes_160",
+)
+_SEVERAL = ("eight_slices", "twenty_slices", "steered_sampling", "fingerprint_change")
+
+
+def shown(at: Stopping) -> str:
+    """Median/90%, as the design writes them; "never" for a quantile that was not reached."""
+    return "/".join("never" if value is None else str(value) for value in (at.median, at.ninety))
+
+
+def _size(results: Mapping[str, WorldResult], what: str, says: str, name: str, test: str) -> Quoted:
+    result = results.get(name)
+    if result is None or test not in result.tests:
+        return Quoted(what, says, None)
+    return Quoted(what, says, shown(stopping(result.tests[test].passed_units, result.repetitions)))
+
+
+def _verdict(results: Mapping[str, WorldResult], what: str, says: str, name: str, verdict: str) -> Quoted:
+    result = results.get(name)
+    if result is None:
+        return Quoted(what, says, None)
+    blocks = result.enable_blocks if verdict == "enable" else result.disable_blocks
+    return Quoted(what, says, shown(stopping(blocks, result.repetitions)))
+
+
+def _rate(results: Mapping[str, WorldResult], name: str) -> str | None:
+    result = results.get(name)
+    return None if result is None else _percent(result.false_enables, result.repetitions)
+
+
+def _crossed(results: Mapping[str, WorldResult], name: str, test: str) -> str | None:
+    result = results.get(name)
+    return None if result is None else _percent(len(result.tests[test].passed_units), result.repetitions)
+
+
+def _single(results: Mapping[str, WorldResult]) -> str | None:
+    names = [w.name for w in NULL_WORLDS if w.name not in _SEVERAL and not w.may_be_dependent]
+    rates = [results[name].false_enables / results[name].repetitions for name in names if name in results]
+    return f"{100 * min(rates):.1f} to {100 * max(rates):.1f}%" if rates else None
+
+
+def _false_disables(results: Mapping[str, WorldResult]) -> str | None:
+    found = [results[name] for name in _FASTER if name in results]
+    if not found:
+        return None
+    return f"{sum(result.false_disables for result in found)} in {sum(result.repetitions for result in found):,}"
+
+
+def _alarm(results: Mapping[str, WorldResult]) -> str | None:
+    result = results.get("decay")
+    if result is None or not result.enable_blocks:
+        return None
+    return shown(stopping(result.alarm_blocks, len(result.enable_blocks)))
+
+
+def _percent(count: int, total: int) -> str:
+    rate = share(count, total)
+    return f"{100 * (rate.value or 0.0):.1f}% [{100 * rate.lower:.1f}, {100 * rate.upper:.1f}]"

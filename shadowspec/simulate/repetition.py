@@ -1,0 +1,82 @@
+"""One repetition: a world drawn, its rows given to the gate and to the naive ones, and what each of them said."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from shadowspec.gating import EndpointEvidence
+from shadowspec.simulate import naive
+from shadowspec.simulate.effects import Outcomes, draw_outcomes
+from shadowspec.simulate.fleet import draw_fleet, watch_fleet
+from shadowspec.simulate.gate_under_test import HypothesisOutcome, watch
+from shadowspec.simulate.rows import CHANGED, CONFIG, rows_of
+from shadowspec.simulate.traffic import Requests, draw_requests
+from shadowspec.simulate.world import FleetWorld, World
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """What every gate said of one draw of a world."""
+
+    hypotheses: tuple[HypothesisOutcome, ...]
+    naive: dict[str, bool]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """One draw of a world: its requests, what happened to them, and the rows that the worker would have stored."""
+
+    requests: Requests
+    outcomes: Outcomes
+    evidence: EndpointEvidence
+
+
+def draw_truth(world: World, seed: np.random.SeedSequence) -> tuple[Requests, Outcomes]:
+    """Requests and what happened to them; the two have random streams of their own."""
+    traffic_seed, effects_seed = seed.spawn(2)
+    requests = draw_requests(world.arrivals, np.random.default_rng(traffic_seed), world.regime)
+    return requests, draw_outcomes(world.effects, requests, np.random.default_rng(effects_seed))
+
+
+def draw(world: World, seed: np.random.SeedSequence) -> Draw:
+    """A draw with its rows."""
+    requests, outcomes = draw_truth(world, seed)
+    changes = world.effects.change_block if world.changes_fingerprint else None
+    return Draw(requests, outcomes, rows_of(requests, outcomes, world.regime, changes))
+
+
+def repeat(world: World, seed: np.random.SeedSequence) -> Repetition:
+    """Draw the world and ask every gate."""
+    if isinstance(world, FleetWorld):
+        fleet = draw_fleet(world, seed)
+        hypotheses = watch_fleet(world, fleet)
+        seen = naive.together([naive.observed(own.outcomes, own.requests.at_us) for own in fleet])
+    else:
+        drawn = draw(world, seed)
+        configs = [CONFIG, CHANGED] if world.changes_fingerprint else [CONFIG]
+        hypotheses = watch(
+            drawn.evidence,
+            drawn.requests,
+            world.policy,
+            {config.fingerprint: config for config in configs},
+            [world.arrivals.concurrency],
+        )
+        seen = naive.observed(drawn.outcomes, drawn.requests.at_us)
+    said = {gate.name: gate.enables(seen, world.policy) for gate in naive.NAIVE_GATES}
+    return Repetition(tuple(hypotheses), said)
+
+
+def seed_of(world: World, seed: int, index: int) -> np.random.SeedSequence:
+    """The seed of a world's index-th repetition, whichever other worlds are run and in which order."""
+    name = int.from_bytes(world.name.encode(), "big")
+    return np.random.SeedSequence([seed, name], spawn_key=(index,))
+
+
+def fixed_sample_size(effect: float, sd: float, level: float, power: float = 0.8) -> int:
+    """Units at which a one-sided z test at `level`, looked at once, has this power against a mean of `effect`."""
+    z = float(stats.norm.ppf(1.0 - level) + stats.norm.ppf(power))
+    return math.ceil((z * sd / effect) ** 2)

@@ -1,0 +1,184 @@
+"""What a world's repetitions add up to: counts and stopping times, kept as one document."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from shadowspec.errors import InputError
+from shadowspec.simulate.gate_under_test import HypothesisOutcome
+from shadowspec.simulate.repetition import Repetition
+from shadowspec.simulate.rows import CHANGED
+from shadowspec.simulate.world import World
+from shadowspec.types import Verdict
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TestTally:
+    """One test of the endpoint's hypothesis over all repetitions, whatever the other tests said.
+
+    `passed_units` and `failed_units` are the units at which its null (its opposite null) first fell, of those
+    repetitions in which it did; `mean` and `sd` of its unit values against the threshold, averaged.
+    """
+
+    __test__ = False
+
+    unit: str
+    level: float
+    min_units: int
+    mean: float
+    sd: float
+    passed_units: list[int] = field(default_factory=list)
+    failed_units: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class WorldResult:
+    """All repetitions of one world.
+
+    `false_enables` and `false_disables` count repetitions in which any hypothesis got that verdict wrongly.
+    `enable_blocks`, `disable_blocks`, `enable_clusters` and `alarm_blocks` (from the change on) are of the first
+    run of the endpoint's own hypothesis; `num_alarmed_early` the repetitions with an alarm before the change.
+    `definition` tells the world as it was defined from one of the same name that was changed since.
+    """
+
+    name: str
+    definition: str
+    repetitions: int
+    seed: int
+    level: float
+    false_enables: int
+    false_disables: int
+    num_dependent: int
+    enable_blocks: list[int]
+    disable_blocks: list[int]
+    enable_clusters: list[int]
+    alarm_blocks: list[int]
+    num_alarmed_early: int
+    naive_enables: dict[str, int]
+    tests: dict[str, TestTally]
+    seconds: float
+
+    def document(self) -> dict[str, object]:
+        """As JSON has it: a list of stopping times becomes pairs of a time and how often it came."""
+        tests = {name: _paired(asdict(test)) for name, test in self.tests.items()}
+        return {**_paired(asdict(self)), "tests": tests}
+
+
+def tally(world: World, seed: int, repetitions: Iterable[Repetition], seconds: float) -> WorldResult:
+    """The sums over repetitions of one world."""
+    done = list(repetitions)
+    false_enables = sum(any(_is_wrong(world, outcome, Verdict.ENABLE) for outcome in r.hypotheses) for r in done)
+    false_disables = sum(any(_is_wrong(world, outcome, Verdict.DISABLE) for outcome in r.hypotheses) for r in done)
+    own = [outcome for r in done for outcome in r.hypotheses if not outcome.slice_key and not outcome.num_restarts]
+    change = world.effects.change_block
+    alarms = [outcome.alarm_block for outcome in own if outcome.alarm_block is not None]
+    late = [at - change for at in alarms if change is not None and at > change]
+    return WorldResult(
+        name=world.name,
+        definition=definition_of(world),
+        repetitions=len(done),
+        seed=seed,
+        level=own[0].level if own else 0.0,
+        false_enables=false_enables,
+        false_disables=false_disables,
+        num_dependent=sum(outcome.was_dependent for outcome in own),
+        enable_blocks=sorted(outcome.num_blocks for outcome in own if outcome.verdict is Verdict.ENABLE),
+        disable_blocks=sorted(outcome.num_blocks for outcome in own if outcome.verdict is Verdict.DISABLE),
+        enable_clusters=sorted(outcome.num_clusters for outcome in own if outcome.verdict is Verdict.ENABLE),
+        alarm_blocks=sorted(late),
+        num_alarmed_early=len(alarms) - len(late),
+        naive_enables={name: sum(r.naive[name] for r in done) for name in (done[0].naive if done else ())},
+        tests=_tests(own),
+        seconds=round(seconds, 1),
+    )
+
+
+def definition_of(world: World) -> str:
+    """A digest of everything that defines the world, its policy included."""
+    return hashlib.sha256(repr(world).encode()).hexdigest()[:16]
+
+
+def write_results(path: Path, results: Mapping[str, WorldResult], environment: Mapping[str, str]) -> None:
+    """Replace the file by one that holds these results."""
+    worlds = [f"{json.dumps(name)}: {json.dumps(result.document())}" for name, result in results.items()]
+    head = f'{{"schema_version": {FORMAT}, "environment": {json.dumps(dict(environment))}, "worlds": {{\n'
+    written = path.with_name(path.name + ".part")
+    written.parent.mkdir(parents=True, exist_ok=True)
+    written.write_text(head + ",\n".join(worlds) + "\n}}\n", encoding="utf-8")
+    written.replace(path)
+
+
+def read_results(path: Path) -> dict[str, WorldResult]:
+    """The results that a file holds, by world; {} if there is no file.
+
+    Raises:
+        InputError: the file is not one of ours.
+    """
+    if not path.exists():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema_version"] != FORMAT:
+            raise InputError(f"{path} is of version {document['schema_version']}, this program reads {FORMAT}")
+        return {name: _result(value) for name, value in document["worlds"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} does not hold the results of a simulation") from error
+
+
+def _paired(values: Mapping[str, object]) -> dict[str, object]:
+    return {
+        name: sorted(Counter(value).items()) if isinstance(value, list) else value for name, value in values.items()
+    }
+
+
+def _result(value: Mapping[str, Any]) -> WorldResult:
+    tests = {name: TestTally(**_listed(test)) for name, test in value["tests"].items()}
+    return WorldResult(**{**_listed(value), "tests": tests})
+
+
+def _listed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: [time for time, count in value for _ in range(count)] if isinstance(value, list) else value
+        for name, value in values.items()
+    }
+
+
+def _tests(own: list[HypothesisOutcome]) -> dict[str, TestTally]:
+    names = list(dict.fromkeys(name for outcome in own for name in outcome.tests))
+    tallies = {}
+    for name in names:
+        found = [outcome.tests[name] for outcome in own if name in outcome.tests]
+        tallies[name] = TestTally(
+            unit=found[0].unit,
+            level=own[0].level,
+            min_units=found[0].min_units,
+            mean=fmean(test.mean for test in found),
+            sd=fmean(test.sd for test in found),
+            passed_units=sorted(test.passed for test in found if test.passed is not None),
+            failed_units=sorted(test.failed for test in found if test.failed is not None),
+        )
+    return tallies
+
+
+def _is_new(world: World, outcome: HypothesisOutcome) -> bool:
+    """Whether a run is of what came with the world's change."""
+    change = world.effects.change_block
+    began_after = change is not None and outcome.start_blocks >= change
+    return began_after or outcome.fingerprint == CHANGED.fingerprint
+
+
+def _is_wrong(world: World, outcome: HypothesisOutcome, verdict: Verdict) -> bool:
+    if outcome.verdict is not verdict:
+        return False
+    if verdict is Verdict.ENABLE:
+        return world.is_wrong_to_enable(outcome.slice_key, is_new=_is_new(world, outcome))
+    return world.is_wrong_to_disable(outcome.slice_key, is_new=_is_new(world, outcome))

@@ -1,0 +1,145 @@
+"""Rows as the worker would have stored them, from simulated requests and what happened to them."""
+
+from __future__ import annotations
+
+import math
+
+from shadowspec.gating import EndpointEvidence
+from shadowspec.simulate.effects import PARITY_TOKENS, Outcomes
+from shadowspec.simulate.traffic import ENDPOINT, Requests, event_time, slice_key_of
+from shadowspec.types import (
+    ArmTiming,
+    FingerprintedConfig,
+    FunnelCounter,
+    Memory,
+    Parity,
+    Run,
+    SpeculationConfig,
+    SpeculationCounts,
+    StoredBlock,
+    StoredRecord,
+    VerifyRule,
+)
+
+MEMORY = Memory(1_000_000, 1_100_000, 1_000, 50_000, 100)  # 10% more than the baseline: within the budget
+PREFILL_SHARE = 0.2  # of the baseline's time; the same in both arms
+PROMPT_TOKENS = 100
+
+EQUAL = Parity()
+NEAR_TIE = Parity(first_divergence=5, divergence_gap=0.0, rerun_differs=False)
+
+
+def config_of(name: str, letter: str) -> FingerprintedConfig:
+    """A speculation config of that name whose fingerprint is one letter over and over."""
+    return FingerprintedConfig(
+        config=SpeculationConfig(name, "target", "draft", "draft_model", 1, VerifyRule.REJECTION),
+        engine="simulated",
+        device="simulated",
+        dtype="float32",
+        details={},
+        fingerprint=letter * 64,
+    )
+
+
+CONFIG = config_of("draft-k1", "a")
+CHANGED = config_of("draft-k1", "b")  # what the same name stands for after a new engine came
+
+
+def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: int | None) -> EndpointEvidence:
+    """All rows of the endpoint.  From the block `change_block` on another fingerprint is measured with."""
+    keys, labels = requests.keys(), {"sampling_regime": regime}
+    records: list[StoredRecord] = []
+    runs: list[Run] = []
+    columns = zip(
+        keys,
+        requests.at_us.tolist(),
+        requests.session.tolist(),
+        requests.slice_index.tolist(),
+        requests.is_timed.tolist(),
+        requests.block.tolist(),
+        outcomes.failed.tolist(),
+        outcomes.log_speedup.tolist(),
+        outcomes.baseline_ms.tolist(),
+        outcomes.num_drafts.tolist(),
+        outcomes.num_accepted.tolist(),
+        outcomes.z_sum.tolist(),
+        outcomes.differs.tolist(),
+        strict=True,
+    )
+    slices = [slice_key_of(index) for index in range(int(requests.slice_index.max(initial=0)) + 1)]
+    for key, at, session, slice_index, timed, place, failed, log, base_ms, drafts, accepted, z_sum, differs in columns:
+        counter, reason = (FunnelCounter.MEASURED, None) if timed else (FunnelCounter.SAMPLED_OUT, "not_timed")
+        if timed:
+            block_id = requests.blocks[place].block_id
+            fingerprint = _config(place, change_block).fingerprint
+            if failed:
+                counter, reason = FunnelCounter.FAILED, "time_out"
+                runs.append(Run(key, fingerprint, block_id, failure="time_out"))
+            else:
+                if regime == "greedy":
+                    parity = NEAR_TIE if differs else EQUAL
+                else:
+                    parity = Parity(None, None, None, z_sum, PARITY_TOKENS, 0.0, PARITY_TOKENS)
+                runs.append(
+                    Run(
+                        key,
+                        fingerprint,
+                        block_id,
+                        None,
+                        _counts(drafts, accepted),
+                        _timing(base_ms),
+                        _timing(base_ms * math.exp(-log)),
+                        parity,
+                    )
+                )
+        records.append(
+            StoredRecord(
+                key,
+                counter,
+                reason,
+                ENDPOINT,
+                slices[slice_index],
+                labels,
+                event_time(at),
+                session_hash=f"s{session:06d}",
+                sampling_rate=1.0,
+            )
+        )
+    blocks = []
+    last_us = int(requests.at_us[-1]) if len(requests.at_us) else 0
+    for place, (block, started) in enumerate(zip(requests.blocks, requests.started_us.tolist(), strict=True)):
+        blocks.append(
+            StoredBlock(
+                block.block_id,
+                block.sequence,
+                ENDPOINT,
+                block.slice_key,
+                block.concurrency,
+                block.n_max,
+                block.first_arm,
+                event_time(min(started, last_us + 1)),
+                {_config(place, change_block).fingerprint: MEMORY},
+            )
+        )
+    return EndpointEvidence(ENDPOINT, records, blocks, runs)
+
+
+def _config(place: int, change_block: int | None) -> FingerprintedConfig:
+    return CHANGED if change_block is not None and place >= change_block else CONFIG
+
+
+def _counts(num_drafts: int, num_accepted: int) -> SpeculationCounts:
+    """K = 1: every draft is one token, so that the first position is all there is."""
+    return SpeculationCounts(
+        num_drafts,
+        num_drafts,
+        num_accepted,
+        (num_accepted,),
+        (num_drafts - num_accepted, num_accepted),
+        1 + num_drafts + num_accepted,
+        PROMPT_TOKENS,
+    )
+
+
+def _timing(end_to_end_ms: float) -> ArmTiming:
+    return ArmTiming(0.0, PREFILL_SHARE * end_to_end_ms, (1.0 - PREFILL_SHARE) * end_to_end_ms)

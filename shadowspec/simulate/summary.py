@@ -1,0 +1,143 @@
+"""What results say: rates with their intervals, power, sizes, and whether the gate kept its promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shadowspec.simulate.intervals import Share, quantile, share
+from shadowspec.simulate.repetition import fixed_sample_size
+from shadowspec.simulate.results import TestTally, WorldResult
+from shadowspec.simulate.world import World
+from shadowspec.simulate.worlds import WORLDS
+
+TOLERANCE = 1.2  # the upper end of a rate's interval may be so many times alpha
+ENOUGH = 1_000  # repetitions from which on each world is held to that; fewer are pooled
+POOL = 300  # repetitions of all null worlds together from which on they are
+PROOF = 0.998  # confidence of the two-sided interval whose lower end convicts a world of few repetitions
+POWER_WANTED = 0.8
+FIXED_FACTOR, SMALLEST_FACTOR = 2.5, 1.5  # of the fixed-sample size and of the smallest possible one
+NEVER_REQUIRED = ("total_time",)
+POWER_WORLD = "minimum_effect"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """Blocks at a verdict over all repetitions; None where fewer than that share ever came to it."""
+
+    median: int | None
+    ninety: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One world's line.  `limit_blocks` and `power` only where power was asked for."""
+
+    world: World
+    repetitions: int
+    alpha: float
+    level: float
+    false_enable: Share
+    false_disable: Share
+    enabled: Share
+    disabled: Share
+    dependent: Share
+    enable_blocks: Stopping
+    disable_blocks: Stopping
+    naive: Mapping[str, Share]
+    alarmed: Share | None = None
+    alarm_blocks: Stopping | None = None
+    limit_blocks: int | None = None
+    power: Share | None = None
+
+
+def summarise(result: WorldResult) -> Summary:
+    """The line of one world."""
+    world, total = WORLDS[result.name], result.repetitions
+    limit = power_limit_blocks(result) if world.name == POWER_WORLD else None
+    within = sum(blocks <= limit for blocks in result.enable_blocks) if limit is not None else 0
+    has_alarms = world.effects.change_block is not None and bool(result.enable_blocks) and world.kind == "effect"
+    return Summary(
+        world=world,
+        repetitions=total,
+        alpha=world.policy.alpha,
+        level=result.level,
+        false_enable=share(result.false_enables, total),
+        false_disable=share(result.false_disables, total),
+        enabled=share(len(result.enable_blocks), total),
+        disabled=share(len(result.disable_blocks), total),
+        dependent=share(result.num_dependent, total),
+        enable_blocks=stopping(result.enable_blocks, total),
+        disable_blocks=stopping(result.disable_blocks, total),
+        naive={name: share(count, total) for name, count in result.naive_enables.items()},
+        alarmed=share(len(result.alarm_blocks), len(result.enable_blocks)) if has_alarms else None,
+        alarm_blocks=stopping(result.alarm_blocks, len(result.enable_blocks)) if has_alarms else None,
+        limit_blocks=limit,
+        power=share(within, total) if limit is not None else None,
+    )
+
+
+def stopping(values: list[int], total: int) -> Stopping:
+    """Median and 90% of `values` among `total` runs."""
+    return Stopping(quantile(values, 0.5, total), quantile(values, 0.9, total))
+
+
+def power_limit_blocks(result: WorldResult) -> int:
+    """Blocks within which the gate must have said ENABLE: those of the slowest required test.
+
+    2.5 times the fixed-sample size at the same level or 1.5 times the test's smallest possible size, the larger.
+    """
+    in_a_block = WORLDS[result.name].arrivals.concurrency
+    return max(
+        -(-test_limit(test) // (1 if test.unit == "block" else in_a_block))
+        for name, test in result.tests.items()
+        if name not in NEVER_REQUIRED
+    )
+
+
+def test_limit(test: TestTally) -> int:
+    """Units within which a test must pass."""
+    fixed = fixed_sample_size(test.mean, test.sd, test.level) if test.mean > 0.0 else 0
+    return round(max(FIXED_FACTOR * fixed, SMALLEST_FACTOR * test.min_units))
+
+
+def broken_promises(results: Iterable[WorldResult]) -> list[str]:
+    """What the gate promised and these results contradict, one sentence each; [] if it kept its promises.
+
+    A world of many repetitions is held to 1.2 alpha by the upper end of its interval; worlds of few are held to
+    it together, if they are enough, and each alone only where its lower end lies above alpha.  Power is to be .8,
+    which the upper end of its interval must reach where the repetitions are few.
+    """
+    summaries = [summarise(result) for result in results]
+    broken = []
+    for verdict, rate_of in (("ENABLE", _false_enable), ("DISABLE", _false_disable)):
+        few = [s for s in summaries if s.world.kind == "null" and s.repetitions < ENOUGH]
+        for summary in summaries:
+            rate = rate_of(summary)
+            limit = TOLERANCE * summary.alpha
+            if summary.repetitions >= ENOUGH and rate.upper > limit:
+                broken.append(f"{summary.world.name}: false {verdict} up to {rate.upper:.1%}, above {limit:.1%}")
+            elif summary.repetitions < ENOUGH:
+                proven = share(rate.count, rate.total, PROOF)
+                if proven.lower > summary.alpha:
+                    broken.append(f"{summary.world.name}: false {verdict} {proven.lower:.1%} at least")
+        pooled = share(sum(rate_of(s).count for s in few), sum(s.repetitions for s in few))
+        if pooled.total >= POOL and pooled.upper > TOLERANCE * few[0].alpha:
+            broken.append(f"all null worlds together: false {verdict} up to {pooled.upper:.1%}")
+    for summary in summaries:
+        if summary.power is None:
+            continue
+        shown = summary.power.upper if summary.repetitions < ENOUGH else summary.power.value or 0.0
+        if shown < POWER_WANTED:
+            broken.append(
+                f"{summary.world.name}: power {summary.power.value or 0.0:.0%} within {summary.limit_blocks} blocks"
+            )
+    return broken
+
+
+def _false_enable(summary: Summary) -> Share:
+    return summary.false_enable
+
+
+def _false_disable(summary: Summary) -> Share:
+    return summary.false_disable

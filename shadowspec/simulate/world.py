@@ -1,0 +1,74 @@
+"""One world: what is true in it, and which verdicts would be wrong there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.simulate.effects import Effects
+from shadowspec.simulate.traffic import Arrivals
+
+# One hypothesis with all of alpha, half of which its first run uses: the level at which a fault shows soonest.
+ALONE = GatePolicy(max_hypotheses=1, min_span_s=0.0)
+BOUNDARY = math.log1p(ALONE.margin)
+
+EVERYWHERE = None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One world.
+
+    `kind` is "null" (ENABLE is wrong somewhere), "effect" (ENABLE is right; power and sizes) or "size" (only the
+    sizes of single tests are read).  `wrong_to_enable` and `wrong_to_disable` name the hypotheses for which the
+    verdict is false, by slice key ("" the endpoint) or "new" for a run of what came with the world's change;
+    EVERYWHERE is all of them.  `reads` is the test whose null is true at its boundary.
+    """
+
+    name: str
+    title: str
+    kind: str
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    effects: Effects = field(default_factory=Effects)
+    policy: GatePolicy = ALONE
+    regime: str = "greedy"
+    wrong_to_enable: tuple[str, ...] | None = ()
+    wrong_to_disable: tuple[str, ...] | None = ()
+    reads: str = ""
+    may_be_dependent: bool = False  # its units are no martingale: what protects is the wait for independence
+    changes_fingerprint: bool = False  # from `effects.change_block` on another engine is measured
+
+    def is_wrong_to_enable(self, slice_key: str, *, is_new: bool) -> bool:
+        """Whether ENABLE would be false for this hypothesis."""
+        return _names(self.wrong_to_enable, slice_key, is_new=is_new)
+
+    def is_wrong_to_disable(self, slice_key: str, *, is_new: bool) -> bool:
+        """Whether DISABLE would be false for this hypothesis."""
+        return _names(self.wrong_to_disable, slice_key, is_new=is_new)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Devices that measure side by side, one block at a time each.
+
+    A block takes `block_s`, and `slow_factor` times as long where its mean log speedup is below `slow_below`.  The
+    gate looks after every `look_every` blocks.
+    """
+
+    num_devices: int = 24
+    block_s: float = 1_000.0
+    slow_factor: float = 5.0
+    slow_below: float = 0.0
+    look_every: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FleetWorld(World):
+    """A world that goes through a real store, written to by several devices as each of them finishes."""
+
+    fleet: Fleet = field(default_factory=Fleet)
+
+
+def _names(names: tuple[str, ...] | None, slice_key: str, *, is_new: bool) -> bool:
+    return names is EVERYWHERE or ("new" if is_new else slice_key) in names

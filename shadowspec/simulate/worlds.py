@@ -1,0 +1,259 @@
+"""The worlds that the gate is tried in: what is true in each, and which verdicts would be wrong there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.simulate.effects import SLOWED_LOG, Effects
+from shadowspec.simulate.traffic import Arrivals
+from shadowspec.simulate.world import ALONE, BOUNDARY, EVERYWHERE, FleetWorld, World
+
+FASTER = math.log(1.3)
+
+
+def _boundary(name: str, title: str, effects: Effects, **changes: object) -> World:
+    """A world on the boundary of the speedup test: neither ENABLE nor DISABLE (for slowness) is right."""
+    world = World(
+        name, title, "null", effects=effects, wrong_to_enable=EVERYWHERE, wrong_to_disable=EVERYWHERE, reads="speedup"
+    )
+    return replace(world, **changes)  # type: ignore[arg-type]
+
+
+def _sized(hypotheses: int) -> GatePolicy:
+    """So many hypotheses, each of which gets its part of alpha."""
+    return replace(ALONE, max_hypotheses=hypotheses)
+
+
+def _one_of(hypotheses: int) -> GatePolicy:
+    """The endpoint alone, at the level that it has as one of so many."""
+    return replace(ALONE, alpha=ALONE.alpha / hypotheses)
+
+
+MARGIN = Effects(log_speedup=BOUNDARY)
+
+NULL_WORLDS = (
+    World(
+        "a_a",
+        "A/A: both arms are the same",
+        "null",
+        effects=Effects(log_speedup=0.0),
+        wrong_to_enable=EVERYWHERE,
+        reads="speedup",
+    ),
+    _boundary("margin", "independent requests, speedup exactly at the margin", MARGIN),
+    _boundary(
+        "session_correlation",
+        "sessions of 4 requests on average that span blocks, correlation .3 within a session",
+        replace(MARGIN, noise_sd=0.1, session_sd=0.1 * math.sqrt(0.3 / 0.7)),
+        arrivals=Arrivals(num_sessions=900, gap_s=90.0, mean_extra=3.0, think_s=300.0),
+    ),
+    _boundary("block_shocks", "a shock common to each block", replace(MARGIN, block_sd=0.1, noise_sd=0.08)),
+    _boundary(
+        "low_traffic",
+        "a request or four every half hour; slower when busy, faster when quiet",
+        replace(MARGIN, log_speedup=BOUNDARY + 0.2, busy_log=BOUNDARY - 0.05, noise_sd=0.08),
+        arrivals=Arrivals(num_sessions=800, busy_every_s=1_800.0),
+    ),
+    _boundary(
+        "daily_cycle",
+        "busy days and quiet nights, faster at night: ENABLE needs a whole week",
+        replace(MARGIN, daily_log=0.1),
+        arrivals=Arrivals(num_sessions=1_500, gap_s=9.0 * 86_400.0 / 1_500, has_days=True),
+        policy=replace(ALONE, min_span_s=GatePolicy().min_span_s),
+    ),
+    World(
+        "session_length",
+        "short sessions accept much, long ones little; acceptance exactly at the floor",
+        "null",
+        arrivals=Arrivals(num_sessions=1_200, gap_s=60.0, lengths=(1, 4), think_s=120.0),
+        effects=Effects(log_speedup=math.log(1.5), acceptance_of_length=((1, 0.8), (4, 0.3))),
+        wrong_to_enable=EVERYWHERE,
+        wrong_to_disable=EVERYWHERE,
+        reads="acceptance",
+    ),
+    _boundary(
+        "rare_slowdowns",
+        "3% of requests take ten times as long, the others make up for it",
+        replace(MARGIN, slowed=0.03, slowed_log=-math.log(10.0), noise_sd=0.08),
+    ),
+    _boundary("heavy_tails", "log speedups with two degrees of freedom", replace(MARGIN, noise_sd=0.06, noise_df=2.0)),
+    _boundary(
+        "ar1_quarter",
+        "blocks follow each other, AR(1) .25",
+        replace(MARGIN, block_sd=0.12, block_phi=0.25, noise_sd=0.05),
+        may_be_dependent=True,
+    ),
+    _boundary(
+        "ar1_half",
+        "blocks follow each other, AR(1) .5",
+        replace(MARGIN, block_sd=0.12, block_phi=0.5, noise_sd=0.05),
+        may_be_dependent=True,
+    ),
+    _boundary(
+        "ar1_nine",
+        "blocks follow each other, AR(1) .9",
+        replace(MARGIN, block_sd=0.12, block_phi=0.9, noise_sd=0.05),
+        may_be_dependent=True,
+    ),
+    World(
+        "slowed_blocks",
+        "every tenth block is slowed as a whole: the slowed share exactly at its limit",
+        "null",
+        effects=Effects(log_speedup=FASTER, slowed=0.10, slowed_log=-math.log(1.25), slows_blocks=True, noise_sd=0.05),
+        wrong_to_enable=EVERYWHERE,
+        wrong_to_disable=EVERYWHERE,
+        reads="tail",
+    ),
+    World(
+        "biased_output",
+        "sampled output biased by exactly the z bound",
+        "null",
+        effects=Effects(z=0.02),
+        regime="high",
+        wrong_to_enable=EVERYWHERE,
+        wrong_to_disable=EVERYWHERE,
+        reads="parity_sampled",
+    ),
+    World(
+        "near_ties",
+        "5% of greedy outputs differ where the baseline agrees with itself",
+        "null",
+        effects=Effects(differing=0.05),
+        wrong_to_enable=EVERYWHERE,
+        wrong_to_disable=EVERYWHERE,
+        reads="parity_near_ties",
+    ),
+    World(
+        "failures",
+        "4% of the requests fail in an arm; with those at their worst the speedup is exactly at the margin",
+        "null",
+        effects=Effects(log_speedup=(BOUNDARY + 0.04 * math.log(2.0)) / 0.96, failed=0.04),
+        wrong_to_enable=EVERYWHERE,
+        reads="speedup",
+    ),
+    _boundary(
+        "eight_slices",
+        "8 slices and their endpoint at the margin, family-wise",
+        MARGIN,
+        arrivals=Arrivals(num_sessions=2_400, num_slices=8, gap_s=30.0, concurrency=1),
+        policy=_sized(9),
+    ),
+    _boundary(
+        "twenty_slices",
+        "20 slices that begin one after the other, and their endpoint, family-wise",
+        MARGIN,
+        arrivals=Arrivals(num_sessions=5_000, num_slices=20, gap_s=20.0, late_slice_s=1_800.0, concurrency=1),
+        policy=_sized(21),
+    ),
+    World(
+        "steered_sampling",
+        "one slice faster, one slower, the endpoint exactly at the margin; the slices are decided first",
+        "null",
+        arrivals=Arrivals(num_sessions=2_000, num_slices=2, gap_s=30.0),
+        effects=Effects(slices_log=(BOUNDARY + 0.12, BOUNDARY - 0.12), noise_sd=0.05),
+        policy=_sized(3),
+        wrong_to_enable=("", "prompt_class=s01"),
+        wrong_to_disable=("", "prompt_class=s00"),
+        reads="speedup",
+    ),
+    FleetWorld(
+        "several_devices",
+        "24 busy devices; every fifth block is slowed and takes five times as long to measure",
+        "null",
+        arrivals=Arrivals(num_sessions=480, gap_s=3.0),
+        effects=Effects(
+            log_speedup=BOUNDARY, slowed=0.2, slowed_log=-0.55, slows_blocks=True, noise_sd=0.05, acceptance=0.9
+        ),
+        policy=replace(ALONE, tail_margin=1.0, tail_share=0.25, cluster_idle_s=60.0),  # speedup alone decides, and soon
+        wrong_to_enable=EVERYWHERE,
+        wrong_to_disable=EVERYWHERE,
+        reads="speedup",
+    ),
+    World(
+        "drift_down",
+        "at the margin at first, slower from the hundredth block on",
+        "null",
+        effects=Effects(log_speedup=BOUNDARY, change_block=100, log_speedup_later=math.log(0.95)),
+        wrong_to_enable=EVERYWHERE,
+        reads="speedup",
+    ),
+    World(
+        "fingerprint_change",
+        "1.3 times as fast until a new engine comes in the middle, which is exactly at the margin",
+        "null",
+        arrivals=Arrivals(num_sessions=1_600),
+        effects=Effects(log_speedup=FASTER, change_block=200, log_speedup_later=BOUNDARY),
+        wrong_to_enable=("new",),
+        wrong_to_disable=EVERYWHERE,
+        reads="speedup",
+        changes_fingerprint=True,
+    ),
+)
+
+EFFECT_WORLDS = (
+    World(
+        "minimum_effect",
+        "speedup 1.15, acceptance .55, 2% slowed: the smallest effect that the gate is planned for",
+        "effect",
+        arrivals=Arrivals(num_sessions=800),
+        effects=Effects(log_speedup=math.log(1.15), acceptance=0.55, slowed=0.02),
+        policy=_one_of(4),
+        wrong_to_disable=EVERYWHERE,
+    ),
+    *(
+        World(
+            f"speedup_130_slowed_{round(100 * slowed)}",
+            f"speedup 1.3, {slowed:.0%} slowed",
+            "effect",
+            effects=Effects(log_speedup=FASTER, slowed=slowed),
+            policy=_one_of(2),
+            wrong_to_disable=EVERYWHERE,
+        )
+        for slowed in (0.0, 0.02, 0.05)
+    ),
+    World(
+        "no_speedup",
+        "speedup 1.0: DISABLE is right",
+        "effect",
+        effects=Effects(log_speedup=0.0),
+        policy=_one_of(2),
+        wrong_to_enable=EVERYWHERE,
+    ),
+    World(
+        "slowdown",
+        "speedup 0.9: DISABLE is right",
+        "effect",
+        arrivals=Arrivals(num_sessions=400),
+        effects=Effects(log_speedup=math.log(0.9)),
+        policy=_one_of(2),
+        wrong_to_enable=EVERYWHERE,
+    ),
+    World(
+        "decay",
+        "speedup 1.3 until the hundredth block, 1.0 from then on: how long an alarm takes",
+        "effect",
+        arrivals=Arrivals(num_sessions=1_800),
+        effects=Effects(log_speedup=FASTER, change_block=100, log_speedup_later=0.0),
+        policy=_one_of(2),
+        wrong_to_enable=("new",),
+    ),
+)
+
+SIZE_WORLDS = tuple(
+    World(
+        f"sizes_{round(100 * speedup)}",
+        f"sizes of single tests: speedup {speedup}, acceptance {acceptance}, {slowed:.0%} slowed",
+        "size",
+        arrivals=Arrivals(num_sessions=800),
+        effects=Effects(log_speedup=math.log(speedup), acceptance=acceptance, slowed=slowed, slowed_log=SLOWED_LOG),
+        policy=_one_of(4),
+        regime="high",
+        wrong_to_disable=EVERYWHERE,
+    )
+    for speedup, acceptance, slowed in ((1.15, 0.55, 0.0), (1.3, 0.65, 0.02), (1.6, 0.75, 0.05))
+)
+
+WORLDS = {world.name: world for world in (*NULL_WORLDS, *EFFECT_WORLDS, *SIZE_WORLDS)}
+QUICK_WORLDS = ("margin", "session_correlation", "low_traffic", "slowed_blocks", "session_length", "minimum_effect")

@@ -1,0 +1,147 @@
+"""Where decisions changed: the rows at which a hypothesis's verdict, or what is said beside it, became another one.
+
+The database compares each row with the one before it on the same hypothesis; what did not change is not read out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, or_, select
+
+from shadowspec.store import tables
+from shadowspec.types import Verdict
+
+_decisions = tables.decisions.c
+_HYPOTHESIS = (_decisions.endpoint, _decisions.slice_key, _decisions.concurrency, _decisions.fingerprint)
+# Reasons that say more than their verdict: a drift alarm, and a fingerprint that was replaced.
+_TELLING = ("drift", "changed_fingerprint")
+# What is said beside an ENABLE lies in its details, which are costly to open: of a time that is asked for no older rows
+# are opened than these.  A hypothesis at which nobody has looked for so long is told of anew.
+_LOOK_BACK = timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictChange:
+    """A decision that is another than the one before it on its hypothesis (None: it was the first)."""
+
+    decision_id: int
+    endpoint: str
+    slice_key: str
+    concurrency: int
+    fingerprint: str
+    before: Verdict | None
+    verdict: Verdict
+    reason_code: str
+    reason: str
+    decided_at: datetime
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceChange:
+    """A standing ENABLE beside which something came to be said: `advice` names tests that came down, `has_shifted`
+    says that the traffic's mix is another than at ENABLE.
+    """
+
+    decision_id: int
+    endpoint: str
+    slice_key: str
+    concurrency: int
+    fingerprint: str
+    advice: str | None
+    has_shifted: bool
+    is_new_advice: bool
+    is_new_shift: bool
+    decided_at: datetime
+    details: Mapping[str, Any]
+
+
+def read_verdict_changes(
+    connection: Connection, endpoint: str | None, since: datetime | None, until: datetime | None, limit: int
+) -> list[VerdictChange]:
+    """The newest `limit` changes from `since` up to, but without, `until`; newest first."""
+    before = func.lag(_decisions.verdict).over(partition_by=_HYPOTHESIS, order_by=_decisions.decision_id)
+    code_before = func.lag(_decisions.reason_code).over(partition_by=_HYPOTHESIS, order_by=_decisions.decision_id)
+    names = ("decision_id", "verdict", "reason_code", "decided_at")
+    every = select(*(_decisions[name] for name in names), before.label("before"), code_before.label("code_before"))
+    own = (every if endpoint is None else every.where(_decisions.endpoint == endpoint)).subquery()
+    is_told = and_(own.c.reason_code.in_(_TELLING), own.c.reason_code != own.c.code_before)
+    where = [or_(own.c.before.is_(None), own.c.before != own.c.verdict, is_told)]
+    where += [] if since is None else [own.c.decided_at >= since]
+    where += [] if until is None else [own.c.decided_at < until]
+    newest = select(own.c.decision_id, own.c.before).where(*where).order_by(own.c.decision_id.desc()).limit(limit)
+    chosen = newest.subquery()
+    of_chosen = tables.decisions.join(chosen, chosen.c.decision_id == _decisions.decision_id)
+    columns = (*_HYPOTHESIS, *(_decisions[name] for name in (*names, "reason", "details")))
+    statement = select(*columns, chosen.c.before).select_from(of_chosen).order_by(_decisions.decision_id.desc())
+    return [
+        VerdictChange(
+            **(dict(row) | {"verdict": Verdict(row["verdict"]), "before": row["before"] and Verdict(row["before"])})
+        )
+        for row in connection.execute(statement).mappings()
+    ]
+
+
+def read_advice_changes(
+    connection: Connection, endpoint: str | None, since: datetime | None, until: datetime | None, limit: int
+) -> list[AdviceChange]:
+    """The newest `limit` rows at which an ENABLE got advice or a shifted mix beside it; newest first."""
+    advice = _decisions.details["drift_advice"].as_string()
+    shift = func.coalesce(_decisions.details["mix_has_shifted"].as_integer(), 0)
+    window: dict[str, Any] = {"partition_by": _HYPOTHESIS, "order_by": _decisions.decision_id}
+    every = select(
+        _decisions.decision_id,
+        _decisions.decided_at,
+        advice.label("advice"),
+        shift.label("shift"),
+        func.lag(advice).over(**window).label("advice_before"),
+        func.coalesce(func.lag(shift).over(**window), 0).label("shift_before"),
+    ).where(_decisions.verdict == Verdict.ENABLE.value)
+    if since is not None:
+        every = every.where(_decisions.decided_at >= since - _LOOK_BACK)
+    own = (every if endpoint is None else every.where(_decisions.endpoint == endpoint)).subquery()
+    is_new_advice = and_(
+        own.c.advice.is_not(None), or_(own.c.advice_before.is_(None), own.c.advice_before != own.c.advice)
+    )
+    is_new_shift = and_(own.c.shift == 1, own.c.shift_before == 0)
+    where = [or_(is_new_advice, is_new_shift)]
+    where += [] if since is None else [own.c.decided_at >= since]
+    where += [] if until is None else [own.c.decided_at < until]
+    newest = (
+        select(
+            own.c.decision_id,
+            own.c.advice,
+            own.c.shift,
+            is_new_advice.label("is_new_advice"),
+            is_new_shift.label("is_new_shift"),
+        )
+        .where(*where)
+        .order_by(own.c.decision_id.desc())
+        .limit(limit)
+    )
+    chosen = newest.subquery()
+    of_chosen = tables.decisions.join(chosen, chosen.c.decision_id == _decisions.decision_id)
+    columns = (_decisions.decision_id, *_HYPOTHESIS, _decisions.decided_at, _decisions.details)
+    statement = select(*columns, *(chosen.c[name] for name in ("advice", "shift", "is_new_advice", "is_new_shift")))
+    found = connection.execute(statement.select_from(of_chosen).order_by(_decisions.decision_id.desc())).mappings()
+    return [
+        AdviceChange(
+            **{name: row[name] for name in ("decision_id", "endpoint", "slice_key", "concurrency", "fingerprint")},
+            advice=row["advice"],
+            has_shifted=bool(row["shift"]),
+            is_new_advice=bool(row["is_new_advice"]),
+            is_new_shift=bool(row["is_new_shift"]),
+            decided_at=row["decided_at"],
+            details=row["details"],
+        )
+        for row in found
+    ]
+
+
+def read_newest_decision_id(connection: Connection) -> int:
+    """The id of the newest decision, 0 of none: while it stays, nothing that rests on decisions changes."""
+    return connection.scalar(select(func.max(_decisions.decision_id))) or 0

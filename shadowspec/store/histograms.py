@@ -1,0 +1,76 @@
+"""Histograms over fixed logarithmic bins: they add up, and their quantiles have a bound.
+
+Bin i holds values from 1.05^i up to, but without, 1.05^(i+1).  A quantile is the middle (geometric) of the bin that
+holds it, so it is wrong by a factor of at most sqrt(1.05): 2.47%.  Values outside LOWEST..HIGHEST count in the
+outermost bins, whose bounds are then 0 and infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+GROWTH = 1.05
+MAX_RELATIVE_ERROR = math.sqrt(GROWTH) - 1
+LOWEST, HIGHEST = 1e-3, 1e9  # a microsecond to eleven days, in milliseconds; a speedup lies far within
+
+_LOG_GROWTH = math.log(GROWTH)
+LOWEST_BIN, HIGHEST_BIN = (math.floor(math.log(limit) / _LOG_GROWTH) for limit in (LOWEST, HIGHEST))
+
+
+def bin_of(value: float) -> int:
+    """The bin that holds a value of at least 0."""
+    if value < LOWEST:
+        return LOWEST_BIN
+    return (
+        min(HIGHEST_BIN, max(LOWEST_BIN, math.floor(math.log(value) / _LOG_GROWTH))) if value < HIGHEST else HIGHEST_BIN
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile:
+    """A quantile as a histogram knows it: it lies from `lower` to `upper`."""
+
+    estimate: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Runs by bin, and the sum of their weights (inverse inclusion rates) by bin."""
+
+    num_runs: Mapping[int, int]
+    weights: Mapping[int, float]
+
+    def quantile(self, share: float, *, is_weighted: bool = False) -> Quantile | None:
+        """The smallest value that at least this share (0 to 1) does not exceed; None of nothing."""
+        figures: Mapping[int, float] = self.weights if is_weighted else self.num_runs
+        total = math.fsum(figures.values())
+        if total <= 0:
+            return None
+        reached = 0.0
+        found = max(figures)
+        for number in sorted(figures):
+            reached += figures[number]
+            if reached >= share * total and figures[number] > 0:
+                found = number
+                break
+        return Quantile(
+            estimate=GROWTH ** (found + 0.5),
+            lower=0.0 if found == LOWEST_BIN else GROWTH**found,
+            upper=math.inf if found == HIGHEST_BIN else GROWTH ** (found + 1),
+        )
+
+
+def merged(histograms: list[Histogram]) -> Histogram:
+    """The histogram of all the runs in these."""
+    num_runs: dict[int, int] = {}
+    weights: dict[int, float] = {}
+    for histogram in histograms:
+        for number, count in histogram.num_runs.items():
+            num_runs[number] = num_runs.get(number, 0) + count
+        for number, weight in histogram.weights.items():
+            weights[number] = weights.get(number, 0.0) + weight
+    return Histogram(num_runs, weights)

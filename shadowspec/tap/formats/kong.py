@@ -1,0 +1,100 @@
+"""An entry of Kong's log plugins (kafka-log, http-log, file-log) with what the ai-proxy plugins add to it.
+
+Written from Kong Gateway's published documentation ("AI Gateway audit log reference", 3.6 to 3.12, and the log
+plugins' log format) and the source of `serialize-analytics`.  From 3.10 on the plugins write under `ai.proxy`;
+before, under their own names, with the request in `ai.payload`.  Payloads are JSON in a string, there only with
+`logging.log_payloads`, and the request is missing if it did not fit nginx's `client_body_buffer_size`.  The payload
+of the request is what went upstream, in the provider's own dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from shadowspec.errors import RecordError
+from shadowspec.tap.documents import parse_document
+from shadowspec.tap.formats.streams import assemble_answer
+from shadowspec.tap.parameters import malformed
+
+PLUGINS: Final = ("proxy", "ai-proxy", "ai-proxy-advanced")  # the newest first
+FOREIGN_DIALECTS: Final = frozenset({"anthropic", "bedrock", "cohere", "gemini"})  # providers with bodies of their own
+CALLS: Final = ("/completions", "/embeddings", "/responses")  # how the paths of OpenAI's calls end
+
+
+def is_log_entry(document: Mapping[str, Any]) -> bool:
+    """Whether an object is an entry of a log plugin, with or without what the AI plugins add."""
+    return "started_at" in document and any(name in document for name in ("latencies", "ai", "tries"))
+
+
+def envelope(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry as our own envelope.  What disqualifies it is said there, so that its endpoint is still known.
+
+    Raises:
+        RecordError: malformed; a payload is no JSON object.
+    """
+    ai = _object(entry.get("ai"))
+    plugin = next((_object(ai[name]) for name in PLUGINS if isinstance(ai.get(name), dict)), {})
+    meta, payload = _object(plugin.get("meta")), _object(plugin.get("payload"))
+    call, answer = _object(entry.get("request")), _object(entry.get("response"))
+    sent = payload.get("request") or _object(ai.get("payload")).get("request")
+    is_foreign = str(meta.get("provider_name")) in FOREIGN_DIALECTS
+    request = {} if is_foreign else _body(sent, "request") or {}
+    if request.get("model") is None:
+        request = {**request, "model": meta.get("request_model")}
+    return {
+        "request": request,
+        "response": None if is_foreign else _response(payload.get("response")),
+        "endpoint": _name(entry.get("route")) or _name(entry.get("service")),
+        "timestamp": entry.get("started_at"),
+        "tenant": _tenant(_object(entry.get("consumer"))),
+        "request_id": call.get("id"),
+        "path": _path(entry.get("upstream_uri")) or _path(call.get("uri")),
+        "status": answer.get("status"),
+        "cache_hit": _is_cache_hit(ai),
+        "headers": call.get("headers"),
+        "metadata": {"no_payload": not sent, "provider_dialect": is_foreign},
+    }
+
+
+def _body(payload: Any, name: str) -> dict[str, Any] | None:
+    if payload is None or payload == "":
+        return None
+    if isinstance(payload, str):
+        try:
+            payload = parse_document(payload)
+        except RecordError:
+            payload = None
+    if not isinstance(payload, dict):
+        raise malformed(f"invalid:ai.proxy.payload.{name}")
+    return payload
+
+
+def _response(payload: Any) -> dict[str, Any] | None:
+    """The answer; one that was streamed and not put together by Kong is put together here."""
+    streamed = assemble_answer(payload) if isinstance(payload, str) else None
+    return streamed if streamed is not None else _body(payload, "response")
+
+
+def _name(entity: Any) -> Any:
+    return _object(entity).get("name")
+
+
+def _tenant(consumer: Mapping[str, Any]) -> Any:
+    """A consumer is a client of the gateway, mostly a whole service: a tenant, not a user."""
+    return consumer.get("username") or consumer.get("custom_id") or consumer.get("id")
+
+
+def _path(uri: Any) -> str | None:
+    """The path where it is one of OpenAI's; a route's own path says nothing of the call."""
+    path = uri.split("?", 1)[0].rstrip("/") if isinstance(uri, str) else ""
+    return path if path.endswith(CALLS) else None
+
+
+def _is_cache_hit(ai: Mapping[str, Any]) -> bool:
+    caches = (_object(_object(plugin).get("cache")) for plugin in ai.values())
+    return any(str(cache.get("cache_status")).lower() == "hit" for cache in caches)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

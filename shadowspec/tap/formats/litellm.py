@@ -1,0 +1,118 @@
+"""LiteLLM's `StandardLoggingPayload`, as its callbacks and its generic API logger write it (1.106).
+
+What the log does not tell: parameters that are not OpenAI's (top_k, min_p, whatever stands in extra_body) are
+left out of `model_parameters`; a trace id that LiteLLM made up looks like one that the client gave, so only
+`session_id`, here or in the client's own metadata, names a session; and a silent experiment looks like any
+other call.  A text completion's prompt is logged as one user message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+REDACTED: Final = "redacted-by-litellm"
+CHAT_CALLS: Final = frozenset({"completion", "acompletion"})
+TEXT_CALLS: Final = frozenset({"text_completion", "atext_completion"})
+PATHS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(CHAT_CALLS, "/v1/chat/completions"),
+    **dict.fromkeys(TEXT_CALLS, "/v1/completions"),
+    **dict.fromkeys(("embedding", "aembedding"), "/v1/embeddings"),
+}
+# What its loggers put in place of what they cut out: the database's, now and until 1.60, and Datadog's.
+_CUT: Final = re.compile(r"\(litellm_truncated |\.\.\. \(truncated \d+ chars\)|\.\.\.truncated by litellm")
+_MARKS: Final = ("litellm_call_id", "startTime", "model_map_information")
+_METADATA: Final = ("spend_logs_metadata", "requester_metadata")  # the client's own; the latter wins
+
+
+def is_payload(document: Mapping[str, Any]) -> bool:
+    """Whether an object is a payload, whatever fields the operator excluded from it."""
+    return "call_type" in document and any(mark in document for mark in _MARKS)
+
+
+def envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The payload as our own envelope.  What disqualifies it is said there, so that its endpoint is still known."""
+    call = payload.get("call_type")
+    messages = payload.get("messages")
+    logged = _object(payload.get("metadata"))
+    metadata: dict[str, Any] = {}
+    for name in _METADATA:
+        metadata |= _object(logged.get(name))
+    if "is_silent_experiment" in logged:
+        metadata["is_silent_experiment"] = logged["is_silent_experiment"]
+    texts = list(_texts([messages, _object(payload.get("model_parameters")).get("tools")]))
+    if any(_CUT.search(text) for text in texts):
+        metadata["truncated"] = True
+    elif any(text == REDACTED for text in texts):
+        metadata["redacted"] = True
+    elif not messages:
+        metadata["no_payload"] = True
+    model = _served_model(payload)
+    return {
+        "request": _request(payload, model, call),
+        "response": _response(payload, model),
+        "endpoint": payload.get("model_group") or None,
+        "timestamp": payload.get("startTime"),
+        "session_id": payload.get("session_id") or None,
+        "user": payload.get("end_user") or logged.get("user_api_key_end_user_id"),
+        "tenant": logged.get("user_api_key_team_id"),
+        "request_id": payload.get("litellm_call_id") or payload.get("id"),
+        "path": PATHS.get(call, "/other") if isinstance(call, str) else None,
+        "status": payload.get("status"),
+        "cache_hit": payload.get("cache_hit"),
+        "metadata": metadata,
+    }
+
+
+def _served_model(payload: Mapping[str, Any]) -> Any:
+    """The deployment's model, without the provider that LiteLLM puts before it."""
+    model, provider = payload.get("model"), payload.get("custom_llm_provider")
+    if isinstance(model, str) and isinstance(provider, str) and provider:
+        return model.removeprefix(f"{provider}/")
+    return model
+
+
+def _request(payload: Mapping[str, Any], model: Any, call: Any) -> dict[str, Any]:
+    request = dict(_object(payload.get("model_parameters")))
+    request |= _object(request.pop("extra_body", None))
+    request["model"] = model
+    messages = payload.get("messages")
+    if isinstance(call, str) and call in TEXT_CALLS:
+        request["prompt"] = _prompt(messages)
+    elif messages is not None:
+        request["messages"] = messages
+    return request
+
+
+def _prompt(messages: Any) -> Any:
+    """The prompt of a text completion; several messages were several prompts."""
+    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+        return [message.get("content") for message in messages]
+    return messages
+
+
+def _response(payload: Mapping[str, Any], model: Any) -> dict[str, Any] | None:
+    """The answer, if it has the form of one; under the name of its model, which the router may have replaced."""
+    response = payload.get("response")
+    if not isinstance(response, dict) or "choices" not in response:
+        return None
+    if response.get("model") in (payload.get("model_group"), payload.get("model")):
+        return {**response, "model": model}
+    return response
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All text in the messages, however deep it lies (the parser bounds the depth)."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

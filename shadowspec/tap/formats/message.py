@@ -1,0 +1,131 @@
+"""Opening a message: which format it is in, and how many records it holds.
+
+`auto` recognises a format by what only that format has:
+
+| format | is recognised by |
+|---|---|
+| cloudevents | the headers `ce_specversion`, or `ce_id` and `ce_type`; a `content-type` of application/cloudevents*; \
+an object with `specversion`, `id`, `source` and `type` |
+| litellm | an object with `call_type` and one of `startTime`, `litellm_call_id`, `model_map_information` |
+| kong | an object with `started_at` and one of `latencies`, `ai`, `tries` |
+| openai | an object whose `request` is an object with `model`, `messages`, `prompt`, `prompt_token_ids` or `input` |
+
+What is none of them, or more than one, is malformed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from shadowspec.errors import RecordError
+from shadowspec.tap.documents import split_message
+from shadowspec.tap.formats import cloudevents, kong, litellm
+from shadowspec.tap.formats.cloudevents import EVENT_SUFFIXES, EventSuffixes
+from shadowspec.tap.formats.opened import EventHalf, Format, Opened
+from shadowspec.tap.parameters import malformed, unsupported
+from shadowspec.tap.records import MirroredRecord, decoded_headers, read_envelope
+from shadowspec.tap.sources import RawRecord
+from shadowspec.types import RecordKey
+
+# One of these is in every object of another format than ours.
+_FOREIGN_FIELDS: Final = frozenset({"call_type", "specversion", "started_at"})
+_BODY_FIELDS: Final = frozenset({"model", "messages", "prompt", "prompt_token_ids", "input"})
+
+
+def open_message(raw: RawRecord, format: Format, *, event_suffixes: EventSuffixes = EVENT_SUFFIXES) -> list[Opened]:
+    """The records of one message, at least one.  Never raises for what the message holds.
+
+    Several records (a JSON array, or ndjson) are numbered by `key.item` in their order, and one that cannot be
+    read spoils no other.  The transport's headers fill what the body lacks: undecodable ones are ignored, and
+    of several of one name the last wins.
+
+    Args:
+        raw: the message.
+        format: what it is written in.
+        event_suffixes: how the types of CloudEvents that are requests and responses end.
+    """
+    try:
+        if raw.problem is not None:
+            raise malformed(raw.problem)
+        if raw.value is None:
+            raise unsupported("tombstone")
+        headers = decoded_headers(raw.headers) if raw.headers else {}
+        if format in (Format.AUTO, Format.CLOUDEVENTS) and headers:
+            mode = cloudevents.content_mode(headers)
+            if mode is cloudevents.ContentMode.BINARY:
+                read = cloudevents.read_binary(raw.key, raw.value, headers, event_suffixes)
+                return [_opened(raw.key, read)]
+            if mode is cloudevents.ContentMode.STRUCTURED:
+                format = Format.CLOUDEVENTS
+        documents = split_message(raw.value)
+    except RecordError as error:
+        return [Opened(raw.key, error=error)]
+    size = len(raw.value) // len(documents)
+    opened = []
+    for item, document in enumerate(documents):
+        key = raw.key._replace(item=item) if item else raw.key
+        try:
+            opened.append(_opened(key, _read(key, document, format, headers, event_suffixes, size)))
+        except RecordError as error:
+            opened.append(Opened(key, error=error))
+    return opened
+
+
+def recognise(document: Mapping[str, Any]) -> Format:
+    """The format that the object is in; the table above.
+
+    Raises:
+        RecordError: malformed; "unknown_format" or "ambiguous_format".
+    """
+    if _FOREIGN_FIELDS.isdisjoint(document):
+        found = [Format.OPENAI] if _is_openai(document) else []
+    else:
+        found = [format for format, matches in _RECOGNISERS if matches(document)]
+    if len(found) == 1:
+        return found[0]
+    raise malformed("ambiguous_format" if found else "unknown_format")
+
+
+def _read(
+    key: RecordKey,
+    document: Any,
+    format: Format,
+    headers: Mapping[str, str],
+    event_suffixes: EventSuffixes,
+    size: int,
+) -> MirroredRecord | EventHalf:
+    if isinstance(document, RecordError):
+        raise document
+    if not isinstance(document, dict):
+        raise malformed("not_an_object")
+    if format is Format.AUTO:
+        format = recognise(document)
+    if format is Format.CLOUDEVENTS:
+        return cloudevents.read_structured(key, document, headers, event_suffixes, size)
+    if format is Format.LITELLM:
+        if not litellm.is_payload(document):
+            raise malformed("not_litellm")
+        document = litellm.envelope(document)
+    elif format is Format.KONG:
+        if not kong.is_log_entry(document):
+            raise malformed("not_kong")
+        document = kong.envelope(document)
+    return read_envelope(document, headers)
+
+
+def _opened(key: RecordKey, read: MirroredRecord | EventHalf) -> Opened:
+    return Opened(key, half=read) if isinstance(read, EventHalf) else Opened(key, record=read)
+
+
+def _is_openai(document: Mapping[str, Any]) -> bool:
+    request = document.get("request")
+    return isinstance(request, dict) and not _BODY_FIELDS.isdisjoint(request)
+
+
+_RECOGNISERS: Final = (
+    (Format.OPENAI, _is_openai),
+    (Format.LITELLM, litellm.is_payload),
+    (Format.CLOUDEVENTS, cloudevents.is_event),
+    (Format.KONG, kong.is_log_entry),
+)

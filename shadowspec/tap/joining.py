@@ -1,0 +1,209 @@
+"""Joining the two events of a call: its request and its response, which may come in either order.
+
+A pair becomes one record under its request's key.  A request that is not answered within the window becomes a
+record without a response; a response whose request does not come is unsupported ("response_without_request"); a
+half that came before is a duplicate.
+
+What becomes of a half depends on the order of the records alone.  Time is event time, and each partition has its
+own: a half waits from the newest time of its partition when it came, until a half of that partition is more than
+the window newer.  So a partition that is read later than others, or again, gives what it gave before.  Only a
+partition that has gone quiet is judged by the time that `expire` is told, after `QUIET_WINDOWS` windows.
+
+Nothing is kept across restarts: the offsets of halves that wait are not finished, so those halves are delivered
+again.  Reading must not begin between the two halves of a pair that is counted: either the ledger passes both at
+once, or reading begins one window before its place.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from shadowspec.errors import RecordError
+from shadowspec.tap.formats.opened import EventHalf
+from shadowspec.tap.parameters import unsupported
+from shadowspec.tap.records import EPOCH, MirroredRecord, read_envelope
+from shadowspec.types import FunnelCounter, PartitionId, RecordKey
+
+DEFAULT_WINDOW = timedelta(minutes=5)  # longer than a long answer takes
+QUIET_WINDOWS = 12  # an hour at the default of 5 minutes: far more than partitions of one topic drift apart
+MAX_WAITING_BYTES = 32 * 1024 * 1024  # of messages, per partition: 10 s of answers at 1,000 requests/s of 3 kB
+MAX_REMEMBERED = 100_000  # calls per partition whose halves both came, or whose window ended; about 30 MB
+
+_JoinKey = tuple[tuple[str, ...], str]  # scope, id
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A record made of one or two halves, or why there is none; `members` are the keys of the halves in it."""
+
+    key: RecordKey
+    record: MirroredRecord | None
+    error: RecordError | None
+    members: tuple[RecordKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    key: RecordKey
+    half: EventHalf
+    deadline: datetime  # in its partition's time
+    quiet_deadline: datetime  # in the time of `expire`
+
+
+@dataclass(slots=True)
+class _Partition:
+    """One partition's halves, in the order in which they came, and the calls that are over."""
+
+    watermark: datetime = EPOCH
+    size: int = 0  # bytes that wait
+    waiting: OrderedDict[_JoinKey, _Waiting] = field(default_factory=OrderedDict)
+    over: OrderedDict[_JoinKey, tuple[datetime, bool, bool]] = field(default_factory=OrderedDict)
+
+
+class Joiner:
+    """Holds halves until they are joined or their window ends.  One instance per process."""
+
+    def __init__(self, window: timedelta, *, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+        """
+        Args:
+            window: how long a half waits for the other one, in event time.
+            max_waiting_bytes: of messages that wait, per partition; above it the oldest is released.
+        """
+        if window <= timedelta(0):
+            raise ValueError("the window must be above 0")
+        self._window = window
+        self._max_waiting_bytes = max_waiting_bytes
+        self._partitions: dict[PartitionId, _Partition] = {}
+        self._places: dict[_JoinKey, PartitionId] = {}  # where a half waits, or its call is remembered
+        self._time = EPOCH  # the newest that `expire` was told
+
+    @property
+    def num_waiting(self) -> int:
+        """Halves that wait."""
+        return sum(len(partition.waiting) for partition in self._partitions.values())
+
+    def add(self, key: RecordKey, half: EventHalf) -> list[Joined]:
+        """Take a half in; what is settled by it, the halves first whose window ends with its time."""
+        identity = PartitionId(key.source, key.partition)
+        partition = self._partitions.setdefault(identity, _Partition())
+        partition.watermark = max(partition.watermark, half.event_time)
+        settled = list(self._release_overdue(partition))
+        call: _JoinKey = (half.scope, half.join_id)
+        place = self._partitions.get(self._places.get(call, identity))
+        assert place is not None, "a call is remembered in a partition that is not"
+        other = place.waiting.get(call)
+        if call in place.over:
+            settled.append(_late(place, call, key, half))
+        elif other is None:
+            self._wait(identity, partition, call, key, half)
+            settled += self._release_excess(partition)
+        elif other.half.is_request is half.is_request:
+            settled.append(Joined(key, None, RecordError(FunnelCounter.DUPLICATE, "seen_before"), (key,)))
+        else:
+            self._take(place, call)
+            self._remember(identity, partition, call, has_request=True, has_response=True)
+            came = ((key, half), (other.key, other.half))
+            settled.append(_pair(*(came if half.is_request else reversed(came))))
+        return settled
+
+    def expire(self, watermark: datetime) -> list[Joined]:
+        """Release what waits in partitions that have gone quiet, by the newest event time of all records."""
+        self._time = max(self._time, watermark)
+        settled = []
+        for partition in self._partitions.values():
+            while partition.waiting:
+                call, first = next(iter(partition.waiting.items()))
+                if first.quiet_deadline >= self._time:
+                    break
+                settled.append(self._release(partition, call))
+        return settled
+
+    def drain(self) -> list[Joined]:
+        """Release everything: no half follows."""
+        return [self._release(each, call) for each in self._partitions.values() for call in list(each.waiting)]
+
+    def forget(self, partition: PartitionId) -> None:
+        """Drop what came from a partition that this process no longer reads."""
+        dropped = self._partitions.pop(partition, None)
+        if dropped is not None:
+            for call in (*dropped.waiting, *dropped.over):
+                self._places.pop(call, None)
+
+    def _wait(
+        self, identity: PartitionId, partition: _Partition, call: _JoinKey, key: RecordKey, half: EventHalf
+    ) -> None:
+        deadline = partition.watermark + self._window
+        quiet_deadline = max(self._time, partition.watermark) + QUIET_WINDOWS * self._window
+        partition.waiting[call] = _Waiting(key, half, deadline, quiet_deadline)
+        partition.size += half.size
+        self._places[call] = identity
+
+    def _release_overdue(self, partition: _Partition) -> Iterator[Joined]:
+        while partition.waiting:
+            call, first = next(iter(partition.waiting.items()))
+            if first.deadline >= partition.watermark:
+                break
+            yield self._release(partition, call)
+        while partition.over:
+            call, (until, _, _) = next(iter(partition.over.items()))
+            if until >= partition.watermark and len(partition.over) <= MAX_REMEMBERED:
+                break
+            del partition.over[call], self._places[call]
+
+    def _release_excess(self, partition: _Partition) -> Iterator[Joined]:
+        while partition.size > self._max_waiting_bytes:
+            yield self._release(partition, next(iter(partition.waiting)))
+
+    def _release(self, partition: _Partition, call: _JoinKey) -> Joined:
+        """End the wait of a half that stays alone."""
+        waited = self._take(partition, call)
+        identity, is_request = PartitionId(waited.key.source, waited.key.partition), waited.half.is_request
+        self._remember(identity, partition, call, has_request=is_request, has_response=not is_request)
+        return _alone(waited.key, waited.half)
+
+    def _take(self, partition: _Partition, call: _JoinKey) -> _Waiting:
+        waited = partition.waiting.pop(call)
+        partition.size -= waited.half.size
+        del self._places[call]
+        return waited
+
+    def _remember(
+        self, identity: PartitionId, partition: _Partition, call: _JoinKey, *, has_request: bool, has_response: bool
+    ) -> None:
+        partition.over[call] = (partition.watermark + self._window, has_request, has_response)
+        self._places[call] = identity
+
+
+def _late(partition: _Partition, call: _JoinKey, key: RecordKey, half: EventHalf) -> Joined:
+    """What becomes of a half whose call is over: it came before, or it comes too late for the other one."""
+    until, has_request, has_response = partition.over[call]
+    if has_request if half.is_request else has_response:
+        return Joined(key, None, RecordError(FunnelCounter.DUPLICATE, "seen_before"), (key,))
+    partition.over[call] = (until, True, True)
+    return _alone(key, half)
+
+
+def _alone(key: RecordKey, half: EventHalf) -> Joined:
+    if not half.is_request:
+        return Joined(key, None, unsupported("response_without_request"), (key,))
+    return _pair((key, half), None)
+
+
+def _pair(request: tuple[RecordKey, EventHalf], response: tuple[RecordKey, EventHalf] | None) -> Joined:
+    key, half = request
+    document = {
+        "request": half.body,
+        "response": None if response is None else response[1].body,
+        "endpoint": half.endpoint,
+        "timestamp": None if half.event_time == EPOCH else half.event_time.isoformat(),
+        "request_id": half.join_id,
+    }
+    headers = half.headers if response is None else {**response[1].headers, **half.headers}
+    members = (key,) if response is None else (key, response[0])
+    try:
+        return Joined(key, read_envelope(document, headers), None, members)
+    except RecordError as error:
+        return Joined(key, None, error, members)

@@ -1,0 +1,212 @@
+"""The partitions that are ours: where each stands, and what has become of it on the broker.
+
+A partition is told of (it came), started (deliver from an offset on), doubted (the broker has not got that
+offset) and gone.  While it is doubted it is paused, until the broker has said what it has.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kafka import TopicPartition
+
+from shadowspec.tap.kafka.assignments import Assignments
+from shadowspec.tap.kafka.client import Client
+from shadowspec.tap.kafka.placing import judge, look_up
+from shadowspec.tap.kafka.values import Changes, Loss, LostRange, topic_source
+from shadowspec.types import PartitionId
+
+log = logging.getLogger(__name__)
+
+LOOKUP_RETRY_S: Final = 0.5  # between two attempts to find a partition's place
+LOOKUP_TIMEOUT_MS: Final = 2_000
+
+
+@dataclass(slots=True)
+class Partition:
+    """A partition of ours.
+
+    `number` is that of its assignment; `position` the next offset to be delivered (None: not known yet);
+    `is_new` says that its topic was made anew under our eyes, so that it is read from its begin.
+    """
+
+    id: PartitionId
+    place: TopicPartition
+    number: int
+    is_new: bool = False
+    position: int | None = None
+    is_started: bool = False
+    is_doubted: bool = False
+    has_lost_end: bool = False  # the broker's log ends before `position`, and the loss is told
+
+
+class Partitions:
+    """What the consumer reads.  Used by the thread that polls."""
+
+    def __init__(self, consumer: Any, client: Client, assignments: Assignments, *, from_begin: bool) -> None:
+        """`from_begin`: where a partition begins that neither ledger nor group knows: its begin, else its end."""
+        self._consumer = consumer
+        self._client = client
+        self._assignments = assignments
+        self._from_begin = from_begin
+        self._ours: dict[TopicPartition, Partition] = {}
+        self._topics: dict[str, str] = {}  # every source that was ever seen, to its name
+        self._came: list[tuple[TopicPartition, int, bool]] = []  # place, number, is_new; not told of yet
+        self._revoked: list[PartitionId] = []
+        self._lost: list[LostRange] = []
+        self._is_held = False
+        self._next_lookup = 0.0
+        self._refreshed: Any = None  # future of the metadata that a lookup waits for
+
+    def take_changes(self) -> Changes:
+        """What came, went and was lost since the last call."""
+        for event in self._assignments.take_events():
+            if event.is_ours:
+                self._came.append((event.place, event.number, False))
+                continue
+            self._came = [came for came in self._came if came[1] != event.number]
+            if (gone := self._ours.get(event.place)) is not None and gone.number == event.number:
+                self._revoked.append(self._ours.pop(event.place).id)
+        came, self._came = self._came, []
+        assigned = []
+        for place, number, is_new in came:
+            source = self._source_of(place.topic)
+            if source is None:  # deleted a moment ago; the group will take the partition away
+                self._came.append((place, number, is_new))
+                continue
+            partition = Partition(PartitionId(source, place.partition), place, number, is_new)
+            self._ours[place] = partition
+            assigned.append(partition.id)
+        found = Changes(tuple(assigned), tuple(self._revoked), tuple(self._lost))
+        self._revoked, self._lost = [], []
+        return found
+
+    def start(self, partition: PartitionId, offset: int | None) -> None:
+        """Fetch from an offset on; None: from where the broker's answers say.  Nothing if it has gone meanwhile."""
+        found = self.find(partition)
+        if found is None or not self._assignments.is_current(found.place, found.number):
+            return
+        found.is_started, found.position, found.is_doubted = True, offset, offset is None
+        if offset is not None:
+            self._seek(found, offset)
+
+    def hold(self) -> None:
+        """Fetch nothing until `release`."""
+        self._is_held = True
+        for partition in self._ours.values():
+            self._tell(self._consumer.pause, partition)
+
+    def release(self) -> None:
+        self._is_held = False
+        for partition in self._ours.values():
+            if partition.is_started and not partition.is_doubted:
+                self._tell(self._consumer.resume, partition)
+
+    def find(self, partition: PartitionId) -> Partition | None:
+        """A partition of ours by its id."""
+        topic = self._topics.get(partition.source)
+        found = None if topic is None else self._ours.get(TopicPartition(topic, partition.partition))
+        return found if found is not None and found.id == partition else None
+
+    def delivering(self, place: TopicPartition) -> Partition | None:
+        """The partition, if what is fetched of it now belongs to the assignment that was started."""
+        partition = self._ours.get(place)
+        if partition is None or not partition.is_started:
+            return None
+        return partition if self._assignments.is_current(place, partition.number) else None
+
+    def placed(self) -> list[Partition]:
+        """Started partitions whose position is known."""
+        return [partition for partition in self._ours.values() if partition.position is not None]
+
+    def topic_of(self, source: str) -> str | None:
+        """The name of the topic with this id, if it was ever seen."""
+        return self._topics.get(source)
+
+    def doubt(self, places: Iterable[TopicPartition]) -> None:
+        """The broker has not got what we want of these."""
+        for place in places:
+            if (partition := self._ours.get(place)) is not None and partition.is_started:
+                partition.is_doubted = True
+                self._tell(self._consumer.pause, partition)
+        # It may be that the topic was made anew; that is to be known before anything else.
+        self._refreshed = self._client.cluster.request_update()
+
+    def settle_doubts(self) -> None:
+        """Place the partitions that are doubted, as far as the broker's answers allow.
+
+        Raises:
+            kafka.errors.KafkaError: the broker does not answer; call again.
+        """
+        if time.monotonic() < self._next_lookup or not any(partition.is_doubted for partition in self._ours.values()):
+            return
+        if self._refreshed is not None and not self._refreshed.is_done:
+            return
+        self._next_lookup = time.monotonic() + LOOKUP_RETRY_S
+        self.notice_recreated()
+        doubted = {place: partition for place, partition in self._ours.items() if partition.is_doubted}
+        unknown = [place for place, partition in doubted.items() if partition.position is None and not partition.is_new]
+        extents = look_up(self._consumer, doubted, unknown, LOOKUP_TIMEOUT_MS)
+        for place, partition in doubted.items():
+            found = judge(partition.position, extents[place], from_begin=self._from_begin or partition.is_new)
+            if found.loss is not None and not partition.has_lost_end:
+                self._lose(partition, *found.loss)
+            partition.has_lost_end = found.offset is None
+            if found.offset is not None:
+                partition.is_doubted = False
+                self._seek(partition, found.offset)
+
+    def notice_recreated(self) -> None:
+        """Partitions of a topic that has another id than when they came go, and come as another topic's."""
+        for topic in {place.topic for place in self._ours}:
+            source = self._source_of(topic)
+            if source is None:
+                continue
+            for place, partition in list(self._ours.items()):
+                if place.topic == topic and partition.id.source != source:
+                    log.warning("topic %s was deleted and made again: partition %d begins anew", topic, place.partition)
+                    self._tell(self._consumer.pause, partition)
+                    self._revoked.append(self._ours.pop(place).id)
+                    self._came.append((place, partition.number, True))
+
+    def step_over(self, place: TopicPartition, offset: int) -> None:
+        """Give up a record that cannot be read.  The next one may be in the same damaged batch, and follow it."""
+        partition = self._ours.get(place)
+        if partition is not None:
+            self._lose(partition, offset, offset + 1, Loss.UNREADABLE)
+            self._seek(partition, offset + 1)
+
+    def _source_of(self, topic: str) -> str | None:
+        topic_id = self._client.cluster.topic_id(topic)
+        if topic_id is None or not topic_id.int:  # unknown, or all zeros: it does not exist now
+            return None
+        source = topic_source(topic_id)
+        self._topics[source] = topic
+        return source
+
+    def _seek(self, partition: Partition, offset: int) -> None:
+        """Fetch from an offset on, at once unless everything is held."""
+        try:
+            self._consumer.seek(partition.place, offset)
+        except ValueError:
+            log.debug("%s went before it could be started", partition.place)
+            return
+        partition.position = offset
+        if not self._is_held:
+            self._tell(self._consumer.resume, partition)
+
+    def _tell(self, method: Callable[[TopicPartition], None], partition: Partition) -> None:
+        """Pause or resume, unless the partition has gone since: `take_changes` will tell."""
+        try:
+            method(partition.place)
+        except KeyError:
+            log.debug("%s went before it could be paused or resumed", partition.place)
+
+    def _lose(self, partition: Partition, start: int, end: int, reason: Loss) -> None:
+        lost = LostRange(partition.id, partition.place.topic, start, end, reason)
+        log.error("lost %s: these offsets will never be measured or counted", lost)
+        self._lost.append(lost)

@@ -1,0 +1,135 @@
+"""How to reach the brokers, which topics are mirrored, and how the consumer group behaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from shadowspec.errors import ConfigError
+from shadowspec.tap.routing import Routing
+from shadowspec.tap.sources import DEFAULT_MAX_RECORD_BYTES
+
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+DEFAULT_DEAD_LETTER_TOPIC: Final = "shadow.dead-letters"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSecurity:
+    """Encryption and login.  Certificates and keys are PEM files; the broker's name is always verified.
+
+    Files are read when somebody connects: a report needs none of them.
+
+    Raises:
+        ConfigError: the parts do not fit together.
+    """
+
+    protocol: str = "PLAINTEXT"
+    mechanism: str | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)  # wins over the file
+    password_file: Path | None = None
+    ca_file: Path | None = None  # None: the system's authorities
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(f"kafka.security_protocol must be one of {', '.join(PROTOCOLS)}")
+        if self.is_sasl and self.mechanism not in MECHANISMS:
+            raise ConfigError(
+                f"kafka.security_protocol = {self.protocol} needs kafka.sasl_mechanism, one of {', '.join(MECHANISMS)}"
+            )
+        if self.is_sasl and not self.username:
+            raise ConfigError(f"kafka.security_protocol = {self.protocol} needs kafka.username")
+        if not self.is_sasl and (self.mechanism or self.username or self.password_file):
+            raise ConfigError(f"kafka.security_protocol = {self.protocol} logs nobody in: use SASL_SSL")
+        if not self.is_encrypted and (self.ca_file or self.certificate_file or self.key_file):
+            raise ConfigError(f"kafka.security_protocol = {self.protocol} does not encrypt: use SSL or SASL_SSL")
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ConfigError("kafka.ssl_certificate_file and kafka.ssl_key_file go together")
+
+    @property
+    def is_sasl(self) -> bool:
+        return self.protocol.startswith("SASL_")
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.protocol.endswith("SSL")
+
+    def read_password(self) -> str:
+        """The password to log in with.
+
+        Raises:
+            ConfigError: there is none, or its file cannot be read.
+        """
+        if self.password is not None:
+            return self.password
+        if self.password_file is None:
+            raise ConfigError(
+                f"no password for Kafka's user {self.username}: set SHADOWSPEC_KAFKA_PASSWORD or kafka.password_file"
+            )
+        try:
+            password = self.password_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
+            raise ConfigError(f"kafka.password_file: {self.password_file} cannot be read ({reason})") from None
+        if not password:
+            raise ConfigError(f"kafka.password_file: {self.password_file} is empty")
+        return password
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """The mirror.  Times in ms as Kafka names them.
+
+    Nothing is ever produced to `topics` but by `shadowspec produce`; `retry_topics` are consumed like them, and
+    are where dead letters may be put back.
+
+    Raises:
+        ConfigError: the parts do not fit together.
+    """
+
+    bootstrap_servers: tuple[str, ...]
+    topics: tuple[str, ...]
+    retry_topics: tuple[str, ...] = ()
+    dead_letter_topic: str = DEFAULT_DEAD_LETTER_TOPIC
+    group_id: str = "shadowspec"
+    group_instance_id: str | None = None
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+    max_poll_records: int = 500
+    connect_timeout_ms: int = 30_000  # until the first answer of a broker
+    auto_offset_reset: str = "earliest"  # where a partition begins that neither database nor group knows
+    max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES
+    format: str = "auto"
+    routing: Routing = field(default_factory=Routing)
+    security: KafkaSecurity = field(default_factory=KafkaSecurity)
+
+    def __post_init__(self) -> None:
+        for name, values in (("bootstrap_servers", self.bootstrap_servers), ("topics", self.topics)):
+            if not values or not all(values):
+                raise ConfigError(f"kafka.{name} must name at least one")
+        if len(set(self.consumed_topics)) != len(self.consumed_topics):
+            raise ConfigError("kafka.topics and kafka.retry_topics: the same topic stands there twice")
+        if self.dead_letter_topic in self.consumed_topics:
+            raise ConfigError(
+                f"kafka.dead_letter_topic: {self.dead_letter_topic} is consumed too; a dead letter would come back"
+            )
+        if self.auto_offset_reset not in ("earliest", "latest"):
+            raise ConfigError("kafka.auto_offset_reset must be earliest or latest")
+        if self.heartbeat_interval_ms * 2 >= self.session_timeout_ms:
+            raise ConfigError("kafka.heartbeat_interval_ms must be less than half of kafka.session_timeout_ms")
+        if self.session_timeout_ms > self.max_poll_interval_ms:
+            raise ConfigError("kafka.session_timeout_ms must not exceed kafka.max_poll_interval_ms")
+
+    @property
+    def consumed_topics(self) -> tuple[str, ...]:
+        return (*self.topics, *self.retry_topics)
+
+    @property
+    def brokers(self) -> str:
+        """The brokers as a message names them."""
+        return ",".join(self.bootstrap_servers)

@@ -1,0 +1,98 @@
+"""Bodies as nearly all are, read without a model of them, which takes four times as long.
+
+Of every other body these functions say None, and of one that is refused as well: the models, and the order in which
+`openai` looks at things, then say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from shadowspec.errors import RecordError
+from shadowspec.tap.asked import asked_beside_content
+from shadowspec.tap.bodies import MAX_COUNT, are_token_ids
+from shadowspec.tap.parsed import ParsedRequest, ParsedResponse
+from shadowspec.types import LoggedResponse
+
+TRUNCATION_MARKER: Final = "litellm_truncated"  # LiteLLM writes it in place of what it cut out of a logged prompt
+READ_ROLES: Final = frozenset({"system", "developer", "user"})  # whose messages say what is asked
+_MESSAGE_FIELDS: Final = frozenset({"role", "content"})
+
+
+def plain_response(body: Mapping[str, Any]) -> ParsedResponse | None:
+    """An answer of one choice whose token ids, if it has any, are such."""
+    choices, usage, model = body.get("choices"), body.get("usage"), body.get("model")
+    if type(choices) is not list or len(choices) != 1 or type(choices[0]) is not dict:
+        return None
+    get = choices[0].get
+    token_ids, prompt_ids, finish_reason = get("token_ids"), get("prompt_token_ids"), get("finish_reason")
+    counted = None
+    if usage is not None:
+        counted = usage.get("completion_tokens") if type(usage) is dict else -1
+        if counted is not None and (type(counted) is not int or not 0 <= counted < MAX_COUNT):
+            return None
+    is_plain = (
+        get("logprobs") is None
+        and body.get("prompt_token_ids") is None
+        and (model is None or type(model) is str)
+        and (finish_reason is None or type(finish_reason) is str)
+        and (token_ids is None or are_token_ids(token_ids))
+        and (prompt_ids is None or are_token_ids(prompt_ids))
+    )
+    if not is_plain:
+        return None
+    num_output_tokens = len(token_ids) if counted is None and token_ids is not None else counted
+    logged = LoggedResponse(None if token_ids is None else tuple(token_ids), None, finish_reason, num_output_tokens)
+    return ParsedResponse(logged, None if prompt_ids is None else tuple(prompt_ids), model)
+
+
+def plain_request(
+    body: Mapping[str, Any],
+    is_chat: bool,
+    is_format_enforced: bool,
+    served_ids: tuple[int, ...] | None,
+    defaults: Mapping[str, float],
+) -> ParsedRequest | None:
+    """A request whose content is text alone, without tools.
+
+    Args:
+        body: the request as it was sent.
+        is_chat: which call it was.
+        is_format_enforced: see `check_parameters`.
+        served_ids: the prompt as the response reports it, if it does.
+        defaults: the server's, of parameters that the request leaves open.
+    """
+    if body.get("tools") is not None or body.get("prompt_token_ids") is not None:
+        return None
+    messages: list[dict[str, Any]] = []
+    text = None
+    if is_chat:
+        given = body.get("messages")
+        if type(given) is not list or not given:
+            return None
+        for message in given:
+            if type(message) is not dict or not message.keys() <= _MESSAGE_FIELDS:
+                return None
+            role, content = message.get("role"), message.get("content")
+            if type(role) is not str or type(content) is not str or TRUNCATION_MARKER in content:
+                return None
+            messages.append({"role": role, "content": content})
+        texts = tuple(m["content"] for m in messages if m["role"] in READ_ROLES and m["content"])
+    else:
+        text = body.get("prompt")
+        if type(text) is not str or TRUNCATION_MARKER in text:
+            return None
+        texts = (text,) if text else ()
+    has_ids = served_ids is not None
+    try:
+        asked = asked_beside_content(
+            body, is_chat=is_chat, is_format_enforced=is_format_enforced, has_ids=has_ids, defaults=defaults
+        )
+    except RecordError:
+        return None  # of several faults the first is to be told, so that all are looked for in their order
+    if asked.max_tokens == 0:
+        return None
+    return ParsedRequest(
+        is_chat, messages, None, text, served_ids, texts, asked.sampling, asked.max_tokens, False, asked.asks_for_json
+    )

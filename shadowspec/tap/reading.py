@@ -1,0 +1,272 @@
+"""Reading: everything that a record says by itself, before what came before it is looked at.
+
+What is read of a record depends on the record, the rules and the secret alone, so that the records of a poll can be
+read step by step, all of them in each step, before the first of them is decided: the tables by which text is
+classified are larger than a processor's nearest memory, and are fetched once for all of them.  A record that ends
+here says why in `error`, with what was known of it by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from shadowspec.errors import RecordError
+from shadowspec.tap import openai
+from shadowspec.tap.endpoints import EndpointRule, match_endpoint
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.labels import prompt_class, slice_labels
+from shadowspec.tap.parameters import unsupported
+from shadowspec.tap.parsed import ParsedRequest
+from shadowspec.tap.records import EPOCH, MirroredRecord
+from shadowspec.tap.routing import Hints
+from shadowspec.types import (
+    FunnelCounter,
+    FunnelKey,
+    LoggedResponse,
+    RecordKey,
+    SamplingParameters,
+    format_slice_key,
+)
+
+MAX_REMEMBERED_MATCHES = 1_000  # what records say of themselves hardly varies, but for paths with ids in them
+NO_LABELS: Final[Mapping[str, str]] = {}
+
+Found = tuple[RecordKey, MirroredRecord | RecordError, Hints]  # a record, or why there is none
+
+
+class Tokenizer(Protocol):
+    """The target's tokenizer as the tap needs it.
+
+    `render_chat` and `encode` return token ids as the server would see them (special tokens included) and
+    raise `RecordError` alone, where this target has no chat template or its template refuses the messages.
+    """
+
+    @property
+    def context_length(self) -> int: ...  # tokens, prompt and output together
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class Reading:
+    """What is known of one record, filled in the order of the steps.
+
+    `error` ends the record; `is_placed` says that its event time and endpoint were known by then.
+    """
+
+    __slots__ = (
+        "draw", "error", "event_time", "identities", "is_placed", "key", "labels", "logged", "num_prompt_tokens",
+        "prompt_token_ids", "record", "request", "request_id_hash", "rule", "sampling", "sampling_rate",
+        "session_hash", "slice_key", "unit_key", "user_hash",
+    )  # fmt: skip
+
+    record: MirroredRecord
+    rule: EndpointRule
+    identities: tuple[str, ...]  # hashes of the ids by which it would be known again
+    unit_key: str
+    request: ParsedRequest
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParameters
+    logged: LoggedResponse | None
+
+    def __init__(self, key: RecordKey, error: RecordError | None) -> None:
+        self.key, self.error = key, error
+        self.is_placed = False
+        self.event_time: datetime | None = None
+        self.session_hash: str | None = None
+        self.user_hash: str | None = None
+        self.request_id_hash: str | None = None
+        self.draw: float | None = None  # the session's, where its endpoint samples
+        self.sampling_rate: float | None = None
+        self.num_prompt_tokens: int | None = None
+        self.labels: Mapping[str, str] = NO_LABELS
+        self.slice_key: str | None = None
+
+
+class Reader:
+    """Reads the records of one configuration's endpoints."""
+
+    def __init__(
+        self, rules: Sequence[EndpointRule], tokenizers: Mapping[str, Tokenizer], keyed_hash: KeyedHash
+    ) -> None:
+        self._rules = tuple(rules)
+        self._tokenizers = tokenizers
+        self._hash = keyed_hash
+        self._matched: dict[tuple[str | None, str | None, str | None], EndpointRule | None] = {}
+
+    def presample(self, hints: Hints) -> FunnelKey | None:
+        """Where a record ends whose key or headers already say that its session is not sampled, else None."""
+        endpoint, session = hints
+        if endpoint is None or session is None:
+            return None
+        rule = self._match(endpoint, None, None)
+        if rule is None or rule.sample_rate >= 1.0:
+            return None  # the body may still say more
+        unit_key = _session_unit(self._hash.identifier("session", session))
+        is_sampled = self.draw(rule, unit_key) < rule.sample_rate
+        return None if is_sampled else (rule.name, FunnelCounter.SAMPLED_OUT, "not_sampled")
+
+    def read(self, found: Iterable[Found]) -> list[Reading]:
+        """What the records say, in their order.  Never raises for what they hold.
+
+        The steps, in which each record ends with its first error: 1. event time; 2. endpoint; 3. hashes of the ids;
+        4. what was not served in the ordinary way; 5. the session's draw against the endpoint's rate; 6. what was not
+        served by this model; 7. bodies; 8. tokens, held against the context; 9. slice.
+        """
+        readings = [self._placed(*each) for each in found]
+        opened = [reading for reading in readings if reading.error is None and self._is_opened(reading)]
+        classes = [prompt_class(reading.record, reading.request) for reading in opened]
+        for reading, name in zip(opened, classes, strict=True):
+            self._label(reading, name)
+        return readings
+
+    def draw(self, rule: EndpointRule, unit_key: str) -> float:
+        """The number in [0, 1) by which a session is sampled, the same for all of its slices."""
+        return self._hash.uniform("sample", rule.name, unit_key)
+
+    def _placed(self, key: RecordKey, record: MirroredRecord | RecordError, hints: Hints) -> Reading:
+        """Steps 1 to 5."""
+        if isinstance(record, RecordError):
+            return Reading(key, record)
+        reading = Reading(key, None)
+        reading.record = record
+        try:
+            self._place(reading, record, hints)
+        except RecordError as error:
+            reading.error = error
+        return reading
+
+    def _place(self, reading: Reading, record: MirroredRecord, hints: Hints) -> None:
+        # Step 1
+        reading.event_time = event_time = record.event_time(reading.key.timestamp_ms)
+        # Step 2
+        endpoint, session = hints
+        rule = self._match(record.endpoint if endpoint is None else endpoint, record.model, record.request_path)
+        if rule is None:
+            raise unsupported("no_endpoint")
+        reading.rule, reading.is_placed = rule, True
+        # Step 3
+        identifier = self._hash.identifier
+        if session is not None or (session := record.session()) is not None:
+            reading.session_hash = identifier("session", session)
+        if (user := record.user_id()) is not None:
+            reading.user_hash = identifier("user", user)
+        identities: tuple[str, ...] = ()
+        if (request_id := record.request_identity()) is not None:
+            identities = (identifier("request", request_id),)
+        if (response_id := record.response_identity()) is not None:
+            identities = (*identities, identifier("response", response_id))
+        reading.identities = identities
+        reading.request_id_hash = identities[0] if identities else None
+        # Step 4
+        record.check_served()
+        # Step 5: one hash of the session, the same at every record of its own, the first included.
+        reading.unit_key = _unit_key(reading.session_hash, reading.user_hash, event_time, rule)
+        if rule.sample_rate < 1.0:
+            reading.draw = self.draw(rule, reading.unit_key)
+            if reading.draw >= rule.sample_rate:
+                reading.sampling_rate = rule.sample_rate
+                raise RecordError(FunnelCounter.SAMPLED_OUT, "not_sampled")
+
+    def _is_opened(self, reading: Reading) -> bool:
+        """Steps 6 to 8; whether the record has not ended in them."""
+        try:
+            self._open(reading, reading.record, reading.rule)
+        except RecordError as error:
+            reading.error = error
+            return False
+        return True
+
+    def _open(self, reading: Reading, record: MirroredRecord, rule: EndpointRule) -> None:
+        # Step 6
+        response = openai.parse_response(record)
+        _check_model(rule, record.model, response.model)
+        # Step 7
+        reading.request = request = openai.parse_request(
+            record, served_prompt_token_ids=response.prompt_token_ids, default_sampling=rule.default_sampling
+        )
+        reading.logged = response.logged
+        # Step 8
+        tokenizer = self._tokenizers[rule.name]
+        reading.prompt_token_ids = ids = _prompt_token_ids(request, tokenizer)
+        reading.num_prompt_tokens = len(ids)
+        reading.sampling = _bounded(request, rule, len(ids), tokenizer.context_length)
+
+    def _label(self, reading: Reading, class_name: str) -> None:
+        """Step 9."""
+        rule, tenant = reading.rule, reading.record.tenant_id()
+        tenant_hash = None if tenant is None else self._hash.identifier("tenant", tenant)
+        assert reading.num_prompt_tokens is not None, "labelled before its tokens were counted"
+        reading.labels = labels = slice_labels(
+            reading.record, class_name, rule, reading.sampling.regime, reading.num_prompt_tokens, tenant_hash
+        )
+        reading.slice_key = format_slice_key(labels, rule.slice_by)
+
+    def _match(self, endpoint: str | None, model: str | None, path: str | None) -> EndpointRule | None:
+        """The rule of what a record says of itself; what was looked up lately is not looked up again."""
+        asked = (endpoint, model, path)
+        if asked not in self._matched:
+            if len(self._matched) >= MAX_REMEMBERED_MATCHES:
+                self._matched.clear()
+            self._matched[asked] = match_endpoint(self._rules, endpoint=endpoint, model=model, path=path)
+        return self._matched[asked]
+
+
+def _check_model(rule: EndpointRule, asked: str | None, answered: str | None) -> None:
+    named = [model for model in (asked, answered) if model is not None]
+    if not named:
+        raise unsupported("no_model")
+    if any(model not in rule.served_models for model in named):
+        raise unsupported("other_model")
+
+
+def _prompt_token_ids(request: ParsedRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
+    if request.prompt_token_ids is not None:
+        ids = request.prompt_token_ids
+    elif request.is_chat:
+        ids = tuple(tokenizer.render_chat(request.messages, request.tools))
+    else:
+        ids = tuple(tokenizer.encode(request.text or ""))
+    if not ids:
+        raise unsupported("empty_prompt")
+    if max(max(ids), *request.sampling.stop_token_ids, -1) >= tokenizer.vocabulary_size:
+        raise unsupported("token_not_in_vocabulary")
+    return ids
+
+
+def _bounded(
+    request: ParsedRequest, rule: EndpointRule, num_prompt_tokens: int, context_length: int
+) -> SamplingParameters:
+    """The sampling parameters with the output length that prompt and context leave."""
+    room = context_length - num_prompt_tokens
+    max_tokens = room if request.max_tokens is None else request.max_tokens
+    if rule.max_new_tokens is not None:
+        max_tokens = min(max_tokens, rule.max_new_tokens)
+    if room < 1 or max_tokens > room:
+        raise unsupported("longer_than_context")
+    sampling = request.sampling
+    min_tokens = min(sampling.min_tokens, max_tokens)
+    if (max_tokens, min_tokens) == (sampling.max_tokens, sampling.min_tokens):
+        return sampling
+    return replace(sampling, max_tokens=max_tokens, min_tokens=min_tokens)
+
+
+def _unit_key(session_hash: str | None, user_hash: str | None, event_time: datetime, rule: EndpointRule) -> str:
+    if session_hash is not None:
+        return _session_unit(session_hash)
+    if user_hash is not None:
+        return f"user:{user_hash}"
+    return f"time:{(event_time - EPOCH) // rule.time_block}"
+
+
+def _session_unit(session_hash: str) -> str:
+    return f"session:{session_hash}"

@@ -1,0 +1,74 @@
+"""What a message says of itself outside its body: its endpoint and its session, where the mirror puts them there.
+
+Where both stand in the message's key or headers, a session that is not sampled is dropped before its body is
+decoded.  What stands there is believed before what the body says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from shadowspec.errors import ConfigError
+from shadowspec.tap.sources import RawRecord
+
+BODY: Final = "body"
+KEY: Final = "key"
+TOPIC: Final = "topic"
+HEADER: Final = "header:"
+MAX_HINT_BYTES = 1024  # an id is short; anything longer is a body in the wrong place
+
+
+class Hints(NamedTuple):
+    """What is known before the body is read; None: the body has to say."""
+
+    endpoint: str | None = None
+    session: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Hints(endpoint={self.endpoint!r})"
+
+
+NO_HINTS: Final = Hints()
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Where endpoint ("body", "topic", "header:NAME") and session ("body", "key", "header:NAME") stand."""
+
+    endpoint: str = BODY
+    session: str = BODY
+
+    def __post_init__(self) -> None:
+        for name, value, plain in (("endpoint", self.endpoint, TOPIC), ("session", self.session, KEY)):
+            is_header = value.startswith(HEADER) and len(value) > len(HEADER)
+            if value not in (BODY, plain) and not is_header:
+                raise ConfigError(f'{name}: {value!r} must be "body", "{plain}" or "header:NAME"')
+
+    def hints(self, raw: RawRecord, topic: str | None) -> Hints:
+        """What the message says; what is missing or unreadable is left to the body."""
+        if self.endpoint == BODY and self.session == BODY:
+            return NO_HINTS
+        endpoint = topic if self.endpoint == TOPIC else _header(raw, self.endpoint)
+        session = _text(raw.message_key) if self.session == KEY else _header(raw, self.session)
+        return Hints(endpoint, session)
+
+
+def _header(raw: RawRecord, wanted: str) -> str | None:
+    """The last header of that name, whatever its case."""
+    if not wanted.startswith(HEADER):
+        return None
+    name = wanted[len(HEADER) :].lower()
+    for key, value in reversed(raw.headers):
+        if key == name or key.lower() == name:
+            return _text(value)
+    return None
+
+
+def _text(value: bytes | None) -> str | None:
+    if value is None or len(value) > MAX_HINT_BYTES:
+        return None
+    try:
+        return value.decode("utf-8").strip() or None
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,92 @@
+"""The values that travel between packages: frozen, typed, free of I/O.
+
+Counts are stored, ratios are formed in `shadowspec.metrics` alone.  Names are the serving field's own
+(vLLM's where it has one).  Prompt text never enters a value of this module: a prompt is its token ids, and
+those are kept out of every repr.
+"""
+
+from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
+from shadowspec.types.folding import Arrival, EndpointProgress, Fold, OpenBlock, OpenKey, SliceKey, Span, StoredEvidence
+from shadowspec.types.measurement import (
+    Arm,
+    ArmTiming,
+    Block,
+    BlockResult,
+    Memory,
+    PairedScore,
+    Parity,
+    Run,
+    SpeculationCounts,
+)
+from shadowspec.types.overrides import FORCEABLE, Clearing, Override, OverrideRecord
+from shadowspec.types.progress import Advance, FunnelKey, LedgerEntry, PartitionId, UnitMemory, WriteBatch, WriteOutcome
+from shadowspec.types.records import FunnelCounter, StoredBlock, StoredRecord
+from shadowspec.types.requests import (
+    LoggedResponse,
+    RecordKey,
+    SamplingParameters,
+    SamplingRegime,
+    ShadowPrompt,
+    format_slice_key,
+    parse_slice_key,
+)
+from shadowspec.types.rollouts import Rollout, Stage
+from shadowspec.types.schedules import Delivery, DeliveryState, Period
+from shadowspec.types.speculation import FingerprintedConfig, SpeculationConfig, VerifyRule
+from shadowspec.types.verdicts import Decision, TestResult, Verdict
+
+__all__ = [
+    "FORCEABLE",
+    "Advance",
+    "Arm",
+    "ArmTiming",
+    "Arrival",
+    "Block",
+    "BlockResult",
+    "Clearing",
+    "Decision",
+    "Delivery",
+    "DeliveryState",
+    "EndpointProgress",
+    "EndpointRows",
+    "EvidenceSnapshot",
+    "FingerprintedConfig",
+    "Fold",
+    "FunnelCounter",
+    "FunnelKey",
+    "LedgerEntry",
+    "LoggedResponse",
+    "Memory",
+    "OpenBlock",
+    "OpenKey",
+    "Override",
+    "OverrideRecord",
+    "PairedScore",
+    "Parity",
+    "PartitionId",
+    "Period",
+    "RecordKey",
+    "Rollout",
+    "Run",
+    "SamplingParameters",
+    "SamplingRegime",
+    "ShadowPrompt",
+    "SliceKey",
+    "Span",
+    "SpeculationConfig",
+    "SpeculationCounts",
+    "Stage",
+    "StoredBlock",
+    "StoredEvidence",
+    "StoredRecord",
+    "TestResult",
+    "UnitMemory",
+    "Verdict",
+    "VerifyRule",
+    "Watermark",
+    "WatermarkHolder",
+    "WriteBatch",
+    "WriteOutcome",
+    "format_slice_key",
+    "parse_slice_key",
+]

@@ -1,0 +1,157 @@
+"""What is measured: blocks, the counters and timings of their runs, parity and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from shadowspec.types.requests import RecordKey, ShadowPrompt
+
+
+class Arm(StrEnum):
+    """The two ways each prompt is run."""
+
+    BASELINE = "baseline"
+    SPECULATIVE = "speculative"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Requests that go through both arms together, at one load.  `fillers` are untimed copies."""
+
+    block_id: str  # hash of endpoint, slice, load and its own requests' keys: the same on every pass over the input
+    sequence: int  # start order within the endpoint and input
+    endpoint: str
+    slice_key: str
+    concurrency: int  # the load b; also n_max here
+    requests: tuple[ShadowPrompt, ...]  # 1..n_max, each an independent session
+    fillers: tuple[ShadowPrompt, ...]
+    first_arm: Arm
+
+    @property
+    def n_max(self) -> int:
+        return self.concurrency
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationCounts:
+    """Counters of one speculative run, after the cut at the last emitted token.
+
+    With K = num_speculative_tokens: `num_accepted_tokens_per_pos` has K entries and
+    `acceptance_histogram` K + 1 (index j: steps that accepted exactly j).
+    Identity: num_output_tokens = 1 + num_drafts + num_plain_steps + num_accepted_tokens - num_cut_steps.
+    """
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: tuple[int, ...]
+    acceptance_histogram: tuple[int, ...]
+    num_output_tokens: int
+    num_prompt_tokens: int
+    num_plain_steps: int = 0
+    num_cut_steps: int = 0
+    num_cut_draft_tokens: int = 0
+    num_cut_accepted_tokens: int = 0
+
+    @property
+    def target_passes(self) -> int:
+        return 1 + self.num_drafts + self.num_plain_steps
+
+
+@dataclass(frozen=True, slots=True)
+class ArmTiming:
+    """Latency of one request in one arm, milliseconds.  Queue time is the shadow's own and never judged."""
+
+    queue_ms: float
+    prefill_ms: float  # time to first token, without queue
+    decode_ms: float
+    draft_ms: float = 0.0  # wall time of drafting while this request was active, as are the next two
+    verify_ms: float = 0.0  # the target's pass, with the accept test
+    other_ms: float = 0.0
+    num_output_tokens: int = 0
+
+    @property
+    def end_to_end_ms(self) -> float:
+        """Prefill and decode of this arm; what a verdict judges."""
+        return self.prefill_ms + self.decode_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """Whether the speculative output is the target's own.
+
+    Greedy requests: `first_divergence` is the output position at which the arms differ (None: equal),
+    `divergence_gap` the target's top-2 logit gap there, `rerun_differs` whether the baseline at another
+    batch shape differs from itself (only measured where the arms differ).
+    Sampled requests: sums over emitted tokens of 1[y = argmax] - target(argmax), teacher-forced.
+    """
+
+    first_divergence: int | None = None
+    divergence_gap: float | None = None
+    rerun_differs: bool | None = None
+    z_sum: float | None = None
+    z_tokens: int | None = None
+    baseline_z_sum: float | None = None
+    baseline_z_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairedScore:
+    """A figure of quality of one request's output in both arms, each from 0 to 1; None where it was not measured."""
+
+    baseline: float | None
+    speculative: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One request measured with one speculation config beside its baseline.
+
+    A failed run has `failure` set (a short code such as "out_of_memory") and no counts or timings.  `scores` holds
+    "structured_validity" (1 valid, 0 not) and the user's "score" where they were measured; None under a name says
+    that it does not apply to this request, as validity does not where no structured output was asked for.
+    """
+
+    key: RecordKey
+    fingerprint: str
+    block_id: str
+    failure: str | None = None
+    counts: SpeculationCounts | None = None
+    baseline: ArmTiming | None = None
+    speculative: ArmTiming | None = None
+    parity: Parity | None = None
+    is_repetition_loop: bool = False
+    finish_reason: str | None = None
+    scores: Mapping[str, PairedScore | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Peak bytes of both arms on one block, and the draft's cost expressed in the target's KV-cache tokens."""
+
+    baseline_peak_bytes: int
+    speculative_peak_bytes: int
+    kv_bytes_per_token: int  # the target's
+    draft_weight_bytes: int
+    draft_kv_bytes_per_token: int
+    source: str = "accounted"  # "cuda_peak": the allocator's peak; "accounted": weights and caches added up
+
+    @property
+    def displaced_kv_tokens(self) -> int:
+        """KV-cache tokens of the target that the speculative arm's extra memory would have held."""
+        extra = max(0, self.speculative_peak_bytes - self.baseline_peak_bytes)
+        return extra // self.kv_bytes_per_token if self.kv_bytes_per_token else 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockResult:
+    """All runs of a block: one per own request and candidate config, with the memory of each candidate."""
+
+    block: Block
+    started_at: datetime
+    runs: tuple[Run, ...]
+    memory: Mapping[str, Memory]  # by fingerprint
+    num_out_of_memory: int = 0  # times that an arm ran out of memory and was run in halves

@@ -1,0 +1,68 @@
+"""What an operator has ordered over the gate's head: a hypothesis kept off, whatever it has proven."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from shadowspec.errors import UsageError
+from shadowspec.types.requests import parse_slice_key
+from shadowspec.types.verdicts import Verdict
+
+# ENABLE cannot be forced: nothing is switched on that was not proven, and an operator who wants it on all the
+# same sets it at the serving engine, where nobody takes it for the gate's word.
+FORCEABLE: Final = (Verdict.DISABLE, Verdict.HOLD)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One order, in force until it is cleared or `expires_at` is reached, whichever comes first.
+
+    It covers the decisions of `endpoint` whose slice has all the labels of `slice_key` ("": all of the endpoint's)
+    and, if `concurrency` is given, that load alone.  `override_id` is 0 until it is stored.
+
+    Raises:
+        UsageError: a verdict that cannot be forced.
+    """
+
+    override_id: int
+    endpoint: str
+    slice_key: str
+    concurrency: int | None
+    verdict: Verdict
+    reason: str
+    author: str
+    created_at: datetime
+    expires_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if self.verdict not in FORCEABLE:
+            raise UsageError(f"{self.verdict} cannot be forced: what is not proven is not switched on")
+
+    @property
+    def slice_labels(self) -> dict[str, str]:
+        return parse_slice_key(self.slice_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Clearing:
+    """The order that ends another one."""
+
+    override_id: int  # of the override that it ends
+    reason: str
+    author: str
+    cleared_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class OverrideRecord:
+    """An override with what became of it: the whole of its history."""
+
+    override: Override
+    clearing: Clearing | None
+
+    def is_active(self, now: datetime) -> bool:
+        """Whether it is in force.  It is from the moment it is stored, whatever the clock of who stored it says."""
+        expires_at = self.override.expires_at
+        return self.clearing is None and (expires_at is None or now < expires_at)

@@ -1,0 +1,87 @@
+"""How far a consumer has come: what the ledger keeps of each partition, and what one write adds to it.
+
+The ledger in the database, not the broker's committed offset, says what is counted: rows, funnel counts and
+the new place of a partition are written in one transaction, and only from the place where the ledger stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from shadowspec.types.measurement import BlockResult
+from shadowspec.types.records import FunnelCounter, StoredRecord
+
+FunnelKey = tuple[str | None, FunnelCounter, str | None]  # endpoint, counter, reason
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PartitionId:
+    """A partition of a topic, or a file: topic id or the file's sha256, and the partition (0 for a file)."""
+
+    source: str
+    partition: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """Where one consumer stands in one partition: everything below `next_offset` is stored and counted.
+
+    `watermark` is the newest event time below `next_offset`; `is_behind` says that records beyond it are
+    known but not finished; `is_ended` that none will follow (a file read to its end).  `resume_offset` is where
+    to read from, if not at `next_offset`: a message below that makes one record with one at or beyond it.
+    """
+
+    consumer: str
+    partition: PartitionId
+    next_offset: int
+    num_messages: int
+    num_records: int  # the sum of the partition's funnel counts
+    watermark: datetime | None
+    is_behind: bool
+    is_ended: bool
+    resume_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """One partition's step forward; refused unless the ledger stands at `expected` (None: not begun)."""
+
+    partition: PartitionId
+    expected: int | None
+    next_offset: int
+    num_messages: int  # newly finished: offsets that exist (compaction leaves gaps)
+    funnel: Mapping[FunnelKey, int]  # newly finished records by where they ended
+    watermark: datetime | None
+    is_behind: bool = False
+    is_ended: bool = False
+    resume_offset: int | None = None
+    first_offset: int = 0  # where the consumer began; kept of the first step alone
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBatch:
+    """What is written in one transaction: rows first, then the places that they allow."""
+
+    records: tuple[StoredRecord, ...] = ()  # not measured, but needed for units
+    blocks: tuple[tuple[BlockResult, tuple[StoredRecord, ...]], ...] = ()  # each with its own requests' records
+    advances: tuple[Advance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOutcome:
+    """What one write added; what was stored before counts in none of it."""
+
+    num_new_runs: int
+    num_new_records: int
+    num_new_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitMemory:
+    """What the stored rows remember of one session, or of what stands for it."""
+
+    position: int  # usable requests so far
+    last_seen: datetime
+    rates: Mapping[str, float] = field(default_factory=dict)  # by slice: inclusion rate fixed at its first record

@@ -1,0 +1,65 @@
+"""What is kept of the records consumed, and where each of them ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from shadowspec.types.measurement import Arm, Memory
+from shadowspec.types.requests import RecordKey
+
+
+class FunnelCounter(StrEnum):
+    """Where a consumed record ended.  Every record ends in exactly one."""
+
+    MEASURED = "measured"
+    FAILED = "failed"
+    SAMPLED_OUT = "sampled_out"
+    SHED = "shed"
+    UNSUPPORTED = "unsupported"
+    MALFORMED = "malformed"
+    DUPLICATE = "duplicate"
+    EXPIRED = "expired"
+
+    __hash__ = str.__hash__  # an enum's own is a call in Python, and counters are counted under
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """What is kept of one consumed record: its key, where it ended, and what units are made of.
+
+    A record that could not be read has no endpoint, slice or event time.  `session_position` counts the
+    usable requests of the session at this endpoint in the order of delivery, from 1.
+    """
+
+    key: RecordKey
+    counter: FunnelCounter
+    reason: str | None = None  # short code, e.g. "not_timed", "image_content"; never prompt text
+    endpoint: str | None = None
+    slice_key: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    event_time: datetime | None = None  # aware, UTC
+    session_hash: str | None = None
+    user_hash: str | None = None
+    request_id_hash: str | None = None
+    unit_key: str | None = None  # the session, or what stands for it, of a usable request
+    session_position: int | None = None
+    sampling_rate: float | None = None  # inclusion probability of its session
+    num_prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A measured block; `sequence` is its start order within the endpoint."""
+
+    block_id: str
+    sequence: int
+    endpoint: str
+    slice_key: str
+    concurrency: int
+    n_max: int
+    first_arm: Arm
+    started_at: datetime
+    memory: Mapping[str, Memory]  # by fingerprint

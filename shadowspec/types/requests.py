@@ -1,0 +1,97 @@
+"""What is asked: sampling parameters, the key of a record, and one request to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class SamplingRegime(StrEnum):
+    """Coarse sampling regime of a request: temperature 0, up to 0.5, above."""
+
+    GREEDY = "greedy"
+    LOW = "low"
+    HIGH = "high"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How the production engine sampled; the field's own parameters with the field's own neutral values."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    max_tokens: int = 256
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+    @property
+    def regime(self) -> SamplingRegime:
+        if self.temperature == 0.0:
+            return SamplingRegime.GREEDY
+        return SamplingRegime.LOW if self.temperature <= 0.5 else SamplingRegime.HIGH
+
+
+class RecordKey(NamedTuple):
+    """Identity of one consumed record: topic id or file sha256, partition, offset or line, own timestamp.
+
+    `offset` of a file is the 1-based line; `partition` is 0; `timestamp_ms` is the record's own (0 if none);
+    `item` is the place within a message that holds several records (0: the first or only one).
+    A tuple, because records are looked up and sorted by it millions of times.
+    """
+
+    source: str
+    partition: int
+    offset: int
+    timestamp_ms: int = 0
+    item: int = 0
+
+    def __str__(self) -> str:
+        place = f"{self.source}[{self.partition}]@{self.offset}/{self.timestamp_ms}"
+        return f"{place}#{self.item}" if self.item else place
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedResponse:
+    """What production answered, where the record holds it."""
+
+    token_ids: tuple[int, ...] | None = field(default=None, repr=False)
+    token_logprobs: tuple[float, ...] | None = field(default=None, repr=False)
+    finish_reason: str | None = None
+    num_output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowPrompt:
+    """One request to measure.  Hashes are HMAC-SHA256 hex; `labels` holds every slice label by name."""
+
+    key: RecordKey
+    endpoint: str
+    event_time: datetime  # aware, UTC
+    labels: Mapping[str, str]  # prompt_class, sampling_regime, context_bucket and the user's own
+    prompt_token_ids: tuple[int, ...] = field(repr=False)
+    sampling: SamplingParameters
+    session_hash: str | None = None
+    user_hash: str | None = None
+    request_id_hash: str | None = None
+    response: LoggedResponse | None = None
+
+
+def format_slice_key(labels: Mapping[str, str], slice_by: tuple[str, ...]) -> str:
+    """The canonical name of a slice: `label=value` joined by commas in the order of `slice_by`."""
+    return ",".join(f"{name}={labels.get(name, 'unknown')}" for name in slice_by)
+
+
+def parse_slice_key(slice_key: str) -> dict[str, str]:
+    """The labels of a canonical slice name; {} for the whole endpoint."""
+    return dict(part.split("=", 1) for part in slice_key.split(",")) if slice_key else {}

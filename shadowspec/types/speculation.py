@@ -1,0 +1,43 @@
+"""Ways of speculating: a target with a draft, and what identifies the figures measured with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class VerifyRule(StrEnum):
+    """How a drafted token is accepted; every rule leaves the target's distribution unchanged."""
+
+    REJECTION = "rejection"
+    GREEDY_DRAFT = "greedy_draft"
+    EXACT_MATCH = "exact_match"
+    GREEDY = "greedy"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """A target with a way of drafting for it; its fingerprint identifies every figure measured with it."""
+
+    name: str  # the operator's name for it, unique within the endpoint
+    target: str  # path or id
+    draft: str | None  # None: the proposer needs no model
+    proposer: str  # "draft_model" | "ngram"
+    num_speculative_tokens: int
+    verify_rule: VerifyRule  # rule for sampled requests; a greedy request is always verified by `greedy`
+    backend: str = "torch"
+    ngram_min: int = 2  # shortest suffix looked up by the n-gram proposer
+    ngram_max: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FingerprintedConfig:
+    """A speculation config with everything else that its figures depend on (revisions, tokenizer, engine)."""
+
+    config: SpeculationConfig
+    engine: str  # name and version of the engine that measures, e.g. "shadowspec-torch/0.1.0 torch/2.13.0"
+    device: str
+    dtype: str
+    details: Mapping[str, str]  # weights and tokenizer digests, chat-template digest
+    fingerprint: str  # sha256 hex of all of the above

@@ -1,0 +1,1 @@
+"""Measuring a stream of mirrored records: from consumed messages to stored rows."""

@@ -1,0 +1,209 @@
+"""The engine in a process of its own: started by spawn, spoken to without ever waiting for it.
+
+The child builds its engines from a picklable factory, so that torch and the models are loaded there alone,
+and measures blocks one by one in the order given.  It ignores SIGINT and SIGTERM, because the parent
+decides what is still measured, and dies with its parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import logging
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from shadowspec.errors import ShadowSpecError
+from shadowspec.types import Block, BlockResult, FingerprintedConfig
+from shadowspec.worker.messages import BuildFailed, Channel, Died, Event, Failed, Measured, Ready
+
+log = logging.getLogger(__name__)
+
+EXIT_GRACE_S = 10.0  # for a child that has closed its end: a driver takes seconds to let go of a device
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_IGNORED = (signal.SIGINT, signal.SIGTERM)
+
+
+class ConfiguredEngine(Protocol):
+    """What measures a block, and says with which configs."""
+
+    @property
+    def configs(self) -> tuple[FingerprintedConfig, ...]: ...
+
+    def measure(self, block: Block) -> BlockResult: ...
+
+
+# Builds the engine of each endpoint; must be picklable, e.g. a frozen dataclass with __call__.
+EngineFactory = Callable[[], Mapping[str, ConfiguredEngine]]
+
+
+class EngineProcess:
+    """Owns one child process, from `start` until its `Died` is seen or it is killed.
+
+    The thread that calls `start` must live as long as the child is wanted: on Linux the child is tied to it.
+    """
+
+    def __init__(self, factory: EngineFactory, name: str = "engine") -> None:
+        self._factory, self._name = factory, name
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._channel: Channel | None = None
+        self._closed_since: float | None = None
+        self._is_over = False
+
+    def start(self) -> None:
+        """Start the child; `Ready`, `BuildFailed` or `Died` follows."""
+        assert self._process is None, "a process is started once"
+        ours, its = socket.socketpair()
+        arguments = (its, pickle.dumps(self._factory), os.getpid(), log.getEffectiveLevel())
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=_run, args=arguments, name=self._name, daemon=True
+        )
+        with _held_back(), its:
+            self._process.start()
+        # Before multiprocessing's own hook, which would wait for a child that ignores its SIGTERM.
+        atexit.register(self.kill)
+        self._channel = Channel(ours, blocks=False)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def fileno(self) -> int:
+        """Readable when something has happened; for select.  -1 where no process runs."""
+        if self._process is None or self._channel is None or self._is_over:
+            return -1
+        # A closed channel is readable for ever, so that then the process's own end is waited for.
+        return int(self._process.sentinel) if self._channel.is_closed else self._channel.fileno()
+
+    def submit(self, block: Block) -> None:
+        """Give the child a block to measure after those that it has."""
+        assert self._channel is not None, "the process is not started"
+        self._channel.send(block)
+
+    def poll(self) -> list[Event]:
+        """What has happened since the last call; never waits.  `Died` comes once, and last."""
+        if self._process is None or self._channel is None or self._is_over:
+            return []
+        # The exit code first: what was sent before the end is then surely there to be read.
+        exit_code = self._process.exitcode
+        self._channel.flush()
+        events: list[Event] = []
+        while (event := self._channel.receive()) is not None:
+            events.append(event)
+        if exit_code is not None:
+            self._end()
+            events.append(Died(exit_code))
+        elif self._channel.is_closed:
+            self._closed_since = self._closed_since or time.monotonic()
+            if time.monotonic() - self._closed_since > EXIT_GRACE_S:
+                self._process.kill()
+        return events
+
+    def stop(self, timeout_s: float) -> list[Event]:
+        """Let the child finish what it has, then end it, by force after `timeout_s`; the last events."""
+        if self._channel is not None and not self._is_over:
+            self._channel.send(None)
+        events = self._poll_until_over(time.monotonic() + timeout_s)
+        if not self._is_over:
+            self.kill()
+            events += self._poll_until_over(time.monotonic() + EXIT_GRACE_S)
+        return events
+
+    def kill(self) -> None:
+        """End the child at once; `Died` follows when the system has let go of it."""
+        if self._process is not None and not self._is_over:
+            self._process.kill()
+
+    def _poll_until_over(self, deadline: float) -> list[Event]:
+        events = self.poll()
+        while self._process is not None and not self._is_over and time.monotonic() < deadline:
+            select.select([self], [], [], 0.1)
+            events += self.poll()
+        return events
+
+    def _end(self) -> None:
+        assert self._process is not None
+        assert self._channel is not None
+        self._is_over = True
+        self._channel.close()
+        self._process.join()  # it has ended: this only reaps it
+        self._process.close()
+        atexit.unregister(self.kill)
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Signals wait meanwhile, and a process started here begins with them waiting: none kills it too early."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _run(connection: socket.socket, factory: bytes, parent: int, log_level: int) -> None:
+    """The child: build the engines, then measure until told to stop or the parent is gone."""
+    for ignored in _IGNORED:
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+    _die_with(parent)
+    os.set_inheritable(connection.fileno(), False)  # a helper of torch's must not hold our end open
+    faulthandler.enable()
+    logging.basicConfig(
+        level=log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s engine[%(process)d] %(name)s: %(message)s"
+    )
+    channel = Channel(connection, blocks=True)
+    engines = _build(channel, factory)
+    while engines is not None:
+        block: Block | None = channel.receive()
+        if block is None:
+            break
+        try:
+            measured = Measured(engines[block.endpoint].measure(block))
+        except Exception as error:
+            log.error("measuring block %s: %s", block.block_id, _without_message(error))
+            channel.send(Failed(block.block_id, type(error).__name__))
+            break  # the device may be left in a state in which every block fails
+        channel.send(measured)
+
+
+def _build(channel: Channel, factory: bytes) -> Mapping[str, ConfiguredEngine] | None:
+    """The engines, announced to the parent; None where they cannot be built."""
+    try:
+        engines: Mapping[str, ConfiguredEngine] = pickle.loads(factory)()  # noqa: S301  (our parent's)
+        configs = {endpoint: engine.configs for endpoint, engine in engines.items()}
+    except ShadowSpecError as error:
+        channel.send(BuildFailed(str(error), error.exit_code))
+        return None
+    except Exception as error:
+        log.exception("building the engines failed")  # no prompt has been seen yet
+        channel.send(BuildFailed(f"the engines cannot be built: {type(error).__name__}", ShadowSpecError.exit_code))
+        return None
+    devices = sorted({config.device for group in configs.values() for config in group})
+    channel.send(Ready(configs, ", ".join(devices)))
+    return engines
+
+
+def _without_message(error: BaseException) -> str:
+    """Class of an error and where it was raised; its message may quote prompts."""
+    places = traceback.extract_tb(error.__traceback__)
+    return " < ".join([type(error).__name__, *(f"{p.name} ({p.filename}:{p.lineno})" for p in reversed(places))])
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the parent ends; elsewhere than on Linux the closed channel ends the child a block later."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)  # the parent went before it could be tied to

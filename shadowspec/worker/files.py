@@ -1,0 +1,115 @@
+"""Measuring a file of mirrored traffic: the worker's pipeline, with the engine in this process.
+
+A file is a partition that ends: its source is the content's digest, its offsets are lines.  Read again, lines
+that the ledger has passed only bring back what admission remembers of them, so a second pass goes on where
+the first one stopped and a full second pass changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from shadowspec.tap.sources import RawRecord
+from shadowspec.types import LedgerEntry, PartitionId, RecordKey, StoredRecord, WriteBatch, WriteOutcome
+from shadowspec.worker.pipeline import BlockEngine, Pipeline
+
+CONSUMER: Final = "file"  # whom the ledger names for files: any process that reads one, wherever it lies
+FLUSH_MESSAGES = 500  # finished lines written at a time where nothing is measured
+
+
+class FileStore(Protocol):
+    """Where what was measured is kept."""
+
+    def ledger_entry(self, consumer: str, partition: PartitionId) -> LedgerEntry | None:
+        """Where the ledger stands."""
+
+    def finished_records(self, partition: PartitionId, from_offset: int) -> Mapping[RecordKey, StoredRecord]:
+        """The rows at and beyond an offset."""
+
+    def save_batch(self, batch: WriteBatch, consumer: str) -> WriteOutcome:
+        """Write rows and the ledger's steps in one transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come, for a progress bar."""
+
+    records_read: int
+    blocks_measured: int
+    requests_found: int  # measured by an earlier run
+    requests_measured: int
+
+
+class FileRun:
+    """Measures one file.  Lives as long as that file is read."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        engines: Mapping[str, BlockEngine],
+        store: FileStore,
+        *,
+        max_requests: int | None = None,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            engines: the engine of each endpoint, by endpoint name.
+            max_requests: stop reading once so many requests are to be measured (None: read to the end).
+            on_progress: called after every record and block.
+        """
+        self._pipeline, self._engines, self._store = pipeline, engines, store
+        self._max_requests = max_requests
+        self._on_progress = on_progress
+        self._records_read = self._blocks_measured = self._requests_measured = 0
+
+    def run(self, records: Iterable[RawRecord]) -> Progress:
+        """Measure all records; safe to interrupt and to repeat."""
+        partition: PartitionId | None = None
+        is_whole = False
+        try:
+            for raw in records:
+                if partition is None:
+                    partition = PartitionId(raw.key.source, raw.key.partition)
+                    entry = self._store.ledger_entry(CONSUMER, partition)
+                    stored = self._store.finished_records(partition, 0)
+                    self._pipeline.start(partition, entry, stored, is_read_anew=True)
+                self._pipeline.take(raw)
+                self._records_read += 1
+                self._report()
+                self._measure_ready()
+                if self._pipeline.outbox.num_finished >= FLUSH_MESSAGES:
+                    self._write()
+                if self._max_requests is not None and self._pipeline.num_admitted >= self._max_requests:
+                    self._pipeline.drain()
+                    break
+            else:
+                is_whole = True
+                self._pipeline.end_waiting()
+            self._measure_ready()
+        finally:
+            self._write(is_ended=is_whole)
+        return self._progress()
+
+    def _measure_ready(self) -> None:
+        while self._pipeline.ready:
+            block = self._pipeline.ready.popleft()
+            self._pipeline.measured(self._engines[block.endpoint].measure(block))
+            self._blocks_measured += 1
+            self._requests_measured += len(block.requests)
+            self._write()
+            self._report()
+
+    def _write(self, *, is_ended: bool = False) -> None:
+        batch = self._pipeline.outbox.batch(is_ended=is_ended)
+        if batch is not None:
+            self._store.save_batch(batch, CONSUMER)
+            self._pipeline.outbox.settle()
+
+    def _progress(self) -> Progress:
+        return Progress(self._records_read, self._blocks_measured, self._pipeline.num_found, self._requests_measured)
+
+    def _report(self) -> None:
+        self._on_progress(self._progress())

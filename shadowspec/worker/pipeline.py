@@ -1,0 +1,299 @@
+"""From consumed messages to blocks, and from measured blocks to what may be written.
+
+Everything that is decided before a block is measured (fates, sessions, blocks) is a function of the records
+and the ledger alone, so records that are delivered again after a crash meet the fates they met before, and
+those whose rows are already stored are not measured a second time.  No I/O but for dead letters: whoever owns
+a pipeline reads the source, has the blocks measured and writes the batches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import NamedTuple, Protocol
+
+from shadowspec.errors import RecordError
+from shadowspec.garbage import uncollected
+from shadowspec.tap.admission import Admission, Admitted, Rejected
+from shadowspec.tap.blocks import BlockFormer
+from shadowspec.tap.formats import Format, Opened, open_message
+from shadowspec.tap.joining import Joined, Joiner
+from shadowspec.tap.records import EPOCH, MirroredRecord, transport_time
+from shadowspec.tap.routing import NO_HINTS, Hints, Routing
+from shadowspec.tap.sources import RawRecord
+from shadowspec.types import (
+    Block,
+    BlockResult,
+    FunnelCounter,
+    FunnelKey,
+    LedgerEntry,
+    PartitionId,
+    RecordKey,
+    StoredRecord,
+)
+from shadowspec.worker.outbox import Outbox, partition_of, with_failures
+from shadowspec.worker.tracker import PartitionTracker
+
+_Taken = tuple[RawRecord, Hints, FunnelKey | None]  # a message, and where it ends unread if it does
+
+# Usable requests of sampled sessions make units, so they are kept as rows; every other record is a count.
+KEPT = frozenset({FunnelCounter.SAMPLED_OUT, FunnelCounter.SHED})
+EVENT_HEADERS = frozenset({"ce_type", "content-type"})
+READ_BYTES = 4 * 1024 * 1024  # of messages read before the first is decided; their documents take ten times that
+TICK = timedelta(seconds=1)  # of event time: how finely the waits of halves and blocks are looked after
+
+
+class BlockEngine(Protocol):
+    """What measures a block."""
+
+    def measure(self, block: Block) -> BlockResult:
+        """Run both arms on the block's requests."""
+
+
+class DeadLetters(Protocol):
+    """Where what cannot be read or measured goes."""
+
+    def send(self, raw: RawRecord, stage: str, reason: str) -> None:
+        """Hand over a message; it is safe once whoever writes the batch has flushed."""
+
+
+class _Waiting(NamedTuple):
+    """An admitted request whose block is not measured yet; its message is kept where it may become a dead letter."""
+
+    record: StoredRecord
+    raw: RawRecord | None
+
+
+class Pipeline:
+    """The records of the partitions that one process reads, until they are written."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        former: BlockFormer,
+        *,
+        message_format: Format = Format.AUTO,
+        routing: Routing | None = None,
+        joiner: Joiner,
+        dead_letters: DeadLetters | None = None,
+    ) -> None:
+        """
+        Args:
+            dead_letters: where malformed records and poisoned requests go (None: they are only counted).
+        """
+        self._admission, self._former, self._joiner = admission, former, joiner
+        self._format, self._routing = message_format, routing or Routing()
+        self._dead_letters = dead_letters
+        self.outbox = Outbox()
+        self._stored: dict[tuple[str, int], Mapping[RecordKey, StoredRecord]] = {}  # by source and partition
+        self._waiting: dict[RecordKey, _Waiting] = {}
+        self._messages: dict[RecordKey, tuple[RawRecord, Hints]] = {}  # halves whose other half has not come
+        self.ready: deque[Block] = deque()
+        self.is_shedding = False  # admitted requests are shed instead of measured
+        self._watermark = EPOCH
+        self.num_admitted = 0
+        self.num_found = 0  # admitted requests whose rows were stored already
+
+    # partitions
+
+    def start(
+        self,
+        partition: PartitionId,
+        entry: LedgerEntry | None,
+        stored: Mapping[RecordKey, StoredRecord],
+        *,
+        is_read_anew: bool = False,
+    ) -> None:
+        """Take up a partition where its ledger stands.
+
+        Args:
+            stored: the rows at and beyond that place: measured before a crash, their offsets not passed.
+            is_read_anew: it is read from its beginning, and what it has passed tells admission what to remember.
+        """
+        self.outbox.start(partition, entry, is_read_anew=is_read_anew)
+        self._stored[partition.source, partition.partition] = stored
+
+    def forget(self, partition: PartitionId) -> None:
+        """Drop everything unfinished of a partition that this process no longer reads: another one gets it again.
+
+        Blocks that are being measured go on; their rows are as good as anybody's.
+        """
+        self.outbox.forget(partition)
+        self._stored.pop((partition.source, partition.partition), None)
+        self._admission.forget(partition)
+        self._joiner.forget(partition)
+        for key in [key for key in self._messages if partition_of(key) == partition]:
+            del self._messages[key]
+        for prompt in self._former.forget(partition):
+            self._waiting.pop(prompt.key, None)
+
+    def reads(self, key: RecordKey) -> bool:
+        """Whether the partition is taken up; what it delivers before that is delivered again."""
+        return self.outbox.tracker(key) is not None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests admitted and not measured."""
+        return len(self._waiting)
+
+    # records
+
+    def take(self, raw: RawRecord, topic: str | None = None) -> None:
+        """Take one message in; blocks that may start are appended to `ready`."""
+        self.take_all([raw], lambda _: topic)
+
+    def take_all(self, raws: Iterable[RawRecord], topic_of: Callable[[str], str | None]) -> None:
+        """Take messages in, in their order; blocks that may start are appended to `ready`.
+
+        Args:
+            topic_of: the name of a source's topic, if it has one.
+        """
+        with uncollected():
+            self._take_all(raws, topic_of)
+
+    def _take_all(self, raws: Iterable[RawRecord], topic_of: Callable[[str], str | None]) -> None:
+        taken: list[_Taken] = []
+        size = 0
+        for raw in raws:
+            hints = self._routing.hints(raw, topic_of(raw.key.source))
+            is_early = hints is not NO_HINTS and not self._may_be_half(raw)
+            early = self._admission.presample(hints) if is_early else None
+            taken.append((raw, hints, early))
+            if early is None:
+                size += len(raw.value or b"")
+                if size >= READ_BYTES:
+                    self._take_in(taken)
+                    taken, size = [], 0
+        self._take_in(taken)
+
+    def _take_in(self, taken: Sequence[_Taken]) -> None:
+        """Read what is to be read of messages, then decide them one after the other."""
+        messages = [open_message(raw, self._format) for raw, _, early in taken if early is None]
+        hints_of = [hints for _, hints, early in taken if early is None]
+        readings = iter(
+            self._admission.read(
+                (each.key, _found(each), hints)
+                for opened, hints in zip(messages, hints_of, strict=True)
+                for each in opened
+                if each.half is None
+            )
+        )
+        left = iter(messages)
+        for raw, hints, early in taken:
+            tracker = self.outbox.tracker(raw.key)
+            assert tracker is not None, "a message of a partition that was not taken up"
+            if early is not None:
+                self._pass_over(tracker, raw.key, early)
+                continue
+            opened = next(left)
+            is_new = tracker.deliver(raw.key.offset, len(opened))
+            for each in opened:
+                if each.half is not None:
+                    self._messages[each.key] = (raw, hints)
+                    self._joined(self._joiner.add(each.key, each.half))
+                    self._pass_time(each.half.event_time)
+                    continue
+                reading = next(readings)
+                if is_new or tracker.is_read_anew:  # else the ledger has passed it, and only halves are wanted
+                    self._end(self._admission.decide(reading), raw)
+
+    def _pass_over(self, tracker: PartitionTracker, key: RecordKey, counted: FunnelKey) -> None:
+        """A message came that ends before its body is read."""
+        event_time = transport_time(key.timestamp_ms)
+        self.outbox.pass_over(tracker, key.offset, counted, event_time)
+        if event_time is not None:
+            self._pass_time(event_time)
+
+    def drain(self) -> None:
+        """Start every block that is still open: this process ends, and what waits to be joined is read again."""
+        self.ready += self._former.drain()
+
+    def end_waiting(self) -> None:
+        """Nothing follows, or not for long: halves go on without their other half, and open blocks start."""
+        self._joined(self._joiner.drain())
+        self.drain()
+
+    def measured(self, result: BlockResult, poisoned: Mapping[RecordKey, str] | None = None) -> None:
+        """Take back a measured block; `poisoned` requests become dead letters of the stage `engine`."""
+        poisoned = poisoned or {}
+        waiting = [self._waiting.pop(prompt.key, None) for prompt in result.block.requests]
+        records = with_failures(result, [each.record for each in waiting if each is not None])
+        for each in waiting:
+            if each is not None and each.raw is not None and each.record.key in poisoned:
+                self._send(each.raw, "engine", poisoned[each.record.key])
+        self.outbox.add(result, records)
+
+    # one record
+
+    def _joined(self, found: Sequence[Joined]) -> None:
+        for each in found:
+            raw, hints = self._messages[each.key]
+            for member in each.members:
+                del self._messages[member]
+                if member != each.key:
+                    self.outbox.end_half(member, each.key)
+            tracker = self.outbox.tracker(each.key)
+            if tracker is not None and tracker.was_passed(each.key.offset) and not tracker.is_read_anew:
+                continue  # counted already; it was read again for its other half
+            self._end(self._admission.admit_record(each.key, _found(each), hints), raw)
+
+    def _end(self, fate: Admitted | Rejected, raw: RawRecord) -> None:
+        """A record ends here, or waits for its block."""
+        if isinstance(fate, Rejected):
+            self._reject(fate, raw)
+            return
+        key = fate.record.key
+        found = self._stored.get((key.source, key.partition))
+        stored = found.get(key) if found else None
+        if stored is not None:
+            self.num_found += 1
+            self._former.remember(fate.prompt)
+            self.outbox.end(stored, row=None)
+        elif self.is_shedding:
+            shed = replace(fate.record, counter=FunnelCounter.SHED, reason="queue_full")
+            self.outbox.end(shed, row=shed)
+        else:
+            self._wait(fate, raw)
+
+    def _wait(self, fate: Admitted, raw: RawRecord) -> None:
+        self.num_admitted += 1
+        self._waiting[fate.prompt.key] = _Waiting(fate.record, raw if self._dead_letters is not None else None)
+        self._pass_time(fate.prompt.event_time)
+        self.ready += self._former.add(fate.prompt, fate.concurrency)
+
+    def _pass_time(self, event_time: datetime) -> None:
+        """Let what waits feel the time, of every endpoint: a quiet one's blocks do not wait for its next record."""
+        if event_time - self._watermark >= TICK:
+            self._watermark = event_time
+            self._joined(self._joiner.expire(event_time))
+            self.ready += self._former.advance_all(event_time)
+
+    def _reject(self, fate: Rejected, raw: RawRecord) -> None:
+        record = fate.record
+        if record.counter is FunnelCounter.MALFORMED:
+            self._send(raw, "tap", record.reason or "malformed")
+        is_kept = record.counter in KEPT and record.unit_key is not None
+        self.outbox.end(record, row=record if is_kept else None)
+        if record.event_time is not None:
+            self._pass_time(record.event_time)
+
+    def _send(self, raw: RawRecord, stage: str, reason: str) -> None:
+        # A message that the ledger has passed was handed over when it was first read.
+        tracker = self.outbox.tracker(raw.key)
+        if self._dead_letters is not None and tracker is not None and tracker.is_unfinished(raw.key.offset):
+            self._dead_letters.send(raw, stage, reason)
+
+    def _may_be_half(self, raw: RawRecord) -> bool:
+        """Whether key and headers say too little: two messages may be one record."""
+        if self._format is not Format.AUTO:
+            return self._format is Format.CLOUDEVENTS
+        # Of every message, where a generator would take twice as long.
+        return bool(raw.headers) and not EVENT_HEADERS.isdisjoint([name.lower() for name, _ in raw.headers])
+
+
+def _found(each: Opened | Joined) -> MirroredRecord | RecordError:
+    found = each.record if each.record is not None else each.error
+    assert found is not None, "neither a record nor an error"
+    return found

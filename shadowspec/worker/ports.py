@@ -1,0 +1,129 @@
+"""What the worker's loop needs of the world around it, declared here by the one who needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from shadowspec.tap.sources import RawRecord
+from shadowspec.types import (
+    Block,
+    FingerprintedConfig,
+    LedgerEntry,
+    PartitionId,
+    RecordKey,
+    StoredRecord,
+    UnitMemory,
+    Verdict,
+    WriteBatch,
+    WriteOutcome,
+)
+from shadowspec.worker.recovery import BlockOutcome
+
+
+class Lost(Protocol):
+    """Offsets that the broker deleted before they were read."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def partition(self) -> PartitionId: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+
+class Changes(Protocol):
+    """Partitions that came and went since one last asked; one that went and came back stands in both."""
+
+    @property
+    def assigned(self) -> Sequence[PartitionId]: ...
+
+    @property
+    def revoked(self) -> Sequence[PartitionId]: ...
+
+    @property
+    def lost_ranges(self) -> Sequence[Lost]: ...
+
+
+class Commit(Protocol):
+    """What became of a commit."""
+
+    @property
+    def is_complete(self) -> bool: ...
+
+
+class MessageSource(Protocol):
+    """The mirrored topics.  A partition delivers nothing until it is started."""
+
+    def poll(self, timeout_s: float) -> Sequence[RawRecord]: ...
+
+    def changes(self) -> Changes: ...
+
+    def start(self, partition: PartitionId, offset: int | None) -> None: ...
+
+    def pause_all(self) -> None: ...
+
+    def resume_all(self) -> None: ...
+
+    def commit(self, offsets: Mapping[PartitionId, int]) -> Commit: ...
+
+    def lag(self) -> Mapping[PartitionId, int]: ...
+
+    def topic_of(self, source: str) -> str | None: ...
+
+    @property
+    def is_connected(self) -> bool: ...
+
+
+class BlockSupervisor(Protocol):
+    """The engine processes behind a bounded queue."""
+
+    def offer(self, block: Block) -> bool: ...
+
+    def step(self) -> Sequence[BlockOutcome]: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+    @property
+    def num_queued(self) -> int: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def configs_by_endpoint(self) -> Mapping[str, Sequence[FingerprintedConfig]]: ...
+
+
+class DeadLetterQueue(Protocol):
+    """Where malformed messages go."""
+
+    def flush(self) -> None: ...
+
+
+class WorkerStore(Protocol):
+    """Where what was measured is kept."""
+
+    def ledger_entry(self, consumer: str, partition: PartitionId) -> LedgerEntry | None: ...
+
+    def finished_records(self, partition: PartitionId, from_offset: int) -> Mapping[RecordKey, StoredRecord]: ...
+
+    def unit_memories(
+        self, endpoint: str, since: datetime, *, partition: PartitionId, before_offset: int
+    ) -> Mapping[str, UnitMemory]: ...
+
+    def recent_request_ids(
+        self, endpoint: str, since: datetime, *, partition: PartitionId, before_offset: int
+    ) -> Collection[str]: ...
+
+    def save_fingerprints(self, configs: Sequence[FingerprintedConfig]) -> None: ...
+
+    def save_batch(self, batch: WriteBatch, consumer: str) -> WriteOutcome: ...
+
+    def standing_verdicts(self, endpoint: str) -> Mapping[tuple[str, int, str], Verdict]: ...

@@ -1,0 +1,64 @@
+"""At which rate each slice is sampled: the endpoint's own until everything that it feeds is decided.
+
+A slice feeds its own hypotheses and the whole endpoint's, at every load and for every candidate.  Its rate
+never changes while one of them is undecided; then it drops to `min_rate`, which keeps the detectors alive and
+frees the rest of the capacity for slices that are still open.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from shadowspec.tap.endpoints import EndpointRule
+from shadowspec.types import Verdict
+
+Verdicts = Mapping[tuple[str, int, str], Verdict]  # by slice, load and fingerprint
+WHOLE_ENDPOINT = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What an endpoint is measured with now: the hypotheses of anything else no longer count."""
+
+    fingerprints: Collection[str]
+    loads: Collection[int]
+
+
+class SliceRates:
+    """The rates as of the last decisions that were read; until the engines say what they measure, the full ones."""
+
+    def __init__(self, loads: Mapping[str, Collection[int]]) -> None:
+        self._measured = {endpoint: Measured((), own) for endpoint, own in loads.items()}
+        self._decided: frozenset[tuple[str, str]] = frozenset()
+
+    def measure_with(self, fingerprints: Mapping[str, Collection[str]]) -> None:
+        """The engines are built: what each endpoint is measured with."""
+        for endpoint, own in fingerprints.items():
+            self._measured[endpoint] = replace(self._measured[endpoint], fingerprints=tuple(own))
+
+    def __call__(self, rule: EndpointRule, slice_key: str) -> float:
+        """The rate of a slice that begins now."""
+        is_decided = (rule.name, slice_key) in self._decided
+        return min(rule.min_rate, rule.sample_rate) if is_decided else rule.sample_rate
+
+    def refresh(self, verdicts: Mapping[str, Verdicts]) -> None:
+        """Take up the standing verdicts of each endpoint."""
+        self._decided = frozenset(
+            (endpoint, slice_key)
+            for endpoint, own in verdicts.items()
+            for slice_key in decided_slices(own, self._measured[endpoint])
+        )
+
+
+def decided_slices(verdicts: Verdicts, measured: Measured) -> set[str]:
+    """The slices of an endpoint that feed no undecided hypothesis."""
+    wanted = {(load, fingerprint) for load in measured.loads for fingerprint in measured.fingerprints}
+    decided: dict[str, set[tuple[int, str]]] = defaultdict(set)
+    for (slice_key, load, fingerprint), verdict in verdicts.items():
+        if verdict is not Verdict.HOLD:
+            decided[slice_key].add((load, fingerprint))
+    if not wanted or not wanted <= decided[WHOLE_ENDPOINT]:
+        return set()
+    return {slice_key for slice_key, own in decided.items() if wanted <= own} - {WHOLE_ENDPOINT}

@@ -1,0 +1,122 @@
+"""A block on its way through an engine that may die of it: who is suspected, who is poisoned, what remains.
+
+Once the engine has failed at a block, each of its own requests is tried alone: beside it stand only copies
+of prompts that were measured well.  A request at which the engine fails alone too often is poisoned.  Then
+the block is measured with the others, fillers in the places of the poisoned ones, so that the load is true.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from shadowspec.tap.blocks import REMEMBERED_PROMPTS
+from shadowspec.types import Block, BlockResult, FingerprintedConfig, RecordKey, Run, ShadowPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOutcome:
+    """A finished block.  Its poisoned requests have failed runs, by reason code; `seconds` is the wall time of
+    its last measurement, 0 if there was none."""
+
+    result: BlockResult
+    poisoned: Mapping[RecordKey, str]
+    seconds: float
+
+
+@dataclass(slots=True)
+class Case:
+    """What is known of one block.  `suspects`, yet to be tried alone, is None until the engine failed at it."""
+
+    block: Block
+    suspects: deque[ShadowPrompt] | None = None
+    poisoned: dict[RecordKey, str] = field(default_factory=dict)
+    reason: str = "engine_died"  # of the last failure
+    num_retries: int = 0  # failures at the block after its requests were tried alone
+
+    @property
+    def survivors(self) -> tuple[ShadowPrompt, ...]:
+        return tuple(prompt for prompt in self.block.requests if prompt.key not in self.poisoned)
+
+    def suspect_all(self, reason: str) -> None:
+        """The engine failed at the block: each request is to be tried."""
+        self.reason = reason
+        self.suspects = deque(self.block.requests)
+
+    def clear_suspect(self) -> None:
+        """The request that was tried did no harm."""
+        assert self.suspects
+        self.suspects.popleft()
+
+    def poison_suspect(self, reason: str) -> None:
+        """The request that was tried has failed too often."""
+        assert self.suspects
+        self.poisoned[self.suspects.popleft().key] = reason
+
+    def poison_survivors(self, reason: str) -> None:
+        """The block fails though no request of it does alone."""
+        self.poisoned.update({prompt.key: reason for prompt in self.survivors})
+
+    def outcome(
+        self, measured: BlockResult | None, configs: Sequence[FingerprintedConfig], seconds: float
+    ) -> BlockOutcome:
+        """The block's end: what was measured, and a failed run of every config for each poisoned request."""
+        failures = [
+            Run(key, config.fingerprint, self.block.block_id, failure=reason)
+            for config in configs
+            for key, reason in self.poisoned.items()
+        ]
+        if measured is None:
+            result = BlockResult(self.block, datetime.now(UTC), tuple(failures), {})
+        else:
+            result = replace(measured, block=self.block, runs=(*measured.runs, *failures))
+        return BlockOutcome(result, dict(self.poisoned), seconds)
+
+
+class MeasuredPrompts:
+    """Prompts that were measured well lately, by endpoint and slice: what untimed places are filled with."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[tuple[str, str], deque[ShadowPrompt]] = {}
+
+    def remember(self, result: BlockResult) -> None:
+        """Keep the prompts that a measurement found nothing wrong with."""
+        failed = {run.key for run in result.runs if run.failure is not None}
+        place = (result.block.endpoint, result.block.slice_key)
+        kept = self._prompts.setdefault(place, deque(maxlen=REMEMBERED_PROMPTS))
+        kept.extend(prompt for prompt in result.block.requests if prompt.key not in failed)
+
+    def whole(self, case: Case, poisoned: Mapping[RecordKey, str]) -> Block:
+        """The case's block as it is to be measured, without what is poisoned.
+
+        Its fillers stay as they are, except poisoned ones; after a failure all that are not known to be good.
+        """
+        block, survivors = case.block, case.survivors
+        if case.suspects is None:
+            fillers = [prompt for prompt in block.fillers if prompt.key not in poisoned]
+        else:
+            good = {prompt.key for prompt in self._prompts.get((block.endpoint, block.slice_key), ())}
+            fillers = [prompt for prompt in block.fillers if prompt.key in good]
+        missing = block.concurrency - len(survivors) - len(fillers)
+        fillers += _repeated(self._others(block) or survivors, missing)
+        return replace(block, requests=survivors, fillers=tuple(fillers))
+
+    def trial(self, block: Block, suspect: ShadowPrompt) -> Block:
+        """A block of which only the suspect is new; smaller than the load where nothing was measured well yet."""
+        fillers = _repeated(self._others(block), block.concurrency - 1)
+        return replace(block, requests=(suspect,), fillers=tuple(fillers))
+
+    def _others(self, block: Block) -> Sequence[ShadowPrompt]:
+        """Good prompts that are not the block's own: of its slice, else of its endpoint."""
+        own = {prompt.key for prompt in block.requests}
+        place = (block.endpoint, block.slice_key)
+        elsewhere = [kept for (endpoint, _), kept in self._prompts.items() if endpoint == block.endpoint]
+        alike = [prompt for prompt in self._prompts.get(place, ()) if prompt.key not in own]
+        return alike or [prompt for kept in elsewhere for prompt in kept if prompt.key not in own]
+
+
+def _repeated(prompts: Sequence[ShadowPrompt], count: int) -> list[ShadowPrompt]:
+    """`count` of the prompts, from the first again where they run out; none of none."""
+    return [prompts[index % len(prompts)] for index in range(count)] if prompts else []

@@ -1,0 +1,295 @@
+"""The engines kept running: a bounded queue of blocks, one child process per device, and what follows a failure.
+
+`step` is called from the poll loop and never waits.  A child that dies or stalls at a block is replaced and
+the block recovered (see `recovery`); one that dies while it builds or idles is replaced after a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from shadowspec.errors import ModelError
+from shadowspec.types import Block, FingerprintedConfig, RecordKey, ShadowPrompt
+from shadowspec.worker.attempts import AttemptLog, Attempts
+from shadowspec.worker.engine_process import EngineFactory, EngineProcess
+from shadowspec.worker.messages import BuildFailed, Died, Event, Failed, Measured, Ready
+from shadowspec.worker.recovery import BlockOutcome, Case, MeasuredPrompts
+
+log = logging.getLogger(__name__)
+
+SENT_AHEAD = 2  # blocks in a child's hands: the next begins without waiting for the poll loop
+FIRST_BACKOFF_S = 1.0  # doubles with every death that no block explains, up to the longest
+LONGEST_BACKOFF_S = 30.0
+CLOSE_TIMEOUT_S = 5.0  # for an idle child to leave by itself
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A block in a child's hands: all of its case, or one suspect alone at its nth attempt."""
+
+    case: Case
+    block: Block
+    suspect: ShadowPrompt | None = None
+    attempt: int = 0
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One device: its child, if one runs, and what it is at.  `case` is the block that it is recovering."""
+
+    factory: EngineFactory
+    name: str
+    process: EngineProcess | None = None
+    is_ready: bool = False
+    has_been_ready: bool = False
+    configs: Mapping[str, tuple[FingerprintedConfig, ...]] = field(default_factory=dict)  # when last ready
+    sent: deque[_Sent] = field(default_factory=deque)  # in the order in which they are measured
+    since: float = 0.0  # when the first of them began
+    case: Case | None = None
+    blame: str | None = None  # why the child is about to end, where we know
+    restart_at: float = 0.0
+    num_unexplained_deaths: int = 0  # in a row
+
+
+class Supervisor:
+    """Measures blocks on one or several engines.  Owns their processes from `start` to `close`."""
+
+    def __init__(
+        self,
+        factories: Sequence[EngineFactory],
+        attempt_log: AttemptLog,
+        *,
+        max_queued_blocks: int = 8,
+        block_timeout_s: float = 600.0,
+        max_attempts: int = 3,
+        on_restart: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            factories: one for each child process; each runs on a device of its own.
+            block_timeout_s: a child that gives no result of a block for so long is killed.
+            max_attempts: so many failures of a request alone, or of a block after that, are its last.
+            on_restart: called with a short reason whenever a child has ended and another is to be started.
+        """
+        self._slots = [_Slot(factory, f"engine-{index}") for index, factory in enumerate(factories)]
+        self._attempts = Attempts(attempt_log)
+        self._max_queued_blocks, self._max_attempts = max_queued_blocks, max_attempts
+        self._block_timeout_s = block_timeout_s
+        self._on_restart = on_restart
+        self._queue: deque[Case] = deque()
+        self._outcomes: list[BlockOutcome] = []
+        self._measured = MeasuredPrompts()
+        self._poisoned: dict[RecordKey, str] = {}  # grows by requests that each cost several restarts: slowly
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_ready(self) -> bool:
+        """Some engine is built and can measure."""
+        return any(slot.is_ready for slot in self._slots)
+
+    @property
+    def is_full(self) -> bool:
+        """No block is taken now."""
+        return len(self._queue) >= self._max_queued_blocks
+
+    @property
+    def is_idle(self) -> bool:
+        """Every block that was taken has been given back."""
+        return self.in_flight == 0
+
+    @property
+    def num_queued(self) -> int:
+        """Blocks that wait."""
+        return len(self._queue)
+
+    @property
+    def in_flight(self) -> int:
+        """Blocks that were taken and not yet given back, the waiting ones included."""
+        in_hand = sum(max(len(slot.sent), slot.case is not None) for slot in self._slots)
+        return len(self._queue) + in_hand + len(self._outcomes)
+
+    @property
+    def configs_by_endpoint(self) -> dict[str, tuple[FingerprintedConfig, ...]]:
+        """The configs that each endpoint is measured with, as last announced; empty until an engine is built."""
+        return {endpoint: own for slot in self._slots for endpoint, own in slot.configs.items()}
+
+    def start(self) -> None:
+        """Start the children; the calling thread must live as long as they are wanted."""
+        for slot in self._slots:
+            self._start(slot)
+
+    def offer(self, block: Block) -> bool:
+        """Queue a block; False if the queue is full."""
+        if self.is_full:
+            return False
+        self._queue.append(Case(block))
+        return True
+
+    def step(self) -> list[BlockOutcome]:
+        """Hear the children, replace those that are gone, give them work; the blocks finished meanwhile.
+
+        Raises:
+            ShadowSpecError: engines cannot be built at their first start, or attempts cannot be written down.
+        """
+        for slot in self._slots:
+            for event in slot.process.poll() if slot.process is not None else ():
+                self._hear(slot, event)
+            self._watch(slot)
+        for depth in range(1, SENT_AHEAD + 1):  # every engine has a block before any has two
+            for slot in self._slots:
+                self._give_work(slot, depth)
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a child has something to say, at most so long."""
+        running = [slot.process for slot in self._slots if slot.process is not None]
+        select.select([process for process in running if process.fileno() >= 0], [], [], timeout_s)
+
+    def drain(self, timeout_s: float) -> list[BlockOutcome]:
+        """Measure all that was taken; what is not finished by then is left (see `is_idle`)."""
+        deadline = time.monotonic() + timeout_s
+        outcomes = self.step()
+        while not self.is_idle and time.monotonic() < deadline:
+            self.wait(0.1)
+            outcomes += self.step()
+        return outcomes
+
+    def close(self) -> None:
+        """End the children, at once where they are measuring; what they had in hand is not measured."""
+        self._attempts.close()
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.stop(0.0 if slot.sent else CLOSE_TIMEOUT_S)
+                slot.process, slot.is_ready = None, False
+
+    def _start(self, slot: _Slot) -> None:
+        slot.process = EngineProcess(slot.factory, slot.name)
+        slot.process.start()
+
+    def _hear(self, slot: _Slot, event: Event) -> None:
+        match event:
+            case Ready():
+                slot.is_ready = slot.has_been_ready = True
+                slot.configs = event.configs
+            case Measured(result):
+                sent, now = slot.sent.popleft(), time.monotonic()
+                seconds, slot.since = now - slot.since, now
+                slot.num_unexplained_deaths = 0
+                self._measured.remember(result)
+                if sent.suspect is None:
+                    self._finish(slot, sent.case.outcome(result, slot.configs[sent.block.endpoint], seconds))
+                else:
+                    sent.case.clear_suspect()
+                    self._attempts.clear(sent.suspect.key)
+            case Failed():
+                slot.blame = "engine_failed"
+            case BuildFailed(message, exit_code):
+                if not slot.has_been_ready:
+                    error = ModelError(message)
+                    error.exit_code = exit_code
+                    raise error
+                log.error("%s cannot be built: %s", slot.name, message)
+                slot.blame = "build_failed"
+            case Died():
+                self._replace(slot, event)
+
+    def _watch(self, slot: _Slot) -> None:
+        """Kill a child that has been at one block for too long; start one whose time has come."""
+        now = time.monotonic()
+        if slot.process is None:
+            if now >= slot.restart_at:
+                self._start(slot)
+        elif slot.sent and slot.blame is None and now - slot.since > self._block_timeout_s:
+            slot.blame = "engine_stalled"
+            slot.process.kill()
+
+    def _replace(self, slot: _Slot, death: Died) -> None:
+        """A child has ended: blame the block that it was at, take back the others, and plan its successor."""
+        reason = slot.blame or "engine_died"
+        log.error("%s ended (%s, %s)%s", slot.name, reason, death, "" if slot.sent else " while no block was measured")
+        slot.process, slot.is_ready, slot.blame = None, False, None
+        slot.restart_at = time.monotonic()
+        if slot.sent:
+            first = slot.sent.popleft()
+            self._queue.extendleft(sent.case for sent in reversed(slot.sent))
+            slot.sent.clear()
+            self._blame(slot, first, reason)
+        else:
+            slot.restart_at += min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**slot.num_unexplained_deaths)
+            slot.num_unexplained_deaths += 1
+        self._on_restart(reason)
+
+    def _blame(self, slot: _Slot, sent: _Sent, reason: str) -> None:
+        """The engine failed at what was sent: a suspect alone, a block as it came, or what was left of one."""
+        case = sent.case
+        slot.case = case
+        if sent.suspect is not None:
+            if sent.attempt >= self._max_attempts:
+                self._poison(case, reason)
+        elif case.suspects is None:
+            case.suspect_all(reason)
+        else:
+            case.num_retries += 1
+            if case.num_retries >= self._max_attempts:
+                case.poison_survivors(reason)
+                self._finish(slot, case.outcome(None, slot.configs[case.block.endpoint], 0.0))
+
+    def _give_work(self, slot: _Slot, depth: int) -> None:
+        if not slot.is_ready or slot.blame is not None or len(slot.sent) >= depth:
+            return
+        if slot.case is not None:
+            if not slot.sent:
+                self._recover(slot, slot.case)
+        elif self._queue:
+            case = self._queue.popleft()
+            self._send(slot, _Sent(case, self._measured.whole(case, self._poisoned)))
+
+    def _recover(self, slot: _Slot, case: Case) -> None:
+        """The next step of a recovery: a suspect alone, or, when all were tried, the block with those left."""
+        while case.suspects:
+            suspect = case.suspects[0]
+            attempt = self._attempts.number(suspect.key)
+            if attempt is None:
+                return  # it is being written down
+            if attempt <= self._max_attempts:
+                self._send(slot, _Sent(case, self._measured.trial(case.block, suspect), suspect, attempt))
+                return
+            self._poison(case, case.reason)  # an earlier worker has tried it often enough
+        if case.survivors:
+            self._send(slot, _Sent(case, self._measured.whole(case, self._poisoned)))
+        else:
+            self._finish(slot, case.outcome(None, slot.configs[case.block.endpoint], 0.0))
+
+    def _poison(self, case: Case, reason: str) -> None:
+        assert case.suspects
+        key = case.suspects[0].key
+        log.error("%s is poisoned: %s", key, reason)
+        case.poison_suspect(reason)
+        self._poisoned[key] = reason
+
+    def _send(self, slot: _Slot, sent: _Sent) -> None:
+        assert slot.process is not None
+        if not slot.sent:
+            slot.since = time.monotonic()
+        slot.sent.append(sent)
+        slot.process.submit(sent.block)
+
+    def _finish(self, slot: _Slot, outcome: BlockOutcome) -> None:
+        slot.case = None
+        self._outcomes.append(outcome)

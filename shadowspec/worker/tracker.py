@@ -1,0 +1,214 @@
+"""Which consumed messages are finished, and how far the ledger of each partition may therefore move.
+
+A message is finished when every record in it has ended in a funnel counter and what is to be stored of it is
+at hand.  The ledger moves over the finished messages at the front, in the order of delivery, which is what
+"contiguous" means where compaction and transaction markers leave gaps in the offsets.  Finished messages
+behind an unfinished one are added up, so memory grows with what is unfinished and with the rows to be
+written, not with the traffic.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from shadowspec.types import Advance, FunnelKey, LedgerEntry, PartitionId, StoredRecord
+
+
+@dataclass(slots=True)
+class _Span:
+    """Messages in a row: one that is unfinished (`pending` of its records are), or any number that are not."""
+
+    last_offset: int
+    pending: int
+    num_messages: int = 1
+    funnel: dict[FunnelKey, int] = field(default_factory=dict)
+    rows: list[StoredRecord] = field(default_factory=list)
+    watermark: datetime | None = None
+
+    def count(self, key: FunnelKey, number: int = 1) -> None:
+        self.funnel[key] = self.funnel.get(key, 0) + number
+
+    def absorb(self, later: _Span) -> None:
+        self.last_offset = later.last_offset
+        self.num_messages += later.num_messages
+        for key, number in later.funnel.items():
+            self.count(key, number)
+        self.rows += later.rows
+        self.watermark = _newest(self.watermark, later.watermark)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The ledger's next step and the rows that belong to it."""
+
+    advance: Advance
+    records: tuple[StoredRecord, ...]
+
+
+class PartitionTracker:
+    """One partition, from the place where its ledger stands.  Messages below it are known and ignored."""
+
+    def __init__(self, partition: PartitionId, entry: LedgerEntry | None, *, is_read_anew: bool = False) -> None:
+        self.partition = partition
+        self.is_read_anew = is_read_anew
+        self.position = self._begin = 0 if entry is None else entry.next_offset
+        self._first: int | None = None if entry is None else 0  # where the ledger begins; told with its first step
+        self._expected = None if entry is None else entry.next_offset
+        self._watermark = None if entry is None else entry.watermark
+        self._was_ended = entry is not None and entry.is_ended
+        self._was_behind = entry is not None and entry.is_behind
+        self._spans: deque[_Span] = deque()
+        self._pending: dict[int, _Span] = {}  # by offset
+        self._ties: dict[int, int] = {}  # the later message of a pair, to the earlier one
+        self._in_flight: Step | None = None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Messages with a record that has not ended."""
+        return len(self._pending)
+
+    @property
+    def num_held(self) -> int:
+        """Messages that the ledger has not passed, finished or not."""
+        return sum(span.num_messages for span in self._spans)
+
+    @property
+    def has_step(self) -> bool:
+        """Whether the ledger could move, or is moving."""
+        return self._in_flight is not None or bool(self._spans and self._spans[0].pending == 0) or self._falls_behind
+
+    @property
+    def _falls_behind(self) -> bool:
+        """Whether something is unfinished of which the ledger does not say so yet.
+
+        It must: where nothing is behind, the newest event anywhere is taken for known (see `Watermark`).
+        """
+        return bool(self._spans) and self._expected is not None and not self._was_behind
+
+    def was_passed(self, offset: int) -> bool:
+        """Whether the ledger had passed the message before this tracker began."""
+        return offset < self._begin
+
+    def is_unfinished(self, offset: int) -> bool:
+        """Whether the message came and holds a record that has not ended."""
+        return offset in self._pending
+
+    def deliver(self, offset: int, num_records: int) -> bool:
+        """A message came, with so many records to end; False if the ledger has passed it already."""
+        if offset < self.position:
+            return False
+        self.position = offset + 1
+        self._first = offset if self._first is None else self._first
+        span = _Span(offset, num_records)
+        if num_records > 0:
+            self._pending[offset] = span
+            self._spans.append(span)
+        else:
+            self._settle(span)
+        return True
+
+    def pass_over(self, offset: int, key: FunnelKey, event_time: datetime | None) -> bool:
+        """A message came whose only record has ended already; False if the ledger has passed it already."""
+        if offset < self.position:
+            return False
+        self.position = offset + 1
+        self._first = offset if self._first is None else self._first
+        if not self._spans or self._spans[-1].pending:
+            self._spans.append(_Span(offset, 0, num_messages=0))
+        span = self._spans[-1]
+        span.last_offset = offset
+        span.num_messages += 1
+        span.count(key)
+        span.watermark = _newest(span.watermark, event_time)
+        return True
+
+    def end(self, offset: int, key: FunnelKey | None, event_time: datetime | None, row: StoredRecord | None) -> None:
+        """One of the message's records ended; `key` is None where it counts under another message (a join).
+
+        Records of messages that the ledger has passed, or that this tracker never saw, are ignored.
+        """
+        span = self._pending.get(offset)
+        if span is None:
+            return
+        span.pending -= 1
+        if key is not None:
+            span.count(key)
+        if row is not None:
+            span.rows.append(row)
+        span.watermark = _newest(span.watermark, event_time)
+        if span.pending == 0:
+            del self._pending[offset]
+            if span is self._spans[-1]:
+                self._spans.pop()
+                self._settle(span)
+
+    def tie(self, first: int, second: int) -> None:
+        """Two messages make one record: whoever reads the later one again must read the earlier one too."""
+        self._ties[max(first, second)] = min(first, second)
+
+    def step(self, *, is_behind: bool = False, is_ended: bool = False) -> Step | None:
+        """What may be written now; None if nothing is, or while the last step is not settled.
+
+        Args:
+            is_behind: more is known to follow, whatever is unfinished here.
+            is_ended: nothing follows; taken once nothing is unfinished.
+        """
+        if self._in_flight is not None:
+            return None
+        done: _Span | None = None
+        while self._spans and self._spans[0].pending == 0:
+            span = self._spans.popleft()
+            if done is None:
+                done = span
+            else:
+                done.absorb(span)
+        ends = is_ended and not self._spans
+        if done is None and ends and not self._was_ended:
+            done = _Span(self.position - 1, 0, num_messages=0)
+        elif done is None and self._falls_behind and self._expected is not None:
+            done = _Span(self._expected - 1, 0, num_messages=0)
+        elif done is None:
+            return None
+        self._watermark = _newest(self._watermark, done.watermark)
+        advance = Advance(
+            partition=self.partition,
+            expected=self._expected,
+            next_offset=done.last_offset + 1,
+            num_messages=done.num_messages,
+            funnel=done.funnel,
+            watermark=self._watermark,
+            is_behind=is_behind or bool(self._spans),
+            is_ended=ends,
+            resume_offset=self._resume_offset(done.last_offset + 1),
+            first_offset=self._first or 0,
+        )
+        self._in_flight = Step(advance, tuple(done.rows))
+        return self._in_flight
+
+    def settle(self) -> None:
+        """The last step is written."""
+        assert self._in_flight is not None, "no step was taken"
+        self._expected = self._in_flight.advance.next_offset
+        self._was_ended = self._in_flight.advance.is_ended
+        self._was_behind = self._in_flight.advance.is_behind
+        self._in_flight = None
+
+    def _resume_offset(self, next_offset: int) -> int | None:
+        """The first message below the ledger's new place that belongs to one beyond it."""
+        self._ties = {later: earlier for later, earlier in self._ties.items() if later >= next_offset}
+        return min((earlier for earlier in self._ties.values() if earlier < next_offset), default=None)
+
+    def _settle(self, span: _Span) -> None:
+        """Put a finished span at the end, into the finished one before it if there is one."""
+        if self._spans and self._spans[-1].pending == 0:
+            self._spans[-1].absorb(span)
+        else:
+            self._spans.append(span)
+
+
+def _newest(first: datetime | None, second: datetime | None) -> datetime | None:
+    if first is None or second is None:
+        return first or second
+    return max(first, second)

@@ -1,0 +1,186 @@
+"""A reader at work: filters, drills down, shares a link, downloads, and pulls the kill switch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+
+from shadowspec.config import load_config
+from shadowspec.store import Store
+from shadowspec.types import Verdict
+from tests.browser.looking import Reader
+from tests.browser.serving import Served
+from tests.browser.stores import CANARIES
+
+pytestmark = [pytest.mark.browser, pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture
+def site(dashboards: Callable[[str], Served]) -> Served:
+    return dashboards("small")
+
+
+@pytest.fixture
+def reader(new_reader: Callable[..., Reader]) -> Reader:
+    return new_reader()
+
+
+def rows(page: Page) -> list[str]:
+    """The names of the board's rows, those folded away included."""
+    return [each.text_content() or "" for each in page.locator("table.ss-board tbody .ss-go").all()]
+
+
+def test_a_filter_narrows_the_board_and_stays_in_the_address(
+    site: Served, reader: Reader, new_reader: Callable[..., Reader]
+) -> None:
+    reader.open(site.address())
+    every = rows(reader.page)
+    reader.act(lambda: reader.page.get_by_role("button", name="HOLD").first.click())
+    some = rows(reader.page)
+    assert 0 < len(some) < len(every)
+    other = new_reader()
+    other.open(reader.page.url)
+    assert rows(other.page) == some
+
+
+def test_a_search_finds_by_name(site: Served, reader: Reader) -> None:
+    reader.open(site.address())
+    every = rows(reader.page)
+    reader.page.get_by_label("Search").first.fill("completion")
+    reader.act(lambda: reader.page.keyboard.press("Enter"))
+    found = rows(reader.page)
+    assert 0 < len(found) < len(every)
+    assert found[0] == "code-completion"
+
+
+def test_from_the_board_to_the_evidence_and_on_by_link(
+    site: Served, reader: Reader, new_reader: Callable[..., Reader]
+) -> None:
+    reader.open(site.address())
+    first = reader.page.locator("table.ss-board tbody .ss-go").first
+    name = first.inner_text()
+    reader.act(first.click)
+    reader.page.wait_for_url("**/evidence*")
+    reader.expect("Confidence sequences")
+    assert name in reader.words
+    other = new_reader(width=390, theme="dark")
+    other.open(reader.page.url)
+    assert name in other.words
+    assert "Confidence sequences" in other.words
+
+
+def test_the_whole_board_is_reached_by_keyboard(site: Served, reader: Reader) -> None:
+    reader.open(site.address())
+    seen = set()
+    for _ in range(60):
+        reader.page.keyboard.press("Tab")
+        seen.add(
+            reader.page.evaluate(
+                """() => {
+                    const own = document.activeElement;
+                    return own.className.split(' ')[0] + ' ' + (own.getAttribute('aria-label') || own.innerText || '');
+                }"""
+            )
+        )
+    for wanted in ("Evidence", "Search", "Sort by", "ENABLE", "ss-sort Speedup", "ss-toggle", "ss-go"):
+        assert any(wanted in each for each in seen), wanted
+
+
+def test_runs_are_downloaded_without_a_word_of_a_prompt(dashboards: Callable[[str], Served], reader: Reader) -> None:
+    reader.open(dashboards("demo").address("explorer", endpoint="code-completion"))
+    with reader.page.expect_download() as waiting:
+        reader.page.get_by_role("button", name="CSV").first.click()
+    path = waiting.value.path()
+    text = Path(path).read_text(encoding="utf-8")
+    found = list(csv.DictReader(io.StringIO(text)))
+    assert found
+    assert not [each for each in CANARIES if each in text]
+
+
+def test_the_kill_switch(site: Served, reader: Reader, tmp_path: Path) -> None:
+    config = load_config(site.config, environment={})
+    with Store.open(config.database_url) as store:
+        enabled = [
+            own
+            for own in store.latest_decisions()
+            if own.verdict is Verdict.ENABLE and not own.slice_key and own.endpoint != "assistant"
+        ]
+    endpoint = enabled[0].endpoint
+    assert _check(site.config, endpoint).returncode == 0
+    assert not _is_off(site.config, endpoint)
+
+    # Off.
+    reader.open(site.address("audit"))
+    _choose(reader, "Endpoint", endpoint)
+    _write(reader, "Reason", "a test pulls the switch")
+    _write(reader, "Author", "browser test")
+    button = reader.page.get_by_role("button", name=f"Switch off {endpoint}")
+    assert button.is_disabled()  # until the name is typed
+    _write(reader, re.compile("^Type .* to confirm"), endpoint)
+    reader.act(button.click)
+    reader.expect("It covers")
+    reader.expect("a test pulls the switch")
+    refused = _check(site.config, endpoint)
+    assert refused.returncode == 1
+    assert "a test pulls the switch" in refused.stdout + refused.stderr
+    assert _is_off(site.config, endpoint)
+
+    # On again.
+    reader.page.get_by_role("tab", name="Clear").click()
+    _choose(reader, "Override", endpoint)
+    _write(reader, "Reason", "the test is over")
+    _write(reader, "Author", "browser test")
+    reader.act(reader.page.get_by_role("button", name="Clear it").click)
+    reader.expect("is cleared:")
+    assert _check(site.config, endpoint).returncode == 0
+    assert not _is_off(site.config, endpoint)
+    assert reader.exceptions() == [], site.said
+
+
+def _write(reader: Reader, label: str | re.Pattern[str], text: str) -> None:
+    """Fill the field that is shown and leave it."""
+    field = reader.page.get_by_role("textbox", name=label).locator("visible=true").first
+    field.fill(text)
+    reader.act(lambda: field.press("Tab"))
+
+
+def _choose(reader: Reader, label: str, option: str) -> None:
+    """Pick the option that holds this word in a select box."""
+    box = reader.page.get_by_role("combobox", name=label).locator("visible=true").first
+    box.click()
+    box.fill(option)
+    found = reader.page.get_by_role("option").filter(has_text=option).first
+    is_chosen = found.get_attribute("aria-selected") == "true"
+    if is_chosen:  # the server is not told what does not change
+        reader.page.keyboard.press("Escape")
+    else:
+        reader.act(found.click)
+
+
+def _check(config: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
+    return _command("check", "--endpoint", endpoint, config=config)
+
+
+def _is_off(config: Path, endpoint: str) -> bool:
+    """Whether what is exported for the serving side turns speculation on nowhere."""
+    done = _command("export", "--format", "flagd", "--endpoint", endpoint, config=config)
+    assert done.returncode == 0, done.stderr
+    flags = json.loads(done.stdout)["flags"]
+    is_off = not any('"on"' in json.dumps(flag.get("targeting", {})) for flag in flags.values())
+    assert is_off == (": on, " not in done.stderr)
+    return is_off
+
+
+def _command(*arguments: str, config: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shadowspec", *arguments, "--config", str(config)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, timeout=120)

@@ -1,0 +1,36 @@
+"""The part of the browser tests that `make test` runs: the board opens, on nothing and on a store with history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shadowspec.demo.large import DATA_NOTE
+from tests.browser import stores
+from tests.browser.looking import Reader
+from tests.browser.serving import Served
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("state", ["empty", "small"])
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
+def test_the_board_opens(
+    dashboards: Callable[[str], Served], new_reader: Callable[..., Reader], state: str, width: int, theme: str
+) -> None:
+    own = new_reader(width=width, theme=theme)
+    site = dashboards(state)
+    own.open(site.address())
+    assert own.exceptions() == [], site.said
+    assert own.errors == []
+    assert own.overflow() == []
+    assert own.foreign == []
+    if state == "empty":
+        assert "nothing consumed yet" in own.words
+    else:
+        assert DATA_NOTE in own.words
+        assert "ENABLE" in own.words
+        assert "HOLD" in own.words
+    assert stores.PASSWORD not in own.received()
+    assert own.violations() == []

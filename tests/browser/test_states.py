@@ -1,0 +1,92 @@
+"""Every page in every state, light and dark, at the width of a desk and of a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shadowspec.demo import DATA_NOTE as DEMO_NOTE
+from shadowspec.demo.large import DATA_NOTE
+from tests.browser.looking import THEMES, WIDTHS, Reader
+from tests.browser.serving import Served
+from tests.browser.stores import CANARIES
+
+pytestmark = [pytest.mark.browser, pytest.mark.integration, pytest.mark.slow]
+
+PAGES = ("", "evidence", "explorer", "loads", "changes", "before-after", "audit")
+
+# What each page says where there is something to show, and where there is not.
+CONTENT = {
+    "": ("Rollout board", "ENABLE", "HOLD"),
+    "evidence": ("Confidence sequences", "Acceptance by position", "Latency of both arms", "Parity"),
+    "explorer": ("Explorer", "Requests", "prompt class"),
+    "loads": ("Speedup by load", "Not a decision."),
+    "changes": ("Drift and changes", "verdict"),
+    "before-after": ("Before and after", "The serving side is not measured"),
+    "audit": ("Audit and kill switch", "Overrides"),
+}
+TITLES = {
+    "": "Rollout board",
+    "evidence": "code-completion",
+    "explorer": "Requests",
+    "loads": "Load and what-if",
+    "changes": "Drift and changes",
+    "before-after": "Before and after",
+    "audit": "Audit and kill switch",
+}
+DEMO_CHOICE = {"endpoint": "code-completion"}  # which has measured requests, as the first by name has not
+EMPTY = {
+    "": ("nothing consumed yet",),
+    "evidence": ("nothing consumed yet",),
+    "explorer": ("nothing consumed yet",),
+    "loads": ("nothing consumed yet",),
+    "changes": ("nothing consumed yet",),
+    "before-after": ("nothing consumed yet",),
+    "audit": ("Audit and kill switch",),
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("state", ["empty", "demo", "large", "stale", "away", "behind"])
+def test_a_page_in_a_state(
+    dashboards: Callable[[str], Served], new_reader: Callable[..., Reader], state: str, page: str
+) -> None:
+    site = dashboards(state)
+    for theme in THEMES:
+        for width in WIDTHS:
+            own = new_reader(width=width, theme=theme)
+            own.open(site.address(page, **(DEMO_CHOICE if state == "demo" else {})))
+            where = f"{page or 'board'} on {state}, {theme}, {width} px"
+            assert own.exceptions() == [], f"{where}: {site.said}"
+            assert own.errors == [], where
+            assert own.overflow() == [], where
+            assert own.foreign == [], where
+            for word in _expected(state, page):
+                assert word in own.words, f"{where}: {word!r} is not said"
+            received = own.received()
+            assert [each for each in CANARIES if each in received] == [], where
+            own.page.context.close()
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("state", ["empty", "large", "away"])
+def test_axe_finds_nothing_serious(
+    dashboards: Callable[[str], Served], new_reader: Callable[..., Reader], state: str, theme: str, page: str
+) -> None:
+    own = new_reader(theme=theme, width=1280 if theme == "light" else 390)
+    own.open(dashboards(state).address(page))
+    assert own.violations() == []
+
+
+def _expected(state: str, page: str) -> tuple[str, ...]:
+    if state == "away":
+        return ("The database cannot be reached", "Try again")
+    if state == "behind":
+        return ("shadowspec db upgrade", "Try again")
+    if state == "empty":
+        return EMPTY[page]
+    if state == "demo":  # of so few requests nothing is decided yet
+        return (DEMO_NOTE, TITLES[page])
+    return (DATA_NOTE, *CONTENT[page], *(("stale",) if state == "stale" and page == "" else ()))

@@ -1,0 +1,162 @@
+"""`export`, from stored decisions to each peer's file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shadowspec.store import Store
+from shadowspec.types import SpeculationConfig, Verdict, VerifyRule
+from tests.cli.conftest import Workspace
+from tests.store import examples
+from tests.store.saving import save_block
+
+DRAFT = SpeculationConfig("small", "org/target", "org/draft", "draft_model", 4, VerifyRule.REJECTION)
+
+
+def fill(verdict: Verdict, *, evidence_age: timedelta = timedelta(hours=1), endpoint: str = "letters") -> None:
+    """A decision of now on one block, measured some time ago."""
+    now = datetime.now(UTC)
+    with Store.open("sqlite:///shadow.db") as store:
+        store.save_fingerprints([replace(examples.config(), config=DRAFT)])
+        block = examples.block("b", range(1, 3))
+        own = replace(block, block=replace(block.block, endpoint=endpoint))
+        records = [replace(examples.record(line, endpoint), event_time=now - evidence_age) for line in range(1, 3)]
+        save_block(store, own, records)
+        decided = replace(examples.decision(verdict, endpoint=endpoint), config=DRAFT, decided_at=now)
+        store.append_decisions([decided])
+
+
+@pytest.fixture
+def enabled(workspace: Workspace) -> Workspace:
+    workspace.run("db", "upgrade")
+    fill(Verdict.ENABLE)
+    return workspace
+
+
+def vllm(workspace: Workspace, *arguments: str) -> object:
+    done = workspace.run("export", "--format", "vllm", *arguments)
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_an_enabled_endpoint_is_on(enabled: Workspace) -> None:
+    assert vllm(enabled) == {
+        "num_speculative_tokens": 4,
+        "method": "draft_model",
+        "model": "org/draft",
+        "draft_sample_method": "probabilistic",
+        "num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 2**31 - 1, 0]],
+    }
+    said = enabled.run("export", "-f", "vllm").err.splitlines()
+    assert said[0] == "letters, whole endpoint, concurrency 4, small: on, 4 tokens, decision 1"
+
+
+@pytest.mark.parametrize("verdict", ["disable", "hold"])
+def test_the_kill_switch_switches_every_format_off(enabled: Workspace, verdict: str) -> None:
+    order = ("override", "set", "-e", "letters", "--verdict", verdict, "--reason", "incident", "--author", "ada")
+    assert enabled.run(*order).code == 0
+    assert vllm(enabled) is None
+    assert yaml.safe_load(enabled.run("export", "-f", "sglang").out) == {}
+    assert yaml.safe_load(enabled.run("export", "-f", "tensorrt-llm").out) == {"speculative_config": None}
+    assert json.loads(enabled.run("export", "-f", "modelopt").out)["measured"] is False
+    flags = json.loads(enabled.run("export", "-f", "flagd").out)["flags"]
+    assert [flag["targeting"] for flag in flags.values()] == [{}, {}]
+    assert "off (overridden" in enabled.run("export", "-f", "vllm").err
+    assert enabled.run("override", "clear", "1", "--reason", "over", "--author", "ada").code == 0
+    assert vllm(enabled) is not None
+
+
+def test_a_kill_switch_on_a_slice_that_was_never_decided_switches_every_server_off(enabled: Workspace) -> None:
+    order = ("override", "set", "-e", "letters", "--slice", "tier=gold", "--reason", "incident", "--author", "ada")
+    assert enabled.run(*order).code == 0
+    assert vllm(enabled) is None
+    assert yaml.safe_load(enabled.run("export", "-f", "sglang").out) == {}
+    assert yaml.safe_load(enabled.run("export", "-f", "tensorrt-llm").out) == {"speculative_config": None}
+    profile = json.loads(enabled.run("export", "-f", "modelopt").out)
+    assert profile["measured"] is False
+    assert profile["measurement_conditions"]["verdict"] == "BLOCKED"
+    flags = json.loads(enabled.run("export", "-f", "flagd").out)["flags"]
+    assert '"on"' not in json.dumps([flag["targeting"] for flag in flags.values()])
+    said = enabled.run("export", "-f", "vllm").err
+    assert "letters, tier=gold, every load: off, and" in said
+    document = enabled.run("export", "-f", "vllm", "--json").document
+    assert [each["slice"] for each in document["overrides"]] == [{"tier": "gold"}]
+    assert enabled.run("override", "clear", "1", "--reason", "over", "--author", "ada").code == 0
+    assert vllm(enabled) is not None
+
+
+def test_old_evidence_is_off(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    fill(Verdict.ENABLE, evidence_age=timedelta(days=8))
+    assert vllm(workspace) is None
+    assert vllm(workspace, "--max-age", "9d") is not None
+
+
+def test_what_another_engine_measured_is_off(enabled: Workspace) -> None:
+    assert vllm(enabled, "--expect-engine", "vllm") is None
+
+
+def test_a_held_decision_is_off(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    fill(Verdict.HOLD)
+    assert vllm(workspace) is None
+
+
+def test_files(enabled: Workspace) -> None:
+    for form, name in (("tensorrt-llm", "trt.yaml"), ("sglang", "sglang.yaml"), ("flagd", "flags.json")):
+        done = enabled.run("export", "-f", form, "--out", f"deep/{name}")
+        assert (done.code, done.out) == (0, "")
+        assert f"written: deep/{name}" in done.err
+    texts = {path.name: path.read_text(encoding="utf-8") for path in Path("deep").iterdir()}
+    assert yaml.safe_load(texts["trt.yaml"])["speculative_config"]["max_concurrency"] == 4
+    assert texts["trt.yaml"].startswith("# letters: decisions 1\n")
+    assert yaml.safe_load(texts["sglang.yaml"])["max-running-requests"] == 4
+    assert set(json.loads(texts["flags.json"])["flags"]) == {"letters.speculation", "letters.num_speculative_tokens"}
+
+
+def test_the_profile_pools_what_was_measured(enabled: Workspace) -> None:
+    profile = json.loads(enabled.run("export", "-f", "modelopt").out)
+    assert profile["marginal_accept_rates"] == [1.0, 0.5, 0.5, 0.5]
+    assert profile["mean_accept_length"] == 3.5
+    assert profile["measurement_conditions"]["decisions"] == [1]
+
+
+def test_json(enabled: Workspace) -> None:
+    document = enabled.run("export", "-f", "vllm", "--json").document
+    assert document["schema_version"] == 1
+    assert json.loads(document["text"])["num_speculative_tokens"] == 4
+    (entry,) = document["decisions"]
+    assert (entry["decision_id"], entry["verdict"], entry["is_on"], entry["off_because"]) == (1, "ENABLE", True, None)
+    assert document["remarks"]
+
+
+def test_errors(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    nothing = workspace.run("export", "-f", "vllm")
+    assert (nothing.code, "run `shadowspec gate` first" in nothing.err.replace("\n", " ")) == (4, True)
+    unknown = workspace.run("export", "-f", "vllm", "--endpoint", "other")
+    assert (unknown.code, "configured: letters" in unknown.err.replace("\n", " ")) == (2, True)
+    assert workspace.run("export", "-f", "vllm", "--max-age", "soon").code == 2
+    assert workspace.run("export", "-f", "nothing").code == 2
+    assert workspace.run("export").code == 2
+
+
+def test_no_torch_on_the_way(enabled: Workspace) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; sys.argv = ['shadowspec', 'export', '-f', 'flagd']\n"
+        "from shadowspec.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        "print(sorted({'torch', 'transformers', 'streamlit', 'kafka'} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=enabled.folder)
+    assert ended.stderr.splitlines()[-1] == "[]"

@@ -1,0 +1,86 @@
+"""`override set`, `clear` and `list`, as an operator uses them."""
+
+from __future__ import annotations
+
+import pytest
+
+from shadowspec.store import Store
+from shadowspec.types import Verdict
+from tests.cli.conftest import Workspace
+from tests.store import examples
+
+WHO = ("--reason", "it answers nonsense", "--author", "ada")
+
+
+@pytest.fixture
+def decided(workspace: Workspace) -> Workspace:
+    """A database in which the configured endpoint has a standing ENABLE."""
+    workspace.run("db", "upgrade")
+    with Store.open("sqlite:///shadow.db") as store:
+        store.save_fingerprints([examples.config()])
+        store.append_decisions([examples.decision(Verdict.ENABLE, endpoint="letters")])
+    return workspace
+
+
+def test_set_list_clear(decided: Workspace) -> None:
+    done = decided.run("override", "set", "--endpoint", "letters", *WHO)
+    assert (done.code, done.out.strip()) == (0, "override 1: letters is DISABLE until it is cleared")
+    assert done.err == ""
+    listed = decided.run("override", "list")
+    assert "it answers nonsense" in listed.out
+    assert "in force" in listed.out
+    cleared = decided.run("override", "clear", "1", "--reason", "mended", "--author", "grace")
+    assert (cleared.code, cleared.out.strip()) == (0, "override 1 is cleared: letters")
+    assert "no override is in force" in decided.run("override", "list").out
+    assert "cleared by grace: mended" in decided.run("override", "list", "--all").out
+    again = decided.run("override", "clear", "1", "--reason", "mended", "--author", "grace")
+    assert (again.code, "cleared before, by grace" in again.err) == (2, True)
+
+
+def test_json(decided: Workspace) -> None:
+    document = decided.run(
+        "override", "set", "-e", "letters", "--slice", "tier=pro", "--slice", "prompt_class=code", "--load", "8",
+        "--verdict", "hold", "--expires-in", "12h", *WHO, "--json",
+    ).document  # fmt: skip
+    assert document["schema_version"] == 1
+    assert document["num_decisions_covered"] == 0
+    own = document["override"]
+    assert own["slice"] == {"prompt_class": "code", "tier": "pro"}
+    assert (own["verdict"], own["load"], own["is_active"]) == ("HOLD", {"concurrency": 8}, True)
+    assert own["expires_at"] > own["created_at"]
+    assert decided.run("override", "list", "--json").document["overrides"] == [own]
+    assert decided.run("override", "list", "--endpoint", "other", "--json").document["overrides"] == []
+    cleared = decided.run("override", "clear", "1", "--reason", "mended", "--author", "grace", "--json").document
+    assert cleared["override"]["cleared_by"] == "grace"
+    assert not cleared["override"]["is_active"]
+
+
+def test_what_covers_nothing_yet_is_said(decided: Workspace) -> None:
+    done = decided.run("override", "set", "-e", "letters", "--slice", "prompt_class=code", *WHO)
+    assert done.code == 0
+    assert "no decision is covered by it yet" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("-e", "leters", *WHO), "there is no endpoint 'leters' (known: letters)"),
+        (("-e", "letters", *WHO, "--verdict", "ENABLE"), "not switched on"),
+        (("-e", "letters", *WHO, "--slice", "code"), "label=value"),
+        (("-e", "letters", *WHO, "--slice", "a=b,c=d"), "label=value"),
+        (("-e", "letters", *WHO, "--slice", "a=b", "--slice", "a=c"), "each label once"),
+        (("-e", "letters", *WHO, "--expires-in", "0h"), "30m, 12h or 7d"),
+        (("-e", "letters", *WHO, "--expires-in", "soon"), "30m, 12h or 7d"),
+        (("-e", "letters", "--reason", " ", "--author", "ada"), "--reason must say something"),
+        (("-e", "letters", "--reason", "two\nlines", "--author", "ada"), "in one line"),
+        (("-e", "letters", "--reason", "why"), "--author"),
+        (("-e", "letters", "--author", "ada"), "--reason"),
+        (WHO, "--endpoint"),
+    ],
+)
+def test_what_cannot_be_set(decided: Workspace, arguments: tuple[str, ...], says: str) -> None:
+    done = decided.run("override", "set", *arguments)
+    assert done.code == 2
+    assert says in done.err
+    with Store.open("sqlite:///shadow.db") as store:
+        assert store.overrides() == []

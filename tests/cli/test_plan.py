@@ -1,0 +1,93 @@
+"""`plan`: what open questions still want, in words and as JSON, and nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shadowspec.store import Store
+from tests.cli.conftest import Workspace, record, write_traffic
+
+
+@pytest.fixture
+def fed(workspace: Workspace) -> Workspace:
+    """Nine requests of nine sessions, measured."""
+    traffic = str(write_traffic(workspace.folder / "traffic.jsonl", [record(number) for number in range(9)]))
+    workspace.run("db", "upgrade")
+    assert workspace.run("run", traffic).code == 0
+    return workspace
+
+
+@pytest.fixture
+def measured(fed: Workspace) -> Workspace:
+    """The same, looked at once."""
+    assert fed.run("gate").code == 0
+    return fed
+
+
+def test_a_plan_says_what_is_wanted_and_writes_nothing(measured: Workspace) -> None:
+    with Store.open("sqlite:///shadow.db") as store:
+        before = store.latest_decisions(), len(store.snapshots("letters"))
+    done = measured.run("plan", "--json", "--capacity", "0.5")
+    assert done.code == 0, done.err
+    (plan,) = done.document["plans"]
+    assert done.document["schema_version"] == 1
+    assert (plan["endpoint"], plan["capacity_per_s"], plan["sample_rate"]) == ("letters", 0.5, 1.0)
+    assert 0.0 < plan["recommended_sample_rate"] <= 1.0
+    assert [own["slice"] for own in plan["hypotheses"]] == [own["slice"] for own in plan["slices"]]
+    assert {tuple(own["slice"]) for own in plan["slices"]} == {(), ("prompt_class", "sampling_regime")}
+    for own in plan["hypotheses"]:
+        assert own["verdict"] in {"HOLD", "DISABLE"}
+        if own["is_open"]:
+            assert {"speedup", "acceptance", "tail"} <= {test["name"] for test in own["tests"]}
+            assert 0.0 <= own["enable_share"] + own["disable_share"] <= 1.0
+            assert own["clusters_p90"] is None or own["clusters_median"] <= own["clusters_p90"]
+    with Store.open("sqlite:///shadow.db") as store:
+        assert (store.latest_decisions(), len(store.snapshots("letters"))) == before
+    shown = measured.run("plan", "--endpoint", "letters")
+    assert shown.code == 0
+    assert "sample_rate of letters: 1 now" in shown.out
+    assert "whole endpoint" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 4, "nothing has been measured yet"),
+        (("--endpoint", "unknown"), 2, "no endpoint 'unknown' is configured (configured: letters)"),
+        (("--capacity", "0"), 2, "--capacity must be above 0"),
+        (("--capacity", "-1"), 2, "--capacity"),
+    ],
+)
+def test_what_cannot_be_planned(workspace: Workspace, arguments: tuple[str, ...], code: int, says: str) -> None:
+    workspace.run("db", "upgrade")
+    done = workspace.run("plan", *arguments)
+    assert done.code == code
+    assert says in done.err
+    assert Path("shadow.db").exists()
+
+
+def test_a_dry_run_decides_and_keeps_nothing(fed: Workspace) -> None:
+    first = fed.run("gate", "--dry-run", "--json")
+    assert first.code == 0, first.err
+    assert first.document["dry_run"] is True
+    assert "too_few_clusters" not in {own["reason_code"] for own in first.document["decisions"]}
+    fed.replace_in_config("entry_clusters = 2", "entry_clusters = 5000")
+    tried = fed.run("gate", "--dry-run", "--json").document
+    assert {own["reason_code"] for own in tried["decisions"]} == {"too_few_clusters"}
+    shown = fed.run("gate", "--dry-run")
+    assert "letters" in shown.out
+    assert "nothing was folded, decided or moved" in shown.err
+    with Store.open("sqlite:///shadow.db") as store:
+        assert store.latest_decisions() == store.rollout_history("letters") == []
+        assert store.folded_evidence("letters").progress is None
+
+
+def test_a_gate_run_shows_where_the_rollout_stands(measured: Workspace) -> None:
+    (rollout,) = measured.run("gate", "--json").document["rollouts"]
+    assert (rollout["endpoint"], rollout["stage"], rollout["share"]) == ("letters", "shadow", 0.0)
+    assert rollout["waits_for"] == "a standing ENABLE"
+    with Store.open("sqlite:///shadow.db") as store:
+        assert [own.reason_code for own in store.rollout_history("letters")] == ["began"]
+    assert "a standing ENABLE" in measured.run("gate").out

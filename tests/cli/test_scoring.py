@@ -1,0 +1,233 @@
+"""Outputs are scored where they are made: figures reach the gate, texts reach nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowspec import demo
+from shadowspec.engine import Engine, Models
+from shadowspec.errors import ConfigError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gating import run_gate
+from shadowspec.scoring import Scorer, is_json, load_scorer
+from shadowspec.store import Store
+from shadowspec.testing import FakeEngine, FakeEngineFactory
+from shadowspec.types import PairedScore, PartitionId, SamplingParameters, SpeculationConfig, TestResult, VerifyRule
+from shadowspec.worker.files import FileRun
+from tests.cli.conftest import Workspace, record, write_traffic
+from tests.worker.blocks import block, prompt
+from tests.worker.test_restarts import CONFIG, TOKENIZERS, pipeline, raw_records
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(values, st.sampled_from(["", " ", "\n\t"]))
+def test_what_is_written_as_json_is_valid_and_its_beginning_is_not(value: object, around: str) -> None:
+    text = json.dumps(value)
+    assert is_json(f"{around}{text}{around}") == 1.0
+    if isinstance(value, str | list | dict):
+        assert is_json(text[:-1]) == 0.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "NaN",
+        "[Infinity]",
+        "-Infinity",
+        "{'a': 1}",
+        "{} {}",
+        "```json\n{}\n```",
+        "Sure: {}",
+        "[" * 100_000,
+        "01",
+    ],
+)
+def test_what_is_no_json(text: str) -> None:
+    assert is_json(text) == 0.0
+
+
+def test_a_number_of_any_length_is_json() -> None:
+    assert is_json("1" * 10_000) == 1.0
+
+
+def refuses(text: str) -> float:
+    raise ValueError(f"cannot score {text}")
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (refuses, "ValueError"),
+        (lambda text: float(text), "ValueError"),
+        (lambda _: None, "TypeError"),
+        (lambda _: math.nan, "does not lie from 0 to 1"),
+        (lambda _: 1.01, "does not lie from 0 to 1"),
+        (lambda _: -1, "does not lie from 0 to 1"),
+    ],
+)
+def test_what_cannot_be_scored_is_missing_and_its_text_is_in_no_log(
+    function: object, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scorer = Scorer({"score": function, "structured_validity": is_json})  # type: ignore[dict-item]
+    secret = "a secret text"
+    with caplog.at_level(logging.DEBUG):
+        (pair,) = scorer.paired([secret], ["{}"])
+    assert pair["score"] == PairedScore(None, None)
+    assert pair["structured_validity"] == PairedScore(0.0, 1.0)
+    assert len(caplog.messages) == 2
+    assert all(message.startswith("score of 1 of 1 outputs is missing") for message in caplog.messages)
+    assert any(why in message for message in caplog.messages)
+    assert secret not in caplog.text
+
+
+def test_only_what_fails_is_missing() -> None:
+    scorer = Scorer({"score": lambda text: {"good": 1, "bad": False}[text]})
+    assert scorer.paired(["good", "bad", "odd"], ["bad", "good", "good"]) == [
+        {"score": PairedScore(1.0, 0.0)},
+        {"score": PairedScore(0.0, 1.0)},
+        {"score": PairedScore(None, 1.0)},
+    ]
+    assert Scorer().paired(["a"], ["b"]) == [{}]
+
+
+def test_functions_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "quality.py").write_text("def of(text):\n    return len(text) / 10\n\nnothing = 3\n")
+    (tmp_path / "broken_module.py").write_text("raise RuntimeError('at import')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    scorer = load_scorer(["json_valid", "own_package.quality:of"])
+    assert scorer.paired(["{}"], ["[1]x"]) == [
+        {"structured_validity": PairedScore(1.0, 0.0), "score": PairedScore(0.2, 0.4)}
+    ]
+    for name, says in (
+        ("own_package.quality:off", "own_package.quality has no off"),
+        ("own_package.quality:nothing", "this is no function"),
+        ("no_such_package:of", "no_such_package cannot be imported"),
+        ("broken_module:of", "importing broken_module failed: RuntimeError: at import"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_scorer([name])
+
+
+def measured(store: Store, engine: FakeEngine) -> None:
+    lines = [
+        raw._replace(key=raw.key._replace(partition=0, offset=line, timestamp_ms=0))
+        for line, raw in enumerate(raw_records(900, 5, 1)[PartitionId("topic", 0)], 1)
+    ]
+    store.save_fingerprints([CONFIG])
+    FileRun(pipeline()[0], dict.fromkeys(TOKENIZERS, engine), store).run(lines)
+
+
+def results_of(store: Store, margin: float) -> dict[str, TestResult]:
+    policy = GatePolicy(max_hypotheses=1, min_span_s=0.0, entry_clusters=2, validity_margin=margin, score_margin=0.5)
+    decisions = run_gate(store, {"chat": policy}, input_ended=True)
+    return {test.name: test for decision in decisions if not decision.slice_key for test in decision.tests}
+
+
+@pytest.mark.parametrize(
+    ("cut_rate", "margin", "outcome", "estimate"), [(0.0, 0.5, "pass", 0.0), (1.0, 0.05, "fail", -1.0)]
+)
+def test_from_the_engine_through_the_store_to_the_gate(
+    store: Store, cut_rate: float, margin: float, outcome: str, estimate: float
+) -> None:
+    scorer = load_scorer(["json_valid"])
+    measured(store, FakeEngine((CONFIG,), scorers={"chat": scorer}, cut_rate=cut_rate))
+    runs = store.runs("chat")
+    assert len(runs) > 20
+    assert {run.scores["structured_validity"] for run in runs} == {PairedScore(1.0, 1.0 - cut_rate)}
+    assert all(not run.scores for run in store.runs("code")), "an endpoint without scores has none"
+    tests = results_of(store, margin)
+    validity, score = tests["structured_validity"], tests["score"]
+    assert (validity.outcome, validity.estimate, validity.details["num_missing"]) == (outcome, estimate, 0)
+    assert (score.outcome, score.details["num_missing"]) == ("open", len(runs)), "what nobody scored is missing"
+
+
+def test_the_real_pair_scores_both_arms_outputs() -> None:
+    """Greedy, so that both arms say the same; sampled, so that they do not."""
+    config = SpeculationConfig("draft", "t", str(demo.DRAFT), "draft_model", 2, VerifyRule.REJECTION)
+    target, candidates = Models("cpu").candidates(str(demo.TARGET), [config], lambda _: None)
+    seen: list[str] = []
+
+    def share_of_spaces(text: str) -> float:
+        seen.append(text)
+        return text.count(" ") / (1 + len(text))
+
+    asked = [
+        replace(
+            prompt(place, *target.tokenizer.encode("def add(first, second):"), length=0),
+            sampling=SamplingParameters(temperature=1.2 * place, max_tokens=12, ignore_eos=True),
+        )
+        for place in (0, 1)
+    ]
+    scorers: Mapping[str, Scorer] = {"chat": Scorer({"score": share_of_spaces, "structured_validity": is_json})}
+    engine = Engine(target, candidates, warmup_blocks=0, scorers=scorers)
+    greedy, sampled = engine.measure(block(*asked)).runs
+    assert len(seen) == 4
+    assert seen[0] == seen[2]
+    assert seen[1] != seen[3]
+    for run, base, spec in ((greedy, *seen[::2]), (sampled, *seen[1::2])):
+        assert run.scores["score"] == PairedScore(
+            *(pytest.approx(text.count(" ") / (1 + len(text))) for text in (base, spec))
+        )
+        assert run.scores["structured_validity"] == PairedScore(is_json(base), is_json(spec))
+    assert engine.measure(block(replace(asked[0], endpoint="code"))).runs[0].scores == {}
+
+
+def test_a_configured_function_scores_what_run_measures(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workspace.folder / "letters_of_ours.py").write_text("def share_of_a(text):\n    return text.count('a') / 6\n")
+    monkeypatch.syspath_prepend(workspace.folder)
+    workspace.replace_in_config("loads =", 'scores = ["json_valid", "letters_of_ours:share_of_a"]\nloads =')
+    traffic = str(write_traffic(workspace.folder / "traffic.jsonl", [record(number) for number in range(6)]))
+    assert workspace.run("db", "upgrade").code == 0
+    assert workspace.run("run", traffic).code == 0
+    with Store.open("sqlite:///shadow.db") as store:
+        runs = store.runs("letters")
+    assert len(runs) == 6
+    for run in runs:
+        assert run.scores.keys() == {"structured_validity", "score"}
+        assert run.scores["structured_validity"] == PairedScore(0.0, 0.0)
+        pair = run.scores["score"]
+        assert pair is not None
+        assert pair.baseline == pair.speculative, "greedy"
+    database = (workspace.folder / "shadow.db").read_bytes()
+    assert b"share_of_a" not in database
+    workspace.replace_in_config("share_of_a", "share_of_b")
+    wrong = workspace.run("run", traffic)
+    assert wrong.code == 2
+    assert "endpoints.letters.scores: letters_of_ours:share_of_b: letters_of_ours has no share_of_b" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("scores", "says"),
+    [
+        ('["json"]', "endpoints.letters.scores"),
+        ('["a.b"]', "endpoints.letters.scores"),
+        ('["a:b", "a:c"]', "one function of yours at most"),
+        ('["json_valid", "json_valid"]', "scores: the same one stands there twice"),
+        ('["os:system(1)"]', "endpoints.letters.scores"),
+    ],
+)
+def test_what_cannot_be_configured(workspace: Workspace, scores: str, says: str) -> None:
+    workspace.replace_in_config("loads =", f"scores = {scores}\nloads =")
+    done = workspace.run("check", "--endpoint", "letters")
+    assert (done.code, says in done.err) == (2, True)
+
+
+def test_the_fake_in_a_process_of_its_own_takes_scorers_along() -> None:
+    assert FakeEngineFactory(("chat",))()["chat"].scorers == {}

@@ -1,0 +1,36 @@
+"""What can be read of a page that AppTest has drawn."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+
+from streamlit.testing.v1 import AppTest
+
+TAG = re.compile(r"<[^>]+>")
+
+
+def said(app: AppTest) -> str:
+    """Everything that the page says, without its mark-up."""
+    texts = [said_raw(app)]
+    texts += [element.value for kind in ("markdown", "caption", "info", "warning", "code") for element in app.get(kind)]
+    texts += [f"{metric.label} {metric.value}" for metric in app.metric]
+    texts += [table for table in [board_html(app)] if table]
+    return html.unescape(TAG.sub(" ", " ".join(texts)))
+
+
+def said_raw(app: AppTest) -> str:
+    """The HTML of the page, with its mark-up, apart from the board's table and the style sheet."""
+    return " ".join(block.proto.body for block in app.get("html") if "<style>" not in block.proto.body)
+
+
+def board_html(app: AppTest) -> str:
+    """The board's table; empty where there is none."""
+    found = app.get("bidi_component")
+    return str(json.loads(found[0].proto.json)["html"]) if found else ""
+
+
+def endpoints_shown(app: AppTest) -> list[str]:
+    """The endpoints of the board's table, in its order."""
+    return re.findall(r'data-endpoint="([^"]+)"><tr class="ss-head"', board_html(app))

@@ -1,0 +1,76 @@
+"""The board's HTML: what comes from traffic is text, never mark-up; intervals lie where they should."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from xml.etree import ElementTree
+
+import pytest
+
+from dashboards.parts.board_columns import COLUMNS
+from dashboards.parts.board_table import TableContext, coarse_age, speedup_range, table_html
+from dashboards.parts.sparks import HEIGHT, WIDTH, interval_svg, side
+from shadowspec.reports.board import build_board
+from shadowspec.reports.model import Interval
+from shadowspec.types import Override, Verdict
+from tests.reports.test_board import decision, values
+from tests.reports.worlds import NOW
+
+HOSTILE = "<img src=x onerror=alert(1)>\u202e"
+
+
+def table(sort: str = "verdict") -> str:
+    rows = [decision(), decision(slice_key=f"tier={HOSTILE}", details={"traffic_share": 0.4})]
+    order = Override(1, "chat", f"tier={HOSTILE}", None, Verdict.DISABLE, f'"{HOSTILE}', HOSTILE, NOW)
+    board = build_board(values(rows), (order,), NOW)
+    context = TableContext(NOW, timedelta(days=1), "USD", speedup_range(board.rows))
+    return table_html(board.endpoints, context, sort)
+
+
+def test_labels_reasons_and_authors_are_text() -> None:
+    html = table()
+    assert "<img" not in html
+    assert "&lt;img src=x onerror=alert(1)&gt;\ufffd" in html
+    root = ElementTree.fromstring(html)  # every tag is closed, every attribute quoted
+    assert {element.tag for element in root.iter()} <= {
+        "table", "caption", "thead", "tbody", "tr", "th", "td", "div", "span", "small", "b", "br", "a", "button", "svg",
+        "line", "circle", "polyline",
+    }  # fmt: skip
+
+
+def test_every_cell_names_its_column_for_narrow_screens() -> None:
+    root = ElementTree.fromstring(table())
+    for row in root.iter("tr"):
+        labels = [cell.get("data-label") for cell in row.findall("td") if cell.get("colspan") is None]
+        assert not labels or labels == [column.title for column in COLUMNS[1:]]
+    hidden = [row.get("class") for row in root.iter("tr") if row.get("hidden") is not None]
+    assert len(hidden) == 2  # why, and the slice
+    (button,) = (each for each in root.iter("button") if each.get("class") == "ss-toggle")
+    assert button.get("aria-expanded") == "false"
+    assert button.get("aria-label") == "Show 1 more row of chat"
+
+
+def test_the_column_that_it_is_sorted_by_says_so() -> None:
+    root = ElementTree.fromstring(table("speedup"))
+    assert [head.findtext("button") for head in root.iter("th") if head.get("aria-sort")] == ["Speedup \u25be"]
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "wanted"),
+    [(1.1, 1.5, "ss-above"), (0.6, 0.9, "ss-below"), (0.9, 1.2, "ss-across"), (None, None, "ss-across")],
+)
+def test_intervals_lie_on_their_axis_and_on_a_side(lower: float | None, upper: float | None, wanted: str) -> None:
+    own = Interval(1.0, lower, upper, 1.05, 10, "block")
+    assert side(own) == wanted
+    svg = interval_svg(own, 0.5, 2.0, is_log=True)
+    places = [float(place) for place in re.findall(r'(?:x1|x2|cx)="([\d.]+)"', svg)]
+    assert all(0.0 <= place <= WIDTH for place in places)
+    middle = float(re.findall(r'cx="([\d.]+)"', svg)[0])
+    assert middle == pytest.approx(WIDTH / 2)  # 1 is half-way from 0.5 to 2 on a log scale
+    assert f'cy="{HEIGHT / 2}"' in svg
+
+
+def test_ages_change_by_the_hour_at_most() -> None:
+    assert coarse_age(timedelta(minutes=3)) == coarse_age(timedelta(minutes=59)) == "under 1 h"
+    assert (coarse_age(timedelta(hours=5)), coarse_age(timedelta(days=2))) == ("5 h", "2 days")

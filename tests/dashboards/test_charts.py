@@ -1,0 +1,36 @@
+"""Charts: what is kept, and what each carries for those who save it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import pytest
+
+from dashboards.parts import charts
+
+
+def test_a_kept_chart_is_drawn_once_for_each_value_and_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    @charts.kept(120)
+    def line(height: int) -> Any:
+        calls.append(height)
+        return alt.Chart(charts.frame([{"x": 1, "y": height}])).mark_line().encode(x="x:Q", y="y:Q")
+
+    first = line(3)
+    assert line(3) is first
+    assert line(4) is not first
+    monkeypatch.setattr(charts, "viewer_zone", lambda: "Europe/Berlin")
+    assert line(3) is not first
+    assert calls == [3, 4, 3]
+    assert first.spec["height"] == 120
+
+
+def test_a_chart_is_saved_as_png_or_svg_and_shows_no_source() -> None:
+    chart = alt.Chart(charts.frame([{"x": 1}])).mark_point().encode(x="x:Q")
+    found = charts.specification(charts.threshold(2.0, "limit 2") + chart, 200)
+    actions = found["usermeta"]["embedOptions"]["actions"]
+    assert actions == {"export": True, "source": False, "compiled": False, "editor": False}
+    labels = [row.get("text") for rows in found["datasets"].values() for row in rows]
+    assert "limit 2" in labels

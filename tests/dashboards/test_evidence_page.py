@@ -1,0 +1,121 @@
+"""The evidence page: of which hypothesis it speaks, and that its figures are the stored ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from shadowspec.store import Store
+from shadowspec.types import Decision
+from tests.dashboards.pages import said
+
+Open = Callable[..., AppTest]
+Configure = Callable[..., Path]
+
+
+@pytest.fixture
+def decision(filled_url: str) -> Decision:
+    """Of a slice, with a sequence of several looks."""
+    with Store.open(filled_url) as store:
+        return next(own for own in store.latest_decisions() if own.slice_key and own.num_blocks)
+
+
+def opened(open_page: Open, decision: Decision) -> AppTest:
+    return open_page(
+        "evidence",
+        endpoint=decision.endpoint,
+        slice=decision.slice_key,
+        load=str(decision.concurrency),
+        config=decision.fingerprint[:12],
+    )
+
+
+def test_the_address_names_the_hypothesis(
+    filled_url: str, configured: Configure, open_page: Open, decision: Decision
+) -> None:
+    configured(filled_url)
+    app = opened(open_page, decision)
+    assert not app.exception
+    assert app.selectbox(key="evidence.endpoint").value == decision.endpoint
+    assert app.selectbox(key="evidence.slice").value == decision.slice_key
+    assert app.selectbox(key="evidence.config").value == decision.fingerprint
+    text = said(app)
+    assert decision.verdict.value in text
+    assert decision.reason in text
+    for test in decision.tests:
+        assert f"{test.num_units:,} {test.unit}" in text
+    (speedup,) = (test for test in decision.tests if test.name == "speedup")
+    assert f"Speedup {speedup.estimate:.2f}\u00d7" in text
+
+
+def test_choosing_another_slice_changes_the_address(
+    filled_url: str, configured: Configure, open_page: Open, decision: Decision
+) -> None:
+    configured(filled_url)
+    app = opened(open_page, decision)
+    app.selectbox(key="evidence.slice").set_value("").run()
+    assert app.query_params["slice"] == ""
+    assert "whole endpoint" in said(app)
+    assert not app.exception
+
+
+def test_every_chart_has_a_title_and_words_for_those_who_cannot_see_it(
+    filled_url: str, configured: Configure, open_page: Open, decision: Decision
+) -> None:
+    configured(filled_url)
+    app = opened(open_page, decision)
+    drawn = app.get("vega_lite_chart")
+    text = said(app)
+    assert len(drawn) >= 10
+    for title in (
+        "Speedup, with bounds",
+        "Acceptance by position",
+        "Accepted tokens per step",
+        "TTFT (ms)",
+        "TPOT (ms)",
+    ):
+        assert title in text
+    assert all(chart.proto.alt for chart in drawn)
+    assert "within a bin: \u00b12.5%" in " ".join(block.proto.body for block in app.get("html"))
+
+
+def test_what_the_address_asks_for_and_does_not_exist_is_not_chosen(
+    filled_url: str, configured: Configure, open_page: Open
+) -> None:
+    configured(filled_url)
+    app = open_page("evidence", endpoint="no such", slice="a=b", load="99", config="zz")
+    assert not app.exception
+    assert app.selectbox(key="evidence.endpoint").value == app.selectbox(key="evidence.endpoint").options[0]
+
+
+def test_an_empty_store_and_stale_evidence_are_said(
+    filled_url: str, blank: str, configured: Configure, open_page: Open
+) -> None:
+    configured(filled_url, "stale_after_s = 0.001")
+    assert any("Stale" in warning.value for warning in open_page("evidence").warning)
+    path = configured(blank)
+    assert any("not judged it yet" in info.value for info in open_page("evidence").info)
+    path.write_text(f'[database]\nurl = "{blank}"\n', encoding="utf-8")
+    assert "No evidence yet" in said(open_page("evidence"))
+
+
+def test_a_database_that_is_away_is_said(configured: Configure, open_page: Open) -> None:
+    configured("postgresql+psycopg://nobody@127.0.0.1:9/none")
+    app = open_page("evidence")
+    assert not app.exception
+    assert "cannot be reached" in said(app)
+
+
+def test_units_are_drawn_only_where_the_endpoints_records_are_few(
+    filled_url: str, configured: Configure, open_page: Open, decision: Decision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(filled_url)
+    opened(open_page, decision)
+    page = sys.modules["shadowspec._dashboards.views.evidence"]
+    for limit, is_offered in ((10**9, True), (0, False)):
+        monkeypatch.setattr(page, "MAX_UNIT_RECORDS", limit)
+        assert bool(opened(open_page, decision).toggle) is is_offered

@@ -1,0 +1,156 @@
+"""Explorer, loads, changes, before-and-after: each on a store with a history, an empty one, and one that is away."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboards.parts import downloads
+from shadowspec.store import RunFilter, Store
+from shadowspec.store.run_pages import COLUMNS
+from tests.dashboards.conftest import Open
+from tests.dashboards.pages import said
+
+VIEWS = ("explorer", "loads", "changes", "before_after")
+Configure = Callable[..., Path]
+
+
+def words(app: AppTest) -> str:
+    """All that the page says outside of charts and tables."""
+    assert not app.exception, app.exception
+    return said(app)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_an_empty_store_says_what_to_do(configured: Configure, blank: str, open_page: Open, view: str) -> None:
+    configured(blank)
+    assert ":material/inbox:" in words(open_page(view))
+
+
+def test_a_database_that_is_away_is_said(configured: Configure, open_page: Open) -> None:
+    configured("sqlite:////nowhere/at/all.db")
+    app = open_page("loads")
+    assert ":material/error:" in words(app)
+    assert app.button(key=next(own.key for own in app.button if str(own.key).startswith("retry")))
+
+
+@pytest.fixture
+def filled(configured: Configure, filled_url: str) -> str:
+    configured(filled_url)
+    return filled_url
+
+
+def test_explorer_draws_what_the_address_asks_for(filled: str, open_page: Open) -> None:
+    app = open_page("explorer", figure="acceptance length", x="load", y="K", view="curves", window="all")
+    text = words(app)
+    assert "Mean acceptance length (tokens per step) by load and K" in text
+    assert "requests measured" in text
+    assert "decide nothing" in text
+    assert app.dataframe[-1].value.shape[0] > 0  # single requests
+
+
+def test_explorer_by_a_label_says_that_only_the_newest_runs_are_in(filled: str, open_page: Open) -> None:
+    app = open_page("explorer")
+    labelled = [own for own in app.selectbox(key="x").options if "newest runs" in own]
+    assert labelled
+    app.selectbox(key="x").set_value(labelled[0].removesuffix(" (newest runs)").replace(" ", "_")).run()
+    assert "newest" in words(app)
+    assert "no rollup is kept by this label" in words(app)
+
+
+def test_explorer_filters(filled: str, open_page: Open) -> None:
+    app = open_page("explorer", window="all")
+    before = words(app)
+    box = app.multiselect(key="only_prompt_class")
+    box.set_value([box.options[0]]).run()
+    assert words(app) != before
+    assert box.options[0] in app.multiselect(key="only_prompt_class").value
+
+
+def test_downloads_hold_every_run_page_by_page(filled: str) -> None:
+    with Store.open(filled) as store:
+        endpoint = max(store.endpoints(), key=lambda own: len(store.run_page(RunFilter(own), limit=1000).rows))
+        wanted = RunFilter(endpoint)
+        rows = store.run_page(wanted, limit=1000).rows
+        assert len(rows) > 2
+        read = list(csv.DictReader(io.StringIO(downloads.as_csv(downloads.pages(store, wanted)).decode())))
+        table = pq.read_table(io.BytesIO(downloads.as_parquet(downloads.pages(store, wanted))))
+        few = list(downloads.pages(store, wanted, max_rows=2))
+    assert [row["source_offset"] for row in read] == [str(row["source_offset"]) for row in rows]
+    assert tuple(read[0]) == COLUMNS
+    assert table.to_pylist() == [{name: row[name] for name in COLUMNS} for row in rows]
+    assert [len(page) for page in few] == [2]
+
+
+def test_a_label_is_no_formula() -> None:
+    row = dict.fromkeys(COLUMNS) | {"slice_key": "=HYPERLINK(1)"}
+    assert "'=HYPERLINK(1)" in downloads.as_csv(iter([[row]])).decode()
+
+
+def test_loads_show_verdict_break_even_and_cost(filled: str, open_page: Open) -> None:
+    app = open_page("loads", endpoint="assistant")
+    text = words(app)
+    assert "**Not a decision.**" in text
+    assert "Break-even" in text
+    assert "Speedup by load" in text
+    costs = {own.label: own.value for own in app.metric}
+    assert set(costs) == {"Baseline", "Speculative", "Saved", "Saved per month"}  # the store's file names a price
+    assert app.slider(key="margin").value == 5.0
+
+
+def test_a_slider_changes_what_is_tried_and_nothing_else(filled: str, open_page: Open) -> None:
+    app = open_page("loads", endpoint="assistant")
+    before = app.dataframe[-1].value
+    app.slider(key="margin").set_value(50.0).run()
+    after = app.dataframe[-1].value
+    speedup = before["Test"] == "Speedup"
+    assert list(after[speedup]["Tried"]) == ["1.50\u00d7"]
+    assert list(after[speedup]["In force"]) == list(before[speedup]["In force"]) == ["1.05\u00d7"]
+    assert list(after["Bounds"]) == list(before["Bounds"])
+
+
+def test_without_a_price_there_is_device_time(filled: str, open_page: Open) -> None:
+    app = open_page("loads", endpoint="assistant", price="0")
+    assert [own.value.endswith(" s") for own in app.metric] == [True, True, True]
+    assert "No price is set" in words(app)
+
+
+def test_changes_say_who_and_why(filled: str, open_page: Open) -> None:
+    app = open_page("changes", window="all")
+    assert "verdict" in words(app)
+    table = app.dataframe[0].value
+    assert {"the gate"} <= set(table["Who"])
+    assert table["When"].is_monotonic_decreasing
+    linked = table["Evidence"].dropna()
+    assert linked.str.startswith("evidence?endpoint=").all()
+    orders = table[table["Kind"].str.endswith("override")]
+    assert set(orders["Who"]) == {"on-call (synthetic)", "its expiry"}
+
+
+def test_changes_of_one_kind_and_endpoint(filled: str, open_page: Open) -> None:
+    app = open_page("changes", window="all", endpoint="assistant", kinds="override")
+    assert "verdict" in words(app)  # that there are others is said all the same
+    table = app.dataframe[0].value
+    assert set(table["Where"].str.split(":").str[0]) == {"assistant"}
+    assert set(table["Kind"]) == {"\u25a0 override"}
+
+
+def test_before_and_after_marks_the_moment_or_says_that_there_is_none(filled: str, open_page: Open) -> None:
+    app = open_page("before_after")
+    text = words(app)
+    with Store.open(filled) as store:
+        enabled = [own for own in store.verdict_changes(limit=500) if own.verdict.value == "ENABLE"]
+    if enabled:
+        last = open_page("before_after", decision=str(enabled[-1].decision_id))
+        assert last.selectbox(key="enabling").value == str(enabled[-1].decision_id)
+        assert "Mean end-to-end time by hour" in text
+        assert "The serving side is not measured" in text
+        assert "prefix-cache hit rate" in text
+    else:
+        assert "Nothing was enabled yet" in text

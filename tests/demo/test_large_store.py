@@ -1,0 +1,193 @@
+"""The synthetic store: its rollups are the sums the store would have made, its decisions the gate's, its mark shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import func, select
+
+from shadowspec.config import load_config
+from shadowspec.demo.large import DATA_NOTE
+from shadowspec.demo.large.config import config_text
+from shadowspec.demo.large.filling import Filled, Size, fill
+from shadowspec.demo.large.traffic import bins_of
+from shadowspec.demo.large.world import make_world
+from shadowspec.errors import UsageError
+from shadowspec.gating import run_gate
+from shadowspec.metrics import mean_acceptance_length, speedup
+from shadowspec.store import Store, session, tables
+from shadowspec.store.histograms import bin_of
+from shadowspec.store.rollups import METRICS, additions
+from shadowspec.types import Block, BlockResult, Verdict
+
+NOW = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
+SIZE = Size(num_slices=30, num_days=30, num_runs=8_000, num_looks=10)
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
+def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Filled]]:
+    """A small store of each dialect, and what was said to be in it."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('large') / 'store.db'}"
+        yield url, fill(url, SIZE, NOW)
+        return
+    from tests.conftest import temporary_database
+
+    with temporary_database(request.getfixturevalue("postgres_url")) as url:
+        yield url, fill(url, SIZE, NOW)
+
+
+def test_rows_are_what_was_said(filled: tuple[str, Filled]) -> None:
+    url, said = filled
+    engine = session.create_engine(session.parse_url(url))
+    with session.read(engine) as connection:
+        rollups, own = tables.rollups.c, tables.rollup_bins
+        num_runs, timed = connection.execute(select(func.sum(rollups.num_runs), func.sum(rollups.num_timed))).one()
+        binned = dict(connection.execute(select(own.c.metric, func.sum(own.c.num_runs)).group_by(own.c.metric)).all())
+        decisions = connection.scalar(select(func.count()).select_from(tables.decisions))
+    engine.dispose()
+    assert num_runs == said.num_runs + said.num_raw_runs
+    assert abs(said.num_runs - SIZE.num_runs) < 0.25 * SIZE.num_runs
+    assert set(binned) == set(METRICS)
+    assert set(binned.values()) == {timed}
+    assert decisions == said.num_decisions > 0
+
+
+def test_rollups_keep_the_identities_of_measured_ones(filled: tuple[str, Filled]) -> None:
+    with Store.open(filled[0]) as store:
+        for endpoint in store.endpoints():
+            for rollup in store.rollups(endpoint):
+                sums, per_pos, steps = rollup.sums, rollup.num_accepted_tokens_per_pos, rollup.acceptance_histogram
+                assert sum(steps) == sums.num_drafts
+                assert sum(per_pos) == sums.num_accepted_tokens == sum(j * number for j, number in enumerate(steps))
+                assert all(per_pos[i] == sum(steps[i + 1 :]) for i in range(len(per_pos)))
+                assert sums.num_timed == sums.num_runs - sums.num_failed
+                emitted = sums.num_timed + sums.num_drafts + sums.num_accepted_tokens - sums.num_cut_steps
+                assert sums.num_output_tokens == emitted
+                length = mean_acceptance_length(rollup.counts)
+                assert length is None or math.isclose(length, 1.0 + sum(per_pos) / sum(steps))
+
+
+def test_the_last_days_runs_add_up_as_the_store_adds_them(filled: tuple[str, Filled]) -> None:
+    with Store.open(filled[0]) as store:
+        endpoint = store.endpoints()[0]
+        blocks = {block.block_id: block for block in store.blocks(endpoint)}
+        records = {record.key: record for record in store.records(endpoint)}
+        runs = store.runs(endpoint)
+        assert runs
+        assert all(
+            run.baseline and run.speculative and (speedup(run.baseline, run.speculative) or 0) > 0 for run in runs
+        )
+        own = []
+        for run in runs:
+            block = blocks[run.block_id]
+            shape = Block(block.block_id, 0, endpoint, block.slice_key, block.concurrency, (), (), block.first_arm)
+            own.append((run, BlockResult(shape, block.started_at, (run,), {}), records[run.key]))
+        stored = {rollup.key: rollup for rollup in store.rollups(endpoint)}
+        for key, added in additions(own).items():
+            assert stored[key].sums.num_runs >= added.sums[0]
+
+
+def test_the_gate_goes_on_where_the_history_ends(filled: tuple[str, Filled]) -> None:
+    world = make_world(SIZE.num_slices, SIZE.seed)
+    name = world.endpoints[1].name
+    with Store.open(filled[0]) as store:
+        before = store.latest_decisions(name)
+        verdicts = {(own.slice_key, own.concurrency, own.fingerprint): own.verdict for own in before}
+        after = run_gate(store, {name: world.policy}, now=NOW)
+    assert {own.verdict for own in before} >= {Verdict.ENABLE, Verdict.HOLD}
+    assert {(own.slice_key, own.concurrency, own.fingerprint): own.verdict for own in after} == verdicts
+    for old in before:
+        new = next(
+            own
+            for own in after
+            if (own.slice_key, own.concurrency, own.fingerprint) == (old.slice_key, old.concurrency, old.fingerprint)
+        )
+        assert [(test.name, test.lower, test.upper, test.num_units) for test in new.tests] == [
+            (test.name, test.lower, test.upper, test.num_units) for test in old.tests
+        ]
+
+
+def test_bounds_hold_the_truth_that_was_drawn_from(filled: tuple[str, Filled]) -> None:
+    """A bound misses with probability below alpha over the whole endpoint; the seed is fixed."""
+    from shadowspec.demo.large.world import acceptance_at, log_speedup
+
+    world = make_world(SIZE.num_slices, SIZE.seed)
+    checked = 0
+    with Store.open(filled[0]) as store:
+        for endpoint in world.endpoints:
+            slices = {own.key: own for own in endpoint.slices if not own.drifts}
+            for decision in store.latest_decisions(endpoint.name):
+                own, depth = slices.get(decision.slice_key), decision.config.num_speculative_tokens
+                if own is None or len(endpoint.configs[0]) > 1:
+                    continue
+                chance = acceptance_at(own, 1, 0.0)
+                truth = {
+                    "acceptance": chance,
+                    # Clipping at log 2 pulls the mean in by little; the bound is of the clipped mean.
+                    "speedup": math.exp(min(log_speedup(chance, depth, decision.concurrency), math.log(2.0))),
+                }
+                for test in decision.tests:
+                    if test.name in truth and test.lower is not None and test.upper is not None:
+                        checked += 1
+                        assert test.lower <= truth[test.name] + 0.01
+                        assert test.upper >= truth[test.name] - 0.1
+    assert checked > 20
+
+
+def test_a_store_that_holds_something_is_left_alone(filled: tuple[str, Filled]) -> None:
+    with pytest.raises(UsageError, match="not empty"):
+        fill(filled[0], SIZE, NOW)
+
+
+def test_every_config_carries_the_note(filled: tuple[str, Filled]) -> None:
+    with Store.open(filled[0]) as store:
+        notes = {config.details["data_note"] for config in store.fingerprints().values()}
+    assert notes == {DATA_NOTE}
+
+
+def test_orders_rollouts_and_funnel_are_there(filled: tuple[str, Filled]) -> None:
+    with Store.open(filled[0]) as store:
+        assert {record.is_active(NOW) for record in store.overrides()} == {True, False}
+        assert {rollout.stage.value for rollout in store.rollouts()} >= {"partial"}
+        counted = store.funnel()
+        entries = store.ledger("synthetic")
+    assert sum(counted.values()) == sum(entry.num_records for entry in entries)
+
+
+def test_the_configuration_opens_it(tmp_path: Path, filled: tuple[str, Filled]) -> None:
+    world = make_world(SIZE.num_slices, SIZE.seed)
+    path = tmp_path / "large.toml"
+    path.write_text(config_text(world, filled[0]))
+    config = load_config(path, environment={})
+    assert config.database_url == filled[0]
+    assert list(config.endpoints) == [endpoint.name for endpoint in world.endpoints]
+    assert config.endpoints[world.endpoints[0].name].policy == world.policy
+    assert config.dashboard.data_note == DATA_NOTE
+
+
+def test_a_password_stays_out_of_the_configuration(tmp_path: Path) -> None:
+    text = config_text(make_world(1, 1), "postgresql+psycopg://me:hush@localhost/x")
+    assert "hush" not in text
+
+
+def test_bins_are_the_stores(random_values: Callable[[], np.ndarray]) -> None:
+    values = random_values()
+    assert bins_of(values).tolist() == [bin_of(float(value)) for value in values]
+
+
+@pytest.fixture
+def random_values() -> Callable[[], np.ndarray]:
+    """Values over the whole range that runs are drawn from."""
+    return lambda: np.exp(np.random.default_rng(3).uniform(-6.0, 15.0, 2_000))
+
+
+def test_a_seed_makes_one_world() -> None:
+    assert make_world(30, 4) == make_world(30, 4)
+    assert make_world(30, 4) != make_world(30, 5)
+    assert make_world(47, 4).num_slices == 47

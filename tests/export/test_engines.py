@@ -1,0 +1,198 @@
+"""Files for serving engines, read as each engine reads them (`worlds`), and against the fields that it has."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from shadowspec.export import Document, endpoint_schedule, sglang, tensorrt_llm, vllm
+from shadowspec.types import Decision, SpeculationConfig, Verdict, VerifyRule
+from tests.export.worlds import (
+    config,
+    decision,
+    fields,
+    judged,
+    sglang_depths,
+    tensorrt_depths,
+    vllm_depths,
+)
+
+TWO_DEPTHS = [decision(load=2, of=config(5), number=11), decision(load=6, of=config(3), number=12)]
+WITH_A_GAP = [decision(load=2), decision(Verdict.HOLD, load=4), decision(load=8)]
+LATE = [decision(Verdict.HOLD, load=1), decision(load=4)]
+RISING = [decision(load=1, of=config(2)), decision(load=4, of=config(5))]
+EAGLE = config(4, proposer="eagle3", draft="org/eagle")
+
+
+def exported_vllm(decisions: list[Decision]) -> tuple[Any, Document]:
+    document = vllm.render(endpoint_schedule("chat", judged(decisions)))
+    return json.loads(document.text), document
+
+
+def exported_sglang(decisions: list[Decision]) -> tuple[dict[str, Any], Any, Document]:
+    document = sglang.render(sglang.choose("chat", judged(decisions)), "/etc/adaptive.json")
+    beside = document.beside.get(sglang.ADAPTIVE_SUFFIX)
+    return yaml.safe_load(document.text), None if beside is None else json.loads(beside), document
+
+
+def exported_tensorrt(decisions: list[Decision]) -> tuple[dict[str, Any], Document]:
+    document = tensorrt_llm.render(endpoint_schedule("chat", judged(decisions)))
+    return yaml.safe_load(document.text), document
+
+
+def test_vllm_has_every_field_that_is_written() -> None:
+    known = fields("vllm")["SpeculativeConfig"]
+    for rule in (VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT):
+        assert set(exported_vllm([decision(of=config(rule=rule))])[0]) <= set(known)
+    ngram = exported_vllm([decision(of=config(proposer="ngram", rule=VerifyRule.EXACT_MATCH))])[0]
+    assert set(ngram) <= set(known)
+    assert (ngram["prompt_lookup_min"], ngram["prompt_lookup_max"]) == (2, 4)
+    assert known["num_speculative_tokens_per_batch_size"]["type"] == "list[tuple[int, int, int]] | None"
+
+
+@pytest.mark.parametrize(
+    ("rule", "method"),
+    [
+        (VerifyRule.REJECTION, "probabilistic"),
+        (VerifyRule.GREEDY_DRAFT, "greedy"),
+        (VerifyRule.EXACT_MATCH, "greedy"),  # our draft does not sample under it, so that the two accept alike
+        (VerifyRule.GREEDY, "greedy"),
+    ],
+)
+def test_vllm_samples_the_draft_as_it_was_measured(rule: VerifyRule, method: str) -> None:
+    assert exported_vllm([decision(of=config(rule=rule))])[0]["draft_sample_method"] == method
+
+
+def test_vllm_runs_the_measured_depth_at_each_batch_size_and_none_beyond() -> None:
+    assert vllm_depths(exported_vllm(TWO_DEPTHS)[0], 10) == [5, 5, 3, 3, 3, 3, 0, 0, 0, 0]
+    assert vllm_depths(exported_vllm(WITH_A_GAP)[0], 10) == [4, 4, 0, 0, 0, 0, 0, 4, 0, 0]
+    assert vllm_depths(exported_vllm(LATE)[0], 5) == [0, 0, 0, 4, 0]
+    assert vllm_depths(exported_vllm([decision(load=2)])[0], 10_000)[2:] == [0] * 9_998
+
+
+def test_vllm_off_is_null() -> None:
+    value, document = exported_vllm([decision(Verdict.HOLD)])
+    assert value is None
+    assert document.text == "null\n"
+
+
+def test_vllm_warns_of_data_parallelism() -> None:
+    assert vllm.DATA_PARALLEL in exported_vllm([decision()])[1].remarks
+
+
+def test_sglang_has_every_flag_that_is_written() -> None:
+    known = {name for namespace in fields("sglang").values() for name in namespace}
+    for of in (config(), config(rule=VerifyRule.GREEDY_DRAFT), EAGLE):
+        flags, _, _ = exported_sglang([decision(of=of)])
+        assert {name.replace("-", "_") for name in flags} <= known
+
+
+def test_sglang_keeps_an_algorithm_that_cannot_adapt_within_what_was_measured() -> None:
+    flags, adaptive, document = exported_sglang(TWO_DEPTHS)
+    assert flags["speculative-algorithm"] == "STANDALONE"
+    assert adaptive is None
+    assert "speculative-adaptive" not in flags, "it would be dropped, and the full depth run everywhere"
+    assert sglang_depths(flags, adaptive, 100) == [5, 5]
+    assert flags["speculative-num-draft-tokens"] == 6
+    assert document.text.startswith("# chat: decisions 11\n")
+    assert any("above batch size 2" in remark for remark in document.remarks)
+
+
+def test_sglang_takes_the_one_depth_that_reaches_furthest() -> None:
+    shallow = [decision(load=load, of=config(3), lower=1.1, number=load) for load in (2, 6)]
+    flags, adaptive, _ = exported_sglang([*TWO_DEPTHS, *shallow])
+    assert sglang_depths(flags, adaptive, 100) == [3] * 6
+    assert "speculative-adaptive" not in flags
+    harmed = decision(Verdict.DISABLE, load=6, slice_key="prompt_class=chat", of=config(3))
+    assert sglang_depths(*exported_sglang([*TWO_DEPTHS, *shallow, harmed])[:2], 100) == [5, 5]
+
+
+def test_sglang_adapts_by_batch_size_where_it_can() -> None:
+    deep, shallow = (
+        SpeculationConfig(f"e{k}", "org/target", "org/eagle", "eagle3", k, VerifyRule.GREEDY_DRAFT) for k in (5, 3)
+    )
+    flags, adaptive, _ = exported_sglang([decision(load=2, of=deep), decision(load=6, of=shallow, number=2)])
+    assert flags["speculative-adaptive-config"] == "/etc/adaptive.json"
+    assert sglang_depths(flags, adaptive, 100) == [5, 5, 3, 3, 3, 3]
+    flags["max-running-requests"] = 9
+    assert sglang_depths(flags, adaptive, 9) == [5, 5, 3, 3, 3, 3, 0, 0, 0]
+    padded = sglang_depths(flags, adaptive, 9, graphs=(1, 2, 4, 8))
+    assert padded == [5, 5, 3, 3, 0, 0, 0, 0, 0], "rounded up to a graph it may be off, but never on where it is not"
+    assert adaptive["shadowspec_decisions"] == [1, 2]
+
+
+def test_sglang_samples_the_draft_as_it_was_measured() -> None:
+    assert exported_sglang([decision()])[0]["speculative-use-rejection-sampling"] is True
+    flags, _, _ = exported_sglang([decision(of=config(rule=VerifyRule.GREEDY_DRAFT))])
+    assert "speculative-use-rejection-sampling" not in flags
+
+
+@pytest.mark.parametrize("decisions", [LATE, [decision(Verdict.DISABLE)], [decision(of=config(proposer="ngram"))]])
+def test_sglang_is_off_where_it_cannot_say_it(decisions: list[Decision]) -> None:
+    assert exported_sglang(decisions)[0] == {}
+
+
+def test_sglang_leaves_out_what_lies_behind_a_gap() -> None:
+    flags, adaptive, document = exported_sglang(WITH_A_GAP)
+    assert sglang_depths(flags, adaptive, 100) == [4, 4]
+    assert any("above batch size 2" in remark for remark in document.remarks)
+
+
+def test_tensorrt_has_every_field_that_is_written() -> None:
+    known = fields("tensorrt_llm")
+    for of, kind in ((config(), "DraftTargetDecodingConfig"), (EAGLE, "Eagle3DecodingConfig")):
+        spec = exported_tensorrt([decision(of=of)])[0]["speculative_config"]
+        assert set(spec) <= set(known["DecodingBaseConfig"]) | set(known[kind])
+        assert known[kind]["decoding_type"]["type"] == f"Literal['{spec['decoding_type']}']"
+
+
+@pytest.mark.parametrize("keys_are_largest", [True, False])
+@pytest.mark.parametrize("floor", [0, 1])
+def test_tensorrt_reads_the_same_in_every_version(keys_are_largest: bool, floor: int) -> None:
+    document, _ = exported_tensorrt(TWO_DEPTHS)
+    assert tensorrt_depths(document, 100, keys_are_largest=keys_are_largest, floor=floor) == [5, 5, 3, 3, 3, 3]
+    document["max_batch_size"] = 9
+    beyond = tensorrt_depths(document, 9, keys_are_largest=keys_are_largest, floor=floor)[6:]
+    assert beyond == [floor] * 3, "off, where the version can be"
+
+
+def test_tensorrt_says_a_single_depth_by_max_concurrency() -> None:
+    document, _ = exported_tensorrt([decision(load=8)])
+    spec = document["speculative_config"]
+    assert spec["max_concurrency"] == document["max_batch_size"] == 8
+    assert "draft_len_schedule" not in spec
+
+
+def test_tensorrt_verifies_as_it_was_measured() -> None:
+    assert exported_tensorrt([decision()])[0]["speculative_config"]["use_rejection_sampling"] is True
+    other = exported_tensorrt([decision(of=config(rule=VerifyRule.GREEDY_DRAFT))])[0]["speculative_config"]
+    assert "use_rejection_sampling" not in other
+
+
+def test_tensorrt_never_asks_for_its_own_acceptance_gate() -> None:
+    spec = exported_tensorrt([decision()])[0]["speculative_config"]
+    assert not [name for name in spec if name.startswith("acceptance")]
+
+
+def test_tensorrt_leaves_out_a_depth_above_the_first() -> None:
+    document, exported = exported_tensorrt(RISING)
+    assert tensorrt_depths(document, 100, keys_are_largest=True, floor=0) == [2]
+    assert any("above batch size 1" in remark for remark in exported.remarks)
+
+
+@pytest.mark.parametrize("decisions", [LATE, [decision(Verdict.HOLD)], [decision(of=config(proposer="ngram"))]])
+def test_tensorrt_is_off_where_it_cannot_say_it(decisions: list[Decision]) -> None:
+    assert exported_tensorrt(decisions)[0] == {"speculative_config": None}
+
+
+def test_no_name_can_end_a_comment_or_a_value() -> None:
+    nasty = 'org/a"\n# b: [1]\nspeculative_config: {x: 1}'
+    of = config(draft=nasty)
+    document, _ = exported_tensorrt([decision(of=of, endpoint="chat")])
+    assert document["speculative_config"]["speculative_model"] == nasty
+    assert exported_sglang([decision(of=of)])[0]["speculative-draft-model-path"] == nasty
+    text = tensorrt_llm.render(endpoint_schedule("a\nb: c", [])).text
+    assert yaml.safe_load(text) == {"speculative_config": None}

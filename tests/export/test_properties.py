@@ -1,0 +1,147 @@
+"""Whatever the decisions: nothing is on without an ENABLE that stands, is fresh and is not overridden."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowspec.export import Schedule, endpoint_schedule, flagd, sglang, slice_schedules, tensorrt_llm, vllm
+from shadowspec.types import Decision, SpeculationConfig, Verdict, VerifyRule
+from tests.export.worlds import (
+    NOW,
+    WEEK,
+    decision,
+    judged,
+    sglang_depths,
+    tensorrt_depths,
+    vllm_depths,
+)
+
+SLICES = ("", "prompt_class=code", "prompt_class=chat")
+LOADS = (1, 2, 4, 7)
+LARGEST = 10
+
+configs = st.builds(
+    lambda proposer, depth, draft, rule: SpeculationConfig(
+        f"{proposer}-{draft}-{depth}", "org/target", None if proposer == "ngram" else draft, proposer, depth, rule
+    ),
+    st.sampled_from(["draft_model", "ngram", "eagle3"]),
+    st.integers(1, 5),
+    st.sampled_from(["org/a", "org/b"]),
+    st.sampled_from([VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT]),
+)
+decisions = st.builds(
+    lambda verdict, load, slice_key, of, revision, lower, age_s, code: decision(
+        verdict,
+        load=load,
+        slice_key=slice_key,
+        of=of,
+        fingerprint=f"{of.name}-{of.verify_rule}-{revision}",
+        lower=lower,
+        decided_at=NOW - timedelta(seconds=age_s),
+        reason_code=code,
+    ),
+    st.sampled_from([Verdict.ENABLE, Verdict.ENABLE, Verdict.HOLD, Verdict.DISABLE]),
+    st.sampled_from(LOADS),
+    st.sampled_from(SLICES),
+    configs,
+    st.integers(1, 2),
+    st.one_of(st.none(), st.floats(0.5, 2.0)),
+    st.integers(0, 2 * int(WEEK.total_seconds())),
+    st.sampled_from(["all_tests_pass", "all_tests_pass", "all_tests_pass", "override"]),
+)
+worlds = st.lists(decisions, max_size=12, unique_by=lambda d: (d.slice_key, d.concurrency, d.fingerprint))
+
+
+def allowed(world: list[Decision], slice_key: str) -> dict[int, set[int]]:
+    """The depths that any decision allows at each measured load; written from the rule, not from the code."""
+    good = [
+        d
+        for d in world
+        if d.slice_key == slice_key
+        and d.verdict is Verdict.ENABLE
+        and d.reason_code != "override"
+        and d.decided_at > NOW - WEEK
+    ]
+    if not slice_key:
+        harmed = {
+            (d.concurrency, d.fingerprint)
+            for d in world
+            if d.slice_key and (d.verdict is Verdict.DISABLE or d.reason_code == "override")
+        }
+        good = [d for d in good if (d.concurrency, d.fingerprint) not in harmed]
+    return {load: {d.config.num_speculative_tokens for d in good if d.concurrency == load} for load in LOADS}
+
+
+def assert_allowed(depths: list[int], world: list[Decision], slice_key: str) -> None:
+    """Each depth is allowed by the next larger measured load, and between two loads by both of them."""
+    permitted = allowed(world, slice_key)
+    measured = sorted({d.concurrency for d in world if d.slice_key == slice_key})
+    for size, depth in enumerate(depths, 1):
+        if depth:
+            above = next((load for load in measured if load >= size), None)
+            assert above is not None, f"on at batch size {size}, above everything measured"
+            assert depth in permitted[above], f"{depth} tokens at batch size {size} have no standing decision"
+            below = max((load for load in measured if load < size), default=None)
+            if size != above and below is not None:
+                assert permitted[below], f"on at batch size {size}, between a load that is on and one that is not"
+
+
+def depths_of(schedule: Schedule) -> list[int]:
+    return [schedule.num_speculative_tokens(size) for size in range(1, LARGEST + 1)]
+
+
+@given(worlds)
+def test_nothing_is_on_without_a_decision_that_stands(world: list[Decision]) -> None:
+    standings = judged(world, evidence_at=NOW - timedelta(hours=1))
+    whole = endpoint_schedule("chat", standings)
+    assert_allowed(depths_of(whole), world, "")
+    for schedule in slice_schedules("chat", standings):
+        assert_allowed(depths_of(schedule), world, schedule.slice_key)
+
+    assert_allowed(vllm_depths(json.loads(vllm.render(whole).text), LARGEST), world, "")
+    document = sglang.render(sglang.choose("chat", standings), "adaptive.json")
+    adaptive = document.beside.get(sglang.ADAPTIVE_SUFFIX)
+    flags = yaml.safe_load(document.text)
+    assert_allowed(sglang_depths(flags, json.loads(adaptive) if adaptive else None, LARGEST), world, "")
+    for keys_are_largest in (False, True):
+        for floor in (0, 1):
+            read = tensorrt_depths(
+                yaml.safe_load(tensorrt_llm.render(whole).text),
+                LARGEST,
+                keys_are_largest=keys_are_largest,
+                floor=floor,
+            )
+            assert_allowed(read, world, "")
+    text = flagd.render([(whole, slice_schedules("chat", standings))]).text
+    if not any(allowed(world, each)[load] for each in SLICES for load in LOADS):
+        assert '"on"' not in json.dumps([flag["targeting"] for flag in json.loads(text)["flags"].values()])
+
+
+@given(worlds, st.sampled_from(LOADS), configs)
+def test_a_single_decision_that_stands_is_on(world: list[Decision], load: int, of: SpeculationConfig) -> None:
+    """The other way round: exports are not off for want of courage."""
+    off = [d for d in world if d.verdict is Verdict.HOLD and d.concurrency != load]
+    standing = decision(load=load, of=of, number=77)
+    schedule = endpoint_schedule("chat", judged([*off, standing], evidence_at=NOW - timedelta(hours=1)))
+    assert schedule.num_speculative_tokens(load) == of.num_speculative_tokens
+    assert schedule.decision_ids == (77,)
+
+
+@given(worlds)
+def test_stale_evidence_switches_everything_off(world: list[Decision]) -> None:
+    standings = judged(world, evidence_at=NOW - WEEK)
+    assert not endpoint_schedule("chat", standings).is_on
+    assert not any(each.is_on for each in slice_schedules("chat", standings))
+
+
+@given(worlds, st.randoms())
+def test_the_order_of_decisions_does_not_matter(world: list[Decision], random: object) -> None:
+    shuffled = list(world)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    one, other = (endpoint_schedule("chat", judged(each)) for each in (world, shuffled))
+    assert (one.config, one.ranges, one.expires_at) == (other.config, other.ranges, other.expires_at)

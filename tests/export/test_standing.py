@@ -1,0 +1,120 @@
+"""Which decisions switch something on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from shadowspec.export import Off, evidence_times, judge_decisions
+from shadowspec.export.standing import describe
+from shadowspec.gate.overrides import effective
+from shadowspec.store.rollups import RollupKey
+from shadowspec.types import Override, Rollout, Stage, Verdict
+from tests.export.worlds import NOW, WEEK, config, decision, judged
+
+
+def test_a_fresh_enable_is_on() -> None:
+    (standing,) = judged([decision()])
+    assert standing.is_on
+    assert standing.num_speculative_tokens == 4
+    assert standing.expires_at == NOW - timedelta(hours=2) + WEEK
+    assert describe([standing]) == ["chat, whole endpoint, concurrency 4, draft_model-4: on, 4 tokens, decision 1"]
+
+
+@pytest.mark.parametrize(("verdict", "off"), [(Verdict.HOLD, Off.HELD), (Verdict.DISABLE, Off.DISABLED)])
+def test_another_verdict_is_off(verdict: Verdict, off: Off) -> None:
+    (standing,) = judged([decision(verdict, reason_code="too_few_units")])
+    assert standing.off is off
+    assert standing.num_speculative_tokens == 0
+    assert f"off ({off}; {verdict} too_few_units)" in describe([standing])[0]
+
+
+def test_old_evidence_and_an_old_decision_are_stale() -> None:
+    assert judged([decision()], evidence_at=NOW - WEEK)[0].off is Off.STALE
+    assert judged([decision()], evidence_at=NOW - WEEK + timedelta(seconds=1))[0].is_on
+    assert judged([decision(decided_at=NOW - WEEK)])[0].off is Off.STALE
+    assert judge_decisions([decision()], newest={}, now=NOW, max_age=WEEK)[0].off is Off.STALE
+
+
+def test_evidence_is_as_old_as_the_newest_hour_in_which_anything_was_measured() -> None:
+    def key(slice_key: str, hour: int) -> RollupKey:
+        return RollupKey("chat", NOW.replace(hour=hour), slice_key, "fp", 4)
+
+    newest = evidence_times([key("a=1", 3), key("a=2", 9), key("a=1", 5)])
+    assert newest["chat", "a=1", 4, "fp"].hour == 5
+    assert newest["chat", "", 4, "fp"].hour == 9
+
+
+@pytest.mark.parametrize("forced", [Verdict.DISABLE, Verdict.HOLD])
+def test_an_overridden_decision_is_off(forced: Verdict) -> None:
+    order = Override(7, "chat", "", None, forced, "incident", "ops", NOW)
+    (standing,) = judged([effective(decision(), [order], NOW)])
+    assert standing.off is Off.OVERRIDDEN
+
+
+def test_an_override_leaves_nothing_on_whatever_verdict_it_carries() -> None:
+    assert judged([decision(Verdict.ENABLE, reason_code="override")])[0].off is Off.OVERRIDDEN
+
+
+def test_two_fingerprints_of_one_candidate_are_both_off() -> None:
+    old, new = (decision(fingerprint=each) for each in ("old", "new"))
+    assert [standing.off for standing in judged([old, new])] == [Off.AMBIGUOUS, Off.AMBIGUOUS]
+    held = decision(Verdict.HOLD, fingerprint="old")
+    assert [standing.off for standing in judged([held, new])] == [Off.HELD, None]
+    other = decision(of=config(2))
+    assert all(standing.is_on for standing in judged([new, other]))
+
+
+def test_a_fingerprint_that_is_no_longer_measured_is_off_before_the_gate_has_said_so() -> None:
+    own = decision(fingerprint="old")
+    names = {"old": own.config.name, "new": own.config.name, "other": "another candidate"}
+
+    def off(**hours: int) -> Off | None:
+        newest = {("chat", "", 4, fingerprint): NOW.replace(hour=hour) for fingerprint, hour in hours.items()}
+        return judge_decisions([own], newest=newest, now=NOW, max_age=WEEK, names=names)[0].off
+
+    assert off(old=8, new=9) is Off.SUPERSEDED
+    assert off(old=8, new=8) is None, "both are measured"
+    assert off(old=9, new=8) is None
+    assert off(old=8, other=9) is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected", "is_on"),
+    [
+        ("vllm/0.32.0", "vllm", True),
+        ("vllm/0.32.0", "vllm/0.32.0", True),
+        ("vllm/0.32.0", "vllm/0.31.0", False),
+        ("shadowspec-torch/0.1 torch/2.13.0", "vllm", False),
+        ("shadowspec-torch/0.1 torch/2.13.0", "torch/2.13.0", True),
+        ("vllm-fork/1.0", "vllm", False),
+    ],
+)
+def test_another_engine_is_off(measured: str, expected: str, is_on: bool) -> None:
+    (standing,) = judged([decision(engine=measured)], engine=expected)
+    assert standing.off is (None if is_on else Off.OTHER_ENGINE)
+
+
+def rollout(stage: Stage, *, fingerprint: str = "fp-draft_model-4", share: float = 0.2, **caps: int) -> Rollout:
+    named = {"" if name == "any" else name: cap for name, cap in caps.items()}
+    return Rollout("chat", 4, stage, fingerprint, NOW, NOW, "advanced", "it stands", depth_caps=named, share=share)
+
+
+def test_a_rollout_says_what_is_served() -> None:
+    def only(*rollouts: Rollout) -> tuple[Off | None, int, float]:
+        (standing,) = judged([decision()], rollouts=rollouts)
+        return standing.off, standing.num_speculative_tokens, standing.share
+
+    assert only(rollout(Stage.SHADOW)) == (Off.NOT_ROLLED_OUT, 0, 1.0)
+    assert only(rollout(Stage.PARTIAL, any=3)) == (None, 3, 0.2)
+    assert only(rollout(Stage.BROAD, any=9, share=1.0)) == (None, 4, 1.0)
+    assert only(rollout(Stage.BROAD, fingerprint="other", any=9))[0] is Off.NOT_ROLLED_OUT
+    assert only(rollout(Stage.PARTIAL, any=3, share=0.0))[0] is Off.NOT_ROLLED_OUT
+    assert only(rollout(Stage.PARTIAL, any=3, long=1))[1] == 1, "the context is not known: the smallest cap holds"
+
+
+def test_a_slice_of_one_context_has_its_own_cap() -> None:
+    own = decision(slice_key="context_bucket=long")
+    (standing,) = judged([own], rollouts=[rollout(Stage.BROAD, any=1, long=3, share=1.0)])
+    assert standing.num_speculative_tokens == 3

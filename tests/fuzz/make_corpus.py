@@ -1,0 +1,76 @@
+"""Writes the seeds from the samples of the tests: `python tests/fuzz/make_corpus.py PAYLOADS`.
+
+PAYLOADS is what tests/tap/formats/litellm_payloads.py wrote.  The first byte of a seed chooses the headers of
+target.py.  The seeds are committed, so that a run needs no litellm and starts from the same place everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.tap.formats import samples
+from tests.tap.mirror import chat
+
+CORPUS = Path(__file__).with_name("corpus")
+PLAIN, STRUCTURED, BATCH, BINARY_REQUEST, BINARY_RESPONSE = (bytes([number]) for number in (0, 2, 3, 4, 5))
+LARGEST = 6_000  # bytes: a large seed makes every mutation slow
+SHORTENED = ("model_map_information", "response_cost_failure_debug_info", "status_fields", "error_information")
+
+
+def seeds(payloads: dict[str, dict[str, Any]]) -> dict[str, dict[str, bytes]]:
+    """Content by format and name."""
+    event = {"specversion": "1.0", **samples.attributes("request"), "data": samples.REQUEST}
+    answer = {"specversion": "1.0", **samples.attributes("response"), "data": samples.ANSWER}
+    stream = 'data: {"choices": [{"index": 0, "delta": {"content": "x"}, "token_ids": [1]}]}\n\ndata: [DONE]\n\n'
+    short = {
+        name: {key: value for key, value in payload.items() if key not in SHORTENED}
+        for name, payload in payloads.items()
+        if name != "long" and not name.startswith("cut")
+    }
+    old = {"payload": {"request": "{}"}, "ai-proxy": {"meta": {}, "payload": {"response": stream}}}
+    return {
+        "openai": {
+            "chat": PLAIN + json.dumps(chat()).encode(),
+            "text": PLAIN
+            + json.dumps({"request": {"model": "m", "prompt": "x", "top_k": 3}, "timestamp": 1.7e9}).encode(),
+            "pair": PLAIN + json.dumps([chat(), chat(request_n=2)]).encode(),
+            "headers": b"\x01" + json.dumps(chat(session_id=None, metadata={"tier": "pro"})).encode(),
+        },
+        "litellm": {
+            **{name: PLAIN + json.dumps(payload).encode() for name, payload in short.items()},
+            "lines": PLAIN + b"\n".join(json.dumps(short[name]).encode() for name in ("plain", "failed")),
+        },
+        "cloudevents": {
+            "structured": STRUCTURED + json.dumps(event).encode(),
+            "batch": BATCH + json.dumps([event, answer]).encode(),
+            "base64": STRUCTURED + json.dumps({**event, "data": None, "data_base64": "e30="}).encode(),
+            "whole": PLAIN + json.dumps({**event, "type": "other", "data": {"request": samples.REQUEST}}).encode(),
+            "request": BINARY_REQUEST + json.dumps(samples.REQUEST).encode(),
+            "response": BINARY_RESPONSE + stream.encode(),
+        },
+        "kong": {
+            "entry": PLAIN + json.dumps(samples.kong_entry()).encode(),
+            "old": PLAIN + json.dumps(samples.kong_entry(ai=old)).encode(),
+            "batch": PLAIN + json.dumps([samples.kong_entry(ai=None), samples.kong_entry()]).encode(),
+        },
+    }
+
+
+def main() -> None:
+    made = seeds(json.loads(Path(sys.argv[1]).read_text()))
+    made["auto"] = {f"{format}-{name}": data for format, named in made.items() for name, data in named.items()}
+    for format, named in made.items():
+        folder = CORPUS / format
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in named.items():
+            assert len(data) <= LARGEST, f"{format}/{name} is too large: {len(data)}"
+            (folder / name).write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

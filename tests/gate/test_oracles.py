@@ -1,0 +1,119 @@
+"""Other people's code, papers and brute force say the same to 1e-6.
+
+How the figures of their code were made stands beside them in tests/data/oracles.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import integrate
+
+from shadowspec.gate import asymptotic, betting, drift, quantiles
+from shadowspec.gate.asymptotic import RatioMoments
+from shadowspec.gate.capital import CapitalTable
+
+DATA = Path(__file__).parents[1] / "data" / "oracles"
+CONFSEQ = json.loads((DATA / "confseq.json").read_text(encoding="utf-8"))
+GBSTATS = json.loads((DATA / "gbstats.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", GBSTATS["intervals"])
+def test_sequential_intervals_are_those_of_gbstats(case: dict[str, float]) -> None:
+    n, level = np.array(case["num_units"]), case["level"]
+    rho = asymptotic.planned_rho(case["planned_units"], level)
+    assert rho == pytest.approx(case["rho"], abs=1e-6)
+    sd = np.array(math.sqrt(case["variance"] * case["num_units"]))  # theirs is the variance of the estimate
+    width = float(asymptotic.half_width(sd, n, rho, level))
+    assert (case["estimate"] - width, case["estimate"] + width) == pytest.approx(
+        (case["lower"], case["upper"]), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("case", GBSTATS["ratios"])
+def test_the_spread_of_a_ratio_is_that_of_gbstats(case: dict[str, Any]) -> None:
+    moments = RatioMoments(**{name: np.array(value) for name, value in case["moments"].items()})
+    assert float(moments.ratio) == pytest.approx(case["ratio"], abs=1e-6)
+    assert float(moments.influence_sd) ** 2 == pytest.approx(case["variance"], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", CONFSEQ["capitals"])
+def test_capital_is_that_of_confseq_at_every_unit(case: dict[str, Any]) -> None:
+    values = np.array(case["values"])
+    sums = betting.Sums(values, np.ones(len(values)))
+    series = betting.UnitSeries(sums, sums, sums, 0.0, 1.0)
+    path = betting.log_capital_path(series.ratios(case["side"], case["mean"]))
+    assert path.tolist() == pytest.approx(np.log(case["capital"]).tolist(), abs=1e-6)
+    table = CapitalTable.empty(case["side"], np.array([case["mean"]]), 0.0, 1.0).fold(values, np.ones(len(values)))
+    assert table.log_capital(case["mean"]) == pytest.approx(math.log(case["capital"][-1]), abs=1e-6)
+
+
+def test_the_quantile_mixture_is_that_of_confseq() -> None:
+    assert len(CONFSEQ["mixtures"]) > 60
+    for case in CONFSEQ["mixtures"]:
+        own = quantiles._log_mixture(case["count"], case["total"], case["probability"])
+        assert own == pytest.approx(case["log"], abs=1e-6), case
+
+
+@pytest.mark.parametrize(("probability", "count", "total"), [(0.95, 130, 150), (0.99, 600, 600), (0.5, 10, 60)])
+def test_the_quantile_mixture_is_the_integral_over_alternatives(probability: float, count: int, total: int) -> None:
+    """Howard and Ramdas, arXiv 1906.09712: the Beta density that they mix with, integrated piece by piece."""
+    shape = probability / (1.0 - probability)
+
+    def integrand(p: float) -> float:
+        log = (shape - 1.0 + count) * math.log(p) + (total - count) * math.log1p(-p)
+        null = count * math.log(probability) + (total - count) * math.log1p(-probability)
+        return shape * math.exp(log - null)
+
+    edges = np.linspace(0.0, 1.0, 41)
+    pieces = [integrate.quad(integrand, a, b, epsabs=0.0, epsrel=1e-11)[0] for a, b in itertools.pairwise(edges)]
+    assert quantiles._log_mixture(count, total, probability) == pytest.approx(math.log(sum(pieces)), abs=1e-6)
+
+
+def test_the_quantile_mixture_is_a_martingale() -> None:
+    """Summed over every count with its chance, the likelihood ratio is 1."""
+    for total, probability in ((1, 0.95), (17, 0.95), (60, 0.5), (40, 0.99)):
+        expected = sum(
+            math.comb(total, count)
+            * probability**count
+            * (1.0 - probability) ** (total - count)
+            * math.exp(quantiles._log_mixture(count, total, probability))
+            for count in range(total + 1)
+        )
+        assert expected == pytest.approx(1.0, abs=1e-9)
+
+
+def test_e_sr_statistics_have_mean_n_while_the_promise_just_holds() -> None:
+    """Shin, Ramdas and Rinaldo, arXiv 2203.03532: M_n - n is a martingale, hence the run length; by enumeration."""
+    detector, num_units = drift.Detector(promise=0.0, highest=1.0), 9
+    gain, loss = 0.5, 1.0  # +0.5 with chance 2/3, -1 with 1/3: mean 0
+    expected = 0.0
+    for path in range(2**num_units):
+        values = np.array([gain if path >> unit & 1 else -loss for unit in range(num_units)])
+        chance = math.prod(2 / 3 if value > 0 else 1 / 3 for value in values)
+        expected += chance * math.exp(detector.fold(drift.Sums(values, np.ones(num_units))).log_statistic)
+    assert expected == pytest.approx(num_units, abs=1e-9)
+
+
+def test_the_papers_equations_worked_out_by_hand() -> None:
+    """Waudby-Smith and others, arXiv 2103.06476, section 2: rho planned for n* = 500 at alpha 0.05 and its width.
+
+    Worked out from their equations (9) and (161) with a calculator, not with this code: -2 ln .05 = 5.991465,
+    ln 6.991465 = 1.944690, rho = sqrt(7.936155 / 500); n rho^2 + 1 = 8.936155; ln(sqrt(8.936155) / .05) = 4.090813;
+    2 x 8.936155 / (500 x 7.936155) x 4.090813 = 0.0184250.
+    """
+    rho = asymptotic.planned_rho(500, 0.05)
+    assert rho == pytest.approx(0.1259854, abs=1e-6)
+    width = float(asymptotic.half_width(np.array(1.0), np.array(500.0), rho, 0.05))
+    assert width**2 == pytest.approx(0.0184250, abs=1e-6)
+    # Waudby-Smith and Ramdas, arXiv 2010.09686, section 4: one bet's capital is the product of 1 + bet * (x - mean).
+    values = np.array([0.9, 0.4, 0.7])
+    sums = betting.Sums(values, np.ones(3))
+    ratios = betting.UnitSeries(sums, sums, sums, 0.0, 1.0).ratios("lower", 0.5)
+    assert ratios.tolist() == pytest.approx(((values - 0.5) / 0.5).tolist())

@@ -1,0 +1,376 @@
+"""Every formula of the gate, with one character changed, fails the check that guards it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+import pytest
+from scipy import integrate
+
+from tests.gate import coverage
+from tests.gate.coverage import BETTING, LEVEL
+from tests.gate.sabotage import assert_caught, assert_passes, cases, sabotaged
+
+FRACTIONS_AND_WEIGHTS = ((0.1, 0.15), (0.3, 0.2), (0.6, 0.25), (0.95, 0.4))
+Check = Callable[[ModuleType], None]
+
+
+def check_capital(betting: ModuleType) -> None:
+    """The capital is the sum of products that the design states, and a fair game where the null holds."""
+    rng = np.random.default_rng(1)
+    for n in (0, 1, 7):
+        ratios = rng.uniform(-1.0, 2.0, n)
+        direct = sum(w * math.prod(1.0 + f * ratio for ratio in ratios) for f, w in FRACTIONS_AND_WEIGHTS)
+        assert betting.log_capital(ratios) == pytest.approx(math.log(direct), abs=1e-9)
+        path = betting.log_capital_path(ratios)
+        assert path.tolist() == pytest.approx([betting.log_capital(ratios[: i + 1]) for i in range(n)], abs=1e-9)
+    expected = 0.0
+    for signs in itertools.product((-1.0, 0.5), repeat=4):  # -1 with probability 1/3
+        chance = math.prod(1 / 3 if sign < 0 else 2 / 3 for sign in signs)
+        expected += chance * math.exp(betting.log_capital(np.array(signs)))
+    assert expected == pytest.approx(1.0, abs=1e-12)
+
+
+def check_betting(betting: ModuleType) -> None:
+    """Unit values, worst values, levels and merged units, worked out by hand."""
+    sums = betting.Sums(np.array([0.3, 0.0, 0.9]), np.array([0.5, 0.25, 1.0]))
+    series = betting.UnitSeries(sums, sums, sums, -1.0, 2.0)
+    assert series.ratios("lower", 0.4).tolist() == pytest.approx([0.1 / 1.4, -0.1 / 1.4, 0.5 / 1.4])
+    assert series.ratios("upper", 0.4).tolist() == pytest.approx([-0.1 / 1.6, 0.1 / 1.6, -0.5 / 1.6])
+    capped = betting.UnitSeries(sums, sums, sums, -1.0, 2.0, upper_worst=0.25)
+    assert capped.ratios("upper", 0.4).tolist() == pytest.approx([-0.4, 0.4, -1.0]), "never below -1"
+    assert betting.is_rejected(math.log(20.0) + 1e-9, 0.05)
+    assert not betting.is_rejected(math.log(20.0) - 1e-9, 0.05)
+    smallest = betting.min_units(0.2, LEVEL)
+    assert betting.is_rejected(betting.log_capital(np.full(smallest, 0.2)), LEVEL)
+    assert not betting.is_rejected(betting.log_capital(np.full(smallest - 1, 0.2)), LEVEL)
+    merged = betting.Sums(np.arange(11.0), np.arange(11.0) / 10.0).merged(2, 4)
+    assert merged.values.tolist() == [3.5, 7.5]
+    assert merged.weights.tolist() == pytest.approx([0.35, 0.75])
+
+
+def check_table(capital: ModuleType) -> None:
+    """Folded in pieces, merged or repeated, a table has the direct sums; between nulls it is judged outward."""
+    rng, thetas = np.random.default_rng(5), np.array([-0.5, 0.1, 0.4, 1.2])
+    weights = rng.uniform(0.2, 1.0, 40)
+    values = weights * rng.uniform(-1.0, 2.0, 40)
+    for side, sign in (("lower", 1.0), ("upper", -1.0)):
+        for worst in (None, 2.5) if side == "upper" else (None,):
+            empty = capital.CapitalTable.empty(side, thetas, -1.0, 2.0, worst)
+            table = empty.fold(values[:33], weights[:33]).fold(values[33:35], weights[33:35])
+            table = table.merge(empty.fold(values[35:], weights[35:]))
+            twice = empty.fold(np.tile(values, 2), np.tile(weights, 2))
+            for theta in thetas.tolist():
+                size = worst or (theta + 1.0 if side == "lower" else 2.0 - theta)
+                ratios = np.maximum(sign * (values - theta * weights) / size, -1.0)
+                logs = [math.log(w) + np.log1p(f * ratios).sum() for f, w in FRACTIONS_AND_WEIGHTS]
+                assert table.log_capital(theta) == pytest.approx(math.log(sum(map(math.exp, logs))), abs=1e-9)
+                logs = [math.log(w) + 2.0 * np.log1p(f * ratios).sum() for f, w in FRACTIONS_AND_WEIGHTS]
+                assert twice.log_capital(theta) == pytest.approx(math.log(sum(map(math.exp, logs))), abs=1e-9)
+            outward = {"lower": 0.4, "upper": 0.1}[side]
+            assert table.log_capital(0.2) == table.log_capital(outward)
+            assert table.log_capital({"lower": 1.3, "upper": -0.6}[side]) == 0.0, "beyond every null nothing is known"
+    equal = np.full(60, 0.5)
+    for side, found in (("lower", 0.375), ("upper", 0.625)):
+        table = capital.CapitalTable.empty(side, capital.grid(0.0, 1.0), 0.0, 1.0).fold(equal, np.ones(60))
+        bound = table.bound(LEVEL)
+        assert bound is not None
+        step = -0.005 if side == "upper" else 0.005
+        assert table.log_capital(bound) >= math.log(20.0) > table.log_capital(bound + step)
+        assert abs(bound - found) < 0.1
+        assert table.bound(1e-300) is None
+        theta = {"lower": 0.4, "upper": 0.6}[side]
+        short = capital.CapitalTable.empty(side, capital.grid(0.0, 1.0), 0.0, 1.0).fold(equal[:10], np.ones(10))
+        needed = short.units_needed(theta, 10, LEVEL)
+        assert needed is not None
+        missing = [
+            (math.log(20.0) - math.log(w) - 10 * math.log1p(f * 0.25)) / math.log1p(f * 0.25)
+            for f, w in FRACTIONS_AND_WEIGHTS
+        ]
+        assert needed == math.ceil(min(missing))
+    assert capital.grid(0.0, 1.0).tolist() == pytest.approx((np.arange(1, 200) * 0.005).tolist())
+    assert capital.grid(-0.011, 0.011, (0.0049, 0.005)).tolist() == pytest.approx(
+        [-0.01, -0.005, 0.0, 0.0049, 0.005, 0.01]
+    )
+    assert capital.geometric_grid(0.25, 4.0, 2.0, (1.1,)).tolist() == pytest.approx([0.5, 1.0, 1.1, 2.0])
+
+
+def check_autocorrelation(moments: ModuleType) -> None:
+    """r1 by its definition, whatever the pieces."""
+    values = np.array([1.0, 2.0, 4.0, 3.0, 5.0]) + 7.0  # deviations -2, -1, 1, 0, 2
+    for cut in range(6):
+        found = moments.Moments().fold(values[:cut]).fold(values[cut:])
+        assert found.autocorrelation == pytest.approx((2.0 - 1.0 + 0.0 + 0.0) / 10.0)
+    assert moments.Moments().fold(np.ones(5)).autocorrelation == 0.0
+
+
+def check_asymptotic(asymptotic: ModuleType) -> None:
+    """The widths solve the integrated mixtures; rho is the paper's; the spread is that of the influence values."""
+    one, n, rho = np.array(1.0), 300, 0.12
+    width = float(asymptotic.half_width(one, np.array(float(n)), rho, LEVEL))
+    total = n * width
+
+    def mixture(scale: float, start: float) -> float:
+        def integrand(bet: float) -> float:
+            density = math.exp(-((bet / rho) ** 2) / 2.0) / (rho * math.sqrt(2.0 * math.pi))
+            return scale * density * math.exp(bet * total - bet**2 * n / 2.0)
+
+        return float(integrate.quad(integrand, start, 2.0, points=[total / n], epsabs=0.0, epsrel=1e-11)[0])
+
+    assert mixture(1.0, -1.0) == pytest.approx(1.0 / LEVEL, rel=1e-6)
+    total = n * float(asymptotic.one_sided_half_width(one, np.array(float(n)), rho, LEVEL))
+    spread = n * rho**2 + 1.0  # the paper's bound of the normal distribution function, put in for it
+    assert math.exp((rho * total) ** 2 / (2.0 * spread)) == pytest.approx(1.0 + math.sqrt(spread) / (2.0 * LEVEL))
+    assert 1.0 <= mixture(2.0, 0.0) * LEVEL <= 1.1
+    assert asymptotic.planned_rho(100, 0.05) ** 2 * 100 == pytest.approx(5.9914645 + math.log(6.9914645))
+    assert asymptotic.planned_rho(100, 0.05, is_one_sided=True) ** 2 * 100 == pytest.approx(
+        4.6051702 + math.log(5.6051702)
+    )
+    rng = np.random.default_rng(2)
+    a, d = rng.normal(1.0, 1.0, 120), rng.uniform(0.5, 1.5, 120)
+    moments = asymptotic.RatioMoments.of(a, d)
+    influence = asymptotic.influence_values(a, d)
+    assert influence.tolist() == pytest.approx(
+        [(x - a.sum() / d.sum() * y) / d.mean() for x, y in zip(a, d, strict=True)]
+    )
+    assert float(moments.influence_sd) == pytest.approx(float(np.std(influence, ddof=1)), rel=1e-9)
+    both = moments + asymptotic.RatioMoments.of(d, a)
+    assert float(both.ratio) == pytest.approx(1.0)
+    whole = asymptotic.RatioMoments.of(np.concatenate([a, d]), np.concatenate([d, a]))
+    assert float(both.influence_sd) == pytest.approx(float(whole.influence_sd), rel=1e-9)
+    rho = asymptotic.planned_rho(500, LEVEL)
+    width = float(asymptotic.half_width(moments.influence_sd, np.array(120.0), rho, LEVEL))
+    lower, upper = asymptotic.bounds(moments, LEVEL)
+    assert (float(lower), float(upper)) == pytest.approx((a.sum() / d.sum() - width, a.sum() / d.sum() + width))
+    rho = asymptotic.planned_rho(500, LEVEL, is_one_sided=True)
+    width = float(asymptotic.one_sided_half_width(moments.influence_sd, np.array(120.0), rho, LEVEL))
+    assert float(asymptotic.lower_bound(moments, LEVEL)) == pytest.approx(a.sum() / d.sum() - width)
+    short = asymptotic.RatioMoments.of(a[:99], d[:99])
+    assert asymptotic.bounds(short, LEVEL) == (-math.inf, math.inf)
+    assert np.isfinite(asymptotic.bounds(asymptotic.RatioMoments.of(a[:100], d[:100]), LEVEL)).all()
+
+
+def check_quantiles(quantiles: ModuleType) -> None:
+    """The mixture is the integral of its likelihood ratio; bounds are the ranks that it excludes; they cover."""
+    for count, total, probability in ((3, 10, 0.5), (90, 100, 0.95), (0, 40, 0.9), (40, 40, 0.9)):
+        shape = probability / (1.0 - probability)
+
+        def integrand(p: float, count: int = count, total: int = total, shape: float = shape) -> float:
+            return shape * p ** (shape - 1.0) * p**count * (1.0 - p) ** (total - count)
+
+        integral = integrate.quad(integrand, 0.0, 1.0, epsabs=0.0, epsrel=1e-10, limit=200)[0]
+        null = probability**count * (1.0 - probability) ** (total - count)
+        assert quantiles._log_mixture(count, total, probability) == pytest.approx(math.log(integral / null), abs=1e-6)
+    values = list(range(1, 301))
+    found = quantiles.quantile_bounds(values, 0.5, LEVEL)
+    excluded = [quantiles._log_mixture(count, 300, 0.5) >= math.log(20.0) for count in range(301)]
+    assert (found.estimate, found.lower) == (150, excluded.index(False))
+    assert found.upper == excluded.index(True, 150)
+    assert quantiles.bin_of(quantiles.BIN_GROWTH**10 * 1.0001) == 10
+    histogram = quantiles.LatencyHistogram({arm: {10: 300, 20: 300} for arm in quantiles.ARMS})
+    found = histogram.bounds("baseline", 0.5, LEVEL)
+    assert (found.lower, found.upper) == pytest.approx((1.01**10, 1.01**21)), "at the outer edges of their bins"
+    assert found.estimate == pytest.approx(1.01**10.5)
+    assert 0.1 * LEVEL <= coverage.quantile_misses(quantiles, 0.5, 400, 500) <= LEVEL
+
+
+def check_drift(drift: ModuleType) -> None:
+    """The statistics are the recursion's, and start as many false alarms as they promise at most."""
+    detector = drift.Detector(promise=0.1, highest=0.7)
+    rng = np.random.default_rng(3)
+    values, weights = rng.uniform(-0.7, 0.7, 30) * 0.5, np.full(30, 0.5)
+    values[5] = 0.9  # beyond the highest: a bet cannot lose more than all
+    now = [0.0] * 4
+    for value, weight in zip(values, weights, strict=True):
+        for index, fraction in enumerate((0.1, 0.3, 0.6, 0.95)):
+            ratio = max((0.1 * weight - value) / 0.6, -1.0)
+            now[index] = (1.0 + fraction * ratio) * (now[index] + 1.0)
+    folded = detector.fold(drift.Sums(values[:11], weights[:11])).fold(drift.Sums(values[11:], weights[11:]))
+    assert np.exp(folded.log_statistics).tolist() == pytest.approx(now, rel=1e-9)
+    assert math.exp(folded.log_statistic) == pytest.approx(sum(now) / 4.0, rel=1e-9)
+    assert folded.num_units == 30
+    assert coverage.mean_run_length(drift, 100, 100, 2_000) >= 100
+
+
+def check_levels(levels: ModuleType) -> None:
+    """First runs use half of alpha / max_hypotheses, and no history spends more than alpha."""
+    from shadowspec.gate.policy import GatePolicy
+
+    policy = GatePolicy(alpha=0.05, max_hypotheses=5)
+    at_once = levels.assign_levels(range(12), {}, policy)
+    assert [level is not None for level in at_once.values()] == [True] * 5 + [False] * 7
+    held: dict[int, float] = {}
+    for number in range(12):
+        given = levels.assign_levels(range(number + 1), held, policy)
+        assert [given[i] for i in held] == list(held.values())
+        held |= {name: level for name, level in given.items() if level is not None}
+    assert len(held) == 5
+    assert list(held.values()) == pytest.approx([0.005] * 5)
+
+
+CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
+    "capital": (
+        "shadowspec.gate.betting",
+        check_capital,
+        [
+            ("FRACTIONS = np.array([0.1, ", "FRACTIONS = np.array([0.2, "),
+            ("0.6, 0.95])", "0.6, 0.96])"),
+            ("0.25, 0.4])", "0.25, 0.5])"),
+            ("(np.log(WEIGHTS) + np.log1p(np.multiply", "(np.log(WEIGHTS) - np.log1p(np.multiply"),
+            ("ratios)).sum(axis=1)))", "ratios)).sum(axis=0)))"),
+            ("np.log(WEIGHTS)[:, None] + summed", "np.log(WEIGHTS)[:, None] - summed"),
+        ],
+    ),
+    "betting": (
+        "shadowspec.gate.betting",
+        check_betting,
+        [
+            ("self.lower.values - theta * self.lower.weights", "self.lower.values + theta * self.lower.weights"),
+            ("theta - self.lowest", "theta + self.lowest"),
+            ("theta * self.upper.weights - self.upper.values", "theta * self.upper.weights + self.upper.values"),
+            ("self.highest - theta if", "self.highest + theta if"),
+            ("np.maximum(values / worst, -1.0)", "np.maximum(values / worst, -2.0)"),
+            ("np.maximum(values / worst, -1.0)", "np.maximum(values * worst, -1.0)"),
+            ("log_capital_now >= -math.log(level)", "log_capital_now >= +math.log(level)"),
+            ("num_units * np.log1p(FRACTIONS * ratio)", "num_units * np.log1p(FRACTIONS / ratio)"),
+            ("kept = values[start:]", "kept = values[:start]"),
+        ],
+    ),
+    "capital table": (
+        "shadowspec.gate.capital",
+        check_table,
+        [
+            ("worst = thetas - lowest", "worst = thetas + lowest"),
+            ("worst = highest - thetas if", "worst = highest + thetas if"),
+            ("values[None, :] - self.thetas", "values[None, :] + self.thetas"),
+            ("weights[None, :] - values[None, :]", "weights[None, :] + values[None, :]"),
+            ("scores / self.worst[:, None], -1.0", "scores * self.worst[:, None], -1.0"),
+            ("scores / self.worst[:, None], -1.0", "scores / self.worst[:, None], -0.0"),
+            ("self.logs + other.logs", "self.logs - other.logs"),
+            ("logs += _weighted", "logs -= _weighted"),
+            ("np.log1p(fraction * ratios).sum(axis=1)", "np.log1p(fraction / ratios).sum(axis=1)"),
+            ("factors = fraction * grouped", "factors = -fraction * grouped"),
+            ("np.log1p(fraction * ratios) @ counts", "np.log1p(fraction / ratios) @ counts"),
+            ('theta - _SAME, side="left"))', 'theta - _SAME, side="left")) - 1'),
+            ('theta + _SAME, side="right")) - 1', 'theta + _SAME, side="right")) - 0'),
+            ("fallen = capitals >= -math.log(level)", "fallen = capitals >= +math.log(level)"),
+            ("int(standing[0]) - 1 if", "int(standing[0]) - 0 if"),
+            ("int(standing[-1]) + 1 if", "int(standing[-1]) + 0 if"),
+            ("_LOG_WEIGHTS - sums, sums / num_units", "_LOG_WEIGHTS + sums, sums / num_units"),
+            ("_LOG_WEIGHTS - sums, sums / num_units", "_LOG_WEIGHTS - sums, sums * num_units"),
+            ("math.floor(lowest / GRID_STEP) + 1", "math.floor(lowest / GRID_STEP) + 3"),
+            (
+                "math.floor(math.log(lowest) / math.log(growth)) + 1",
+                "math.floor(math.log(lowest) / math.log(growth)) + 2",
+            ),
+        ],
+    ),
+    "autocorrelation": (
+        "shadowspec.gate.moments",
+        check_autocorrelation,
+        [
+            ("shifted[:-1] * shifted[1:]", "shifted[:-2] * shifted[2:]"),
+            ("(self.last - first) * float(shifted[0])", "(self.last + first) * float(shifted[0])"),
+            ("self.squares - self.num * mean * mean", "self.squares + self.num * mean * mean"),
+            ("2.0 * self.total - last", "1.0 * self.total - last"),
+            ("(self.num - 1) * mean", "(self.num - 2) * mean"),
+            ("(shifted**2).sum()", "(shifted**4).sum()"),
+        ],
+    ),
+    "asymptotic": (
+        "shadowspec.gate.asymptotic",
+        check_asymptotic,
+        [
+            ("log = -2.0 * np.log(2.0 * level", "log = -2.0 * np.log(1.0 * level"),
+            ("log = -2.0 * np", "log = -1.0 * np"),
+            ("np.log(log + 1.0)", "np.log(log + 2.0)"),
+            ("np.log(np.sqrt(num_units * rho**2 + 1.0) / level)", "np.log(np.sqrt(num_units * rho**2 + 1.0) * level)"),
+            ("np.log(np.sqrt(num_units * rho**2", "np.log(np.sqrt(num_units * rho**1"),
+            ("np.log(1.0 + np.sqrt(", "np.log(2.0 + np.sqrt("),
+            ("/ (2.0 * level)", "/ (1.0 * level)"),
+            ("sd * np.sqrt(2.0 *", "sd * np.sqrt(1.0 *"),
+            ("sd * np.sqrt(2.0 * (num_units * rho**2", "sd * np.sqrt(2.0 * (num_units * rho**3"),
+            ("/ (num_units * rho) ** 2 *", "/ (num_units * rho) ** 1 *"),
+            ("self.sum_aa - self.sum_a**2 / n", "self.sum_aa + self.sum_a**2 / n"),
+            ("self.sum_dd - self.sum_d**2 / n", "self.sum_dd + self.sum_d**2 / n"),
+            ("self.sum_ad - self.sum_a * self.sum_d / n", "self.sum_ad + self.sum_a * self.sum_d / n"),
+            ("var_a - 2.0 * ratio * cov", "var_a + 2.0 * ratio * cov"),
+            ("ratio**2 * var_d", "ratio**1 * var_d"),
+            ("(n - 1.0) * (self", "(n - 9.0) * (self"),
+            ("(numerators - ratio[..., None] * denominators)", "(numerators + ratio[..., None] * denominators)"),
+            ("self.sum_ad + other.sum_ad", "self.sum_ad - other.sum_ad"),
+            ("moments.num_units >= BURN_IN", "moments.num_units > BURN_IN"),
+            ("a * a, a * d, d * d", "a * a, a * a, d * d"),
+        ],
+    ),
+    "quantiles": (
+        "shadowspec.gate.quantiles",
+        check_quantiles,
+        [
+            ("shape = probability / (1.0 - probability)", "shape = probability / (1.0 + probability)"),
+            ("math.lgamma(shape + count)", "math.lgamma(shape - count)"),
+            ("math.lgamma(1.0 + total - count)", "math.lgamma(2.0 + total - count)"),
+            ("- math.lgamma(shape + 1.0 + total)", "- math.lgamma(shape + 2.0 + total)"),
+            ("+ math.log(shape)", "- math.log(shape)"),
+            ("- count * math.log(probability)", "+ count * math.log(probability)"),
+            ("(total - count) * math.log1p(-probability)", "(total + count) * math.log1p(-probability)"),
+            ("probability) >= -math.log(level)", "probability) >= +math.log(level)"),
+            ("lower=lower + 1 if", "lower=lower + 2 if"),
+            ("highest = num_below - 1, above + num_above", "highest = num_below - 0, above + num_above"),
+            ("highest = num_below - 1, above + num_above", "highest = num_below - 1, above - num_above"),
+            ("BIN_GROWTH ** (upper + 1)", "BIN_GROWTH ** (upper + 0)"),
+            ("else BIN_GROWTH**lower", "else BIN_GROWTH*lower"),
+            ("BIN_GROWTH ** (estimate + 0.5)", "BIN_GROWTH ** (estimate + 9.5)"),
+        ],
+    ),
+    "drift": (
+        "shadowspec.gate.drift",
+        check_drift,
+        [
+            ("detector.highest - detector.promise", "detector.highest + detector.promise"),
+            ("detector.promise * weights - values", "values - detector.promise * weights"),
+            ("/ slack, -1.0)", "/ slack, -9.0)"),
+            ("logaddexp.accumulate(-before", "logaddexp.accumulate(+before"),
+            ("grown + np.logaddexp(", "grown - np.logaddexp("),
+        ],
+    ),
+    "levels": (
+        "shadowspec.gate.levels",
+        check_levels,
+        [
+            ("FIRST_RUN_SHARE = 0.5", "FIRST_RUN_SHARE = 0.6"),
+            ("policy.alpha / policy.max_hypotheses", "policy.alpha * policy.max_hypotheses"),
+            ("given += share", "given -= share"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_product_passes_each_check(name: str) -> None:
+    assert_passes(CHECKS, name)
+
+
+@pytest.mark.parametrize(("name", "old", "new"), cases(CHECKS))
+def test_one_changed_character_fails_its_check(name: str, old: str, new: str) -> None:
+    assert_caught(CHECKS, name, (old, new), (AssertionError, ValueError, Warning))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "world"),
+    [
+        ("0.6, 0.95])", "0.6, 0.99])", None),  # legal bets: coverage must not fail, which shows that it is not luck
+        ("log_capital_now >= -math.log(level)", "log_capital_now >= -math.log(level) / 2", "tail"),
+        ("theta - self.lowest", "(theta - self.lowest) / 2", "speedup"),
+        ("self.highest - theta if", "(self.highest - theta) / 9 if", "tail"),
+    ],
+)
+def test_coverage_itself_sees_bets_that_are_too_large(old: str, new: str, world: str | None) -> None:
+    broken = sabotaged("shadowspec.gate.betting", (old, new))
+    with np.errstate(all="ignore"):
+        worst = max(max(coverage.betting_misses(broken, BETTING[name], 300, 1_000)) for name in [world or "tail"])
+    assert (worst > LEVEL) == (world is not None)

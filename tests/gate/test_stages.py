@@ -1,0 +1,245 @@
+"""A rollout moves forward by one stage on a standing ENABLE that was measured anew, and back at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shadowspec.gate.overrides import effective
+from shadowspec.gate.rollout_policy import RolloutPolicy
+from shadowspec.gate.stages import StageLook, next_step
+from shadowspec.types import Decision, Rollout, Stage, Verdict
+from tests.store import examples
+
+NOON = examples.NOON
+DAY = timedelta(days=1)
+POLICY = RolloutPolicy()
+CODE, CHAT = "prompt_class=code,context_bucket=<512", "prompt_class=chat,context_bucket=8k-32k"
+
+
+def decided(
+    verdict: Verdict = Verdict.ENABLE,
+    *,
+    at: datetime = NOON,
+    since: datetime = NOON - 30 * DAY,
+    blocks: int = 100,
+    slice_key: str = "",
+    fingerprint: str = "fp",
+    lower: float = 1.1,
+) -> Decision:
+    plain = examples.decision(verdict, fingerprint=fingerprint)
+    return replace(
+        plain,
+        slice_key=slice_key,
+        num_blocks=blocks,
+        decided_at=at,
+        config=replace(plain.config, name=f"config-{fingerprint}", num_speculative_tokens=8),
+        tests=(replace(plain.tests[0], lower=lower),),
+        details={"verdict_since": since.isoformat()},
+    )
+
+
+def look(*decisions: Decision, now: datetime = NOON, **more: Any) -> StageLook:
+    return StageLook("chat", 4, decisions, now, **more)
+
+
+def standing(stage: Stage, *, since: datetime = NOON - 10 * DAY, caps: Mapping[str, int] | None = None) -> Rollout:
+    """A rollout of config fp that has been in its stage for ten days."""
+    own = caps if caps is not None else {} if stage is Stage.SHADOW else {"": 2}
+    at = None if stage is Stage.SHADOW else since
+    share = POLICY.share_of(stage)
+    return Rollout("chat", 4, stage, "fp", since, since, "advanced", "ENABLE stands", 20, (), at, own, share)
+
+
+def test_it_begins_in_the_shadow_and_waits_for_a_verdict() -> None:
+    step = next_step(None, look(decided(Verdict.HOLD)), POLICY)
+    assert (step.rollout.stage, step.rollout.share, step.rollout.depth_caps) == (Stage.SHADOW, 0.0, {})
+    assert step.waits_for == "a standing ENABLE"
+    assert step.is_change(None)
+    assert not next_step(step.rollout, look(decided(Verdict.HOLD)), POLICY).is_change(step.rollout)
+
+
+def test_an_enable_takes_it_from_the_shadow_to_everyone_one_stage_at_a_time() -> None:
+    rollout, stages = next_step(None, look(decided(blocks=60)), POLICY).rollout, []
+    for day in range(1, 30):
+        now = NOON + day * DAY
+        rollout = next_step(rollout, look(decided(at=now, blocks=60 + 10 * day), now=now), POLICY).rollout
+        stages.append((rollout.stage, rollout.share, rollout.depth_caps.get("")))
+    assert stages[0] == (Stage.PARTIAL, 0.1, 1)
+    assert stages[1:4] == [(Stage.PARTIAL, 0.1, depth) for depth in (2, 3, 4)]
+    assert stages[6] == (Stage.PARTIAL, 0.1, 4)  # the stage's own limit
+    assert stages[7] == (Stage.BROAD, 1.0, 4)  # a week later, at the depth that it had
+    assert stages[8:12] == [(Stage.BROAD, 1.0, depth) for depth in (5, 6, 7, 8)]
+    assert stages[-1] == (Stage.BROAD, 1.0, 8)  # no deeper than what was measured
+
+
+@pytest.mark.parametrize("stage", [Stage.PARTIAL, Stage.BROAD])
+@pytest.mark.parametrize("verdict", [Verdict.HOLD, Verdict.DISABLE, None])
+def test_without_a_standing_enable_it_falls_into_the_shadow(stage: Stage, verdict: Verdict | None) -> None:
+    decisions = [decided(fingerprint="other")] + ([decided(verdict)] if verdict else [])
+    step = next_step(standing(stage), look(*decisions), POLICY)
+    assert (step.rollout.stage, step.rollout.reason_code, step.rollout.share) == (Stage.SHADOW, "not_enabled", 0.0)
+    assert step.rollout.depth_caps == {}
+    assert step.rollout.since == NOON
+
+
+def test_an_override_is_no_standing_enable() -> None:
+    killed = effective(decided(), [replace(examples.override(), override_id=3)], NOON)
+    step = next_step(standing(Stage.BROAD), look(killed), POLICY)
+    assert step.rollout.stage is Stage.SHADOW
+    assert "override 3 by ada" in step.rollout.reason
+
+
+def test_an_alarm_moves_it_back_once_and_holds_it_there() -> None:
+    alarm = "acceptance of prompt_class=code"
+    back = next_step(standing(Stage.BROAD, caps={"": 6}), look(decided(), alarms=(alarm,)), POLICY)
+    assert (back.rollout.stage, back.rollout.reason_code, back.rollout.depth_caps) == (Stage.PARTIAL, "alarm", {"": 4})
+    later = NOON + 20 * DAY
+    still = next_step(back.rollout, look(decided(at=later, blocks=900), now=later, alarms=(alarm,)), POLICY)
+    assert still.rollout == back.rollout
+    second = next_step(still.rollout, look(decided(at=later), now=later, alarms=("another", alarm)), POLICY)
+    assert second.rollout.stage is Stage.SHADOW
+    assert still.waits_for == "acceptance of prompt_class=code to be over"
+    over = next_step(still.rollout, look(decided(at=later, blocks=900), now=later), POLICY)
+    assert over.rollout.stage is Stage.BROAD
+
+
+def test_nothing_moves_forward_on_silence_or_on_the_past() -> None:
+    silent = next_step(standing(Stage.PARTIAL), look(decided(blocks=69)), POLICY)
+    assert silent.rollout.stage is Stage.PARTIAL
+    assert silent.waits_for == "1 more blocks measured in this stage"
+    stale = next_step(standing(Stage.PARTIAL), look(decided(at=NOON - 2 * DAY)), POLICY)
+    assert stale.rollout.stage is Stage.PARTIAL
+    assert "a fresh decision" in str(stale.waits_for)
+    young = next_step(standing(Stage.PARTIAL), look(decided(since=NOON - 6 * DAY)), POLICY)
+    assert young.waits_for == "ENABLE to stand for 86400 s more"
+
+
+def test_a_disabled_slice_with_much_traffic_keeps_it_where_it_is() -> None:
+    slices = decided(Verdict.DISABLE, slice_key=CODE)
+    kept = next_step(standing(Stage.PARTIAL), look(decided(), slices, shares={CODE: 0.05}), POLICY)
+    assert kept.rollout.stage is Stage.PARTIAL
+    assert "no longer DISABLEd" in str(kept.waits_for)
+    small = next_step(standing(Stage.PARTIAL), look(decided(), slices, shares={CODE: 0.04}), POLICY)
+    assert small.rollout.stage is Stage.BROAD
+    unknown = next_step(standing(Stage.PARTIAL), look(decided(), slices, shares={}), POLICY)
+    assert "an unknown share of the traffic" in str(unknown.waits_for)
+    other = decided(Verdict.DISABLE, slice_key=CODE, fingerprint="other")
+    assert next_step(standing(Stage.PARTIAL), look(decided(), other, shares={CODE: 0.5}), POLICY).rollout.share == 1.0
+
+
+@pytest.mark.parametrize("verdict", [Verdict.DISABLE, Verdict.HOLD])
+def test_an_override_of_slices_keeps_it_where_it_is_though_nobody_decided_them(verdict: Verdict) -> None:
+    def after(slice_key: str, *, load: int | None = None, **shares: float) -> str | None:
+        order = replace(examples.override(verdict, slice_key=slice_key), override_id=3, concurrency=load)
+        known = {CODE: shares.get("code", 0.96), CHAT: shares.get("chat", 0.04)}
+        step = next_step(standing(Stage.PARTIAL), look(decided(), orders=(order,), shares=known), POLICY)
+        assert step.rollout.stage is (Stage.BROAD if step.waits_for is None else Stage.PARTIAL)
+        return step.waits_for
+
+    assert after("tier=gold") == "override 3 of tier=gold to end"
+    assert after("tier=gold", load=8) is None
+    assert after("prompt_class=code") == "override 3 of prompt_class=code to end"
+    assert after("prompt_class=chat") is None, "4% of the traffic"
+    assert after("prompt_class=chat", chat=0.05) is not None
+
+
+def test_in_the_shadow_the_best_proven_config_is_chosen_and_kept() -> None:
+    young = standing(Stage.SHADOW, since=NOON)
+    slow, fast = decided(fingerprint="slow", lower=1.1), decided(fingerprint="fast", lower=1.3)
+    lost = next_step(young, look(slow, fast, decided(Verdict.HOLD)), POLICY)
+    assert (lost.rollout.fingerprint, lost.rollout.reason_code) == ("fast", "chosen")
+    assert lost.rollout.since == young.since
+    kept = next_step(lost.rollout, look(replace(slow, tests=decided(lower=1.9).tests), fast), POLICY)
+    assert kept.rollout == lost.rollout
+
+
+def test_a_context_bucket_deepens_only_where_its_own_slices_stand() -> None:
+    partial = standing(Stage.PARTIAL, caps={"": 2, "<512": 2, "8k-32k": 2}, since=NOON - 2 * DAY)
+    own = [decided(), decided(slice_key=CODE), decided(Verdict.DISABLE, slice_key=CHAT)]
+    deeper = next_step(partial, look(*own), POLICY).rollout
+    assert deeper.depth_caps == {"": 3, "<512": 3, "8k-32k": 2}
+    assert (deeper.reason_code, deeper.since) == ("deeper", partial.since)
+    assert not next_step(deeper, look(*own, now=NOON + DAY / 2), POLICY).is_change(deeper)
+    limits = replace(POLICY, context_max_depths={"<512": 0, "128k+": 1})
+    lower = next_step(deeper, look(*own), limits).rollout
+    assert lower.depth_caps == {"": 3, "128k+": 1, "<512": 0, "8k-32k": 2}
+    assert lower.reason_code == "deeper"  # the new bucket begins
+
+
+CASES: dict[str, tuple[object, Callable[[RolloutPolicy], object]]] = {
+    "partial_share": (0.3, lambda own: next_step(standing(Stage.SHADOW), look(decided()), own)),
+    "shadow_soak_s": (11 * 86_400.0, lambda own: next_step(standing(Stage.SHADOW), look(decided()), own)),
+    "partial_soak_s": (11 * 86_400.0, lambda own: next_step(standing(Stage.PARTIAL), look(decided()), own)),
+    "min_soak_blocks": (81, lambda own: next_step(standing(Stage.PARTIAL), look(decided()), own)),
+    "max_decision_age_s": (3_600.0, lambda own: next_step(standing(Stage.PARTIAL), look(decided(at=NOON - DAY)), own)),
+    "max_disabled_share": (
+        0.5,
+        lambda own: next_step(
+            standing(Stage.PARTIAL),
+            look(decided(), decided(Verdict.DISABLE, slice_key=CODE), shares={CODE: 0.2}),
+            own,
+        ),
+    ),
+    "alarm_stage": (
+        "shadow",
+        lambda own: next_step(standing(Stage.BROAD), look(decided(), alarms=("a",)), own),
+    ),
+    "first_depth": (3, lambda own: next_step(standing(Stage.SHADOW), look(decided()), own)),
+    "depth_soak_s": (11 * 86_400.0, lambda own: next_step(standing(Stage.BROAD), look(decided()), own)),
+    "partial_max_depth": (2, lambda own: next_step(standing(Stage.PARTIAL), look(decided(blocks=30)), own)),
+    "broad_max_depth": (2, lambda own: next_step(standing(Stage.BROAD), look(decided()), own)),
+    "context_max_depths": ({"128k+": 0}, lambda own: next_step(standing(Stage.BROAD), look(decided()), own)),
+}
+
+
+@pytest.mark.parametrize("name", [own.name for own in fields(RolloutPolicy)])
+def test_every_parameter_changes_some_rollout(name: str) -> None:
+    value, decide = CASES[name]
+    changed = replace(POLICY, **{name: value})  # type: ignore[arg-type]
+    assert decide(changed) != decide(POLICY)
+    assert getattr(changed, name) != getattr(POLICY, name)
+
+
+VERDICTS = st.sampled_from([Verdict.ENABLE, Verdict.ENABLE, Verdict.HOLD, Verdict.DISABLE])
+DAYS = st.tuples(VERDICTS, VERDICTS, st.integers(0, 60), st.booleans(), st.floats(0.0, 3.0))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(DAYS, max_size=40))
+def test_whatever_happens_nothing_is_served_without_a_standing_enable(
+    days: list[tuple[Verdict, Verdict, int, bool, float]],
+) -> None:
+    policy = replace(POLICY, shadow_soak_s=86_400.0, partial_soak_s=86_400.0, min_soak_blocks=20)
+    order = list(Stage)
+    rollout, blocks, now, since = None, 0, NOON, {"a": NOON, "b": NOON}
+    verdicts = {"a": Verdict.HOLD, "b": Verdict.HOLD}
+    for first, second, measured, is_alarmed, passed in days:
+        now, blocks = now + passed * DAY, blocks + measured
+        for name, verdict in (("a", first), ("b", second)):
+            since[name] = since[name] if verdicts[name] is verdict else now
+            verdicts[name] = verdict
+        own = [decided(v, at=now, since=since[n], blocks=blocks, fingerprint=n) for n, v in verdicts.items()]
+        alarms = ("drift",) if is_alarmed else ()
+        before, rollout = rollout, next_step(rollout, look(*own, now=now, alarms=alarms), policy).rollout
+        if rollout.stage is Stage.SHADOW:
+            assert (rollout.share, rollout.depth_caps) == (0.0, {})
+        else:
+            assert verdicts[rollout.fingerprint or ""] is Verdict.ENABLE
+            assert 1 <= rollout.depth_caps[""] <= 8
+        if before is not None:
+            assert order.index(rollout.stage) <= order.index(before.stage) + 1
+            if order.index(rollout.stage) > order.index(before.stage):
+                assert not is_alarmed
+                assert now - before.since >= DAY
+                assert blocks - before.num_blocks >= 20
+            if rollout.stage is before.stage:
+                assert all(cap - before.depth_caps.get(name, 0) <= 1 for name, cap in rollout.depth_caps.items())
+            if rollout.stage is not Stage.SHADOW and before.stage is not Stage.SHADOW:
+                assert rollout.fingerprint == before.fingerprint

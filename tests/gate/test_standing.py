@@ -1,0 +1,201 @@
+"""From look to look: ENABLE is watched, an alarm or a new fingerprint ends it, and each run starts afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from shadowspec.gate.decision import Hypothesis
+from shadowspec.gate.drift import ADVISORY_WATCHERS, WATCHERS
+from shadowspec.gate.evidence import HypothesisEvidence
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.restarts import latest_by_name, name_of, next_trial, superseded
+from shadowspec.gate.standing import kept_evidence, standing_decision, watch_start, watch_states
+from shadowspec.types import Decision, Run, Verdict
+from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run
+
+POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0, drift_run_length=1_000)
+SHARE = 0.05
+
+
+@dataclass
+class Gate:
+    """One hypothesis, look after look, with its evidence kept as a store would keep it."""
+
+    policy: GatePolicy = POLICY
+    rows: list[Decision] = field(default_factory=list)
+    evidence: dict[str, HypothesisEvidence] = field(default_factory=dict)
+    num_runs: int = 0
+
+    def look(self, runs: Sequence[Run], fingerprint: str = CONFIG.fingerprint) -> Decision:
+        """The decision after these runs, whose blocks and clusters are new."""
+        hypothesis = Hypothesis(ENDPOINT, "prompt_class=code", 4, replace(CONFIG, fingerprint=fingerprint))
+        start = self.num_runs
+        self.num_runs += len(runs)
+        blocks = [block_unit((start + at) // 4, list(runs[at : at + 4])) for at in range(0, len(runs), 4)]
+        clusters = [cluster_unit(start + at, [run]) for at, run in enumerate(runs)]
+        by_fingerprint = {row.fingerprint: row for row in self.rows}
+        latest = latest_by_name(self.rows).get(("prompt_class=code", 4, CONFIG.config.name))
+        previous = by_fingerprint.get(fingerprint)
+        trial = next_trial(latest, previous, fingerprint, SHARE)
+        before = self.evidence.get(fingerprint, HypothesisEvidence(num_closed_clusters=100))
+        folded = before.fold(clusters, blocks, self.policy, watchers=(*WATCHERS, *ADVISORY_WATCHERS))
+        now = START + timedelta(minutes=len(self.rows))
+        if latest is not None and latest.fingerprint != fingerprint:
+            self.rows.append(superseded(latest, fingerprint, now))
+            self.evidence.pop(latest.fingerprint)
+        decision = standing_decision(
+            hypothesis, folded, self.policy, trial=trial, has_entered=True, previous=previous, now=now
+        )
+        self.evidence[fingerprint] = kept_evidence(folded, decision)
+        self.rows.append(decision)
+        return decision
+
+
+def drawn(num_blocks: int, seed: int, **world: float) -> list[Run]:
+    rng, draw = np.random.default_rng(seed), noisy_run(**world)
+    return [draw(rng, index, f"b{index // 4:05d}") for index in range(4 * num_blocks)]
+
+
+def enabled(policy: GatePolicy = POLICY) -> Gate:
+    gate = Gate(policy)
+    assert gate.look(drawn(100, 0)).verdict is Verdict.ENABLE
+    return gate
+
+
+def test_enable_starts_the_detectors_after_the_units_that_proved_it() -> None:
+    gate = enabled()
+    first = gate.rows[-1]
+    assert watch_start(first) == (100, 400)
+    assert set(watch_states(first)) == {"drift_speedup", "drift_acceptance", "advisory_speedup", "advisory_acceptance"}
+    assert first.details["ends_run"] == 0
+    second = gate.look(drawn(10, 1))
+    assert second.verdict is Verdict.ENABLE
+    assert (second.details["drift_speedup_units"], second.details["drift_acceptance_units"]) == (10, 40)
+    assert second.details["watch"] == first.details["watch"], "the promise stays as it was"
+    assert gate.look(drawn(10, 2)).details["drift_speedup_units"] == 20
+
+
+def test_the_detectors_start_at_enable_however_often_it_was_held_before() -> None:
+    gate = Gate()
+    for seed in range(6):
+        decision = gate.look(drawn(20, seed))
+        if decision.verdict is Verdict.ENABLE:
+            break
+    assert [row.verdict for row in gate.rows[:2]] == [Verdict.HOLD, Verdict.HOLD]
+    assert decision.verdict is Verdict.ENABLE
+    assert watch_start(decision) == (decision.num_blocks, decision.num_clusters)
+    assert gate.look(drawn(10, 7)).details["drift_speedup_units"] == 10
+
+
+def test_a_hypothesis_that_holds_its_promise_stays_enabled() -> None:
+    gate = enabled()
+    for seed in range(1, 11):
+        decision = gate.look(drawn(20, seed))
+    assert (decision.verdict, decision.details["drift_advice"]) == (Verdict.ENABLE, None)
+    assert decision.details["verdict_since"] == gate.rows[0].details["verdict_since"]
+
+
+@pytest.mark.parametrize(("on_alarm", "verdict"), [("disable", Verdict.DISABLE), ("hold", Verdict.HOLD)])
+def test_a_slowdown_after_enable_is_found_and_ends_it_by_policy(on_alarm: str, verdict: Verdict) -> None:
+    gate = enabled(replace(POLICY, on_alarm=on_alarm))
+    delays = []
+    for seed in range(1, 40):
+        decision = gate.look(drawn(10, seed, speedup=1.0))
+        delays.append(10)
+        if decision.reason_code == "drift":
+            break
+    assert decision.verdict is verdict
+    assert "speedup no longer holds 1.05" in decision.reason
+    assert 70 <= sum(delays) <= 150
+    assert decision.details["ends_run"] == 1
+    assert decision.details["verdict_since"] == decision.decided_at.isoformat()
+    assert decision.num_blocks == 100 + sum(delays), "the row keeps the evidence it rested on"
+
+
+def test_a_fall_of_acceptance_is_found() -> None:
+    gate = enabled()
+    decision = gate.look(drawn(80, 1, acceptance=0.2))
+    assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "drift")
+    assert decision.reason.startswith("acceptance no longer holds 0.4")
+
+
+def test_advice_comes_before_the_alarm_and_changes_nothing() -> None:
+    gate = enabled()
+    decision = gate.look(drawn(60, 1, speedup=1.07))
+    assert (decision.verdict, decision.details["drift_advice"]) == (Verdict.ENABLE, "speedup")
+
+
+def test_after_an_alarm_a_run_at_half_the_level_decides_on_new_evidence_alone() -> None:
+    gate = enabled()
+    alarmed = gate.look(drawn(150, 1, speedup=1.0))
+    assert alarmed.reason_code == "drift"
+    next_ = gate.look(drawn(10, 2))
+    assert (next_.verdict, next_.reason_code) == (Verdict.DISABLE, "drift"), "off until the new run has proved itself"
+    assert (next_.details["level"], alarmed.details["level"]) == (SHARE / 4, SHARE / 2)
+    assert (next_.num_blocks, next_.num_clusters) == (10, 40)
+    assert next_.details["start_blocks"] == 250
+    assert next_.details["verdict_since"] == alarmed.details["verdict_since"]
+    assert "a drift alarm ended run 1" in next_.reason
+    recovered = gate.look(drawn(120, 3))
+    assert (recovered.verdict, recovered.details["level"]) == (Verdict.ENABLE, SHARE / 4)
+    assert watch_start(recovered) == (130, 520), "counted within its run"
+    again = gate.look(drawn(150, 4, speedup=1.0))
+    assert again.reason_code == "drift"
+    assert gate.look(drawn(10, 5)).details["level"] == SHARE / 8
+
+
+def test_a_run_after_an_alarm_may_disable_for_good() -> None:
+    gate = enabled()
+    gate.look(drawn(150, 1, speedup=1.0))
+    slow = gate.look(drawn(200, 2, speedup=0.85))
+    assert (slow.verdict, slow.reason_code) == (Verdict.DISABLE, "slowdown")
+    assert gate.look(drawn(200, 3, speedup=1.6)).reason_code == "slowdown", "a verdict of the tests stands"
+
+
+def test_a_new_fingerprint_holds_until_it_has_proved_itself() -> None:
+    gate = enabled()
+    decision = gate.look(drawn(10, 1), "other")
+    assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "changed_fingerprint")
+    assert (decision.details["level"], decision.num_blocks) == (SHARE / 4, 10)
+    assert f"the fingerprint was {CONFIG.fingerprint[:12]} before" in decision.reason
+    old = gate.rows[-2]
+    assert (old.fingerprint, old.verdict) == (CONFIG.fingerprint, Verdict.HOLD)
+    assert old.details["superseded_verdict"] == "ENABLE"
+    proved = gate.look(drawn(120, 2), "other")
+    assert (proved.verdict, proved.reason_code) == (Verdict.ENABLE, "all_tests_pass")
+
+
+def test_other_reasons_to_hold_say_more_than_the_new_fingerprint() -> None:
+    gate = enabled()
+    decision = gate.look(drawn(120, 1, acceptance=0.2), "other")
+    assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "low_acceptance")
+
+
+def test_a_disable_does_not_outlive_its_fingerprint() -> None:
+    gate = Gate()
+    assert gate.look(drawn(200, 0, speedup=0.85)).reason_code == "slowdown"
+    assert gate.look(drawn(10, 1), "other").verdict is Verdict.HOLD
+
+
+def test_a_fingerprint_that_returns_begins_anew() -> None:
+    gate = enabled()
+    gate.look(drawn(10, 1), "other")
+    back = gate.look(drawn(10, 2))
+    assert (back.verdict, back.reason_code, back.num_blocks) == (Verdict.HOLD, "changed_fingerprint", 10)
+    assert (back.details["level"], back.details["start_blocks"]) == (SHARE / 8, 100)
+    assert [name_of(row) for row in gate.rows] == [("prompt_class=code", 4, CONFIG.config.name)] * len(gate.rows)
+
+
+def test_without_a_level_there_is_no_run() -> None:
+    hypothesis = Hypothesis(ENDPOINT, "prompt_class=code", 4, CONFIG)
+    decision = standing_decision(
+        hypothesis, HypothesisEvidence(), POLICY, trial=None, has_entered=True, previous=None, now=START
+    )
+    assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "no_level_left")
+    assert "share" not in decision.details
+    assert kept_evidence(HypothesisEvidence(num_late=3), decision) == HypothesisEvidence(num_late=3)

@@ -1,0 +1,286 @@
+"""Sentences of the gate's rules on tests, levels and verdicts that no other test would miss, each quoted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shadowspec.gate import betting
+from shadowspec.gate.decision import Hypothesis, decide
+from shadowspec.gate.evidence import HypothesisEvidence, TestState
+from shadowspec.gate.latency import speedup_test, total_time_test
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.results import after_dependence
+from shadowspec.types import ArmTiming, Memory, Parity, Run, TestResult, Verdict
+from tests.gate.test_decision import HYPOTHESIS, POLICY, correlated, costly_tail, drawn, evidence_of, look, result
+from tests.gate.worlds import CONFIG, START, block_unit, cluster_unit, run_of
+
+BOTH = replace(POLICY, objective="both")
+
+
+def passed(r1: float | None, num_units: int, merged_units: int = 1, start_unit: int = 0) -> TestResult:
+    """A result of a test that crosses, of so many units."""
+    details = {"r1": r1, "merged_units": merged_units, "start_unit": start_unit}
+    return TestResult("speedup", "pass", 1.3, 1.1, 1.5, 1.05, 0.0125, "block", num_units, 10, 0, details)
+
+
+# "ENABLE iff every required test rejects its null at the same look, from current capitals, not from each test's
+# best moment."
+
+
+def test_a_test_passes_by_its_current_capital_and_not_by_its_best() -> None:
+    rose = drawn(240, 3)
+    fell = [run_of(240 + i, f"b{60 + i // 4:05d}", log_speedup=-0.3 + 0.01 * (i % 5)) for i in range(80)]
+    assert result(look(evidence_of(rose)), "speedup").outcome == "pass"
+    later = result(look(evidence_of(rose + fell)), "speedup")
+    assert later.outcome == "open"
+    series = speedup_test(evidence_of(rose + fell).blocks, POLICY).series
+    path = betting.log_capital_path(series.ratios("lower", math.log1p(POLICY.margin)))
+    assert path.max() >= -math.log(0.0125) > path[-1], "at its best moment it had passed"
+
+
+@pytest.mark.parametrize("name", ["speedup", "acceptance", "tail", "parity_near_ties", "parity_faults", "memory"])
+def test_every_required_test_must_pass_at_the_same_look(name: str) -> None:
+    """One that is open holds all the others back; what would pass it is put out of reach."""
+    out_of_reach = {
+        "speedup": {"margin": 0.29},
+        "acceptance": {"floor": 0.66},
+        "tail": {"tail_share": 0.011},
+        "parity_near_ties": {"parity_margin": 0.005},
+        "parity_faults": {"max_fault_share": 0.005},
+        "memory": {"memory_budget_tokens": 99},
+    }[name]
+    decision = look(evidence_of(drawn(400)), replace(POLICY, **out_of_reach))
+    outcomes = {test.name: test.outcome for test in decision.tests if test.details["is_required"]}
+    assert outcomes.pop(name) != "pass"
+    assert set(outcomes.values()) == {"pass"}
+    assert decision.verdict is not Verdict.ENABLE
+
+
+# "Beside it the ratio of total times ...; `objective`: `latency` (default: proven costlier blocks ENABLE) or `both`
+# (ratio > 1 must be proven)."
+
+
+def test_objective_both_enables_once_the_total_is_proven_lower() -> None:
+    evidence = evidence_of(drawn(800))
+    decision = look(evidence, BOTH)
+    assert (result(decision, "total_time").outcome, decision.verdict) == ("pass", Verdict.ENABLE)
+    assert result(decision, "total_time").details["is_required"] == 1
+    assert result(look(evidence), "total_time").details["is_required"] == 0
+
+
+def test_objective_both_holds_while_it_is_open_and_where_it_is_costlier() -> None:
+    short = look(evidence_of(drawn(300)), BOTH)
+    assert (result(short, "total_time").outcome, short.verdict) == ("open", Verdict.HOLD)
+    costly = look(evidence_of(costly_tail(1_600)), BOTH)
+    assert (costly.verdict, costly.reason_code) == (Verdict.HOLD, "costlier")
+
+
+def totals(baseline_ms: float, speculative_ms: float, sequence: int) -> object:
+    arms = [ArmTiming(0.0, ms / 2, ms / 2) for ms in (baseline_ms, speculative_ms)]
+    return block_unit(sequence, [replace(run_of(sequence, "b"), baseline=arms[0], speculative=arms[1])], n_max=1)
+
+
+def test_the_value_of_a_total_is_the_designs() -> None:
+    """y = (T_base - min(T_spec, T_cap)) / T_cap, T_cap four times the mean T_base of the first ten blocks."""
+    first = [totals(100.0, 50.0, i) for i in range(10)]
+    blocks = [*first, totals(100.0, 80.0, 10), totals(100.0, 9_000.0, 11), totals(900.0, 80.0, 12)]
+    ratios = total_time_test(blocks, POLICY).series.ratios("lower", 1.0)  # type: ignore[arg-type]
+    assert ratios.tolist() == pytest.approx([20.0 / 400.0, (100.0 - 400.0) / 400.0, 820.0 / 400.0])
+
+
+# "`dependent`, judged per test and only at a look where every test rejects (or where a DISABLE bound crosses; faults,
+# memory and alarms do not wait)"
+
+
+@pytest.mark.parametrize(
+    ("r1", "num_units", "merged_units", "action"),
+    [
+        (0.21, 100, 1, "restart"),
+        (0.21, 100, 4, "restart"),
+        (0.21, 100, 8, "wait"),  # merged as far as it goes
+        (0.21, 400, 8, "count"),
+        (0.21, 99, 1, "wait"),  # r1 is not known well enough to restart
+        (0.20, 100, 1, "wait"),  # .2 + .1645 is above .35
+        (0.20, 121, 1, "count"),  # .2 + .1495
+        (0.20, 120, 1, "wait"),  # .2 + .1502
+        (0.0, 23, 1, "count"),  # .3430
+        (0.0, 22, 1, "wait"),  # .3507
+        (-0.5, 5, 1, "count"),
+        (0.0, 0, 1, "wait"),
+        (None, 100, 1, "count"),
+    ],
+)
+def test_when_dependent_units_wait_and_when_they_are_merged(
+    r1: float | None, num_units: int, merged_units: int, action: str
+) -> None:
+    """ "r1 > .2 at n >= 100 restarts ... with 4, then 8, consecutive units merged; otherwise r1 + 1.645/sqrt(n) >= .35
+    makes it wait": .3 in the design, which cost a fifth of the power at the minimum effect."""
+    assert after_dependence(passed(r1, num_units, merged_units))[0] == action
+
+
+def test_a_restart_begins_at_the_next_unit() -> None:
+    assert after_dependence(passed(0.5, 120))[1] == TestState(120, 4)
+    assert after_dependence(passed(0.5, 110, merged_units=4, start_unit=120))[1] == TestState(120 + 440, 8)
+
+
+def test_dependence_is_not_judged_while_a_test_is_open() -> None:
+    """An open test leaves the strongly dependent ones as they are: nothing restarts at that look."""
+    decision = look(evidence_of(correlated(480, 0.9)), replace(POLICY, floor=0.66))
+    assert float(result(decision, "speedup").details["r1"] or 0.0) > 0.5
+    assert result(decision, "speedup").details["merged_units"] == 1
+    assert decision.reason_code != "dependent"
+
+
+def test_memory_does_not_wait_for_independence() -> None:
+    decision = look(evidence_of(correlated(480, 0.9)), replace(POLICY, memory_budget_share=0.05))
+    assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "memory_over_budget")
+
+
+def test_the_tails_dependence_is_that_of_each_blocks_slowest_request() -> None:
+    """ "for the tail test that of the block's smallest clipped log speedup": slowed or not says too little."""
+    slow = [run_of(i, "b", log_speedup=0.3 if (i // 4) // 10 % 2 else 0.1) for i in range(480)]
+    tail = result(look(evidence_of(slow), replace(POLICY, floor=0.66)), "tail")  # open, so that nothing restarts
+    assert tail.estimate == 0.0
+    assert float(tail.details["r1"] or 0.0) > 0.7, "nothing is slowed, so its own values do not vary at all"
+
+
+# "An arm that fails after sampling is folded at each test's own worst value (acceptance A=0, D=S; z at both +-clip);
+# failures and sheds are counted, and a share above `max_missing` means HOLD."
+
+
+def test_a_share_of_missing_at_the_limit_is_judged_and_above_it_holds() -> None:
+    runs = drawn(400)
+    failed = [run_of(i, run.block_id, failure="timeout") if i < 20 else run for i, run in enumerate(runs)]
+    assert look(evidence_of(failed)).details["missing_share"] == pytest.approx(0.05)
+    assert look(evidence_of(failed)).reason_code != "missing_data"
+    assert look(evidence_of(failed), replace(POLICY, max_missing=0.0499)).reason_code == "missing_data"
+    assert look(evidence_of(runs, num_lost=22)).reason_code == "missing_data"
+
+
+def test_missing_data_hold_even_what_would_be_disabled_by_its_latency() -> None:
+    """What failed is folded at the worst of either bound, but too much of it is judged not at all."""
+    slow = drawn(400, speedup=0.8)
+    assert look(evidence_of(slow)).verdict is Verdict.DISABLE
+    assert look(evidence_of(slow, num_lost=40)).reason_code == "missing_data"
+
+
+def test_a_fault_disables_whatever_is_missing() -> None:
+    runs = drawn(400)
+    runs[3] = replace(runs[3], parity=Parity(first_divergence=0, divergence_gap=5.0, rerun_differs=False))
+    assert look(evidence_of(runs, num_lost=200)).reason_code == "parity_fault"
+
+
+def test_a_missing_z_widens_both_bounds() -> None:
+    def folded(runs: list[Run]) -> TestResult:
+        return result(look(evidence_of(runs, is_greedy=False)), "parity_sampled")
+
+    runs = [replace(run, parity=Parity(z_sum=0.0, z_tokens=64)) for run in drawn(400)]
+    whole = folded(runs)
+    some = folded([run_of(i, run.block_id, failure="oom") if i % 25 == 0 else run for i, run in enumerate(runs)])
+    assert some.lower is not None
+    assert whole.lower is not None
+    assert some.upper is not None
+    assert whole.upper is not None
+    assert some.lower < whole.lower <= 0.0 <= whole.upper < some.upper
+
+
+# "DISABLE iff an opposite bound crosses (...), a parity fault, or memory is over budget": nothing else does.
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"acceptance": 0.1},
+        {"speedup": 1.05, "noise": 0.02},
+        {"slowed_share": 0.09},
+    ],
+)
+def test_nothing_short_of_proof_disables(changes: dict[str, float]) -> None:
+    assert look(evidence_of(drawn(800, **changes))).verdict is not Verdict.DISABLE
+
+
+def test_memory_at_its_budget_is_within_it_and_unknown_memory_holds() -> None:
+    evidence = evidence_of(drawn(400))
+    bare = [replace(unit, block=replace(unit.block, memory={})) for unit in evidence.blocks]
+    decision = look(replace(evidence, blocks=tuple(bare)))
+    assert (result(decision, "memory").outcome, decision.verdict) == ("open", Verdict.HOLD)
+    exact = Memory(100, 125, 1, 0, 0)
+    level = [replace(unit, block=replace(unit.block, memory={CONFIG.fingerprint: exact})) for unit in evidence.blocks]
+    assert look(replace(evidence, blocks=tuple(level))).verdict is Verdict.ENABLE
+
+
+# "θ grid, caps and clips are frozen at entry."; thresholds are not: bounds hold for all of them at once.
+
+
+def test_a_threshold_changed_after_entry_is_judged_at_the_next_null_outward() -> None:
+    runs = drawn(400)
+    before = look(evidence_of(runs))
+    moved = replace(POLICY, margin=0.0513)
+    blocks, clusters = evidence_of(runs).blocks, evidence_of(runs).clusters
+    folded = HypothesisEvidence().fold(clusters, blocks, POLICY)
+    folded = replace(folded, num_closed_clusters=400)
+
+    def judged(policy: GatePolicy) -> TestResult:
+        decision = decide(
+            Hypothesis("sql", "", 4, CONFIG), folded, policy, level=0.0125, has_entered=True, previous=None, now=START
+        )
+        return result(decision, "speedup")
+
+    strict = judged(moved)
+    assert strict.threshold == pytest.approx(1.0513)
+    assert float(strict.details["log10_capital_pass"] or 0.0) <= float(
+        judged(POLICY).details["log10_capital_pass"] or 0.0
+    )
+    assert strict.lower == pytest.approx(result(before, "speedup").lower), "the bound does not depend on the threshold"
+
+
+# "Its first `max_requests_per_cluster` requests count": a cluster's requests are one unit however many they are.
+
+
+def test_requests_of_a_cluster_are_one_unit() -> None:
+    together = [cluster_unit(0, [run_of(i, "b") for i in range(4)])]
+    folded = HypothesisEvidence().fold(together, (), POLICY)
+    acceptance = folded.tests["acceptance"]
+    assert (acceptance.num_units, folded.num_clusters) == (1, 1)
+    assert acceptance.observed_weight == pytest.approx(1.0), "120 steps, its weight capped at 64"
+    assert acceptance.observed_value == pytest.approx(20 / 30)
+
+
+# "`undecidable` (at `max_clusters`, or the interval lies within ±`indifference` of the threshold)"; "Argo and Kayenta
+# pass on empty data; we never do."
+
+
+def test_units_beyond_max_clusters_never_count() -> None:
+    policy = replace(POLICY, max_clusters=40)
+    decision = look(evidence_of(drawn(400)), policy)
+    assert decision.num_clusters == 40
+    assert result(decision, "acceptance").num_units == 40
+
+
+@pytest.mark.parametrize("missing", ["clusters", "blocks"])
+def test_half_of_the_data_never_passes(missing: str) -> None:
+    evidence = replace(evidence_of(drawn(400)), **{missing: ()})
+    decision = look(evidence)
+    assert decision.verdict is Verdict.HOLD
+    assert any(test.outcome == "open" and test.num_units == 0 for test in decision.tests)
+
+
+def test_the_false_enable_of_a_whole_verdict_stays_below_the_level() -> None:
+    """All but the speedup far on the good side, the speedup exactly at its margin: looks every 20 blocks."""
+    rng, false = np.random.default_rng(12), 0
+    for _ in range(40):
+        logs = math.log(1.05) + np.clip(rng.normal(0.0, 0.1, 480), -0.5, 0.5)
+        runs = [run_of(i, f"b{i // 4:05d}", log_speedup=float(log)) for i, log in enumerate(logs)]
+        false += any(look(evidence_of(runs[:size])).verdict is Verdict.ENABLE for size in range(160, 481, 80))
+    assert false <= 2, "at level .0125 two of 40 would already be rare"
+
+
+def test_hypotheses_are_named_by_endpoint_slice_load_and_config() -> None:
+    """ "endpoint x slice x load x speculation config, tested on its own evidence"."""
+    decision = look(evidence_of(drawn(40)))
+    assert (decision.endpoint, decision.slice_key, decision.concurrency) == ("sql", "prompt_class=code", 4)
+    assert decision.fingerprint == HYPOTHESIS.config.fingerprint

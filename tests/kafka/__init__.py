@@ -1,0 +1,1 @@
+"""Tests of the way in from Kafka, on a real broker."""

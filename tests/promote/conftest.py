@@ -1,0 +1,102 @@
+"""A working folder with a configuration and a database that holds decisions, and a way to run `check` in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from shadowspec.store import Store, schema
+from shadowspec.types import (
+    Arm,
+    ArmTiming,
+    Block,
+    BlockResult,
+    Decision,
+    FunnelCounter,
+    RecordKey,
+    Run,
+    SpeculationCounts,
+    StoredRecord,
+    WriteBatch,
+)
+from tests.cli_process import Result, run_command
+from tests.promote.worlds import config
+
+URL = "sqlite:///shadow.db"
+CONFIG = f"""\
+[database]
+url = "{URL}"
+
+[endpoints.chat]
+target = "target"
+served_models = ["m"]
+loads = [{{ concurrency = 4 }}]
+
+[[endpoints.chat.candidates]]
+name = "draft"
+draft = "draft"
+num_speculative_tokens = 4
+
+[endpoints.idle]
+target = "target"
+served_models = ["idle"]
+
+[[endpoints.idle.candidates]]
+name = "draft"
+draft = "draft"
+num_speculative_tokens = 4
+"""
+
+
+@dataclass(frozen=True)
+class Shop:
+    """The folder in which `check` runs."""
+
+    folder: Path
+    run: Callable[..., Result]
+    url: str = URL  # of the database that decisions and measurements go into
+
+    def decide(self, decisions: Sequence[Decision]) -> list[int]:
+        """Append decisions, made now; the ids that they got."""
+        with Store.open(self.url) as store:
+            now = datetime.now(UTC)
+            store.append_decisions([replace(each, decided_at=now) for each in decisions])
+            return [each.decision_id or 0 for each in store.latest_decisions("chat")]
+
+    def measure(self, slice_key: str, requests: int, age: timedelta = timedelta(0), *, revision: str = "a") -> None:
+        """Runs of one slice, as old as this."""
+        own = config(revision=revision)
+        event = datetime.now(UTC) - age
+        name = f"{slice_key}-{revision}-{event.isoformat()}"
+        keys = [RecordKey(name, 0, line) for line in range(1, requests + 1)]
+        records = [
+            StoredRecord(key, FunnelCounter.MEASURED, None, "chat", slice_key, event_time=event, sampling_rate=1.0)
+            for key in keys
+        ]
+        counts = SpeculationCounts(2, 8, 5, (2, 1, 1, 1), (0, 1, 0, 0, 1), 8, 20)
+        timing = ArmTiming(0.0, 10.0, 50.0, num_output_tokens=8)
+        runs = tuple(Run(key, own.fingerprint, name, None, counts, timing, timing) for key in keys)
+        block = BlockResult(Block(name, 1, "chat", slice_key, 4, (), (), Arm.BASELINE), event, runs, {})
+        with Store.open(self.url) as store:
+            store.save_fingerprints([own])
+            store.save_batch(WriteBatch(blocks=((block, tuple(records)),)), "test")
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shop:
+    monkeypatch.chdir(tmp_path)
+    for variable in ("SHADOWSPEC_CONFIG", "SHADOWSPEC_DATABASE_URL", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "shadowspec.toml").write_text(CONFIG, encoding="utf-8")
+    schema.upgrade(URL)
+    with Store.open(URL) as store:
+        store.save_fingerprints([config(), config(revision="b")])
+
+    def run(*arguments: str, command: str = "check") -> Result:
+        return run_command(monkeypatch, capsys, command, *arguments)
+
+    return Shop(tmp_path, run)

@@ -1,0 +1,142 @@
+"""What CI systems read: JUnit valid by the common schemas; commands and Markdown that no text breaks out of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lxml import etree
+
+from shadowspec.promote.answer import Answer, refusal
+from shadowspec.promote.document import answer_document
+from shadowspec.promote.github import MAX_ANNOTATIONS, MAX_SUMMARY_ROWS, step_annotations, step_summary
+from shadowspec.promote.judge import judge
+from shadowspec.promote.junit import junit_xml
+from shadowspec.promote.outcome import OnHold
+from shadowspec.promote.text import answer_lines
+from shadowspec.types import Decision
+from tests.promote.worlds import CHAT, CODE, HOUR, NOW, decision, question, standing, traffic
+
+SCHEMAS = [
+    etree.XMLSchema(etree.parse(Path(__file__).parents[1] / "data" / "junit" / name))
+    for name in ("junit-10.xsd", "JUnit.xsd")
+]
+# Labels as they may come from traffic; "," and "=" part labels in a slice's key.
+LABEL = st.text(min_size=1).filter(lambda text: not {",", "="} & set(text))
+
+
+def answer(*decisions: Decision, weights: dict[str, float] | None = None, **asked: Any) -> Answer:
+    what = standing(decisions) if weights is None else standing(decisions, traffic(weights))
+    return judge(question(**asked), what, NOW)
+
+
+def cases(found: Answer) -> dict[str, Any]:
+    """The test cases of the report by name, once every schema has accepted it."""
+    document = etree.fromstring(junit_xml(found).encode("utf-8"))
+    for schema in SCHEMAS:
+        schema.assertValid(document)
+    (suite,) = document
+    listed = suite.findall("testcase")
+    counted = {name: int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")}
+    kinds = [child.tag for case in listed for child in case]
+    assert counted == {
+        "tests": len(listed),
+        "failures": kinds.count("failure"),
+        "errors": kinds.count("error"),
+        "skipped": kinds.count("skipped"),
+    }
+    return {case.get("name"): case for case in listed}
+
+
+def kind(case: Any) -> str:
+    return case[0].tag if len(case) else "passed"
+
+
+def test_junit_says_failure_skipped_error_and_passed() -> None:
+    small = "prompt_class=maths,sampling_regime=greedy"
+    decisions = decision(), decision("HOLD", CODE), decision("DISABLE", CHAT), decision("DISABLE", small)
+    listed = cases(answer(*decisions, weights={CODE: 60.0, CHAT: 38.0, small: 2.0}))
+    assert {name: kind(case) for name, case in listed.items()} == {
+        "whole endpoint": "passed",
+        "prompt_class=code, sampling_regime=greedy": "skipped",
+        "prompt_class=chat, sampling_regime=high": "failure",
+        "prompt_class=maths, sampling_regime=greedy": "skipped",
+    }
+    failure = listed["prompt_class=chat, sampling_regime=high"][0]
+    assert (failure.get("type"), failure.get("message")) == ("DISABLE", "disable for a reason")
+    (held,) = cases(answer(decision("HOLD"))).values()
+    assert kind(held) == "skipped"
+    (stale,) = cases(answer(decision(), max_age=HOUR)).values()
+    assert (kind(stale), stale[0].get("type")) == ("error", "UNUSABLE")
+    (refused,) = cases(refusal(question(), "nothing there", NOW)).values()
+    assert (kind(refused), refused[0].get("message")) == ("error", "nothing there")
+
+
+@given(LABEL, st.text(), st.sampled_from(["ENABLE", "HOLD", "DISABLE"]))
+def test_no_text_breaks_a_report(label: str, reason: str, verdict: str) -> None:
+    key = f"tier={label}"
+    found = answer(decision(), decision(verdict, key, reason=reason))
+    assert len(cases(found)) == 2
+    assert len(cases(refusal(question(), reason, NOW))) == 1
+    for line in (*answer_lines(found), *step_annotations(found, OnHold.FAIL)):
+        assert len(line.splitlines()) <= 1
+        assert not re.search("[\x00-\x1f\x7f]", line)
+    rows = [line for line in step_summary(found).splitlines() if line.startswith("| ")]
+    assert [len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows] == [10] * 4
+    assert "<" not in "".join(rows)
+
+
+def data(text: str) -> str:
+    """What GitHub's runner makes of a command's message."""
+    return text.replace("%0A", "\n").replace("%0D", "\r").replace("%25", "%")
+
+
+def test_annotations_are_escaped_as_the_runner_undoes_it() -> None:
+    found = answer(decision("DISABLE", reason="100%25 of a, b: c"))
+    (line,) = step_annotations(found, OnHold.FAIL)
+    head, _, message = line.removeprefix("::").partition("::")
+    assert data(message).startswith("100%25 of a, b: c (speedup 0.80\u00d7 [0.60\u00d7, 0.95\u00d7]")
+    command, _, title = head.partition(" title=")
+    assert command == "error"
+    assert not {":", ","} & set(title)
+    assert data(title.replace("%3A", ":").replace("%2C", ",")) == "shadowspec: chat, whole endpoint DISABLE"
+
+
+@pytest.mark.parametrize(("on_hold", "level"), [("fail", "error"), ("warn", "warning"), ("pass", "notice")])
+def test_hold_is_annotated_as_loudly_as_it_counts(on_hold: str, level: str) -> None:
+    (line,) = step_annotations(answer(decision("HOLD")), OnHold(on_hold))
+    assert line.startswith(f"::{level} title=")
+
+
+def test_enable_is_a_notice_and_a_refusal_an_error() -> None:
+    assert step_annotations(answer(decision()), OnHold.FAIL)[0].startswith("::notice title=shadowspec%3A chat ENABLE::")
+    assert step_annotations(refusal(question(), "gone", NOW), OnHold.PASS) == ["::error title=shadowspec%3A chat::gone"]
+
+
+@pytest.mark.parametrize(("slices", "annotations"), [(9, 9), (10, 10), (11, 10), (200, 10)])
+def test_at_most_ten_annotations_the_worst_first(slices: int, annotations: int) -> None:
+    every = [decision("DISABLE" if i == 3 else "HOLD", f"tier={i:03},tenant=a") for i in range(slices)]
+    lines = step_annotations(judge(question(slice_labels={"tenant": "a"}), standing(every), NOW), OnHold.WARN)
+    assert len(lines) == annotations <= MAX_ANNOTATIONS
+    assert lines[0].startswith("::error ")
+    if slices > MAX_ANNOTATIONS:
+        assert lines[-1].endswith(f"::{slices - 9} more slices; the step's summary lists all")
+
+
+def test_the_summary_stays_within_what_github_takes() -> None:
+    slices = [f"tier={'long label ' * 8}{i}" for i in range(MAX_SUMMARY_ROWS + 40)]
+    text = step_summary(answer(decision(), *(decision("HOLD", key, reason="r" * 300) for key in slices)))
+    assert len(text.encode("utf-8")) < 1024 * 1024
+    assert "41 more slices with less traffic" in text
+
+
+def test_the_document_is_plain_and_undefined_is_null() -> None:
+    document = answer_document(answer(decision(tests=())), OnHold.FAIL)
+    (finding,) = document["findings"]
+    assert finding["speedup"] is None
+    assert document["load"] is None
+    assert document["exit_code"] == 0

@@ -1,0 +1,180 @@
+"""The board: what a row says, which row speaks for an endpoint, and which rows are found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+
+from shadowspec.reports.board import Board, BoardValues, build_board, expected_at
+from shadowspec.reports.board_filter import BoardFilter, found_in, label_values
+from shadowspec.reports.board_sums import TREND_DAYS, Saving
+from shadowspec.reports.costs import DeviceTime
+from shadowspec.store import GroupSums, Input, RollupSums
+from shadowspec.types import Arm, Decision, Override, TestResult, Verdict
+from tests.reports.worlds import NOW, config
+
+DAY = date(2026, 3, 2)
+CONFIG = config()
+
+
+def decision(
+    endpoint: str = "chat",
+    slice_key: str = "",
+    verdict: Verdict = Verdict.HOLD,
+    *,
+    concurrency: int = 4,
+    lower: float = 1.1,
+    clusters_needed: int | None = None,
+    details: Mapping[str, float | int | str | None] | None = None,
+) -> Decision:
+    tests = (
+        TestResult("speedup", "open", 1.3, lower, 1.5, 1.05, 0.01, "block", 30, 16),
+        TestResult("parity_faults", "pass", 0.0, None, 0.02, 0.05, 0.01, "request", 120, 113),
+        TestResult("parity_sampled", "open", 0.001, -0.03, 0.03, 0.02, 0.01, "cluster", 20, 52),
+    )
+    return Decision(
+        endpoint=endpoint,
+        slice_key=slice_key,
+        concurrency=concurrency,
+        config=CONFIG.config,
+        fingerprint=CONFIG.fingerprint,
+        verdict=verdict,
+        reason_code="too_few_units",
+        reason="not yet proven",
+        tests=tests,
+        num_clusters=100,
+        num_blocks=30,
+        clusters_needed=clusters_needed,
+        decided_at=NOW,
+        details={"span_s": 86_400.0, "newest_evidence": NOW.isoformat(), **(details or {})},
+    )
+
+
+def sums(endpoint: str, slice_key: str, back: int, **figures: float) -> GroupSums:
+    start = datetime(DAY.year, DAY.month, DAY.day, tzinfo=UTC) - timedelta(days=back)
+    return GroupSums(endpoint, slice_key, CONFIG.fingerprint, 4, start, replace(RollupSums(), **figures))  # type: ignore[arg-type]
+
+
+def values(
+    decisions: list[Decision], days: list[GroupSums] | None = None, *, price: float | None = None, ended: bool = False
+) -> BoardValues:
+    return BoardValues(
+        endpoints=["chat"],
+        decisions=decisions,
+        configs={CONFIG.fingerprint: CONFIG},
+        days=days or [],
+        inputs={"chat": Input("chat", NOW - timedelta(days=900), NOW, ended)},
+        rollouts=[],
+        newest_day=DAY,
+        prices={"chat": price},
+        loads={"chat": {4: 1.0, 16: 3.0}},
+    )
+
+
+def board(*decisions: Decision, overrides: tuple[Override, ...] = ()) -> Board:
+    return build_board(values(list(decisions)), overrides, NOW)
+
+
+def test_the_weightiest_load_speaks_for_the_endpoint_and_slices_stand_below_by_traffic() -> None:
+    rows = [
+        decision(concurrency=4, verdict=Verdict.ENABLE),
+        decision(concurrency=16, verdict=Verdict.DISABLE),
+        decision(slice_key="prompt_class=chat", details={"traffic_share": 0.2}),
+        decision(slice_key="prompt_class=code", details={"traffic_share": 0.8}),
+    ]
+    (endpoint,) = board(*rows).endpoints
+    assert endpoint.head.verdict is Verdict.DISABLE
+    assert [(row.slice_key, row.concurrency) for row in endpoint.rows] == [
+        ("", 4),
+        ("prompt_class=code", 4),
+        ("prompt_class=chat", 4),
+    ]
+    assert board(*rows).tallies() == {Verdict.ENABLE: 0, Verdict.DISABLE: 1, Verdict.HOLD: 0, None: 0}
+
+
+def test_a_row_repeats_the_gate_and_an_override_stands_before_it() -> None:
+    row = board(decision(verdict=Verdict.ENABLE, clusters_needed=3)).endpoints[0].head
+    assert row.speedup is not None
+    assert (row.speedup.estimate, row.speedup.lower, row.speedup.upper, row.speedup.threshold) == (1.3, 1.1, 1.5, 1.05)
+    assert row.parity_outcome == "open"
+    order = Override(7, "chat", "", None, Verdict.DISABLE, "it answers nonsense", "ada", NOW - timedelta(hours=1))
+    row = board(decision(verdict=Verdict.ENABLE, clusters_needed=3), overrides=(order,)).endpoints[0].head
+    assert (row.verdict, row.since, row.clusters_needed) == (Verdict.DISABLE, order.created_at, None)
+    assert "it answers nonsense" in row.reason
+    assert row.standing.measured is not None
+    assert row.standing.measured.verdict is Verdict.ENABLE
+    unmeasured = build_board(values([]), (order,), NOW).endpoints[0].head
+    assert (unmeasured.verdict, unmeasured.standing.measured) == (Verdict.DISABLE, None)
+    assert "it answers nonsense" in unmeasured.reason
+
+
+def test_a_superseded_fingerprint_has_no_row() -> None:
+    old = replace(decision(verdict=Verdict.DISABLE, details={"superseded_by": "new"}), fingerprint="old")
+    assert [row.fingerprint for row in board(decision(), old).rows] == [CONFIG.fingerprint]
+
+
+def test_what_is_needed_is_expected_at_the_pace_so_far() -> None:
+    assert expected_at(decision(clusters_needed=50), NOW) == NOW + timedelta(hours=12)
+    assert expected_at(decision(), NOW) is None
+    assert expected_at(decision(clusters_needed=50, details={"span_s": None}), NOW) is None
+
+
+def test_evidence_of_a_file_is_as_old_as_its_measuring() -> None:
+    old = {"newest_evidence": (NOW - timedelta(days=900)).isoformat()}
+    (ended,) = build_board(values([decision(details=old)], ended=True), (), NOW).rows
+    (going,) = build_board(values([decision(details=old)]), (), NOW).rows
+    assert ended.evidence_at == NOW
+    assert going.evidence_at == NOW - timedelta(days=900)
+
+
+def test_trend_and_saving_are_pooled_over_the_slices() -> None:
+    figures = {
+        "num_runs": 2, "timed_weight": 2.0, "weighted_drafts": 10.0, "weighted_first_accepted_tokens": 6.0,
+        "baseline_prefill_ms": 100.0, "baseline_decode_ms": 700.0, "baseline_num_output_tokens": 100,
+        "speculative_prefill_ms": 100.0, "speculative_decode_ms": 300.0, "speculative_num_output_tokens": 100,
+    }  # fmt: skip
+    days = [
+        sums("chat", "a=1", 0, weighted_log_speedup=2 * math.log(2.0), **figures),
+        sums("chat", "a=2", 0, weighted_log_speedup=0.0, **figures),
+        sums("chat", "a=2", 8, weighted_log_speedup=0.0, **{**figures, "baseline_decode_ms": 1e9}),
+    ]
+    found = build_board(values([], days, price=3.6), (), NOW)
+    row = next(row for row in found.rows if not row.slice_key)
+    assert [day.day for day in row.trend] == [DAY - timedelta(days=back) for back in range(TREND_DAYS - 1, -1, -1)]
+    assert row.trend[-1].speedup is not None
+    assert math.isclose(row.trend[-1].speedup, math.sqrt(2.0))
+    assert row.trend[-1].first_position_acceptance_rate == 0.6
+    assert row.trend[-2].speedup is None
+    assert row.saving is not None
+    time = row.saving.time  # 800 ms at load 4 over 100 tokens, of the last 7 days alone
+    assert (time.ms_per_token(Arm.BASELINE), time.ms_per_token(Arm.SPECULATIVE)) == (2.0, 1.0)
+    assert row.saving.share == 0.5
+    assert row.saving.per_million_tokens is not None
+    assert math.isclose(row.saving.per_million_tokens, 1.0)  # a second of a device at 3.6 an hour, a thousand times
+    costlier = DeviceTime(baseline_ms=2.0, speculative_ms=3.0, baseline_tokens=1, speculative_tokens=1)
+    assert Saving(costlier, None).per_million_tokens is None
+    assert Saving(costlier, None).share == -0.5
+
+
+def test_filters_keep_an_endpoint_for_any_row_that_matches() -> None:
+    found = board(
+        decision(verdict=Verdict.ENABLE),
+        decision(slice_key="prompt_class=code,tier=pro", verdict=Verdict.DISABLE),
+        decision("sql", verdict=Verdict.HOLD, lower=0.9),
+    )
+    assert label_values(found) == {"prompt_class": ["code"], "tier": ["pro"]}
+    whole = found_in(found, BoardFilter(), "name")
+    assert [own.name for own in whole.endpoints] == ["chat", "sql"]
+    assert (whole.num_rows, whole.opened) == (3, frozenset())
+    below = found_in(found, BoardFilter(labels={"tier": frozenset({"pro"})}), "name")
+    assert [(own.name, len(own.rows)) for own in below.endpoints] == [("chat", 1)]
+    assert (below.opened, below.num_rows) == ({"chat"}, 1)
+    assert [own.name for own in found_in(found, BoardFilter(verdicts=frozenset({"HOLD"})), "name").endpoints] == ["sql"]
+    assert found_in(found, BoardFilter(search="SQL draft"), "name").num_rows == 1
+    assert not found_in(found, BoardFilter(models=frozenset({"another"})), "name").endpoints
+    assert found_in(found, BoardFilter(endpoints=frozenset({"sql"})), "name").num_rows == 1
+    by_speedup = found_in(found, BoardFilter(), "speedup")
+    assert [own.name for own in by_speedup.endpoints] == ["chat", "sql"]
+    assert [own.name for own in found_in(found, BoardFilter(), "no such order").endpoints] == ["chat", "sql"]

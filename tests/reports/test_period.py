@@ -1,0 +1,222 @@
+"""A report on a span of time: all that happened in it, nothing that did not, and the same whenever it is made."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shadowspec.errors import UsageError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.reports.period.build import PeriodSettings, build_period_report
+from shadowspec.reports.period.model import Change, ChangeKind, PeriodReport, SimulatedRate
+from shadowspec.reports.period.render import RENDERERS
+from shadowspec.reports.period.spans import last_whole, moment_of
+from shadowspec.simulate.policies import rate_of
+from shadowspec.simulate.results import read_results
+from shadowspec.simulate.worlds import ALONE
+from shadowspec.store import Store, upgrade
+from shadowspec.types import Clearing, Decision, Stage, Verdict
+from tests.reports.test_pages import EVIL, Page
+from tests.store import examples
+
+NOON = examples.NOON
+HOUR = timedelta(hours=1)
+CODE = "prompt_class=code"
+NOTE = "Made up."
+
+
+@pytest.fixture
+def history(new_database: Callable[[str], str]) -> Iterator[Store]:
+    with Store.open(new_database("sqlite")) as store:
+        yield fill(store)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('period') / 'shadowspec.db'}"
+    upgrade(url)
+    with Store.open(url) as store:
+        yield fill(store)
+
+
+def decided(hours: float, verdict: Verdict, slice_key: str = "", **changes: Any) -> Decision:
+    return replace(examples.decision(verdict), slice_key=slice_key, decided_at=NOON + hours * HOUR, **changes)
+
+
+def fill(store: Store) -> Store:
+    """Twelve hours in which everything happens once."""
+    store.save_fingerprints([examples.config(), examples.config("new")])
+    for own in (
+        decided(0, Verdict.HOLD),
+        decided(2, Verdict.ENABLE, reason="it is faster"),
+        decided(4, Verdict.ENABLE, reason="it is faster", details={"drift_advice": "speedup"}),
+        decided(5, Verdict.DISABLE, reason_code="drift", reason="speedup no longer holds 1.2"),
+        decided(7, Verdict.DISABLE, reason_code="slowdown", reason="it is slower"),
+        decided(3, Verdict.HOLD, CODE, clusters_needed=40),
+        decided(8, Verdict.HOLD, fingerprint="new"),
+    ):
+        store.append_decisions([own])
+    override = replace(examples.override(slice_key=CODE), created_at=NOON + 4 * HOUR)
+    override_id = store.add_override(override)
+    store.clear_override(Clearing(override_id, "mended", "grace", NOON + 9 * HOUR))
+    store.add_override(
+        replace(examples.override(endpoint="other"), created_at=NOON + HOUR, expires_at=NOON + 6 * HOUR, author="grace")
+    )
+    moved = [(Stage.SHADOW, 1.0), (Stage.PARTIAL, 3.0), (Stage.SHADOW, 5.5)]
+    store.append_rollouts([replace(examples.rollout(stage), decided_at=NOON + at * HOUR) for stage, at in moved])
+    return store
+
+
+def report_of(store: Store, since: float, until: float, now: float = 100) -> PeriodReport:
+    own = PeriodSettings(data_note=NOTE)
+    return build_period_report(store, own, NOON + since * HOUR, NOON + until * HOUR, NOON + now * HOUR)
+
+
+def told(changes: tuple[Change, ...]) -> list[tuple[str, float, str]]:
+    return [(own.kind.value, (own.at - NOON) / HOUR, own.what) for own in changes]
+
+
+def test_everything_that_happened_is_told_once(history: Store) -> None:
+    assert told(report_of(history, 0, 12).changes) == [
+        ("alarm", 5, "drift alarm: now DISABLE"),
+        ("override_set", 1, "DISABLE until 2026-01-02 18:00 UTC"),
+        ("override_set", 4, "DISABLE until it is cleared"),
+        ("verdict", 2, "HOLD to ENABLE"),
+        ("verdict", 5, "ENABLE to DISABLE"),
+        ("alarm_cleared", 7, "no longer alarmed: DISABLE"),
+        ("override_cleared", 9, "override 1 cleared by grace: mended"),
+        ("override_expired", 6, "override 2 has expired"),
+        ("rollout", 1, "shadow, 10% of the enabled traffic, at most 2 tokens deep"),
+        ("rollout", 3, "shadow to partial, 10% of the enabled traffic, at most 2 tokens deep"),
+        ("rollout", 5.5, "partial to shadow, 10% of the enabled traffic, at most 2 tokens deep"),
+        ("fingerprint", 0, "ngram-4 is measured now"),
+        ("fingerprint", 8, "ngram-4 is new now, and was fp"),
+        ("advice", 4, "speedup has come down"),
+        ("new", 0, "first word: HOLD"),
+        ("new", 3, "first word: HOLD"),
+        ("new", 8, "first word: HOLD"),
+    ]
+
+
+@settings(max_examples=12, deadline=None)
+@given(cuts=st.sets(st.floats(0.1, 11.9), min_size=1, max_size=4))
+def test_spans_that_follow_each_other_tell_everything_once(cuts: set[float], shared: Store) -> None:
+    edges = [0.0, *sorted(cuts), 12.0]
+    parts = [report_of(shared, since, until) for since, until in itertools.pairwise(edges)]
+    assert sorted(each for part in parts for each in told(part.changes)) == sorted(
+        told(report_of(shared, 0, 12).changes)
+    )
+
+
+def test_nothing_is_told_twice_at_the_edges(history: Store) -> None:
+    assert told(report_of(history, 2, 3).changes)[:1] == [("verdict", 2, "HOLD to ENABLE")]
+    assert [own for own in told(report_of(history, 1.5, 2).changes) if own[0] == "verdict"] == []
+    assert report_of(history, 10, 11).changes == ()
+    assert report_of(history, 10, 11).summary == "nothing changed"
+
+
+def test_the_board_is_as_things_stood(history: Store) -> None:
+    def board(until: float) -> list[tuple[str, str, str, bool]]:
+        rows = report_of(history, 0, until).board
+        return [(row.slice_key, row.fingerprint, row.verdict.value, row.is_overridden) for row in rows]
+
+    assert board(0) == []
+    assert board(1) == [("", "fp", "HOLD", False)]
+    assert board(3.5) == [("", "fp", "ENABLE", False), (CODE, "fp", "HOLD", False)]
+    assert board(4.5) == [("", "fp", "ENABLE", False), (CODE, "fp", "DISABLE", True)], "the order is not cleared yet"
+    assert board(12) == [("", "fp", "DISABLE", False), ("", "new", "HOLD", False), (CODE, "fp", "HOLD", False)]
+    (row,) = [own for own in report_of(history, 0, 4).board if not own.slice_key]
+    assert row.stage == "partial"
+    assert row.decision_id == 2
+
+
+def test_a_past_report_comes_out_the_same_whenever_it_is_made(history: Store) -> None:
+    first = report_of(history, 0, 6)
+    history.append_decisions([decided(20, Verdict.ENABLE)])
+    history.add_override(replace(examples.override(), created_at=NOON + 30 * HOUR))
+    later = report_of(history, 0, 6, now=200)
+    assert replace(later, generated_at=first.generated_at) == first
+    assert later.report_id != report_of(history, 0, 7).report_id
+
+
+def test_what_is_undecided_says_what_it_wants(history: Store) -> None:
+    code, whole = sorted(report_of(history, 0, 12).needs, key=lambda need: need.slice_key != CODE)
+    assert (code.clusters_needed, code.is_planned, code.days_median) == (40, False, None)
+    assert code.open_tests == (("speedup", "block", None),)
+    assert whole.clusters_needed == 11
+
+
+@pytest.mark.parametrize("form", ["html", "md", "json"])
+def test_every_format_tells_all_of_it(form: str, history: Store) -> None:
+    report = report_of(history, 0, 12)
+    text = RENDERERS[form](report)
+    shown = Page(text).text if form == "html" else text
+    for own in report.changes:
+        assert own.what in shown.replace("\\", "")
+    assert report.report_id in shown
+    assert NOTE in shown
+    assert "not simulated" in shown or form == "json"
+    if form == "json":
+        assert json.loads(text)["verdicts"] == {"ENABLE": 0, "DISABLE": 1, "HOLD": 2}
+
+
+def test_a_report_on_nothing_says_so(new_database: Callable[[str], str]) -> None:
+    with Store.open(new_database("sqlite")) as store:
+        own = PeriodSettings(policies={"chat": GatePolicy()}, data_note=NOTE)
+        report = build_period_report(store, own, NOON, NOON + HOUR, NOON, gate_outcome="chat: InputError")
+    for render in (RENDERERS["html"], RENDERERS["md"]):
+        text = render(report)
+        assert "Nothing had been decided by then." in text
+        assert "No record has been read." in text
+        assert "The gate run before this report failed" in text
+        assert "chat" in text
+
+
+def test_names_from_traffic_are_text_and_never_markup(new_database: Callable[[str], str]) -> None:
+    with Store.open(new_database("sqlite")) as store:
+        store.save_fingerprints([examples.config()])
+        store.append_decisions([decided(0, Verdict.HOLD, reason=EVIL, endpoint=EVIL, slice_key=f"tier={EVIL}")])
+        store.add_override(replace(examples.override(endpoint=EVIL), created_at=NOON, reason="x", author=EVIL))
+        report = report_of(store, 0, 1)
+    page = Page(RENDERERS["html"](report))
+    assert [tag for tag, _ in page.tags].count("script") == 0
+    assert not any("src" in attributes or "href" in attributes for _, attributes in page.tags)
+    assert page.text.count("<script>alert(1)</script>") > 4
+    assert "<script" not in RENDERERS["md"](report)
+
+
+def test_the_simulated_rate_is_that_of_no_laxer_policy() -> None:
+    results = read_results(Path("kernels/benchmarks/results/simulation.json"))
+    default = rate_of(GatePolicy(), results)
+    assert isinstance(default, SimulatedRate)
+    assert 0 <= default.num_false <= default.num_repetitions
+    assert default.num_false / default.num_repetitions <= default.upper < default.alpha == GatePolicy().alpha
+    alone = rate_of(ALONE, results)
+    assert alone is not None
+    assert alone.num_worlds < default.num_worlds, "worlds that wait for a week say nothing of a policy that does not"
+    assert rate_of(replace(ALONE, margin=0.01), results) is None
+    assert rate_of(GatePolicy(), {}) is None
+
+
+def test_spans_by_name_are_whole_days_and_weeks_of_the_zone() -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    monday_after_the_change = datetime(2026, 3, 30, 6, tzinfo=UTC)
+    day = last_whole("day", monday_after_the_change, zone)
+    assert day == (datetime(2026, 3, 28, 23, tzinfo=UTC), datetime(2026, 3, 29, 22, tzinfo=UTC)), "it had 23 hours"
+    week = last_whole("week", monday_after_the_change, zone)
+    assert week == (datetime(2026, 3, 22, 23, tzinfo=UTC), datetime(2026, 3, 29, 22, tzinfo=UTC))
+    assert moment_of("2026-03-02", zone, "--since") == datetime(2026, 3, 1, 23, tzinfo=UTC)
+    assert moment_of("2026-03-02T09:30Z", zone, "--since") == datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
+    with pytest.raises(UsageError, match="--since must be a date"):
+        moment_of("soon", zone, "--since")
+    assert ChangeKind("alarm") is ChangeKind.ALARM

@@ -1,0 +1,219 @@
+"""A report shows what stands: an operator's order before the gate's word, with who, why and until when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from shadowspec.reports import Report, build_report, render_html, render_json, render_markdown
+from shadowspec.reports.model import Hypothesis
+from shadowspec.reports.notes import alerts, detector_lines, order_note
+from shadowspec.reports.terminal import tables_of_tests, terminal_tables, verdict_tables
+from shadowspec.types import Clearing, Decision, Override, OverrideRecord, Verdict
+from shadowspec.words import DASH
+from tests.reports.test_build import CHAT, CODE, POLICY, judged, world
+from tests.reports.test_pages import Page
+from tests.reports.worlds import NOW, MemorySource
+
+SINCE = NOW - timedelta(minutes=30)
+UNTIL = NOW + timedelta(hours=12)
+ORDER = Override(7, "editor", "prompt_class=code", None, Verdict.DISABLE, "it writes <b>", "ada|x", SINCE, UNTIL)
+WHO = "override 7 by ada|x: it writes <b>"
+TERM = "in force since 2026-03-02 09:00 UTC, until 2026-03-02 21:30 UTC"
+
+
+@cache
+def source() -> MemorySource:
+    return judged(world())
+
+
+def report(*orders: Override | OverrideRecord, of: MemorySource | None = None) -> Report:
+    records = [order if isinstance(order, OverrideRecord) else OverrideRecord(order, None) for order in orders]
+    ordered = replace(of or source(), orders=records)
+    return build_report(ordered, {"editor": POLICY}, NOW, data_note="Made up.")
+
+
+def the(slice_key: str, of: Report) -> Hypothesis:
+    (found,) = (h for h in of.hypotheses if h.slice_key == slice_key)
+    return found
+
+
+def printed(tables: Sequence[object]) -> str:
+    console = Console(file=StringIO(), width=400, color_system=None)
+    for table in tables:
+        console.print(table)
+    file = console.file
+    assert isinstance(file, StringIO)
+    return file.getvalue()
+
+
+def test_an_override_is_laid_over_what_it_covers_and_nothing_else() -> None:
+    plain, ordered = report(), report(ORDER)
+    before, after = the(CODE, plain), the(CODE, ordered)
+    assert (before.verdict, before.override) == (Verdict.ENABLE, None)
+    assert (after.verdict, after.override, after.reason) == (Verdict.DISABLE, ORDER, WHO)
+    assert before.decision is not None
+    assert after.decision is not None
+    assert after.decision.verdict is Verdict.DISABLE
+    assert (after.decision.tests, after.sequences) == (before.decision.tests, before.sequences)
+    for slice_key in ("", CHAT):
+        assert the(slice_key, ordered) == the(slice_key, plain)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        OverrideRecord(replace(ORDER, expires_at=NOW), None),
+        OverrideRecord(ORDER, Clearing(7, "mended", "grace", NOW)),
+        OverrideRecord(replace(ORDER, endpoint="other"), None),
+    ],
+)
+def test_what_is_over_or_elsewhere_changes_no_verdict(gone: OverrideRecord) -> None:
+    assert report(gone).hypotheses == report().hypotheses
+
+
+def test_every_format_says_the_verdict_the_order_and_what_was_measured() -> None:
+    ordered = report(ORDER)
+    page = Page(render_html(ordered)).text
+    assert "DISABLE (override)" in page
+    for text in (page, printed(terminal_tables(ordered))):
+        assert WHO in text
+        assert f"The override is {TERM}." in text
+        assert "Measured verdict: ENABLE (" in text
+        assert f"Override 7 by ada|x: it writes <b>. DISABLE on code, every load, {TERM}." in text
+    markdown = render_markdown(ordered)
+    assert "| **DISABLE** (override) |" in markdown
+    assert "override 7 by ada\\|x: it writes &lt;b&gt; The override is in force since 2026-03-02 09:00 UTC" in markdown
+    assert "Measured verdict: ENABLE \\(" in markdown
+    document = json.loads(render_json(ordered))["endpoints"][0]
+    (own,) = (each for each in document["hypotheses"] if each["slice"] == the(CODE, ordered).decision.slice_labels)  # type: ignore[union-attr]
+    assert (own["verdict"], own["measured_verdict"], own["decision"]["verdict"]) == ("DISABLE", "ENABLE", "DISABLE")
+    assert own["override"] == {
+        "override_id": 7,
+        "slice": {"prompt_class": "code"},
+        "load": None,
+        "verdict": "DISABLE",
+        "reason": "it writes <b>",
+        "author": "ada|x",
+        "created_at": SINCE.isoformat(),
+        "expires_at": UNTIL.isoformat(),
+    }
+    assert document["overrides"] == [own["override"]]
+    assert {each["measured_verdict"] for each in document["hypotheses"]} == {"ENABLE", "HOLD"}
+
+
+def test_the_tally_counts_what_stands() -> None:
+    whole = render_html(report(replace(ORDER, slice_key="")))
+    assert whole.count("<b>3</b><span>DISABLE</span>") == 1
+    assert whole.count("<b>0</b><span>ENABLE</span>") == 1
+
+
+def test_what_was_not_judged_stands_by_its_order_too() -> None:
+    unjudged = report(replace(ORDER, slice_key="", concurrency=4, expires_at=None), of=world())
+    for h in unjudged.hypotheses:
+        assert (h.verdict, h.decision, h.reason) == (Verdict.DISABLE, None, WHO)
+    told = "DISABLE on whole endpoint, load 4, in force since 2026-03-02 09:00 UTC, until it is cleared."
+    assert told in Page(render_html(unjudged)).text
+    assert "DISABLE" in printed(terminal_tables(unjudged))
+    own = json.loads(render_json(unjudged))["endpoints"][0]["hypotheses"][0]
+    assert (own["verdict"], own["measured_verdict"], own["decision"]) == ("DISABLE", None, None)
+
+
+def test_an_order_on_an_endpoint_without_rows_is_told() -> None:
+    elsewhere = report(replace(ORDER, endpoint="quiet"), of=MemorySource())
+    assert order_note(replace(ORDER, endpoint="quiet")) in Page(render_html(elsewhere)).text
+    assert [endpoint.name for endpoint in elsewhere.endpoints] == ["editor", "quiet"]
+
+
+def decided(verdict: Verdict, reason_code: str = "all_tests_pass", **details: float | int | str | None) -> Decision:
+    own = the("", report()).decision
+    assert own is not None
+    return replace(own, verdict=verdict, reason_code=reason_code, details={**own.details, **details})
+
+
+SHIFT = "the prompt mix has moved (prompt_class=code from 60% to 30%); from 1.3 to 1.2"
+LIMITED: dict[str, float | int | str | None] = {
+    "drift_threshold_log10": 4.6,
+    "drift_speedup_units": 84,
+    "drift_speedup_log10": 4.71,
+    "drift_acceptance_units": 90,
+    "drift_acceptance_log10": 1.2,
+}
+
+
+@pytest.mark.parametrize(
+    ("decision", "said"),
+    [
+        (decided(Verdict.ENABLE), []),
+        (decided(Verdict.ENABLE, mix_log10_evidence=0.3, mix_has_shifted=0, change_of_speedup="no shift"), []),
+        (
+            decided(Verdict.DISABLE, "drift", **LIMITED),
+            [
+                "Drift alarm: what was proven no longer holds. "
+                "Drift of speedup: 10^4.71, speaks up at 10^4.60 after 84 units."
+            ],
+        ),
+        (decided(Verdict.HOLD, "drift"), ["Drift alarm: what was proven no longer holds."]),
+        (
+            decided(Verdict.ENABLE, drift_advice="acceptance"),
+            ["Advice: acceptance has come down from where it stood at ENABLE."],
+        ),
+        (
+            decided(Verdict.ENABLE, mix_log10_evidence=2.5, mix_has_shifted=1, change_of_speedup=SHIFT),
+            [f"Speedup since ENABLE: {SHIFT}."],
+        ),
+    ],
+)
+def test_the_terminal_says_what_alarms_and_keeps_quiet_otherwise(decision: Decision, said: list[str]) -> None:
+    assert alerts(decision) == said
+    text = printed(verdict_tables([decision]))
+    assert all(line in text for line in said)
+    assert ("alarm" in text, "since ENABLE: " in text) == (
+        any("alarm" in line for line in said),
+        any("since ENABLE: " in line for line in said),
+    )
+
+
+def test_the_table_of_tests_shows_every_test_and_each_detector() -> None:
+    enabled = decided(Verdict.ENABLE, **LIMITED, mix_log10_evidence=-0.2)
+    assert [line.title for line in detector_lines(enabled)] == [
+        "Drift of speedup",
+        "Drift of acceptance",
+        "Shift of the prompt mix",
+    ]
+    text = printed(tables_of_tests([enabled]))
+    for title in ("Speedup", "Acceptance", "Slowed requests", "Memory", "10^4.71, speaks up at 10^4.60", "10^-0.20"):
+        assert title in text
+    assert detector_lines(decided(Verdict.HOLD)) == []
+    fresh = detector_lines(decided(Verdict.ENABLE, drift_speedup_units=0, drift_speedup_log10=None))
+    assert [line.text for line in fresh] == ["0 after 0 units"]
+
+
+@pytest.mark.parametrize(
+    ("slice_verdict", "share", "is_told"),
+    [
+        (Verdict.DISABLE, 0.05, True),
+        (Verdict.DISABLE, None, True),
+        (Verdict.DISABLE, 0.049, False),
+        (Verdict.HOLD, 0.5, False),
+    ],
+)
+def test_an_enabled_endpoint_names_the_slices_that_check_does_not_pass(
+    slice_verdict: Verdict, share: float | None, is_told: bool
+) -> None:
+    whole, code = the("", report()).decision, the(CODE, report()).decision
+    assert whole is not None
+    assert code is not None
+    enabled = replace(whole, verdict=Verdict.ENABLE)
+    slow = replace(code, verdict=slice_verdict, details={**code.details, "traffic_share": share})
+    told = f"DISABLE stands for code \u00b7 greedy ({'5.0%' if share else DASH} of the traffic)"
+    assert (told in printed(verdict_tables([enabled, slow]))) == is_told
+    page = Page(render_html(report(of=replace(source(), decisions=[enabled, slow])))).text
+    assert (f"{told}: `check` does not pass the endpoint as a whole." in page) == is_told

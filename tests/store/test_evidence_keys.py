@@ -1,0 +1,40 @@
+"""Open keys in the database: each endpoint and way has its own, and what is taken is gone and as it was put."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from shadowspec.store import Store
+from shadowspec.types import OpenKey, RecordKey
+from tests.store.examples import NOON
+
+SLICES = ("prompt_class=code", "prompt_class=sql")
+
+
+def keys_of(way: str) -> list[OpenKey]:
+    """The same places for every way, told apart by when they may open again."""
+    at = NOON + timedelta(hours=len(way))
+    arrivals = ((NOON, RecordKey("topic", 1, 7, 1_700_000_000_000, 2)),)
+    return [
+        *(OpenKey(SLICES[0], f"session:{i}", arrivals, at, NOON, at, is_full=i == 1) for i in range(3)),
+        OpenKey(SLICES[1], "session:1", (), at),
+    ]
+
+
+def test_only_the_keys_of_the_endpoint_and_the_way_are_taken(store: Store) -> None:
+    places = [("chat", "a"), ("chat", "bb"), ("other", "ccc")]
+    for endpoint, way in places:
+        with store.evidence_session(endpoint) as session:
+            session.keys(way).put(keys_of(way))
+    wanted = [(SLICES[0], "session:1"), (SLICES[1], "session:1"), (SLICES[1], "session:0"), (SLICES[0], 'no "one"')]
+    with store.evidence_session("chat") as session:
+        table = session.keys("a")
+        taken = sorted(table.take(wanted), key=lambda own: own.slice_key)
+        assert taken == [keys_of("a")[1], keys_of("a")[3]]
+        assert table.take(wanted) == [], "they are gone"
+        assert table.take([]) == []
+    with store.evidence_session("chat") as session:
+        assert len(session.keys("a").take_waiting(None)) == 2
+        assert len(session.keys("bb").take(wanted)) == 2
+    with store.evidence_session("other") as session:
+        assert session.keys("ccc").take(wanted[:1]) == [keys_of("ccc")[1]]

@@ -1,0 +1,176 @@
+"""The explorer's reads: sums equal the rollups', pages hold every run once, changes are told where they were made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+
+from shadowspec.store import RunFilter, Store
+from shadowspec.store.rollups import SUM_NAMES
+from shadowspec.types import Decision, RecordKey, StoredEvidence, Verdict
+from tests.store import examples
+from tests.store.saving import save_block
+
+NOON = examples.NOON
+
+
+@pytest.fixture
+def measured(store: Store) -> Store:
+    """Blocks of two slices, two loads and two configs over two days, three runs each."""
+    store.save_fingerprints([examples.config("fp"), examples.config("other-fingerprint")])
+    for number, (slice_key, load, fingerprint, hours) in enumerate(
+        [
+            ("prompt_class=code", 4, "fp", 0),
+            ("prompt_class=code", 4, "fp", 1),
+            ("prompt_class=code", 8, "fp", 1),
+            ("prompt_class=chat", 4, "fp", 20),
+            ("prompt_class=chat", 4, "other-fingerprint", 20),
+        ]
+    ):
+        lines = range(10 * number, 10 * number + 3)
+        result = examples.block(f"block-{number}-0123456789", lines, fingerprint=fingerprint, sequence=number)
+        block = replace(result.block, slice_key=slice_key, concurrency=load)
+        at = NOON + timedelta(hours=hours)
+        records = [
+            replace(
+                examples.record(line),
+                slice_key=slice_key,
+                event_time=at + timedelta(minutes=line),
+                sampling_rate=0.5,
+                labels={"prompt_class": slice_key.split("=")[1], "context_bucket": "<512"},
+            )
+            for line in lines
+        ]
+        save_block(store, replace(result, block=block), records)
+    return store
+
+
+@pytest.mark.parametrize("step", [None, "hour", "day"])
+def test_group_sums_are_those_of_the_rollups(measured: Store, step: str | None) -> None:
+    rollups = measured.rollups("chat")
+    found = measured.group_sums("chat", step=step)  # type: ignore[arg-type]
+    for name in SUM_NAMES:
+        assert sum(getattr(own.sums, name) for own in found) == pytest.approx(
+            sum(getattr(own.sums, name) for own in rollups)
+        )
+    starts = [own.start for own in found]
+    if step is None:
+        assert starts == [None] * 4
+    elif step == "hour":
+        assert {own.start for own in found} == {own.key.hour for own in rollups}
+    else:
+        assert set(starts) == {datetime.fromisoformat(f"{day}T00:00:00+00:00") for day in ("2026-01-02", "2026-01-03")}
+    assert all(isinstance(own.sums.num_runs, int) for own in found)
+
+
+def test_group_sums_of_a_time_and_a_slice(measured: Store) -> None:
+    later = measured.group_sums("chat", since=NOON + timedelta(hours=1))
+    assert sum(own.sums.num_runs for own in later) == 12
+    assert sum(own.sums.num_runs for own in measured.group_sums("chat", until=NOON + timedelta(hours=1))) == 3
+    assert {own.slice_key for own in measured.group_sums("chat", slice_key="prompt_class=chat")} == {
+        "prompt_class=chat"
+    }
+    assert measured.group_sums("nobody") == []
+    assert measured.rollup_hours("chat") == (NOON, NOON + timedelta(hours=20))
+    assert measured.rollup_hours("nobody") is None
+
+
+@pytest.mark.parametrize("limit", [1, 4, 100])
+def test_pages_hold_every_run_once_newest_first(measured: Store, limit: int) -> None:
+    place, rows = None, []
+    while True:
+        page = measured.run_page(RunFilter("chat"), place, limit=limit)
+        assert len(page.rows) <= limit
+        rows += page.rows
+        place = page.next_place
+        if place is None:
+            break
+    assert len(rows) == 15
+    assert len({(row["source_offset"], row["fingerprint"]) for row in rows}) == 15
+    assert [row["event_time"] for row in rows] == sorted((row["event_time"] for row in rows), reverse=True)
+
+
+def test_a_page_is_filtered_and_shows_no_whole_hash(measured: Store) -> None:
+    page = measured.run_page(RunFilter("chat", "prompt_class=chat", 4, "other-fingerprint"), limit=100)
+    assert [row["source_offset"] for row in page.rows] == [42, 41, 40]
+    assert {row["fingerprint"] for row in page.rows} == {"other-finger"}
+    assert all(len(row["block_id"]) <= 12 for row in page.rows)
+    assert page.num_walked == 15
+    since = measured.run_page(RunFilter("chat", since=NOON + timedelta(hours=20)), limit=100)
+    assert len(since.rows) == 6
+
+
+def test_newest_runs_with_their_labels(measured: Store) -> None:
+    found = measured.labelled_runs("chat", limit=4)
+    assert len(found) == 4
+    assert {labels["context_bucket"] for _, labels in found} == {"<512"}
+    assert all(row["event_time"] >= NOON + timedelta(hours=20) for row, _ in found)
+
+
+def decided(verdict: Verdict, minutes: int, **changes: object) -> Decision:
+    base = replace(examples.decision(verdict), decided_at=NOON + timedelta(minutes=minutes))
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_only_changes_of_verdict_are_told(store: Store) -> None:
+    store.save_fingerprints([examples.config()])
+    for minutes, verdict in enumerate([Verdict.HOLD, Verdict.HOLD, Verdict.ENABLE, Verdict.ENABLE, Verdict.DISABLE]):
+        store.append_decisions([decided(verdict, minutes), decided(Verdict.HOLD, minutes, slice_key="a=b")])
+    store.append_decisions([decided(Verdict.DISABLE, 9, reason_code="drift", reason="fell")])
+    found = store.verdict_changes("chat", limit=10)
+    told = [(own.before, own.verdict, own.reason_code) for own in reversed(found) if not own.slice_key]
+    assert told == [
+        (None, Verdict.HOLD, "too_few_units"),
+        (Verdict.HOLD, Verdict.ENABLE, "too_few_units"),
+        (Verdict.ENABLE, Verdict.DISABLE, "too_few_units"),
+        (Verdict.DISABLE, Verdict.DISABLE, "drift"),
+    ]
+    assert [own.before for own in found if own.slice_key] == [None]
+    assert store.verdict_changes("chat", limit=1) == found[:1]
+    assert store.verdict_changes(None, NOON + timedelta(minutes=9), limit=10) == found[:1]
+    assert store.verdict_changes("nobody", limit=10) == []
+
+
+def test_advice_and_shifts_are_told_once(store: Store) -> None:
+    store.save_fingerprints([examples.config()])
+    said: list[dict[str, object]] = [
+        {},
+        {"drift_advice": "speedup"},
+        {"drift_advice": "speedup", "mix_has_shifted": 1},
+        {"drift_advice": None, "mix_has_shifted": 1},
+        {"drift_advice": "speedup, acceptance", "mix_has_shifted": 0},
+    ]
+    for minutes, details in enumerate(said):
+        store.append_decisions([decided(Verdict.ENABLE, minutes, details=details)])
+    store.append_decisions([decided(Verdict.HOLD, 8, slice_key="a=b", details={"drift_advice": "speedup"})])
+    found = store.advice_changes("chat", limit=10)
+    told = [(own.advice, own.is_new_advice, own.is_new_shift) for own in reversed(found)]
+    assert told == [("speedup", True, False), ("speedup", False, True), ("speedup, acceptance", True, False)]
+    assert store.advice_changes("chat", NOON + timedelta(minutes=4), limit=10) == found[:1]
+
+
+def test_evidence_of_one_slice(store: Store) -> None:
+    rows = [StoredEvidence(key, load, "fp", {"version": 1}, b"1234") for key in ("", "a=b") for load in (8, 4)]
+    with store.evidence_session("chat") as session:
+        session.save_evidence(rows)
+    found = store.slice_evidence("chat", "a=b")
+    assert [(own.slice_key, own.concurrency) for own in found] == [("a=b", 4), ("a=b", 8)]
+    assert store.slice_evidence("nobody", "a=b") == []
+
+
+def test_a_key_of_the_same_time_is_not_lost_between_pages(store: Store) -> None:
+    """Runs of one event time are told apart by their keys."""
+    store.save_fingerprints([examples.config()])
+    result = examples.block("b", range(7))
+    records = [replace(examples.record(line), key=RecordKey("file", 0, line)) for line in range(7)]
+    save_block(store, result, records)
+    place, seen = None, []
+    while True:
+        page = store.run_page(RunFilter("chat"), place, limit=2)
+        seen += [row["source_offset"] for row in page.rows]
+        place = page.next_place
+        if place is None:
+            break
+    assert seen == [6, 5, 4, 3, 2, 1, 0]

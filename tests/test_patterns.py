@@ -1,0 +1,40 @@
+"""Rules that are tried together hold where each of them holds by itself."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shadowspec import patterns
+
+WORDS = [
+    *("translate this", "to German\n", "write a", "summary of", "select x", "from t", "where", "create table", ";"),
+    *("return", "json", "in the format", "prove that", "numbers", "are even", "solve", "how many apples", "what is"),
+    *("the total cost", "please", "?", ".", "def f(x):", "import os", "x = 1", "{ }", "# heading", "// call"),
+    *("available", "functions", "'parameters': {", "übersetz", "1 2 3", "object", "story", "code", "in python"),
+]
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=40).map(" ".join) | st.text(max_size=60)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXTS.map(str.encode))
+@pytest.mark.parametrize("rules", [patterns.INSTRUCTIONS, patterns.FUNCTIONS, patterns.BODY, patterns.NUMBER])
+def test_what_holds_is_possible_and_nothing_else_is_confirmed(rules: patterns.Rules, text: bytes) -> None:
+    possible = rules.possible(text)
+    for place, rule in enumerate(rules.exact):
+        assert (place in possible and rules.holds(place, text)) == (rule.search(text) is not None)
+
+
+def test_words_too_far_apart_are_possible_and_do_not_hold() -> None:
+    near = b"write a short program"
+    far = b"write " + b"very " * 30 + b"short program"
+    assert patterns.CODE_ASKED in patterns.INSTRUCTIONS.possible(near)
+    assert patterns.CODE_ASKED in patterns.INSTRUCTIONS.possible(far)
+    assert patterns.INSTRUCTIONS.holds(patterns.CODE_ASKED, near)
+    assert not patterns.INSTRUCTIONS.holds(patterns.CODE_ASKED, far)
+
+
+def test_a_rule_about_a_line_ends_with_it() -> None:
+    assert not patterns.BODY.possible(b"class A(\nB):")
+    assert patterns.BODY.possible(b"class A(B):") == [patterns.SOURCE_LINE]

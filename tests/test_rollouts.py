@@ -1,0 +1,110 @@
+"""Rollouts in the database: moved on by the gate's decisions, back by alarms and overrides, each change a row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from shadowspec.gate.restarts import DRIFT
+from shadowspec.gate.rollout_policy import RolloutPolicy
+from shadowspec.gating.rollouts import advance_rollouts
+from shadowspec.store import Store
+from shadowspec.types import Clearing, Decision, Stage, Verdict
+from tests.store import examples
+
+NOON = examples.NOON
+DAY = timedelta(days=1)
+POLICY = RolloutPolicy(shadow_soak_s=3_600.0, partial_soak_s=3_600.0, min_soak_blocks=10, depth_soak_s=3_600.0)
+
+
+def decided(
+    at: datetime,
+    verdict: Verdict = Verdict.ENABLE,
+    *,
+    slice_key: str = "",
+    code: str = "all_tests_pass",
+    **details: Any,
+) -> Decision:
+    plain = examples.decision(verdict)
+    blocks = 100 + int((at - NOON).total_seconds() / 60)
+    own: dict[str, Any] = {"verdict_since": (NOON - DAY).isoformat(), **details}
+    return replace(plain, slice_key=slice_key, decided_at=at, num_blocks=blocks, reason_code=code, details=own)
+
+
+def look(store: Store, at: datetime, *decisions: Decision) -> tuple[Stage, str | None]:
+    store.append_decisions(decisions)
+    (step,) = advance_rollouts(store, "chat", POLICY, at)
+    return step.rollout.stage, step.waits_for
+
+
+def test_the_whole_way_and_back(store: Store) -> None:
+    store.save_fingerprints([examples.config()])
+    assert advance_rollouts(store, "chat", POLICY, NOON) == []
+    hours = [NOON + timedelta(hours=number) for number in range(8)]
+    assert look(store, NOON, decided(NOON))[0] is Stage.SHADOW
+    assert look(store, NOON, decided(NOON))[0] is Stage.SHADOW
+    assert look(store, hours[1], decided(hours[1]))[0] is Stage.PARTIAL
+    assert look(store, hours[2], decided(hours[2])) == (Stage.BROAD, None)
+
+    # A detector of a slice has gone off: one stage back, once.
+    slice_alarm = decided(hours[3], Verdict.DISABLE, slice_key="prompt_class=code", code=DRIFT, traffic_share=0.01)
+    assert look(store, hours[3], decided(hours[3]), slice_alarm)[0] is Stage.PARTIAL
+    stage, waits_for = look(store, hours[4], decided(hours[4]))
+    assert (stage, waits_for) == (Stage.PARTIAL, "drift in prompt_class=code to be over")
+
+    # It is over, but advice of the endpoint itself moves it back again.
+    over = decided(hours[5], slice_key="prompt_class=code")
+    stage, _ = look(store, hours[5], decided(hours[5], drift_advice="speedup"), over)
+    assert stage is Stage.SHADOW
+
+    # An override keeps it there, and no longer when it is cleared.
+    override_id = store.add_override(examples.override())
+    assert look(store, hours[6], decided(hours[6])) == (Stage.SHADOW, "a standing ENABLE")
+    store.clear_override(Clearing(override_id, "mended", "grace", hours[6]))
+    assert look(store, hours[7], decided(hours[7]))[0] is Stage.PARTIAL
+
+    history = store.rollout_history("chat")
+    assert [(row.stage, row.reason_code) for row in history] == [
+        (Stage.SHADOW, "chosen"),
+        (Stage.PARTIAL, "advanced"),
+        (Stage.BROAD, "advanced"),
+        (Stage.PARTIAL, "alarm"),
+        (Stage.SHADOW, "alarm"),
+        (Stage.PARTIAL, "advanced"),
+    ]
+    assert store.rollouts() == [history[-1]]
+    assert history[2].share == 1.0
+
+
+def test_an_override_takes_what_is_served_back_into_the_shadow(store: Store) -> None:
+    store.save_fingerprints([examples.config()])
+    for hour in range(3):
+        look(store, NOON + timedelta(hours=hour), decided(NOON + timedelta(hours=hour)))
+    store.add_override(examples.override(Verdict.HOLD))
+    (step,) = advance_rollouts(store, "chat", POLICY, NOON + timedelta(hours=3))
+    assert (step.rollout.stage, step.rollout.reason_code) == (Stage.SHADOW, "not_enabled")
+    assert "by ada" in step.rollout.reason
+
+
+def test_a_disabled_slice_with_much_traffic_is_seen_by_its_share(store: Store) -> None:
+    store.save_fingerprints([examples.config()])
+    look(store, NOON, decided(NOON))
+    later = NOON + timedelta(hours=1)
+    harmed = decided(later, Verdict.DISABLE, slice_key="prompt_class=code", code="slowdown", traffic_share=0.3)
+    stage, waits_for = look(store, later, decided(later), harmed)
+    assert (stage, waits_for) == (
+        Stage.SHADOW,
+        "prompt_class=code, 30% of the traffic, to be no longer DISABLEd",
+    )
+
+
+def test_an_override_of_a_slice_that_nobody_decided_keeps_the_stage(store: Store) -> None:
+    store.save_fingerprints([examples.config()])
+    hours = [NOON + timedelta(hours=number) for number in range(3)]
+    look(store, hours[0], decided(hours[0]))
+    override_id = store.add_override(examples.override(slice_key="tier=gold"))
+    stage, waits_for = look(store, hours[1], decided(hours[1]))
+    assert (stage, f"override {override_id}" in str(waits_for)) == (Stage.SHADOW, True)
+    store.clear_override(Clearing(override_id, "mended", "grace", hours[1]))
+    assert look(store, hours[2], decided(hours[2]))[0] is Stage.PARTIAL

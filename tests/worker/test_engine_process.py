@@ -1,0 +1,273 @@
+"""The child process and its channel: never waited for, deaf to signals, dead with its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shadowspec.testing import FakeEngine, FakeEngineFactory, Marks
+from shadowspec.worker.engine_process import EngineFactory, EngineProcess
+from shadowspec.worker.messages import BuildFailed, Channel, Died, Event, Failed, Measured, Ready
+from tests.worker.blocks import block, prompt
+
+KILL, HOLD, STALL, ERROR = 100, 101, 102, 103
+HOLD_S = 3.0
+MARKS = Marks(kill=KILL, hold=HOLD, hold_s=HOLD_S, stall=STALL, error=ERROR)
+FACTORY = FakeEngineFactory(("chat", "code"), marks=MARKS)
+PATIENCE_S = 60.0
+CHECKOUT = Path(__file__).parents[2]
+
+Start = Callable[..., EngineProcess]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def started(factory: EngineFactory = FACTORY) -> EngineProcess:
+            process = EngineProcess(factory)
+            stack.callback(process.stop, 0.0)
+            process.start()
+            return process
+
+        yield started
+
+
+def events_until(process: EngineProcess, *last: type[Event]) -> list[Event]:
+    events: list[Event] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(isinstance(event, last) for event in events):
+        assert time.monotonic() < deadline, f"only {events} came"
+        events += process.poll()
+        time.sleep(0.01)
+    return events
+
+
+def slowest_poll(process: EngineProcess, seconds: float) -> tuple[float, list[Event]]:
+    """The longest that one call of `poll` took, over so many seconds."""
+    events: list[Event] = []
+    slowest, until = 0.0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        began = time.monotonic()
+        events += process.poll()
+        slowest = max(slowest, time.monotonic() - began)
+        time.sleep(0.005)
+    return slowest, events
+
+
+def test_a_child_says_what_it_measures_with_and_measures(start: Start) -> None:
+    process = start()
+    assert process.fileno() >= 0
+    (ready,) = events_until(process, Ready)
+    assert ready == Ready({"chat": FACTORY.configs, "code": FACTORY.configs}, "none")
+    assert ready.fingerprints == FACTORY.configs
+    blocks = [block(prompt(i)) for i in range(3)]
+    for wanted in blocks:
+        process.submit(wanted)
+    results = [event.result for event in process.stop(PATIENCE_S) if isinstance(event, Measured)]
+    assert [result.block for result in results] == blocks
+    assert results[0].runs == FakeEngine(FACTORY.configs).measure(blocks[0]).runs
+    assert process.poll() == []
+    assert process.fileno() == -1
+
+
+def test_the_child_is_spawned(start: Start) -> None:
+    """A forked child would hold the parent's threads' locks and its connections."""
+    process = start()
+    events_until(process, Ready)
+    command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    assert b"spawn_main" in command
+    descriptors = [str(entry.readlink()) for entry in Path(f"/proc/{process.pid}/fd").iterdir() if entry.is_symlink()]
+    assert sum(name.startswith("socket:") for name in descriptors) == 1
+
+
+@pytest.mark.parametrize(("mark", "code"), [(KILL, 9)])
+def test_a_death_comes_once_and_last(start: Start, mark: int, code: int) -> None:
+    process = start()
+    events_until(process, Ready)
+    process.submit(block(prompt(1)))
+    events_until(process, Measured)  # what is sent in the moment of a death may be lost with it, and is measured again
+    process.submit(block(prompt(2, mark)))
+    process.submit(block(prompt(3)))
+    assert events_until(process, Died) == [Died(code)]
+    assert process.poll() == []
+
+
+def test_a_kill_is_a_death_by_signal(start: Start) -> None:
+    process = start()
+    events_until(process, Ready)
+    process.kill()
+    death = events_until(process, Died)[-1]
+    assert death == Died(-signal.SIGKILL)
+    assert str(death) == "killed by SIGKILL"
+    assert str(Died(3)) == "exit code 3"
+
+
+def test_an_error_crosses_by_name_alone(start: Start) -> None:
+    process = start()
+    events_until(process, Ready)
+    bad = block(prompt(2, ERROR))
+    process.submit(bad)
+    assert events_until(process, Died) == [Failed(bad.block_id, "RuntimeError"), Died(0)]
+
+
+@dataclass(frozen=True)
+class Unbuildable:
+    """A factory whose build raises an error that is not ours."""
+
+    def __call__(self) -> Mapping[str, FakeEngine]:
+        raise OSError("no device")
+
+
+def test_engines_that_cannot_be_built_say_so(start: Start, tmp_path: Path) -> None:
+    missing = FakeEngineFactory(("chat",), model_folder=tmp_path / "none")
+    assert events_until(start(missing), Died) == [
+        BuildFailed(f"{tmp_path / 'none'}: this folder does not exist", 2),
+        Died(0),
+    ]
+    assert events_until(start(Unbuildable()), Died) == [
+        BuildFailed("the engines cannot be built: OSError", 2),
+        Died(0),
+    ]
+
+
+def test_a_child_that_holds_its_interpreter_holds_nobody_else(start: Start) -> None:
+    """While a native call keeps the child's lock, blocks larger than any socket buffer are submitted."""
+    process = start()
+    events_until(process, Ready)
+    process.submit(block(prompt(1, HOLD)))
+    slowest_poll(process, 0.3)
+    began = time.monotonic()
+    large = block(prompt(2, length=4_000_000))
+    process.submit(large)
+    submitting = time.monotonic() - began
+    slowest, events = slowest_poll(process, HOLD_S - 1.0)
+    assert events == [], "the child was not held"
+    assert submitting < 1.0
+    assert slowest < 0.5
+    results = [event.result for event in process.stop(PATIENCE_S) if isinstance(event, Measured)]
+    assert [result.block.requests[0].key.offset for result in results] == [1, 2]
+    assert results[1].block == large
+
+
+def test_a_stopped_child_holds_nobody(start: Start) -> None:
+    process = start()
+    events_until(process, Ready)
+    os.kill(process.pid, signal.SIGSTOP)
+    process.submit(block(prompt(1)))
+    slowest, events = slowest_poll(process, 0.5)
+    assert slowest < 0.3
+    assert events == []
+    began = time.monotonic()
+    assert process.stop(0.2)[-1] == Died(-signal.SIGKILL)
+    assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGTERM])
+def test_the_child_leaves_signals_to_its_parent(start: Start, ignored: signal.Signals) -> None:
+    process = start()
+    os.kill(process.pid, ignored)  # at its very beginning
+    events_until(process, Ready)
+    os.kill(process.pid, ignored)
+    process.submit(block(prompt(1)))
+    assert [type(event) for event in events_until(process, Measured)] == [Measured]
+    assert process.stop(PATIENCE_S)[-1] == Died(0)
+
+
+PARENT = """
+import sys, time
+from shadowspec.testing import FakeEngineFactory, Marks
+from shadowspec.worker.engine_process import EngineProcess
+from shadowspec.worker.messages import Ready
+from tests.worker.blocks import block, prompt
+if __name__ == "__main__":
+    process = EngineProcess(FakeEngineFactory(("chat",), marks=Marks(stall=7)))
+    process.start()
+    while not any(isinstance(event, Ready) for event in process.poll()):
+        time.sleep(0.01)
+    process.submit(block(prompt(1, 7)))
+    print(process.pid, flush=True)
+    if sys.argv[1] == "stay":
+        time.sleep(600)
+"""
+
+
+def run_parent(tmp_path: Path, what: str) -> tuple[subprocess.Popen[str], int]:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    path = os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "kernels")])
+    parent = subprocess.Popen(
+        [sys.executable, str(script), what],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert parent.stdout is not None
+    return parent, int(parent.stdout.readline())
+
+
+def is_running(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("what", ["stay", "leave"])
+def test_a_child_dies_with_its_parent(tmp_path: Path, what: str) -> None:
+    """In the middle of a block that never ends: the parent is killed, or leaves without stopping the child."""
+    parent, child = run_parent(tmp_path, what)
+    if what == "stay":
+        assert is_running(child)
+        parent.kill()
+    parent.wait(20)
+    if parent.stdout is not None:
+        parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while is_running(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.binary(max_size=200_000), max_size=6))
+def test_the_channel_carries_every_message_whole_and_in_order(messages: list[bytes]) -> None:
+    """Both ends in one thread: neither may wait, whatever is sent before the other reads."""
+    first, second = socket.socketpair()
+    with closing(Channel(first, blocks=False)) as ours, closing(Channel(second, blocks=False)) as its:
+        for message in messages:
+            ours.send(message)
+        arrived: list[bytes] = []
+        while len(arrived) < len(messages):
+            ours.flush()
+            message = its.receive()
+            if message is not None:
+                arrived.append(message)
+        assert arrived == messages
+        assert its.receive() is None
+        ours.send(b"last")
+        ours.close()
+        assert its.receive() == b"last"
+        assert its.receive() is None
+        assert its.is_closed
+        its.send(b"to nobody")
+
+
+def test_half_a_message_is_none() -> None:
+    first, second = socket.socketpair()
+    with closing(Channel(second, blocks=False)) as its:
+        first.sendall(b"\0" * 7 + b"\x09" + b"half")
+        assert its.receive() is None
+        first.close()
+        assert its.receive() is None
+        assert its.is_closed

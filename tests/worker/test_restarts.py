@@ -1,0 +1,322 @@
+"""Whatever is read again after a crash, everything is counted once and measured once.
+
+A worker is driven step by step over records held in memory, and loses everything that is not in the database at
+random moments: while blocks wait, while they are measured, between the write and the commit.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from shadowspec.errors import FencedError
+from shadowspec.store import Store, schema
+from shadowspec.tap.admission import Admission
+from shadowspec.tap.blocks import BlockFormer
+from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.joining import Joiner
+from shadowspec.tap.sources import RawRecord
+from shadowspec.testing import FakeEngine, FakeTokenizer, fake_config
+from shadowspec.types import FunnelCounter, PartitionId, RecordKey
+from shadowspec.worker.files import CONSUMER, FileRun
+from shadowspec.worker.pipeline import Pipeline
+from shadowspec.worker.restart import partition_past
+from tests.faults.traffic import START_MS, expected, messages
+
+SECRET = b"a secret for the tests alone"
+CONFIG = fake_config()
+RULES = (
+    EndpointRule(
+        name="chat", served_models=("chat-model",), match=MatchRule(model="chat-model"), sample_rate=0.8,
+        loads=(Load(4),), block_max_wait=timedelta(seconds=60),
+    ),
+    EndpointRule(
+        name="code", served_models=("code-model",), match=MatchRule(model="code-model"), loads=(Load(2), Load(4)),
+        block_max_wait=timedelta(seconds=90),
+    ),
+)  # fmt: skip
+TOKENIZERS = {rule.name: FakeTokenizer() for rule in RULES}
+
+
+class Letters:
+    """Dead letters kept in a list."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[RecordKey, str, str]] = []
+
+    def send(self, raw: RawRecord, stage: str, reason: str) -> None:
+        self.sent.append((raw.key, stage, reason))
+
+
+def pipeline(letters: Letters | None = None) -> tuple[Pipeline, Admission]:
+    admission = Admission(RULES, TOKENIZERS, KeyedHash(SECRET))
+    joiner = Joiner(timedelta(minutes=5))
+    return Pipeline(admission, BlockFormer(RULES), joiner=joiner, dead_letters=letters), admission
+
+
+def raw_records(count: int, seed: int, num_partitions: int) -> dict[PartitionId, list[RawRecord]]:
+    """The traffic by partition, with the gaps that compaction leaves."""
+    draw = random.Random(seed)
+    placed: dict[PartitionId, list[RawRecord]] = {}
+    for message in messages(count, seed):
+        assert message.key is not None
+        partition = PartitionId("topic", sum(message.key) % num_partitions)
+        own = placed.setdefault(partition, [])
+        offset = own[-1].key.offset + draw.choice([1, 1, 1, 3]) if own else draw.randint(0, 5)
+        key = RecordKey("topic", partition.partition, offset, message.timestamp_ms or 0)
+        own.append(RawRecord(key, message.value, message_key=message.key))
+    return placed
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Store:
+    url = f"sqlite:///{tmp_path / 'restarts.db'}"
+    schema.upgrade(url)
+    store = Store.open(url)
+    store.save_fingerprints([CONFIG])
+    return store
+
+
+class World:
+    """Partitions in memory, a database, and a worker that may end at any moment."""
+
+    def __init__(self, placed: dict[PartitionId, list[RawRecord]], store: Store, draw: random.Random) -> None:
+        self.placed, self.store, self.draw = placed, store, draw
+        self.engine = FakeEngine((CONFIG,))
+        self.letters = Letters()
+        self.num_crashes = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """A new process: nothing is known but what the database says."""
+        self.pipeline, self.admission = pipeline(self.letters)
+        self.place: dict[PartitionId, int] = {}
+        for partition in self.placed:
+            self.assign(partition)
+
+    def assign(self, partition: PartitionId) -> None:
+        past = partition_past(self.store, "group", partition, RULES)
+        for endpoint, remembered in past.endpoints.items():
+            self.admission.restore(partition, endpoint, remembered.units, remembered.request_ids)
+        self.pipeline.start(partition, past.entry, past.stored)
+        position = past.resume_offset or 0
+        offsets = [raw.key.offset for raw in self.placed[partition]]
+        self.place[partition] = sum(offset < position for offset in offsets)
+
+    def turn(self) -> None:
+        """One random thing that the loop does."""
+        action = self.draw.choices(["poll", "measure", "write", "rebalance"], [6, 5, 3, 0.3])[0]
+        if action == "poll":
+            partition = self.draw.choice(list(self.placed))
+            place = self.place[partition]
+            batch = self.placed[partition][place : place + self.draw.randint(1, 4)]
+            for raw in batch:
+                self.pipeline.take(raw)
+            self.place[partition] = place + len(batch)
+        elif action == "measure" and self.pipeline.ready:
+            self.pipeline.measured(self.engine.measure(self.pipeline.ready.popleft()))
+        elif action == "write":
+            self.write()
+        elif action == "rebalance":
+            partition = self.draw.choice(list(self.placed))
+            self.pipeline.forget(partition)
+            self.assign(partition)
+
+    def write(self) -> None:
+        batch = self.pipeline.outbox.batch()
+        if batch is None:
+            return None
+        if self.draw.random() < 0.1:
+            return self.crash()  # before the write
+        self.store.save_batch(batch, "group")
+        if self.draw.random() < 0.1:
+            return self.crash()  # between write and commit
+        self.pipeline.outbox.settle()
+        return None
+
+    def crash(self) -> None:
+        self.num_crashes += 1
+        self.begin()
+
+    def is_over(self) -> bool:
+        return all(self.place[partition] == len(own) for partition, own in self.placed.items())
+
+    def finish(self) -> None:
+        """No more crashes: read to the end, drain, write."""
+        self.draw = random.Random(0)
+        for partition, own in self.placed.items():
+            for raw in own[self.place[partition] :]:
+                self.pipeline.take(raw)
+        self.pipeline.end_waiting()
+        while self.pipeline.ready:
+            self.pipeline.measured(self.engine.measure(self.pipeline.ready.popleft()))
+        while (batch := self.pipeline.outbox.batch()) is not None:
+            self.store.save_batch(batch, "group")
+            self.pipeline.outbox.settle()
+
+
+def check(store: Store, placed: dict[PartitionId, list[RawRecord]]) -> Counter[FunnelCounter]:
+    """Rows and funnel are those of one undisturbed pass; the funnel's sums."""
+    delivered = [raw for own in placed.values() for raw in own]
+    wanted = expected(delivered, RULES, TOKENIZERS, SECRET)
+    assert store.funnel() == dict(wanted.funnel)
+    runs = [run for rule in RULES for run in store.runs(rule.name)]
+    assert Counter(run.key for run in runs) == Counter(wanted.measured)
+    ledger = {entry.partition: entry for entry in store.ledger("group")}
+    for partition, own in placed.items():
+        assert ledger[partition].next_offset == own[-1].key.offset + 1
+        assert ledger[partition].num_messages == len(own)
+    rows = [record for rule in RULES for record in store.records(rule.name)]
+    not_timed = sum(record.reason == "not_timed" for record in rows)
+    assert not_timed == sum(n for (_, _, reason), n in wanted.funnel.items() if reason == "not_timed")
+    positions = Counter((r.endpoint, r.unit_key, r.session_position) for r in rows)
+    assert set(positions.values()) == {1}  # every place in a session once
+    return Counter({FunnelCounter.MEASURED: len(wanted.measured)})
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_crashes_and_rebalances_lose_and_repeat_nothing(sqlite: Store, seed: int) -> None:
+    placed = raw_records(700, seed, num_partitions=4)
+    world = World(placed, sqlite, random.Random(seed))
+    for _ in range(5_000):
+        world.turn()
+        if world.is_over():
+            break
+    assert world.num_crashes > 3
+    world.finish()
+    assert check(sqlite, placed)[FunnelCounter.MEASURED] > 100
+    malformed = {raw for raw, stage, _ in world.letters.sent if stage == "tap"}
+    wanted = expected([raw for own in placed.values() for raw in own], RULES, TOKENIZERS, SECRET)
+    assert {(key.partition, key.offset) for key in malformed} == wanted.malformed
+
+
+def test_a_worker_that_woke_up_too_late_is_fenced_and_counts_nothing(sqlite: Store) -> None:
+    placed = raw_records(200, 3, num_partitions=1)
+    (partition,) = placed
+    late, other = World(placed, sqlite, random.Random(1)), World(placed, sqlite, random.Random(2))
+    for raw in placed[partition][:50]:
+        late.pipeline.take(raw)
+    late.place[partition] = 50
+    other.finish()
+    before = sqlite.funnel()
+    late.pipeline.end_waiting()
+    while late.pipeline.ready:
+        late.pipeline.measured(late.engine.measure(late.pipeline.ready.popleft()))
+    batch = late.pipeline.outbox.batch()
+    assert batch is not None
+    assert batch.advances
+    with pytest.raises(FencedError) as fenced:
+        sqlite.save_batch(batch, "group")
+    assert (fenced.value.source, fenced.value.partition) == ("topic", partition.partition)
+    late.pipeline.forget(partition)
+    rest = late.pipeline.outbox.without(partition)
+    assert rest.blocks
+    assert not rest.advances
+    assert sqlite.save_batch(rest, "group").num_new_runs == 0
+    assert late.pipeline.outbox.settle() == {}
+    assert sqlite.funnel() == before
+    check(sqlite, placed)
+
+
+def event(offset: int, call: int, kind: str, seconds: float) -> RawRecord:
+    """One event of a call, as KServe's logger writes it to Kafka."""
+    body = (
+        {"model": "chat-model", "prompt": "why is the sky blue", "max_tokens": 8, "temperature": 0.0}
+        if kind == "request"
+        else {"id": f"c{call}", "model": "chat-model", "choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]}
+    )
+    headers = {
+        "ce_specversion": "1.0", "ce_id": f"call-{call}", "ce_source": "predictor",
+        "ce_type": f"org.kubeflow.serving.inference.{kind}", "content-type": "application/json",
+        "ce_time": (datetime.fromtimestamp(START_MS / 1000, tz=UTC) + timedelta(seconds=seconds)).isoformat(),
+    }  # fmt: skip
+    key = RecordKey("topic", 0, offset, START_MS + int(1000 * seconds))
+    return RawRecord(key, json.dumps(body).encode(), headers=tuple((k, v.encode()) for k, v in headers.items()))
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_pair_that_a_restart_cuts_in_two_is_one_record(sqlite: Store, cut: int) -> None:
+    calls = [event(0, 1, "request", 0), event(1, 2, "request", 1), event(2, 2, "response", 2),
+             event(3, 3, "response", 3), event(4, 1, "response", 4), event(5, 3, "request", 5),
+             event(6, 4, "request", 6), event(7, 4, "response", 400), event(8, 5, "request", 401),
+             event(9, 5, "request", 402), event(10, 5, "response", 403), event(11, 6, "response", 404)]  # fmt: skip
+    placed = {PartitionId("topic", 0): calls}
+    world = World(placed, sqlite, random.Random(0))
+    for raw in calls[:cut]:
+        world.pipeline.take(raw)
+    world.pipeline.drain()
+    while world.pipeline.ready:
+        world.pipeline.measured(world.engine.measure(world.pipeline.ready.popleft()))
+    batch = world.pipeline.outbox.batch()
+    if batch is not None:
+        sqlite.save_batch(batch, "group")
+    world.begin()
+    world.finish()
+    funnel = Counter({reason: count for (_, _, reason), count in sqlite.funnel().items()})
+    # Calls 1, 2, 3 and 5 are whole, 4 is answered too late, 6 is an answer alone, and 5 asks twice.
+    unusable = {"response_without_request": 2, "seen_before": 1}
+    assert {reason: funnel[reason] for reason in unusable} == unusable
+    assert sum(funnel.values()) == 5 + 3
+    (entry,) = sqlite.ledger("group")
+    assert (entry.next_offset, entry.num_messages, entry.num_records) == (12, 12, 8)
+
+
+def test_the_ledger_goes_on_where_calls_never_stop_overlapping(sqlite: Store) -> None:
+    events = [event(0, 0, "request", 0)]
+    for call in range(1, 60):
+        events += [event(2 * call - 1, call, "request", call), event(2 * call, call - 1, "response", call + 0.5)]
+    world = World({PartitionId("topic", 0): events}, sqlite, random.Random(0))
+    held = []
+    for raw in events:
+        world.pipeline.take(raw)
+        world.pipeline.drain()
+        while world.pipeline.ready:
+            world.pipeline.measured(world.engine.measure(world.pipeline.ready.popleft()))
+        batch = world.pipeline.outbox.batch()
+        if batch is not None:
+            sqlite.save_batch(batch, "group")
+            world.pipeline.outbox.settle()
+        held.append(world.pipeline.outbox.num_unfinished)
+    assert max(held) <= 3
+    world.begin()  # in the middle of the last call
+    world.finish()
+    assert sum(sqlite.funnel().values()) == 60
+
+
+@pytest.mark.parametrize("stop_at", [1, 17, 60, 149])
+def test_a_file_goes_on_where_it_was_interrupted(sqlite: Store, stop_at: int) -> None:
+    lines = [raw._replace(key=raw.key._replace(partition=0, offset=line, timestamp_ms=0))
+             for line, raw in enumerate(raw_records(150, 5, 1)[PartitionId("topic", 0)], 1)]  # fmt: skip
+
+    def read(count: int | None) -> FileRun:
+        run = FileRun(pipeline()[0], dict.fromkeys(TOKENIZERS, FakeEngine((CONFIG,))), sqlite)
+
+        def interrupted(records: Sequence[RawRecord]) -> object:
+            for number, raw in enumerate(records):
+                if number == count:
+                    raise KeyboardInterrupt
+                yield raw
+
+        run.run(interrupted(lines))  # type: ignore[arg-type]
+        return run
+
+    with pytest.raises(KeyboardInterrupt):
+        read(stop_at)
+    (entry,) = sqlite.ledger(CONSUMER) or [None]
+    assert entry is None or not entry.is_ended
+    read(None)
+    wanted = expected(lines, RULES, TOKENIZERS, SECRET)
+    assert sqlite.funnel() == dict(wanted.funnel)
+    assert {run.key for rule in RULES for run in sqlite.runs(rule.name)} == wanted.measured
+    (entry,) = sqlite.ledger(CONSUMER)
+    assert (entry.next_offset, entry.is_ended) == (151, True)
+    before = sqlite.funnel(), [sqlite.runs(rule.name) for rule in RULES]
+    assert read(None)._progress().requests_measured == 0
+    assert (sqlite.funnel(), [sqlite.runs(rule.name) for rule in RULES]) == before

@@ -1,0 +1,288 @@
+"""The loop: back-pressure, shedding, a database that is away, a fenced partition, and the drain."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from shadowspec.errors import FencedError, ServiceUnavailableError, StoreError
+from shadowspec.store import Store, schema
+from shadowspec.tap.admission import Admission
+from shadowspec.tap.blocks import BlockFormer
+from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.joining import Joiner
+from shadowspec.tap.kafka.values import Changes, CommitOutcome
+from shadowspec.tap.sources import RawRecord
+from shadowspec.testing import FakeEngine, FakeTokenizer, fake_config
+from shadowspec.types import (
+    Block,
+    FingerprintedConfig,
+    FunnelCounter,
+    PartitionId,
+    RecordKey,
+    WriteBatch,
+    WriteOutcome,
+)
+from shadowspec.worker.pipeline import Pipeline
+from shadowspec.worker.rates import SliceRates
+from shadowspec.worker.recovery import BlockOutcome
+from shadowspec.worker.service import Limits, Service
+from shadowspec.worker.telemetry import Telemetry
+from tests.faults.traffic import START_MS, messages
+
+CONFIG = fake_config()
+RULE = EndpointRule(
+    name="chat", served_models=("chat-model",), match=MatchRule(model="chat-model"), timed_positions=1, loads=(Load(4),)
+)
+PARTITION = PartitionId("topic", 0)
+LIMITS = Limits(
+    max_unfinished_messages=10_000, flush_interval_s=0.0, refresh_rates_s=3600.0, drain_timeout_s=20.0,
+    block_max_wait_s=3600.0, sheds=False,
+)  # fmt: skip
+
+
+@dataclass
+class Source:
+    """One partition in memory."""
+
+    records: list[RawRecord]
+    place: int | None = None
+    is_paused: bool = False
+    committed: list[int] = field(default_factory=list)
+    pending: Changes = field(default_factory=lambda: Changes(assigned=(PARTITION,)))
+    is_connected: bool = True
+    num_pauses: int = 0
+
+    def poll(self, timeout_s: float) -> Sequence[RawRecord]:
+        time.sleep(0.001)
+        if self.is_paused or self.place is None:
+            return ()
+        found = self.records[self.place : self.place + 5]
+        self.place += len(found)
+        return found
+
+    def changes(self) -> Changes:
+        found, self.pending = self.pending, Changes()
+        return found
+
+    def start(self, partition: PartitionId, offset: int | None) -> None:
+        self.place = offset or 0
+
+    def pause_all(self) -> None:
+        self.num_pauses += not self.is_paused
+        self.is_paused = True
+
+    def resume_all(self) -> None:
+        self.is_paused = False
+
+    def commit(self, offsets: Mapping[PartitionId, int]) -> CommitOutcome:
+        self.committed += offsets.values()
+        return CommitOutcome()
+
+    def lag(self) -> Mapping[PartitionId, int]:
+        return {PARTITION: len(self.records) - (self.place or 0)}
+
+    def topic_of(self, source: str) -> str | None:
+        return source
+
+
+@dataclass
+class Engines:
+    """An engine in this process, with a queue of two; it measures while `is_running`."""
+
+    is_running: bool = True
+    queue: list[Block] = field(default_factory=list)
+    is_ready: bool = True
+
+    def offer(self, block: Block) -> bool:
+        if len(self.queue) == 2:
+            return False
+        self.queue.append(block)
+        return True
+
+    def step(self) -> Sequence[BlockOutcome]:
+        if not self.is_running or not self.queue:
+            return ()
+        return [BlockOutcome(FakeEngine((CONFIG,)).measure(self.queue.pop(0)), {}, 0.01)]
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.queue)
+
+    @property
+    def num_queued(self) -> int:
+        return len(self.queue)
+
+    @property
+    def configs_by_endpoint(self) -> Mapping[str, Sequence[FingerprintedConfig]]:
+        return {"chat": (CONFIG,)}
+
+
+class Letters:
+    def send(self, raw: RawRecord, stage: str, reason: str) -> None:
+        """Kept nowhere: these tests count."""
+
+    def flush(self) -> None:
+        """Nothing is on its way."""
+
+
+class Running:
+    """A service in a thread."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.error = service, None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.service.run()
+        except Exception as error:
+            self.error = error
+
+    def end(self) -> None:
+        self.service.stop()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    url = f"sqlite:///{tmp_path / 'service.db'}"
+    schema.upgrade(url)
+    with Store.open(url) as opened:
+        yield opened
+
+
+def service(source: Source, engines: Engines, store: Store, limits: Limits = LIMITS) -> Service:
+    admission = Admission([RULE], {"chat": FakeTokenizer()}, KeyedHash(b"x" * 16))
+    pipeline = Pipeline(admission, BlockFormer([RULE]), joiner=Joiner(timedelta(minutes=5)), dead_letters=Letters())
+    return Service(
+        source, pipeline, admission, engines, store, Letters(), SliceRates({"chat": (4,)}), [RULE],
+        consumer="g", limits=limits, telemetry=Telemetry(),
+    )  # fmt: skip
+
+
+def records(count: int) -> list[RawRecord]:
+    return [
+        RawRecord(RecordKey("topic", 0, offset, START_MS + offset), message.value)
+        for offset, message in enumerate(messages(count, 4, ["chat-model"]))
+    ]
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_it_drains_and_commits_what_it_wrote(store: Store) -> None:
+    source = Source(records(120))
+    running = Running(service(source, Engines(), store))
+    wait_for(lambda: source.place == 120)
+    running.end()
+    assert running.error is None
+    assert source.committed[-1] == 120
+    assert source.committed == sorted(source.committed)
+    (entry,) = store.ledger("g")
+    assert (entry.next_offset, entry.num_messages) == (120, 120)
+    assert store.funnel()["chat", FunnelCounter.MEASURED, None] == len(store.runs("chat")) > 20
+
+
+def test_it_pauses_while_the_engine_is_behind_and_goes_on_polling(store: Store) -> None:
+    source, engines = Source(records(200)), Engines(is_running=False)
+    running = Running(service(source, engines, store))
+    wait_for(lambda: source.is_paused)
+    place = source.place
+    time.sleep(0.2)
+    assert source.place == place
+    assert place is not None
+    assert place < 200
+    engines.is_running = True
+    wait_for(lambda: source.place == 200)
+    running.end()
+    assert sum(store.funnel().values()) == store.ledger("g")[0].num_records
+    assert not [key for key in store.funnel() if key[1] is FunnelCounter.SHED]
+
+
+def test_it_sheds_instead_where_it_is_told_to(store: Store) -> None:
+    limits = Limits(10_000, 0.0, 3600.0, 20.0, 3600.0, sheds=True)
+    source, engines = Source(records(200)), Engines(is_running=False)
+    running = Running(service(source, engines, store, limits))
+    wait_for(lambda: source.place == 200)
+    engines.is_running = True
+    running.end()
+    funnel = store.funnel()
+    assert funnel["chat", FunnelCounter.SHED, "queue_full"] > 10
+    assert len(store.runs("chat")) == funnel["chat", FunnelCounter.MEASURED, None]
+    shed = [record for record in store.records("chat") if record.counter is FunnelCounter.SHED]
+    assert len(shed) == funnel["chat", FunnelCounter.SHED, "queue_full"]
+    assert source.committed[-1] == 200
+
+
+def test_too_much_unfinished_pauses_too(store: Store) -> None:
+    limits = Limits(20, 3600.0, 3600.0, 20.0, 3600.0, sheds=False)  # nothing is written before the drain
+    source = Source(records(200))
+    running = Running(service(source, Engines(), store, limits))
+    wait_for(lambda: source.is_paused)
+    assert source.place is not None
+    assert source.place < 60
+    running.end()
+    assert source.committed[-1] == source.place
+
+
+class Away(Store):
+    """A store whose writes fail for a while, or for good."""
+
+    failures: list[Exception]
+
+    def save_batch(self, batch: WriteBatch, consumer: str) -> WriteOutcome:
+        if self.failures:
+            raise self.failures.pop(0)
+        return super().save_batch(batch, consumer)
+
+
+def away(store: Store, *failures: Exception) -> Away:
+    found = Away(store._engine)
+    found.failures = list(failures)
+    return found
+
+
+def test_a_database_that_comes_back_has_missed_nothing(store: Store) -> None:
+    gone = [ServiceUnavailableError("away", is_retryable=True) for _ in range(3)]
+    source = Source(records(60))
+    own = service(source, Engines(), away(store, *gone))
+    running = Running(own)
+    wait_for(lambda: not own.conditions["database"]())
+    wait_for(lambda: own.conditions["database"]() and source.place == 60)
+    running.end()
+    assert running.error is None
+    assert store.ledger("g")[0].next_offset == 60
+
+
+def test_a_database_that_refuses_ends_the_worker(store: Store) -> None:
+    running = Running(service(Source(records(60)), Engines(), away(store, StoreError("no"))))
+    wait_for(lambda: running.error is not None)
+    assert isinstance(running.error, StoreError)
+    assert store.funnel() == {}
+
+
+def test_a_fenced_partition_is_read_again_from_where_the_other_worker_left_it(store: Store) -> None:
+    source = Source(records(120))
+    fenced = FencedError("moved on", source="topic", partition=0)
+    running = Running(service(source, Engines(), away(store, fenced, fenced)))
+    wait_for(lambda: bool(source.committed) and source.place == 120)
+    running.end()
+    assert running.error is None
+    assert source.committed[-1] == 120
+    (entry,) = store.ledger("g")
+    assert (entry.next_offset, entry.num_messages) == (120, 120)
+    assert sum(store.funnel().values()) == entry.num_records

@@ -1,0 +1,177 @@
+"""The tracker: the ledger moves over what is finished, in the order of delivery, and counts everything once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shadowspec.types import FunnelCounter, FunnelKey, LedgerEntry, PartitionId, RecordKey, StoredRecord
+from shadowspec.worker.tracker import PartitionTracker, Step
+
+PARTITION = PartitionId("topic", 3)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+KEYS: tuple[FunnelKey, ...] = (("chat", FunnelCounter.MEASURED, None), (None, FunnelCounter.MALFORMED, "not_json"))
+
+
+def tracker(next_offset: int | None = None) -> PartitionTracker:
+    entry = None if next_offset is None else LedgerEntry("g", PARTITION, next_offset, 0, 0, NOON, False, False)
+    return PartitionTracker(PARTITION, entry)
+
+
+def row(offset: int) -> StoredRecord:
+    return StoredRecord(RecordKey("topic", 3, offset), FunnelCounter.SHED)
+
+
+def taken(step: Step | None) -> Step:
+    assert step is not None
+    return step
+
+
+def test_the_ledger_waits_for_the_first_unfinished_message_and_leaps_over_gaps() -> None:
+    own = tracker()
+    for offset in (5, 6, 9):  # 7 and 8 were compacted away
+        assert own.deliver(offset, 1)
+    own.end(6, KEYS[0], NOON + timedelta(hours=1), row(6))
+    assert own.step() is None
+    own.end(5, KEYS[0], NOON, None)
+    first = taken(own.step())
+    assert (first.advance.expected, first.advance.next_offset, first.advance.num_messages) == (None, 7, 2)
+    assert first.advance.watermark == NOON + timedelta(hours=1)
+    assert first.advance.is_behind
+    assert [record.key.offset for record in first.records] == [6]
+    assert own.step() is None  # until it is written
+    own.settle()
+    own.end(9, None, None, None)
+    second = taken(own.step())
+    assert (second.advance.expected, second.advance.next_offset, second.advance.funnel) == (7, 10, {})
+    assert not second.advance.is_behind
+
+
+def test_the_ledger_says_once_that_something_came_which_is_not_finished() -> None:
+    """Else the newest event of other partitions would be taken for known, with a slow block under way in this one."""
+    own = tracker(next_offset=4)
+    own.deliver(4, 1)
+    notice = taken(own.step())
+    assert (notice.advance.expected, notice.advance.next_offset, notice.advance.num_messages) == (4, 4, 0)
+    assert notice.advance.is_behind
+    assert notice.advance.watermark == NOON
+    own.settle()
+    own.deliver(5, 1)
+    assert own.step() is None
+    own.end(4, KEYS[0], NOON, None)
+    own.end(5, KEYS[0], NOON, None)
+    last = taken(own.step())
+    assert (last.advance.expected, last.advance.next_offset, last.advance.is_behind) == (4, 6, False)
+
+
+def test_what_the_ledger_has_passed_is_ignored() -> None:
+    own = tracker(next_offset=10)
+    assert not own.deliver(9, 1)
+    own.end(9, KEYS[0], NOON, row(9))
+    assert own.step() is None
+    assert own.deliver(10, 1)
+
+
+def test_a_message_of_several_records_is_finished_with_its_last_and_one_of_none_at_once() -> None:
+    own = tracker()
+    own.deliver(0, 2)
+    own.deliver(1, 0)
+    own.end(0, KEYS[0], NOON, None)
+    assert own.step() is None
+    own.end(0, KEYS[1], NOON, None)
+    advance = taken(own.step()).advance
+    assert (advance.next_offset, advance.num_messages, advance.funnel) == (2, 2, {KEYS[0]: 1, KEYS[1]: 1})
+
+
+def test_an_input_ends_once_and_only_when_nothing_is_unfinished() -> None:
+    own = tracker()
+    own.deliver(1, 1)
+    assert own.step(is_ended=True) is None
+    own.end(1, KEYS[0], NOON, None)
+    assert taken(own.step(is_ended=True)).advance.is_ended
+    own.settle()
+    assert own.step(is_ended=True) is None
+    empty = tracker(next_offset=4)
+    advance = taken(empty.step(is_ended=True)).advance
+    assert (advance.next_offset, advance.num_messages, advance.is_ended) == (4, 0, True)
+
+
+def test_where_the_ledger_stands_between_two_messages_of_one_record_both_are_read_again() -> None:
+    own = tracker()
+    for offset in range(5):
+        own.deliver(offset, 1)
+    own.tie(3, 0)
+    for offset in (0, 3):
+        own.end(offset, KEYS[0] if offset == 0 else None, NOON, None)
+    first = taken(own.step()).advance
+    assert (first.next_offset, first.resume_offset) == (1, 0)
+    own.settle()
+    own.end(1, KEYS[1], NOON, None)
+    own.end(2, KEYS[1], NOON, None)
+    second = taken(own.step()).advance
+    assert (second.next_offset, second.resume_offset) == (4, None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whatever_the_order_every_message_is_passed_once_and_counted_once(data: st.DataObject) -> None:
+    offsets = sorted(data.draw(st.sets(st.integers(0, 200), min_size=1, max_size=40)))
+    own = tracker()
+    waiting: list[int] = []
+    ended: Counter[FunnelKey] = Counter()
+    counted: Counter[FunnelKey] = Counter()
+    passed, messages, place, rows = [], 0, 0, []
+    undelivered = list(offsets)
+    while undelivered or waiting:
+        action = data.draw(st.sampled_from(["deliver", "end", "step"]))
+        if action == "deliver" and undelivered:
+            offset = undelivered.pop(0)
+            size = data.draw(st.integers(0, 3))
+            own.deliver(offset, size)
+            waiting += [offset] * size
+        elif action == "end" and waiting:
+            offset = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
+            key = data.draw(st.sampled_from(KEYS))
+            ended[key] += 1
+            own.end(offset, key, NOON, row(offset))
+        step = own.step()
+        if step is not None:
+            is_notice = step.advance.is_behind and not step.advance.num_messages
+            assert step.advance.next_offset >= place + (not is_notice)
+            place = step.advance.next_offset
+            assert not [offset for offset in waiting if offset < place]  # never past what is unfinished
+            counted.update(step.advance.funnel)
+            messages += step.advance.num_messages
+            rows += [record.key.offset for record in step.records]
+            passed.append(place)
+            own.settle()
+    assert counted == ended
+    assert messages == len(offsets)
+    assert place == offsets[-1] + 1
+    assert sorted(rows) == rows
+    assert len(rows) == ended.total()
+    assert own.num_held == own.num_unfinished == 0
+
+
+def test_memory_grows_with_what_is_unfinished_not_with_the_traffic() -> None:
+    own = tracker()
+    own.deliver(0, 1)
+    for offset in range(1, 10_000):
+        own.deliver(offset, 1)
+        own.end(offset, KEYS[1], NOON, None)
+    assert own.num_held == 10_000
+    assert len(own._spans) == 2
+    with pytest.raises(AssertionError, match="no step"):
+        own.settle()
+
+
+def test_the_ledger_is_told_where_its_consumer_began() -> None:
+    tracker = PartitionTracker(PartitionId("topic"), None)
+    tracker.deliver(100, 0)
+    step = tracker.step()
+    assert step is not None
+    assert (step.advance.expected, step.advance.first_offset, step.advance.next_offset) == (None, 100, 101)
