@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 
+from shadowspec.worker.collecting import uncollected
 from tap import ENDPOINT, SECRET, endpoint, records
 
 from shadowspec import demo
@@ -26,7 +27,6 @@ from shadowspec.tap.reading import Reading
 from shadowspec.tap.routing import Hints
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import RecordKey
-from shadowspec.worker.collecting import uncollected
 
 MESSAGES_PER_POLL = 500
 HINTS = Hints(ENDPOINT)
