@@ -168,7 +168,10 @@ class KafkaServer:
     def _serves(self) -> bool:
         """Whether clients get an answer: a port is open some time before."""
         done = subprocess.run(
-            ["kcat", "-L", "-b", self.bootstrap, "-m", "2"], capture_output=True, text=True, check=False
+            ["kcat", "-L", "-b", self.bootstrap, "-X", "broker.address.family=v4", "-m", "2"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return done.returncode == 0 and "1 brokers" in done.stdout
 

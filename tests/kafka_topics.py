@@ -18,6 +18,14 @@ from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 
 from shadowspec.tap.kafka.client import DIRECT
 
+READ_TIMEOUT_S = 60
+# What kcat says of a broker that is not ready yet.
+PASSING = (
+    "broker connections are down",
+    "Local: Broker transport failure",
+    "Local: Timed out",
+    "Broker: Leader not available",
+)
 CLOSING = f"{DIRECT}://"  # kafka-python's own connections leave sockets open that could not connect
 
 
@@ -116,14 +124,14 @@ def kcat(bootstrap: str, *arguments: str, stdin: bytes = b"") -> bytes:
 def read_topic(bootstrap: str, topic: str, pattern: str = "%s", extra: Sequence[str] = ()) -> list[str]:
     """Everything in a topic, one text per message in kcat's format."""
     arguments = ("-C", "-t", topic, "-e", "-q", "-o", "beginning", "-f", pattern + "\x1e", *extra)
-    # kcat does not connect again: one connection lost, as to a broker that has just started, ends it.
-    deadline = time.monotonic() + 20
+    # kcat does not connect again: whatever it meets at a broker that has just started, or on a busy machine, ends it.
+    deadline = time.monotonic() + READ_TIMEOUT_S
     while True:
         try:
             printed = kcat(bootstrap, *arguments)
             break
         except AssertionError as error:
-            if "broker connections are down" not in str(error) or time.monotonic() > deadline:
+            if not any(passing in str(error) for passing in PASSING) or time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
     return printed.decode(errors="backslashreplace").split("\x1e")[:-1]

@@ -36,7 +36,7 @@ from shadowspec.types import RecordKey
 from tests.faults.casts import SECRET, Cast, fakes, real_pair
 from tests.faults.traffic import Expected, expected
 from tests.kafka_server import KafkaServer, kafka_server
-from tests.kafka_topics import Message, Topics, kcat, read_topic
+from tests.kafka_topics import Message, Topics, read_topic
 from tests.services import PostgresServer, free_port, postgres_server
 
 NUM_PARTITIONS = 6
@@ -341,7 +341,7 @@ def run(
             wrong.append(f"dead letters: {len(letters_found)} places, {len(wanted.malformed)} malformed records")
         if finished_offsets(database, topic_id) != dict(ends):
             wrong.append(f"not at the end: {finished_offsets(database, topic_id)} of {dict(ends)}")
-        produced = len(kcat(broker.bootstrap, "-C", "-t", topic, "-e", "-q", "-o", "beginning", "-f", "%o\n").split())
+        produced = len(read_topic(broker.bootstrap, topic, "%o"))
         if produced != len(delivered):
             wrong.append(f"the mirrored topic holds {produced} messages")
         return {

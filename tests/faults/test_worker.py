@@ -21,7 +21,7 @@ from shadowspec.store import Store
 from shadowspec.types import FunnelCounter
 from tests.faults.casts import FAKE_CONFIG, SECRET
 from tests.faults.traffic import START_MS, messages
-from tests.kafka_topics import Message, Topics, kcat, read_topic
+from tests.kafka_topics import Message, Topics, read_topic
 from tests.services import free_port, postgres_programs
 
 pytestmark = pytest.mark.integration
@@ -162,7 +162,7 @@ def test_what_it_writes_contacts_and_says(
     assert {broker, database} <= seen_remote
     assert seen_listening == {worker.port}
     assert set(topics.admin.list_topics()) == names
-    assert len(kcat(kafka_bootstrap, "-C", "-t", topic, "-e", "-q", "-f", "%o\n").split()) == len(traffic)
+    assert len(read_topic(kafka_bootstrap, topic, "%o")) == len(traffic)
     dead = read_topic(kafka_bootstrap, letters, "%h")
     assert len(dead) == 2 + num_poisoned
     stages = [dict(part.split("=", 1) for part in each.split(",") if "=" in part) for each in dead]
