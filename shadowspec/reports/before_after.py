@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from shadowspec.metrics import ratio
 from shadowspec.reports.tally import Tally, ratio_of_total_times, total
+from shadowspec.reports.words import config_name
 from shadowspec.store import GroupSums, Histogram, Quantile, VerdictChange
 from shadowspec.types import Arm, FingerprintedConfig, Verdict
 
@@ -77,7 +78,6 @@ def enablings(changes: Iterable[VerdictChange], configs: Mapping[str, Fingerprin
     for own in changes:
         if own.verdict is not Verdict.ENABLE or own.before is Verdict.ENABLE:
             continue
-        config = configs.get(own.fingerprint)
         newest = own.details.get("newest_record") or own.details.get("newest_evidence")
         newest_at = datetime.fromisoformat(newest) if isinstance(newest, str) else own.decided_at
         is_far = own.decided_at - newest_at > timedelta(days=1)
@@ -88,7 +88,7 @@ def enablings(changes: Iterable[VerdictChange], configs: Mapping[str, Fingerprin
                 slice_key=own.slice_key,
                 concurrency=own.concurrency,
                 fingerprint=own.fingerprint,
-                config_name=own.fingerprint[:12] if config is None else config.config.name,
+                config_name=config_name(configs, own.fingerprint),
                 decided_at=own.decided_at,
                 marked_at=newest_at if is_far else own.decided_at,
                 reason=own.reason,

@@ -24,6 +24,7 @@ from shadowspec.reports.figures import MeasuredRun
 from shadowspec.reports.model import EndpointReport, Funnel, FunnelRow, Hypothesis, Report
 from shadowspec.reports.notes import IS_LOAD_CONFIGURED, with_forbidding
 from shadowspec.reports.source import ReportSource
+from shadowspec.reports.words import config_name
 from shadowspec.types import (
     Decision,
     FingerprintedConfig,
@@ -116,7 +117,7 @@ def _endpoint(
             standing_verdict(name, key[0], key[1], by_key.get(key), orders, now),
             runs_by_key[key],
             blocks,
-            configs.get(key[2]),
+            configs,
             policy,
             paths.get(key, {}),
         )
@@ -166,7 +167,7 @@ def _hypothesis(
     standing: StandingVerdict,
     runs: Sequence[MeasuredRun],
     blocks: Sequence[StoredBlock],
-    config: FingerprintedConfig | None,
+    configs: Mapping[str, FingerprintedConfig],
     policy: GatePolicy | None,
     paths: Mapping[str, tuple[SequencePoint, ...]],
 ) -> Hypothesis:
@@ -176,13 +177,12 @@ def _hypothesis(
     used = [block for block in blocks if block.block_id in own]
     loops = sum(item.run.is_repetition_loop for item in runs)
     answered = sum(item.run.failure is None for item in runs)
-    name = decision.config.name if decision else config.config.name if config else fingerprint[:12]
     return Hypothesis(
         endpoint=endpoint,
         slice_key=slice_key,
         concurrency=concurrency,
         fingerprint=fingerprint,
-        config_name=name,
+        config_name=decision.config.name if decision else config_name(configs, fingerprint),
         decision=decision,
         override=standing.override,
         speedup=interval(decision, "speedup"),
@@ -193,7 +193,7 @@ def _hypothesis(
         num_short_blocks=sum(own[block.block_id] < block.n_max for block in used),
         acceptance=figures.acceptance(runs),
         latency=figures.latency(runs),
-        parity=figures.parity(runs, _near_tie_logit(policy, config)),
+        parity=figures.parity(runs, _near_tie_logit(policy, configs.get(fingerprint))),
         memory=figures.memory(block.memory[fingerprint] for block in used if fingerprint in block.memory),
         num_repetition_loops=loops,
         repetition_loop_share=metrics.ratio(loops, answered),

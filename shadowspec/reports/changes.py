@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from shadowspec.gate.restarts import CHANGED_FINGERPRINT, DRIFT
 from shadowspec.gating.orders import scope_words
+from shadowspec.reports.words import config_name
 from shadowspec.store import AdviceChange, VerdictChange
 from shadowspec.types import FingerprintedConfig, OverrideRecord, Rollout, Verdict
 from shadowspec.words import percent
@@ -81,23 +82,7 @@ def verdict_changes(found: Iterable[VerdictChange], configs: Mapping[str, Finger
         if isinstance(replaced, str):
             differs = differing_parts(configs.get(own.fingerprint), configs.get(replaced))
             why += f"; what differs: {', '.join(differs)}" if differs else ""
-        changes.append(
-            Change(
-                at=own.decided_at,
-                kind=kind,
-                endpoint=own.endpoint,
-                slice_key=own.slice_key,
-                concurrency=own.concurrency,
-                config_name=_name(configs, own.fingerprint),
-                fingerprint=own.fingerprint,
-                what=what,
-                why=why,
-                who=GATE,
-                before=own.before,
-                after=own.verdict,
-                decision_id=own.decision_id,
-            )
-        )
+        changes.append(_gate_change(own, configs, kind, what, why, before=own.before, after=own.verdict))
     return changes
 
 
@@ -113,23 +98,7 @@ def advice_changes(found: Iterable[AdviceChange], configs: Mapping[str, Fingerpr
             parts = [own.details.get(f"change_of_{name}") for name in ("speedup", "acceptance")]
             why = "; ".join(str(part) for part in parts if part) or "slices come in other shares than at ENABLE"
             told.append((Kind.MIX, "the mix of the traffic is another than at ENABLE", why))
-        changes += [
-            Change(
-                at=own.decided_at,
-                kind=kind,
-                endpoint=own.endpoint,
-                slice_key=own.slice_key,
-                concurrency=own.concurrency,
-                config_name=_name(configs, own.fingerprint),
-                fingerprint=own.fingerprint,
-                what=what,
-                why=why,
-                who=GATE,
-                after=Verdict.ENABLE,
-                decision_id=own.decision_id,
-            )
-            for kind, what, why in told
-        ]
+        changes += [_gate_change(own, configs, kind, what, why, after=Verdict.ENABLE) for kind, what, why in told]
     return changes
 
 
@@ -173,7 +142,7 @@ def rollout_changes(history: Iterable[Rollout], configs: Mapping[str, Fingerprin
             endpoint=own.endpoint,
             slice_key="",
             concurrency=own.concurrency,
-            config_name=None if own.fingerprint is None else _name(configs, own.fingerprint),
+            config_name=None if own.fingerprint is None else config_name(configs, own.fingerprint),
             fingerprint=own.fingerprint,
             what=f"{own.stage}: {percent(own.share, 0)} of the enabled traffic{_depth_words(own)}",
             why=own.reason,
@@ -201,13 +170,35 @@ def differing_parts(old: FingerprintedConfig | None, new: FingerprintedConfig | 
     return found
 
 
+def _gate_change(
+    own: VerdictChange | AdviceChange,
+    configs: Mapping[str, FingerprintedConfig],
+    kind: Kind,
+    what: str,
+    why: str,
+    *,
+    before: Verdict | None = None,
+    after: Verdict,
+) -> Change:
+    return Change(
+        at=own.decided_at,
+        kind=kind,
+        endpoint=own.endpoint,
+        slice_key=own.slice_key,
+        concurrency=own.concurrency,
+        config_name=config_name(configs, own.fingerprint),
+        fingerprint=own.fingerprint,
+        what=what,
+        why=why,
+        who=GATE,
+        before=before,
+        after=after,
+        decision_id=own.decision_id,
+    )
+
+
 def _depth_words(rollout: Rollout) -> str:
     if not rollout.depth_caps:
         return ""
     caps = (f"{bucket or 'any context'} \u2264 {cap}" for bucket, cap in sorted(rollout.depth_caps.items()))
     return f", drafting {', '.join(caps)}"
-
-
-def _name(configs: Mapping[str, FingerprintedConfig], fingerprint: str) -> str:
-    config = configs.get(fingerprint)
-    return fingerprint[:12] if config is None else config.config.name

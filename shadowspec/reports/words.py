@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from shadowspec.types import FunnelCounter, TestResult, Verdict
+from shadowspec.types import FingerprintedConfig, FunnelCounter, TestResult, Verdict
 from shadowspec.words import DASH, figure, number, percent, signed, times
 
 VERDICT_MEANING = {
@@ -140,6 +140,12 @@ DEFINITIONS = {
     ),
     "age": ("Evidence age", "Time since the newest block was measured."),
 }
+
+
+def config_name(configs: Mapping[str, FingerprintedConfig], fingerprint: str) -> str:
+    """The config's name; the beginning of its fingerprint where no config of it is known."""
+    config = configs.get(fingerprint)
+    return fingerprint[:12] if config is None else config.config.name
 
 
 def test_notes(test: TestResult) -> list[str]:

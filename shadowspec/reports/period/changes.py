@@ -10,6 +10,7 @@ from shadowspec.gate.restarts import DRIFT
 from shadowspec.gating import HypothesisId, hypothesis_id
 from shadowspec.reports.period.model import Change, ChangeKind
 from shadowspec.reports.period.source import PeriodSource
+from shadowspec.reports.words import config_name
 from shadowspec.store.changes import AdviceChange, VerdictChange
 from shadowspec.types import Decision, FingerprintedConfig, Override, OverrideRecord, Rollout
 from shadowspec.words import percent, plural
@@ -84,7 +85,7 @@ def _of_word(own: VerdictChange, kind: ChangeKind, what: str, configs: Mapping[s
         why=own.reason,
         before=None if own.before is None else own.before.value,
         after=own.verdict.value,
-        config_name=_name(own.fingerprint, configs),
+        config_name=config_name(configs, own.fingerprint),
         fingerprint=own.fingerprint,
         decision_id=own.decision_id,
     )
@@ -118,7 +119,7 @@ def _of_advice(own: AdviceChange, configs: Mapping[str, FingerprintedConfig]) ->
         concurrency=own.concurrency,
         what="; ".join(parts),
         why="since ENABLE, which stands",
-        config_name=_name(own.fingerprint, configs),
+        config_name=config_name(configs, own.fingerprint),
         fingerprint=own.fingerprint,
         decision_id=own.decision_id,
     )
@@ -134,7 +135,7 @@ def _of_fingerprints(
     for own in sorted(words, key=lambda each: each.decision_id):
         if own.before is not None or (own.endpoint, own.fingerprint) in known:
             continue
-        name = _name(own.fingerprint, configs)
+        name = config_name(configs, own.fingerprint)
         old = last.get((own.endpoint, name))
         known.add((own.endpoint, own.fingerprint))
         last[own.endpoint, name] = own.fingerprint
@@ -214,16 +215,11 @@ def _of_rollouts(
                 why=own.reason,
                 before=None if old is None else old.stage.value,
                 after=own.stage.value,
-                config_name=None if own.fingerprint is None else _name(own.fingerprint, configs),
+                config_name=None if own.fingerprint is None else config_name(configs, own.fingerprint),
                 fingerprint=own.fingerprint,
             )
         )
     return found
-
-
-def _name(fingerprint: str, configs: Mapping[str, FingerprintedConfig]) -> str:
-    found = configs.get(fingerprint)
-    return fingerprint[:12] if found is None else found.config.name
 
 
 def _key(decision: Decision) -> _Key:
