@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, and_, func, select
 from shadowspec.store import session, tables
 from shadowspec.store.histograms import Histogram
 from shadowspec.store.ledger import KEY
+from shadowspec.store.rollup_sums import of_hours
 from shadowspec.types import SpeculationCounts, Verdict
 
 _rollups, _positions, _bins = tables.rollups.c, tables.rollup_positions.c, tables.rollup_bins.c
@@ -233,10 +234,6 @@ def read_histograms(
 def _of_hypothesis(
     endpoint: str, slice_key: str | None, concurrency: int, fingerprint: str, since: datetime | None
 ) -> list[ColumnElement[bool]]:
-    where: list[ColumnElement[bool]] = [
-        _rollups.endpoint == endpoint,
-        _rollups.concurrency == concurrency,
-        _rollups.fingerprint == fingerprint,
-    ]
-    where += [] if slice_key is None else [_rollups.slice_key == slice_key]
-    return where if since is None else [*where, _rollups.hour >= since]
+    where = of_hours(endpoint, since, None)
+    where += [_rollups.concurrency == concurrency, _rollups.fingerprint == fingerprint]
+    return where if slice_key is None else [*where, _rollups.slice_key == slice_key]

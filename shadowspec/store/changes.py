@@ -16,7 +16,7 @@ from shadowspec.store import tables
 from shadowspec.types import Verdict
 
 _decisions = tables.decisions.c
-_HYPOTHESIS = (_decisions.endpoint, _decisions.slice_key, _decisions.concurrency, _decisions.fingerprint)
+_HYPOTHESIS = tuple(_decisions[name] for name in tables.HYPOTHESIS)
 # Reasons that say more than their verdict: a drift alarm, and a fingerprint that was replaced.
 _TELLING = ("drift", "changed_fingerprint")
 # What is said beside an ENABLE lies in its details, which are costly to open: of a time that is asked for no older rows
@@ -130,7 +130,7 @@ def read_advice_changes(
     found = connection.execute(statement.select_from(of_chosen).order_by(_decisions.decision_id.desc())).mappings()
     return [
         AdviceChange(
-            **{name: row[name] for name in ("decision_id", "endpoint", "slice_key", "concurrency", "fingerprint")},
+            **{name: row[name] for name in ("decision_id", *tables.HYPOTHESIS)},
             advice=row["advice"],
             has_shifted=bool(row["shift"]),
             is_new_advice=bool(row["is_new_advice"]),

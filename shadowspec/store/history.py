@@ -4,38 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import Connection, bindparam, func, select, text
+from sqlalchemy import Connection, Select, func, select, true
 
-from shadowspec.store.columns import UtcDateTime
 from shadowspec.store.queries import read_decisions
-from shadowspec.store.tables import decisions
+from shadowspec.store.skipping import distinct_keys
+from shadowspec.store.tables import HYPOTHESIS, decisions
 from shadowspec.types import Decision
 
-HYPOTHESIS = ("endpoint", "slice_key", "concurrency", "fingerprint")
-
-# From each hypothesis to the next one along the index, and to its last decision before the moment: what grows with
-# the gate's looks is never read.
-_SKIPPING = text(
-    """
-    WITH RECURSIVE hypotheses AS (
-        (SELECT endpoint, slice_key, concurrency, fingerprint FROM decisions
-         ORDER BY endpoint, slice_key, concurrency, fingerprint LIMIT 1)
-        UNION ALL
-        SELECT following.* FROM hypotheses AS own CROSS JOIN LATERAL (
-            SELECT endpoint, slice_key, concurrency, fingerprint FROM decisions
-            WHERE (endpoint, slice_key, concurrency, fingerprint)
-                > (own.endpoint, own.slice_key, own.concurrency, own.fingerprint)
-            ORDER BY endpoint, slice_key, concurrency, fingerprint LIMIT 1
-        ) AS following
-    )
-    SELECT last.decision_id FROM hypotheses AS own CROSS JOIN LATERAL (
-        SELECT decision_id FROM decisions
-        WHERE endpoint = own.endpoint AND slice_key = own.slice_key AND concurrency = own.concurrency
-            AND fingerprint = own.fingerprint AND decided_at < :moment
-        ORDER BY decided_at DESC, decision_id DESC LIMIT 1
-    ) AS last
-    """
-).bindparams(bindparam("moment", type_=UtcDateTime))
+_HYPOTHESIS = [decisions.c[name] for name in HYPOTHESIS]
 
 
 def read_decisions_at(connection: Connection, moment: datetime) -> list[Decision]:
@@ -45,10 +21,17 @@ def read_decisions_at(connection: Connection, moment: datetime) -> list[Decision
 
 def _ids_at(connection: Connection, moment: datetime) -> list[int]:
     if connection.dialect.name == "postgresql":
-        return list(connection.scalars(_SKIPPING, {"moment": moment}))
+        return list(connection.scalars(_last_before(moment)))
     own = decisions.c
-    order = func.row_number().over(
-        partition_by=[own[name] for name in HYPOTHESIS], order_by=(own.decided_at.desc(), own.decision_id.desc())
-    )
+    order = func.row_number().over(partition_by=_HYPOTHESIS, order_by=(own.decided_at.desc(), own.decision_id.desc()))
     numbered = select(own.decision_id, order.label("number")).where(own.decided_at < moment).subquery()
     return list(connection.scalars(select(numbered.c.decision_id).where(numbered.c.number == 1)))
+
+
+def _last_before(moment: datetime) -> Select[tuple[int]]:
+    """What grows with the gate's looks is never read: of each hypothesis its last decision before the moment alone."""
+    own, keys = decisions.c, distinct_keys(_HYPOTHESIS)
+    is_same = (own[name] == keys.c[name] for name in HYPOTHESIS)
+    of_key = select(own.decision_id).where(*is_same, own.decided_at < moment)
+    last = of_key.order_by(own.decided_at.desc(), own.decision_id.desc()).limit(1).lateral("last")
+    return select(last.c.decision_id).select_from(keys.join(last, true()))

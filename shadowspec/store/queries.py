@@ -9,13 +9,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, Select, func, select, text
+from sqlalchemy import Connection, Select, func, select
 
 from shadowspec.store import bulk, row_reads, rows
 from shadowspec.store.columns import RECORD_KEY
 from shadowspec.store.ledger import read_watermark
+from shadowspec.store.skipping import distinct_keys
 from shadowspec.store.snapshots import TestSnapshot
 from shadowspec.store.tables import (
+    HYPOTHESIS,
     block_memory,
     blocks,
     decisions,
@@ -44,23 +46,10 @@ _NEVER = datetime.min.replace(tzinfo=UTC)  # a record without an event time sort
 def read_endpoints(connection: Connection) -> list[str]:
     """Every endpoint that was counted or measured, sorted."""
     counted = select(funnel_counts.c.endpoint).where(funnel_counts.c.endpoint != "").distinct()
-    is_postgres = connection.dialect.name == "postgresql"
-    measured = connection.scalars(_MEASURED if is_postgres else select(blocks.c.endpoint).distinct())
-    return sorted({*connection.scalars(counted), *measured})
-
-
-# From each endpoint to the next one along the index of blocks, of which there are millions.
-_MEASURED = text(
-    """
-    WITH RECURSIVE endpoints AS (
-        SELECT min(endpoint) AS endpoint FROM blocks
-        UNION ALL
-        SELECT (SELECT min(endpoint) FROM blocks WHERE endpoint > own.endpoint)
-        FROM endpoints AS own WHERE own.endpoint IS NOT NULL
-    )
-    SELECT endpoint FROM endpoints WHERE endpoint IS NOT NULL
-    """
-)
+    measured = select(blocks.c.endpoint).distinct()
+    if connection.dialect.name == "postgresql":  # there are millions of blocks
+        measured = select(distinct_keys([blocks.c.endpoint]).c.endpoint)
+    return sorted({*connection.scalars(counted), *connection.scalars(measured)})
 
 
 def read_record_keys(connection: Connection, source: str) -> set[RecordKey]:
@@ -143,8 +132,7 @@ def read_decisions(connection: Connection, ids: Sequence[int]) -> list[Decision]
 
 def read_decisions_on(connection: Connection, decision: Decision) -> list[tuple[int | None, Decision]]:
     """Every decision on the same hypothesis up to this one, oldest first, each with the id of its fold."""
-    names = ("endpoint", "slice_key", "concurrency", "fingerprint")
-    own = (decisions.c[name] == getattr(decision, name) for name in names)
+    own = (decisions.c[name] == getattr(decision, name) for name in HYPOTHESIS)
     statement = select(decisions).where(*own, decisions.c.decision_id <= decision.decision_id)
     tests = _tests(connection, statement.with_only_columns(decisions.c.decision_id))
     found = connection.execute(statement.order_by(decisions.c.decision_id)).mappings()
@@ -208,38 +196,21 @@ def read_evidence(connection: Connection, endpoint: str) -> EndpointRows:
     )
 
 
-# From each hypothesis to the next one along the index, and to its last decision: what grows with the gate's looks is
-# never read, as grouping would.
-_SKIPPING = text(
-    """
-    WITH RECURSIVE hypotheses AS (
-        (SELECT slice_key, concurrency, fingerprint FROM decisions WHERE endpoint = :endpoint
-         ORDER BY slice_key, concurrency, fingerprint LIMIT 1)
-        UNION ALL
-        SELECT following.* FROM hypotheses AS own CROSS JOIN LATERAL (
-            SELECT slice_key, concurrency, fingerprint FROM decisions
-            WHERE endpoint = :endpoint
-                AND (slice_key, concurrency, fingerprint) > (own.slice_key, own.concurrency, own.fingerprint)
-            ORDER BY slice_key, concurrency, fingerprint LIMIT 1
-        ) AS following
-    )
-    SELECT (
-        SELECT max(decision_id) FROM decisions
-        WHERE endpoint = :endpoint AND slice_key = own.slice_key AND concurrency = own.concurrency
-            AND fingerprint = own.fingerprint
-    ) FROM hypotheses AS own
-    """
-)
-
-
 def _latest_ids(connection: Connection, endpoint: str | None) -> list[int]:
     """The id of the last decision on every hypothesis (of an endpoint)."""
     if endpoint is not None and connection.dialect.name == "postgresql":
-        return list(connection.scalars(_SKIPPING, {"endpoint": endpoint}))
-    latest = select(func.max(decisions.c.decision_id)).group_by(
-        *(decisions.c[name] for name in ("endpoint", "slice_key", "concurrency", "fingerprint"))
-    )
+        return list(connection.scalars(_last_of(endpoint)))
+    latest = select(func.max(decisions.c.decision_id)).group_by(*(decisions.c[name] for name in HYPOTHESIS))
     return list(connection.scalars(latest if endpoint is None else latest.where(decisions.c.endpoint == endpoint)))
+
+
+def _last_of(endpoint: str) -> Select[tuple[int]]:
+    """What grows with the gate's looks is never read, as grouping would."""
+    own = decisions.c
+    keys = distinct_keys([own[name] for name in HYPOTHESIS[1:]], own.endpoint == endpoint)
+    is_same = (own[name] == keys.c[name] for name in HYPOTHESIS[1:])
+    last = select(func.max(own.decision_id)).where(own.endpoint == endpoint, *is_same)
+    return select(last.scalar_subquery()).select_from(keys)
 
 
 def _tests(connection: Connection, decision_ids: Select[tuple[int]] | Sequence[int]) -> dict[int, list[TestResult]]:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Text, bindparam, case, func, select, text
+from sqlalchemy import Connection, Select, case, func, select
 
 from shadowspec.errors import StoreError
 from shadowspec.store import tables
 from shadowspec.store.histograms import Histogram
+from shadowspec.store.rollup_sums import of_hours
 from shadowspec.store.rollups import METRICS, SHARE_WINDOW, SUM_NAMES, Rollup, RollupKey, RollupSums, Traffic
+from shadowspec.store.skipping import distinct_keys
 
 _rollups, _positions, _bins = tables.rollups.c, tables.rollup_positions.c, tables.rollup_bins.c
 
 
 def read_rollups(connection: Connection, endpoint: str, since: datetime | None, until: datetime | None) -> list[Rollup]:
     """The endpoint's rollups of these hours, sorted by key."""
-    where = _hours(endpoint, since, until)
+    where = of_hours(endpoint, since, until)
     positions: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
     of_rollup = _positions.rollup_id == _rollups.rollup_id
     columns = (_positions.rollup_id, _positions.position, _positions.num_accepted_tokens, _positions.num_steps)
@@ -49,48 +52,27 @@ def read_traffic(connection: Connection, endpoint: str, span: timedelta) -> list
     newest = connection.scalar(select(func.max(_rollups.hour)).where(_rollups.endpoint == endpoint))
     if newest is None:
         return []
-    values = {"endpoint": endpoint, "lately": newest - SHARE_WINDOW}
-    found = connection.execute(_SKIPPING if connection.dialect.name == "postgresql" else _GROUPING, values)
+    statement = _skipping if connection.dialect.name == "postgresql" else _grouping
+    found = connection.execute(statement(endpoint, newest - SHARE_WINDOW))
     traffic = (Traffic(*row) for row in found if row[-1] >= newest - span)
     return sorted(traffic, key=lambda row: (row.slice_key, row.fingerprint, row.concurrency))
 
 
-_ENDPOINT, _LATELY = bindparam("endpoint", type_=Text()), bindparam("lately", type_=_rollups.hour.type)
 _KEY = (_rollups.slice_key, _rollups.fingerprint, _rollups.concurrency)
-_GROUPING = (
-    select(*_KEY, func.sum(case((_rollups.hour > _LATELY, _rollups.weight), else_=0.0)), func.max(_rollups.hour))
-    .where(_rollups.endpoint == _ENDPOINT)
-    .group_by(*_KEY)
-)
-# From each key to the next one along the index, and of each its own hours: the planner would read all of them.
-_SKIPPING = (
-    text(
-        """
-        WITH RECURSIVE keys AS (
-            (SELECT slice_key, fingerprint, concurrency FROM rollups WHERE endpoint = :endpoint
-             ORDER BY slice_key, fingerprint, concurrency LIMIT 1)
-            UNION ALL
-            SELECT following.* FROM keys AS own CROSS JOIN LATERAL (
-                SELECT slice_key, fingerprint, concurrency FROM rollups
-                WHERE endpoint = :endpoint
-                    AND (slice_key, fingerprint, concurrency) > (own.slice_key, own.fingerprint, own.concurrency)
-                ORDER BY slice_key, fingerprint, concurrency LIMIT 1
-            ) AS following
-        )
-        SELECT own.*, (
-            SELECT coalesce(sum(weight), 0) FROM rollups
-            WHERE endpoint = :endpoint AND slice_key = own.slice_key AND fingerprint = own.fingerprint
-                AND concurrency = own.concurrency AND hour > :lately
-        ), (
-            SELECT max(hour) FROM rollups
-            WHERE endpoint = :endpoint AND slice_key = own.slice_key AND fingerprint = own.fingerprint
-                AND concurrency = own.concurrency
-        ) FROM keys AS own
-        """
-    )
-    .bindparams(_ENDPOINT, _LATELY)
-    .columns(*_KEY, _rollups.weight, _rollups.hour)
-)
+
+
+def _grouping(endpoint: str, lately: datetime) -> Select[Any]:
+    weight = func.sum(case((_rollups.hour > lately, _rollups.weight), else_=0.0))
+    return select(*_KEY, weight, func.max(_rollups.hour)).where(_rollups.endpoint == endpoint).group_by(*_KEY)
+
+
+def _skipping(endpoint: str, lately: datetime) -> Select[Any]:
+    """Of each key its own hours: the planner would read all of them."""
+    keys = distinct_keys(_KEY, _rollups.endpoint == endpoint)
+    is_own = (_rollups.endpoint == endpoint, *(each == keys.c[each.name] for each in _KEY))
+    weight = select(func.coalesce(func.sum(_rollups.weight), 0.0)).where(*is_own, _rollups.hour > lately)
+    newest = select(func.max(_rollups.hour)).where(*is_own)
+    return select(*keys.c, weight.scalar_subquery(), newest.scalar_subquery())
 
 
 def read_histogram(
@@ -108,7 +90,7 @@ def read_histogram(
     """
     if metric not in METRICS:
         raise StoreError(f"no histogram of {metric!r} is kept; there are {', '.join(METRICS)}")
-    where = _hours(endpoint, since, until)
+    where = of_hours(endpoint, since, until)
     where += [_rollups[name] == value for name, value in own.items() if value is not None]
     statement = (
         select(_bins.bin, func.sum(_bins.num_runs), func.sum(_bins.weight))
@@ -118,12 +100,3 @@ def read_histogram(
     )
     found = connection.execute(statement).all()
     return Histogram({row[0]: int(row[1]) for row in found}, {row[0]: float(row[2]) for row in found})
-
-
-def _hours(endpoint: str, since: datetime | None, until: datetime | None) -> list[ColumnElement[bool]]:
-    where: list[ColumnElement[bool]] = [_rollups.endpoint == endpoint]
-    if since is not None:
-        where.append(_rollups.hour >= since)
-    if until is not None:
-        where.append(_rollups.hour < until)
-    return where

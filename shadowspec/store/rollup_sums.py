@@ -46,9 +46,7 @@ def read_group_sums(
 
     Those not in `names` are not read and stay 0: adding up all of them takes several times as long as a few.
     """
-    where: list[ColumnElement[bool]] = [_rollups.endpoint == endpoint]
-    where += [] if since is None else [_rollups.hour >= since]
-    where += [] if until is None else [_rollups.hour < until]
+    where = of_hours(endpoint, since, until)
     where += [] if slice_key is None else [_rollups.slice_key == slice_key]
     key: list[ColumnElement[Any]] = [_rollups.slice_key, _rollups.fingerprint, _rollups.concurrency]
     if step is not None:
@@ -64,6 +62,14 @@ def read_group_sums(
             each.start.timestamp() if each.start else 0,
         ),
     )
+
+
+def of_hours(endpoint: str, since: datetime | None, until: datetime | None) -> list[ColumnElement[bool]]:
+    """That a rollup is the endpoint's, of an hour from `since` up to, but without, `until`."""
+    where: list[ColumnElement[bool]] = [_rollups.endpoint == endpoint]
+    where += [] if since is None else [_rollups.hour >= since]
+    where += [] if until is None else [_rollups.hour < until]
+    return where
 
 
 def read_hours(connection: Connection, endpoint: str) -> tuple[datetime, datetime] | None:

@@ -14,6 +14,7 @@ from sqlalchemy import RowMapping
 
 from shadowspec.store.columns import RECORD_KEY
 from shadowspec.store.snapshots import TestSnapshot
+from shadowspec.store.tables import HYPOTHESIS
 from shadowspec.types import (
     Arm,
     ArmTiming,
@@ -161,5 +162,5 @@ def test_value(row: RowMapping) -> TestResult:
 
 
 def snapshot_value(row: RowMapping, result: TestResult) -> TestSnapshot:
-    hypothesis = _pick(row, ("endpoint", "slice_key", "concurrency", "fingerprint", "decided_at"))
+    hypothesis = _pick(row, (*HYPOTHESIS, "decided_at"))
     return TestSnapshot(verdict=Verdict(row["verdict"]), result=result, **hypothesis)

@@ -49,6 +49,7 @@ metadata = MetaData(
     }
 )
 
+HYPOTHESIS = ("endpoint", "slice_key", "concurrency", "fingerprint")
 TIMING_COLUMNS = ("queue_ms", "prefill_ms", "decode_ms", "draft_ms", "verify_ms", "other_ms")
 
 records = Table(
@@ -170,8 +171,8 @@ decisions = Table(  # append-only: the database refuses UPDATE and DELETE
     Column("decided_at", UtcDateTime, nullable=False),
     Column("details", Json, nullable=False),
     Column("fold_id", BigInteger),  # up to which evidence was folded; NULL before revision 0003
-    Index("ix_decisions_hypothesis", "endpoint", "slice_key", "concurrency", "fingerprint", "decision_id"),
-    Index("ix_decisions_moment", "endpoint", "slice_key", "concurrency", "fingerprint", "decided_at", "decision_id"),
+    Index("ix_decisions_hypothesis", *HYPOTHESIS, "decision_id"),
+    Index("ix_decisions_moment", *HYPOTHESIS, "decided_at", "decision_id"),
     Index(None, "decided_at"),
 )
 
