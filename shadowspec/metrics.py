@@ -8,9 +8,23 @@ it: pool counts first with `pooled`, then form one ratio; a mean of requests' ra
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from shadowspec.errors import InputError
 from shadowspec.types import ArmTiming, SpeculationCounts
+
+
+class StepCounts(Protocol):
+    """Counters of steps, as they were counted (`SpeculationCounts`) or are to be expected (`ExpectedCounts`)."""
+
+    @property
+    def num_drafts(self) -> float: ...
+    @property
+    def num_draft_tokens(self) -> float: ...
+    @property
+    def num_accepted_tokens(self) -> float: ...
+    @property
+    def num_accepted_tokens_per_pos(self) -> Sequence[float]: ...
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
@@ -18,28 +32,28 @@ def ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator else None
 
 
-def draft_acceptance_rate(counts: SpeculationCounts) -> float | None:
+def draft_acceptance_rate(counts: StepCounts) -> float | None:
     """Accepted over drafted tokens; falls with K by itself."""
     return ratio(counts.num_accepted_tokens, counts.num_draft_tokens)
 
 
-def mean_acceptance_length(counts: SpeculationCounts) -> float | None:
+def mean_acceptance_length(counts: StepCounts) -> float | None:
     """1 + accepted / drafts: tokens emitted per propose-and-verify step, bonus or recovered token included."""
     accepted = ratio(counts.num_accepted_tokens, counts.num_drafts)
     return None if accepted is None else 1.0 + accepted
 
 
-def first_position_acceptance_rate(counts: SpeculationCounts) -> float | None:
+def first_position_acceptance_rate(counts: StepCounts) -> float | None:
     """Share of steps that accepted the first drafted token; the same for every K."""
     return ratio(counts.num_accepted_tokens_per_pos[0], counts.num_drafts)
 
 
-def marginal_acceptance_rates(counts: SpeculationCounts) -> tuple[float | None, ...]:
+def marginal_acceptance_rates(counts: StepCounts) -> tuple[float | None, ...]:
     """accepted_per_pos[i] / drafts, for each of the K positions (vLLM's per-position rate)."""
     return tuple(ratio(accepted, counts.num_drafts) for accepted in counts.num_accepted_tokens_per_pos)
 
 
-def conditional_acceptance_rates(counts: SpeculationCounts) -> tuple[float | None, ...]:
+def conditional_acceptance_rates(counts: StepCounts) -> tuple[float | None, ...]:
     """accepted_per_pos[i] / accepted_per_pos[i-1]: acceptance given that all before were accepted."""
     per_pos = counts.num_accepted_tokens_per_pos
     before = (counts.num_drafts, *per_pos)

@@ -21,6 +21,7 @@ from shadowspec.types.measurement import (
 from shadowspec.types.overrides import FORCEABLE, Clearing, Override, OverrideRecord
 from shadowspec.types.progress import Advance, FunnelKey, LedgerEntry, PartitionId, UnitMemory, WriteBatch, WriteOutcome
 from shadowspec.types.records import FunnelCounter, StoredBlock, StoredRecord
+from shadowspec.types.replay import ExpectedCounts
 from shadowspec.types.requests import (
     LoggedResponse,
     RecordKey,
@@ -50,6 +51,7 @@ __all__ = [
     "EndpointProgress",
     "EndpointRows",
     "EvidenceSnapshot",
+    "ExpectedCounts",
     "FingerprintedConfig",
     "Fold",
     "FunnelCounter",
