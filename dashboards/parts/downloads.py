@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -30,28 +32,17 @@ _REALS = ("divergence_gap", "z_sum", "sampling_rate")
 
 def buttons(wanted: RunFilter) -> None:
     """A button for each kind of file."""
-    first, second, _ = st.columns([1, 1, 6])
-    name = f"runs-{wanted.endpoint}"
-    first.download_button(
-        "CSV",
-        lambda: as_csv(pages(source.store(), wanted)),
-        f"{name}.csv",
-        "text/csv",
-        icon=":material/download:",
-        on_click="ignore",
-        key="runs-csv",
-        help=f"The newest {MAX_ROWS:,} that match.",
-    )
-    second.download_button(
-        "Parquet",
-        lambda: as_parquet(pages(source.store(), wanted)),
-        f"{name}.parquet",
-        "application/vnd.apache.parquet",
-        icon=":material/download:",
-        on_click="ignore",
-        key="runs-parquet",
-        help=f"The newest {MAX_ROWS:,} that match.",
-    )
+    for column, kind in zip(st.columns([1, 1, 6]), _KINDS, strict=False):
+        column.download_button(
+            kind.title,
+            partial(_file, kind, wanted),
+            f"runs-{wanted.endpoint}.{kind.suffix}",
+            kind.media_type,
+            icon=":material/download:",
+            on_click="ignore",
+            key=f"runs-{kind.suffix}",
+            help=f"The newest {MAX_ROWS:,} that match.",
+        )
 
 
 def pages(store: Store, wanted: RunFilter, max_rows: int = MAX_ROWS) -> Iterator[list[Row]]:
@@ -85,6 +76,26 @@ def as_parquet(rows: Iterator[list[Row]]) -> bytes:
         for page in rows:
             writer.write_table(pa.Table.from_pylist(page, schema=schema))
     return written.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of file, and what writes one."""
+
+    title: str
+    suffix: str
+    media_type: str
+    write: Callable[[Iterator[list[Row]]], bytes]
+
+
+_KINDS = (
+    _Kind("CSV", "csv", "text/csv", as_csv),
+    _Kind("Parquet", "parquet", "application/vnd.apache.parquet", as_parquet),
+)
+
+
+def _file(kind: _Kind, wanted: RunFilter) -> bytes:
+    return kind.write(pages(source.store(), wanted))
 
 
 def _cell(value: Any) -> Any:
