@@ -22,26 +22,25 @@ def draw() -> None:
         who = access.admitted()
         if who is None:
             return
-        pages = _pages()
-        links.know(pages)
-        chosen = st.navigation(list(pages.values()), position="top")
+        chosen = st.navigation(_pages(), position="top")
         source.store()
         access.banner(who, settings.access)
         header(settings)
         with states.explained():
+            page = chosen.url_path or "board"  # the root is the board
+            links.resumed(page)
             chosen.run()
+            links.left(page)
 
 
-def _pages() -> dict[str, st.Page]:
-    """Every page by its address, in the order of the navigation.  The first is also the root."""
-    return {
-        "board": st.Page(board.page, title="Board", url_path="board", icon=":material/dashboard:", default=True),
-        "evidence": st.Page(evidence.page, title="Evidence", url_path="evidence", icon=":material/query_stats:"),
-        "explorer": st.Page(explorer.page, title="Explorer", url_path="explorer", icon=":material/grid_on:"),
-        "loads": st.Page(loads.page, title="Load and what-if", url_path="loads", icon=":material/speed:"),
-        "changes": st.Page(changes.page, title="Changes", url_path="changes", icon=":material/history:"),
-        "before-after": st.Page(
-            before_after.page, title="Before and after", url_path="before-after", icon=":material/compare_arrows:"
-        ),
-        "audit": st.Page(audit.page, title="Audit", url_path="audit", icon=":material/gavel:"),
-    }
+def _pages() -> list[st.Page]:
+    """Every page, in the order of the navigation.  The first is also the root."""
+    return [
+        st.Page(board.page, title="Board", url_path="board", icon=":material/dashboard:", default=True),
+        st.Page(evidence.page, title="Evidence", url_path="evidence", icon=":material/query_stats:"),
+        st.Page(explorer.page, title="Explorer", url_path="explorer", icon=":material/grid_on:"),
+        st.Page(loads.page, title="Load and what-if", url_path="loads", icon=":material/speed:"),
+        st.Page(changes.page, title="Changes", url_path="changes", icon=":material/history:"),
+        st.Page(before_after.page, title="Before and after", url_path="before-after", icon=":material/compare_arrows:"),
+        st.Page(audit.page, title="Audit", url_path="audit", icon=":material/gavel:"),
+    ]

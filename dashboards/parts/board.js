@@ -1,4 +1,6 @@
 // The board's table: shows and hides rows, follows links without loading the page anew, hands a sort to Python.
+// A link is followed as the browser's own Back and Forward are: the board's address stays in the history with every
+// filter in it (a page that Python switches to writes its parameters over the address of the page that is left).
 // What is open is kept across redraws, and handed to Python so that the address says it.
 export default function ({ data, parentElement, setTriggerValue, setStateValue }) {
   let host = parentElement.querySelector(".ss-host");
@@ -42,7 +44,8 @@ export default function ({ data, parentElement, setTriggerValue, setStateValue }
     const link = event.target.closest(".ss-go");
     if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
       event.preventDefault();
-      setTriggerValue("go", Object.fromEntries(new URL(link.href).searchParams));
+      window.history.pushState({}, "", link.href);
+      window.dispatchEvent(new PopStateEvent("popstate", { state: {} }));
     }
   };
 }

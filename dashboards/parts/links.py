@@ -7,7 +7,13 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-_PAGES = "pages_by_address"  # in the session
+# What a page writes into its address itself, rather than through a widget that is bound to it.
+OWN_NAMES: Mapping[str, tuple[str, ...]] = {
+    "board": ("open",),
+    "evidence": ("endpoint", "slice", "load", "config"),
+    "before-after": ("decision",),
+}
+_LAST, _LEFT = "page_drawn", "addresses_left"  # in the session: the page on the screen, and what each said at last
 
 
 def asked(name: str) -> str | None:
@@ -21,12 +27,21 @@ def address(page: str, **parameters: object) -> str:
     return page + (f"?{urlencode(given)}" if given else "")
 
 
-def know(pages: Mapping[str, st.Page]) -> None:
-    """Keep the pages of this run, by their address."""
-    st.session_state[_PAGES] = pages
+def resumed(page: str) -> None:
+    """Give the address of a page that is come to again what it said when it was left; once at the top of a run.
+
+    Streamlit does so for what widgets write into it.  An address that says something itself is left as it is.
+    """
+    last, st.session_state[_LAST] = st.session_state.get(_LAST), page
+    names = OWN_NAMES.get(page, ())
+    if last == page or any(name in st.query_params for name in names):
+        return
+    if said := st.session_state.get(_LEFT, {}).get(page):
+        st.query_params.update(said)  # at once: each change of the address is a step of the browser's history
 
 
-def go(page: str, **parameters: object) -> None:
-    """Leave for another page, without loading anything anew; what is None or empty is left out."""
-    given = {name: str(value) for name, value in parameters.items() if value not in (None, "")}
-    st.switch_page(st.session_state[_PAGES][page], query_params=given)
+def left(page: str) -> None:
+    """Keep what the address of a page says; once at the end of a run."""
+    names = OWN_NAMES.get(page, ())
+    said = {name: st.query_params[name] for name in names if name in st.query_params}
+    st.session_state[_LEFT] = {**st.session_state.get(_LEFT, {}), page: said}

@@ -23,7 +23,7 @@ from shadowspec.reports.board_filter import (
 from shadowspec.types import Verdict
 from shadowspec.words import plural
 
-from ..parts import formats, links, source, states, words
+from ..parts import formats, source, states, words
 from ..parts.board_columns import COLUMNS
 from ..parts.board_table import TableContext, speedup_range, table_html
 
@@ -119,15 +119,12 @@ def _table(board: Board, found: Found, sort: str) -> None:
     context = TableContext(formats.now(), settings.stale_after, settings.currency, speedup_range(board.rows))
     opened = sorted(found.opened)
     component = _component()
-    result = component(
+    component(
         key="board_table",
         data={"html": table_html(found.endpoints, context, sort), "open": _open(), "opened": opened},
         on_sort_change=_sort,
-        on_go_change=_no_change,
         on_open_change=_keep_open,
     )
-    if result.go:
-        links.go("evidence", **result.go)
     matching = f"{plural(found.num_rows, 'row')} of {plural(len(found.endpoints), 'endpoint')} shown"
     st.caption(matching)
 
@@ -147,10 +144,6 @@ def _keep_open() -> None:
 
 def _sort() -> None:
     st.session_state["sort"] = st.session_state["board_table"].sort
-
-
-def _no_change() -> None:
-    """A link that was followed is seen in the component's result."""
 
 
 def _legend() -> None:

@@ -234,7 +234,7 @@ def _window() -> timedelta | None:
         list(WINDOWS),
         default=DEFAULT_WINDOW,
         required=True,
-        key="window",
+        key="measured",  # not the name of another page's choice: one that is made there would come along
         bind="query-params",
         help="Of event time, up to the newest hour measured. Verdicts and bounds rest on all of the run's evidence.",
     )

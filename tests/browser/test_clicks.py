@@ -79,6 +79,35 @@ def test_from_the_board_to_the_evidence_and_on_by_link(
     assert "Confidence sequences" in other.words
 
 
+def test_the_board_is_come_back_to_as_it_was_left(site: Served, reader: Reader) -> None:
+    page = reader.page
+
+    def look() -> tuple[list[str], str, int]:
+        reader.expect("Rollout board")
+        shown = page.locator("tr.ss-child").locator("visible=true").count()
+        return rows(page), page.get_by_label("Search").first.input_value(), shown
+
+    reader.open(site.address())
+    every = rows(page)
+    reader.act(lambda: page.get_by_role("button", name="ENABLE").first.click())
+    page.get_by_label("Search").first.fill("c")
+    reader.act(lambda: page.keyboard.press("Enter"))
+    reader.act(lambda: page.locator(".ss-toggle").first.click())
+    kept, address = look(), page.url
+    assert 0 < len(kept[0]) < len(every)
+    assert kept[2] > 0
+    for how in (page.go_back, page.get_by_role("link", name="Board", exact=True).first.click):
+        reader.act(page.locator("table.ss-board tbody .ss-go").first.click)
+        reader.expect("Confidence sequences")
+        evidence = page.url
+        reader.act(how)
+        assert look() == kept
+        assert sorted(page.url.split("?")[1].split("&")) == sorted(address.split("?")[1].split("&"))
+    reader.act(page.get_by_role("link", name="Evidence", exact=True).first.click)
+    reader.expect("Confidence sequences")
+    assert page.url == evidence
+
+
 def test_the_whole_board_is_reached_by_keyboard(site: Served, reader: Reader) -> None:
     reader.open(site.address())
     seen = set()
