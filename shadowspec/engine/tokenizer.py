@@ -54,8 +54,12 @@ class FolderTokenizer:
         """Token ids of a completion prompt, special tokens included."""
         return list(self.raw(text)["input_ids"])
 
+    def encode_output(self, text: str) -> list[int]:
+        """Token ids of generated text: no special token is added."""
+        return list(self.raw(text, add_special_tokens=False)["input_ids"])
+
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of output tokens, special tokens left out; used for stop strings alone."""
+        """Text of output tokens, special tokens left out; for stop strings, and whether text re-tokenises."""
         return str(self.raw.decode(list(token_ids), skip_special_tokens=True))
 
     def digest(self) -> str:

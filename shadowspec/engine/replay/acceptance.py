@@ -1,0 +1,175 @@
+"""The chance that each token of a logged response is accepted, and whether the response can be the target's at all.
+
+Given the response, of which y is the i-th token, it is accepted where it is drafted with probability
+
+| rule | request | chance |
+|---|---|---|
+| `rejection` | sampled | min(1, draft(y) / target(y)) |
+| `greedy_draft`, `exact_match` | sampled | 1 if y is the draft's arg-max, else 0 |
+| any | temperature 0 | 1 if y is the draft's arg-max, else 0 |
+| any | any, looked up (n-gram) | 1 if y is the token proposed, else 0 |
+
+for P(y emitted and accepted) is min(target(y), draft(y)), and target(y) times the chance that a draft certain of its
+token proposes y.  Both distributions are those after penalties, temperature and truncation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from shadowspec.engine.replay.law import StepChances
+from shadowspec.engine.replay.responses import Response, refused
+from shadowspec.engine.replay.scoring import TokenScores
+from shadowspec.types import SamplingParameters, VerifyRule
+
+Reals = npt.NDArray[np.float64]
+
+
+class LogprobsMode(StrEnum):
+    """What the server's logprobs are of; the names are vLLM's (`--logprobs-mode`)."""
+
+    RAW = "raw_logprobs"  # before penalties, temperature and truncation: vLLM's default
+    PROCESSED = "processed_logprobs"  # of the distribution that was sampled
+
+
+def check_target(response: Response, scores: TokenScores, near_tie_logit: float) -> int:
+    """Whether the target, as it is processed here, can have given the response.
+
+    Args:
+        response: the response.
+        scores: the target's, with probabilities if the request is sampled.
+        near_tie_logit: how far below the highest logit a greedy token may lie for rounding to have chosen it.
+
+    Returns:
+        Tokens of a greedy response that are not the arg-max, each within `near_tie_logit` of it.
+
+    Raises:
+        RecordError: unsupported, "not_argmax" or "zero_probability".
+    """
+    if response.request.sampling.temperature == 0.0:
+        if len(far := np.flatnonzero(~scores.is_best & (scores.gaps > near_tie_logit))):
+            raise refused(
+                response.key,
+                "not_argmax",
+                f"output token {far[0]} is not the target's arg-max but {scores.gaps[far[0]]:.3g} below it, and the "
+                "request is greedy: another model, revision, chat template or sampling gave this response",
+            )
+        return int((~scores.is_best).sum())
+    assert scores.probs is not None, "a sampled response was scored without probabilities"
+    _check_possible(response, scores.probs)
+    return 0
+
+
+def _check_possible(response: Response, target_probs: Reals) -> None:
+    if len(impossible := np.flatnonzero(~(target_probs > 0.0))):
+        raise refused(
+            response.key,
+            "zero_probability",
+            f"output token {impossible[0]} has probability 0 under the target with the stated sampling: another "
+            "model, revision, chat template or sampling gave this response",
+        )
+
+
+def logged_target_probs(response: Response, mode: LogprobsMode) -> Reals:
+    """The target's probabilities of the response's tokens, from the logprobs that the server gave with it; [tokens].
+
+    Raises:
+        RecordError: unsupported; "no_logprobs", "raw_logprobs" or "zero_probability".
+    """
+    logprobs = response.token_logprobs
+    if logprobs is None or len(logprobs) != len(response.output):
+        raise refused(response.key, "no_logprobs", "the record does not hold a logprob of every token of the response")
+    if mode is LogprobsMode.RAW and not _is_unprocessed(response.request.sampling):
+        raise refused(
+            response.key,
+            "raw_logprobs",
+            "its logprobs are of the distribution before temperature, truncation and penalties, and the request has "
+            "some of these; only a server that logs processed logprobs can be replayed without the target",
+        )
+    probs: Reals = np.exp(np.minimum(np.array(logprobs), 0.0))
+    _check_possible(response, probs)
+    return probs
+
+
+def _is_unprocessed(sampling: SamplingParameters) -> bool:
+    """Whether what is sampled is the softmax of the model's own logits."""
+    return (
+        sampling.temperature == 1.0
+        and sampling.top_p >= 1.0
+        and sampling.top_k == 0
+        and sampling.min_p == 0.0
+        and sampling.repetition_penalty == 1.0
+        and sampling.presence_penalty == sampling.frequency_penalty == 0.0
+        and sampling.min_tokens == 0
+    )
+
+
+def needs_probs(rule: VerifyRule, response: Response) -> bool:
+    """Whether the rule looks at probabilities of this response's tokens, and not at the draft's arg-max alone."""
+    return rule is VerifyRule.REJECTION and response.request.sampling.temperature > 0.0
+
+
+def prefix_accept(rule: VerifyRule, response: Response, draft: TokenScores, target_probs: Reals | None) -> Reals:
+    """The chance of each token for a draft model; [tokens].
+
+    Args:
+        rule: how sampled requests are verified.
+        response: the response.
+        draft: the draft's scores.
+        target_probs: [tokens]; not looked at unless `needs_probs`.
+    """
+    if not needs_probs(rule, response):
+        return draft.is_best.astype(np.float64)
+    assert draft.probs is not None, "rejection was asked for without the draft's probabilities"
+    assert target_probs is not None, "rejection was asked for without the target's probabilities"
+    chances: Reals = np.minimum(1.0, draft.probs / target_probs)
+    return chances
+
+
+def lookup_chances(responses: Sequence[Response], shortest: int, longest: int, depth: int) -> StepChances:
+    """Of prompt lookup: a step proposes what `proposers.ngram.lookup` finds at its start.
+
+    Args:
+        responses: the responses.
+        shortest, longest: lengths of the suffixes looked up.
+        depth: the most tokens that a step proposes.
+    """
+    lengths = np.array([len(response.output) for response in responses], dtype=np.int64)
+    width = int(lengths.max(initial=0))
+    accept = np.zeros((len(responses), width, depth))
+    proposed = np.zeros((len(responses), width), dtype=np.int64)
+    for row, response in enumerate(responses):
+        prompt, output = response.request.prompt, response.output
+        tokens = (*prompt, *output)
+        starts = _proposal_starts(tokens, len(prompt), shortest, longest)
+        for place, start in enumerate(starts):
+            if start is None:
+                continue
+            now = len(prompt) + place
+            found = tokens[start : min(start + depth, now)]
+            proposed[row, place] = len(found)
+            for ahead, token in enumerate(found[: len(tokens) - now]):
+                accept[row, place, ahead] = token == tokens[now + ahead]
+    return StepChances(accept, proposed, lengths)
+
+
+def _proposal_starts(tokens: Sequence[int], first: int, shortest: int, longest: int) -> list[int | None]:
+    """For every position from `first` on, given the tokens before it, where prompt lookup begins to copy.
+
+    The places that followed each run of tokens are noted as they are passed, so that a response costs as much as it is
+    long and not its square.
+    """
+    followed: list[dict[tuple[int, ...], int]] = [{} for _ in range(shortest, longest + 1)]
+    starts: list[int | None] = []
+    for now in range(len(tokens)):
+        if now >= first:
+            sizes = range(min(longest, now - 1), shortest - 1, -1)
+            found = (followed[size - shortest].get(tuple(tokens[now - size : now])) for size in sizes)
+            starts.append(next((start for start in found if start is not None), None))
+        for size in range(shortest, min(longest, now) + 1):
+            followed[size - shortest][tuple(tokens[now - size : now])] = now
+    return starts

@@ -1,0 +1,165 @@
+"""Replaying responses: scored under target and drafts, then the law of the steps for every way of drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.replay.acceptance import (
+    LogprobsMode,
+    Reals,
+    check_target,
+    logged_target_probs,
+    lookup_chances,
+    needs_probs,
+    prefix_accept,
+)
+from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
+from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.scoring import Budget, TokenScores, token_scores
+from shadowspec.errors import RecordError
+from shadowspec.types import ExpectedCounts, SpeculationConfig, VerifyRule
+
+LAW_POSITIONS: Final = 65_536  # positions of responses whose laws are found at once: tens of MB at 8 depths
+# Logits by which rounding may choose another greedy token than ours.  Production mostly runs in bfloat16, whose
+# rounding moves logits of usual size (10 to 30) by about a tenth.
+NEAR_TIE_LOGIT: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """A speculation config with its draft model, if it needs one; its number of speculative tokens is not looked at."""
+
+    config: SpeculationConfig
+    draft: LoadedModel | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One response replayed."""
+
+    response: Response
+    counts: Mapping[str, tuple[ExpectedCounts, ...]]  # by the config's name, for each depth
+    num_near_ties: int  # tokens of a greedy response that are not the arg-max here, but nearly
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A response that may be the target's, with the target's probabilities of its tokens where they are needed."""
+
+    response: Response
+    num_near_ties: int
+    target_probs: Reals | None  # [tokens]
+
+
+class Replayer:
+    """Replays responses of one target with each of its ways of drafting."""
+
+    def __init__(
+        self,
+        draftings: Sequence[Drafting],
+        depths: Sequence[int],
+        *,
+        end_token_ids: frozenset[int],
+        target: LoadedModel | None,
+        logprobs_mode: LogprobsMode = LogprobsMode.RAW,
+        near_tie_logit: float = NEAR_TIE_LOGIT,
+        budget: Budget | None = None,
+    ) -> None:
+        """
+        Args:
+            depths: numbers of speculative tokens.
+            end_token_ids: those that end the target's texts.
+            target: None: responses are believed to be the target's, and where its probabilities are needed they are
+                taken from the logprobs that the record holds.
+            logprobs_mode: what those are of.
+            near_tie_logit: see `check_target`.
+        """
+        self._draftings, self._depths = tuple(draftings), tuple(depths)
+        self._target, self._end_token_ids = target, end_token_ids
+        self._logprobs_mode, self._near_tie_logit = logprobs_mode, near_tie_logit
+        self._budget = budget or Budget()
+
+    def replay(self, responses: Sequence[Response]) -> list[Replayed | RecordError]:
+        """The counters of each response, in their order, or why it is refused."""
+        results: dict[int, Replayed | RecordError] = {}
+        judged: dict[int, _Judged] = {}
+        for place, (response, scores) in enumerate(zip(responses, self._target_scores(responses), strict=True)):
+            try:
+                judged[place] = self._judged(response, scores)
+            except RecordError as error:
+                results[place] = error
+        kept = list(judged.values())
+        counts = {drafting.config.name: self._counts(drafting, kept, scores) for drafting, scores in self._scored(kept)}
+        for index, (place, own) in enumerate(judged.items()):
+            by_name = {name: every[index] for name, every in counts.items()}
+            results[place] = Replayed(own.response, by_name, own.num_near_ties)
+        return [results[place] for place in range(len(responses))]
+
+    def _target_scores(self, responses: Sequence[Response]) -> Sequence[TokenScores | None]:
+        if self._target is None:
+            return [None] * len(responses)
+        return token_scores(self._target.model, responses, self._end_token_ids, with_probs=True, budget=self._budget)
+
+    def _judged(self, response: Response, scores: TokenScores | None) -> _Judged:
+        """With the target's own probabilities, else those of the record where some way of drafting needs them."""
+        if scores is not None:
+            return _Judged(response, check_target(response, scores, self._near_tie_logit), scores.probs)
+        if any(self._uses_probs(drafting, response) for drafting in self._draftings):
+            return _Judged(response, 0, logged_target_probs(response, self._logprobs_mode))
+        return _Judged(response, 0, None)
+
+    @staticmethod
+    def _uses_probs(drafting: Drafting, response: Response) -> bool:
+        return drafting.draft is not None and needs_probs(drafting.config.verify_rule, response)
+
+    def _scored(self, judged: Sequence[_Judged]) -> Iterator[tuple[Drafting, list[TokenScores] | None]]:
+        """Each way of drafting with its draft's scores; a draft that several share is run once."""
+        responses = [each.response for each in judged]
+        # The drafts whose probabilities are needed.
+        samples = {id(each.draft) for each in self._draftings if each.config.verify_rule is VerifyRule.REJECTION}
+        found: dict[int, list[TokenScores]] = {}
+        for drafting in self._draftings:
+            draft = drafting.draft
+            if draft is None:
+                yield drafting, None
+                continue
+            if id(draft) not in found:
+                found[id(draft)] = token_scores(
+                    draft.model, responses, self._end_token_ids, with_probs=id(draft) in samples, budget=self._budget
+                )
+            yield drafting, found[id(draft)]
+
+    def _counts(
+        self, drafting: Drafting, judged: Sequence[_Judged], scores: Sequence[TokenScores] | None
+    ) -> list[tuple[ExpectedCounts, ...]]:
+        counts: dict[int, tuple[ExpectedCounts, ...]] = {}
+        config, deepest = drafting.config, max(self._depths)
+        for rows in grouped([len(each.response.output) for each in judged]):
+            if scores is None:
+                group = [judged[row].response for row in rows]
+                chances = lookup_chances(group, config.ngram_min, config.ngram_max, deepest)
+            else:
+                accepts = [
+                    prefix_accept(config.verify_rule, judged[row].response, scores[row], judged[row].target_probs)
+                    for row in rows
+                ]
+                chances = StepChances.of_prefix(accepts, deepest)
+            law = step_law(chances, self._depths)
+            for index, row in enumerate(rows):
+                counts[row] = expected_counts(law, index, len(judged[row].response.request.prompt))
+        return [counts[row] for row in range(len(judged))]
+
+
+def grouped(lengths: Sequence[int], positions: int = LAW_POSITIONS) -> Iterator[list[int]]:
+    """Indices of responses of like length, so many that the padded positions of a group stay within `positions`."""
+    rows: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
+        if rows and lengths[row] * (len(rows) + 1) > positions:
+            yield rows
+            rows = []
+        rows.append(row)
+    if rows:
+        yield rows

@@ -1,0 +1,287 @@
+"""Replay against the loop: what the loop did on its own outputs is what replay says of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shadowspec.engine.batch import Request
+from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.proposers import Proposer
+from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.engine.proposers.ngram import NgramProposer, lookup
+from shadowspec.engine.replay.acceptance import (
+    LogprobsMode,
+    check_target,
+    logged_target_probs,
+    lookup_chances,
+    prefix_accept,
+)
+from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
+from shadowspec.engine.replay.replayer import grouped
+from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.scoring import Budget, TokenScores, packed, token_scores
+from shadowspec.errors import RecordError
+from shadowspec.types import ExpectedCounts, RecordKey, SamplingParameters, SpeculationCounts, VerifyRule
+from tests.small_models import disturbed, tiny_llama
+
+ENDS = frozenset({1})
+COUNTED = (
+    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "acceptance_histogram",
+    "num_output_tokens", "num_prompt_tokens", "num_plain_steps", "num_cut_steps", "num_cut_draft_tokens",
+)  # fmt: skip
+SAMPLINGS = {
+    "plain": SamplingParameters(max_tokens=20),
+    "warm": SamplingParameters(temperature=0.7, top_p=0.9, max_tokens=24),
+    "cut": SamplingParameters(temperature=1.3, top_k=5, min_p=0.02, max_tokens=17, ignore_eos=True),
+    "penalised": SamplingParameters(
+        temperature=0.9, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2, max_tokens=22,
+        min_tokens=6,
+    ),
+    "greedy": SamplingParameters(temperature=0.0, max_tokens=24),
+    "greedy penalised": SamplingParameters(temperature=0.0, frequency_penalty=0.7, max_tokens=24, min_tokens=4),
+}  # fmt: skip
+
+
+def requests(count: int, names: tuple[str, ...] = tuple(SAMPLINGS)) -> list[Request]:
+    """Ragged prompts, the first of one token, with every kind of sampling."""
+    rng = np.random.default_rng(3)
+    return [
+        Request(tuple(rng.integers(2, 12, 1 + row % 11).tolist()), SAMPLINGS[names[row % len(names)]], row)
+        for row in range(count)
+    ]
+
+
+def decoded(
+    target: Any, wanted: list[Request], proposer: Proposer | None, depth: int, rule: VerifyRule
+) -> list[Decoded]:
+    return list(
+        decode_batch(
+            target, wanted, proposer=proposer, num_speculative_tokens=depth, verify_rule=rule, end_token_ids=ENDS
+        ).decoded
+    )
+
+
+def responses_of(wanted: list[Request], outputs: list[Decoded]) -> list[Response]:
+    return [
+        Response(RecordKey("file", 0, row), request, each.output)
+        for row, (request, each) in enumerate(zip(wanted, outputs, strict=True))
+    ]
+
+
+def replayed(
+    target: Any, draft: Any, rule: VerifyRule, responses: list[Response], depth: int, budget: Budget | None = None
+) -> list[ExpectedCounts]:
+    own = token_scores(target, responses, ENDS, with_probs=True, budget=budget)
+    drafts = token_scores(draft, responses, ENDS, with_probs=True, budget=budget)
+    for response, scores in zip(responses, own, strict=True):
+        assert check_target(response, scores, near_tie_logit=0.0) == 0
+    accepts = [
+        prefix_accept(rule, response, scores, of_target.probs)
+        for response, scores, of_target in zip(responses, drafts, own, strict=True)
+    ]
+    law = step_law(StepChances.of_prefix(accepts, 8), [depth, 8])
+    return [expected_counts(law, row, len(response.request.prompt))[0] for row, response in enumerate(responses)]
+
+
+def assert_counts_equal(counts: SpeculationCounts, expected: ExpectedCounts) -> None:
+    for name in COUNTED:
+        assert np.allclose(getattr(expected, name), getattr(counts, name), atol=1e-9), name
+    assert expected.drafts_variance < 1e-9
+    assert expected.accepted_variance < 1e-9
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+@pytest.mark.parametrize("rule", [VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
+def test_drafts_that_are_certain_are_replayed_to_the_count(
+    target: Any, draft: Any, rule: VerifyRule, depth: int
+) -> None:
+    wanted = requests(48)
+    loop = decoded(target, wanted, DraftModelProposer(draft, depth, is_sampling=False), depth, rule)
+    expected = replayed(target, draft, rule, responses_of(wanted, loop), depth)
+    for own, counts in zip(loop, expected, strict=True):
+        assert_counts_equal(own.counts, counts)
+    assert sum(own.counts.num_cut_steps for own in loop) > 3
+    assert 0 < sum(own.counts.num_accepted_tokens for own in loop) < sum(own.counts.num_draft_tokens for own in loop)
+
+
+@pytest.mark.parametrize("rule", list(VerifyRule))
+def test_greedy_requests_are_replayed_to_the_count_by_every_rule(target: Any, draft: Any, rule: VerifyRule) -> None:
+    wanted = requests(16, ("greedy", "greedy penalised"))
+    loop = decoded(target, wanted, DraftModelProposer(draft, 4, is_sampling=rule is VerifyRule.REJECTION), 4, rule)
+    expected = replayed(target, draft, rule, responses_of(wanted, loop), 4)
+    for own, counts in zip(loop, expected, strict=True):
+        assert_counts_equal(own.counts, counts)
+
+
+@pytest.mark.parametrize("depth", [2, 5])
+@pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.EXACT_MATCH])
+def test_lookup_is_replayed_to_the_count(target: Any, rule: VerifyRule, depth: int) -> None:
+    wanted = requests(48)
+    loop = decoded(target, wanted, NgramProposer(depth, 1, 3), depth, rule)
+    responses = responses_of(wanted, loop)
+    law = step_law(lookup_chances(responses, 1, 3, 8), [depth])
+    for row, own in enumerate(loop):
+        assert_counts_equal(own.counts, expected_counts(law, row, len(wanted[row].prompt))[0])
+    assert sum(own.counts.num_plain_steps for own in loop) > 0
+    assert sum(own.counts.num_accepted_tokens for own in loop) > 0
+
+
+def rejection_z(target: Any, draft: Any, scored_draft: Any, depth: int, count: int) -> float:
+    """How many standard errors the loop's accepted tokens, less what their mean step gives, lie from replay's."""
+    wanted = requests(count, ("plain", "warm", "cut", "penalised"))
+    loop = decoded(target, wanted, DraftModelProposer(draft, depth, is_sampling=True), depth, VerifyRule.REJECTION)
+    expected = replayed(target, scored_draft, VerifyRule.REJECTION, responses_of(wanted, loop), depth)
+    length = sum(e.num_accepted_tokens for e in expected) / sum(e.num_drafts for e in expected)
+    differences = [
+        (own.counts.num_accepted_tokens - e.num_accepted_tokens) - length * (own.counts.num_drafts - e.num_drafts)
+        for own, e in zip(loop, expected, strict=True)
+    ]
+    variance = sum(
+        e.accepted_variance - 2 * length * e.drafts_accepted_covariance + length**2 * e.drafts_variance
+        for e in expected
+    )
+    return float(sum(differences) / np.sqrt(variance))
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_rejection_is_replayed_in_expectation(target: Any, draft: Any, depth: int) -> None:
+    assert abs(rejection_z(target, draft, draft, depth, 400)) < 3.5
+
+
+class Shifted(torch.nn.Module):
+    """A draft whose logits are those of the position before: the classic mistake of an index."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.config, self.device, self.dtype, self._model = model.config, model.device, model.dtype, model
+
+    def forward(self, **given: Any) -> Any:
+        kept = given.pop("logits_to_keep")
+        out = self._model(**given, logits_to_keep=0)
+        out.logits = torch.cat((out.logits[:, :1], out.logits[:, :-1]), 1)[:, -kept:]
+        return out
+
+
+def test_a_shift_by_one_position_is_caught(target: Any) -> None:
+    near = disturbed(tiny_llama(1), share=0.05)
+    assert abs(rejection_z(target, near, near, 4, 300)) < 3.5
+    assert abs(rejection_z(target, near, Shifted(near), 4, 300)) > 6.0
+
+
+def test_the_same_chances_whatever_fits_into_memory(target: Any, draft: Any) -> None:
+    wanted = requests(24)
+    responses = responses_of(wanted, decoded(target, wanted, None, 0, VerifyRule.EXACT_MATCH))
+    assert max(len(rows) for rows in packed(responses, 40)) < max(len(rows) for rows in packed(responses, 10_000))
+    for model in (target, draft):
+        whole = token_scores(model, responses, ENDS, with_probs=True)
+        parts = token_scores(model, responses, ENDS, with_probs=True, budget=Budget(tokens=60, logits=100))
+        for one, other in zip(whole, parts, strict=True):
+            assert (one.is_best == other.is_best).all()
+            assert np.allclose(one.gaps, other.gaps, atol=1e-3)
+            assert (one.probs is None) == (other.probs is None)
+            if one.probs is not None and other.probs is not None:
+                assert np.allclose(one.probs, other.probs, atol=1e-4)
+
+
+def test_scores_are_those_of_a_plain_forward_pass(target: Any) -> None:
+    wanted = requests(8, ("plain", "greedy"))
+    responses = responses_of(wanted, decoded(target, wanted, None, 0, VerifyRule.EXACT_MATCH))
+    for response, scores in zip(responses, token_scores(target, responses, ENDS, with_probs=True), strict=True):
+        tokens = torch.tensor([[*response.request.prompt, *response.output]])
+        with torch.inference_mode():
+            logits = target(input_ids=tokens).logits[0, len(response.request.prompt) - 1 : -1]
+        chosen = torch.tensor(response.output)[:, None]
+        assert (scores.is_best == (logits.argmax(-1) == chosen[:, 0]).numpy()).all()
+        assert np.allclose(scores.gaps, (logits.amax(-1) - logits.gather(1, chosen)[:, 0]).numpy(), atol=1e-3)
+        if response.request.sampling.temperature > 0.0:
+            assert scores.probs is not None
+            assert np.allclose(scores.probs, logits.softmax(-1).gather(1, chosen)[:, 0].numpy(), atol=1e-4)
+        else:
+            assert scores.probs is None
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    st.lists(st.integers(0, 3), min_size=1, max_size=20),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(1, 5),
+)
+def test_lookup_proposes_what_the_loop_looks_up(
+    prompt: list[int], output: list[int], shortest: int, more: int, depth: int
+) -> None:
+    response = Response(RecordKey("f", 0, 1), Request(tuple(prompt), SamplingParameters(), 0), tuple(output))
+    chances = lookup_chances([response], shortest, shortest + more, depth)
+    tokens = np.array([*prompt, *output], dtype=np.int64)
+    for place in range(len(output)):
+        now = len(prompt) + place
+        found = lookup(tokens[:now], shortest, shortest + more, depth)
+        assert chances.proposed[0, place] == len(found)
+        matches = [float(one == other) for one, other in zip(found, tokens[now:], strict=False)]
+        assert chances.accept[0, place, : len(matches)].tolist() == matches
+
+
+def logged(sampling: SamplingParameters, logprobs: tuple[float, ...] | None) -> Response:
+    return Response(RecordKey("file", 0, 7), Request((3,), sampling, 0), (4, 5), logprobs)
+
+
+def test_logged_logprobs_are_used_where_they_are_of_what_was_sampled() -> None:
+    given = (-0.5, -1.5)
+    assert np.allclose(logged_target_probs(logged(SamplingParameters(), given), LogprobsMode.RAW), np.exp([-0.5, -1.5]))
+    warm = logged(SamplingParameters(temperature=0.7, top_p=0.9), given)
+    assert np.allclose(logged_target_probs(warm, LogprobsMode.PROCESSED), np.exp([-0.5, -1.5]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "logprobs", "mode", "reason"),
+    [
+        ({}, None, LogprobsMode.RAW, "no_logprobs"),
+        ({}, (-0.5,), LogprobsMode.RAW, "no_logprobs"),
+        ({}, (-0.5, -9999.0), LogprobsMode.RAW, "zero_probability"),
+        *(
+            (changes, (-0.5, -1.5), LogprobsMode.RAW, "raw_logprobs")
+            for changes in (
+                {"temperature": 0.9}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"repetition_penalty": 1.1},
+                {"presence_penalty": 0.1}, {"frequency_penalty": 0.1}, {"min_tokens": 1},
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_logged_logprobs_are_refused_otherwise(
+    changes: dict[str, Any], logprobs: tuple[float, ...] | None, mode: LogprobsMode, reason: str
+) -> None:
+    with pytest.raises(RecordError, match=r"file\[0\]@7") as raised:
+        logged_target_probs(logged(SamplingParameters(**changes), logprobs), mode)
+    assert raised.value.reason == reason
+
+
+def test_a_response_of_another_target_is_refused() -> None:
+    sampled, greedy = logged(SamplingParameters(), None), logged(SamplingParameters(temperature=0.0), None)
+    impossible = TokenScores(np.array([0.5, 0.0]), np.array([True, False]), np.array([0.0, 9.0]))
+    with pytest.raises(RecordError, match=r"file\[0\]@7.*output token 1 has probability 0") as raised:
+        check_target(sampled, impossible, 0.1)
+    assert raised.value.reason == "zero_probability"
+    with pytest.raises(RecordError, match=r"file\[0\]@7.*output token 1 .* 9 below it") as raised:
+        check_target(greedy, impossible, 0.1)
+    assert raised.value.reason == "not_argmax"
+    near = TokenScores(None, np.array([True, False]), np.array([0.0, 0.05]))
+    assert check_target(greedy, near, 0.1) == 1
+
+
+def test_groups_hold_each_response_once_and_stay_small() -> None:
+    lengths = [5, 900, 1, 40, 40, 3, 2_000]
+    groups = list(grouped(lengths, 1_000))
+    assert sorted(row for rows in groups for row in rows) == list(range(len(lengths)))
+    assert all(len(rows) * max(lengths[row] for row in rows) <= 1_000 or len(rows) == 1 for rows in groups)
+
+
+def test_expected_counts_say_what_they_are() -> None:
+    assert set(COUNTED) <= set(asdict(expected_counts(step_law(StepChances.of_prefix([np.ones(3)], 2), [2]), 0, 1)[0]))
