@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import merge
 from itertools import pairwise
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import numpy as np
@@ -200,21 +201,23 @@ def _of_device(rows: EndpointEvidence, device: int) -> EndpointEvidence:
     )
 
 
-@lru_cache(maxsize=1)
-def _template() -> Path:
-    """An empty database, made once to a process."""
-    path = Path(tempfile.mkdtemp(prefix="shadowspec-fleet-")) / "empty.db"
-    schema.upgrade(f"sqlite:///{path}")
-    return path
-
-
 @contextmanager
 def _empty_store() -> Iterator[Store]:
-    """A store without rows, gone when it is left."""
-    with tempfile.TemporaryDirectory(
-        prefix="shadowspec-fleet-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None
-    ) as folder:
-        path = Path(folder) / "fleet.db"
-        shutil.copy(_template(), path)
-        with Store.open(f"sqlite:///{path}") as store:
-            yield store
+    """The process's store without rows; its statements, compiled once, outlive the repetitions."""
+    empty, path, store = _kept_store()
+    shutil.copy(empty, path)
+    try:
+        yield store
+    finally:
+        store.close()  # its connections: the next repetition opens another file of the same name
+
+
+@lru_cache(maxsize=1)
+def _kept_store() -> tuple[Path, Path, Store]:
+    """An empty database, made once to a process, the file that is a copy of it, and the store on that file."""
+    folder = Path(tempfile.mkdtemp(prefix="shadowspec-fleet-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
+    Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)  # atexit is not called in a pool's processes
+    empty, path = folder / "empty.db", folder / "fleet.db"
+    schema.upgrade(f"sqlite:///{empty}")
+    shutil.copy(empty, path)
+    return empty, path, Store.open(f"sqlite:///{path}")

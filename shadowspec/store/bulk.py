@@ -19,6 +19,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Executable,
     Integer,
     RowMapping,
     Table,
@@ -46,15 +47,13 @@ encode_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 def insert_new(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Row]) -> list[Row]:
     """Insert the rows whose keys are new; the primary keys of those."""
-    key = tuple(table.primary_key.columns)
     if connection.dialect.name == "postgresql":
-        rest = f"ON CONFLICT DO NOTHING RETURNING {', '.join(column.name for column in key)}"
+        rest = f"ON CONFLICT DO NOTHING RETURNING {', '.join(column.name for column in table.primary_key.columns)}"
         return _unnest(connection, table, names, rows, rest)
     if not rows:
         return []
-    statement = sqlite.insert(table).on_conflict_do_nothing().returning(*key)
     values = [dict(zip(names, row, strict=True)) for row in rows]
-    return [tuple(row) for row in connection.execute(statement, values)]
+    return [tuple(row) for row in connection.execute(_insert_new(table), values)]
 
 
 def add(
@@ -75,16 +74,24 @@ def add(
         )
     if not rows:
         return []
+    values = [dict(zip(names, row, strict=True)) for row in rows]
+    result = connection.execute(_add(table, tuple(sums), tuple(key), tuple(returning)), values)
+    return [tuple(row) for row in result] if returning else []
+
+
+@lru_cache
+def _insert_new(table: Table) -> sqlite.Insert:
+    """SQLite's statement; kept, since building it takes longer than it runs."""
+    return sqlite.insert(table).on_conflict_do_nothing().returning(*table.primary_key.columns)
+
+
+@lru_cache
+def _add(table: Table, sums: tuple[str, ...], key: tuple[str, ...], returning: tuple[str, ...]) -> Executable:
     insert = sqlite.insert(table)
-    statement: Any = insert.on_conflict_do_update(
+    statement = insert.on_conflict_do_update(
         index_elements=list(key), set_={name: table.c[name] + insert.excluded[name] for name in sums}
     )
-    values = [dict(zip(names, row, strict=True)) for row in rows]
-    if not returning:
-        connection.execute(statement, values)
-        return []
-    statement = statement.returning(*(table.c[name] for name in returning))
-    return [tuple(row) for row in connection.execute(statement, values)]
+    return statement.returning(*(table.c[name] for name in returning)) if returning else statement
 
 
 def one_of(connection: Connection, columns: Sequence[Column[Any]], rows: Sequence[Row]) -> ColumnElement[bool]:
