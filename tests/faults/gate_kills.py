@@ -10,12 +10,10 @@ must hold the same evidence, each unit once, and the same decisions, number by n
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -32,6 +30,7 @@ from shadowspec.gating import run_gate, spans
 from shadowspec.gating.replay import compare, explain
 from shadowspec.store import Store, schema
 from shadowspec.types import StoredEvidence
+from tests.faults.outcome import conclude
 from tests.gate.feeding import Feed
 from tests.gate.worlds import ENDPOINT, START, World, noisy_run
 from tests.services import postgres_server
@@ -183,10 +182,7 @@ def main() -> None:
         engine.dispose()
         figures = run(urls[0], urls[1], arguments.kills, arguments.seed)
     figures["seconds"] = round(time.monotonic() - started)
-    print(json.dumps(figures, indent=1))
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    sys.exit(1 if figures["wrong"] else 0)
+    conclude(figures, arguments.out)
 
 
 if __name__ == "__main__":

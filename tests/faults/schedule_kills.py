@@ -32,6 +32,7 @@ import sqlalchemy
 from shadowspec.scheduler.cron import Cron
 from shadowspec.store import Store, schema
 from shadowspec.types import Delivery, DeliveryState, Verdict
+from tests.faults.outcome import conclude
 from tests.scheduler.receivers import Hook, Mailbox, mail_server, web_server
 from tests.services import postgres_server
 from tests.store import examples
@@ -248,10 +249,7 @@ def main() -> None:
         schema.upgrade(server.url)
         figures = run(server.url, Path(folder), arguments.periods, arguments.seed)
     figures["seconds"] = round(time.monotonic() - started)
-    print(json.dumps(figures, indent=1))
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    sys.exit(1 if figures["wrong"] else 0)
+    conclude(figures, arguments.out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ those of the sampled messages, each once, and the funnel must add up to what was
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -34,6 +33,7 @@ from shadowspec.tap.kafka.values import topic_source
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import RecordKey
 from tests.faults.casts import SECRET, Cast, fakes, real_pair
+from tests.faults.outcome import conclude
 from tests.faults.traffic import Expected, expected
 from tests.kafka_server import KafkaServer, kafka_server
 from tests.kafka_topics import Message, Topics, read_topic
@@ -384,10 +384,7 @@ def main() -> None:
         cast = (real_pair if arguments.real_pair else fakes)(arguments.messages, arguments.seed)
         figures = run(cast, arguments.seed, arguments.faults, folder,
                       lambda line: print(line, file=sys.stderr, flush=True), arguments.minutes)  # fmt: skip
-    print(json.dumps(figures, indent=1))
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    sys.exit(1 if figures["wrong"] else 0)
+    conclude(figures, arguments.out)
 
 
 if __name__ == "__main__":
