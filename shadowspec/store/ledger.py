@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, and_, delete, func, select, tuple_, update
+from sqlalchemy import Connection, RowMapping, and_, delete, func, or_, select, tuple_, update
 
 from shadowspec.errors import FencedError, StoreError, UsageError
 from shadowspec.store import bulk, tables
@@ -78,6 +78,7 @@ def advance(connection: Connection, advances: Sequence[Advance], places: Places,
     add_to_funnel(connection, ordered, consumer)
     for each in ordered:
         entry = places[each.partition]
+        begins = {} if entry.has_begun else {"first_offset": each.first_offset}
         connection.execute(
             update(tables.ledger)
             .where(_ledger.consumer == consumer, _same_partition(each.partition))
@@ -90,6 +91,7 @@ def advance(connection: Connection, advances: Sequence[Advance], places: Places,
                 is_ended=each.is_ended,
                 resume_offset=each.resume_offset,
                 moved_at=datetime.now(UTC),
+                **begins,
             )
         )
 
@@ -132,10 +134,15 @@ def read_watermark(connection: Connection, endpoint: str) -> Watermark:
     """How far the input of an endpoint is known.
 
     It is that of the sources, as each consumer reads them, in which the endpoint has been seen: the least watermark
-    of their partitions that are behind and go on; where none is, the greatest of all.
+    of their partitions that are behind and go on; where none is, the greatest of all.  What the same consumers have
+    only taken up counts too: it may hold the endpoint's records.
     """
     sources = select(_counts.consumer, _counts.source).where(_counts.endpoint == endpoint).distinct()
-    statement = select(tables.ledger).where(tuple_(_ledger.consumer, _ledger.source).in_(sources))
+    is_seen = tuple_(_ledger.consumer, _ledger.source).in_(sources)
+    may_be_seen = and_(
+        _ledger.consumer.in_(select(sources.subquery().c.consumer)), _ledger.num_messages == 0, _ledger.is_behind
+    )
+    statement = select(tables.ledger).where(or_(is_seen, may_be_seen))
     found = [(_entry(row), row["moved_at"]) for row in connection.execute(statement).mappings()]
     newest = max((entry.watermark for entry, _ in found if entry.watermark), default=None)
     is_ended = bool(found) and all(entry.is_ended for entry, _ in found)

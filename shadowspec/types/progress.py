@@ -43,6 +43,11 @@ class LedgerEntry:
     is_ended: bool
     resume_offset: int | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is known where the consumer began.  A partition that it only has taken up stands at 0."""
+        return self.next_offset > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Advance:
@@ -57,7 +62,7 @@ class Advance:
     is_behind: bool = False
     is_ended: bool = False
     resume_offset: int | None = None
-    first_offset: int = 0  # where the consumer began; kept of the first step alone
+    first_offset: int = 0  # where the consumer began; kept of the step that leaves 0 alone
 
 
 @dataclass(frozen=True, slots=True)

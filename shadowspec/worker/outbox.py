@@ -53,6 +53,15 @@ class Outbox:
         """That of the record's partition, if it is read here."""
         return self._trackers.get((key.source, key.partition))
 
+    def claim(self, partition: PartitionId) -> None:
+        """Let the ledger tell of the partition with the next batch, whatever is finished of it by then."""
+        self._trackers[partition.source, partition.partition].claim()
+
+    @property
+    def unheard(self) -> frozenset[PartitionId]:
+        """The partitions of which no message has ever come."""
+        return frozenset(tracker.partition for tracker in self._trackers.values() if tracker.is_unheard)
+
     @property
     def num_unfinished(self) -> int:
         """Messages whose offsets are held."""

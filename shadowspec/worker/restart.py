@@ -28,8 +28,8 @@ class PartitionPast:
 
     @property
     def resume_offset(self) -> int | None:
-        """Where to read from; None: the ledger does not know the partition."""
-        if self.entry is None:
+        """Where to read from; None: the ledger does not know it."""
+        if self.entry is None or not self.entry.has_begun:
             return None
         return self.entry.next_offset if self.entry.resume_offset is None else self.entry.resume_offset
 

@@ -135,6 +135,7 @@ class Service:
         for endpoint, remembered in past.endpoints.items():
             self._admission.restore(partition, endpoint, remembered.units, remembered.request_ids)
         self._pipeline.start(partition, past.entry, past.stored)
+        self._outbox.claim(partition)
         self.source.start(partition, past.resume_offset)
 
     def _pass_idle_time(self) -> None:
@@ -154,9 +155,10 @@ class Service:
     def _save(self) -> None:
         """Rows first, then the ledger (one transaction), then the broker's offsets."""
         if self._write is None:
-            if time.monotonic() - self._written_at < self._limits.flush_interval_s and not self._is_stopping:
+            is_early = time.monotonic() - self._written_at < self._limits.flush_interval_s and not self._is_stopping
+            if is_early or self._starting:  # nothing is in the ledger before every partition that is ours
                 return
-            batch = self._outbox.batch(behind=frozenset(self._behind()))
+            batch = self._outbox.batch(behind=self._behind())
             if batch is None:
                 return
             self._begin_write(batch)
@@ -194,8 +196,10 @@ class Service:
         self._write_began_at = time.monotonic()
         self._write = self._database.call("writing measurements", write)
 
-    def _behind(self) -> list[PartitionId]:
-        return [partition for partition, lag in self.source.lag().items() if lag > 0]
+    def _behind(self) -> frozenset[PartitionId]:
+        """Partitions of which more is to come; of one that was never heard of, as long as nothing is known."""
+        lag = self.source.lag()
+        return frozenset(own for own, number in lag.items() if number > 0) | (self._outbox.unheard - lag.keys())
 
     def _refresh_rates(self) -> None:
         if self._refresh is None:

@@ -54,7 +54,8 @@ class PartitionTracker:
         self.partition = partition
         self.is_read_anew = is_read_anew
         self.position = self._begin = 0 if entry is None else entry.next_offset
-        self._first: int | None = None if entry is None else 0  # where the ledger begins; told with its first step
+        has_begun = entry is not None and entry.has_begun
+        self._first: int | None = 0 if has_begun else None  # where the ledger begins; told with its first step
         self._expected = None if entry is None else entry.next_offset
         self._watermark = None if entry is None else entry.watermark
         self._was_ended = entry is not None and entry.is_ended
@@ -63,6 +64,16 @@ class PartitionTracker:
         self._pending: dict[int, _Span] = {}  # by offset
         self._ties: dict[int, int] = {}  # the later message of a pair, to the earlier one
         self._in_flight: Step | None = None
+        self._claims = False
+
+    def claim(self) -> None:
+        """Let the ledger tell of the partition before anything of it is finished, if it does not yet."""
+        self._claims = True
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether no message of it has ever come, as far as the ledger and this tracker know."""
+        return self._first is None
 
     @property
     def num_unfinished(self) -> int:
@@ -77,15 +88,15 @@ class PartitionTracker:
     @property
     def has_step(self) -> bool:
         """Whether the ledger could move, or is moving."""
-        return self._in_flight is not None or bool(self._spans and self._spans[0].pending == 0) or self._falls_behind
+        is_finished = bool(self._spans and self._spans[0].pending == 0)
+        return self._in_flight is not None or is_finished or self._must_tell(self._was_behind or bool(self._spans))
 
-    @property
-    def _falls_behind(self) -> bool:
-        """Whether something is unfinished of which the ledger does not say so yet.
+    def _must_tell(self, is_behind: bool) -> bool:
+        """Whether the ledger says otherwise, or nothing yet where the partition was claimed.
 
-        It must: where nothing is behind, the newest event anywhere is taken for known (see `Watermark`).
+        It must not: where nothing is behind, the newest event anywhere is taken for known (see `Watermark`).
         """
-        return bool(self._spans) and self._expected is not None and not self._was_behind
+        return self._claims if self._expected is None else is_behind != self._was_behind
 
     def was_passed(self, offset: int) -> bool:
         """Whether the ledger had passed the message before this tracker began."""
@@ -152,7 +163,7 @@ class PartitionTracker:
         """What may be written now; None if nothing is, or while the last step is not settled.
 
         Args:
-            is_behind: more is known to follow, whatever is unfinished here.
+            is_behind: more is known to follow, or not known not to, whatever is unfinished here.
             is_ended: nothing follows; taken once nothing is unfinished.
         """
         if self._in_flight is not None:
@@ -165,10 +176,12 @@ class PartitionTracker:
             else:
                 done.absorb(span)
         ends = is_ended and not self._spans
+        is_behind = is_behind or bool(self._spans)
         if done is None and ends and not self._was_ended:
             done = _Span(self.position - 1, 0, num_messages=0)
-        elif done is None and self._falls_behind and self._expected is not None:
-            done = _Span(self._expected - 1, 0, num_messages=0)
+        elif done is None and self._must_tell(is_behind):
+            place = self._first or 0 if self._expected is None else self._expected
+            done = _Span(place - 1, 0, num_messages=0)
         elif done is None:
             return None
         self._watermark = _newest(self._watermark, done.watermark)
@@ -179,7 +192,7 @@ class PartitionTracker:
             num_messages=done.num_messages,
             funnel=done.funnel,
             watermark=self._watermark,
-            is_behind=is_behind or bool(self._spans),
+            is_behind=is_behind,
             is_ended=ends,
             resume_offset=self._resume_offset(done.last_offset + 1),
             first_offset=self._first or 0,

@@ -117,6 +117,18 @@ def test_the_watermark_is_unknown_where_what_is_behind_has_no_time(store: Store)
     assert store.watermark("chat") == Watermark(None, False)
 
 
+def test_a_source_that_is_only_taken_up_may_hold_any_endpoint(store: Store) -> None:
+    place(store, "group", 0, 30, behind=False, ended=False)
+    place(store, "another group", 0, 40, behind=False, ended=False, endpoint="sql", source="sql topic")
+    claim = Advance(PartitionId("fresh topic"), None, 0, 0, {}, None, is_behind=True)
+    store.save_batch(WriteBatch(advances=(claim,)), "group")
+    assert store.watermark("chat").time is None
+    assert store.watermark("sql").time == examples.NOON + timedelta(minutes=40)
+    begun = Advance(PartitionId("fresh topic"), 0, 8, 1, {("sum", FunnelCounter.MEASURED, None): 1}, None, True)
+    store.save_batch(WriteBatch(advances=(begun,)), "group")
+    assert store.watermark("chat").time == examples.NOON + timedelta(minutes=30)
+
+
 def test_what_holds_the_watermark_is_named_until_it_is_forgotten(store: Store) -> None:
     place(store, "group", 0, 30, behind=False, ended=False)
     assert store.watermark("chat").held_by is None

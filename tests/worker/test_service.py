@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from shadowspec.errors import FencedError, ServiceUnavailableError, StoreError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gating import run_gate
 from shadowspec.store import Store, schema
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
@@ -22,17 +24,21 @@ from shadowspec.tap.kafka.values import Changes, CommitOutcome
 from shadowspec.tap.sources import RawRecord
 from shadowspec.testing import FakeEngine, FakeTokenizer, fake_config
 from shadowspec.types import (
+    Advance,
     Block,
+    Decision,
     FingerprintedConfig,
     FunnelCounter,
     PartitionId,
     RecordKey,
+    Span,
     WriteBatch,
     WriteOutcome,
 )
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.rates import SliceRates
 from shadowspec.worker.recovery import BlockOutcome
+from shadowspec.worker.restart import partition_past
 from shadowspec.worker.service import Limits, Service
 from shadowspec.worker.telemetry import Telemetry
 from tests.faults.traffic import START_MS, messages
@@ -50,21 +56,26 @@ LIMITS = Limits(
 
 @dataclass
 class Source:
-    """One partition in memory."""
+    """One partition in memory; `shown` of its records can be polled (None: all)."""
 
     records: list[RawRecord]
+    partition: PartitionId = PARTITION
+    shown: int | None = None
     place: int | None = None
     is_paused: bool = False
     committed: list[int] = field(default_factory=list)
-    pending: Changes = field(default_factory=lambda: Changes(assigned=(PARTITION,)))
     is_connected: bool = True
     num_pauses: int = 0
+
+    def __post_init__(self) -> None:
+        self.pending = Changes(assigned=(self.partition,))
 
     def poll(self, timeout_s: float) -> Sequence[RawRecord]:
         time.sleep(0.001)
         if self.is_paused or self.place is None:
             return ()
-        found = self.records[self.place : self.place + 5]
+        shown = self.records[: self.shown]
+        found = shown[self.place : self.place + 5]
         self.place += len(found)
         return found
 
@@ -87,7 +98,7 @@ class Source:
         return CommitOutcome()
 
     def lag(self) -> Mapping[PartitionId, int]:
-        return {PARTITION: len(self.records) - (self.place or 0)}
+        return {} if self.place is None else {self.partition: len(self.records) - self.place}
 
     def topic_of(self, source: str) -> str | None:
         return source
@@ -170,10 +181,10 @@ def service(source: Source, engines: Engines, store: Store, limits: Limits = LIM
     )  # fmt: skip
 
 
-def records(count: int) -> list[RawRecord]:
+def records(count: int, partition: int = 0) -> list[RawRecord]:
     return [
-        RawRecord(RecordKey("topic", 0, offset, START_MS + offset), message.value)
-        for offset, message in enumerate(messages(count, 4, ["chat-model"]))
+        RawRecord(RecordKey("topic", partition, offset, START_MS + offset), message.value)
+        for offset, message in enumerate(messages(count, 4 + partition, ["chat-model"]))
     ]
 
 
@@ -286,3 +297,52 @@ def test_a_fenced_partition_is_read_again_from_where_the_other_worker_left_it(st
     (entry,) = store.ledger("g")
     assert (entry.next_offset, entry.num_messages) == (120, 120)
     assert sum(store.funnel().values()) == entry.num_records
+
+
+@pytest.mark.parametrize("shown", [None, 0], ids=["its first block takes long", "none of it has come"])
+def test_a_fresh_partition_holds_the_watermark_until_its_first_records_are_finished(
+    store: Store, shown: int | None
+) -> None:
+    """Else its first block would enter evidence after later ones of the other partition, because it was slow."""
+    slow, slow_engines = Source(records(60, 1), PartitionId("topic", 1), shown), Engines(is_running=False)
+    last = Running(service(slow, slow_engines, store))
+    wait_for(lambda: bool(store.ledger("g")))
+    first = Running(service(Source(records(60)), Engines(), store))
+    wait_for(lambda: any(entry.num_messages > 20 for entry in store.ledger("g")))
+    first.end()
+    assert store.runs("chat")
+    assert store.watermark("chat").time is None
+    assert [decision.num_blocks for decision in decisions(store)] == [0]
+    slow_engines.is_running, slow.shown = True, None
+    wait_for(lambda: slow.place == 60)
+    last.end()
+    assert store.watermark("chat").held_by is None
+    assert [decision.num_blocks for decision in decisions(store)] == [len(store.blocks("chat"))]
+
+
+def test_a_partition_in_which_there_is_nothing_holds_nothing_back(store: Store) -> None:
+    empty = Running(service(Source([], PartitionId("topic", 1)), Engines(), store))
+    wait_for(lambda: bool(store.ledger("g")) and not store.ledger("g")[0].is_behind)
+    first = Running(service(Source(records(60)), Engines(), store))
+    wait_for(lambda: any(entry.num_messages > 20 for entry in store.ledger("g")))
+    first.end()
+    assert store.watermark("chat").time is not None
+    empty.end()
+
+
+def test_a_partition_that_was_only_taken_up_begins_where_its_group_does(store: Store) -> None:
+    """The ledger then stands at 0, which is no place: what is there may be older than what the group is to read."""
+    claim = Advance(PARTITION, None, 0, 0, {}, None, is_behind=True)
+    store.save_batch(WriteBatch(advances=(claim,)), "g")
+    assert partition_past(store, "g", PARTITION, [RULE]).resume_offset is None
+    step = Advance(PARTITION, 0, 101, 1, {("chat", FunnelCounter.MEASURED, None): 1}, None, first_offset=100)
+    store.save_batch(WriteBatch(advances=(step,)), "g")
+    with store.evidence_session("chat") as session:
+        assert session.finished() == [Span("topic", 0, 100, 101)]
+    assert partition_past(store, "g", PARTITION, [RULE]).resume_offset == 101
+
+
+def decisions(store: Store) -> list[Decision]:
+    """What a gate says of the whole endpoint."""
+    found = run_gate(store, {"chat": GatePolicy(min_span_s=0.0)})
+    return [decision for decision in found if not decision.slice_key]

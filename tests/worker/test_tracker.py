@@ -175,3 +175,46 @@ def test_the_ledger_is_told_where_its_consumer_began() -> None:
     step = tracker.step()
     assert step is not None
     assert (step.advance.expected, step.advance.first_offset, step.advance.next_offset) == (None, 100, 101)
+
+
+def test_a_partition_that_was_taken_up_is_told_of_before_anything_came() -> None:
+    """Else its first records, still in a slow block, would hold nothing back."""
+    own = tracker()
+    assert own.step(is_behind=True) is None
+    own.claim()
+    assert own.has_step
+    claim = taken(own.step(is_behind=True)).advance
+    assert (claim.expected, claim.next_offset, claim.num_messages, claim.is_behind) == (None, 0, 0, True)
+    own.settle()
+    own.deliver(100, 0)
+    first = taken(own.step()).advance
+    assert (first.expected, first.first_offset, first.next_offset, first.is_behind) == (0, 100, 101, False)
+
+
+def test_a_claim_says_where_its_consumer_begins_if_a_message_came() -> None:
+    own = tracker()
+    own.claim()
+    own.deliver(100, 1)
+    claim = taken(own.step()).advance
+    assert (claim.expected, claim.first_offset, claim.next_offset, claim.is_behind) == (None, 100, 100, True)
+
+
+def test_where_a_claim_is_taken_over_the_ledger_is_told_where_its_consumer_began() -> None:
+    entry = LedgerEntry("g", PARTITION, 0, 0, 0, None, True, False)
+    own = PartitionTracker(PARTITION, entry)
+    own.deliver(100, 0)
+    advance = taken(own.step()).advance
+    assert (advance.expected, advance.first_offset, advance.next_offset) == (0, 100, 101)
+
+
+def test_the_ledger_says_when_more_is_known_to_follow_and_when_it_is_not() -> None:
+    own = tracker(next_offset=4)
+    assert own.step() is None
+    behind = taken(own.step(is_behind=True)).advance
+    assert (behind.expected, behind.next_offset, behind.is_behind) == (4, 4, True)
+    own.settle()
+    assert own.step(is_behind=True) is None
+    after = taken(own.step()).advance
+    assert (after.next_offset, after.num_messages, after.is_behind, after.watermark) == (4, 0, False, NOON)
+    own.settle()
+    assert own.step() is None
