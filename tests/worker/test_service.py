@@ -56,11 +56,12 @@ LIMITS = Limits(
 
 @dataclass
 class Source:
-    """One partition in memory; `shown` of its records can be polled (None: all)."""
+    """One partition in memory; `shown` of its records can be polled (None: all).  Its end may be unknown yet."""
 
     records: list[RawRecord]
     partition: PartitionId = PARTITION
     shown: int | None = None
+    is_end_known: bool = True
     place: int | None = None
     is_paused: bool = False
     committed: list[int] = field(default_factory=list)
@@ -98,7 +99,7 @@ class Source:
         return CommitOutcome()
 
     def lag(self) -> Mapping[PartitionId, int]:
-        return {} if self.place is None else {self.partition: len(self.records) - self.place}
+        return {} if self.place is None or not self.is_end_known else {self.partition: len(self.records) - self.place}
 
     def topic_of(self, source: str) -> str | None:
         return source
@@ -299,12 +300,15 @@ def test_a_fenced_partition_is_read_again_from_where_the_other_worker_left_it(st
     assert sum(store.funnel().values()) == entry.num_records
 
 
-@pytest.mark.parametrize("shown", [None, 0], ids=["its first block takes long", "none of it has come"])
+@pytest.mark.parametrize(
+    ("shown", "is_end_known"), [(None, True), (0, True), (0, False)], ids=["unfinished", "not come", "unknown"]
+)
 def test_a_fresh_partition_holds_the_watermark_until_its_first_records_are_finished(
-    store: Store, shown: int | None
+    store: Store, shown: int | None, is_end_known: bool
 ) -> None:
     """Else its first block would enter evidence after later ones of the other partition, because it was slow."""
-    slow, slow_engines = Source(records(60, 1), PartitionId("topic", 1), shown), Engines(is_running=False)
+    slow = Source(records(60, 1), PartitionId("topic", 1), shown, is_end_known)
+    slow_engines = Engines(is_running=False)
     last = Running(service(slow, slow_engines, store))
     wait_for(lambda: bool(store.ledger("g")))
     first = Running(service(Source(records(60)), Engines(), store))
@@ -313,7 +317,7 @@ def test_a_fresh_partition_holds_the_watermark_until_its_first_records_are_finis
     assert store.runs("chat")
     assert store.watermark("chat").time is None
     assert [decision.num_blocks for decision in decisions(store)] == [0]
-    slow_engines.is_running, slow.shown = True, None
+    slow_engines.is_running, slow.shown, slow.is_end_known = True, None, True
     wait_for(lambda: slow.place == 60)
     last.end()
     assert store.watermark("chat").held_by is None
