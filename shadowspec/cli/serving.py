@@ -111,6 +111,7 @@ def serving(
             factories,
             store,
             max_queued_blocks=worker.max_queued_blocks,
+            build_timeout_s=worker.build_timeout_s,
             block_timeout_s=worker.block_timeout_s,
             max_attempts=worker.max_attempts,
             on_restart=telemetry.engine_restarted,

@@ -61,6 +61,7 @@ class WorkerSettings:
 
     devices: tuple[str, ...] = ()  # an engine process on each; none: one on the engine's device
     max_queued_blocks: int = 8
+    build_timeout_s: float = 1_800.0  # to load and warm up the models; an engine that takes longer is ended
     block_timeout_s: float = 600.0  # an engine that takes longer is ended, and the block's requests tried alone
     max_attempts: int = 3  # of a request that ends the engine
     overload: str = "pause"  # "pause" the partitions where the engine is behind, or "shed" requests

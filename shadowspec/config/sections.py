@@ -79,6 +79,7 @@ class WorkerSection(Section):
 
     devices: list[Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]] = []
     max_queued_blocks: Positive = 8
+    build_timeout_s: Annotated[float, Field(gt=0)] = 1_800.0
     block_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     max_attempts: Positive = 3
     overload: Literal["pause", "shed"] = "pause"

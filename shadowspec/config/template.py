@@ -62,6 +62,7 @@ hash_secret_file = "shadowspec.secret"
 # devices = []             # an engine process on each, e.g. ["cuda:0", "cuda:1"]; default: one on the engine's device
 # max_queued_blocks = 8    # in front of the engine; then the overload rule applies
 # overload = "pause"       # the partitions; "shed": requests, counted as such
+# build_timeout_s = 1800.0 # to load the models; an engine that takes longer is ended, and at its first start the worker
 # block_timeout_s = 600.0  # an engine that takes longer is ended, and the block's requests are tried alone
 # max_attempts = 3         # at a request that ends the engine
 # max_unfinished_messages = 50000  # consumed, but not yet measured and written

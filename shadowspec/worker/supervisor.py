@@ -1,7 +1,7 @@
 """The engines kept running: a bounded queue of blocks, one child process per device, and what follows a failure.
 
 `step` is called from the poll loop and never waits.  A child that dies or stalls at a block is replaced and
-the block recovered (see `recovery`); one that dies while it builds or idles is replaced after a while.
+the block recovered (see `recovery`); one that dies or stalls while it builds, or dies idle, is replaced after a while.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from shadowspec.errors import ModelError
+from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.types import Block, FingerprintedConfig, RecordKey, ShadowPrompt
 from shadowspec.worker.attempts import AttemptLog, Attempts
 from shadowspec.worker.engine_process import EngineFactory, EngineProcess
@@ -51,7 +51,7 @@ class _Slot:
     has_been_ready: bool = False
     configs: Mapping[str, tuple[FingerprintedConfig, ...]] = field(default_factory=dict)  # when last ready
     sent: deque[_Sent] = field(default_factory=deque)  # in the order in which they are measured
-    since: float = 0.0  # when the first of them began
+    since: float = 0.0  # when the first of them began; before the child is ready, when it was started
     case: Case | None = None
     blame: str | None = None  # why the child is about to end, where we know
     restart_at: float = 0.0
@@ -67,6 +67,7 @@ class Supervisor:
         attempt_log: AttemptLog,
         *,
         max_queued_blocks: int = 8,
+        build_timeout_s: float = 1_800.0,
         block_timeout_s: float = 600.0,
         max_attempts: int = 3,
         on_restart: Callable[[str], None] = lambda _: None,
@@ -74,6 +75,7 @@ class Supervisor:
         """
         Args:
             factories: one for each child process; each runs on a device of its own.
+            build_timeout_s: a child that is not built after so long is killed; at its first start that is an error.
             block_timeout_s: a child that gives no result of a block for so long is killed.
             max_attempts: so many failures of a request alone, or of a block after that, are its last.
             on_restart: called with a short reason whenever a child has ended and another is to be started.
@@ -81,7 +83,7 @@ class Supervisor:
         self._slots = [_Slot(factory, f"engine-{index}") for index, factory in enumerate(factories)]
         self._attempts = Attempts(attempt_log)
         self._max_queued_blocks, self._max_attempts = max_queued_blocks, max_attempts
-        self._block_timeout_s = block_timeout_s
+        self._build_timeout_s, self._block_timeout_s = build_timeout_s, block_timeout_s
         self._on_restart = on_restart
         self._queue: deque[Case] = deque()
         self._outcomes: list[BlockOutcome] = []
@@ -144,7 +146,8 @@ class Supervisor:
         """Hear the children, replace those that are gone, give them work; the blocks finished meanwhile.
 
         Raises:
-            ShadowSpecError: engines cannot be built at their first start, or attempts cannot be written down.
+            ShadowSpecError: engines cannot be built at their first start, or not in time, or attempts cannot be
+                written down.
         """
         for slot in self._slots:
             for event in slot.process.poll() if slot.process is not None else ():
@@ -179,7 +182,7 @@ class Supervisor:
                 slot.process, slot.is_ready = None, False
 
     def _start(self, slot: _Slot) -> None:
-        slot.process = EngineProcess(slot.factory, slot.name)
+        slot.process, slot.since = EngineProcess(slot.factory, slot.name), time.monotonic()
         slot.process.start()
 
     def _hear(self, slot: _Slot, event: Event) -> None:
@@ -210,11 +213,20 @@ class Supervisor:
                 self._replace(slot, event)
 
     def _watch(self, slot: _Slot) -> None:
-        """Kill a child that has been at one block for too long; start one whose time has come."""
+        """Kill a child that has been at its build or at one block for too long; start one whose time has come."""
         now = time.monotonic()
         if slot.process is None:
             if now >= slot.restart_at:
                 self._start(slot)
+        elif not slot.is_ready and slot.blame is None and now - slot.since > self._build_timeout_s:
+            message = f"{slot.name} was not built within {self._build_timeout_s:g} s ([worker] build_timeout_s)"
+            slot.process.kill()
+            if not slot.has_been_ready:
+                raise ServiceUnavailableError(
+                    f"{message}: its device or the disk with the models does not answer, or is slower than that"
+                )
+            log.error("%s", message)
+            slot.blame = "build_stalled"
         elif slot.sent and slot.blame is None and now - slot.since > self._block_timeout_s:
             slot.blame = "engine_stalled"
             slot.process.kill()

@@ -74,6 +74,7 @@ def test_the_values_arrive(tmp_path: Path) -> None:
         [worker]
         devices = ["cuda:0", "cuda:1"]
         max_queued_blocks = 2
+        build_timeout_s = 7
         block_timeout_s = 5
         max_attempts = 1
         overload = "shed"
@@ -105,7 +106,7 @@ def test_the_values_arrive(tmp_path: Path) -> None:
         ),
     )  # fmt: skip
     assert config.kafka.consumed_topics == ("one", "two", "three")
-    assert config.worker == WorkerSettings(("cuda:0", "cuda:1"), 2, 5.0, 1, "shed", 10, 0.5, 1.0, 0.0, "[::1]:0")
+    assert config.worker == WorkerSettings(("cuda:0", "cuda:1"), 2, 7.0, 5.0, 1, "shed", 10, 0.5, 1.0, 0.0, "[::1]:0")
 
 
 @pytest.mark.parametrize(

@@ -113,16 +113,22 @@ class DiaryEngine:
 
 @dataclass(frozen=True, slots=True)
 class DiaryFactory:
-    """Builds a `DiaryEngine`, and writes down when; dies at its first `build_deaths` builds."""
+    """Builds a `DiaryEngine`, and writes down when; dies at its first `build_deaths` builds, and the
+    build number `slow_build` never ends.
+    """
 
     diary: Diary
     inner: FakeEngine
     mark: int = -1
     deaths: int = 0
     build_deaths: int = 0
+    slow_build: int = 0
 
     def __call__(self) -> Mapping[str, DiaryEngine]:
         self.diary.write(f"build {time.monotonic()}")
-        if sum(line.startswith("build") for line in self.diary.lines()) <= self.build_deaths:
+        number = sum(line.startswith("build") for line in self.diary.lines())
+        if number <= self.build_deaths:
             os._exit(7)
+        if number == self.slow_build:
+            time.sleep(600)
         return {"chat": DiaryEngine(self.inner, self.diary, self.mark, self.deaths)}

@@ -150,7 +150,7 @@ class Running:
 
     def __init__(self, service: Service) -> None:
         self.service, self.error = service, None
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)  # a test that fails does not end it
         self._thread.start()
 
     def _run(self) -> None:

@@ -16,6 +16,7 @@ from shadowspec.errors import ModelError, ServiceUnavailableError, ShadowSpecErr
 from shadowspec.testing import FakeEngine, FakeEngineFactory, Marks, fake_config
 from shadowspec.types import Block, RecordKey
 from shadowspec.worker.engine_process import EngineFactory
+from shadowspec.worker.messages import Died
 from shadowspec.worker.recovery import BlockOutcome
 from shadowspec.worker.supervisor import Supervisor
 from tests.worker.blocks import AttemptsInMemory, Diary, DiaryFactory, block, prompt
@@ -302,6 +303,27 @@ def test_an_engine_that_cannot_be_built_again_is_tried_again(started: Start, tmp
     folder.mkdir()
     outcomes = wait_until(lambda: supervisor.is_idle, supervisor)
     assert failures(outcomes[0]) == {1: "engine_died", 2: None}
+
+
+def test_an_engine_that_is_never_built_is_an_error(started: Start) -> None:
+    supervisor = started(FakeEngineFactory(("chat",), build_s=600.0), build_timeout_s=1.0)
+    with pytest.raises(
+        ServiceUnavailableError, match=r"engine-0 was not built within 1 s \(\[worker\] build_timeout_s\)"
+    ):
+        wait_until(lambda: supervisor.is_ready, supervisor)
+    process = supervisor._slots[0].process
+    assert process is not None
+    assert isinstance(process.stop(PATIENCE_S)[-1], Died), "it is ended, and nothing is waited for"
+
+
+def test_an_engine_that_is_not_built_again_in_time_is_tried_again(started: Start, tmp_path: Path) -> None:
+    diary, restarts = Diary(tmp_path / "diary"), list[str]()
+    factory = DiaryFactory(diary, FakeEngine(CONFIGS), mark=KILL, deaths=1, slow_build=2)
+    supervisor = started(factory, on_restart=restarts.append, build_timeout_s=10.0)
+    wait_until(lambda: supervisor.is_ready, supervisor)
+    outcomes = measured(supervisor, block(prompt(1, KILL), prompt(2)))
+    assert len(outcomes) == 1
+    assert restarts == ["engine_died", "build_stalled"]
 
 
 def test_deaths_while_building_are_followed_by_longer_and_longer_waits(started: Start, tmp_path: Path) -> None:
