@@ -14,7 +14,6 @@ import re2  # linear in the text, whatever it is, and ten times as fast as `re` 
 
 RULES_BYTES = 64 * 1024 * 1024  # for the states of rules that are tried together; far from what they come to
 SPACES: Final = b"\t\n\f\r "  # as RE2 means them
-COMMENT_MARKS: Final = (b"#", b"//")
 _DISTANCE = re.compile(r"(?<!\\)\{([01]),\d+\}")
 
 
@@ -110,13 +109,17 @@ _SOURCE_LINE = (
     r"|(?:public|private|protected) (?:static |class |void |int )"
     r"|(?:const|let|var) \w+ = |func \w+\(|fn \w+\()"
 )
-_CODE_LINE = (
-    r"(?m)^[\t ]*(?:return\b[^.\n]*$|@\w+|(?:if|elif|for|while|with|except)\b.*:$|(?:else|try|finally):$|raise \w+"
+_PROGRAM = (
+    r"return\b[^.\n]*$|@\w+|(?:if|elif|for|while|with|except)\b.*:$|(?:else|try|finally):$|raise \w+"
     r"|assert\b|yield\b|(?:static|struct|enum|package|using|namespace)\b.*[;{(=]"
-    r"|[\w.\[\]\"']+(?:, ?[\w.\[\]\"']+)*[\t ]*[-+*/|&]?= ?\S|[\w.]+\([^.\n]*\)[;:]?$|[{}()\[\],;]+$|# ?\S|//"
-    r"|\"{3}|'{3}|[\w\"'.\[\]]+[\t ]*[:,][\t ]*[\w\"'(\[{%-].*[,({\[]$|.*(?:self\.|%\(|\w\(\)|\w\[\w+\]|\\n))"
+    r"|[\w.\[\]\"']+(?:, ?[\w.\[\]\"']+)*[\t ]*[-+*/|&]?= ?\S|[\w.]+\([^.\n]*\)[;:]?$|[{}()\[\],;]+$"
+    r"|\"{3}|'{3}|[\w\"'.\[\]]+[\t ]*[:,][\t ]*[\w\"'(\[{%-].*[,({\[]$"
 )
-TABLE_MADE = re2.compile(r"(?i)\s*create table\b")
+_PROGRAM_TRACE = r"(?:self\.|%\(|\w\(\)|\w\[\w+\]|\\n)"
+_NO_COMMENT = r"(?:[^#/\s].*|/(?:[^/\n].*)?)?"  # what stands before a trace in a line that is no comment
+_CODE_LINE = rf"(?m)^[\t ]*(?:{_PROGRAM}|# ?\S|//|.*{_PROGRAM_TRACE})"
+_PROGRAM_LINE = rf"(?m)^[\t ]*(?:{_PROGRAM}|{_NO_COMMENT}{_PROGRAM_TRACE})"  # a code line that is no comment
+TABLE_MADE = re.compile(rb"(?i)\s*create table\b")  # at the begin of one line: not worth more
 CODE_FENCE = re2.compile(r"(?m)^\s*```")
 _CODE_LANGUAGES = (
     r"(?:python|c\+\+|c#|java|javascript|typescript|rust|golang|ruby|php|bash|shell|html|css|kotlin|swift)"
@@ -184,6 +187,6 @@ TRANSLATION, SUMMARISATION, SQL, FORMAT, CODE_ASKED, CREATIVE, PROOF, MATHS_ASKE
 NUMBER = Rules(_NUMBER)  # whether there is any
 NUMBERS = re2.compile(_NUMBER)  # where they are
 FUNCTIONS = Rules(_FUNCTION_SCHEMA, _FUNCTIONS_OFFERED)
-BODY = Rules(_CODE_LINE, _SOURCE_LINE, _SQL, _FORMAT)
-CODE_LINE, SOURCE_LINE, SQL_HELD, FORMAT_HELD = range(4)
+BODY = Rules(_PROGRAM_LINE, _SOURCE_LINE, _SQL, _FORMAT)
+PROGRAM_LINE, SOURCE_LINE, SQL_HELD, FORMAT_HELD = range(4)
 CODE_LINES = re2.compile(_CODE_LINE)

@@ -88,8 +88,8 @@ def classify_text(text: str) -> str:
     whole = read.encode()
     if b"parameters" in whole and patterns.FUNCTIONS.all_hold(whole):
         return TOOL_CALLING
-    is_short = len(read) <= INSTRUCTION_CHARACTERS  # all of it is in its ends
-    ends = (read[:INSTRUCTION_CHARACTERS] + "\n" + read[-INSTRUCTION_CHARACTERS:]).encode()
+    is_short = len(read) <= 2 * INSTRUCTION_CHARACTERS  # all of it is near one of its ends
+    ends = whole if is_short else (read[:INSTRUCTION_CHARACTERS] + "\n" + read[-INSTRUCTION_CHARACTERS:]).encode()
     rules = patterns.INSTRUCTIONS.possible(ends)
     # An instruction in the first line says what all the rest is for, be it a poem or a program.  The line is one of
     # the ends' own, unless there is space before it: nothing is asked in it that may not be in them.
@@ -150,14 +150,11 @@ def context_bucket(num_prompt_tokens: int) -> str:
 
 def _is_source_text(lines: Sequence[str], body: bytes, found: Sequence[int]) -> bool:
     """Whether the text is a program rather than words about one."""
-    if patterns.CODE_LINE not in found and patterns.SOURCE_LINE not in found:
-        return False
-    lines = [line for line in lines if line.strip()]
-    if patterns.TABLE_MADE.match(lines[0].encode()):
-        return False
-    if patterns.SOURCE_LINE in found:
-        return True
-    code_lines = [match.group().lstrip(patterns.SPACES) for match in patterns.CODE_LINES.finditer(body)]
-    if all(line.startswith(patterns.COMMENT_MARKS) for line in code_lines):  # Markdown has headings, logs have hashes
-        return False
-    return len(code_lines) / len(lines) >= MIN_CODE_LINE_SHARE
+    if patterns.SOURCE_LINE not in found:
+        if patterns.PROGRAM_LINE not in found:  # comments alone are none: Markdown has headings, logs have hashes
+            return False
+        num_code_lines = sum(1 for _ in patterns.CODE_LINES.finditer(body))
+        if num_code_lines / sum(1 for line in lines if line.strip()) < MIN_CODE_LINE_SHARE:
+            return False
+    first_line = next(line for line in lines if line.strip())
+    return patterns.TABLE_MADE.match(first_line.encode()) is None

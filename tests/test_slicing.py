@@ -96,3 +96,8 @@ def test_buckets_have_names_that_fit_a_slice_key() -> None:
 @given(text=st.text(max_size=300) | st.text(alphabet="def select from write a(=)\n,.?1", max_size=2_000))
 def test_any_text_has_one_class(text: str) -> None:
     assert classify_text(text) in PROMPT_CLASSES
+
+
+def test_no_line_begins_in_the_middle_of_a_text() -> None:
+    """Of a text that lies near its two ends as a whole, no cut makes a word the first of a line."""
+    assert classify_text("word " * 40 + "show " + "word " * 79) == "other"
