@@ -41,6 +41,8 @@ def parse_response(record: MirroredRecord) -> ParsedResponse:
     Raises:
         RecordError: malformed, or unsupported ("several_choices").
     """
+    if record.answer is not None:
+        return record.answer
     if record.response is None:
         return ParsedResponse(None)
     if (plain := plain_response(record.response)) is not None:

@@ -7,11 +7,13 @@ Of every other body these functions say None, and of one that is refused as well
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct, ValidationError, convert
 
 from shadowspec.errors import RecordError
 from shadowspec.tap.asked import asked_beside_content
-from shadowspec.tap.bodies import MAX_COUNT, are_token_ids
+from shadowspec.tap.bodies import MAX_COUNT
 from shadowspec.tap.parsed import ParsedRequest, ParsedResponse
 from shadowspec.types import LoggedResponse
 
@@ -20,31 +22,48 @@ READ_ROLES: Final = frozenset({"system", "developer", "user"})  # whose messages
 _MESSAGE_FIELDS: Final = frozenset({"role", "content"})
 
 
-def plain_response(body: Mapping[str, Any]) -> ParsedResponse | None:
+_Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
+_TokenIds = tuple[_Count, ...]
+
+
+class _PlainChoice(Struct, gc=False):
+    token_ids: _TokenIds | None = None
+    prompt_token_ids: _TokenIds | None = None
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class _PlainUsage(Struct, gc=False):
+    completion_tokens: _Count | None = None
+
+
+class PlainAnswer(Struct, gc=False):
     """An answer of one choice whose token ids, if it has any, are such."""
-    choices, usage, model = body.get("choices"), body.get("usage"), body.get("model")
-    if type(choices) is not list or len(choices) != 1 or type(choices[0]) is not dict:
+
+    choices: Annotated[tuple[_PlainChoice, ...], Meta(min_length=1, max_length=1)]
+    usage: _PlainUsage | None = None
+    model: str | None = None
+    id: str | int | None = None
+    created: str | int | float | None = None
+    error: None = None
+    prompt_token_ids: None = None
+
+    def parsed(self) -> ParsedResponse:
+        """What is measured of it."""
+        choice = self.choices[0]
+        token_ids = choice.token_ids
+        counted = None if self.usage is None else self.usage.completion_tokens
+        num_output_tokens = len(token_ids) if counted is None and token_ids is not None else counted
+        logged = LoggedResponse(token_ids, None, choice.finish_reason, num_output_tokens)
+        return ParsedResponse(logged, choice.prompt_token_ids, self.model)
+
+
+def plain_response(body: Mapping[str, Any]) -> ParsedResponse | None:
+    """What a plain answer says."""
+    try:
+        return convert(body, PlainAnswer).parsed()
+    except ValidationError:
         return None
-    get = choices[0].get
-    token_ids, prompt_ids, finish_reason = get("token_ids"), get("prompt_token_ids"), get("finish_reason")
-    counted = None
-    if usage is not None:
-        counted = usage.get("completion_tokens") if type(usage) is dict else -1
-        if counted is not None and (type(counted) is not int or not 0 <= counted < MAX_COUNT):
-            return None
-    is_plain = (
-        get("logprobs") is None
-        and body.get("prompt_token_ids") is None
-        and (model is None or type(model) is str)
-        and (finish_reason is None or type(finish_reason) is str)
-        and (token_ids is None or are_token_ids(token_ids))
-        and (prompt_ids is None or are_token_ids(prompt_ids))
-    )
-    if not is_plain:
-        return None
-    num_output_tokens = len(token_ids) if counted is None and token_ids is not None else counted
-    logged = LoggedResponse(None if token_ids is None else tuple(token_ids), None, finish_reason, num_output_tokens)
-    return ParsedResponse(logged, None if prompt_ids is None else tuple(prompt_ids), model)
 
 
 def plain_request(

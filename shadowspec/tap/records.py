@@ -11,14 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec import Struct, convert
+from msgspec import ValidationError as MsgspecError
 from pydantic import ValidationError
 
 from shadowspec.errors import RecordError
 from shadowspec.tap.documents import parse_object
 from shadowspec.tap.parameters import malformed, unsupported
+from shadowspec.tap.parsed import ParsedResponse
 
 # Traffic from outside this span has a broken clock; one such record would make every other one late.
 EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
@@ -34,42 +37,50 @@ ENDPOINT_HEADER = "x-endpoint"
 # What the adapters found, or the mirror says, for which no record can be measured; the reason code has the same name.
 DISQUALIFYING_ANNOTATIONS: Final = ("truncated", "redacted", "no_payload", "provider_dialect")
 
-_NOTHING: Final = type(None)
-_TEXT: Final = (str, _NOTHING)
-_IDENTIFIER: Final = (str, int, _NOTHING)
 _NO_ANNOTATIONS: Final[Mapping[str, Any]] = {}
-_FLAG: Final = (bool, str, _NOTHING)
-_OBJECT: Final = (dict, _NOTHING)
-# What JSON may hold in each field of the envelope, exactly: True is no int.
-_FIELD_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    "request": (dict,),
-    "response": _OBJECT,
-    "endpoint": _TEXT,
-    "timestamp": (str, int, float, _NOTHING),
-    "session_id": _IDENTIFIER,
-    "user": _IDENTIFIER,
-    "tenant": _IDENTIFIER,
-    "request_id": _IDENTIFIER,
-    "path": _TEXT,
-    "url": _TEXT,
-    "status": (int, str, _NOTHING),
-    "cache_hit": _FLAG,
-    "is_silent_experiment": _FLAG,
-    "metadata": _OBJECT,
-    "headers": _OBJECT,
-}
+
+Answer = TypeVar("Answer")
+
+
+class Envelope(Struct, Generic[Answer], gc=False, kw_only=True):
+    """What JSON may hold in each field of the envelope, exactly: True is no int."""
+
+    request: dict[str, Any]
+    response: Answer | None = None
+    endpoint: str | None = None
+    timestamp: str | int | float | None = None
+    session_id: str | int | None = None
+    user: str | int | None = None
+    tenant: str | int | None = None
+    request_id: str | int | None = None
+    path: str | None = None
+    url: str | None = None
+    status: int | str | None = None
+    cache_hit: bool | str | None = None
+    is_silent_experiment: bool | str | None = None
+    metadata: dict[str, Any] | None = None
+    headers: dict[str, Any] | None = None
+
+
+_AnyEnvelope = Envelope[dict[str, Any]]
+_FIRST_TYPES: Final[Mapping[str, str]] = {  # of fields that may have several; reasons name it
+    "timestamp": "str", "session_id": "str", "user": "str", "tenant": "str", "request_id": "str", "status": "int",
+    "cache_hit": "bool", "is_silent_experiment": "bool",
+}  # fmt: skip
 
 
 @dataclass(init=False, repr=False, slots=True)
 class MirroredRecord:
     """The envelope.  Unknown fields are the mirror's own and are ignored.
 
-    `annotations` are the fields of the record's metadata, then of the request's own, that are not null;
-    `headers` stand by their names in lower case, of several that differ in case alone the first.
+    `response` is what is left to be read of the answer, `answer` what was read of it already.  `annotations` are the
+    fields of the record's metadata, then of the request's own, that are not null; `headers` stand by their names in
+    lower case, of several that differ in case alone the first.
     """
 
     request: dict[str, Any]
-    response: dict[str, Any] | None
+    response: Mapping[str, Any] | None
+    answer: ParsedResponse | None
     endpoint: str | None
     timestamp: str | int | float | None
     session_id: str | int | None
@@ -84,24 +95,30 @@ class MirroredRecord:
     annotations: Mapping[str, Any]
     headers: Mapping[str, Any]
 
-    def __init__(self, document: Mapping[str, Any], headers: Mapping[str, str]) -> None:
-        """Of what `read_envelope` has found to be an envelope."""
-        get = document.get
-        self.request = document["request"]
-        self.response = get("response")
-        self.endpoint = get("endpoint") if get("endpoint") is not None else headers.get(ENDPOINT_HEADER)
-        self.timestamp = get("timestamp")
-        self.session_id = get("session_id")
-        self.user = get("user")
-        self.tenant = get("tenant")
-        self.request_id = get("request_id")
-        self.path = get("path")
-        self.url = get("url")
-        self.status = get("status")
-        self.cache_hit = get("cache_hit")
-        self.is_silent_experiment = get("is_silent_experiment")
-        self.annotations = _annotations(get("metadata"), self.request.get("metadata"))
-        self.headers = _with_own(headers, get("headers"))
+    def __init__(
+        self,
+        envelope: Envelope[Any],
+        headers: Mapping[str, str],
+        response: Mapping[str, Any] | None,
+        answer: ParsedResponse | None = None,
+    ) -> None:
+        """`headers` are the transport's, by lower-case name; they fill what the envelope lacks."""
+        self.request = envelope.request
+        self.response = response
+        self.answer = answer
+        self.endpoint = envelope.endpoint if envelope.endpoint is not None else headers.get(ENDPOINT_HEADER)
+        self.timestamp = envelope.timestamp
+        self.session_id = envelope.session_id
+        self.user = envelope.user
+        self.tenant = envelope.tenant
+        self.request_id = envelope.request_id
+        self.path = envelope.path
+        self.url = envelope.url
+        self.status = envelope.status
+        self.cache_hit = envelope.cache_hit
+        self.is_silent_experiment = envelope.is_silent_experiment
+        self.annotations = _annotations(envelope.metadata, self.request.get("metadata"))
+        self.headers = _with_own(headers, envelope.headers)
 
     def __repr__(self) -> str:
         return f"MirroredRecord(endpoint={self.endpoint!r})"
@@ -197,13 +214,13 @@ def read_envelope(document: dict[str, Any], headers: Mapping[str, str]) -> Mirro
     Raises:
         RecordError: malformed; a field of the envelope has the wrong type.
     """
-    for name, value in document.items():
-        types = _FIELD_TYPES.get(name)
-        if types is not None and type(value) not in types:
-            raise _wrong_field(document)
-    if "request" not in document or not _is_finite(document.get("timestamp")):
+    try:
+        envelope = convert(document, _AnyEnvelope)
+    except MsgspecError:
+        raise _wrong_field(document) from None
+    if not _is_finite(envelope.timestamp):
         raise _wrong_field(document)
-    return MirroredRecord(document, headers)
+    return MirroredRecord(envelope, headers, envelope.response)
 
 
 def decoded_headers(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, str]:
@@ -236,10 +253,13 @@ def _with_own(headers: Mapping[str, str], own: Mapping[str, Any] | None) -> Mapp
 
 def _wrong_field(document: Mapping[str, Any]) -> RecordError:
     """The first field that is wrong, by name, and by the first of the types that it may have if it may have several."""
-    for name, types in _FIELD_TYPES.items():
-        value = document.get(name)
-        if type(value) not in types or not _is_finite(value):
-            return malformed(f"invalid:{name}.{types[0].__name__}" if len(types) > len(_OBJECT) else f"invalid:{name}")
+    for name in Envelope.__struct_fields__:
+        try:
+            is_right = _is_finite(convert({"request": {}, name: document.get(name)}, _AnyEnvelope).timestamp)
+        except MsgspecError:
+            is_right = False
+        if not is_right:
+            return malformed(f"invalid:{name}.{_FIRST_TYPES[name]}" if name in _FIRST_TYPES else f"invalid:{name}")
     raise AssertionError("no field is wrong")
 
 

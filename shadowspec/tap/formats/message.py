@@ -24,6 +24,7 @@ from shadowspec.tap.formats import cloudevents, kong, litellm
 from shadowspec.tap.formats.cloudevents import EVENT_SUFFIXES, EventSuffixes
 from shadowspec.tap.formats.opened import EventHalf, Format, Opened
 from shadowspec.tap.parameters import malformed, unsupported
+from shadowspec.tap.plain_records import plain_record
 from shadowspec.tap.records import MirroredRecord, decoded_headers, read_envelope
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import RecordKey
@@ -58,6 +59,10 @@ def open_message(raw: RawRecord, format: Format, *, event_suffixes: EventSuffixe
                 return [_opened(raw.key, read)]
             if mode is cloudevents.ContentMode.STRUCTURED:
                 format = Format.CLOUDEVENTS
+        if format in (Format.AUTO, Format.OPENAI):
+            plain = plain_record(raw.value, headers)
+            if plain is not None and (format is Format.OPENAI or not _BODY_FIELDS.isdisjoint(plain.request)):
+                return [Opened(raw.key, plain)]
         documents = split_message(raw.value)
     except RecordError as error:
         return [Opened(raw.key, error=error)]

@@ -1,0 +1,126 @@
+"""Messages that are read into what is used of them give what their documents give."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shadowspec.errors import RecordError
+from shadowspec.tap import openai
+from shadowspec.tap.formats import Format, Opened, open_message
+from shadowspec.tap.formats import message as opening
+from shadowspec.tap.plain_records import plain_record
+from tests.fuzz.mutation import mutated
+from tests.fuzz.target import HEADERS
+from tests.tap.formats.samples import message
+from tests.tap.formats.test_properties import seeds
+from tests.tap.mirror import chat
+
+WRITTEN = [seed[1:] for seed in seeds(Format.OPENAI)] + [json.dumps(chat()).encode()]
+AT_MS = 1_700_000_400_000
+
+
+def said(each: Opened) -> Any:
+    """All that a record says, with the first thing that is wrong of it."""
+    if each.record is None:
+        return each.key, each.half, each.error and (each.error.counter, each.error.reason)
+    record, found = each.record, []
+    fields = {name: getattr(record, name) for name in record.__slots__ if name not in {"response", "answer"}}
+    for read in (lambda: record.event_time(AT_MS), record.response_identity, record.check_served):
+        try:
+            found.append(read())
+        except RecordError as error:
+            found.append((error.counter, error.reason))
+    try:
+        answer = tuple(openai.parse_response(record))
+    except RecordError as error:
+        answer = (error.counter, error.reason)
+    return each.key, repr((fields, found, answer))  # True is not 1, nor is 1.0
+
+
+def opened_both_ways(value: bytes, headers: Any, format: Format) -> tuple[list[Any], list[Any]]:
+    raw = message(value, headers)
+    directly = [said(each) for each in open_message(raw, format)]
+    with mock.patch.object(opening, "plain_record", return_value=None):
+        return directly, [said(each) for each in open_message(raw, format)]
+
+
+@pytest.mark.parametrize("format", [Format.OPENAI, Format.AUTO])
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(WRITTEN),
+    st.randoms(use_true_random=False),
+    st.sampled_from(HEADERS[:2]),
+)
+def test_changed_messages_say_what_their_documents_say(
+    format: Format, seed: bytes, generator: Random, headers: Any
+) -> None:
+    directly, by_document = opened_both_ways(mutated(seed, generator), headers, format)
+    assert directly == by_document
+
+
+FIELDS = (
+    st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats() | st.text(max_size=3) | st.just({"a": 1})
+)
+CHANGES = st.dictionaries(
+    st.sampled_from(
+        [
+            *("request", "response", "endpoint", "timestamp", "session_id", "user", "tenant", "request_id", "path"),
+            *("url", "status", "cache_hit", "is_silent_experiment", "metadata", "headers", "call_type", "specversion"),
+            "other",
+        ]
+    ),
+    FIELDS,
+    max_size=3,
+)
+ANSWER_CHANGES = st.dictionaries(
+    st.sampled_from(["id", "created", "error", "model", "choices", "usage", "prompt_token_ids", "other"]),
+    FIELDS | st.just([]) | st.just([{}, {}]) | st.just([{"token_ids": [1, 2], "logprobs": None, "text": "x"}]),
+    max_size=3,
+)
+
+
+@pytest.mark.parametrize("format", [Format.OPENAI, Format.AUTO])
+@settings(max_examples=400, deadline=None)
+@given(CHANGES, ANSWER_CHANGES)
+def test_odd_fields_say_what_they_say_in_documents(
+    format: Format, changes: dict[str, Any], of_answer: dict[str, Any]
+) -> None:
+    record = chat()
+    record["response"] = {**record["response"], **of_answer}
+    value = json.dumps({**record, **changes}).encode()
+    directly, by_document = opened_both_ways(value, (), format)
+    assert directly == by_document
+
+
+def test_an_ordinary_message_is_read_without_a_document() -> None:
+    with mock.patch.object(opening, "split_message", side_effect=AssertionError("a document was made")):
+        for format in (Format.OPENAI, Format.AUTO):
+            (found,) = open_message(message(chat(), (("x-session-id", b"s"),)), format)
+            assert found.record is not None
+            assert found.record.answer is not None
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'"\xff"',  # not UTF-8
+        rb'"\ud800 and on"',  # half of a pair
+        b"[" * 300 + b"]" * 300,  # too deep
+        b"NaN",
+        b'"\x01"',
+    ],
+)
+def test_what_nobody_reads_is_looked_at_nevertheless(odd: bytes) -> None:
+    value = json.dumps(chat(other=0)).encode().replace(b'"other": 0', b'"other": ' + odd)
+    assert odd in value
+    assert plain_record(value, {}) is None
+    directly, by_document = opened_both_ways(value, (), Format.OPENAI)
+    assert directly == by_document
+    assert directly[0][2][0] == "malformed"
