@@ -66,6 +66,7 @@ def test_what_is_in_no_format_is_refused(value: Any) -> None:
 def test_what_is_in_two_formats_is_refused() -> None:
     assert refusal({**kong_entry(), "request": REQUEST}) == ("malformed", "ambiguous_format")
     assert refusal({**chat(), "call_type": "completion", "startTime": 1}) == ("malformed", "ambiguous_format")
+    assert refusal({**chat(), "started_at": 1, "latencies": {}}) == ("malformed", "ambiguous_format")
     event = {"specversion": "1.0", "id": "1", "source": "/", "type": "a.request"}
     assert refusal({**chat(), **event}) == ("malformed", "ambiguous_format")
 
