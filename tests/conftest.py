@@ -34,6 +34,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+# Where there is no GPU the kernels run in Triton's interpreter.  Triton asks once, when it is first imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 DIALECTS = ("sqlite", pytest.param("postgres", marks=pytest.mark.integration))
 
 

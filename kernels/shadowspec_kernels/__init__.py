@@ -1,4 +1,5 @@
 """Kernels of the engine, beneath every other package: it imports nothing of `shadowspec`.
 
-The engine runs on torch's own operators so far; each kernel that joins brings its torch specification with it.
+`reference` is the specification in plain torch; `verification`, `scoring` and `appending` hold one Triton kernel
+family each, and import triton; `dispatch` runs either and writes down which.
 """
