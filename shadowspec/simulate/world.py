@@ -60,7 +60,7 @@ class Fleet:
     block_s: float = 1_000.0
     slow_factor: float = 5.0
     slow_below: float = 0.0
-    look_every: int = 2
+    look_every: int = 6
 
 
 @dataclass(frozen=True, slots=True)
