@@ -55,7 +55,7 @@ def load_scorer(names: Sequence[str]) -> Scorer:
     Raises:
         ConfigError: there is no such function; the message says what is wrong with it.
     """
-    return Scorer({_name_of(name): is_json if name == JSON_VALID else _function(name) for name in names})
+    return Scorer({score_name(name): is_json if name == JSON_VALID else _function(name) for name in names})
 
 
 def is_json(text: str) -> float:
@@ -68,7 +68,8 @@ def is_json(text: str) -> float:
     return 1.0
 
 
-def _name_of(name: str) -> str:
+def score_name(name: str) -> str:
+    """The name that runs carry a score under, by how the configuration calls it."""
     return STRUCTURED_VALIDITY if name == JSON_VALID else OWN_SCORE
 
 

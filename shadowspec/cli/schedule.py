@@ -88,18 +88,14 @@ def _scheduler(config: Config, crons: dict[str, Cron], store: Store) -> Any:
 def _require_receivers(config: Config) -> None:
     """Secrets that are not there are found now, not at night."""
     from shadowspec.errors import ConfigError
-    from shadowspec.scheduler.settings import EmailSettings, WebhookSettings
-    from shadowspec.scheduler.webhook import require_webhook
+    from shadowspec.scheduler.receivers import require_secret
 
     wanted = {name for job in config.schedule.jobs for name in job.receivers}
     for own in config.schedule.receivers:
         if own.name not in wanted:
             continue
         try:
-            if isinstance(own, WebhookSettings):
-                require_webhook(own)
-            elif isinstance(own, EmailSettings) and own.password is not None:
-                own.password.read()
+            require_secret(own)
         except ConfigError as error:
             raise ConfigError(f"{config.path}: schedule.receivers.{own.name}: {error}") from error
 

@@ -16,6 +16,7 @@ from shadowspec.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
+    from shadowspec.scheduler.settings import ReceiverSettings
 
 
 def init(
@@ -48,7 +49,10 @@ class Finding:
 
 
 def doctor(config_path: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Check configuration, secret, database, broker, device and models, and say how to mend what is wrong."""
+    """Check configuration, secret, database, broker, schedule, receivers, scores, device and models.
+
+    Say how to mend what is wrong. Nothing is sent to a receiver.
+    """
     findings = examine(config_path)
     if as_json:
         print_json({"checks": [{"check": f.check, "ok": f.is_ok, "found": f.found} for f in findings]})
@@ -81,6 +85,9 @@ def examine(config_path: Path | None) -> list[Finding]:
             ("secret", _secret),
             ("database", _database),
             ("broker", _broker),
+            ("schedule", _schedule),
+            *((f"receiver {own.name}", _receiver(own)) for own in config.schedule.receivers),
+            ("scores", _scores),
             ("device", _device),
             ("models", _models),
         )
@@ -116,6 +123,52 @@ def _broker(config: Config) -> str:
     if config.kafka is None:
         return "no mirror is configured ([kafka]); files need none"
     return describe(config.kafka)
+
+
+def _schedule(config: Config) -> str:
+    from datetime import UTC, datetime
+
+    from shadowspec.scheduler.cron import crons_of
+    from shadowspec.words import plural
+
+    crons = crons_of(config.path, config.schedule.jobs)
+    if not crons:
+        return "no job is configured ([schedule]); reports are made by hand"
+    now = datetime.now(UTC)
+    due = min(moment for cron in crons.values() if (moment := cron.next_after(now)) is not None)
+    return f"{plural(len(crons), 'job')}; next due {due:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _receiver(own: ReceiverSettings) -> Callable[[Config], str]:
+    """The check of one receiver; nothing is sent to it."""
+
+    def check(config: Config) -> str:
+        from shadowspec.scheduler.receivers import require_place, require_secret
+
+        require_secret(own)
+        require_place(own)
+        jobs = [job.name for job in config.schedule.jobs if own.name in job.receivers]
+        return f"of {', '.join(jobs)}" if jobs else "of no job: nothing is sent to it"
+
+    return check
+
+
+def _scores(config: Config) -> str:
+    from shadowspec.errors import ConfigError
+    from shadowspec.gate.guardrails import SCORES
+    from shadowspec.scoring import score_name
+
+    wanted = {"structured_validity": '"json_valid"', "score": "a function of yours"}
+    for name, endpoint in config.endpoints.items():
+        scored = {score_name(each) for each in endpoint.scores}
+        for margin, score in SCORES.items():
+            if getattr(endpoint.policy, margin) is not None and score not in scored:
+                raise ConfigError(
+                    f"{config.path}: endpoints.{name}.scores: needs {wanted[score]}, for the policy sets {margin}: "
+                    "without it the test never sees an output and the endpoint stays on HOLD"
+                )
+    names = sorted({each for endpoint in config.endpoints.values() for each in endpoint.scores})
+    return ", ".join(names) or "no output is scored; no policy asks for it"
 
 
 def _device(config: Config) -> str:

@@ -80,7 +80,7 @@ def add(
 
 
 @lru_cache
-def _insert_new(table: Table) -> sqlite.Insert:
+def _insert_new(table: Table) -> Executable:
     """SQLite's statement; kept, since building it takes longer than it runs."""
     return sqlite.insert(table).on_conflict_do_nothing().returning(*table.primary_key.columns)
 

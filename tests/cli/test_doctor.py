@@ -1,0 +1,148 @@
+"""`shadowspec doctor` on what an operator writes wrong: schedule, receivers, scores."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Workspace
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:apprise", "ignore:.*is deprecated and slated for removal:DeprecationWarning"
+)
+
+SCHEDULE = """
+[schedule.jobs.weekly]
+cron = "0 7 * * 1"
+receivers = ["here", "mail", "chat"]
+[schedule.receivers.here]
+kind = "folder"
+folder = "reports/weekly"
+[schedule.receivers.mail]
+kind = "email"
+host = "mail.example.org"
+sender = "shadowspec@example.org"
+to = ["team@example.org"]
+username = "shadowspec"
+password_variable = "MAIL_PASSWORD"
+[schedule.receivers.chat]
+kind = "webhook"
+url_file = "chat_url"
+"""
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One mail server whose name is known."""
+
+    def found(host: str, *_: object, **__: object) -> list[object]:
+        if host != "mail.example.org":
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return []
+
+    monkeypatch.setattr("shadowspec.scheduler.receivers.socket.getaddrinfo", found)
+
+
+@pytest.fixture
+def scheduled(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A whole schedule with which nothing is wrong."""
+    assert workspace.run("db", "upgrade").code == 0
+    path = workspace.folder / "shadowspec.toml"
+    path.write_text(path.read_text(encoding="utf-8") + SCHEDULE, encoding="utf-8")
+    (workspace.folder / "chat_url").write_text("json://127.0.0.1:9/hook", encoding="utf-8")
+    monkeypatch.setenv("MAIL_PASSWORD", "of the mail server")
+    return workspace
+
+
+def wrong(workspace: Workspace, code: int) -> dict[str, Any]:
+    """What is wrong, by the name of the check."""
+    done = workspace.run("doctor", "--json")
+    assert done.code == code, done.out
+    return {each["check"]: each["found"] for each in done.document["checks"] if not each["ok"]}
+
+
+def test_a_schedule_is_looked_over_and_nothing_is_sent_or_made(scheduled: Workspace) -> None:
+    done = scheduled.run("doctor", "--json")
+    assert done.code == 0, done.out
+    found = {each["check"]: each["found"] for each in done.document["checks"]}
+    assert found["schedule"].startswith("1 job; next due 20")
+    assert [found[f"receiver {name}"] for name in ("here", "mail", "chat")] == ["of weekly"] * 3
+    assert not (scheduled.folder / "reports").exists()
+    assert "of the mail server" not in done.out
+
+
+def test_without_a_schedule_there_is_nothing_to_check(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    done = workspace.run("doctor", "--json")
+    assert done.code == 0, done.out
+    assert "no job is configured" in done.out
+    assert "receiver" not in done.out
+
+
+def test_a_cron_expression_that_cannot_be_read(scheduled: Workspace) -> None:
+    scheduled.replace_in_config("0 7 * * 1", "0 25 * * 1")
+    assert "schedule.jobs.weekly.cron" in wrong(scheduled, 2)["schedule"]
+
+
+def test_secrets_that_are_not_there(scheduled: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MAIL_PASSWORD")
+    (scheduled.folder / "chat_url").unlink()
+    found = wrong(scheduled, 2)
+    assert found == {
+        "receiver mail": "the variable MAIL_PASSWORD is not set",
+        "receiver chat": "chat_url: cannot be read (FileNotFoundError)",
+    }
+
+
+def test_a_webhook_whose_url_is_none(scheduled: Workspace) -> None:
+    (scheduled.folder / "chat_url").write_text("no-such-service://token", encoding="utf-8")
+    found = wrong(scheduled, 2)["receiver chat"]
+    assert "token" not in found
+
+
+def test_a_mail_server_that_nobody_knows(scheduled: Workspace) -> None:
+    scheduled.replace_in_config("mail.example.org", "mial.example.org")
+    assert wrong(scheduled, 5) == {"receiver mail": "host mial.example.org: no address is known of it"}
+
+
+def test_certificates_that_are_not_there(scheduled: Workspace) -> None:
+    scheduled.replace_in_config('username = "shadowspec"', 'username = "shadowspec"\nca_file = "ca.pem"')
+    assert wrong(scheduled, 2) == {"receiver mail": "ca_file ca.pem: cannot be read"}
+
+
+def test_a_folder_that_cannot_be(scheduled: Workspace) -> None:
+    (scheduled.folder / "reports").write_text("a file")
+    assert "reports is no folder" in wrong(scheduled, 2)["receiver here"]
+
+
+def test_a_folder_that_may_not_be_written_to(scheduled: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    may = os.access
+    monkeypatch.setattr("shadowspec.scheduler.receivers.os.access", lambda *own: own[1] == os.R_OK and may(*own))
+    assert "cannot be written to" in wrong(scheduled, 2)["receiver here"]  # the system lets root write anywhere
+
+
+@pytest.mark.parametrize(
+    ("margin", "scores", "wanted"),
+    [
+        ("score_margin", "[]", "a function of yours"),
+        ("score_margin", '["json_valid"]', "a function of yours"),
+        ("validity_margin", '["json:dumps"]', '"json_valid"'),
+    ],
+)
+def test_a_margin_on_scores_that_nobody_gives(workspace: Workspace, margin: str, scores: str, wanted: str) -> None:
+    workspace.run("db", "upgrade")
+    workspace.replace_in_config("[gate]", f"[gate]\n{margin} = 0.1")
+    workspace.replace_in_config("served_models", f"scores = {scores}\nserved_models")
+    found = wrong(workspace, 2)
+    assert list(found) == ["scores"]
+    assert f"endpoints.letters.scores: needs {wanted}, for the policy sets {margin}" in found["scores"]
+
+
+def test_scores_that_a_margin_asks_for(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    workspace.replace_in_config("[gate]", "[gate]\nvalidity_margin = 0.1")
+    workspace.replace_in_config("served_models", 'scores = ["json_valid"]\nserved_models')
+    assert wrong(workspace, 0) == {}
