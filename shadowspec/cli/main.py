@@ -22,6 +22,7 @@ from shadowspec.cli import (
     override,
     plan,
     produce,
+    replay,
     report,
     schedule,
     set_up,
@@ -42,8 +43,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    demonstrate.demo, set_up.init, set_up.doctor, measure.run, worker.worker, produce.produce, gate.gate, check.check,
-    plan.plan, report.report, schedule.schedule, dashboard.dashboard, export.export, simulate.simulate,
+    demonstrate.demo, set_up.init, set_up.doctor, measure.run, worker.worker, produce.produce, replay.replay,
+    gate.gate, check.check, plan.plan, report.report, schedule.schedule, dashboard.dashboard, export.export,
+    simulate.simulate,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -41,11 +41,7 @@ def run(
         "requests_measured": sum(each.requests_measured for each in done.progress),
     }
     if as_json:
-        funnel = [
-            {"endpoint": endpoint, "counter": counter.value, "reason": reason, "num_records": number}
-            for (endpoint, counter, reason), number in _in_order(done.funnel)
-        ]
-        print_json({"files": files, **totals, "funnel": funnel})
+        print_json({"files": files, **totals, "funnel": funnel_document(done.funnel)})
     else:
         results.print(
             f"{totals['records_read']} records read, {totals['requests_measured']} requests measured in "
@@ -54,13 +50,22 @@ def run(
             highlight=False,
         )
         if done.funnel:
-            results.print(_funnel_table(done.funnel))
+            results.print(funnel_table(done.funnel))
     if done.funnel and all(counter in _UNUSABLE for _, counter, _ in done.funnel) and not totals["requests_found"]:
         raise NoDataError("no record could be used; the table says why" if not as_json else "no record could be used")
     notes.print("next: shadowspec gate, then shadowspec report", highlight=False)
 
 
-def _funnel_table(funnel: Mapping[FunnelKey, int]) -> Table:
+def funnel_document(funnel: Mapping[FunnelKey, int]) -> list[dict[str, Any]]:
+    """Where records ended, as --json shows it."""
+    return [
+        {"endpoint": endpoint, "counter": counter.value, "reason": reason, "num_records": number}
+        for (endpoint, counter, reason), number in _in_order(funnel)
+    ]
+
+
+def funnel_table(funnel: Mapping[FunnelKey, int]) -> Table:
+    """Where records ended."""
     table = Table("endpoint", "counter", "reason", title="Where the records ended", title_justify="left", box=None)
     table.add_column("records", justify="right")
     for (endpoint, counter, reason), number in _in_order(funnel):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shadowspec.engine.llama import DirectLlama, why_not_direct
 from shadowspec.engine.runner import Runner
@@ -114,7 +114,7 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype) -> LoadedMod
     model = model.to(device).eval()
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise ModelError(f"{path}: {type(model).__name__} takes no position ids, so ragged rows cannot be run")
-    end_token_ids = _end_token_ids(model, tokenizer.raw)
+    end_token_ids = _end_token_ids(getattr(model, "generation_config", None), model.config, tokenizer.raw)
     return LoadedModel(
         path=path,
         model=runnable(model, path),
@@ -194,9 +194,23 @@ def probe_cached_forward(model: Any, tokens: torch.Tensor, plain: torch.Tensor, 
         )
 
 
-def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def load_end_token_ids(path: str, tokenizer: FolderTokenizer) -> frozenset[int]:
+    """The tokens that end a model folder's texts, without its weights.
+
+    Raises:
+        ModelError: its config cannot be read.
+    """
+    try:
+        generation = GenerationConfig.from_pretrained(path, local_files_only=True)
+    except LOADING_ERRORS:
+        generation = None  # a folder need not have one
+    return _end_token_ids(generation, load_config(path), tokenizer.raw)
+
+
+def _end_token_ids(*sources: Any) -> frozenset[int]:
+    """What generation config, model config and tokenizer name."""
     ids: set[int] = set()
-    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+    for source in sources:
         value = getattr(source, "eos_token_id", None)
         if isinstance(value, int):
             ids.add(value)
@@ -222,27 +236,36 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
-    """Whether `draft` can draft for `target`; warnings for what is allowed but unwise.
+def check_tokenizers(target_path: str, target: FolderTokenizer, draft_path: str, draft: FolderTokenizer) -> None:
+    """Whether a draft speaks its target's tokens and can follow it to the end of its context.
 
     Raises:
         ModelError: vocabularies or special tokens differ, or the draft's context is too short to follow.
     """
-    where = f"draft {draft.path} cannot draft for target {target.path}"
-    sizes = int(target.model.config.vocab_size), int(draft.model.config.vocab_size)
+    where = f"draft {draft_path} cannot draft for target {target_path}"
+    sizes = target.vocabulary_size, draft.vocabulary_size
     if sizes[0] != sizes[1]:
         raise ModelError(f"{where}: vocabulary sizes differ ({sizes[1]} against {sizes[0]})")
-    target_vocabulary, draft_vocabulary = target.tokenizer.raw.get_vocab(), draft.tokenizer.raw.get_vocab()
+    target_vocabulary, draft_vocabulary = target.raw.get_vocab(), draft.raw.get_vocab()
     if target_vocabulary != draft_vocabulary:
         changed = sum(1 for token, index in target_vocabulary.items() if draft_vocabulary.get(token) != index)
         raise ModelError(f"{where}: the tokenizers differ ({changed} tokens have another id or are missing)")
-    if set(target.tokenizer.raw.all_special_ids) != set(draft.tokenizer.raw.all_special_ids):
+    if set(target.raw.all_special_ids) != set(draft.raw.all_special_ids):
         raise ModelError(f"{where}: the tokenizers' special tokens differ")
     if draft.context_length < target.context_length:
         raise ModelError(
             f"{where}: its context of {draft.context_length} tokens is shorter than the target's "
             f"{target.context_length}"
         )
+
+
+def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
+    """Whether `draft` can draft for `target`; warnings for what is allowed but unwise.
+
+    Raises:
+        ModelError: as `check_tokenizers`.
+    """
+    check_tokenizers(target.path, target.tokenizer, draft.path, draft.tokenizer)
     warnings = []
     ratio = target.num_parameters / draft.num_parameters
     if ratio < MIN_SIZE_RATIO:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,7 +41,7 @@ class Replayed:
     """One response replayed."""
 
     response: Response
-    counts: Mapping[str, tuple[ExpectedCounts, ...]]  # by the config's name, for each depth
+    counts: tuple[tuple[ExpectedCounts, ...], ...]  # of each way of drafting in the order given, for each depth
     num_near_ties: int  # tokens of a greedy response that are not the arg-max here, but nearly
 
 
@@ -92,10 +92,9 @@ class Replayer:
             except RecordError as error:
                 results[place] = error
         kept = list(judged.values())
-        counts = {drafting.config.name: self._counts(drafting, kept, scores) for drafting, scores in self._scored(kept)}
+        counts = [self._counts(drafting, kept, scores) for drafting, scores in self._scored(kept)]
         for index, (place, own) in enumerate(judged.items()):
-            by_name = {name: every[index] for name, every in counts.items()}
-            results[place] = Replayed(own.response, by_name, own.num_near_ties)
+            results[place] = Replayed(own.response, tuple(every[index] for every in counts), own.num_near_ties)
         return [results[place] for place in range(len(responses))]
 
     def _target_scores(self, responses: Sequence[Response]) -> Sequence[TokenScores | None]:

@@ -1,0 +1,205 @@
+"""`shadowspec replay`: exact acceptance from logged responses, for every number of speculative tokens at once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from shadowspec.cli.console import notes, print_json, results
+from shadowspec.cli.measure import funnel_document, funnel_table
+from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.types import VerifyRule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shadowspec.cli.replaying import Outcome, PoolKey, ReplayedTraffic
+    from shadowspec.engine.replay.pooling import PooledCounts
+    from shadowspec.types import SpeculationConfig
+
+MAX_DEPTH = 32
+DEPTHS_ACROSS = 8  # columns of a table that fit where there is no terminal
+
+
+def replay(
+    files: Annotated[list[str], typer.Argument(help="Files of JSON lines (gzip or not); - is standard input.")],
+    config_path: ConfigOption = None,
+    depths: Annotated[
+        str, typer.Option("--k", help="Numbers of speculative tokens: a range such as 1..8, or a list such as 1,2,4.")
+    ] = "1..8",
+    endpoint: Annotated[str | None, typer.Option("--endpoint", "-e", help="Replay this endpoint alone.")] = None,
+    verify_rules: Annotated[
+        list[VerifyRule] | None,
+        typer.Option(
+            "--verify-rule", help="In place of the candidates' own rule for sampled requests; may be given repeatedly."
+        ),
+    ] = None,
+    draft_only: Annotated[
+        bool, typer.Option("--draft-only", help="Load no target: take its probabilities from the records' logprobs.")
+    ] = False,
+    logprobs_mode: Annotated[
+        str,
+        typer.Option("--logprobs-mode", help="What those are: raw_logprobs (vLLM's default) or processed_logprobs."),
+    ] = "raw_logprobs",
+    near_tie_logit: Annotated[
+        float | None,
+        typer.Option(
+            "--near-tie", min=0.0, help="How far below the arg-max a greedy token may lie, in logits (default 0.25)."
+        ),
+    ] = None,
+    max_requests: Annotated[
+        int | None, typer.Option("--max-requests", min=1, help="Stop reading once so many requests are replayed.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write one JSON line for every request: counters, or why not.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell from logged responses what every candidate would accept, at every number of speculative tokens at once.
+
+    Nothing is decoded, timed, decided or written to the database: two forward passes over each response give the
+    exact expectation of all counters.
+    """
+    from shadowspec.cli.replaying import replay_files
+    from shadowspec.config import find_config, load_config
+    from shadowspec.engine.replay.acceptance import LogprobsMode
+    from shadowspec.errors import NoDataError, UsageError
+
+    wanted = parse_depths(depths)
+    if logprobs_mode not in set(LogprobsMode):
+        raise UsageError(f"--logprobs-mode must be {' or '.join(LogprobsMode)}, not {logprobs_mode!r}")
+    config = load_config(find_config(config_path))
+    lines = out.open("w", encoding="utf-8") if out is not None else None
+    try:
+
+        def write(outcome: Outcome) -> None:
+            if lines is not None:
+                lines.write(json.dumps(outcome.document(wanted)) + "\n")
+
+        done = replay_files(
+            config, files, wanted,
+            endpoint=endpoint, verify_rules=tuple(verify_rules or ()), draft_only=draft_only,
+            logprobs_mode=LogprobsMode(logprobs_mode), near_tie_logit=near_tie_logit, max_requests=max_requests,
+            on_outcome=write,
+        )  # fmt: skip
+    finally:
+        if lines is not None:
+            lines.close()
+    if as_json:
+        print_json(
+            {
+                "files": files,
+                "draft_only": draft_only,
+                "requests_replayed": done.num_replayed,
+                "near_tie_tokens": done.num_near_ties,
+                "replays": [_cell(done, key, pooled) for key, pool in done.pools.items() for pooled in pool.pooled()],
+                "funnel": funnel_document(done.funnel),
+            }
+        )
+    else:
+        _print(done)
+    if not done.num_replayed:
+        raise NoDataError("no response could be replayed" + ("" if as_json else "; the table says why"))
+
+
+def parse_depths(text: str) -> tuple[int, ...]:
+    """The numbers of a range `1..8` or of a list `1,2,4`, in order.
+
+    Raises:
+        UsageError: it is neither, or a number is not from 1 to 32.
+    """
+    from shadowspec.errors import UsageError
+
+    try:
+        first, is_range, last = text.partition("..")
+        numbers = range(int(first), int(last) + 1) if is_range else [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1 or max(numbers) > MAX_DEPTH:
+        raise UsageError(f"--k must be a range such as 1..8 or a list such as 1,2,4, from 1 to {MAX_DEPTH}")
+    return tuple(sorted(set(numbers)))
+
+
+def _cell(done: ReplayedTraffic, key: PoolKey, pooled: PooledCounts) -> dict[str, Any]:
+    from shadowspec import metrics
+    from shadowspec.types import parse_slice_key
+
+    endpoint, slice_key, drafting = key
+    config, counts = done.configs[endpoint][drafting], pooled.counts
+    return {
+        "endpoint": endpoint,
+        "slice": parse_slice_key(slice_key),
+        "config": config.name,
+        "proposer": config.proposer,
+        "verify_rule": config.verify_rule.value,
+        "num_speculative_tokens": len(counts.num_accepted_tokens_per_pos),
+        "num_requests": pooled.num_requests,
+        "num_sessions": pooled.num_units,
+        "mean_acceptance_length": metrics.mean_acceptance_length(counts),
+        "mean_acceptance_length_lower": pooled.lower,
+        "mean_acceptance_length_upper": pooled.upper,
+        "first_position_acceptance_rate": metrics.first_position_acceptance_rate(counts),
+        "draft_acceptance_rate": metrics.draft_acceptance_rate(counts),
+        "marginal_acceptance_rates": metrics.marginal_acceptance_rates(counts),
+        "expected": asdict(counts),
+    }
+
+
+def _print(done: ReplayedTraffic) -> None:
+    for endpoint, configs in done.configs.items():
+        keys = [key for key in done.pools if key[0] == endpoint]
+        has_several_slices = len({slice_key for _, slice_key, _ in keys}) > 2  # the whole endpoint is one of them
+        shown = [key for key in keys if key[1] or has_several_slices]
+        for start in range(0, len(done.depths) if shown else 0, DEPTHS_ACROSS):
+            results.print(
+                _table(endpoint, configs, shown, range(start, min(start + DEPTHS_ACROSS, len(done.depths))), done)
+            )
+    results.print(
+        f"{done.num_replayed} responses replayed"
+        + (f", {done.num_near_ties} greedy tokens are near-ties" if done.num_near_ties else ""),
+        highlight=False,
+    )
+    if done.funnel:
+        results.print(funnel_table(done.funnel))
+    for reason, message in done.refusals.items():
+        notes.print(f"first {reason}: {message}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(
+    endpoint: str, configs: Sequence[SpeculationConfig], keys: Sequence[PoolKey], places: range, done: ReplayedTraffic
+) -> Table:
+    from shadowspec import metrics
+
+    title = f"{endpoint}: mean acceptance length by K, with 95% intervals over sessions"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 0, 0, 1), pad_edge=False)
+    table.add_column("slice, config, rule", overflow="fold", min_width=24)
+    for name in ("requests", "1st", *(f"K={done.depths[place]}" for place in places)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for key in keys:
+        config, pooled = configs[key[2]], done.pools[key].pooled()
+        label = f"{key[1].replace(',', ', ') or '(whole endpoint)'}, {config.name}, {config.verify_rule.value}"
+        first = metrics.first_position_acceptance_rate(pooled[0].counts)
+        table.add_row(
+            escape(label),
+            f"{pooled[0].num_requests:,}",
+            "-" if first is None else f"{first:.0%}",
+            *(_length(pooled[place]) for place in places),
+        )
+    return table
+
+
+def _length(pooled: PooledCounts) -> str:
+    from shadowspec import metrics
+
+    length = metrics.mean_acceptance_length(pooled.counts)
+    if length is None:
+        return "-"
+    if pooled.lower is None or pooled.upper is None:
+        return f"{length:.2f}"
+    return f"{length:.2f}±{max(length - pooled.lower, pooled.upper - length):.2f}"

@@ -1,0 +1,259 @@
+"""From a configuration and files to replayed traffic: models, reader and replayer put together."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from transformers.utils import logging as transformers_logging
+
+from shadowspec.cli.console import notes, progress_bar
+from shadowspec.cli.pipeline import load_tokenizers, require_endpoints
+from shadowspec.config import Config, EndpointConfig, load_hash_secret
+from shadowspec.engine import Models
+from shadowspec.engine.models import check_tokenizers, load_end_token_ids
+from shadowspec.engine.replay.acceptance import LogprobsMode
+from shadowspec.engine.replay.pooling import Pool
+from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayed, Replayer
+from shadowspec.engine.replay.responses import Response, logged_response
+from shadowspec.engine.tokenizer import FolderTokenizer
+from shadowspec.errors import ConfigError, RecordError
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.responses import LoggedCall, ResponseReader
+from shadowspec.tap.sources import RawRecord, read_records
+from shadowspec.types import (
+    ExpectedCounts,
+    FunnelCounter,
+    FunnelKey,
+    RecordKey,
+    SpeculationConfig,
+    VerifyRule,
+    parse_slice_key,
+)
+
+log = logging.getLogger(__name__)
+
+WINDOW: Final = 512  # responses of an endpoint that are sorted by length and scored together
+
+PoolKey = tuple[str, str, int]  # endpoint, slice ("": the whole endpoint), place of the config in `configs`
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one record: its counters for each config and depth, or where and why it ended."""
+
+    key: RecordKey
+    endpoint: str | None
+    slice_key: str | None = None
+    unit_key: str | None = None
+    counts: Mapping[tuple[str, str], tuple[ExpectedCounts, ...]] = field(default_factory=dict)  # by config and rule
+    num_near_ties: int = 0
+    reason: str | None = None
+
+    def document(self, depths: Sequence[int]) -> dict[str, Any]:
+        """One line of `--out`."""
+        found: dict[str, Any] = {"key": str(self.key), "endpoint": self.endpoint}
+        if self.reason is not None:
+            return {**found, "reason": self.reason}
+        replays = [
+            {"config": name, "verify_rule": rule, "num_speculative_tokens": depth, "expected": asdict(own)}
+            for (name, rule), counts in self.counts.items()
+            for depth, own in zip(depths, counts, strict=True)
+        ]
+        return {
+            **found,
+            "slice": parse_slice_key(self.slice_key or ""),
+            "session": self.unit_key,
+            "near_tie_tokens": self.num_near_ties,
+            "replays": replays,
+        }
+
+
+@dataclass(slots=True)
+class ReplayedTraffic:
+    """What replaying files came to."""
+
+    depths: tuple[int, ...]
+    configs: Mapping[str, tuple[SpeculationConfig, ...]]  # by endpoint
+    pools: dict[PoolKey, Pool] = field(default_factory=dict)
+    funnel: Counter[FunnelKey] = field(default_factory=Counter)  # records that were not replayed
+    refusals: dict[str, str] = field(default_factory=dict)  # the first message of each reason that replay itself gave
+    num_replayed: int = 0
+    num_near_ties: int = 0
+
+
+class EndpointReplay:
+    """One endpoint's replayer and its waiting responses."""
+
+    def __init__(
+        self, replayer: Replayer, tokenizer: FolderTokenizer, end_token_ids: frozenset[int], draftings: list[Drafting]
+    ) -> None:
+        self.replayer, self.tokenizer, self.end_token_ids = replayer, tokenizer, end_token_ids
+        self.configs = tuple(drafting.config for drafting in draftings)
+        self.waiting: list[tuple[LoggedCall, Response]] = []
+
+
+def replay_files(
+    config: Config,
+    paths: Sequence[str],
+    depths: tuple[int, ...],
+    *,
+    endpoint: str | None,
+    verify_rules: tuple[VerifyRule, ...],
+    draft_only: bool,
+    logprobs_mode: LogprobsMode,
+    near_tie_logit: float | None,
+    max_requests: int | None,
+    on_outcome: Callable[[Outcome], None],
+) -> ReplayedTraffic:
+    """Replay the responses in files of mirrored traffic, with a progress bar on stderr.
+
+    Args:
+        endpoint: replay this one alone; records of others are counted as such.
+        verify_rules: instead of each candidate's own.
+        on_outcome: called for every record, in no particular order.
+    """
+    require_endpoints(config)
+    if endpoint is not None and endpoint not in config.endpoints:
+        raise ConfigError(
+            f"{config.path}: no endpoint {endpoint!r} is configured (configured: {', '.join(config.endpoints)})"
+        )
+    secret = load_hash_secret(config)
+    with notes.status("loading models"):
+        transformers_logging.disable_progress_bar()  # stderr is ours
+        tokenizers = load_tokenizers(config)
+        models = Models(config.engine.device, config.engine.dtype)
+        endpoints = {
+            name: _endpoint(
+                own, models, tokenizers[name], depths, verify_rules, draft_only, logprobs_mode, near_tie_logit
+            )
+            for name, own in config.endpoints.items()
+            if endpoint in (None, name)
+        }
+    run = _Run(endpoints, depths, on_outcome)
+    for path in paths:
+        rules = [own.rule for own in config.endpoints.values()]
+        run.read(path, ResponseReader(rules, tokenizers, KeyedHash(secret)), max_requests)
+    return run.done
+
+
+def _endpoint(
+    own: EndpointConfig,
+    models: Models,
+    tokenizer: FolderTokenizer,
+    depths: tuple[int, ...],
+    verify_rules: tuple[VerifyRule, ...],
+    draft_only: bool,
+    logprobs_mode: LogprobsMode,
+    near_tie_logit: float | None,
+) -> EndpointReplay:
+    """Load what is needed: lookup needs no model at all, and `draft_only` no target."""
+    draftings: list[Drafting] = []
+    for candidate in own.candidates:
+        if candidate.draft is None:
+            draftings.append(Drafting(candidate, None))  # a looked-up token is accepted alike by every rule
+            continue
+        draft = models.load(candidate.draft)
+        check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
+        draftings += [
+            Drafting(replace(candidate, verify_rule=rule), draft) for rule in verify_rules or (candidate.verify_rule,)
+        ]
+    needs_target = not draft_only and any(drafting.draft is not None for drafting in draftings)
+    target = models.load(own.target) if needs_target else None
+    ends = target.end_token_ids if target is not None else load_end_token_ids(own.target, tokenizer)
+    replayer = Replayer(
+        draftings,
+        depths,
+        end_token_ids=ends,
+        target=target,
+        logprobs_mode=logprobs_mode,
+        near_tie_logit=NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,
+    )
+    return EndpointReplay(replayer, tokenizer, ends, draftings)
+
+
+class _Run:
+    """Reads files and adds up what replaying gives."""
+
+    def __init__(
+        self, endpoints: Mapping[str, EndpointReplay], depths: tuple[int, ...], on_outcome: Callable[[Outcome], None]
+    ) -> None:
+        self._endpoints, self._on_outcome = endpoints, on_outcome
+        self.done = ReplayedTraffic(depths, {name: own.configs for name, own in endpoints.items()})
+
+    def read(self, path: str, reader: ResponseReader, max_requests: int | None) -> None:
+        """Replay one file."""
+        with progress_bar() as bar:
+            records: Iterable[RawRecord] = read_records(path)
+            total = None
+            if path != "-":
+                records = list(records)  # held once, in order to know its length
+                total = len(records)
+            task = bar.add_task(f"replaying {path}", total=total, detail="")
+            for number, raw in enumerate(records, start=1):
+                self._take(reader.read(raw))
+                bar.update(task, completed=number, detail=f"{self.done.num_replayed} replayed")
+                waiting = sum(len(own.waiting) for own in self._endpoints.values())
+                if max_requests is not None and self.done.num_replayed + waiting >= max_requests:
+                    break
+            else:
+                self._take(reader.drain())
+            for name in self._endpoints:
+                self._replay(name)
+                bar.update(task, detail=f"{self.done.num_replayed} replayed")
+
+    def _take(self, found: Iterable[LoggedCall | tuple[RecordKey, FunnelKey]]) -> None:
+        for each in found:
+            if isinstance(each, tuple):
+                self._end(*each)
+                continue
+            name, key = each.prompt.endpoint, each.prompt.key
+            own = self._endpoints.get(name)
+            if own is None:
+                self._end(key, (name, FunnelCounter.SAMPLED_OUT, "other_endpoint"))
+                continue
+            try:
+                response = logged_response(each.prompt, each.text, own.tokenizer, own.end_token_ids)
+            except RecordError as error:
+                self._refuse(key, name, error)
+                continue
+            own.waiting.append((each, response))
+            if len(own.waiting) >= WINDOW:
+                self._replay(name)
+
+    def _replay(self, name: str) -> None:
+        own = self._endpoints[name]
+        waiting, own.waiting = own.waiting, []
+        results = own.replayer.replay([response for _, response in waiting])
+        for (call, _), result in zip(waiting, results, strict=True):
+            if isinstance(result, RecordError):
+                self._refuse(call.prompt.key, name, result)
+            else:
+                self._add(name, own.configs, call, result)
+
+    def _add(self, name: str, configs: Sequence[SpeculationConfig], call: LoggedCall, result: Replayed) -> None:
+        done = self.done
+        done.num_replayed += 1
+        done.num_near_ties += result.num_near_ties
+        for slice_key in ("", call.slice_key):
+            for place, counts in enumerate(result.counts):
+                pool = done.pools.setdefault((name, slice_key, place), Pool(done.depths))
+                pool.add(call.unit_key, counts)
+        by_config = {
+            (config.name, config.verify_rule.value): counts
+            for config, counts in zip(configs, result.counts, strict=True)
+        }
+        self._on_outcome(Outcome(call.prompt.key, name, call.slice_key, call.unit_key, by_config, result.num_near_ties))
+
+    def _refuse(self, key: RecordKey, name: str, error: RecordError) -> None:
+        """A record that replay itself refuses; its message names it."""
+        log.info("%s", error)
+        self.done.refusals.setdefault(error.reason, str(error))
+        self._end(key, (name, FunnelCounter(error.counter), error.reason))
+
+    def _end(self, key: RecordKey, end: FunnelKey) -> None:
+        self.done.funnel[end] += 1
+        self._on_outcome(Outcome(key, end[0], reason=end[2]))

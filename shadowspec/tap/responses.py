@@ -1,0 +1,117 @@
+"""Reading logged responses: every record that holds one, whatever is sampled and timed for measuring.
+
+Records are read as they are for measuring, by the same steps and with the same refusals, but for three things: the
+sampling rate and the drawn place in a session do not apply, for replay costs next to nothing; `max_new_tokens`, which
+caps what the shadow generates, does not apply, for the response is there already; and a record without a response is
+unsupported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from shadowspec.errors import RecordError
+from shadowspec.tap.endpoints import EndpointRule
+from shadowspec.tap.formats import Format, open_message
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.joining import DEFAULT_WINDOW, Joined, Joiner
+from shadowspec.tap.reading import Found, Reader, Reading, Tokenizer
+from shadowspec.tap.records import MirroredRecord
+from shadowspec.tap.routing import NO_HINTS
+from shadowspec.tap.sources import RawRecord
+from shadowspec.types import FunnelCounter, FunnelKey, RecordKey, ShadowPrompt
+
+# Beside its content a message may hold generated tokens that are not in it.
+_OTHER_CONTENT: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal", "audio")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedCall:
+    """A request with its response."""
+
+    prompt: ShadowPrompt
+    slice_key: str
+    unit_key: str  # the session, or what stands for it
+    text: str | None = field(repr=False)  # the whole text of the response, if the record has all of it as text
+
+
+class ResponseReader:
+    """Reads the records of one input, in the order of delivery."""
+
+    def __init__(
+        self, rules: Sequence[EndpointRule], tokenizers: Mapping[str, Tokenizer], keyed_hash: KeyedHash
+    ) -> None:
+        whole = [replace(rule, sample_rate=1.0, max_new_tokens=None) for rule in rules]
+        self._reader = Reader(whole, tokenizers, keyed_hash)
+        self._joiner = Joiner(DEFAULT_WINDOW)
+        self._seen: set[tuple[str, str]] = set()  # endpoint, and an id by which a request would be known again
+
+    def read(self, raw: RawRecord) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
+        """The calls of one message, or where its records end; of half a call nothing until it is settled."""
+        found: list[Found] = []
+        for opened in open_message(raw, Format.AUTO):
+            if opened.half is not None:
+                found += _joined(self._joiner.add(opened.key, opened.half))
+            else:
+                found.append((opened.key, _one(opened.record, opened.error), NO_HINTS))
+        yield from self._ended(found)
+
+    def drain(self) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
+        """What waited for its other half; no message follows."""
+        yield from self._ended(_joined(self._joiner.drain()))
+
+    def _ended(self, found: list[Found]) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
+        for reading in self._reader.read(found):
+            endpoint = reading.rule.name if reading.is_placed else None
+            if reading.error is not None:
+                yield reading.key, (endpoint, FunnelCounter(reading.error.counter), reading.error.reason)
+            elif reading.logged is None:
+                yield reading.key, (endpoint, FunnelCounter.UNSUPPORTED, "no_response")
+            elif self._is_known(reading):
+                yield reading.key, (endpoint, FunnelCounter.DUPLICATE, "seen_before")
+            else:
+                yield _call(reading)
+
+    def _is_known(self, reading: Reading) -> bool:
+        ids = {(reading.rule.name, identity) for identity in reading.identities}
+        is_known = not ids.isdisjoint(self._seen)
+        self._seen |= ids
+        return is_known
+
+
+def _joined(settled: Sequence[Joined]) -> list[Found]:
+    return [(each.key, _one(each.record, each.error), NO_HINTS) for each in settled]
+
+
+def _one(record: MirroredRecord | None, error: RecordError | None) -> MirroredRecord | RecordError:
+    either = record if record is not None else error
+    assert either is not None, "neither a record nor an error"
+    return either
+
+
+def _call(reading: Reading) -> LoggedCall:
+    event_time, slice_key = reading.event_time, reading.slice_key
+    assert event_time is not None, "placed without a time"
+    assert slice_key is not None, "read to the end without a slice"
+    prompt = ShadowPrompt(
+        reading.key, reading.rule.name, event_time, reading.labels, reading.prompt_token_ids, reading.sampling,
+        reading.session_hash, reading.user_hash, reading.request_id_hash, reading.logged,
+    )  # fmt: skip
+    return LoggedCall(prompt, slice_key, reading.unit_key, response_text(reading.record.response or {}))
+
+
+def response_text(body: Mapping[str, Any]) -> str | None:
+    """The text of the answer's only choice, if all that was generated is in it."""
+    choices = body.get("choices")
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        return None
+    message = choices[0].get("message")
+    if message is None:
+        text = choices[0].get("text")
+    elif isinstance(message, dict) and not any(message.get(name) for name in _OTHER_CONTENT):
+        text = message.get("content")
+    else:
+        text = None
+    return text if isinstance(text, str) else None

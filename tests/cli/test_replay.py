@@ -1,0 +1,189 @@
+"""`shadowspec replay`: the same counters as the loop's, refusals that say why, and no model where none is needed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shadowspec.cli.replay import parse_depths
+from shadowspec.engine.batch import Request
+from shadowspec.engine.decode import decode_batch
+from shadowspec.engine.models import LoadedModel, load_model
+from shadowspec.errors import UsageError
+from shadowspec.types import SamplingParameters, VerifyRule
+from tests.cli.conftest import Workspace, record, write_traffic
+
+NUM_RECORDS = 24
+NGRAM = """
+[[endpoints.letters.candidates]]
+name = "lookup"
+proposer = "ngram"
+num_speculative_tokens = 3
+ngram_min = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def target(tiny_pair: tuple[Path, Path]) -> LoadedModel:
+    return load_model(str(tiny_pair[0]), torch.device("cpu"), torch.float32)
+
+
+def answered(target: LoadedModel, number: int, **changes: Any) -> dict[str, Any]:
+    """A record with what the target answers to it: greedy unless `changes` say otherwise."""
+    asked = record(number, max_tokens=12, **changes)
+    prompt = tuple(target.tokenizer.encode(asked["request"]["prompt"]))
+    sampling = SamplingParameters(temperature=asked["request"]["temperature"], max_tokens=12)
+    answer = decode_batch(
+        target.model, [Request(prompt, sampling, number)], proposer=None, num_speculative_tokens=0,
+        verify_rule=VerifyRule.EXACT_MATCH, end_token_ids=target.end_token_ids,
+    ).decoded[0]  # fmt: skip
+    choice = {"text": "", "token_ids": list(answer.output), "finish_reason": answer.finish_reason}
+    usage = {"completion_tokens": len(answer.output)}
+    return asked | {"response": {"model": "m", "choices": [choice], "usage": usage}}
+
+
+def cells(document: dict[str, Any], config: str, **slice_labels: str) -> list[dict[str, Any]]:
+    return [cell for cell in document["replays"] if cell["config"] == config and cell["slice"] == slice_labels]
+
+
+def test_greedy_traffic_is_replayed_to_the_counters_that_run_stores(
+    workspace: Workspace, target: LoadedModel, tmp_path: Path
+) -> None:
+    config = (workspace.folder / "shadowspec.toml").read_text(encoding="utf-8")
+    (workspace.folder / "shadowspec.toml").write_text(config + NGRAM, encoding="utf-8")
+    traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(NUM_RECORDS)])
+    assert workspace.run("db", "upgrade").code == 0
+    assert workspace.run("run", str(traffic)).code == 0
+    result = workspace.run("replay", str(traffic), "--k", "2..4", "--json", "--out", "each.jsonl")
+    assert result.code == 0, result.err
+    document = result.document
+    assert document["schema_version"] == 1
+    assert document["requests_replayed"] == NUM_RECORDS
+    with sqlite3.connect(tmp_path / "shadow.db") as database:
+        for name in ("draft", "lookup"):
+            stored = database.execute(
+                "select sum(num_drafts), sum(num_accepted_tokens), sum(num_draft_tokens), sum(num_output_tokens), "
+                "sum(num_plain_steps), sum(num_cut_steps) from runs join fingerprints using (fingerprint) "
+                "where name = ?",
+                (name,),
+            ).fetchone()
+            whole = cells(document, name)
+            assert [cell["num_speculative_tokens"] for cell in whole] == [2, 3, 4]
+            expected = whole[1]["expected"]
+            names = ("num_drafts", "num_accepted_tokens", "num_draft_tokens", "num_output_tokens", "num_plain_steps",
+                     "num_cut_steps")  # fmt: skip
+            assert [expected[each] for each in names] == pytest.approx(stored)
+            assert whole[1]["mean_acceptance_length"] == pytest.approx(1.0 + stored[1] / stored[0])
+            assert whole[1]["mean_acceptance_length_lower"] <= whole[1]["mean_acceptance_length"]
+            assert whole[1]["num_sessions"] == NUM_RECORDS
+    lines = [json.loads(line) for line in (workspace.folder / "each.jsonl").read_text("utf-8").splitlines()]
+    assert len(lines) == NUM_RECORDS
+    drafts = sum(
+        own["expected"]["num_drafts"]
+        for line in lines
+        for own in line["replays"]
+        if (own["config"], own["num_speculative_tokens"]) == ("draft", 3)
+    )
+    assert drafts == pytest.approx(cells(document, "draft")[1]["expected"]["num_drafts"])
+    shown = workspace.run("replay", str(traffic))
+    assert shown.code == 0
+    assert "K=8" in shown.out
+    assert "24 responses replayed" in shown.out
+
+
+def test_draft_only_gives_what_both_models_give(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:
+    records = [answered(target, number, temperature=1.0) for number in range(NUM_RECORDS)]
+    for each in records:
+        prompt = target.tokenizer.encode(each["request"]["prompt"])
+        ids = each["response"]["choices"][0]["token_ids"]
+        each["response"]["choices"][0]["logprobs"] = {"token_logprobs": logprobs(target, prompt, ids)}
+    traffic = write_traffic(tmp_path / "t.jsonl", records)
+    both = workspace.run("replay", str(traffic), "--k", "3", "--json").document
+    weights = workspace.folder / "target-without-weights"
+    source = Path(target.path)
+    shutil.copytree(source, weights, ignore=shutil.ignore_patterns("*.safetensors"))
+    workspace.replace_in_config(str(source), str(weights))
+    alone = workspace.run("replay", str(traffic), "--k", "3", "--json", "--draft-only")
+    assert alone.code == 0, alone.err
+    found = alone.document
+    assert found["draft_only"] is True
+    lengths = [document["replays"][0]["mean_acceptance_length"] for document in (both, found)]
+    assert lengths[0] == pytest.approx(lengths[1], rel=1e-4)
+    assert 1.0 < lengths[0] < 4.0
+    warm = [each | {"request": each["request"] | {"temperature": 0.8}} for each in records]
+    refused = workspace.run("replay", str(write_traffic(tmp_path / "w.jsonl", warm)), "--draft-only")
+    assert refused.code == 4
+    assert "raw_logprobs" in refused.out
+    assert "]@1/0: its logprobs are of the distribution before temperature" in refused.err
+
+
+def logprobs(target: LoadedModel, prompt: list[int], ids: list[int]) -> list[float]:
+    """What vLLM would log: the model's own, before any processing."""
+    from shadowspec.engine.parity import teacher_forced_logits
+
+    logits = teacher_forced_logits(target.model, [Request(tuple(prompt), SamplingParameters(), 0)], [ids])[0][0]
+    return logits.log_softmax(-1)[np.arange(len(ids)), ids].tolist()
+
+
+def test_lookup_needs_no_model(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:
+    path = workspace.folder / "shadowspec.toml"
+    config = path.read_text(encoding="utf-8")
+    path.write_text(config[: config.index("[[endpoints.letters.candidates]]")] + NGRAM, encoding="utf-8")
+    source, weights = Path(target.path), workspace.folder / "target-without-weights"
+    shutil.copytree(source, weights, ignore=shutil.ignore_patterns("*.safetensors"))
+    workspace.replace_in_config(str(source), str(weights))
+    traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(6)])
+    result = workspace.run("replay", str(traffic), "--json")
+    assert result.code == 0, result.err
+    assert len(cells(result.document, "lookup")) == 8
+
+
+def test_what_cannot_be_replayed_is_counted_and_told(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:
+    good = answered(target, 0)
+    other = answered(target, 1)
+    ids = other["response"]["choices"][0]["token_ids"]
+    ids[0] = 2 if ids[0] != 2 else 3  # not what a greedy target says
+    without = answered(target, 2)
+    del without["response"]["choices"][0]["token_ids"]
+    traffic = write_traffic(tmp_path / "t.jsonl", [good, other, without, record(3), good])
+    result = workspace.run("replay", str(traffic), "--json", "--out", "each.jsonl")
+    assert result.code == 0
+    funnel = {each["reason"]: each["num_records"] for each in result.document["funnel"]}
+    assert funnel == {"not_argmax": 1, "no_token_ids": 1, "no_response": 1, "seen_before": 1}
+    reasons = [json.loads(line).get("reason") for line in (workspace.folder / "each.jsonl").read_text().splitlines()]
+    assert sorted(filter(None, reasons)) == sorted(funnel)
+    told = workspace.run("replay", str(traffic))
+    assert "first not_argmax: " in told.err
+    assert "]@2/0: output token 0 is not the target's arg-max" in told.err
+
+
+def test_nothing_to_replay_is_no_data(workspace: Workspace, tmp_path: Path) -> None:
+    result = workspace.run("replay", str(write_traffic(tmp_path / "t.jsonl", [record(0), record(1)])))
+    assert result.code == 4
+    assert "no_response" in result.out
+
+
+@pytest.mark.parametrize(
+    ("text", "depths"), [("1..8", tuple(range(1, 9))), ("4", (4,)), ("4,1,4", (1, 4)), ("3..3", (3,))]
+)
+def test_depths(text: str, depths: tuple[int, ...]) -> None:
+    assert parse_depths(text) == depths
+
+
+@pytest.mark.parametrize("text", ["", "0..3", "5..2", "1..", "1..33", "a", "1;2", "1.5"])
+def test_depths_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--k must be a range"):
+        parse_depths(text)
+
+
+def test_usage_errors(workspace: Workspace, tmp_path: Path) -> None:
+    traffic = str(write_traffic(tmp_path / "t.jsonl", [record(0)]))
+    for arguments in (("--k", "0"), ("--endpoint", "none"), ("--logprobs-mode", "raw")):
+        assert workspace.run("replay", traffic, *arguments).code == 2
