@@ -88,6 +88,10 @@ format: $(VENV)/.installed-test,lint ## Rewrite the code in the house style
 bench: $(VENV)/.installed-base ## Measure the engine against transformers (nothing else may run meanwhile)
 	$(BIN)/python kernels/benchmarks/decode.py $(ARGS)
 
+.PHONY: bench-kernels
+bench-kernels: $(VENV)/.installed-kernels ## Measure the Triton kernels against their torch twins, on a GPU (ARGS=--small tries it without)
+	$(BIN)/python kernels/benchmarks/kernel_costs.py $(ARGS)
+
 .PHONY: bench-tap
 bench-tap: $(VENV)/.installed-base ## Measure the tap against a bare poll loop, on a Kafka of its own
 	@.ci/kafka

@@ -112,7 +112,7 @@ def score(
         InputError: the tensors do not fit together, or a row of states or of the head is not contiguous.
     """
     check_score(hidden, head, tokens, temperature)
-    tiling = tiling or Tiling()
+    tiling = tiling or (Tiling(inner=16) if hidden.dtype == torch.float32 else Tiling())  # float32: no tensor cores
     (rows, size), vocabulary, device = hidden.shape, head.shape[0], hidden.device
     row_tiles, token_tiles = triton.cdiv(rows, tiling.rows), triton.cdiv(vocabulary, tiling.tokens)
     splits = tiling.splits or _splits(device, row_tiles)
