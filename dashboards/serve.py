@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from pathlib import Path
 
@@ -14,10 +15,19 @@ def main() -> None:
     sys.path.remove(str(folder))
     app.load_package()
     importlib.import_module(f"{app.PACKAGE}.frame")
+    _warm(app.PACKAGE)
     from streamlit.web import cli
 
     sys.argv = ["streamlit", "run", str(folder / "app.py"), *sys.argv[1:]]
     cli.main()
+
+
+def _warm(package: str) -> None:
+    """Do once what Streamlit and Altair do at the first use of a part and keep: some tenths of a second for a page."""
+    importlib.import_module("streamlit.emojis")  # one regular expression of every emoji
+    inspect.stack()  # which module lies in which file: Streamlit asks at its first element
+    charts = importlib.import_module(f"{package}.parts.charts")
+    charts.specification(charts.threshold(1.0, "")[0], charts.HEIGHT)
 
 
 if __name__ == "__main__":

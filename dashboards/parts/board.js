@@ -27,6 +27,17 @@ export default function ({ data, parentElement, setTriggerValue, setStateValue }
     if (focused) host.querySelector(`[aria-controls="${focused}"]`)?.focus();
   }
   draw();
+  if (!host.ahead) {
+    host.ahead = data.ahead.slice();
+    // The next page's own scripts are most of a second of its first visit: they are fetched while nobody waits.
+    const folder = document.querySelector('script[type="module"][src*="/static/js/"]')?.src;
+    const idle = window.requestIdleCallback || ((work) => setTimeout(work, 500));
+    const next = () => {
+      const name = host.ahead.shift();
+      if (name && folder) import(new URL(name, folder).href).catch(() => {}).then(() => idle(next));
+    };
+    idle(next);
+  }
   host.onclick = (event) => {
     const toggle = event.target.closest(".ss-toggle");
     if (toggle) {

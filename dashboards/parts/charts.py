@@ -26,6 +26,7 @@ HOURS = alt.Axis(format="%d %b %H:%M", labelOverlap=True)  # as the tables write
 BELOW = alt.Legend(orient="bottom", labelLimit=260, columns=3)  # beside a chart it would leave a phone no width
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY)
 
+_ACTIONS = {"export": True, "source": False, "compiled": False, "editor": False}  # of the menu at a chart's corner
 NUM_KEPT = 128  # drawings of each chart; some tens of kB each
 Rows = Sequence[dict[str, Any]]
 
@@ -56,14 +57,15 @@ def show(
 
 def specification(chart: Any, height: int) -> dict[str, Any]:
     """The chart as Vega-Lite takes it."""
-    drawn = chart.properties(
-        height=height,
-        usermeta={"embedOptions": {"actions": {"export": True, "source": False, "compiled": False, "editor": False}}},
-    ).configure_view(strokeWidth=0)
     with alt.theme.enable("none"):  # Streamlit's own is laid over it
         # Checking against the schema takes most of a second for a page.
-        found: dict[str, Any] = drawn.to_dict(validate=False)
-    return found
+        found: dict[str, Any] = chart.to_dict(validate=False)
+    # Altair would copy the whole chart for each of these.
+    return found | {
+        "height": height,
+        "usermeta": {"embedOptions": {"actions": _ACTIONS}},
+        "config": {**found.get("config", {}), "view": {"strokeWidth": 0}},
+    }
 
 
 def kept(height: int = HEIGHT) -> Callable[[Callable[..., Any]], Callable[..., Drawn]]:
@@ -86,21 +88,31 @@ def kept(height: int = HEIGHT) -> Callable[[Callable[..., Any]], Callable[..., D
     return keep
 
 
-def threshold(value: float, text: str, *, is_vertical: bool = False) -> Any:
-    """A labelled line at a threshold."""
+def fixed(channel: Any, pixels: float) -> Any:
+    """A place in the drawing: `channel` is `alt.XValue` or `alt.YValue`, in pixels from the left or the top."""
+    return channel(pixels)
+
+
+def threshold(value: float, text: str, *, is_vertical: bool = False) -> list[alt.Chart]:
+    """A labelled line at a threshold, as layers of a chart.
+
+    Channels are written out here and everywhere: Altair takes some 5 ms to make one of a mere string.
+    """
     data = frame([{"threshold": value, "text": text}])
-    place = alt.X("threshold:Q") if is_vertical else alt.Y("threshold:Q")
     line = alt.Chart(data).mark_rule(strokeDash=[5, 4], color=VERMILION, strokeWidth=1.5)
+    words = alt.Text("text:N")
     if is_vertical:
+        place = alt.X("threshold:Q")
         label = alt.Chart(data).mark_text(align="left", dx=4, dy=-4, color=VERMILION, baseline="top")
-        return line.encode(x=place) + label.encode(x=place, y=alt.value(6), text="text:N")
+        return [line.encode(x=place), label.encode(x=place, y=fixed(alt.YValue, 6), text=words)]
+    height = alt.Y("threshold:Q")
     label = alt.Chart(data).mark_text(align="left", dx=4, dy=-7, color=VERMILION)
-    return line.encode(y=place) + label.encode(y=place, x=alt.value(0), text="text:N")
+    return [line.encode(y=height), label.encode(y=height, x=fixed(alt.XValue, 0), text=words)]
 
 
-def moment_line(at: datetime, text: str) -> Any:
-    """A labelled line at a moment, on the viewer's clock."""
-    data = frame([{"moment": in_zone(at), "text": text}])
-    line = alt.Chart(data).mark_rule(strokeDash=[5, 4], color=VERMILION, strokeWidth=1.5).encode(x="moment:T")
+def moment_line(at: datetime, text: str) -> list[alt.Chart]:
+    """A labelled line at a moment, on the viewer's clock, as layers of a chart."""
+    data, place = frame([{"moment": in_zone(at), "text": text}]), alt.X("moment:T")
+    line = alt.Chart(data).mark_rule(strokeDash=[5, 4], color=VERMILION, strokeWidth=1.5).encode(x=place)
     label = alt.Chart(data).mark_text(align="right", dx=-5, color=VERMILION, baseline="top")
-    return line + label.encode(x="moment:T", y=alt.value(2), text="text:N")
+    return [line, label.encode(x=place, y=fixed(alt.YValue, 2), text=alt.Text("text:N"))]

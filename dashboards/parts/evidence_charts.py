@@ -55,27 +55,31 @@ def path(own: TestPath, axis_title: str) -> Any:
     base = alt.Chart(charts.frame(rows)).encode(x=x)
     if len(rows) == 1:  # a band of one look would not be seen
         bounds = base.mark_rule(color=charts.BLUE, strokeWidth=3).encode(
-            y=alt.Y("lower:Q", title=axis_title), y2="upper:Q"
+            y=alt.Y("lower:Q", title=axis_title), y2=alt.Y2("upper:Q")
         )
         layers = [bounds, base.mark_point(color=charts.BLUE, filled=True, size=90).encode(y=y, tooltip=tooltip)]
     else:
         band = base.mark_area(color=charts.BLUE, opacity=0.18).encode(
-            y=alt.Y("lower:Q", title=axis_title), y2="upper:Q"
+            y=alt.Y("lower:Q", title=axis_title), y2=alt.Y2("upper:Q")
         )
         layers = [band, base.mark_line(color=charts.BLUE, point=len(rows) < 60).encode(y=y, tooltip=tooltip)]
     if own.threshold is not None:
-        layers.append(charts.threshold(own.threshold, f"threshold {shown(own.threshold)}"))
+        layers.extend(charts.threshold(own.threshold, f"threshold {shown(own.threshold)}"))
         if own.name == "parity_sampled":  # it must lie between the two
-            layers.append(charts.threshold(-own.threshold, f"threshold {shown(-own.threshold)}"))
+            layers.extend(charts.threshold(-own.threshold, f"threshold {shown(-own.threshold)}"))
     moments = [
         {"at": formats.in_zone(p.at), "text": words.marked(p.verdict)}
         for p in own.changes[1:]  # the first is no change: it is the first look
         if p.at is not None and p.verdict is not None
     ]
     if moments:
-        data = alt.Chart(charts.frame(moments)).encode(x="at:T")
+        data = alt.Chart(charts.frame(moments)).encode(x=alt.X("at:T"))
         layers.append(data.mark_rule(strokeDash=[2, 3], color=charts.PURPLE))
-        layers.append(data.mark_text(align="left", dx=4, color=charts.PURPLE).encode(text="text:N", y=alt.value(12)))
+        layers.append(
+            data.mark_text(align="left", dx=4, color=charts.PURPLE).encode(
+                text=alt.Text("text:N"), y=charts.fixed(alt.YValue, 12)
+            )
+        )
     return alt.layer(*layers)
 
 
@@ -109,11 +113,13 @@ def forest(rows: Sequence[BoardRow], figure: str) -> Any:
         y=alt.Y("slice:N", sort=order, title=None, axis=alt.Axis(labelLimit=220))
     )
     colour = alt.Color("colour:N", scale=None)
-    bounds = base.mark_rule(strokeWidth=3).encode(x=x, x2="upper:Q", color=colour, tooltip=tooltip)
-    point = base.mark_point(filled=True, size=70, opacity=1).encode(x="estimate:Q", color=colour, tooltip=tooltip)
+    bounds = base.mark_rule(strokeWidth=3).encode(x=x, x2=alt.X2("upper:Q"), color=colour, tooltip=tooltip)
+    point = base.mark_point(filled=True, size=70, opacity=1).encode(
+        x=alt.X("estimate:Q"), color=colour, tooltip=tooltip
+    )
     thresholds = {getattr(row, figure).threshold for row in rows if getattr(row, figure) is not None} - {None}
     lines = [charts.threshold(value, f"threshold {shown(value)}", is_vertical=True) for value in sorted(thresholds)]
-    return alt.layer(bounds, point, *lines)
+    return alt.layer(bounds, point, *(layer for line in lines for layer in line))
 
 
 @charts.kept()
@@ -138,7 +144,7 @@ def positions(counts: SpeculationCounts) -> Any:
             color=alt.Color(
                 "of:N", legend=LEGEND_TOP, scale=alt.Scale(domain=list(rates), range=[charts.BLUE, charts.SKY])
             ),
-            tooltip=["position:O", "of:N", alt.Tooltip("rate:Q", format=".1%")],
+            tooltip=[alt.Tooltip("position:O"), alt.Tooltip("of:N"), alt.Tooltip("rate:Q", format=".1%")],
         )
     )
 
@@ -156,7 +162,11 @@ def steps(counts: SpeculationCounts) -> Any:
         .encode(
             x=alt.X("accepted:O", title="accepted tokens in a step", axis=alt.Axis(labelAngle=0)),
             y=alt.Y("share:Q", title="share of steps", axis=SHARES),
-            tooltip=["accepted:O", alt.Tooltip("steps:Q", format=","), alt.Tooltip("share:Q", format=".1%")],
+            tooltip=[
+                alt.Tooltip("accepted:O"),
+                alt.Tooltip("steps:Q", format=","),
+                alt.Tooltip("share:Q", format=".1%"),
+            ],
         )
     )
 
@@ -178,9 +188,11 @@ def latency(found: Sequence[Distribution]) -> Any:
     dash = alt.StrokeDash("arm:N", scale=alt.Scale(domain=ARMS.domain, range=[[5, 3], [1, 0]]), legend=None)
     line = alt.Chart(charts.frame(rows)).mark_line(interpolate="step-after", strokeWidth=2)
     point = alt.Chart(charts.frame(marks)).mark_point(filled=True, size=55, opacity=1)
-    tooltip = ["arm:N", "name:N", alt.Tooltip("ms:Q", format=",.2f")]
-    return line.encode(x=x, y=y, color=colour, strokeDash=dash) + point.encode(
-        x="ms:Q", y="share:Q", color=alt.Color("arm:N", scale=ARMS, legend=None), tooltip=tooltip
+    tooltip = [alt.Tooltip("arm:N"), alt.Tooltip("name:N"), alt.Tooltip("ms:Q", format=",.2f")]
+    of_arm = alt.Color("arm:N", scale=ARMS, legend=None)
+    return alt.layer(
+        line.encode(x=x, y=y, color=colour, strokeDash=dash),
+        point.encode(x=alt.X("ms:Q"), y=alt.Y("share:Q"), color=of_arm, tooltip=tooltip),
     )
 
 
@@ -204,8 +216,8 @@ def parts(found: Sequence[TimeParts]) -> Any:
             y=alt.Y("arm:N", title=None, sort=[arm.value for arm in Arm]),
             x=alt.X("ms:Q", title="mean ms of a request", stack="zero"),
             color=alt.Color("part:N", scale=alt.Scale(domain=order, range=colours), legend=LEGEND_TOP),
-            order="order:Q",
-            tooltip=["arm:N", "part:N", alt.Tooltip("ms:Q", format=",.1f")],
+            order=alt.Order("order:Q"),
+            tooltip=[alt.Tooltip("arm:N"), alt.Tooltip("part:N"), alt.Tooltip("ms:Q", format=",.1f")],
         )
     )
 
@@ -231,15 +243,18 @@ def differences(bars: Sequence[SpeedupBin], threshold: float | None) -> Any:
             x=alt.X(
                 "from:Q", scale=scale, title="speedup of each request (\u00d7, log scale)", axis=alt.Axis(format=".2~f")
             ),
-            x2="to:Q",
+            x2=alt.X2("to:Q"),
             y=alt.Y("requests:Q", title="requests", scale=alt.Scale(zero=True)),
             y2=alt.datum(0),
             color=alt.Color("side:N", scale=colours, legend=LEGEND_TOP),
-            tooltip=[alt.Tooltip("from:Q", format=".2f"), alt.Tooltip("to:Q", format=".2f"), "requests:Q", "side:N"],
+            tooltip=[
+                alt.Tooltip("from:Q", format=".2f"),
+                alt.Tooltip("to:Q", format=".2f"),
+                alt.Tooltip("requests:Q"),
+                alt.Tooltip("side:N"),
+            ],
         )
     )
-    return (
-        chart
-        if threshold is None
-        else chart + charts.threshold(threshold, f"threshold {times(threshold)}", is_vertical=True)
-    )
+    if threshold is None:
+        return chart
+    return alt.layer(chart, *charts.threshold(threshold, f"threshold {times(threshold)}", is_vertical=True))

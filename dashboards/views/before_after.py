@@ -141,13 +141,13 @@ def _hours(points: Sequence[HourPoint], own: Enabling) -> None:
             ),
             tooltip=[
                 alt.Tooltip("hour:T", title="hour", format="%d %b %H:%M"),
-                "arm:N",
+                alt.Tooltip("arm:N"),
                 alt.Tooltip("ms:Q", format=",.0f"),
             ],
         )
     )
     charts.show(
-        lines + moment,
+        alt.layer(lines, *moment),
         "Mean end-to-end time by hour (ms), both arms in the shadow",
         key="latency-by-hour",
         alt_text="Mean end-to-end time of both arms by hour, with the moment of enabling",
@@ -167,7 +167,7 @@ def _hours(points: Sequence[HourPoint], own: Enabling) -> None:
         )
     )
     charts.show(
-        bars + moment,
+        alt.layer(bars, *moment),
         "Request rate (requests per hour)",
         key="rate-by-hour",
         alt_text="Requests per hour, with the moment of enabling",

@@ -150,13 +150,13 @@ def _draw(grid: Grid, view: str) -> None:
             opacity=alt.condition(alt.datum.is_few, alt.value(0.55), alt.value(1.0)),
         )
         words = base.mark_text(fontSize=14, fontWeight=600, dy=-6).encode(
-            text="text:N", color=alt.Color("ink:N", scale=None, legend=None)
+            text=alt.Text("text:N"), color=alt.Color("ink:N", scale=None, legend=None)
         )
         numbers = base.mark_text(fontSize=10.5, dy=11).encode(
-            text="n:N", color=alt.Color("ink:N", scale=None, legend=None)
+            text=alt.Text("n:N"), color=alt.Color("ink:N", scale=None, legend=None)
         )
         charts.show(
-            (cells + words + numbers).resolve_scale(color="independent"),
+            alt.layer(cells, words, numbers).resolve_scale(color="independent"),
             title,
             key="grid",
             alt_text=f"Heat map: {title}",
@@ -184,7 +184,7 @@ def _draw(grid: Grid, view: str) -> None:
         )
         chart: Any = lines
         if own.kind == "times":
-            chart = lines + charts.threshold(1.0, "1\u00d7: as fast as without speculation")
+            chart = alt.layer(lines, *charts.threshold(1.0, "1\u00d7: as fast as without speculation"))
         charts.show(chart, title, key="grid", alt_text=f"Curves: {title}", help_text=own.definition, height=340)
     with st.expander("As a table", icon=":material/table_rows:"):
         st.dataframe(

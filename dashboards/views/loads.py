@@ -82,7 +82,7 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: G
         speedup = alt.Y("estimate:Q", title="speedup (\u00d7)", scale=alt.Scale(zero=False))
         bars = base.mark_rule(strokeWidth=3, opacity=0.55).encode(
             y=alt.Y("lower:Q", title="speedup (\u00d7)", scale=alt.Scale(zero=False)),
-            y2="upper:Q",
+            y2=alt.Y2("upper:Q"),
             color=alt.Color(
                 "config:N", title="config", legend=charts.BELOW, scale=alt.Scale(range=list(charts.SERIES))
             ),
@@ -101,7 +101,7 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: G
         )
         proven = charts.threshold(1.0 + policy.margin, f"to be proven: {times(1.0 + policy.margin)}")
         charts.show(
-            bars + points + proven + charts.threshold(1.0, "as fast as without"),
+            alt.layer(bars, points, *proven, *charts.threshold(1.0, "as fast as without")),
             "Speedup by load (\u00d7), with the gate's bounds",
             key="by-load",
             alt_text=f"Speedup and its bounds at each measured load of {endpoint}",
