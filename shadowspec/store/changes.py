@@ -1,27 +1,27 @@
 """Where decisions changed: the rows at which a hypothesis's verdict, or what is said beside it, became another one.
 
 The database compares each row with the one before it on the same hypothesis; what did not change is not read out.
+Of a time that is asked for, its own rows are read along the index of times, and for each hypothesis's first row there
+the one before it along the index of hypotheses: what an answer costs grows with that time, not with all that was ever
+decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
 from shadowspec.store import tables
 from shadowspec.types import Verdict
 
-_decisions = tables.decisions.c
+_decisions, _before = tables.decisions.c, tables.decisions.alias("before_it").c
 _HYPOTHESIS = tuple(_decisions[name] for name in tables.HYPOTHESIS)
 # Reasons that say more than their verdict: a drift alarm, and a fingerprint that was replaced.
 _TELLING = ("drift", "changed_fingerprint")
-# What is said beside an ENABLE lies in its details, which are costly to open: of a time that is asked for no older rows
-# are opened than these.  A hypothesis at which nobody has looked for so long is told of anew.
-_LOOK_BACK = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,16 @@ def read_verdict_changes(
     connection: Connection, endpoint: str | None, since: datetime | None, until: datetime | None, limit: int
 ) -> list[VerdictChange]:
     """The newest `limit` changes from `since` up to, but without, `until`; newest first."""
-    before = func.lag(_decisions.verdict).over(partition_by=_HYPOTHESIS, order_by=_decisions.decision_id)
-    code_before = func.lag(_decisions.reason_code).over(partition_by=_HYPOTHESIS, order_by=_decisions.decision_id)
+    window: dict[str, Any] = {"partition_by": _HYPOTHESIS, "order_by": _decisions.decision_id}
     names = ("decision_id", "verdict", "reason_code", "decided_at")
-    every = select(*(_decisions[name] for name in names), before.label("before"), code_before.label("code_before"))
-    own = (every if endpoint is None else every.where(_decisions.endpoint == endpoint)).subquery()
+    every = select(
+        *(_decisions[name] for name in names),
+        func.coalesce(func.lag(_decisions.verdict).over(**window), _one_before(_before.verdict)).label("before"),
+        func.coalesce(func.lag(_decisions.reason_code).over(**window), _one_before(_before.reason_code)).label(
+            "code_before"
+        ),
+    ).where(*_of(endpoint, since))
+    own = every.subquery()
     is_told = and_(own.c.reason_code.in_(_TELLING), own.c.reason_code != own.c.code_before)
     where = [or_(own.c.before.is_(None), own.c.before != own.c.verdict, is_told)]
     where += [] if since is None else [own.c.decided_at >= since]
@@ -90,20 +95,34 @@ def read_advice_changes(
     connection: Connection, endpoint: str | None, since: datetime | None, until: datetime | None, limit: int
 ) -> list[AdviceChange]:
     """The newest `limit` rows at which an ENABLE got advice or a shifted mix beside it; newest first."""
-    advice = _decisions.details["drift_advice"].as_string()
-    shift = func.coalesce(_decisions.details["mix_has_shifted"].as_integer(), 0)
-    window: dict[str, Any] = {"partition_by": _HYPOTHESIS, "order_by": _decisions.decision_id}
-    every = select(
-        _decisions.decision_id,
-        _decisions.decided_at,
-        advice.label("advice"),
-        shift.label("shift"),
-        func.lag(advice).over(**window).label("advice_before"),
-        func.coalesce(func.lag(shift).over(**window), 0).label("shift_before"),
-    ).where(_decisions.verdict == Verdict.ENABLE.value)
-    if since is not None:
-        every = every.where(_decisions.decided_at >= since - _LOOK_BACK)
-    own = (every if endpoint is None else every.where(_decisions.endpoint == endpoint)).subquery()
+    # Details are costly to open: once for each of the two figures, and not again for the row after.
+    opened = (
+        select(_decisions.decision_id, *_HYPOTHESIS, _decisions.decided_at, *_said(_decisions.details))
+        .where(_decisions.verdict == Verdict.ENABLE.value, *_of(endpoint, since))
+        .cte("opened")
+        .prefix_with("MATERIALIZED", dialect="postgresql")
+    )
+    window: dict[str, Any] = {
+        "partition_by": [opened.c[column.name] for column in _HYPOTHESIS],
+        "order_by": opened.c.decision_id,
+    }
+    is_first = func.lag(opened.c.decision_id).over(**window).is_(None)
+    advice_before, shift_before = (
+        case((is_first, _one_before(said, opened.c, _before.verdict == Verdict.ENABLE.value)), else_=lagged)
+        for said, lagged in zip(
+            _said(_before.details),
+            (func.lag(opened.c[name]).over(**window) for name in ("advice", "shift")),
+            strict=True,
+        )
+    )
+    own = select(
+        opened.c.decision_id,
+        opened.c.decided_at,
+        opened.c.advice,
+        opened.c.shift,
+        advice_before.label("advice_before"),
+        func.coalesce(shift_before, 0).label("shift_before"),
+    ).subquery()
     is_new_advice = and_(
         own.c.advice.is_not(None), or_(own.c.advice_before.is_(None), own.c.advice_before != own.c.advice)
     )
@@ -140,6 +159,26 @@ def read_advice_changes(
         )
         for row in found
     ]
+
+
+def _of(endpoint: str | None, since: datetime | None) -> list[ColumnElement[bool]]:
+    where = [] if endpoint is None else [_decisions.endpoint == endpoint]
+    return where if since is None else [*where, _decisions.decided_at >= since]
+
+
+def _said(details: ColumnElement[Any]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    """What a decision's details say beside it: the advice, and 1 where the mix has shifted."""
+    return (
+        details["drift_advice"].as_string().label("advice"),
+        func.coalesce(details["mix_has_shifted"].as_integer(), 0).label("shift"),
+    )
+
+
+def _one_before(value: ColumnElement[Any], own: Any = _decisions, *where: ColumnElement[bool]) -> ColumnElement[Any]:
+    """What the newest decision before the row `own` on its hypothesis says; asked only where it is needed."""
+    found = select(value).where(*(_before[column.name] == own[column.name] for column in _HYPOTHESIS), *where)
+    newest = found.where(_before.decision_id < own.decision_id).order_by(_before.decision_id.desc()).limit(1)
+    return newest.scalar_subquery()
 
 
 def read_newest_decision_id(connection: Connection) -> int:

@@ -71,6 +71,10 @@ def plans(filled: str) -> Callable[[Callable[[Store], object]], list[str]]:
     return explain
 
 
+def _hours_ago(number: int) -> datetime:
+    return datetime.now(UTC) - timedelta(hours=number)
+
+
 AT = START + timedelta(days=88)
 QUERIES: dict[str, Callable[[Store], object]] = {
     "finished_records": lambda store: store.finished_records(PartitionId("topic", 2), NUM_ROWS // 6 - 100),
@@ -84,6 +88,9 @@ QUERIES: dict[str, Callable[[Store], object]] = {
     "histogram": lambda store: store.histogram("endpoint3", "speedup", since=AT),
     "latest_decisions": lambda store: store.latest_decisions("endpoint3"),
     "standing_verdicts": lambda store: store.standing_verdicts("endpoint3"),
+    "verdict_changes": lambda store: store.verdict_changes(None, _hours_ago(2), limit=100),
+    "verdict_changes of an endpoint": lambda store: store.verdict_changes("endpoint3", _hours_ago(2), limit=100),
+    "advice_changes": lambda store: store.advice_changes(None, _hours_ago(2), limit=100),
     "watermark": lambda store: store.watermark("endpoint3"),
     "ledger_entry": lambda store: store.ledger_entry("group", PartitionId("topic", 2)),
 }

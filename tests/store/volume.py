@@ -46,7 +46,8 @@ _GROWING = (
     """
     INSERT INTO decisions (endpoint, slice_key, concurrency, fingerprint, verdict, reason_code, reason, num_clusters,
                            num_blocks, decided_at, details)
-    SELECT 'endpoint' || n % 20, 'slice' || n % 5, 4, 'fp', 'HOLD', 'too_few_units', '', 1, 1, now(), '{}'
+    SELECT 'endpoint' || n % 20, 'slice' || n % 5, 4, 'fp', 'HOLD', 'too_few_units', '', 1, 1,
+           now() - (20000 - n) * interval '1 minute', '{}'
     FROM generate_series(1, 20000) AS n
     """,
     """
