@@ -22,11 +22,13 @@ BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY = (
 )  # fmt: skip
 ARM_COLOUR = {Arm.BASELINE: GREY, Arm.SPECULATIVE: "#2B8CCB"}
 HEIGHT = 260
+DAYS = alt.Axis(format="%d %b", labelOverlap=True)
 HOURS = alt.Axis(format="%d %b %H:%M", labelOverlap=True)  # as the tables write them
 BELOW = alt.Legend(orient="bottom", labelLimit=260, columns=3)  # beside a chart it would leave a phone no width
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY)
 
 _ACTIONS = {"export": True, "source": False, "compiled": False, "editor": False}  # of the menu at a chart's corner
+_STACKED = {"bottom": {"anchor": "start", "direction": "vertical"}}
 NUM_KEPT = 128  # drawings of each chart; some tens of kB each
 Rows = Sequence[dict[str, Any]]
 
@@ -64,7 +66,8 @@ def specification(chart: Any, height: int) -> dict[str, Any]:
     return found | {
         "height": height,
         "usermeta": {"embedOptions": {"actions": _ACTIONS}},
-        "config": {**found.get("config", {}), "view": {"strokeWidth": 0}},
+        # Legends stand below each other: side by side, a phone would cut the second off.
+        "config": {**found.get("config", {}), "view": {"strokeWidth": 0}, "legend": {"layout": _STACKED}},
     }
 
 
@@ -103,8 +106,9 @@ def threshold(value: float, text: str, *, is_vertical: bool = False) -> list[alt
     words = alt.Text("text:N")
     if is_vertical:
         place = alt.X("threshold:Q")
-        label = alt.Chart(data).mark_text(align="left", dx=4, dy=-4, color=VERMILION, baseline="top")
-        return [line.encode(x=place), label.encode(x=place, y=fixed(alt.YValue, 6), text=words)]
+        label = alt.Chart(data).mark_text(color=VERMILION, baseline="bottom")
+        # Above the drawing: within it, the words would lie on the first row.
+        return [line.encode(x=place), label.encode(x=place, y=fixed(alt.YValue, -4), text=words)]
     height = alt.Y("threshold:Q")
     label = alt.Chart(data).mark_text(align="left", dx=4, dy=-7, color=VERMILION)
     return [line.encode(y=height), label.encode(y=height, x=fixed(alt.XValue, 0), text=words)]

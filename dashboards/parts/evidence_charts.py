@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import altair as alt
@@ -44,7 +45,8 @@ def path(own: TestPath, axis_title: str) -> Any:
         for p in own.points
     ]
     has_times = all(p.at is not None for p in own.points)
-    x = alt.X("at:T", title="look of the gate (your time)") if has_times else alt.X("units:Q", title="units, in order")
+    look = alt.X("at:T", title="look of the gate (your time)", axis=charts.DAYS if _is_long(own) else charts.HOURS)
+    x = look if has_times else alt.X("units:Q", title="units, in order")
     y = alt.Y("estimate:Q", title=axis_title, scale=alt.Scale(zero=False), axis=SHARES if is_share else alt.Axis())
     tooltip = [
         alt.Tooltip("text:N", title="estimate and bounds"),
@@ -81,6 +83,11 @@ def path(own: TestPath, axis_title: str) -> Any:
             )
         )
     return alt.layer(*layers)
+
+
+def _is_long(own: TestPath) -> bool:
+    times_ = [p.at for p in own.points if p.at is not None]
+    return bool(times_) and max(times_) - min(times_) > timedelta(days=3)
 
 
 def forest(rows: Sequence[BoardRow], figure: str) -> Any:

@@ -171,7 +171,7 @@ def _history(records: Sequence[OverrideRecord], now: datetime) -> None:
             "Since then": plain_text(state_words(record, now)),
             "UTC": moment(record.override.created_at),
         }
-        for record in reversed(records)
+        for record in sorted(records, key=lambda own: own.override.created_at, reverse=True)
     ]
     st.dataframe(
         charts.frame(rows),

@@ -14,7 +14,7 @@ from shadowspec.words import DASH, moment, plain_text, plural, slice_title
 
 from ..parts import charts, formats, links, queries, states
 
-WINDOWS: Mapping[str, int | None] = {"24 hours": 1, "7 days": 7, "30 days": 30, "90 days": 90, "all": None}
+WINDOWS: Mapping[str, int | None] = {"1 day": 1, "7 days": 7, "30 days": 30, "90 days": 90, "all": None}
 EVERYWHERE = "all endpoints"
 MAX_SHOWN = 500
 # Word, shape and colour of each kind; the same in the chart and in the table.

@@ -106,7 +106,7 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: G
             key="by-load",
             alt_text=f"Speedup and its bounds at each measured load of {endpoint}",
             help_text=f"{words.definition('speedup')} {words.definition('bounds')}",
-            height=300,
+            height=360,
         )
     else:
         states.empty("No speedup measured yet", "The gate has decided, but no block has been timed.")

@@ -24,12 +24,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results" / "dashboard.json"
 FIRST_LIMIT_S, INTERACTION_LIMIT_S = 2.0, 1.0  # what a reader is promised
+TITLES = (
+    "Explorer",
+    "Evidence",
+    "Load and what-if",
+    "Changes",
+    "Before and after",
+    "Audit",
+    "Board",
+)  # in the navigation
+READING_MS = 3_000  # that a reader looks at the board before going on
 SQL_SHOWN = 400  # characters of a statement
 
 
@@ -156,8 +167,17 @@ def interactions(browser: Any, base: str, statements: Statements) -> list[dict[s
 
         page.get_by_label("Search").first.fill("code")
         act("board: search", lambda: page.keyboard.press("Enter"))
-        act("to the explorer", lambda: page.get_by_role("link", name="Explorer").first.click())
-        act("back to the board", lambda: page.get_by_role("link", name="Board").first.click())
+        page.wait_for_timeout(READING_MS)
+
+        def follow(name: str) -> None:
+            page.get_by_role("link", name=name, exact=True).first.click()
+
+        for name in TITLES:
+            act(f"to {name}", partial(follow, name))
+        act(
+            "from the board to its first endpoint's evidence",
+            lambda: page.locator("table.ss-board .ss-go").first.click(),
+        )
     return found
 
 
