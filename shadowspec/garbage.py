@@ -6,6 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+YOUNG_VALUES = 50_000  # that are new when they are searched for cycles: of some ten polls, and most are gone by then
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:
@@ -21,3 +23,20 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """With what exists by now left out of the search for cycles, and what is new searched a seventieth as often.
+
+    For a loop without end whose values live for a moment: a search looks at every token id of those that are alive,
+    and after every poll that takes a tenth of the time.
+    """
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(YOUNG_VALUES, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

@@ -39,6 +39,7 @@ from rich.table import Table
 
 from shadowspec import demo
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
+from shadowspec.garbage import seldom_collected
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
@@ -150,7 +151,7 @@ def tapped(bootstrap: str, topic: str, count: int, tokenizer: FolderTokenizer, *
     pipeline = Pipeline(admission, BlockFormer([rule]), routing=settings.routing, joiner=Joiner(timedelta(minutes=5)))
     seen = measured = polls = 0
     watch: Stopwatch | None = None
-    with KafkaTap(settings) as tap:
+    with KafkaTap(settings) as tap, seldom_collected():
         while seen < count:
             for partition in tap.changes().assigned:
                 pipeline.start(partition, None, {})

@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 
-from shadowspec.worker.collecting import uncollected
 from tap import ENDPOINT, SECRET, endpoint, records
 
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
+from shadowspec.garbage import uncollected
 from shadowspec.tap.admission import Admission, Admitted
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.formats import Format, open_message

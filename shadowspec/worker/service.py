@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shadowspec.errors import FencedError
+from shadowspec.garbage import seldom_collected
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import PartitionId, WriteBatch, WriteOutcome
@@ -92,9 +93,10 @@ class Service:
             ModelError: the engine cannot be built.
         """
         try:
-            while not self._is_stopping:
-                self._turn()
-            self._drain()
+            with seldom_collected():
+                while not self._is_stopping:
+                    self._turn()
+                self._drain()
         finally:
             self._database.close()
 
