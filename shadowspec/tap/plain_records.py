@@ -28,6 +28,7 @@ class _PlainEnvelope(Envelope[PlainAnswer], gc=False, kw_only=True):
     started_at: UnsetType = UNSET
 
 
+_CONTAINERS: Final = frozenset({list, dict})
 _DECODER: Final = Decoder(_PlainEnvelope)
 
 
@@ -54,6 +55,6 @@ def plain_record(value: bytes, headers: Mapping[str, str]) -> MirroredRecord | N
 
 def _is_surely_shallow(request: Mapping[str, Any], value: bytes) -> bool:
     """Whether nothing in the request is nested too deeply; where it holds text and numbers alone, nothing is."""
-    if not any(type(each) is list or type(each) is dict for each in request.values()):
+    if _CONTAINERS.isdisjoint(map(type, request.values())):
         return True
     return value.count(b"[") + value.count(b"{") <= MAX_BRACKETS

@@ -222,11 +222,11 @@ class Reader:
 
 
 def _check_model(rule: EndpointRule, asked: str | None, answered: str | None) -> None:
-    named = [model for model in (asked, answered) if model is not None]
-    if not named:
+    if asked is None and answered is None:
         raise unsupported("no_model")
-    if any(model not in rule.served_models for model in named):
-        raise unsupported("other_model")
+    for model in (asked, answered):
+        if model is not None and model not in rule.served_models:
+            raise unsupported("other_model")
 
 
 def _prompt_token_ids(request: ParsedRequest, tokenizer: Tokenizer) -> tuple[int, ...]:

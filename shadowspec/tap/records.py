@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from math import isfinite
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
@@ -33,6 +34,7 @@ EARLIEST_MS: Final = (EARLIEST - EPOCH) // timedelta(milliseconds=1)
 LATEST_MS: Final = (LATEST - EPOCH) // timedelta(milliseconds=1)
 FAILED_STATUS = 400  # HTTP
 MAX_REASON_CHARACTERS = 80
+MAX_REMEMBERED_PATHS = 1_000  # they hardly vary, but for those with ids in them
 ENDPOINT_HEADER = "x-endpoint"
 # What the adapters found, or the mirror says, for which no record can be measured; the reason code has the same name.
 DISQUALIFYING_ANNOTATIONS: Final = ("truncated", "redacted", "no_payload", "provider_dialect")
@@ -127,12 +129,7 @@ class MirroredRecord:
     def request_path(self) -> str | None:
         """The path of the call, without host and query; None if the record does not say."""
         address = self.path or self.url
-        if address is None:
-            return None
-        try:
-            return urlsplit(address).path.rstrip("/")
-        except ValueError as error:
-            raise malformed("invalid:path") from error
+        return None if address is None else _path_of(address)
 
     @property
     def model(self) -> str | None:
@@ -190,7 +187,7 @@ class MirroredRecord:
             raise unsupported("cache_hit")
         if _is_set(self.is_silent_experiment) or _is_set(said.get("is_silent_experiment")):
             raise unsupported("silent_experiment")
-        for name in DISQUALIFYING_ANNOTATIONS:
+        for name in DISQUALIFYING_ANNOTATIONS if said else ():
             if _is_set(said.get(name)):
                 raise unsupported(name)
 
@@ -233,6 +230,14 @@ def decoded_headers(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, st
             except UnicodeDecodeError:
                 continue
     return decoded
+
+
+@lru_cache(maxsize=MAX_REMEMBERED_PATHS)
+def _path_of(address: str) -> str:
+    try:
+        return urlsplit(address).path.rstrip("/")
+    except ValueError as error:
+        raise malformed("invalid:path") from error
 
 
 def _annotations(own: Mapping[str, Any] | None, of_request: Any) -> Mapping[str, Any]:

@@ -89,7 +89,7 @@ class ShadowPrompt:
 
 def format_slice_key(labels: Mapping[str, str], slice_by: tuple[str, ...]) -> str:
     """The canonical name of a slice: `label=value` joined by commas in the order of `slice_by`."""
-    return ",".join(f"{name}={labels.get(name, 'unknown')}" for name in slice_by)
+    return ",".join([f"{name}={labels.get(name, 'unknown')}" for name in slice_by])
 
 
 def parse_slice_key(slice_key: str) -> dict[str, str]:

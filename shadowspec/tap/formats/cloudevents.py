@@ -63,11 +63,12 @@ def content_mode(headers: Mapping[str, str]) -> ContentMode | None:
     Raises:
         RecordError: unsupported ("event_format"); a structured event in another form than JSON.
     """
-    content_type = headers.get("content-type", "").split(";", 1)[0].strip().lower()
-    if content_type.startswith(STRUCTURED):
-        if content_type not in JSON_FORMS:
-            raise unsupported("event_format")
-        return ContentMode.STRUCTURED
+    if (given := headers.get("content-type")) is not None:
+        content_type = given.split(";", 1)[0].strip().lower()
+        if content_type.startswith(STRUCTURED):
+            if content_type not in JSON_FORMS:
+                raise unsupported("event_format")
+            return ContentMode.STRUCTURED
     if "ce_specversion" in headers or ("ce_id" in headers and "ce_type" in headers):
         return ContentMode.BINARY
     return None
