@@ -1,0 +1,66 @@
+"""Pooled counters are sums, and the interval holds the truth as often as it says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shadowspec import metrics
+from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
+from shadowspec.engine.replay.pooling import Pool
+from shadowspec.types import ExpectedCounts
+
+
+def counts(rate: float, length: int, depths: tuple[int, ...] = (1, 3)) -> tuple[ExpectedCounts, ...]:
+    return expected_counts(step_law(StepChances.of_prefix([np.full(length, rate)], 3), depths), 0, 5)
+
+
+def test_pooled_counters_are_sums() -> None:
+    pool = Pool((1, 3))
+    parts = [counts(0.3, 10), counts(0.9, 31), counts(0.5, 1)]
+    for session, own in zip("aab", parts, strict=True):
+        pool.add(session, own)
+    for place, pooled in enumerate(pool.pooled()):
+        assert (pooled.num_requests, pooled.num_units) == (3, 2)
+        assert pooled.counts.num_drafts == pytest.approx(sum(own[place].num_drafts for own in parts))
+        assert pooled.counts.num_output_tokens == 42
+        assert pooled.counts.num_prompt_tokens == 15
+        histogram = np.sum([own[place].acceptance_histogram for own in parts], axis=0)
+        assert pooled.counts.acceptance_histogram == pytest.approx(histogram.tolist())
+        positions = np.sum([own[place].num_accepted_tokens_per_pos for own in parts], axis=0)
+        assert pooled.counts.num_accepted_tokens_per_pos == pytest.approx(positions.tolist())
+        assert sum(positions) == pytest.approx(pooled.counts.num_accepted_tokens)
+
+
+def test_one_session_has_no_interval_and_equal_ones_have_no_width() -> None:
+    pool = Pool((1, 3))
+    pool.add("a", counts(0.5, 20))
+    pool.add("a", counts(0.9, 20))
+    assert all(pooled.lower is None and pooled.upper is None for pooled in pool.pooled())
+    for session in "bcd":
+        for rate in (0.5, 0.9):
+            pool.add(session, counts(rate, 20))
+    for pooled in pool.pooled():
+        assert pooled.lower == pytest.approx(metrics.mean_acceptance_length(pooled.counts))
+        assert pooled.upper == pytest.approx(pooled.lower)
+
+
+def test_the_interval_holds_the_truth_over_correlated_requests() -> None:
+    """Requests of a session accept alike: taken as independent they would miss far more often than 1 in 20."""
+    rng = np.random.default_rng(11)
+    kinds = [counts(rate, 24, (3,)) for rate in np.linspace(0.1, 0.9, 9)]
+    drafts, accepted = (
+        np.mean([getattr(own[0], name) for own in kinds]) for name in ("num_drafts", "num_accepted_tokens")
+    )
+    truth = 1.0 + accepted / drafts
+    held = 0
+    for _ in range(300):
+        pool = Pool((3,))
+        for session, kind in enumerate(rng.integers(0, len(kinds), 40)):
+            for _ in range(int(rng.integers(1, 6))):
+                pool.add(str(session), kinds[kind])
+        pooled = pool.pooled()[0]
+        assert pooled.lower is not None
+        assert pooled.upper is not None
+        held += pooled.lower <= truth <= pooled.upper
+    assert 0.90 <= held / 300 <= 0.99
