@@ -33,10 +33,10 @@ def outcome(step: Step, device: torch.device, tile: int = 16) -> list[list[int]]
     return torch.stack((verified.num_accepted, verified.next_tokens), 1).tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rule", "has_draft_probs"), CASES)
 def test_every_rule_with_everything_on(rule, has_draft_probs, dtype, device) -> None:
-    step = a_step(rule, 1, has_draft_probs=has_draft_probs, dtype=dtype, rows=4)
+    step = a_step(rule, 1, has_draft_probs=has_draft_probs, dtype=dtype)
     outcome(with_minimum_length(with_penalties(step, 1), 1), device)
 
 
@@ -54,7 +54,7 @@ def test_the_prefill_and_the_baseline_draft_nothing(rule, has_draft_probs, devic
     depth=st.integers(0, 3),
     vocabulary=st.integers(1, 50),
     parts=st.integers(1, 5),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     spread=st.sampled_from([0.0, 1.0, 5.0, 1e4]),
     masked_share=st.sampled_from([0.0, 0.5, 0.99]),
     penalised=st.booleans(),
@@ -79,8 +79,8 @@ def test_any_step(
 
 
 def test_a_real_vocabulary(device) -> None:
-    step = a_step("rejection", 0, rows=2, depth=1, vocabulary=151_936, has_draft_probs=True, dtype=torch.bfloat16)
-    outcome(replace(step, temperature=torch.tensor([0.3, 1.0])), device, verification.TILE)
+    step = a_step("rejection", 0, rows=1, depth=1, vocabulary=151_936, has_draft_probs=True, dtype=torch.bfloat16)
+    outcome(replace(step, temperature=torch.tensor([0.3])), device, verification.TILE)
 
 
 def sure(favourite: int, second: int, *, gap: float, vocabulary: int = 40) -> torch.Tensor:
