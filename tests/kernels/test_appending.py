@@ -29,11 +29,11 @@ def test_any_lengths(lengths, tokens, heads, head_dim, dtype, is_slice, device) 
     slots = torch.randperm(rows + 1, generator=generator)[:rows].to(device)
     columns = (torch.tensor(lengths)[:, None] + torch.arange(tokens)).to(device)
     columns[0, 0] = -1  # padding
-    cache = torch.randn((rows + 1, heads, 9, head_dim), generator=generator).to(device, dtype)
-    expected = cache.clone()
-    reference.append(expected, states, slots, columns)
-    appending.append(cache, states, slots, columns)
-    assert torch.equal(cache, expected)
+    memory = torch.randn((rows + 1, heads, 9, head_dim + 2), generator=generator).to(device, dtype)
+    expected = memory.clone()
+    reference.append(expected[..., 1:-1], states, slots, columns)
+    appending.append(memory[..., 1:-1], states, slots, columns)
+    assert torch.equal(memory, expected)
 
 
 def test_a_state_larger_than_a_block(device) -> None:

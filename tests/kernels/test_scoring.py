@@ -62,7 +62,7 @@ def test_the_first_and_the_last_token_of_every_tile_and_split(device) -> None:
 
 def test_equals_give_the_first(device) -> None:
     hidden, head = torch.ones((1, 16), device=device), torch.zeros((70, 16), device=device)
-    head[[20, 30, 60]] = 1.0  # two in one tile, one in the other split
+    head[[20, 30, 40, 60]] = 1.0  # two in one tile, one in the next, one in the other split
     scored = scoring.score(hidden, head, torch.tensor([60], device=device), torch.ones(1, device=device), SMALL)
     assert scored.best_tokens.tolist() == [20]
     torch.testing.assert_close(scored.log_probs, scored.best_log_probs, rtol=0.0, atol=0.0)
