@@ -121,6 +121,9 @@ def test_a_rejection_with_nothing_left_draws_from_the_target(device) -> None:
     assert outcome(step, device) == [[0, 3]]
     draft_probs = torch.softmax(step.logits[:, :1], -1)  # a draft that is the target
     assert outcome(replace(step, rule="rejection", draft_probs=draft_probs), device) == [[0, 3]]
+    even = one_draft(sure(5, 30, gap=0.0), 5, 1.0, 0.9)  # of two tokens alike; the draw falls on the second
+    draft_probs = torch.softmax(even.logits[:, :1], -1)
+    assert outcome(replace(even, rule="rejection", draft_probs=draft_probs), device) == [[0, 30]]
 
 
 @pytest.mark.parametrize("rule", ["greedy_draft", "exact_match", "greedy"])
