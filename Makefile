@@ -92,6 +92,10 @@ bench: $(VENV)/.installed-base ## Measure the engine against transformers (nothi
 bench-kernels: $(VENV)/.installed-kernels ## Measure the Triton kernels against their torch twins, on a GPU (ARGS=--small tries it without)
 	$(BIN)/python kernels/benchmarks/kernel_costs.py $(ARGS)
 
+.PHONY: bench-replay
+bench-replay: $(VENV)/.installed-base ## Hold replay against the loop on the bundled pair (nothing else may run meanwhile)
+	$(BIN)/python kernels/benchmarks/replay.py $(ARGS)
+
 .PHONY: bench-tap
 bench-tap: $(VENV)/.installed-base ## Measure the tap against a bare poll loop, on a Kafka of its own
 	@.ci/kafka

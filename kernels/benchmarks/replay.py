@@ -1,0 +1,284 @@
+"""Replay against the loop on the bundled pair: the same figures, in how much less time, and whether an error is seen.
+
+    python kernels/benchmarks/replay.py [--requests N] [--k K...] [--out FILE]
+
+The baseline loop answers the bundled traffic's prompts, as production would, and replay tells from these answers what
+each rule accepts at every K. Then the speculative loop runs for every rule and K with random numbers of its own.  A
+cell is a rule, a K and an endpoint of the traffic (or all of them): the loop's mean acceptance length is to lie within
+99% intervals of replay's.  The interval is that of the difference, request by request, by Student's t on the residuals
+of the ratios.  Greedy loops have no chance in them: they are to be equal, but for near-ties.
+
+Times are of the same requests in batches of the same size, with finished rows dropped from the loop's batches, in one
+process; quote the ratio.  `same_error_ratio` is how many times longer the loops of all eight K take than one replay
+for the same standard error: the ratio of times, times the mean ratio of variances.
+
+The audit replays the outputs of the rejection loop at K = 4 themselves: the difference of its counters to their
+expectation has mean zero, unless one of the two is wrong.  It is done twice, with the draft, and with the draft's
+logits shifted by one position, which is to be seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.progress import track
+from scipy.stats import t as student
+from transformers import AutoModelForCausalLM
+
+from shadowspec import demo
+from shadowspec.engine.batch import Request
+from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.models import LoadedModel, load_model
+from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
+from shadowspec.engine.replay.responses import Response
+from shadowspec.errors import RecordError
+from shadowspec.types import (
+    ExpectedCounts,
+    RecordKey,
+    SamplingParameters,
+    SpeculationConfig,
+    SpeculationCounts,
+    VerifyRule,
+)
+
+DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+MIN_CELL = 20  # requests: of fewer an interval says little
+SAMPLED = SamplingParameters(temperature=0.8, top_p=0.95, max_tokens=32)
+GREEDY = SamplingParameters(temperature=0.0, max_tokens=32)
+SAMPLED_RULES = (VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH)
+BATCH = 64
+LEVEL = 0.99
+AUDIT_DEPTH = 4
+RESULTS = Path(__file__).parent / "results" / "replay.json"
+
+Value = TypeVar("Value")
+Reals = npt.NDArray[np.float64]
+
+
+def prompts(count: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Endpoint and prompt of `count` records of the traffic, as many of each endpoint, below 400 tokens."""
+    by_endpoint: dict[str, list[tuple[int, ...]]] = {name: [] for name in demo.SERVED_MODELS}
+    endpoint_of = {model: name for name, model in demo.SERVED_MODELS.items()}
+    with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+                own = record["response"]
+                ids = own.get("prompt_token_ids") or own["choices"][0]["prompt_token_ids"]
+                found = by_endpoint[endpoint_of[record["request"]["model"]]]
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # bad on purpose
+            if len(ids) < 400:
+                found.append(tuple(ids))
+    each = -(-count // len(by_endpoint))
+    return [(name, prompt) for name, found in by_endpoint.items() for prompt in found[:each]]
+
+
+def timed(work: Callable[[], Value]) -> tuple[float, Value]:
+    """Seconds of work, and what it gave."""
+    began = time.perf_counter()
+    result = work()
+    return time.perf_counter() - began, result
+
+
+class Loop:
+    """The engine's own loop over all requests, in batches of prompts of like length."""
+
+    def __init__(self, target: LoadedModel, draft: LoadedModel) -> None:
+        self._target, self._draft = target, draft
+
+    def __call__(self, requests: Sequence[Request], rule: VerifyRule, depth: int) -> list[Decoded]:
+        """Depth 0 is the baseline."""
+        order = sorted(range(len(requests)), key=lambda row: len(requests[row].prompt))
+        found: dict[int, Decoded] = {}
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            is_sampling = rule is VerifyRule.REJECTION
+            proposer = DraftModelProposer(self._draft.model, depth, is_sampling=is_sampling) if depth else None
+            result = decode_batch(
+                self._target.model,
+                [requests[row] for row in rows],
+                proposer=proposer,
+                num_speculative_tokens=depth,
+                verify_rule=rule,
+                end_token_ids=self._target.end_token_ids,
+                releases_slots=True,
+            )
+            found.update(zip(rows, result.decoded, strict=True))
+        return [found[row] for row in range(len(requests))]
+
+
+def responses(requests: Sequence[Request], decoded: Sequence[Decoded]) -> list[Response]:
+    """Outputs of the loop as logged responses."""
+    return [
+        Response(RecordKey("benchmark", 0, row), request, each.output)
+        for row, (request, each) in enumerate(zip(requests, decoded, strict=True))
+    ]
+
+
+def replayed(
+    target: LoadedModel, draft: LoadedModel, rule: VerifyRule, depths: Sequence[int], logged: Sequence[Response]
+) -> list[Replayed]:
+    """Every response replayed; one that is refused is a fault."""
+    drafting = Drafting(SpeculationConfig("draft", "", "", "draft_model", max(depths), rule), draft)
+    replayer = Replayer([drafting], depths, end_token_ids=target.end_token_ids, target=target)
+    results = []
+    for result in replayer.replay(logged):
+        if isinstance(result, RecordError):
+            raise result
+        results.append(result)
+    return results
+
+
+def sums(counts: Sequence[SpeculationCounts | ExpectedCounts]) -> Reals:
+    """Accepted tokens and drafts of each request; [requests, 2]."""
+    return np.array([(each.num_accepted_tokens, each.num_drafts) for each in counts], dtype=np.float64)
+
+
+def residuals(counts: Reals) -> tuple[float, Reals]:
+    """Mean acceptance length, and how far each request moves it (times the number of requests)."""
+    accepted, drafts = counts.sum(0)
+    return 1.0 + accepted / drafts, (counts[:, 0] - accepted / drafts * counts[:, 1]) / drafts * len(counts)
+
+
+def cell(loop: Reals, replay: Reals) -> dict[str, Any]:
+    """The loop's mean acceptance length against replay's."""
+    looped, loop_moves = residuals(loop)
+    expected, replay_moves = residuals(replay)
+    number = len(loop)
+    error = float((loop_moves - replay_moves).std(ddof=1)) / number**0.5
+    half = float(student.ppf(0.5 + LEVEL / 2.0, number - 1)) * error
+    return {
+        "requests": number,
+        "loop": looped,
+        "replay": expected,
+        "half_width": half,
+        "is_inside": bool(abs(looped - expected) <= half + 1e-9),
+        "loop_variance": float(loop_moves.var(ddof=1)),
+        "replay_variance": float(replay_moves.var(ddof=1)),
+    }
+
+
+class Shifted(torch.nn.Module):
+    """A model whose logits are those of the position before, but for the first of a pass."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.config, self.device, self.dtype, self._model = model.config, model.device, model.dtype, model
+
+    def forward(self, **given: Any) -> Any:
+        kept = given.pop("logits_to_keep")
+        result = self._model(**given, logits_to_keep=0)
+        result.logits = torch.cat((result.logits[:, :1], result.logits[:, :-1]), 1)[:, -kept:]
+        return result
+
+
+def audit(decoded: Sequence[Decoded], expected: Sequence[ExpectedCounts]) -> float:
+    """The difference of what the loop counted to its expectation given its outputs, in standard errors."""
+    length = sum(each.num_accepted_tokens for each in expected) / sum(each.num_drafts for each in expected)
+    difference = sums([each.counts for each in decoded]) - sums(expected)
+    variance = sum(
+        each.accepted_variance - 2.0 * length * each.drafts_accepted_covariance + length**2 * each.drafts_variance
+        for each in expected
+    )
+    return float((difference[:, 0] - length * difference[:, 1]).sum() / variance**0.5)
+
+
+def main() -> None:
+    """Compare, print the summary and write all cells."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--k", type=int, nargs="+", default=DEPTHS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    device = torch.device("cpu")
+    target = load_model(str(demo.TARGET), device, torch.float32)
+    draft = load_model(str(demo.DRAFT), device, torch.float32)
+    loop = Loop(target, draft)
+    chosen = prompts(arguments.requests)
+    endpoints = np.array([name for name, _ in chosen])
+
+    def asked(sampling: SamplingParameters, course: int) -> list[Request]:
+        return [Request(prompt, sampling, 1_000_000 * course + row) for row, (_, prompt) in enumerate(chosen)]
+
+    loop(asked(SAMPLED, 99)[:BATCH], VerifyRule.REJECTION, 2)  # warm
+    cells, rows = [], []
+    course = 0
+    for rule in track((*SAMPLED_RULES, VerifyRule.GREEDY), "rules", console=Console(stderr=True)):
+        sampling = GREEDY if rule is VerifyRule.GREEDY else SAMPLED
+        course += 1  # of its own, lest the rules share the luck of one set of answers
+        answered = asked(sampling, course)
+        logged = responses(answered, loop(answered, rule, 0))
+        replay_s, results = timed(lambda rule=rule, logged=logged: replayed(target, draft, rule, arguments.k, logged))  # type: ignore[misc]
+        loops_s, ratios = 0.0, []
+        for place, depth in enumerate(arguments.k):
+            course += 1
+            requests = asked(sampling, course)
+            seconds, decoded = timed(lambda r=requests, v=rule, d=depth: loop(r, v, d))  # type: ignore[misc]
+            loops_s += seconds
+            looped = sums([each.counts for each in decoded])
+            expected = sums([each.counts[0][place] for each in results])
+            for endpoint in ("", *demo.SERVED_MODELS):
+                mine = endpoints == endpoint if endpoint else np.ones(len(chosen), dtype=bool)
+                if mine.sum() < MIN_CELL:
+                    continue
+                own = cell(looped[mine], expected[mine])
+                cells.append({"rule": rule.value, "K": depth, "endpoint": endpoint or "all", **own})
+                if not endpoint and rule is not VerifyRule.GREEDY:
+                    ratios.append(own["loop_variance"] / own["replay_variance"])
+        variances = float(np.mean(ratios)) if ratios else 1.0
+        own_cells = [own["is_inside"] for own in cells if own["rule"] == rule.value]
+        rows.append(
+            {
+                "rule": rule.value,
+                "replay_s": replay_s,
+                "loops_s": loops_s,
+                "time_ratio": loops_s / replay_s,
+                "variance_ratio": variances,
+                "same_error_ratio": loops_s / replay_s * variances,
+                "cells_inside": sum(own_cells),
+                "cells": len(own_cells),
+            }
+        )
+    requests = asked(SAMPLED, course + 1)
+    decoded = loop(requests, VerifyRule.REJECTION, AUDIT_DEPTH)
+    theirs = AutoModelForCausalLM.from_pretrained(demo.DRAFT, dtype=torch.float32, attn_implementation="sdpa").eval()
+    audits = {}
+    for name, model in (("sound", draft), ("shifted", replace(draft, model=Shifted(theirs)))):
+        results = replayed(target, model, VerifyRule.REJECTION, [AUDIT_DEPTH], responses(requests, decoded))
+        audits[name] = audit(decoded, [each.counts[0][0] for each in results])
+    document = {
+        "requests": len(chosen),
+        "depths": arguments.k,
+        "level": LEVEL,
+        "share_inside": sum(own["is_inside"] for own in cells) / len(cells),
+        "audit_z": audits,
+        "machine": {
+            "processor": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads(),
+            "torch": torch.__version__, "load_average": os.getloadavg()[0],
+        },
+        "rules": rows,
+        "cells": cells,
+    }  # fmt: skip
+    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    for row in rows:
+        Console().print(row)
+    Console().print({name: document[name] for name in ("requests", "share_inside", "audit_z")})
+
+
+if __name__ == "__main__":
+    main()
