@@ -21,6 +21,9 @@ from tests.kafka_server import KafkaServer, kafka_server
 from tests.kafka_topics import Topics
 from tests.services import postgres_server
 
+# No example has a deadline: how long one takes says more of what else the machine does than of the code.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 # `pytest --hypothesis-profile=long`: for as long as one lets it run (see `make fuzz`).
 hypothesis.settings.register_profile(
     "long", max_examples=10_000_000, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)

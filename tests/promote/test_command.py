@@ -22,7 +22,6 @@ from tests.promote.conftest import URL, Shop
 from tests.promote.worlds import CHAT, CODE, decision, fingerprint
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-MAX_CPU_S = 1.5
 
 
 def test_each_verdict_has_its_exit_code(shop: Shop) -> None:
@@ -229,36 +228,27 @@ def test_a_reader_s_rights_on_postgres_suffice(
 
 
 PROBE = """
-import resource, sys
+import sys
 sys.argv = ["shadowspec", "check", "--endpoint", "chat", "--junit", "junit.xml", "--github"]
 from shadowspec.cli import main
 try:
     main()
 finally:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    loaded = sorted({name.partition(".")[0] for name in sys.modules})
-    print(used.ru_utime + used.ru_stime, *loaded, file=sys.stderr)
+    print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
 """
 
 
-def test_it_starts_fast_and_without_what_it_does_not_need(shop: Shop) -> None:
-    """Processor time, which other processes cannot stretch as much; the best of three, with compiled modules."""
+def test_it_starts_without_what_it_does_not_need(shop: Shop) -> None:
+    """What makes it start fast; how fast, kernels/benchmarks/gate.py measures."""
     shop.decide([decision()])
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join((str(CHECKOUT), str(CHECKOUT / "kernels"))),
-        "PYTHONPYCACHEPREFIX": str(shop.folder / "compiled"),
         "GITHUB_STEP_SUMMARY": str(shop.folder / "summary.md"),
     }
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    used = []
-    for _ in range(4):
-        done = subprocess.run(
-            [sys.executable, "-c", PROBE], cwd=shop.folder, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        seconds, *loaded = done.stderr.split()
-        used.append(float(seconds))
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], cwd=shop.folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
     unwanted = {"torch", "transformers", "streamlit", "pandas", "scipy", "numpy", "kafka", "re2", "alembic", "jinja2"}
-    assert unwanted & set(loaded) == set()
-    assert min(used) < MAX_CPU_S
+    assert unwanted & set(done.stderr.split()) == set()
     assert URL.removeprefix("sqlite:///") in {path.name for path in shop.folder.iterdir()}

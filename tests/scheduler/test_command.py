@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from tests.cli_process import run_command
 from tests.scheduler.worlds import FOLDER, config_of, email, fill, make_due
 
 JOB = 'cron = "0 * * * *"\nreceivers = ["folder"]'
-START_S = 4.0
 
 
 @pytest.fixture
@@ -152,7 +150,7 @@ def test_secrets_that_are_not_there_are_found_at_the_start(
     assert "schedule.receivers.chat: the variable NO_SUCH_VARIABLE is not set" in done.err
 
 
-def test_it_starts_quickly_and_without_torch(config: Path) -> None:
+def test_it_starts_without_torch(config: Path) -> None:
     program = (
         "import sys; sys.argv = ['shadowspec', 'schedule', '--once', '--config', sys.argv[1]]\n"
         "from shadowspec.cli import main\n"
@@ -160,8 +158,4 @@ def test_it_starts_quickly_and_without_torch(config: Path) -> None:
         "assert not {'torch', 'transformers', 'streamlit'} & sys.modules.keys()"
     )
     for arguments in (["-m", "shadowspec", "schedule", "--help"], ["-c", program, str(config)]):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        assert taken < START_S, "of a processor's time, which others on it do not lengthen"

@@ -16,7 +16,7 @@ from tests.tap.formats import samples
 from tests.tap.formats.samples import ANSWER, REQUEST, kong_entry, message, opened, record_of, refusal
 from tests.tap.mirror import chat
 
-SECONDS = 5  # what any one message may take, on a machine that does other things besides
+SECONDS = 60  # a hang, or time that grows with the square; what a message takes is benchmarked
 ONE_OF_EACH: dict[Format, list[tuple[Any, samples.Headers]]] = {
     Format.OPENAI: [
         (chat(), ()),
@@ -148,7 +148,7 @@ def test_of_a_key_that_stands_twice_the_last_counts() -> None:
     assert record_of(value).model == "c"
 
 
-def test_a_message_of_10_mb_is_opened_quickly() -> None:
+def test_a_message_of_10_mb_is_opened_in_time() -> None:
     text = "Fl\u00fcsse und S\u00e9ances. " * 450_000
     large = chat(request_messages=[{"role": "user", "content": text}])
     for value in (
