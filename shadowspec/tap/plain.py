@@ -84,6 +84,8 @@ def plain_request(
     """
     if body.get("tools") is not None or body.get("prompt_token_ids") is not None:
         return None
+    if body.get("prompt" if is_chat else "messages") is not None:
+        return None  # what the other call asks in is not read, but has to be right
     messages: list[dict[str, Any]] = []
     text = None
     if is_chat:

@@ -91,6 +91,8 @@ def read(request: dict[str, Any], response: dict[str, Any] | None, path: str | N
     st.booleans(),
 )
 @example(chat()["request"], chat()["response"], None, True)
+@example({"prompt": "Why?", "messages": ["message"]}, None, "/v1/completions", True)
+@example(chat(request_prompt=[None])["request"], None, "/v1/chat/completions", True)
 def test_without_a_model_as_with_one(
     request: dict[str, Any], response: dict[str, Any] | None, path: str | None, enforced: bool
 ) -> None:
