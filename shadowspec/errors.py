@@ -33,6 +33,14 @@ class RecordError(ShadowSpecError):
         self.counter = counter
         self.reason = reason
 
+    def kept(self) -> RecordError:
+        """Itself as a value, without the way that it came: those frames hold the record, and now this error too.
+
+        Such a circle would keep each refused record until garbage is next looked for.
+        """
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
+
 
 class NoDataError(ShadowSpecError):
     """There is no data, or none that can be used."""

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-YOUNG_VALUES = 50_000  # that are new when they are searched for cycles: of some ten polls, and most are gone by then
+YOUNG_VALUES = 500_000  # that are new when they are searched for cycles: most are gone long before
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """With what exists by now left out of the search for cycles, and what is new searched a seventieth as often.
+    """With what exists by now left out of the search for cycles, and what is new searched a seven-hundredth as often.
 
     For a loop without end whose values live for a moment: a search looks at every token id of those that are alive,
     and after every poll that takes a tenth of the time.

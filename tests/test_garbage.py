@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from shadowspec.garbage import YOUNG_VALUES, seldom_collected, uncollected
+from shadowspec.tap.formats import Format, open_message
+from shadowspec.tap.routing import NO_HINTS
+from tests.tap.mirror import RULE, admission, chat, raw
 
 
 def test_a_loop_is_searched_seldom_and_leaves_things_as_they_were() -> None:
@@ -24,3 +29,33 @@ def test_a_batch_is_not_searched_and_what_was_off_stays_off() -> None:
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param(b"{", id="no JSON"),
+        pytest.param(b'{"a": 1}\n{\n', id="a line that is none"),
+        pytest.param(chat(timestamp="soon"), id="no time"),
+        pytest.param(chat(status=500), id="a failed call"),
+        pytest.param(chat(request_temperature="warm"), id="a wrong parameter"),
+        pytest.param(chat(request_n=2), id="two answers"),
+        pytest.param(chat(request_messages=[{"role": "refused", "content": "x"}]), id="not in the template"),
+    ],
+)
+def test_a_refused_message_is_let_go_at_once(message: object) -> None:
+    """Nothing of it waits, whole as it is, for a search that comes seldom."""
+    reader = admission(RULE)
+    reader.read([])
+
+    def refuse() -> None:
+        opened = open_message(raw(message), Format.AUTO)
+        found = [each.record if each.record is not None else each.error for each in opened]
+        readings = reader.read([(each.key, own, NO_HINTS) for each, own in zip(opened, found, strict=True)])
+        assert all(each.error is not None for each in readings)
+
+    refuse()  # what is made once, for good, is made
+    gc.collect()
+    with uncollected():
+        refuse()
+        assert gc.collect() == 0

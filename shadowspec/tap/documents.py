@@ -84,7 +84,7 @@ def _parse_line(line: bytes) -> Any:
     try:
         return parse_document(line)
     except RecordError as error:
-        return error
+        return error.kept()
 
 
 def _why_refused(value: bytes | str) -> str:

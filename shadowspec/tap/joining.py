@@ -206,4 +206,4 @@ def _pair(request: tuple[RecordKey, EventHalf], response: tuple[RecordKey, Event
     try:
         return Joined(key, read_envelope(document, headers), None, members)
     except RecordError as error:
-        return Joined(key, None, error, members)
+        return Joined(key, None, error.kept(), members)

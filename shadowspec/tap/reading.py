@@ -142,7 +142,7 @@ class Reader:
         try:
             self._place(reading, record, hints)
         except RecordError as error:
-            reading.error = error
+            reading.error = error.kept()
         return reading
 
     def _place(self, reading: Reading, record: MirroredRecord, hints: Hints) -> None:
@@ -182,7 +182,7 @@ class Reader:
         try:
             self._open(reading, reading.record, reading.rule)
         except RecordError as error:
-            reading.error = error
+            reading.error = error.kept()
             return False
         return True
 

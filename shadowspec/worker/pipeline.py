@@ -158,8 +158,9 @@ class Pipeline:
         size = 0
         for raw in raws:
             hints = self._routing.hints(raw, topic_of(raw.key.source))
-            is_early = hints is not NO_HINTS and not self._may_be_half(raw)
-            early = self._admission.presample(hints) if is_early else None
+            early = None if hints is NO_HINTS else self._admission.presample(hints)
+            if early is not None and self._may_be_half(raw):
+                early = None
             taken.append((raw, hints, early))
             if early is None:
                 size += len(raw.value or b"")

@@ -65,7 +65,7 @@ def open_message(raw: RawRecord, format: Format, *, event_suffixes: EventSuffixe
                 return [Opened(raw.key, plain)]
         documents = split_message(raw.value)
     except RecordError as error:
-        return [Opened(raw.key, error=error)]
+        return [Opened(raw.key, error=error.kept())]
     size = len(raw.value) // len(documents)
     opened = []
     for item, document in enumerate(documents):
@@ -73,7 +73,7 @@ def open_message(raw: RawRecord, format: Format, *, event_suffixes: EventSuffixe
         try:
             opened.append(_opened(key, _read(key, document, format, headers, event_suffixes, size)))
         except RecordError as error:
-            opened.append(Opened(key, error=error))
+            opened.append(Opened(key, error=error.kept()))
     return opened
 
 
