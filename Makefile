@@ -39,7 +39,7 @@ test: $(VENV)/.installed-test ## Run the tests, with a real Postgres and Kafka, 
 	@.ci/kafka
 	@.ci/chromium
 	@# Threads of two processes would stand in each other's way on two cores.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --cov --cov-report=term --cov-report=xml $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 --cov --cov-report=term --cov-report=xml $(ARGS)
 
 .PHONY: test-browser
 test-browser: $(VENV)/.installed-test ## Look at every page of the dashboard in a real browser, in every state (ARGS="-k board")

@@ -31,10 +31,13 @@ hypothesis.settings.register_profile(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on real servers and processes are tried a second time; the summary names each that needed it."""
+    """Tests on real servers and processes are tried a second time, and the summary shows why; slow files go first."""
     for item in items:
         if item.get_closest_marker("integration") is not None:
             item.add_marker(pytest.mark.flaky(reruns=1))
+    # Files with slow tests come first, so that no process is left with one when the others are done.
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 # Where there is no GPU the kernels run in Triton's interpreter.  Triton asks once, when it is first imported.

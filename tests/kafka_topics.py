@@ -19,6 +19,7 @@ from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 from shadowspec.tap.kafka.client import DIRECT
 
 READ_TIMEOUT_S = 60
+KCAT_TIMEOUT_S = 30  # it waits for a leader without a word, for as long as there is none
 # What kcat says of a broker that is not ready yet.
 PASSING = (
     "broker connections are down",
@@ -116,7 +117,11 @@ def kcat(bootstrap: str, *arguments: str, stdin: bytes = b"") -> bytes:
     """Run kcat; what it printed."""
     # librdkafka may try ::1 first for localhost, and kcat takes one refusal for the end of all brokers.
     command = ["kcat", "-b", bootstrap, "-X", "broker.address.family=v4", *arguments]
-    done = subprocess.run(command, input=stdin, capture_output=True, check=False)
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=KCAT_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        said = (error.stderr or b"").decode(errors="replace")
+        raise AssertionError(f"kcat: Local: Timed out, after {KCAT_TIMEOUT_S} s: {said}") from error
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     return done.stdout
 

@@ -55,6 +55,10 @@ def test_services_start_once_keep_what_they_hold_and_stop(tmp_path: Path) -> Non
         assert read_topic(bootstrap, "shadow.prompts") == ["kept"]
         with engine.connect() as connection:
             assert connection.exec_driver_sql("SELECT count(*) FROM kept").scalar() == 0
+    except AssertionError as error:
+        log = tmp_path / ".services" / "kafka" / "log"
+        error.add_note(log.read_text(errors="replace")[-4000:] if log.exists() else "Kafka has written no log")
+        raise
     finally:
         services("down")
         # Where the postgres user may not go into the checkout, the database's folder lies elsewhere.
