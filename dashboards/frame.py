@@ -34,13 +34,19 @@ def draw() -> None:
 
 
 def _pages() -> list[st.Page]:
-    """Every page, in the order of the navigation.  The first is also the root."""
+    """Every page, in the order of the navigation.  The first is the root, and found by its name as well."""
+    root = st.Page(board.page, title="Board", icon=":material/dashboard:", default=True)
+
+    def by_name() -> None:
+        st.switch_page(root, query_params=st.query_params.to_dict())
+
     return [
-        st.Page(board.page, title="Board", url_path="board", icon=":material/dashboard:", default=True),
+        root,
         st.Page(evidence.page, title="Evidence", url_path="evidence", icon=":material/query_stats:"),
         st.Page(explorer.page, title="Explorer", url_path="explorer", icon=":material/grid_on:"),
         st.Page(loads.page, title="Load and what-if", url_path="loads", icon=":material/speed:"),
         st.Page(changes.page, title="Changes", url_path="changes", icon=":material/history:"),
         st.Page(before_after.page, title="Before and after", url_path="before-after", icon=":material/compare_arrows:"),
         st.Page(audit.page, title="Audit", url_path="audit", icon=":material/gavel:"),
+        st.Page(by_name, title="Board", url_path="board", visibility="hidden"),
     ]

@@ -53,6 +53,17 @@ def test_a_filter_narrows_the_board_and_stays_in_the_address(
     assert rows(other.page) == some
 
 
+def test_the_board_is_found_by_its_name_as_well(
+    site: Served, reader: Reader, new_reader: Callable[..., Reader]
+) -> None:
+    reader.open(site.address(verdict="HOLD"))
+    named = new_reader()
+    named.open(site.address("board", verdict="HOLD"))
+    assert rows(named.page) == rows(reader.page) != []
+    assert "verdict=HOLD" in named.page.url
+    assert not named.page.get_by_text("Page not found").is_visible()
+
+
 def test_a_search_finds_by_name(site: Served, reader: Reader) -> None:
     reader.open(site.address())
     every = rows(reader.page)
