@@ -35,83 +35,78 @@ class Decided:
     changed: Mapping[HypothesisId, KeptEvidence]
 
 
-def folded_looks(
-    endpoint: str,
-    state: EndpointState,
-    kept: Mapping[HypothesisId, KeptEvidence],
-    rules: Rules,
-    configs: Mapping[str, FingerprintedConfig],
-    loads: Sequence[int],
-    known_until: datetime | None,
-) -> dict[HypothesisId, Look]:
-    """Every hypothesis at each load and with each config that is current, in the order of `decide_folded`."""
-    # 1. The hypotheses.
-    current = current_configs(configs, state.seen)
-    keys = [
-        (slice_key, load, fingerprint)
-        for slice_key in ("", *sorted(state.slices))
-        for load in sorted(loads)
-        for fingerprint in sorted(current)
-    ]
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What an endpoint is decided from.  `known_until` is the watermark, `loads` and `configs` those to decide on."""
 
-    # 2. Runs and their levels, in the order of entry.
-    entries = {key: state.ways[way_of(rules.of(key))].entries.get(key[0]) for key in keys}
-    positions = {key: None if entry is None else entry.position for key, entry in entries.items()}
-    standing = list(rules.previous.values())
-    trials = assign_trials(entered_in_order(positions, current, standing), current, standing, rules.policy)
+    endpoint: str
+    state: EndpointState
+    kept: Mapping[HypothesisId, KeptEvidence]
+    rules: Rules
+    configs: Mapping[str, FingerprintedConfig]
+    loads: Sequence[int]
+    known_until: datetime | None
 
-    # 3. Each with its own evidence.
-    looks = {}
-    for key in keys:
-        policy, trial, own = rules.of(key), trials.get(key), kept.get(key)
-        evidence = own.evidence if own else HypothesisEvidence()
-        looks[key] = Look(
-            hypothesis=Hypothesis(endpoint, key[0], key[1], current[key[2]]),
-            evidence=with_counts(evidence, state, key, policy, trial, known_until),
-            policy=policy,
-            trial=trial,
-            has_entered=key in trials,
-            previous=rules.previous.get(key),
-        )
-    return looks
+    def looks(self) -> dict[HypothesisId, Look]:
+        """Every hypothesis at each load and with each config that is current, in the order of `decided`."""
+        state, rules = self.state, self.rules
+        # 1. The hypotheses.
+        current = current_configs(self.configs, state.seen)
+        keys = [
+            (slice_key, load, fingerprint)
+            for slice_key in ("", *sorted(state.slices))
+            for load in sorted(self.loads)
+            for fingerprint in sorted(current)
+        ]
 
+        # 2. Runs and their levels, in the order of entry.
+        entries = {key: state.ways[way_of(rules.of(key))].entries.get(key[0]) for key in keys}
+        positions = {key: None if entry is None else entry.position for key, entry in entries.items()}
+        standing = list(rules.previous.values())
+        trials = assign_trials(entered_in_order(positions, current, standing), current, standing, rules.policy)
 
-def decide_folded(
-    endpoint: str,
-    state: EndpointState,
-    kept: Mapping[HypothesisId, KeptEvidence],
-    rules: Rules,
-    configs: Mapping[str, FingerprintedConfig],
-    loads: Sequence[int],
-    known_until: datetime | None,
-    now: datetime,
-) -> Decided:
-    """Decisions on every slice and the endpoint as a whole, at each load and with each config that is current.
+        # 3. Each with its own evidence.
+        looks = {}
+        for key in keys:
+            policy, trial, own = rules.of(key), trials.get(key), self.kept.get(key)
+            evidence = own.evidence if own else HypothesisEvidence()
+            looks[key] = Look(
+                hypothesis=Hypothesis(self.endpoint, key[0], key[1], current[key[2]]),
+                evidence=with_counts(evidence, state, key, policy, trial, self.known_until),
+                policy=policy,
+                trial=trial,
+                has_entered=key in trials,
+                previous=rules.previous.get(key),
+            )
+        return looks
 
-    `known_until` is the watermark.  The endpoint as a whole comes first, then the slices by name, and last the rows
-    that take superseded verdicts out of force.
-    """
-    # 1. Each on its own evidence.
-    looks = folded_looks(endpoint, state, kept, rules, configs, loads, known_until)
-    decisions, changed = [], {}
-    for key, look in looks.items():
-        own = kept.get(key)
-        decision = look.decided(now)
-        decisions.append(decision)
-        if own is not None and (after := evidence_after(own, decision)) is not own:
-            changed[key] = after
+    def decided(self, now: datetime) -> Decided:
+        """Decisions on every slice and the endpoint as a whole, at each load and with each config that is current.
 
-    # 2. What only all of them together can say, and what they replace.
-    standing = list(rules.previous.values())
-    trials = {key: look.trial for key, look in looks.items() if look.has_entered}
-    previous = {group_key(row): row for row in standing if not row.slice_key}
-    traffic = traffic_of(state.traffic, rules.policy, known_until)
-    replaced = superseded_rows(trials, standing, now)
-    for row in replaced:
-        key = hypothesis_id(row)
-        if key in kept:
-            changed[key] = evidence_after(kept[key], row)
-    return Decided((*composed(decisions, previous, traffic, rules.policy), *replaced), changed)
+        The endpoint as a whole comes first, then the slices by name, and last the rows that take superseded verdicts
+        out of force.
+        """
+        # 1. Each on its own evidence.
+        looks = self.looks()
+        decisions, changed = [], {}
+        for key, look in looks.items():
+            own = self.kept.get(key)
+            decision = look.decided(now)
+            decisions.append(decision)
+            if own is not None and (after := evidence_after(own, decision)) is not own:
+                changed[key] = after
+
+        # 2. What only all of them together can say, and what they replace.
+        rules, standing = self.rules, list(self.rules.previous.values())
+        trials = {key: look.trial for key, look in looks.items() if look.has_entered}
+        previous = {group_key(row): row for row in standing if not row.slice_key}
+        traffic = traffic_of(self.state.traffic, rules.policy, self.known_until)
+        replaced = superseded_rows(trials, standing, now)
+        for row in replaced:
+            key = hypothesis_id(row)
+            if key in self.kept:
+                changed[key] = evidence_after(self.kept[key], row)
+        return Decided((*composed(decisions, previous, traffic, rules.policy), *replaced), changed)
 
 
 def with_counts(

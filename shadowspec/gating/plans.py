@@ -11,7 +11,7 @@ from shadowspec.errors import NoDataError
 from shadowspec.gate.capacity import Demand, decided_after, starting_rates
 from shadowspec.gate.forecasts import HypothesisPlan, plan_hypothesis, wanted_clusters
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating.current import folded_looks
+from shadowspec.gating.current import Standing
 from shadowspec.gating.folding import Rules
 from shadowspec.gating.look import Look
 from shadowspec.gating.looks import frozen_policy
@@ -78,8 +78,10 @@ def plan_stored(
     if not rules.ways.keys() <= state.ways.keys():
         raise NoDataError(f"endpoint {endpoint}: the policy makes other clusters now: run `shadowspec gate` first")
     configs = {fingerprint: snapshot.fingerprints[fingerprint] for fingerprint in state.seen}
-    looks = folded_looks(endpoint, state, kept, rules, configs, sorted(state.loads), snapshot.watermark.time)
-    return plan_endpoint(endpoint, list(looks.values()), policy, sample_rate=sample_rate, capacity_per_s=capacity_per_s)
+    standing = Standing(endpoint, state, kept, rules, configs, sorted(state.loads), snapshot.watermark.time)
+    return plan_endpoint(
+        endpoint, list(standing.looks().values()), policy, sample_rate=sample_rate, capacity_per_s=capacity_per_s
+    )
 
 
 def plan_endpoint(

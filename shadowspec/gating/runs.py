@@ -16,7 +16,7 @@ from shadowspec.errors import InputError
 from shadowspec.garbage import uncollected
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.restarts import is_superseded, trial_of
-from shadowspec.gating.current import decide_folded
+from shadowspec.gating.current import Standing
 from shadowspec.gating.folding import NEVER, Folded, Folding, Rules
 from shadowspec.gating.looks import frozen_policy
 from shadowspec.gating.ports import OpenUnits, Place, Rows
@@ -182,7 +182,8 @@ class EndpointGate:
             wanted = folded.state.seen if self._fingerprints is None else self._fingerprints
             loads = sorted(folded.state.loads) if self._loads is None else self._loads
             own = {fingerprint: configs[fingerprint] for fingerprint in wanted}
-            decided = decide_folded(self.endpoint, folded.state, kept, rules, own, loads, mark.time, self._now)
+            standing = Standing(self.endpoint, folded.state, kept, rules, own, loads, mark.time)
+            decided = standing.decided(self._now)
             decisions = tuple(held_back(decision, mark) for decision in decided.decisions)
             changed |= decided.changed
 

@@ -22,7 +22,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.restarts import Seen, has_ended
 from shadowspec.gate.rollout_policy import RolloutPolicy
 from shadowspec.gate.units import BlockUnit, ClusterUnit, Entry
-from shadowspec.gating.current import decide_folded
+from shadowspec.gating.current import Standing
 from shadowspec.gating.folding import Rules
 from shadowspec.gating.kept import begun_evidence, folded_in_run
 from shadowspec.gating.looks import frozen_policy
@@ -155,7 +155,7 @@ def _look(
     # 3. Decisions.
     configs = {each.fingerprint: each for each in endpoint.fingerprints if each.fingerprint in own.state.seen}
     loads = sorted(own.state.loads)
-    decided = decide_folded(endpoint.name, own.state, own.kept, rules, configs, loads, now, now)
+    decided = Standing(endpoint.name, own.state, own.kept, rules, configs, loads, now).decided(now)
     own.kept |= decided.changed
     own.previous = own.previous | {hypothesis_id(decision): decision for decision in decided.decisions}
     return decided.decisions
