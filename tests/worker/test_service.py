@@ -311,8 +311,9 @@ def test_a_fresh_partition_holds_the_watermark_until_its_first_records_are_finis
     slow_engines = Engines(is_running=False)
     last = Running(service(slow, slow_engines, store))
     wait_for(lambda: bool(store.ledger("g")))
-    first = Running(service(Source(records(60)), Engines(), store))
-    wait_for(lambda: any(entry.num_messages > 20 for entry in store.ledger("g")))
+    quick = Source(records(60))
+    first = Running(service(quick, Engines(), store))
+    wait_for(lambda: quick.place == 60 and any(entry.num_messages > 20 for entry in store.ledger("g")))
     first.end()
     assert store.runs("chat")
     assert store.watermark("chat").time is None
