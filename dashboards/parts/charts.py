@@ -96,8 +96,8 @@ def fixed(channel: Any, pixels: float) -> Any:
     return channel(pixels)
 
 
-def threshold(value: float, text: str, *, is_vertical: bool = False) -> list[alt.Chart]:
-    """A labelled line at a threshold, as layers of a chart.
+def threshold(value: float, text: str, *, is_vertical: bool = False, is_below: bool = False) -> list[alt.Chart]:
+    """A labelled line at a threshold, as layers of a chart; the words stand above a level line, or below it.
 
     Channels are written out here and everywhere: Altair takes some 5 ms to make one of a mere string.
     """
@@ -110,7 +110,7 @@ def threshold(value: float, text: str, *, is_vertical: bool = False) -> list[alt
         # Above the drawing: within it, the words would lie on the first row.
         return [line.encode(x=place), label.encode(x=place, y=fixed(alt.YValue, -4), text=words)]
     height = alt.Y("threshold:Q")
-    label = alt.Chart(data).mark_text(align="left", dx=4, dy=-7, color=VERMILION)
+    label = alt.Chart(data).mark_text(align="left", dx=4, dy=8 if is_below else -7, color=VERMILION)
     return [line.encode(y=height), label.encode(y=height, x=fixed(alt.XValue, 0), text=words)]
 
 

@@ -46,7 +46,7 @@ def path(own: TestPath, axis_title: str) -> Any:
     ]
     has_times = all(p.at is not None for p in own.points)
     look = alt.X("at:T", title="look of the gate (your time)", axis=charts.DAYS if _is_long(own) else charts.HOURS)
-    x = look if has_times else alt.X("units:Q", title="units, in order")
+    x = look if has_times else alt.X("units:Q", title="units, in order", axis=alt.Axis(tickMinStep=1, format="d"))
     y = alt.Y("estimate:Q", title=axis_title, scale=alt.Scale(zero=False), axis=SHARES if is_share else alt.Axis())
     tooltip = [
         alt.Tooltip("text:N", title="estimate and bounds"),

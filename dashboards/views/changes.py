@@ -126,7 +126,7 @@ def _draw(shown: Sequence[Change]) -> None:
         key="timeline",
         alt_text=f"Timeline of {len(shown)} changes at {endpoints} endpoints",
         help_text="When the gate, an operator or the rollout changed something; hover for who and why.",
-        height=max(160, min(46 * endpoints + 60, 520)),
+        height=max(210, min(46 * endpoints + 110, 520)),
     )
 
 

@@ -123,7 +123,8 @@ def _figures(row: BoardRow) -> None:
     cells[4].caption("" if row.saving is None else _money(row))
     cells[5].metric("Sessions", f"{row.num_clusters:,}", help=words.definition("units"))
     needed = row.clusters_needed
-    cells[5].caption("none needed" if needed is None else f"about {needed:,} more by {formats.ahead(row.expected_at)}")
+    by = "" if row.expected_at is None else f" by {formats.ahead(row.expected_at)}"
+    cells[5].caption("none needed" if needed is None else f"about {needed:,} more{by}")
 
 
 def _money(row: BoardRow) -> str:

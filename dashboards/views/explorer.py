@@ -142,7 +142,7 @@ def _draw(grid: Grid, view: str) -> None:
     ]
     across = alt.X("x:N", sort=list(grid.x_values), title=_title(grid.x), axis=alt.Axis(labelAngle=0, labelLimit=110))
     if view == VIEWS[0]:
-        height = 56 * len(grid.y_values) + 70
+        height = 56 * len(grid.y_values) + 110
         down = alt.Y("y:N", sort=list(grid.y_values), title=_title(grid.y), axis=alt.Axis(labelLimit=120))
         base = alt.Chart(drawn).encode(x=across, y=down, tooltip=tooltip)
         cells = base.mark_rect(cornerRadius=3).encode(

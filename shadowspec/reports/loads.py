@@ -66,7 +66,7 @@ class BreakEven:
                 for each in self.crossings
             ]
             return "; ".join(parts)
-        side = "faster" if self.is_first_above else "not faster"
+        side = "estimated faster" if self.is_first_above else "estimated not faster"
         if len(self.loads) == 1:
             return f"{side} at the only load measured, {self.loads[0]}; a second load would tell where that ends"
         return f"{side} at every load measured ({self.loads[0]} to {self.loads[-1]})"

@@ -45,9 +45,9 @@ def test_speedup_need_not_fall_with_load_throughout() -> None:
 @pytest.mark.parametrize(
     ("decisions", "says"),
     [
-        ([at(4, 1.3)], "faster at the only load measured, 4"),
+        ([at(4, 1.3)], "estimated faster at the only load measured, 4"),
         ([at(4, 1.3), at(8, 1.1)], "faster at every load measured (4 to 8)"),
-        ([at(4, 0.9), at(8, 0.8)], "not faster at every load measured"),
+        ([at(4, 0.9), at(8, 0.8)], "estimated not faster at every load measured"),
         ([at(4, None)], "nothing measured yet"),
     ],
 )
