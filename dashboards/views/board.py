@@ -27,7 +27,10 @@ from ..parts import formats, source, states, words
 from ..parts.board_columns import COLUMNS
 from ..parts.board_table import TableContext, speedup_range, table_html
 
-AHEAD = ("embed", "vega-interpreter", "loadVegaEmbed", "ArrowVegaLiteChart", "DataFrame", "Metric", "DownloadButton")
+AHEAD = (
+    "embed", "vega-interpreter", "loadVegaEmbed", "ArrowVegaLiteChart", "DataFrame", "Metric", "DownloadButton",
+    "Multiselect",
+)  # fmt: skip
 LABEL_KEYS = 6  # slice labels that get a filter of their own; a slice has two by default
 
 
@@ -122,7 +125,12 @@ def _table(board: Board, found: Found, sort: str) -> None:
     component = _component()
     component(
         key="board_table",
-        data={"html": table_html(found.endpoints, context, sort), "open": _open(), "opened": opened, "ahead": _ahead()},
+        data={
+            "html": table_html(found.endpoints, context, sort),
+            "open": _open(),
+            "opened": opened,
+            "ahead": scripts_ahead(),
+        },
         on_sort_change=_sort,
         on_open_change=_keep_open,
     )
@@ -157,7 +165,7 @@ def _component() -> Any:
 
 
 @cache
-def _ahead() -> list[str]:
+def scripts_ahead() -> list[str]:
     """The names of Streamlit's scripts that other pages need and this one does not, heaviest first."""
     folder = Path(st.__file__).parent / "static" / "static" / "js"
     return [found.name for stem in AHEAD for found in sorted(folder.glob(f"{stem}.*.js"))]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
+from dashboards.views import board
 from shadowspec.config import load_config
 from shadowspec.store import Store
 from shadowspec.types import Verdict
@@ -62,6 +63,20 @@ def test_the_board_is_found_by_its_name_as_well(
     assert rows(named.page) == rows(reader.page) != []
     assert "verdict=HOLD" in named.page.url
     assert not named.page.get_by_text("Page not found").is_visible()
+
+
+def test_the_board_fetches_what_other_pages_need(site: Served, reader: Reader) -> None:
+    wanted = board.scripts_ahead()
+    assert {name.split(".")[0] for name in wanted} == set(board.AHEAD)  # Streamlit may name its scripts anew
+    reader.open(site.address())
+    reader.page.wait_for_function(
+        """wanted => {
+            const fetched = performance.getEntriesByType("resource").map(each => each.name.split("/").pop());
+            return wanted.every(name => fetched.includes(name));
+        }""",
+        arg=wanted,
+    )
+    assert reader.errors == []
 
 
 def test_a_search_finds_by_name(site: Served, reader: Reader) -> None:
