@@ -7,7 +7,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 SECONDS_EACH ?= 600
 SEED ?= 1
 FAULTS ?= 40
@@ -34,11 +34,11 @@ dashboard: $(VENV)/.installed-dashboard ## Open the dashboard on the demo's resu
 	@$(BIN)/shadowspec dashboard --config $(DEMO)/shadowspec.toml $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.installed-test ## Run the tests, with a real Postgres and Kafka, and report coverage (WORKERS=2 ARGS="-m 'not slow'")
+test: $(VENV)/.installed-test ## Run the tests, with a real Postgres and Kafka, and report coverage (WORKERS=3 ARGS="-m 'not slow'")
 	@.ci/postgres
 	@.ci/kafka
 	@.ci/chromium
-	@# Threads of two processes would stand in each other's way on two cores.
+	@# Threads of several processes would stand in each other's way on two cores.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 --cov --cov-report=term --cov-report=xml $(ARGS)
 
 .PHONY: test-browser
