@@ -22,6 +22,7 @@ from shadowspec.cli import (
     override,
     plan,
     produce,
+    profile_device,
     replay,
     report,
     schedule,
@@ -44,8 +45,8 @@ app = typer.Typer(
 )
 COMMANDS = (
     demonstrate.demo, set_up.init, set_up.doctor, measure.run, worker.worker, produce.produce, replay.replay,
-    gate.gate, check.check, plan.plan, report.report, schedule.schedule, dashboard.dashboard, export.export,
-    simulate.simulate,
+    profile_device.profile_device, gate.gate, check.check, plan.plan, report.report, schedule.schedule,
+    dashboard.dashboard, export.export, simulate.simulate,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -1,0 +1,127 @@
+"""`shadowspec profile-device`: what a step costs on this device, by load, depth and context."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from shadowspec.cli.console import SCHEMA_VERSION, notes, print_json, results
+from shadowspec.cli.options import ConfigOption, JsonOption
+
+if TYPE_CHECKING:
+    from shadowspec.cli.profiling import Profile
+
+MAX_LOAD, MAX_CONTEXT = 1_024, 1_000_000
+
+
+def profile_device(
+    config_path: ConfigOption = None,
+    endpoint: Annotated[
+        str | None, typer.Option("--endpoint", "-e", help="Profile this endpoint's pairs alone.")
+    ] = None,
+    loads: Annotated[str, typer.Option("--loads", help="Requests at once: a list such as 1,4,16.")] = "1,2,4,8,16",
+    depths: Annotated[str, typer.Option("--k", help="Numbers of speculative tokens: 1..8, or 1,2,4.")] = "1,2,4,8",
+    contexts: Annotated[str, typer.Option("--contexts", help="Prompt tokens: a list such as 128,1024.")] = "128,512",
+    is_sampled: Annotated[bool, typer.Option("--sampled", help="Requests at temperature 0.8 instead of 0.")] = False,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Measurements of each point; medians count.")] = 3,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the cost surface there, as JSON.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what a step of either arm costs on this device, and from how many tokens per step on speculation pays.
+
+    Nothing else should run meanwhile. Nothing is decided or written to the database.
+    """
+    from shadowspec.cli.profiling import profile_pairs
+    from shadowspec.cli.replay import parse_depths
+    from shadowspec.config import find_config, load_config
+    from shadowspec.engine.profiling import Grid
+
+    grid = Grid(
+        loads=_numbers("--loads", loads, MAX_LOAD),
+        depths=parse_depths(depths),
+        contexts=_numbers("--contexts", contexts, MAX_CONTEXT),
+        is_greedy=not is_sampled,
+        rounds=rounds,
+    )
+    profiles = profile_pairs(load_config(find_config(config_path)), grid, endpoint=endpoint)
+    document = {"profiles": [_document(each) for each in profiles]}
+    if out is not None:
+        text = json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n"
+        out.write_text(text, encoding="utf-8")
+        notes.print(f"cost surface written to {escape(str(out))}")
+    if as_json:
+        print_json(document)
+    else:
+        for each in profiles:
+            _print(each)
+
+
+def _numbers(option: str, text: str, largest: int) -> tuple[int, ...]:
+    """The numbers of a list, in order.
+
+    Raises:
+        UsageError: it is none, or a number is not from 1 to the largest.
+    """
+    from shadowspec.errors import UsageError
+
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1 or max(numbers) > largest:
+        raise UsageError(f"{option} must be a list such as 1,4,16, from 1 to {largest:,}")
+    return tuple(sorted(set(numbers)))
+
+
+def _document(own: Profile) -> dict[str, Any]:
+    surface = own.surface
+    return {
+        "endpoints": list(own.endpoints),
+        "config": own.config.config.name,
+        "fingerprint": own.config.fingerprint,
+        "engine": own.config.engine,
+        "device": own.config.device,
+        "dtype": own.config.dtype,
+        "verify_rule": own.config.config.verify_rule.value,
+        "is_greedy": own.is_greedy,
+        "points": [
+            asdict(each)
+            | {
+                "step_ms": each.step_ms,
+                "break_even_length": surface.break_even_length(
+                    each.concurrency, each.num_speculative_tokens, each.context
+                ),
+            }
+            for each in surface.points
+        ],
+    }
+
+
+def _print(own: Profile) -> None:
+    surface, config = own.surface, own.config
+    depths = [depth for depth in surface.depths if depth]
+    table = Table(title=f"{escape(config.config.name)} for {escape(', '.join(own.endpoints))}", title_justify="left")
+    for name in ("load", "context", "prefill ms", "baseline ms", *(f"K {depth}" for depth in depths)):
+        table.add_column(name, justify="right")
+    for load in surface.loads:
+        for context in surface.contexts:
+            cells = [
+                f"{surface.step_ms(load, depth, context):.2f} ms\npays from "
+                f"{surface.break_even_length(load, depth, context):.2f}"
+                for depth in depths
+            ]
+            plain = f"{surface.step_ms(load, 0, context):.2f}"
+            table.add_row(str(load), str(context), f"{surface.prefill_ms(load, 0, context):.1f}", plain, *cells)
+    results.print(table)
+    results.print(
+        f"A step of the loop on {escape(config.device)} ({config.dtype}), and the tokens per step from which on it is "
+        f"faster than without speculation; {'greedy' if own.is_greedy else 'sampled'} requests, medians. "
+        "The engine in this process alone: another engine has costs of its own.",
+        style="dim",
+    )

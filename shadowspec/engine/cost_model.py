@@ -1,0 +1,190 @@
+"""Cost model: what a step of the loop costs on one device, and what acceptance is therefore worth there.
+
+At load b a step of the speculative arm with K drafted tokens takes `step_ms(b, K)`, one of the baseline
+`step_ms(b, 0)`.  With L tokens a step on average (the mean acceptance length) decoding is faster by
+
+    L * step_ms(b, 0) / step_ms(b, K)
+
+so that L must be above `step_ms(b, K) / step_ms(b, 0)` for speculation to pay: the break-even length.  Leviathan et
+al. (2211.17192) say the same with costs in units of a target pass: a gain of E[tokens] / (gamma * c + 1).  End to end
+the prefill, which speculation makes longer by the draft's own, is not sped up (Amdahl).
+
+Costs are measured (`profiling`) and interpolated between measured points; beyond them nothing is said.  A prediction
+is no evidence: the gate reads measured pairs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.interpolate import RegularGridInterpolator
+
+from shadowspec.errors import InputError
+
+BASELINE = 0  # the depth at which nothing is drafted
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What was measured at one point; milliseconds, medians."""
+
+    concurrency: int  # rows of the batch
+    num_speculative_tokens: int  # drafted per step; 0 is the baseline
+    context: int  # prompt tokens of each row
+    prefill_ms: float  # of the target, and of the draft where there is one
+    draft_ms: float  # of a step; the draft's passes
+    verify_ms: float  # the target's pass and the verification
+    other_ms: float  # bookkeeping
+
+    @property
+    def step_ms(self) -> float:
+        return self.draft_ms + self.verify_ms + self.other_ms
+
+
+class CostSurface:
+    """Costs over load, depth and context, linear between the points of a whole grid."""
+
+    def __init__(self, points: Iterable[StepCost]) -> None:
+        """
+        Raises:
+            InputError: the points are no grid, or have no baseline.
+        """
+        self.points = tuple(points)
+        at = {(each.concurrency, each.num_speculative_tokens, each.context): each for each in self.points}
+        self.loads, self.depths, self.contexts = (tuple(sorted(set(axis))) for axis in zip(*at, strict=True))
+        if len(at) != len(self.loads) * len(self.depths) * len(self.contexts):
+            raise InputError("the cost surface is no grid: a point of load, depth and context is missing")
+        if BASELINE not in self.depths:
+            raise InputError("the cost surface has no baseline")
+        self._steps = self._interpolators(at, "step_ms")
+        self._prefills = self._interpolators(at, "prefill_ms")
+
+    def step_ms(self, concurrency: float, num_speculative_tokens: float, context: float) -> float:
+        """A step's time.
+
+        Raises:
+            InputError: the point lies beyond what was measured.
+        """
+        return self._read(self._steps, concurrency, num_speculative_tokens, context)
+
+    def prefill_ms(self, concurrency: float, num_speculative_tokens: float, context: float) -> float:
+        """The prefill's time; raises as `step_ms`."""
+        return self._read(self._prefills, concurrency, num_speculative_tokens, context)
+
+    def break_even_length(self, concurrency: float, num_speculative_tokens: float, context: float) -> float:
+        """Tokens per step from which on decoding is faster than without speculation."""
+        own = self.step_ms(concurrency, num_speculative_tokens, context)
+        return own / self.step_ms(concurrency, BASELINE, context)
+
+    def decode_speedup(
+        self, mean_acceptance_length: float, concurrency: float, num_speculative_tokens: float, context: float
+    ) -> float:
+        """Baseline's time over speculation's, of the tokens after the first."""
+        return mean_acceptance_length / self.break_even_length(concurrency, num_speculative_tokens, context)
+
+    def end_to_end_ms(
+        self,
+        mean_acceptance_length: float,
+        concurrency: float,
+        num_speculative_tokens: float,
+        context: float,
+        num_output_tokens: float,
+    ) -> float:
+        """From the start of the prefill, which gives the first token, to the last one."""
+        steps = max(0.0, num_output_tokens - 1.0) / mean_acceptance_length
+        prefill = self.prefill_ms(concurrency, num_speculative_tokens, context)
+        return prefill + steps * self.step_ms(concurrency, num_speculative_tokens, context)
+
+    def end_to_end_speedup(
+        self,
+        mean_acceptance_length: float,
+        concurrency: float,
+        num_speculative_tokens: float,
+        context: float,
+        num_output_tokens: float,
+    ) -> float:
+        """Baseline's time over speculation's from prefill to last token."""
+        own = self.end_to_end_ms(
+            mean_acceptance_length, concurrency, num_speculative_tokens, context, num_output_tokens
+        )
+        return self.end_to_end_ms(1.0, concurrency, BASELINE, context, num_output_tokens) / own
+
+    def best_depth(self, lengths: Mapping[int, float], concurrency: float, context: float) -> int:
+        """The depth whose predicted decoding is fastest; 0 where none is faster than the baseline.
+
+        Args:
+            lengths: mean acceptance length by number of speculative tokens.
+        """
+        gains = {
+            depth: self.decode_speedup(length, concurrency, depth, context) for depth, length in sorted(lengths.items())
+        }
+        best = max(gains, key=lambda depth: gains[depth], default=BASELINE)
+        return best if gains and gains[best] > 1.0 else BASELINE
+
+    def _interpolators(
+        self, at: Mapping[tuple[int, int, int], StepCost], name: str
+    ) -> tuple[RegularGridInterpolator, RegularGridInterpolator | None]:
+        """Of the baseline, and of all depths that draft: between the two there is no such thing as half a draft."""
+        drafting = tuple(depth for depth in self.depths if depth != BASELINE)
+        made = []
+        for depths in ((BASELINE,), drafting):
+            values = [[[getattr(at[b, k, c], name) for c in self.contexts] for k in depths] for b in self.loads]
+            axes = tuple(_at_least_two(axis) for axis in (self.loads, depths, self.contexts))
+            grid = np.asarray(values, dtype=float)
+            for place, axis in enumerate((self.loads, depths, self.contexts)):
+                grid = np.repeat(grid, 2, axis=place) if len(axis) == 1 else grid
+            made.append(RegularGridInterpolator(axes, grid, bounds_error=True) if depths else None)
+        baseline, drafted = made
+        assert baseline is not None, "there is a baseline"
+        return baseline, drafted
+
+    def _read(
+        self,
+        surfaces: tuple[RegularGridInterpolator, RegularGridInterpolator | None],
+        concurrency: float,
+        depth: float,
+        context: float,
+    ) -> float:
+        own = surfaces[0] if depth == BASELINE else surfaces[1]
+        drafting = [each for each in self.depths if each != BASELINE]
+        limits = [("load", concurrency, self.loads), ("context", context, self.contexts)]
+        if depth != BASELINE:
+            limits.append(("K", depth, tuple(drafting)))
+        for name, value, axis in limits:
+            if not axis or not axis[0] <= value <= axis[-1]:
+                span = f"{axis[0]} to {axis[-1]}" if axis else "none"
+                raise InputError(f"{name} {value:g} lies beyond what was profiled ({span})")
+        assert own is not None, "the depth lies within those measured"
+        return float(own((concurrency, depth, context)))
+
+
+def _at_least_two(axis: Sequence[int]) -> tuple[float, ...]:
+    """An axis of one point as two beside each other: what is asked of it is that point alone."""
+    return (float(axis[0]), float(axis[0]) + 0.5) if len(axis) == 1 else tuple(map(float, axis))
+
+
+def expected_tokens(acceptance: float, num_speculative_tokens: int) -> float:
+    """Tokens per step where each drafted token is accepted with this chance, whatever came before.
+
+    (1 - a^(K + 1)) / (1 - a), equation 1 of Leviathan et al.
+    """
+    return float(sum(acceptance**position for position in range(num_speculative_tokens + 1)))
+
+
+def walltime_gain(acceptance: float, num_speculative_tokens: int, cost_coefficient: float) -> float:
+    """Leviathan et al., theorem 3.8: with a draft pass that costs `cost_coefficient` target passes, and target passes
+    that cost the same however many tokens they score."""
+    return expected_tokens(acceptance, num_speculative_tokens) / (num_speculative_tokens * cost_coefficient + 1.0)
+
+
+def operations_factor(acceptance: float, num_speculative_tokens: int, operations_coefficient: float) -> float:
+    """Leviathan et al., theorem 3.11: by how much the arithmetic grows."""
+    passes = num_speculative_tokens * operations_coefficient + num_speculative_tokens + 1.0
+    return passes / expected_tokens(acceptance, num_speculative_tokens)
+
+
+def amdahl(decode_speedup: float, decode_share: float) -> float:
+    """End-to-end speedup where a share of the baseline's time is decoding and the rest stays what it is."""
+    return 1.0 / (1.0 - decode_share + decode_share / decode_speedup)

@@ -1,0 +1,78 @@
+"""`shadowspec profile-device`: a whole grid of costs, where speculation pays on it, and refusals that say why."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Workspace
+
+NGRAM = """
+[[endpoints.letters.candidates]]
+name = "lookup"
+proposer = "ngram"
+num_speculative_tokens = 3
+"""
+SMALL = ("--loads", "1,3", "--k", "1,2", "--contexts", "8,16", "--rounds", "2")
+
+
+@pytest.mark.parametrize("regime", [(), ("--sampled",)], ids=["greedy", "sampled"])
+def test_every_point_of_the_grid_has_its_costs(workspace: Workspace, regime: tuple[str, ...]) -> None:
+    result = workspace.run("profile-device", *SMALL, *regime, "--json", "--out", "costs.json")
+    assert result.code == 0, result.err
+    assert json.loads((workspace.folder / "costs.json").read_text(encoding="utf-8")) == result.document
+    (profile,) = result.document["profiles"]
+    assert (profile["endpoints"], profile["config"], profile["is_greedy"]) == (["letters"], "draft", not regime)
+    places = {(each["concurrency"], each["num_speculative_tokens"], each["context"]) for each in profile["points"]}
+    assert places == {(b, k, c) for b in (1, 3) for k in (0, 1, 2) for c in (8, 16)}
+    baseline = {}
+    for each in profile["points"]:
+        place = (each["concurrency"], each["context"])
+        assert each["step_ms"] == pytest.approx(each["draft_ms"] + each["verify_ms"] + each["other_ms"])
+        assert each["prefill_ms"] > 0
+        assert each["verify_ms"] > 0
+        if each["num_speculative_tokens"] == 0:
+            # a loop that drafts nothing passes over the phase of drafting, which takes some microseconds
+            assert each["draft_ms"] < 0.5 * each["verify_ms"]
+            baseline[place] = each["step_ms"]
+            assert each["break_even_length"] == 1.0
+        else:
+            assert each["draft_ms"] > 0
+            assert each["break_even_length"] == pytest.approx(each["step_ms"] / baseline[place])
+    assert not (workspace.folder / "shadow.db").exists()  # nothing is written to the database
+
+
+def test_the_table_says_from_where_on_speculation_pays(workspace: Workspace) -> None:
+    result = workspace.run("profile-device", *SMALL)
+    assert "draft for letters" in result.out
+    assert "pays from" in result.out
+    assert "K 2" in result.out
+
+
+def test_prompt_lookup_is_left_out_and_told(workspace: Workspace) -> None:
+    config = workspace.folder / "shadowspec.toml"
+    whole = config.read_text(encoding="utf-8")
+    config.write_text(whole + NGRAM, encoding="utf-8")
+    both = workspace.run("profile-device", *SMALL, "--json")
+    assert [each["config"] for each in both.document["profiles"]] == ["draft"]
+    config.write_text(whole.split("[[endpoints.letters.candidates]]")[0] + NGRAM, encoding="utf-8")
+    alone = workspace.run("profile-device", *SMALL)
+    assert alone.code == 4
+    assert "there is nothing to profile" in alone.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--loads", "0,1"), "--loads must be a list"),
+        (("--contexts", "many"), "--contexts must be a list"),
+        (("--k", "0..2"), "--k must be a range"),
+        (("--contexts", "100000"), "leaves no room: at most"),
+        (("--endpoint", "nobody"), "--endpoint nobody: not one of letters"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused(workspace: Workspace, arguments: tuple[str, ...], says: str) -> None:
+    result = workspace.run("profile-device", *arguments)
+    assert result.code == 2
+    assert says in result.err

@@ -1,0 +1,122 @@
+"""The cost model: Leviathan's published figures, the arithmetic of a surface, and nothing beyond what was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowspec.engine.cost_model import (
+    CostSurface,
+    StepCost,
+    amdahl,
+    expected_tokens,
+    operations_factor,
+    walltime_gain,
+)
+from shadowspec.engine.replay.law import StepChances, step_law
+from shadowspec.errors import InputError
+
+# Leviathan et al. 2211.17192, table 1 (c = 0): acceptance, gamma, operations, speed.
+TABLE_1 = [
+    (0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44), (0.8, 5, 1.63, 3.69), (0.9, 2, 1.11, 2.71),
+    (0.9, 10, 1.60, 6.86),
+]  # fmt: skip
+# The same paper, T5-XXL: gamma, acceptance, c, expected walltime gain.
+T5_XXL = [
+    (7, 0.75, 0.02, 3.2), (7, 0.80, 0.04, 3.3), (7, 0.82, 0.11, 2.5), (7, 0.62, 0.02, 2.3), (5, 0.68, 0.04, 2.4),
+    (3, 0.71, 0.11, 2.0), (5, 0.65, 0.02, 2.4), (5, 0.73, 0.04, 2.6), (3, 0.74, 0.11, 2.0), (5, 0.53, 0.02, 1.9),
+    (3, 0.55, 0.04, 1.8), (3, 0.56, 0.11, 1.6),
+]  # fmt: skip
+# An end-to-end simulator's throughput over acceptance; a fit of three parameters, not a derivation.
+END_TO_END = {0.50: 1.22, 0.70: 1.41, 0.85: 1.56, 0.95: 1.67}
+
+
+@pytest.mark.parametrize(("acceptance", "gamma", "operations", "speed"), TABLE_1)
+def test_leviathans_first_table(acceptance: float, gamma: int, operations: float, speed: float) -> None:
+    assert walltime_gain(acceptance, gamma, 0.0) == pytest.approx(speed, abs=0.006)
+    assert operations_factor(acceptance, gamma, 0.0) == pytest.approx(operations, abs=0.006)
+
+
+@pytest.mark.parametrize(("gamma", "acceptance", "cost", "expected"), T5_XXL)
+def test_leviathans_expected_gains(gamma: int, acceptance: float, cost: float, expected: float) -> None:
+    assert walltime_gain(acceptance, gamma, cost) == pytest.approx(expected, abs=0.07)  # its inputs are rounded
+
+
+@pytest.mark.parametrize(("acceptance", "throughput"), END_TO_END.items())
+def test_an_end_to_end_simulator_is_fitted(acceptance: float, throughput: float) -> None:
+    """Decode share .55, K = 4 and a step that costs 1.30 baseline steps are fitted to the four figures together."""
+    assert amdahl(expected_tokens(acceptance, 4) / 1.30, 0.55) == pytest.approx(throughput, abs=0.03)
+
+
+@given(st.floats(0.0, 0.99), st.integers(1, 8))
+def test_the_law_of_a_long_response_has_the_closed_forms_length(acceptance: float, depth: int) -> None:
+    response = np.full(4_000, acceptance)
+    law = step_law(StepChances.of_prefix([response], depth), (depth,))
+    length = (4_000 - 1) / (float(law.drafts[0, 0]) + float(law.plain_steps[0, 0]))
+    assert length == pytest.approx(expected_tokens(acceptance, depth), rel=0.01)
+
+
+def cost(load: int, depth: int, context: int) -> StepCost:
+    """Affine in all three, as a device that is bound by memory would be."""
+    draft = depth * (0.5 + 0.01 * load)
+    verify = 3.0 + 0.1 * load * (depth + 1) + 0.001 * context
+    prefill = 0.02 * load * context * (1.2 if depth else 1.0)
+    return StepCost(load, depth, context, prefill, draft, verify, 0.25)
+
+
+def surface() -> CostSurface:
+    return CostSurface(cost(b, k, c) for b in (1, 4, 16) for k in (0, 1, 4, 8) for c in (128, 1024))
+
+
+@given(st.integers(1, 16), st.integers(1, 8), st.integers(128, 1024))
+def test_between_points_an_affine_cost_is_met(load: int, depth: int, context: int) -> None:
+    own = surface()
+    for k in (0, depth):
+        # load x depth is linear in each alone, which is what is interpolated
+        assert own.step_ms(load, k, context) == pytest.approx(cost(load, k, context).step_ms)
+        assert own.prefill_ms(load, k, context) == pytest.approx(cost(load, k, context).prefill_ms)
+
+
+def test_what_acceptance_is_worth() -> None:
+    own = surface()
+    base, step = cost(4, 0, 128).step_ms, cost(4, 4, 128).step_ms
+    assert own.break_even_length(4, 4, 128) == pytest.approx(step / base)
+    assert own.decode_speedup(own.break_even_length(4, 4, 128), 4, 4, 128) == pytest.approx(1.0)
+    plain = cost(4, 0, 128).prefill_ms + 99 * base
+    drafted = cost(4, 4, 128).prefill_ms + 99 / 2.5 * step
+    assert own.end_to_end_speedup(2.5, 4, 4, 128, 100) == pytest.approx(plain / drafted)
+    assert own.end_to_end_speedup(2.5, 4, 4, 128, 1) == pytest.approx(1 / 1.2)  # a single token: prefill alone
+
+
+def test_the_best_depth_falls_with_load_to_none() -> None:
+    own = surface()
+    lengths = {depth: expected_tokens(0.6, depth) for depth in (1, 2, 4, 8)}
+    found = [own.best_depth(lengths, load, 128) for load in (1, 4, 16)]
+    gains = [{k: own.decode_speedup(lengths[k], load, k, 128) for k in lengths} for load in (1, 4, 16)]
+    assert found == [max(each, key=lambda k, each=each: each[k]) for each in gains]  # type: ignore[misc]
+    assert found == sorted(found, reverse=True)
+    assert own.best_depth({1: 1.01, 4: 1.02}, 16, 128) == 0
+    assert own.best_depth({}, 16, 128) == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [((32, 4, 128), "load 32"), ((4, 9, 128), "K 9"), ((4, 4, 2048), "context 2048"), ((0.5, 0, 128), "load 0.5")],
+)
+def test_nothing_is_said_beyond_what_was_measured(place: tuple[float, float, float], names: str) -> None:
+    with pytest.raises(InputError, match=f"{names} lies beyond what was profiled"):
+        surface().step_ms(*place)
+
+
+def test_a_surface_is_a_whole_grid_with_a_baseline() -> None:
+    whole = [cost(b, k, 128) for b in (1, 4) for k in (0, 4)]
+    with pytest.raises(InputError, match="no grid"):
+        CostSurface(whole[:-1])
+    with pytest.raises(InputError, match="no baseline"):
+        CostSurface(cost(b, k, 128) for b in (1, 4) for k in (1, 4))
+    only = CostSurface(whole)
+    assert only.step_ms(2, 4, 128) == pytest.approx(cost(2, 4, 128).step_ms)
+    with pytest.raises(InputError, match=r"K 2 lies beyond what was profiled \(4 to 4\)"):
+        only.step_ms(2, 2, 128)
