@@ -112,7 +112,8 @@ def _kafka_pid() -> int | None:
     if not file.exists():
         return None
     pid = int(file.read_text())
-    command = ["ps", "-p", str(pid), "-o", "args="]
+    # -ww: else COLUMNS, where it is set, cuts the line before the folder, and a running broker counts as gone.
+    command = ["ps", "-ww", "-p", str(pid), "-o", "args="]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a number of our own
     return pid if str(FOLDER / "kafka") in shown.stdout else None
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,11 +14,18 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy
+from sqlalchemy import make_url
 
 from shadowspec.config import load_config
 from tests.kafka_topics import Message, Topics, read_topic
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def listening(address: str) -> bool:
+    host, port = address.rsplit(":", 1)
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
 
 
 @pytest.mark.slow
@@ -27,7 +35,8 @@ def test_services_start_once_keep_what_they_hold_and_stop(tmp_path: Path) -> Non
         shutil.copytree(CHECKOUT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
 
     def services(word: str) -> str:
-        environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "PYTHONDONTWRITEBYTECODE": "1"}
+        # A narrow terminal must not matter: what is looked for in a list of processes may stand far to the right.
+        environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "80"}
         command = [sys.executable, str(tmp_path / ".ci" / "services.py"), word]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0, done.stderr
@@ -50,6 +59,8 @@ def test_services_start_once_keep_what_they_hold_and_stop(tmp_path: Path) -> Non
             connection.exec_driver_sql("CREATE TABLE kept (n int)")
         assert services("up") == said
         services("down")
+        assert not listening(bootstrap)
+        assert not listening(f"localhost:{make_url(config.database_url).port}")
         services("down")
         assert services("up") == said
         assert read_topic(bootstrap, "shadow.prompts") == ["kept"]
