@@ -27,9 +27,9 @@ from rich.table import Table
 from shadowspec import demo, metrics
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Models
-from shadowspec.engine.cost_model import CostSurface
+from shadowspec.engine.cost_model import CostSurface, Place
 from shadowspec.engine.decode import Decoded, decode_batch
-from shadowspec.engine.profiling import Grid, profile
+from shadowspec.engine.profiling import Grid, num_steps, profile
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 
@@ -49,11 +49,6 @@ def batch(pair: tuple[Any, Any], requests: list[Request], depth: int, rule: Veri
     ).decoded  # fmt: skip
 
 
-def steps(decoded: Decoded) -> int:
-    """Of the loop, while the request was active."""
-    return decoded.counts.num_drafts + decoded.counts.num_plain_steps
-
-
 def cell(
     pair: tuple[Any, Any], surface: CostSurface, texts: list[tuple[int, ...]], load: int, depth: int, blocks: int,
     *, is_greedy: bool,
@@ -70,8 +65,8 @@ def cell(
             decoded = batch(pair, requests, own, VerifyRule.REJECTION)
             if block < 0:
                 continue
-            last = max(decoded, key=steps)
-            step_ms[own].append(last.timing.decode_ms / steps(last))
+            last = max(decoded, key=num_steps)
+            step_ms[own].append(last.timing.decode_ms / num_steps(last))
             found.extend(decoded)
     pooled = metrics.pooled([each.counts for each in drafted])
     assert pooled is not None, "something was decoded"
@@ -79,14 +74,14 @@ def cell(
     assert length is not None, "something was drafted"
     context = statistics.mean(each.counts.num_prompt_tokens for each in drafted) + OUTPUT_TOKENS / 2
     measured = sum(each.timing.end_to_end_ms for each in plain) / sum(each.timing.end_to_end_ms for each in drafted)
-    predicted = surface.end_to_end_speedup(length, load, depth, context, OUTPUT_TOKENS)
+    predicted = surface.end_to_end_speedup(length, Place(load, depth, context), OUTPUT_TOKENS)
     rows: dict[str, Any] = {
         "load": load, "num_speculative_tokens": depth, "is_greedy": is_greedy, "mean_context": round(context),
         "mean_acceptance_length": length, "measured_speedup": measured, "predicted_speedup": predicted,
         "speedup_error": predicted / measured - 1.0,
     }  # fmt: skip
     for own, name in ((0, "baseline"), (depth, "speculative")):
-        found_ms, expected_ms = statistics.median(step_ms[own]), surface.step_ms(load, own, context)
+        found_ms, expected_ms = statistics.median(step_ms[own]), surface.step_ms(Place(load, own, context))
         rows |= {
             f"measured_{name}_step_ms": found_ms, f"predicted_{name}_step_ms": expected_ms,
             f"{name}_step_error": expected_ms / found_ms - 1.0,

@@ -94,9 +94,7 @@ def _document(own: Profile) -> dict[str, Any]:
             asdict(each)
             | {
                 "step_ms": each.step_ms,
-                "break_even_length": surface.break_even_length(
-                    each.concurrency, each.num_speculative_tokens, each.context
-                ),
+                "break_even_length": surface.break_even_length(each.place),
             }
             for each in surface.points
         ],
@@ -104,6 +102,8 @@ def _document(own: Profile) -> dict[str, Any]:
 
 
 def _print(own: Profile) -> None:
+    from shadowspec.engine.cost_model import BASELINE, Place
+
     surface, config = own.surface, own.config
     depths = [depth for depth in surface.depths if depth]
     table = Table(title=f"{escape(config.config.name)} for {escape(', '.join(own.endpoints))}", title_justify="left")
@@ -111,13 +111,14 @@ def _print(own: Profile) -> None:
         table.add_column(name, justify="right")
     for load in surface.loads:
         for context in surface.contexts:
+            places = [Place(load, depth, context) for depth in depths]
             cells = [
-                f"{surface.step_ms(load, depth, context):.2f} ms\npays from "
-                f"{surface.break_even_length(load, depth, context):.2f}"
-                for depth in depths
+                f"{surface.step_ms(place):.2f} ms\npays from {surface.break_even_length(place):.2f}" for place in places
             ]
-            plain = f"{surface.step_ms(load, 0, context):.2f}"
-            table.add_row(str(load), str(context), f"{surface.prefill_ms(load, 0, context):.1f}", plain, *cells)
+            plain = Place(load, BASELINE, context)
+            table.add_row(
+                str(load), str(context), f"{surface.prefill_ms(plain):.1f}", f"{surface.step_ms(plain):.2f}", *cells
+            )
     results.print(table)
     results.print(
         f"A step of the loop on {escape(config.device)} ({config.dtype}), and the tokens per step from which on it is "

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
@@ -24,6 +25,19 @@ from scipy.interpolate import RegularGridInterpolator
 from shadowspec.errors import InputError
 
 BASELINE = 0  # the depth at which nothing is drafted
+
+
+class Place(NamedTuple):
+    """Where a cost is asked for: the load, the depth (0 is the baseline) and the prompt's tokens."""
+
+    concurrency: float
+    num_speculative_tokens: float
+    context: float
+
+    @property
+    def baseline(self) -> Place:
+        """The same without drafting."""
+        return self._replace(num_speculative_tokens=BASELINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,10 @@ class StepCost:
     other_ms: float  # bookkeeping
 
     @property
+    def place(self) -> Place:
+        return Place(self.concurrency, self.num_speculative_tokens, self.context)
+
+    @property
     def step_ms(self) -> float:
         return self.draft_ms + self.verify_ms + self.other_ms
 
@@ -52,8 +70,10 @@ class CostSurface:
             InputError: the points are no grid, or have no baseline.
         """
         self.points = tuple(points)
-        at = {(each.concurrency, each.num_speculative_tokens, each.context): each for each in self.points}
-        self.loads, self.depths, self.contexts = (tuple(sorted(set(axis))) for axis in zip(*at, strict=True))
+        at = {each.place: each for each in self.points}
+        self.loads = tuple(sorted({each.concurrency for each in self.points}))
+        self.depths = tuple(sorted({each.num_speculative_tokens for each in self.points}))
+        self.contexts = tuple(sorted({each.context for each in self.points}))
         if len(at) != len(self.loads) * len(self.depths) * len(self.contexts):
             raise InputError("the cost surface is no grid: a point of load, depth and context is missing")
         if BASELINE not in self.depths:
@@ -61,55 +81,35 @@ class CostSurface:
         self._steps = self._interpolators(at, "step_ms")
         self._prefills = self._interpolators(at, "prefill_ms")
 
-    def step_ms(self, concurrency: float, num_speculative_tokens: float, context: float) -> float:
+    def step_ms(self, place: Place) -> float:
         """A step's time.
 
         Raises:
-            InputError: the point lies beyond what was measured.
+            InputError: the place lies beyond what was measured.
         """
-        return self._read(self._steps, concurrency, num_speculative_tokens, context)
+        return self._read(self._steps, place)
 
-    def prefill_ms(self, concurrency: float, num_speculative_tokens: float, context: float) -> float:
+    def prefill_ms(self, place: Place) -> float:
         """The prefill's time; raises as `step_ms`."""
-        return self._read(self._prefills, concurrency, num_speculative_tokens, context)
+        return self._read(self._prefills, place)
 
-    def break_even_length(self, concurrency: float, num_speculative_tokens: float, context: float) -> float:
+    def break_even_length(self, place: Place) -> float:
         """Tokens per step from which on decoding is faster than without speculation."""
-        own = self.step_ms(concurrency, num_speculative_tokens, context)
-        return own / self.step_ms(concurrency, BASELINE, context)
+        return self.step_ms(place) / self.step_ms(place.baseline)
 
-    def decode_speedup(
-        self, mean_acceptance_length: float, concurrency: float, num_speculative_tokens: float, context: float
-    ) -> float:
+    def decode_speedup(self, mean_acceptance_length: float, place: Place) -> float:
         """Baseline's time over speculation's, of the tokens after the first."""
-        return mean_acceptance_length / self.break_even_length(concurrency, num_speculative_tokens, context)
+        return mean_acceptance_length / self.break_even_length(place)
 
-    def end_to_end_ms(
-        self,
-        mean_acceptance_length: float,
-        concurrency: float,
-        num_speculative_tokens: float,
-        context: float,
-        num_output_tokens: float,
-    ) -> float:
+    def end_to_end_ms(self, mean_acceptance_length: float, place: Place, num_output_tokens: float) -> float:
         """From the start of the prefill, which gives the first token, to the last one."""
         steps = max(0.0, num_output_tokens - 1.0) / mean_acceptance_length
-        prefill = self.prefill_ms(concurrency, num_speculative_tokens, context)
-        return prefill + steps * self.step_ms(concurrency, num_speculative_tokens, context)
+        return self.prefill_ms(place) + steps * self.step_ms(place)
 
-    def end_to_end_speedup(
-        self,
-        mean_acceptance_length: float,
-        concurrency: float,
-        num_speculative_tokens: float,
-        context: float,
-        num_output_tokens: float,
-    ) -> float:
+    def end_to_end_speedup(self, mean_acceptance_length: float, place: Place, num_output_tokens: float) -> float:
         """Baseline's time over speculation's from prefill to last token."""
-        own = self.end_to_end_ms(
-            mean_acceptance_length, concurrency, num_speculative_tokens, context, num_output_tokens
-        )
-        return self.end_to_end_ms(1.0, concurrency, BASELINE, context, num_output_tokens) / own
+        baseline = self.end_to_end_ms(1.0, place.baseline, num_output_tokens)
+        return baseline / self.end_to_end_ms(mean_acceptance_length, place, num_output_tokens)
 
     def best_depth(self, lengths: Mapping[int, float], concurrency: float, context: float) -> int:
         """The depth whose predicted decoding is fastest; 0 where none is faster than the baseline.
@@ -118,19 +118,20 @@ class CostSurface:
             lengths: mean acceptance length by number of speculative tokens.
         """
         gains = {
-            depth: self.decode_speedup(length, concurrency, depth, context) for depth, length in sorted(lengths.items())
+            depth: self.decode_speedup(length, Place(concurrency, depth, context))
+            for depth, length in sorted(lengths.items())
         }
         best = max(gains, key=lambda depth: gains[depth], default=BASELINE)
         return best if gains and gains[best] > 1.0 else BASELINE
 
     def _interpolators(
-        self, at: Mapping[tuple[int, int, int], StepCost], name: str
+        self, at: Mapping[Place, StepCost], name: str
     ) -> tuple[RegularGridInterpolator, RegularGridInterpolator | None]:
         """Of the baseline, and of all depths that draft: between the two there is no such thing as half a draft."""
         drafting = tuple(depth for depth in self.depths if depth != BASELINE)
         made = []
         for depths in ((BASELINE,), drafting):
-            values = [[[getattr(at[b, k, c], name) for c in self.contexts] for k in depths] for b in self.loads]
+            values = [[[getattr(at[Place(b, k, c)], name) for c in self.contexts] for k in depths] for b in self.loads]
             axes = tuple(_at_least_two(axis) for axis in (self.loads, depths, self.contexts))
             grid = np.asarray(values, dtype=float)
             for place, axis in enumerate((self.loads, depths, self.contexts)):
@@ -140,24 +141,19 @@ class CostSurface:
         assert baseline is not None, "there is a baseline"
         return baseline, drafted
 
-    def _read(
-        self,
-        surfaces: tuple[RegularGridInterpolator, RegularGridInterpolator | None],
-        concurrency: float,
-        depth: float,
-        context: float,
-    ) -> float:
-        own = surfaces[0] if depth == BASELINE else surfaces[1]
-        drafting = [each for each in self.depths if each != BASELINE]
-        limits = [("load", concurrency, self.loads), ("context", context, self.contexts)]
-        if depth != BASELINE:
-            limits.append(("K", depth, tuple(drafting)))
+    def _read(self, surfaces: tuple[RegularGridInterpolator, RegularGridInterpolator | None], place: Place) -> float:
+        baseline, drafted = surfaces
+        depths = tuple(depth for depth in self.depths if depth != BASELINE)
+        is_drafting = place.num_speculative_tokens != BASELINE
+        limits = [("load", place.concurrency, self.loads), ("context", place.context, self.contexts)]
+        limits += [("K", place.num_speculative_tokens, depths)] if is_drafting else []
         for name, value, axis in limits:
             if not axis or not axis[0] <= value <= axis[-1]:
                 span = f"{axis[0]} to {axis[-1]}" if axis else "none"
                 raise InputError(f"{name} {value:g} lies beyond what was profiled ({span})")
+        own = drafted if is_drafting else baseline
         assert own is not None, "the depth lies within those measured"
-        return float(own((concurrency, depth, context)))
+        return float(own(place))
 
 
 def _at_least_two(axis: Sequence[int]) -> tuple[float, ...]:

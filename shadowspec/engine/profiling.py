@@ -17,7 +17,7 @@ from statistics import median
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.cost_model import BASELINE, StepCost
-from shadowspec.engine.decode import ArmResult, decode_batch
+from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.runner import Runner
@@ -110,10 +110,15 @@ def _measured(
     return _step_cost(result, load, depth, context, draft_prefill)
 
 
+def num_steps(decoded: Decoded) -> int:
+    """Of the loop, while the request was active."""
+    return decoded.counts.num_drafts + decoded.counts.num_plain_steps
+
+
 def _step_cost(result: ArmResult, load: int, depth: int, context: int, draft_prefill_ms: float) -> StepCost:
     """Of the row that ended last, which was in every step.  The draft's prefill is in its first step's drafting."""
-    last = max(result.decoded, key=lambda own: own.counts.num_drafts + own.counts.num_plain_steps)
-    steps = max(1, last.counts.num_drafts + last.counts.num_plain_steps)
+    last = max(result.decoded, key=num_steps)
+    steps = max(1, num_steps(last))
     drafting = max(0.0, last.timing.draft_ms - draft_prefill_ms)
     return StepCost(
         concurrency=load,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shadowspec.engine.cost_model import (
     CostSurface,
+    Place,
     StepCost,
     amdahl,
     expected_tokens,
@@ -75,26 +76,26 @@ def test_between_points_an_affine_cost_is_met(load: int, depth: int, context: in
     own = surface()
     for k in (0, depth):
         # load x depth is linear in each alone, which is what is interpolated
-        assert own.step_ms(load, k, context) == pytest.approx(cost(load, k, context).step_ms)
-        assert own.prefill_ms(load, k, context) == pytest.approx(cost(load, k, context).prefill_ms)
+        assert own.step_ms(Place(load, k, context)) == pytest.approx(cost(load, k, context).step_ms)
+        assert own.prefill_ms(Place(load, k, context)) == pytest.approx(cost(load, k, context).prefill_ms)
 
 
 def test_what_acceptance_is_worth() -> None:
-    own = surface()
+    own, place = surface(), Place(4, 4, 128)
     base, step = cost(4, 0, 128).step_ms, cost(4, 4, 128).step_ms
-    assert own.break_even_length(4, 4, 128) == pytest.approx(step / base)
-    assert own.decode_speedup(own.break_even_length(4, 4, 128), 4, 4, 128) == pytest.approx(1.0)
+    assert own.break_even_length(place) == pytest.approx(step / base)
+    assert own.decode_speedup(own.break_even_length(place), place) == pytest.approx(1.0)
     plain = cost(4, 0, 128).prefill_ms + 99 * base
     drafted = cost(4, 4, 128).prefill_ms + 99 / 2.5 * step
-    assert own.end_to_end_speedup(2.5, 4, 4, 128, 100) == pytest.approx(plain / drafted)
-    assert own.end_to_end_speedup(2.5, 4, 4, 128, 1) == pytest.approx(1 / 1.2)  # a single token: prefill alone
+    assert own.end_to_end_speedup(2.5, place, 100) == pytest.approx(plain / drafted)
+    assert own.end_to_end_speedup(2.5, place, 1) == pytest.approx(1 / 1.2)  # a single token: prefill alone
 
 
 def test_the_best_depth_falls_with_load_to_none() -> None:
     own = surface()
     lengths = {depth: expected_tokens(0.6, depth) for depth in (1, 2, 4, 8)}
     found = [own.best_depth(lengths, load, 128) for load in (1, 4, 16)]
-    gains = [{k: own.decode_speedup(lengths[k], load, k, 128) for k in lengths} for load in (1, 4, 16)]
+    gains = [{k: own.decode_speedup(lengths[k], Place(load, k, 128)) for k in lengths} for load in (1, 4, 16)]
     assert found == [max(each, key=lambda k, each=each: each[k]) for each in gains]  # type: ignore[misc]
     assert found == sorted(found, reverse=True)
     assert own.best_depth({1: 1.01, 4: 1.02}, 16, 128) == 0
@@ -107,7 +108,7 @@ def test_the_best_depth_falls_with_load_to_none() -> None:
 )
 def test_nothing_is_said_beyond_what_was_measured(place: tuple[float, float, float], names: str) -> None:
     with pytest.raises(InputError, match=f"{names} lies beyond what was profiled"):
-        surface().step_ms(*place)
+        surface().step_ms(Place(*place))
 
 
 def test_a_surface_is_a_whole_grid_with_a_baseline() -> None:
@@ -117,6 +118,6 @@ def test_a_surface_is_a_whole_grid_with_a_baseline() -> None:
     with pytest.raises(InputError, match="no baseline"):
         CostSurface(cost(b, k, 128) for b in (1, 4) for k in (1, 4))
     only = CostSurface(whole)
-    assert only.step_ms(2, 4, 128) == pytest.approx(cost(2, 4, 128).step_ms)
+    assert only.step_ms(Place(2, 4, 128)) == pytest.approx(cost(2, 4, 128).step_ms)
     with pytest.raises(InputError, match=r"K 2 lies beyond what was profiled \(4 to 4\)"):
-        only.step_ms(2, 2, 128)
+        only.step_ms(Place(2, 2, 128))
