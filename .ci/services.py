@@ -24,7 +24,7 @@ import sqlalchemy  # noqa: E402
 
 from tests.kafka_server import KafkaServer  # noqa: E402
 from tests.kafka_topics import Topics  # noqa: E402
-from tests.services import PostgresServer, free_port  # noqa: E402
+from tests.services import PostgresServer, free_port, is_listening  # noqa: E402
 
 FOLDER = CHECKOUT / ".services"
 TOPICS = {"shadow.prompts": 6, "shadow.dead-letters": 1}  # name, partitions
@@ -132,7 +132,7 @@ def _stop_kafka() -> None:
 
 def _start_postgres(port: int) -> str:
     postgres = PostgresServer(_postgres_folder(), port=port, is_durable=True)
-    if not _accepts(port):
+    if not is_listening(port):
         print("starting Postgres", file=sys.stderr)
         postgres.start()
     url = sqlalchemy.make_url(postgres.url)
@@ -142,12 +142,6 @@ def _start_postgres(port: int) -> str:
         if DATABASE not in known:
             connection.exec_driver_sql(f"CREATE DATABASE {DATABASE}")
     return url.set(database=DATABASE).render_as_string(hide_password=False)
-
-
-def _accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _postgres_folder() -> Path:

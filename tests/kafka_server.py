@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services import ServiceMissingError, free_port
+from tests.services import ServiceMissingError, free_port, is_listening
 
 VERSION = "4.1.0"
 START_TIMEOUT_S = 120  # a start takes 5 s on an idle core; a machine busy with other tests takes ten times as long
@@ -119,7 +118,7 @@ class KafkaServer:
                 start_new_session=True,  # Ctrl-C in the terminal is for the tests
             )  # fmt: skip
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not all(_answers(port) for port in self._ports.values()) or not self._serves():
+        while not all(is_listening(port) for port in self._ports.values()) or not self._serves():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise ServiceMissingError(f"Kafka did not start:\n{self.log[-4000:]}")
             time.sleep(0.1)
@@ -285,9 +284,3 @@ def _security(certificates: Certificates) -> Mapping[str, object]:
         "allow.everyone.if.no.acl.found": "true",
         "super.users": "User:ANONYMOUS",
     }
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("localhost", port)) == 0

@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,14 +17,9 @@ from sqlalchemy import make_url
 
 from shadowspec.config import load_config
 from tests.kafka_topics import Message, Topics, read_topic
+from tests.services import is_listening
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-def listening(address: str) -> bool:
-    host, port = address.rsplit(":", 1)
-    with socket.socket() as probe:
-        return probe.connect_ex((host, int(port))) == 0
 
 
 @pytest.mark.slow
@@ -50,6 +44,8 @@ def test_services_start_once_keep_what_they_hold_and_stop(tmp_path: Path) -> Non
         assert config.kafka is not None
         (bootstrap,) = config.kafka.bootstrap_servers
         assert re.search(rf"(?m)^export SHADOWSPEC_DATABASE_URL={re.escape(config.database_url)}$", said)
+        ports = int(bootstrap.rpartition(":")[2]), make_url(config.database_url).port
+        assert [port is not None and is_listening(port) for port in ports] == [True, True]
         with Topics(bootstrap, deletes=False) as topics:
             assert {"shadow.prompts", "shadow.dead-letters"} <= set(topics.admin.list_topics())
             assert len(topics.admin.describe_topics(["shadow.prompts"])[0]["partitions"]) == 6
@@ -59,8 +55,7 @@ def test_services_start_once_keep_what_they_hold_and_stop(tmp_path: Path) -> Non
             connection.exec_driver_sql("CREATE TABLE kept (n int)")
         assert services("up") == said
         services("down")
-        assert not listening(bootstrap)
-        assert not listening(f"localhost:{make_url(config.database_url).port}")
+        assert [port is not None and is_listening(port) for port in ports] == [False, False]
         services("down")
         assert services("up") == said
         assert read_topic(bootstrap, "shadow.prompts") == ["kept"]
