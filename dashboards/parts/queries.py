@@ -17,7 +17,7 @@ from shadowspec.reports import changes as line
 from shadowspec.reports.changes import Change
 from shadowspec.store import AdviceChange, GroupSums, Histogram, VerdictChange
 from shadowspec.store.rollup_sums import Step
-from shadowspec.types import Decision, FingerprintedConfig, StoredEvidence
+from shadowspec.types import CostKey, Decision, FingerprintedConfig, ProfiledCosts, StoredEvidence
 
 from . import source
 from .formats import now
@@ -91,6 +91,12 @@ def group_sums(
 ) -> list[GroupSums]:
     """What the endpoint's rollups add up to."""
     return source.store().group_sums(endpoint, since, until, step=step, slice_key=slice_key)
+
+
+@_keep
+def costs() -> Mapping[CostKey, ProfiledCosts]:
+    """What steps cost, as it was profiled last."""
+    return source.store().costs()
 
 
 @_keep

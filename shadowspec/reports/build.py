@@ -23,13 +23,16 @@ from shadowspec.reports.evidence import interval, sequences
 from shadowspec.reports.figures import MeasuredRun
 from shadowspec.reports.model import EndpointReport, Funnel, FunnelRow, Hypothesis, Report
 from shadowspec.reports.notes import IS_LOAD_CONFIGURED, with_forbidding
+from shadowspec.reports.predictions import MeasuredCell, frontiers, predictions, work_of
 from shadowspec.reports.source import ReportSource
 from shadowspec.reports.words import config_name
 from shadowspec.types import (
+    CostKey,
     Decision,
     FingerprintedConfig,
     FunnelCounter,
     Override,
+    ProfiledCosts,
     Run,
     SamplingRegime,
     StoredBlock,
@@ -62,7 +65,7 @@ def build_report(
     for decision in source.latest_decisions():
         decisions[decision.endpoint].append(decision)
     funnel = source.funnel()
-    configs = source.fingerprints()
+    configs, costs = source.fingerprints(), source.costs()
     orders = active(source.overrides(), now)
     told = {name for name, _, _ in funnel if name is not None}
     names = sorted({*source.endpoints(), *decisions, *policies, *told, *(order.endpoint for order in orders)})
@@ -74,6 +77,7 @@ def build_report(
             source.runs(name),
             [_with_load(decision, (loads or {}).get(name)) for decision in decisions[name]],
             configs,
+            costs,
             policies.get(name),
             [order for order in orders if order.endpoint == name],
             now,
@@ -99,6 +103,7 @@ def _endpoint(
     runs: Sequence[Run],
     decisions: Sequence[Decision],
     configs: Mapping[str, FingerprintedConfig],
+    costs: Mapping[CostKey, ProfiledCosts],
     policy: GatePolicy | None,
     orders: Sequence[Override],
     now: datetime,
@@ -123,18 +128,39 @@ def _endpoint(
         )
         for key in {*by_key, *list(runs_by_key)}
     ]
+    ordered = tuple(sorted(_with_forbidding(hypotheses), key=_reading_order))
+    cells = _cells(ordered)
     events = [record.event_time for record in records if record.event_time is not None]
     starts = [block.started_at for block in blocks]
     return EndpointReport(
         name=name,
-        hypotheses=tuple(sorted(_with_forbidding(hypotheses), key=_reading_order)),
+        hypotheses=ordered,
         overrides=tuple(orders),
         first_event=min(events, default=None),
         last_event=max(events, default=None),
         first_measured=min(starts, default=None),
         last_measured=max(starts, default=None),
         policy={} if policy is None else _plain(policy),
+        predictions=tuple(predictions(cells, configs, costs)),
+        frontiers=tuple(frontiers(cells, configs, costs)),
     )
+
+
+def _cells(hypotheses: Iterable[Hypothesis]) -> list[MeasuredCell]:
+    """What predictions are made for: the slices.  The whole endpoint is their mixture, and no cell of its own."""
+    return [
+        MeasuredCell(
+            slice_key=own.slice_key,
+            concurrency=own.concurrency,
+            fingerprint=own.fingerprint,
+            num_requests=pooled.num_requests,
+            mean_acceptance_length=pooled.mean_acceptance_length,
+            work=work_of(pooled.counts.num_prompt_tokens, pooled.counts.num_output_tokens, pooled.num_requests),
+            ratio_of_total_times=None if own.latency is None else own.latency.ratio_of_total_times,
+        )
+        for own in hypotheses
+        if own.slice_key and (pooled := own.acceptance) is not None
+    ]
 
 
 def _with_forbidding(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 
+from shadowspec.frontier import Gain
 from shadowspec.reports.model import SCHEMA_VERSION, Funnel, Hypothesis, Report
+from shadowspec.reports.predictions import Prediction, SliceFrontier
 from shadowspec.types import Decision, Override, parse_slice_key
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -38,6 +40,8 @@ def report_document(report: Report) -> dict[str, Json]:
                 "policy": plain(endpoint.policy),
                 "overrides": [_order(order) for order in endpoint.overrides],
                 "hypotheses": [_hypothesis(h) for h in endpoint.hypotheses],
+                "predictions": [_prediction(own) for own in endpoint.predictions],
+                "frontier": [_frontier(own) for own in endpoint.frontiers],
             }
             for endpoint in report.endpoints
         ],
@@ -74,6 +78,53 @@ def _hypothesis(h: Hypothesis) -> dict[str, Json]:
         "override": None if h.override is None else _order(h.override),
         "decision": None if h.decision is None else _decision(h.decision),
         **measured,
+    }
+
+
+def _prediction(own: Prediction) -> dict[str, Json]:
+    cell = own.cell
+    return {
+        "slice": dict[str, Json](parse_slice_key(cell.slice_key)),
+        "load": {"concurrency": cell.concurrency},
+        "config": own.config.name,
+        "num_speculative_tokens": own.config.num_speculative_tokens,
+        "fingerprint": cell.fingerprint,
+        "mean_acceptance_length": plain(cell.mean_acceptance_length),
+        "break_even_length": plain(own.break_even_length),
+        "predicted_speedup": plain(own.speedup),
+        "measured_speedup": plain(cell.ratio_of_total_times),
+        "relative_error": plain(own.error),
+        "why_not": own.reason,
+    }
+
+
+def _frontier(own: SliceFrontier) -> dict[str, Json]:
+    def gain(found: Gain) -> dict[str, Json]:
+        return {
+            "config": found.drafting.name,
+            "num_speculative_tokens": found.drafting.num_speculative_tokens,
+            "mean_acceptance_length": plain(found.drafting.length),
+            "predicted_speedup": plain(found.speedup),
+            "lower": plain(found.lower),
+            "upper": plain(found.upper),
+            "break_even_length": plain(found.break_even_length),
+        }
+
+    return {
+        "slice": dict[str, Json](parse_slice_key(own.slice_key)),
+        "mean_prompt_tokens": plain(own.work.num_prompt_tokens),
+        "mean_output_tokens": plain(own.work.num_output_tokens),
+        "loads": [
+            {
+                "concurrency": choice.concurrency,
+                "best": None if choice.best is None else gain(choice.best),
+                "contenders": [gain(each) for each in choice.contenders],
+                "gains": [gain(each) for each in choice.gains],
+                "is_clear": choice.is_clear,
+            }
+            for choice in own.choices
+        ],
+        "break_even_loads": [plain(each) for each in own.crossings],
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from shadowspec.reports.charts import interval_text
 from shadowspec.reports.model import EndpointReport, Hypothesis, Report
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
+from shadowspec.reports.predicted_words import frontier_lines, prediction_summary
 from shadowspec.reports.words import bounds_text, shown_as, threshold_text, title_of_test
 from shadowspec.types import Arm
 from shadowspec.words import (
@@ -36,6 +37,7 @@ def render_markdown(report: Report) -> str:
         "## Verdicts",
         _verdicts(report),
         *(part for endpoint in report.endpoints for part in _endpoint(endpoint)),
+        *_predicted(report),
         "## Funnel",
         _funnel(report),
         "## Speculation configs",
@@ -144,6 +146,40 @@ def _latency(h: Hypothesis) -> str:
             cells = [milliseconds(q.value) if q.value is not None else f"{DASH} (n < {q.needs})" for q in d.quantiles]
             rows.append([_LATENCY_NAME[measure], arm.value, *cells, f"{d.num_requests:,}"])
     return table(["Latency", "Arm", "p50", "p95", "p99", "Requests"], rows)
+
+
+def _predicted(report: Report) -> list[str]:
+    """What the cost model predicts, where it predicts anything."""
+    if not any(own.speedup is not None for endpoint in report.endpoints for own in endpoint.predictions):
+        return []
+    parts = ["## Predicted by the cost model", "No verdict rests on it; it tells what is worth measuring."]
+    for endpoint in report.endpoints:
+        if not endpoint.predictions:
+            continue
+        parts += [f"### {_text(endpoint.name)}", _text(prediction_summary(endpoint.predictions))]
+        parts.append(
+            table(
+                ["Slice", "Config", "Load", "K", "Tokens per step", "Pays from", "Predicted", "Measured", "Off by"],
+                (
+                    [
+                        _text(slice_title(own.cell.slice_key)),
+                        _text(own.config.name),
+                        str(own.cell.concurrency),
+                        str(own.config.num_speculative_tokens),
+                        number(own.cell.mean_acceptance_length),
+                        number(own.break_even_length),
+                        _text(own.reason) if own.reason else times(own.speedup),
+                        times(own.cell.ratio_of_total_times),
+                        percent(own.error),
+                    ]
+                    for own in endpoint.predictions
+                ),
+            )
+        )
+        for frontier in endpoint.frontiers:
+            lines = "\n".join(f"- {_text(line)}" for line in frontier_lines(frontier))
+            parts.append(f"Frontier, {_text(slice_title(frontier.slice_key))}:\n\n{lines}")
+    return parts
 
 
 def _funnel(report: Report) -> str:

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from shadowspec.gate.overrides import order_words
 from shadowspec.gate.sequences import SequencePoint
+from shadowspec.reports.predictions import Prediction, SliceFrontier
 from shadowspec.types import (
     Arm,
     Decision,
@@ -216,6 +217,8 @@ class EndpointReport:
     first_measured: datetime | None
     last_measured: datetime | None
     policy: Mapping[str, float | int | str | None]
+    predictions: tuple[Prediction, ...]  # of the slices' cells
+    frontiers: tuple[SliceFrontier, ...]
 
 
 @dataclass(frozen=True, slots=True)

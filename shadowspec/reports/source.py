@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from shadowspec.types import (
+    CostKey,
     Decision,
     FingerprintedConfig,
     FunnelCounter,
     OverrideRecord,
+    ProfiledCosts,
     Run,
     StoredBlock,
     StoredRecord,
@@ -45,6 +47,10 @@ class ReportSource(Protocol):
 
     def overrides(self) -> Sequence[OverrideRecord]:
         """Every override ever set, with what became of it."""
+        ...
+
+    def costs(self) -> Mapping[CostKey, ProfiledCosts]:
+        """The newest cost surface of each pair, rule, engine, device and kind of requests."""
         ...
 
     def funnel(self) -> Mapping[tuple[str | None, FunnelCounter, str | None], int]:

@@ -133,6 +133,21 @@ DEFINITIONS = {
         "Confidence sequence",
         "The estimate and its bounds after each unit, in folding order. The bounds hold over the whole path at once.",
     ),
+    "predicted": (
+        "Predicted speedup",
+        "What the measured costs of steps on this device make of the tokens per step: end to end, of an average "
+        "request of the slice. A prediction is no evidence; no verdict rests on it.",
+    ),
+    "pays-from": (
+        "Pays from",
+        "Tokens per step (mean acceptance length) from which on decoding is faster than without speculation at this "
+        "load.",
+    ),
+    "frontier": (
+        "Frontier",
+        "The way of drafting whose predicted speedup is largest at each load, and those whose bounds reach the best "
+        "one's. The bounds are those of the tokens per step alone.",
+    ),
     "detector": (
         "Detector",
         "A statistic that is folded unit by unit after ENABLE. Drift: it sounds where what was proven no longer holds, "

@@ -55,13 +55,14 @@ RIGHTS = {
     RoleKind.WRITER: Rights(
         {
             **dict.fromkeys(("records", "runs", "blocks", "block_memory", "fingerprints"), "SELECT, INSERT"),
+            "cost_surfaces": "SELECT, INSERT",
             **dict.fromkeys(("ledger", "funnel_counts"), "SELECT, INSERT, UPDATE"),
             "attempts": "SELECT, INSERT, UPDATE, DELETE",
             **dict.fromkeys(("rollups", "rollup_positions", "rollup_bins"), "SELECT, INSERT, UPDATE"),
             "decisions": _VERDICT,  # what is decided is sampled less
             "alembic_version": "SELECT",
         },
-        sequences=("rollups_rollup_id_seq",),
+        sequences=("rollups_rollup_id_seq", "cost_surfaces_surface_id_seq"),
         functions=(PARTITION_FUNCTION,),
     ),
     RoleKind.GATE: _GATE,

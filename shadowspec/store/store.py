@@ -10,7 +10,19 @@ from typing import Self
 
 from sqlalchemy import Engine
 
-from shadowspec.store import grants, ledger, locks, overrides, retention, rollouts, schedules, schema, session, writes
+from shadowspec.store import (
+    cost_surfaces,
+    grants,
+    ledger,
+    locks,
+    overrides,
+    retention,
+    rollouts,
+    schedules,
+    schema,
+    session,
+    writes,
+)
 from shadowspec.store.evidence import EvidenceSession
 from shadowspec.store.grants import RoleKind
 from shadowspec.store.partitions import Partitions
@@ -23,6 +35,7 @@ from shadowspec.types import (
     FingerprintedConfig,
     Override,
     Period,
+    ProfiledCosts,
     RecordKey,
     Rollout,
     StoredRecord,
@@ -91,6 +104,11 @@ class Store(Reads):
         """Keep the configs that are new; a run or decision can only name a fingerprint that is kept."""
         with session.write(self._engine) as connection:
             writes.insert_fingerprints(connection, configs)
+
+    def append_costs(self, profiled: ProfiledCosts) -> None:
+        """Append the costs that a profile measured."""
+        with session.write(self._engine) as connection:
+            cost_surfaces.append_costs(connection, profiled)
 
     def record_attempt(self, keys: Sequence[RecordKey]) -> dict[RecordKey, int]:
         """Count one more attempt to measure each record alone, before it begins; the attempts so far."""

@@ -373,6 +373,17 @@ evidence_blocks = Table(  # blocks that are begun and in no evidence yet
     Column("runs", Json, nullable=False),
 )
 
+cost_surfaces = Table(  # append-only: what steps cost on a device, a row per profile
+    "cost_surfaces",
+    metadata,
+    Column("surface_id", AutoKey, primary_key=True, autoincrement=True),
+    *(Column(name, Text, nullable=False) for name in ("engine", "device", "dtype", "proposer")),
+    *(Column(name, Text, nullable=False) for name in ("target_weights", "draft_weights", "verify_rule")),
+    Column("is_greedy", Boolean, nullable=False),
+    Column("profiled_at", UtcDateTime, nullable=False),
+    Column("points", Json, nullable=False),
+)
+
 schedule_periods = Table(  # what each job has had to do: one row per time at which it was due
     "schedule_periods",
     metadata,

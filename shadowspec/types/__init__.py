@@ -5,6 +5,7 @@ Counts are stored, ratios are formed in `shadowspec.metrics` alone.  Names are t
 those are kept out of every repr.
 """
 
+from shadowspec.types.costs import BASELINE, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
 from shadowspec.types.folding import Arrival, EndpointProgress, Fold, OpenBlock, OpenKey, SliceKey, Span, StoredEvidence
 from shadowspec.types.measurement import (
@@ -37,6 +38,7 @@ from shadowspec.types.speculation import FingerprintedConfig, SpeculationConfig,
 from shadowspec.types.verdicts import Decision, TestResult, Verdict
 
 __all__ = [
+    "BASELINE",
     "FORCEABLE",
     "Advance",
     "Arm",
@@ -45,6 +47,7 @@ __all__ = [
     "Block",
     "BlockResult",
     "Clearing",
+    "CostKey",
     "Decision",
     "Delivery",
     "DeliveryState",
@@ -67,6 +70,8 @@ __all__ = [
     "Parity",
     "PartitionId",
     "Period",
+    "Place",
+    "ProfiledCosts",
     "RecordKey",
     "Rollout",
     "Run",
@@ -78,6 +83,7 @@ __all__ = [
     "SpeculationConfig",
     "SpeculationCounts",
     "Stage",
+    "StepCost",
     "StoredBlock",
     "StoredEvidence",
     "StoredRecord",

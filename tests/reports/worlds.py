@@ -11,12 +11,14 @@ from datetime import UTC, datetime, timedelta
 from shadowspec.types import (
     Arm,
     ArmTiming,
+    CostKey,
     Decision,
     FingerprintedConfig,
     FunnelCounter,
     Memory,
     OverrideRecord,
     Parity,
+    ProfiledCosts,
     RecordKey,
     Run,
     SpeculationConfig,
@@ -42,6 +44,7 @@ class MemorySource:
     configs: dict[str, FingerprintedConfig] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     orders: list[OverrideRecord] = field(default_factory=list)
+    profiles: dict[CostKey, ProfiledCosts] = field(default_factory=dict)
 
     def endpoints(self) -> Sequence[str]:
         return sorted({*self.rows, *self.measured_blocks})
@@ -57,6 +60,9 @@ class MemorySource:
 
     def fingerprints(self) -> dict[str, FingerprintedConfig]:
         return self.configs
+
+    def costs(self) -> dict[CostKey, ProfiledCosts]:
+        return self.profiles
 
     def latest_decisions(self) -> Sequence[Decision]:
         return self.decisions
