@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from shadowspec import metrics
@@ -18,6 +18,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.sequences import SequencePoint
 from shadowspec.gating import EndpointEvidence, HypothesisId, hypothesis_id
 from shadowspec.reports import figures
+from shadowspec.reports.contexts import CacheCost, ContextPoint, by_context
 from shadowspec.reports.data_note import data_note as noted
 from shadowspec.reports.evidence import interval, sequences
 from shadowspec.reports.figures import MeasuredRun
@@ -25,6 +26,7 @@ from shadowspec.reports.model import EndpointReport, Funnel, FunnelRow, Hypothes
 from shadowspec.reports.notes import IS_LOAD_CONFIGURED, with_forbidding
 from shadowspec.reports.predictions import MeasuredCell, frontiers, predictions, work_of
 from shadowspec.reports.source import ReportSource
+from shadowspec.reports.tally import Tally
 from shadowspec.reports.words import config_name
 from shadowspec.types import (
     CostKey,
@@ -223,8 +225,22 @@ def _hypothesis(
         memory=figures.memory(block.memory[fingerprint] for block in used if fingerprint in block.memory),
         num_repetition_loops=loops,
         repetition_loop_share=metrics.ratio(loops, answered),
+        by_context=by_context(_context_points(runs), _cache_cost(used, fingerprint)),
         sequences=paths,
     )
+
+
+def _context_points(runs: Iterable[MeasuredRun]) -> Iterator[ContextPoint]:
+    for item in runs:
+        if (counts := item.run.counts) is not None:
+            own = Tally.of_measured(item.run, item.sampling_rate)
+            yield ContextPoint(counts.num_prompt_tokens, counts.num_output_tokens, own)
+
+
+def _cache_cost(blocks: Iterable[StoredBlock], fingerprint: str) -> CacheCost | None:
+    """The same in every block of a config."""
+    known = (block.memory[fingerprint] for block in blocks if fingerprint in block.memory)
+    return next((CacheCost(own.kv_bytes_per_token, own.draft_kv_bytes_per_token) for own in known), None)
 
 
 def _near_tie_logit(policy: GatePolicy | None, config: FingerprintedConfig | None) -> float | None:

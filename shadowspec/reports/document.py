@@ -65,6 +65,7 @@ def _hypothesis(h: Hypothesis) -> dict[str, Json]:
             "memory",
             "num_repetition_loops",
             "repetition_loop_share",
+            "by_context",
             "sequences",
         )
     }

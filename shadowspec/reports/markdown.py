@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shadowspec.reports.charts import interval_text
+from shadowspec.reports.contexts import ContextRow
 from shadowspec.reports.model import EndpointReport, Hypothesis, Report
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
 from shadowspec.reports.predicted_words import frontier_lines, prediction_summary
@@ -76,7 +77,7 @@ def _endpoint(endpoint: EndpointReport) -> list[str]:
         parts.append("\n".join(f"- {_text(order_note(order))}" for order in endpoint.overrides))
     for h in endpoint.hypotheses:
         parts.append(f"### {_text(slice_title(h.slice_key))} ({_text(h.config_name)}, load {h.concurrency})")
-        parts += [_tests(h), _measured(h), _latency(h)]
+        parts += [_tests(h), _measured(h), _latency(h), _by_context(h)]
     return parts
 
 
@@ -146,6 +147,32 @@ def _latency(h: Hypothesis) -> str:
             cells = [milliseconds(q.value) if q.value is not None else f"{DASH} (n < {q.needs})" for q in d.quantiles]
             rows.append([_LATENCY_NAME[measure], arm.value, *cells, f"{d.num_requests:,}"])
     return table(["Latency", "Arm", "p50", "p95", "p99", "Requests"], rows)
+
+
+def _by_context(h: Hypothesis) -> str:
+    if len(h.by_context) < 2:
+        return ""
+    return table(
+        ["Prompt tokens", "Requests", "Tokens per step", "1st position", "Ratio of total times", "Cache per request"],
+        (
+            [
+                row.name.replace("<", "below "),
+                f"{row.num_requests:,}",
+                number(row.mean_acceptance_length),
+                percent(row.first_position_acceptance_rate),
+                times(row.ratio_of_total_times),
+                _caches(row),
+            ]
+            for row in h.by_context
+        ),
+    )
+
+
+def _caches(row: ContextRow) -> str:
+    if row.baseline_cache_bytes is None or row.speculative_cache_bytes is None:
+        return DASH
+    baseline, speculative = (byte_size(int(own)) for own in (row.baseline_cache_bytes, row.speculative_cache_bytes))
+    return f"{baseline} baseline, {speculative} speculative"
 
 
 def _predicted(report: Report) -> list[str]:

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from shadowspec.gate.overrides import order_words
 from shadowspec.gate.sequences import SequencePoint
+from shadowspec.reports.contexts import ContextRow
 from shadowspec.reports.predictions import Prediction, SliceFrontier
 from shadowspec.types import (
     Arm,
@@ -162,6 +163,7 @@ class Hypothesis:
     memory: MemoryFigures | None
     num_repetition_loops: int
     repetition_loop_share: float | None
+    by_context: tuple[ContextRow, ...]
     sequences: Mapping[str, tuple[SequencePoint, ...]]  # by test name
 
     @property

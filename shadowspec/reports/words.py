@@ -133,6 +133,11 @@ DEFINITIONS = {
         "Confidence sequence",
         "The estimate and its bounds after each unit, in folding order. The bounds hold over the whole path at once.",
     ),
+    "by-context": (
+        "By length of the prompt",
+        "Measured requests by their prompt tokens, pooled within each range, without bounds. The cache is what one "
+        "request's keys and values take at its end, in the target alone or in target and draft.",
+    ),
     "predicted": (
         "Predicted speedup",
         "What the measured costs of steps on this device make of the tokens per step: end to end, of an average "

@@ -13,7 +13,7 @@ from shadowspec.store.changes import AdviceChange, VerdictChange
 from shadowspec.store.rollup_sums import GroupSums, Step
 from shadowspec.store.rollups import SUM_NAMES
 from shadowspec.store.run_pages import Place, RunFilter, RunPage
-from shadowspec.types import CostKey, ProfiledCosts, StoredEvidence
+from shadowspec.types import CostKey, Memory, ProfiledCosts, StoredEvidence
 
 
 class ExplorerReads:
@@ -47,6 +47,11 @@ class ExplorerReads:
         """A page of runs, newest first, as counts and timings."""
         with session.read(self._engine) as connection:
             return run_pages.read_run_page(connection, wanted, after, limit)
+
+    def newest_memory(self, wanted: RunFilter) -> Memory | None:
+        """What the block of the newest run that matches took."""
+        with session.read(self._engine) as connection:
+            return run_pages.read_newest_memory(connection, wanted)
 
     def labelled_runs(
         self, endpoint: str, since: datetime | None = None, *, limit: int

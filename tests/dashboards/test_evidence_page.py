@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from shadowspec.store import Store
+from shadowspec.store import RunFilter, Store
 from shadowspec.types import Decision
 from tests.dashboards.pages import said
 
@@ -118,4 +118,22 @@ def test_units_are_drawn_only_where_the_endpoints_records_are_few(
     page = sys.modules["shadowspec._dashboards.views.evidence"]
     for limit, is_offered in ((10**9, True), (0, False)):
         monkeypatch.setattr(page, "MAX_UNIT_RECORDS", limit)
-        assert bool(opened(open_page, decision).toggle) is is_offered
+        assert ("by_unit" in {own.key for own in opened(open_page, decision).toggle}) is is_offered
+
+
+def test_prompt_lengths_are_read_when_they_are_asked_for(
+    filled_url: str, configured: Configure, open_page: Open
+) -> None:
+    configured(filled_url)
+    with Store.open(filled_url) as store:
+        newest = store.run_page(RunFilter("assistant"), limit=1).rows[0]
+    own = {"load": str(newest["concurrency"]), "config": newest["fingerprint"]}
+    app = open_page("evidence", endpoint="assistant", slice="", measured="all", **own)
+    assert not any("Prompt tokens" in own.value for own in app.dataframe)
+    app.toggle(key="by_context").set_value(True).run()
+    assert not app.exception
+    table = next(own.value for own in app.dataframe if "Prompt tokens" in own.value)
+    assert (table["Requests"] > 0).all()
+    assert table["Tokens per step"].str.match(r"\d\.\d\d").all()
+    assert table["Cache, speculative"].str.contains("B").all()
+    assert f"The newest {table['Requests'].sum():,} runs of the window." in said(app)

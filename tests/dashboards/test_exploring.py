@@ -97,6 +97,13 @@ def test_a_label_is_no_formula() -> None:
     assert "'=HYPERLINK(1)" in downloads.as_csv(iter([[row]])).decode()
 
 
+def test_explorer_divides_by_the_length_of_the_prompt(filled: str, open_page: Open) -> None:
+    app = open_page(
+        "explorer", figure="acceptance length", x="prompt tokens (newest runs)", y="K", view="curves", window="all"
+    )
+    assert "by prompt tokens and K" in words(app)
+
+
 def test_loads_show_verdict_break_even_and_cost(filled: str, open_page: Open) -> None:
     app = open_page("loads", endpoint="assistant")
     text = words(app)
