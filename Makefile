@@ -96,6 +96,10 @@ bench-kernels: $(VENV)/.installed-kernels ## Measure the Triton kernels against 
 bench-replay: $(VENV)/.installed-base ## Hold replay against the loop on the bundled pair (nothing else may run meanwhile)
 	$(BIN)/python kernels/benchmarks/replay.py $(ARGS)
 
+.PHONY: bench-lookup
+bench-lookup: $(VENV)/.installed-base ## Hold suffix drafts against prompt lookup, by replay of the bundled traffic
+	$(BIN)/python kernels/benchmarks/lookup.py $(ARGS)
+
 .PHONY: bench-tap
 bench-tap: $(VENV)/.installed-base ## Measure the tap against a bare poll loop, on a Kafka of its own
 	@.ci/kafka

@@ -26,7 +26,7 @@ from shadowspec.config import (
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.tap.endpoints import Load, MatchRule
-from shadowspec.types import VerifyRule
+from shadowspec.types import SpeculationConfig, VerifyRule
 
 ENDPOINT = """
 [endpoints.chat]
@@ -37,6 +37,7 @@ name = "k4"
 draft = "models/draft"
 num_speculative_tokens = 4
 """
+SUFFIX = ENDPOINT.replace('draft = "models/draft"', 'proposer = "suffix"')
 
 
 def load(tmp_path: Path, text: str, **environment: str) -> Config:
@@ -79,8 +80,10 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     shown = load(tmp_path, commented.sub("", template))
     plain = load(tmp_path, template)
     assert (shown.engine, shown.database_url) == (plain.engine, plain.database_url)
-    assert [c.name for c in shown.endpoints["chat"].candidates] == ["draft-k4", "ngram-k4"]
+    assert [c.name for c in shown.endpoints["chat"].candidates] == ["draft-k4", "ngram-k4", "suffix-k8"]
     assert shown.endpoints["chat"].candidates[0] == plain.endpoints["chat"].candidates[0]
+    suffix = shown.endpoints["chat"].candidates[2]
+    assert suffix == SpeculationConfig("suffix-k8", suffix.target, None, "suffix", 8, VerifyRule.GREEDY_DRAFT)
 
 
 def test_the_documentation_shows_the_template() -> None:
@@ -120,6 +123,15 @@ def test_the_values_reach_the_inner_layers(tmp_path: Path) -> None:
         draft = "x"
         num_speculative_tokens = 2
         verify_rule = "exact_match"
+        draft_confidence_threshold = 0.4
+        [[endpoints.sql.candidates]]
+        name = "s"
+        proposer = "suffix"
+        num_speculative_tokens = 8
+        suffix_decoding_max_tree_depth = 32
+        suffix_decoding_max_spec_factor = 2
+        suffix_decoding_min_token_prob = 0.2
+        suffix_memory_tokens = 0
         """,
     )
     endpoint = config.endpoints["sql"]
@@ -133,9 +145,15 @@ def test_the_values_reach_the_inner_layers(tmp_path: Path) -> None:
     assert (rule.block_max_wait, rule.max_age) == (timedelta(minutes=1), timedelta(minutes=1))
     assert (rule.time_block, rule.forget_unit_after) == (timedelta(minutes=10), timedelta(hours=3))
     assert rule.max_new_tokens == 9
-    ngram, draft = endpoint.candidates
+    ngram, draft, suffix = endpoint.candidates
     assert (ngram.draft, ngram.ngram_min, ngram.verify_rule) == (None, 3, VerifyRule.GREEDY_DRAFT)
     assert (draft.target, draft.draft, draft.verify_rule) == ("t", "x", VerifyRule.EXACT_MATCH)
+    assert (draft.draft_confidence_threshold, ngram.draft_confidence_threshold) == (0.4, 0.0)
+    assert suffix == SpeculationConfig(
+        "s", "t", None, "suffix", 8, VerifyRule.GREEDY_DRAFT,
+        suffix_decoding_max_tree_depth=32, suffix_decoding_max_spec_factor=2.0, suffix_decoding_min_token_prob=0.2,
+        suffix_memory_tokens=0,
+    )  # fmt: skip
 
 
 def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) -> None:
@@ -158,8 +176,21 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (ENDPOINT + "[endpoints.chat.gate]\nflor = 0.1\n", "endpoints.chat.gate.flor: is not a known key"),
         (ENDPOINT + "kind = 1\n", "endpoints.chat.candidates.0.kind: is not a known key"),
         (ENDPOINT + "proposer = 'eagle'\n", "endpoints.chat.candidates.0.proposer"),
-        (ENDPOINT + "proposer = 'ngram'\n", "draft_model needs a draft, ngram takes none"),
-        (ENDPOINT + "ngram_min = 2\n", "are for the proposer ngram"),
+        (ENDPOINT + "proposer = 'ngram'\n", "draft_model needs a draft, ngram and suffix take none"),
+        (ENDPOINT + "proposer = 'suffix'\n", "draft_model needs a draft, ngram and suffix take none"),
+        (ENDPOINT + "ngram_min = 2\n", "ngram_min is for the proposer ngram"),
+        (ENDPOINT + "suffix_memory_tokens = 2\n", "suffix_memory_tokens is for the proposer suffix"),
+        (ENDPOINT + "draft_confidence_threshold = 1.0\n", "0.draft_confidence_threshold: should be less than 1"),
+        (ENDPOINT + "draft_confidence_threshold = -0.1\n", "draft_confidence_threshold: should be greater than or"),
+        (SUFFIX + "ngram_max = 2\n", "ngram_max is for the proposer ngram"),
+        (SUFFIX + "draft_confidence_threshold = 0.4\n", "draft_confidence_threshold is for the proposer draft_model"),
+        (SUFFIX + "verify_rule = 'rejection'\n", "suffix proposes no probabilities: verify_rule must be"),
+        (SUFFIX + "suffix_decoding_max_tree_depth = 1\n", "suffix_decoding_max_tree_depth: should be greater"),
+        (SUFFIX + "suffix_decoding_max_tree_depth = 1025\n", "suffix_decoding_max_tree_depth: should be less"),
+        (SUFFIX + "suffix_decoding_max_spec_factor = 0\n", "suffix_decoding_max_spec_factor: should be greater"),
+        (SUFFIX + "suffix_decoding_max_spec_factor = 0.04\n", "even for the longest match, of 23 tokens"),
+        (SUFFIX + "suffix_decoding_min_token_prob = 1.1\n", "suffix_decoding_min_token_prob: should be less"),
+        (SUFFIX + "suffix_memory_tokens = -1\n", "suffix_memory_tokens: should be greater"),
         (ENDPOINT + "verify_rule = 'greedy'\n", "endpoints.chat.candidates.0.verify_rule"),
         (ENDPOINT.replace('served_models = ["m"]', ""), "endpoints.chat.served_models: is missing"),
         (ENDPOINT.replace('["m"]', "[]"), "endpoints.chat.served_models"),

@@ -38,14 +38,14 @@ def profile_pairs(
 ) -> list[Profile]:
     """Profile each pair once on each grid, with a progress bar on stderr.
 
-    Candidates without a draft model are left out, and told.
+    Candidates without a draft model, and those whose depth is adaptive, are left out, and told.
 
     Args:
         on_profile: called with every profile once it is complete.
 
     Raises:
         UsageError: there is no such endpoint.
-        NoDataError: no candidate drafts with a model.
+        NoDataError: no candidate drafts with a model to a fixed depth.
     """
     require_endpoints(config)
     if endpoint is not None and endpoint not in config.endpoints:
@@ -56,10 +56,13 @@ def profile_pairs(
         if candidate.draft is None:
             log.warning("%s: %s drafts without a model and is not profiled", name, own.name)
             continue
+        if own.draft_confidence_threshold > 0.0:
+            log.warning("%s: %s drafts to a depth by its confidence and is not profiled", name, own.name)
+            continue
         key = (own.target, own.draft, own.verify_rule.value)
         pairs.setdefault(key, ([], target, candidate))[0].append(name)
     if not pairs:
-        raise NoDataError("no candidate drafts with a model: there is nothing to profile")
+        raise NoDataError("no candidate drafts with a model to a fixed depth: there is nothing to profile")
     found = []
     with progress_bar() as bar:
         task = bar.add_task("profiling", total=sum(grid.num_runs for grid in grids) * len(pairs), detail="")

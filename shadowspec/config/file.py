@@ -243,6 +243,11 @@ def _speculation_config(target: str, candidate: CandidateSection) -> Speculation
         verify_rule=VerifyRule(candidate.verify_rule) if candidate.verify_rule else default_rule,
         ngram_min=candidate.ngram_min,
         ngram_max=candidate.ngram_max,
+        suffix_decoding_max_tree_depth=candidate.suffix_decoding_max_tree_depth,
+        suffix_decoding_max_spec_factor=candidate.suffix_decoding_max_spec_factor,
+        suffix_decoding_min_token_prob=candidate.suffix_decoding_min_token_prob,
+        suffix_memory_tokens=candidate.suffix_memory_tokens,
+        draft_confidence_threshold=candidate.draft_confidence_threshold,
     )
 
 

@@ -12,11 +12,17 @@ from shadowspec.scoring import JSON_VALID
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY
 from shadowspec.tap.kafka.settings import DEFAULT_DEAD_LETTER_TOPIC
 from shadowspec.tap.sources import DEFAULT_MAX_RECORD_BYTES
+from shadowspec.types import SUFFIX_OPTIONS
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
 BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant")
 LAST_PORT: Final = 65_535
 PERSONAL_METADATA: Final = ("session_id", "user", "user_id", "request_id")
+PROPOSER_OPTIONS: Final = {
+    "draft_model": ("draft_confidence_threshold",),
+    "ngram": ("ngram_min", "ngram_max"),
+    "suffix": SUFFIX_OPTIONS,
+}
 
 _TOPIC = r"^[A-Za-z0-9._-]{1,249}$"
 _LABEL = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
@@ -142,23 +148,36 @@ class CandidateSection(Section):
     """[[endpoints.NAME.candidates]]"""
 
     name: Name
-    proposer: Literal["draft_model", "ngram"] = "draft_model"
+    proposer: Literal["draft_model", "ngram", "suffix"] = "draft_model"
     draft: Text | None = None
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)]
     verify_rule: Literal["rejection", "greedy_draft", "exact_match"] | None = None
     ngram_min: Positive = 2
     ngram_max: Positive = 4
+    suffix_decoding_max_tree_depth: Annotated[int, Field(ge=2, le=1_024)] = 24
+    suffix_decoding_max_spec_factor: Annotated[float, Field(gt=0)] = 1.0
+    suffix_decoding_min_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
+    suffix_memory_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 100_000
+    draft_confidence_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if (self.proposer == "draft_model") != (self.draft is not None):
-            raise ValueError("draft_model needs a draft, ngram takes none")
-        if self.proposer == "draft_model" and self.model_fields_set & {"ngram_min", "ngram_max"}:
-            raise ValueError("ngram_min and ngram_max are for the proposer ngram")
+            raise ValueError("draft_model needs a draft, ngram and suffix take none")
+        for proposer, options in PROPOSER_OPTIONS.items():
+            if proposer != self.proposer and (given := [name for name in options if name in self.model_fields_set]):
+                raise ValueError(f"{given[0]} is for the proposer {proposer}")
         if self.ngram_min > self.ngram_max:
             raise ValueError("ngram_min must not exceed ngram_max")
-        if self.proposer == "ngram" and self.verify_rule == "rejection":
-            raise ValueError("ngram proposes no probabilities: verify_rule must be greedy_draft or exact_match")
+        if int((self.suffix_decoding_max_tree_depth - 1) * self.suffix_decoding_max_spec_factor) < 1:
+            raise ValueError(
+                "suffix_decoding_max_spec_factor allows no drafted token even for the longest match, of "
+                f"{self.suffix_decoding_max_tree_depth - 1} tokens"
+            )
+        if self.proposer != "draft_model" and self.verify_rule == "rejection":
+            raise ValueError(
+                f"{self.proposer} proposes no probabilities: verify_rule must be greedy_draft or exact_match"
+            )
         return self
 
 

@@ -148,10 +148,11 @@ loads = [{ concurrency = 4, share = 1.0 }]
 
 [[endpoints.chat.candidates]]
 name = "draft-k4"
-proposer = "draft_model"     # or "ngram", which needs no draft
+proposer = "draft_model"     # or "ngram" or "suffix", which need no draft
 draft = "models/draft"
 num_speculative_tokens = 4
-# verify_rule = "rejection"  # draft_model: rejection, greedy_draft, exact_match; ngram: greedy_draft, exact_match
+# verify_rule = "rejection"  # draft_model: rejection, greedy_draft, exact_match; the others: greedy_draft, exact_match
+# draft_confidence_threshold = 0.0  # above it, e.g. 0.4: a row drafts no token that the draft model gives less
 
 # [[endpoints.chat.candidates]]
 # name = "ngram-k4"
@@ -159,6 +160,15 @@ num_speculative_tokens = 4
 # num_speculative_tokens = 4
 # ngram_min = 2              # shortest suffix that is looked up in the text so far
 # ngram_max = 4
+
+# [[endpoints.chat.candidates]]
+# name = "suffix-k8"
+# proposer = "suffix"        # what followed in the text so far, and in recent outputs: docs/engine.md
+# num_speculative_tokens = 8
+# suffix_decoding_max_tree_depth = 24    # tokens of match and draft together
+# suffix_decoding_max_spec_factor = 1.0  # drafted tokens for each matched one
+# suffix_decoding_min_token_prob = 0.1   # how likely a draft must be, by its counts, up to its last token
+# suffix_memory_tokens = 100000          # of recent outputs of this endpoint; 0: the request alone
 """
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -15,29 +15,40 @@ from shadowspec.engine.models import LoadedModel, check_pair, choose_device, cho
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
+from shadowspec.engine.proposers.suffix import SuffixProposer
+from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
+from shadowspec.engine.proposers.suffix_text import SuffixOptions
 from shadowspec.errors import ModelError
-from shadowspec.types import FingerprintedConfig, SpeculationConfig, VerifyRule
+from shadowspec.types import SUFFIX_OPTIONS, FingerprintedConfig, SpeculationConfig, VerifyRule
 
 BACKEND = "torch"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A speculation config with its draft model, if it needs one."""
+    """A speculation config with its draft model, if it needs one, and the recent outputs that it drafts from."""
 
     config: FingerprintedConfig
     draft: LoadedModel | None
+    recent: SuffixAutomaton | None = None
 
     def proposer(self) -> Proposer:
         """A fresh proposer for one batch."""
         wanted = self.config.config
-        if self.draft is None:
-            return NgramProposer(wanted.num_speculative_tokens, wanted.ngram_min, wanted.ngram_max)
-        return DraftModelProposer(
-            self.draft.model,
-            wanted.num_speculative_tokens,
-            is_sampling=wanted.verify_rule is VerifyRule.REJECTION,
-        )
+        if self.draft is not None:
+            return DraftModelProposer(
+                self.draft.model,
+                wanted.num_speculative_tokens,
+                is_sampling=wanted.verify_rule is VerifyRule.REJECTION,
+                confidence_threshold=wanted.draft_confidence_threshold,
+            )
+        if wanted.proposer == "suffix":
+            return SuffixProposer(wanted.num_speculative_tokens, SuffixOptions.of(wanted), self.recent)
+        return NgramProposer(wanted.num_speculative_tokens, wanted.ngram_min, wanted.ngram_max)
+
+    def drafting_from(self, recent: SuffixAutomaton | None) -> Candidate:
+        """The same, drafting from recent outputs too where there are any."""
+        return replace(self, recent=recent)
 
 
 class Models:
@@ -109,7 +120,7 @@ def fingerprinted(config: SpeculationConfig, target: LoadedModel, draft: LoadedM
     }
     device = device_name(target.model.device)
     dtype = str(target.model.dtype).removeprefix("torch.")
-    identity = {key: value for key, value in asdict(config).items() if key not in {"name", "target", "draft"}} | {
+    identity = _settings(config) | {
         "details": details,
         "engine": engine_name(),
         "device": device,
@@ -117,3 +128,16 @@ def fingerprinted(config: SpeculationConfig, target: LoadedModel, draft: LoadedM
     }
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return FingerprintedConfig(config, engine_name(), device, dtype, details, digest)
+
+
+def _settings(config: SpeculationConfig) -> dict[str, object]:
+    """What of the config its figures depend on.
+
+    Options that came later are left out where they are not used, so that they changed no fingerprint.
+    """
+    unused = {"name", "target", "draft"}
+    if config.proposer != "suffix":
+        unused |= set(SUFFIX_OPTIONS)
+    if config.draft_confidence_threshold == 0.0:
+        unused.add("draft_confidence_threshold")
+    return {key: value for key, value in asdict(config).items() if key not in unused}

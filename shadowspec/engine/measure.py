@@ -22,6 +22,7 @@ from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.parity import divergence_gap, first_divergence, z_scores
+from shadowspec.engine.proposers.recent_outputs import OutputsByEndpoint
 from shadowspec.engine.repetition import is_repetition_loop
 from shadowspec.scoring import Scorer
 from shadowspec.types import (
@@ -62,6 +63,7 @@ class Engine:
         self._warm: set[int] = set()
         self._scorers = dict(scorers or {})
         self._detokenize = target.tokenizer.decode
+        self._outputs = OutputsByEndpoint()
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]:
@@ -76,7 +78,8 @@ class Engine:
         arms: dict[str, MeasuredArm] = {}
         baseline = self._arm(requests, None) if block.first_arm is Arm.BASELINE else None
         for candidate in self.candidates:
-            arms[candidate.config.fingerprint] = self._arm(requests, candidate)
+            recent = self._outputs.before(block, candidate.config)
+            arms[candidate.config.fingerprint] = self._arm(requests, candidate.drafting_from(recent))
         if baseline is None:
             baseline = self._arm(requests, None)
         runs: list[Run] = []
@@ -84,6 +87,7 @@ class Engine:
         for candidate, (fingerprint, arm) in zip(self.candidates, arms.items(), strict=True):
             runs += self._runs(block, requests, candidate, baseline, arm)
             memory[fingerprint] = self._memory(candidate, baseline, arm)
+            self._outputs.after(block, candidate.config, [each.output if each else None for each in arm.decoded])
         num_halved = sum(arm.num_halved for arm in (baseline, *arms.values()))
         return BlockResult(block, started_at, tuple(runs), memory, num_halved)
 

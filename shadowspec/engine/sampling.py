@@ -142,6 +142,25 @@ class BatchSampling:
             result = torch.where(self.is_greedy[:, None, None], one_hot, result)
         return result
 
+    def confidence(self, processed: torch.Tensor, probs: torch.Tensor | None = None) -> torch.Tensor:
+        """The probability of the likeliest token, float32 [rows], from `processed_logits` of one position.
+
+        Args:
+            processed: float [rows, vocabulary].
+            probs: the distribution that is sampled, where the caller has it, float32 [rows, vocabulary].
+
+        Returns:
+            In the distribution that is sampled; of a greedy row, which would be certain of itself there, in the
+            softmax of its processed logits.
+        """
+        logits = processed.to(torch.float32)
+        plain = torch.exp(logits.amax(-1) - logits.logsumexp(-1))
+        if self.all_greedy:
+            return plain
+        if probs is None:
+            probs = self.probs(processed[:, None])[:, 0]
+        return torch.where(self.is_greedy, plain, probs.amax(-1))
+
     def _top_p(self, probs: torch.Tensor) -> torch.Tensor:
         """Keep the smallest head of the sorted distribution whose mass reaches top-p; ties at its edge stay."""
         rows, tokens, vocabulary = probs.shape

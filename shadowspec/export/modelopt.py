@@ -16,16 +16,16 @@ from collections.abc import Mapping, Sequence
 
 from shadowspec.errors import NoDataError
 from shadowspec.export.document import Document
-from shadowspec.export.schedule import Schedule
+from shadowspec.export.schedule import Schedule, is_adaptive
 from shadowspec.export.standing import Standing
 from shadowspec.metrics import conditional_acceptance_rates, marginal_acceptance_rates, mean_acceptance_length, pooled
-from shadowspec.types import FingerprintedConfig, SpeculationCounts, Verdict
+from shadowspec.types import FingerprintedConfig, SpeculationConfig, SpeculationCounts, Verdict
 
 SCHEMA_VERSION = "1.0"
 TOLERANCE = 0.02  # ModelOpt's own, of the mean's consistency with the rates
 DIGITS = 6
 BLOCKED = "blocked"  # a decision that is on by itself, and off for the sake of a slice
-CHAIN_METHODS = ("draft_model", "eagle", "eagle3")  # a shallower draft is a prefix of a deeper one
+CHAIN_METHODS = ("draft_model", "eagle", "eagle3")  # always draft all they may: a shallower draft is a prefix
 
 
 def render(
@@ -51,6 +51,10 @@ def checkpoint_id(path: str | None) -> str | None:
     """The last two parts of a path, which leave out where it lies on somebody's machine."""
     parts = [part for part in (path or "").replace("\\", "/").split("/") if part]
     return "/".join(parts[-2:]) or None
+
+
+def _is_chain(config: SpeculationConfig) -> bool:
+    return config.proposer in CHAIN_METHODS and not is_adaptive(config)
 
 
 def _chosen(schedule: Schedule) -> Standing:
@@ -88,7 +92,7 @@ def _profile(
         "marginal_accept_rates": marginal,
         "mean_accept_length": None if mean is None else round(mean, DIGITS),
         "mean_accept_length_per_request": None,  # counts are kept pooled
-        "accept_length_model": "chain_analytic" if config.proposer in CHAIN_METHODS else "measured_per_k",
+        "accept_length_model": "chain_analytic" if _is_chain(config) else "measured_per_k",
         "accept_length_by_k": {} if mean is None else {str(depth): round(mean, DIGITS)},
         "acceptance_length_histogram": None if counts is None else _histogram(counts),
         "per_category": _categories(by_slice) if mean is not None else None,

@@ -20,8 +20,6 @@ from shadowspec.gate.endpoint import ANY_SHARE, bears_on_endpoint, traffic_share
 from shadowspec.gate.overrides import ordered
 from shadowspec.types import Override, SpeculationConfig
 
-DraftKey = tuple[str, str | None, str, str, int, int]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
@@ -144,7 +142,7 @@ def _schedule(
     ordered_off = {order.concurrency for order in orders}  # None: every load
     decided = {each.decision.concurrency for each in standings}
     loads = sorted(decided | {load for load in ordered_off if load is not None})
-    by_draft: dict[DraftKey, dict[int, Standing]] = defaultdict(dict)
+    by_draft: dict[SpeculationConfig, dict[int, Standing]] = defaultdict(dict)
     for each in standings:
         if each.is_on and _place(each) in allowed and ordered_off.isdisjoint((None, each.decision.concurrency)):
             chosen = by_draft[_draft_key(each.decision.config)]
@@ -192,9 +190,9 @@ def _ranges(loads: Sequence[int], on: dict[int, Standing]) -> Iterable[BatchRang
     return joined
 
 
-def _draft_key(config: SpeculationConfig) -> DraftKey:
-    """What a server can run only one of at a time; the depth may vary."""
-    return config.target, config.draft, config.proposer, config.verify_rule, config.ngram_min, config.ngram_max
+def _draft_key(config: SpeculationConfig) -> SpeculationConfig:
+    """What a server can run only one of at a time; the name and the depth may vary."""
+    return replace(config, name="", num_speculative_tokens=0, backend="")
 
 
 def _ids(standing: Standing) -> tuple[int, ...]:
@@ -211,8 +209,20 @@ def _merit(standing: Standing) -> tuple[float, int, str, str]:
     return standing.speedup_lower, -standing.num_speculative_tokens, decision.config.name, decision.fingerprint
 
 
+def is_adaptive(config: SpeculationConfig) -> bool:
+    """The draft stops by its confidence, which no peer's configuration can say."""
+    return config.draft_confidence_threshold > 0.0
+
+
+def counterpart(config: SpeculationConfig | None, names: Mapping[str, str]) -> str | None:
+    """A peer's own name for the measured way of drafting; None where it has none, or nothing is on."""
+    return None if config is None or is_adaptive(config) else names.get(config.proposer)
+
+
 def off_remarks(peer: str, schedule: Schedule, proposers: Collection[str]) -> list[str]:
     """Why a peer that knows these proposers, and depths from batch size 1 on, gets nothing of the schedule."""
+    if schedule.config is not None and is_adaptive(schedule.config):
+        return [f"{peer} has no counterpart of the measured draft_confidence_threshold: exported as off"]
     if schedule.config is not None and schedule.config.proposer not in proposers:
         return [f"{peer} has no counterpart of the measured proposer {schedule.config.proposer}: exported as off"]
     if schedule.is_on:

@@ -16,7 +16,7 @@ import json
 from collections.abc import Collection, Sequence
 
 from shadowspec.export.document import Document, comment_lines, yaml_lines
-from shadowspec.export.schedule import Schedule, endpoint_schedule, off_remarks
+from shadowspec.export.schedule import Schedule, counterpart, endpoint_schedule, off_remarks
 from shadowspec.export.standing import Standing
 from shadowspec.types import Override, VerifyRule
 
@@ -48,7 +48,7 @@ def render(schedule: Schedule, adaptive_path: str) -> Document:
     """The flags; `adaptive_path` is where the adaptive config will lie, as the server sees it."""
     head = comment_lines([f"{schedule.endpoint}: decisions {_ids(schedule)}"])
     leading = schedule.leading_ranges()
-    algorithm = ALGORITHMS.get(schedule.config.proposer) if schedule.config else None
+    algorithm = counterpart(schedule.config, ALGORITHMS)
     if schedule.config is None or algorithm is None or not leading:
         return _off(schedule, head)
 

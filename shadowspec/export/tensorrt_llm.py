@@ -14,7 +14,7 @@ Read in TensorRT-LLM's source (fields, version and licence: tests/data/peers/ten
 from __future__ import annotations
 
 from shadowspec.export.document import Document, comment_lines, yaml_lines
-from shadowspec.export.schedule import BatchRange, Schedule, off_remarks
+from shadowspec.export.schedule import BatchRange, Schedule, counterpart, off_remarks
 from shadowspec.types import VerifyRule
 
 DECODING_TYPES = {"draft_model": "Draft_Target", "eagle3": "Eagle3"}
@@ -25,7 +25,7 @@ def render(schedule: Schedule) -> Document:
     ids = ", ".join(map(str, schedule.decision_ids)) or "none"
     head = comment_lines([f"{schedule.endpoint}: decisions {ids}"])
     leading = schedule.leading_ranges()
-    decoding_type = DECODING_TYPES.get(schedule.config.proposer) if schedule.config else None
+    decoding_type = counterpart(schedule.config, DECODING_TYPES)
     if schedule.config is None or decoding_type is None or not leading:
         return _off(schedule, head)
 

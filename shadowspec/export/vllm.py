@@ -6,16 +6,20 @@ Read in vLLM's source (fields, versions and licence: tests/data/peers/vllm.json)
   without end;
 - depths are cut to `num_speculative_tokens`;
 - with data parallelism the ranges are dropped with a warning and the full depth runs at every batch size;
+- the suffix method asserts that every step has the full depth and so ends the server at a range with another one
+  (vllm-project/vllm#46399): none is written for it, and it runs at every batch size that the server lets be;
+- a draft model drafts as many tokens as it may, whatever its confidence;
 - an unknown key is refused, so that no decision id can be written.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from shadowspec.export.document import Document
-from shadowspec.export.schedule import Schedule
-from shadowspec.types import VerifyRule
+from shadowspec.export.schedule import BatchRange, Schedule, is_adaptive, off_remarks
+from shadowspec.types import SpeculationConfig, VerifyRule
 
 MAX_BATCH_SIZE = 2**31 - 1  # stands for a range without end
 DATA_PARALLEL = (
@@ -23,13 +27,21 @@ DATA_PARALLEL = (
     "do not use this there"
 )
 NGRAM = "vLLM looks an n-gram up in its own way: its proposals may differ from those that were measured"
+SUFFIX = (
+    "vLLM's cache of outputs counts requests and not tokens, and holds outputs that are still being written: its "
+    "proposals may differ from those that were measured"
+)
 
 
 def render(schedule: Schedule) -> Document:
     """The value of `--speculative-config`; `null` where nothing is on."""
-    if schedule.config is None:
-        return Document("null\n")
     config = schedule.config
+    if config is None:
+        return Document("null\n")
+    if is_adaptive(config):
+        return _off(schedule)
+    if config.proposer == "suffix":
+        return _suffix(schedule, config, schedule.leading_ranges())
     values: dict[str, object] = {"num_speculative_tokens": schedule.max_num_speculative_tokens}
     remarks = [DATA_PARALLEL]
     if config.proposer == "ngram":
@@ -46,3 +58,32 @@ def render(schedule: Schedule) -> Document:
         [each.first, each.last or MAX_BATCH_SIZE, each.num_speculative_tokens] for each in schedule.ranges
     ]
     return Document(json.dumps(values) + "\n", tuple(remarks))
+
+
+def _suffix(schedule: Schedule, config: SpeculationConfig, leading: Sequence[BatchRange]) -> Document:
+    """One depth from batch size 1 on, and how far the server may go with it."""
+    if not leading:
+        return _off(schedule)
+    last = leading[0].last
+    assert last is not None, "no schedule is on without end"
+    values: dict[str, object] = {
+        "num_speculative_tokens": leading[0].num_speculative_tokens,
+        "method": "suffix",
+        "suffix_decoding_max_tree_depth": config.suffix_decoding_max_tree_depth,
+        "suffix_decoding_max_spec_factor": config.suffix_decoding_max_spec_factor,
+        "suffix_decoding_min_token_prob": config.suffix_decoding_min_token_prob,
+    }
+    if config.suffix_memory_tokens == 0:
+        values["suffix_decoding_max_cached_requests"] = 0
+    remarks = [
+        f"vLLM's suffix method speculates at every batch size: run the server with --max-num-seqs {last}, "
+        "the largest that was measured",
+        SUFFIX,
+    ]
+    if any(each.num_speculative_tokens and each.first > last for each in schedule.ranges):
+        remarks.append(f"what is on above batch size {last} cannot be expressed and is left out")
+    return Document(json.dumps(values) + "\n", tuple(remarks))
+
+
+def _off(schedule: Schedule) -> Document:
+    return Document("null\n", tuple(off_remarks("vLLM", schedule, {"suffix"})))

@@ -164,6 +164,8 @@ class _Surfaces:
 
     def of(self, config: FingerprintedConfig, slice_key: str) -> CostSurface | None:
         """Of the config's requests in this slice; one that does not name its regime may hold sampled ones."""
+        if config.config.draft_confidence_threshold > 0.0:
+            return None  # its steps cost what its draft is sure of; what was profiled drafts to a fixed depth
         regime = parse_slice_key(slice_key).get(REGIME_LABEL)
         key = CostKey.of(config, is_greedy=regime == SamplingRegime.GREEDY)
         if key not in self._made:

@@ -84,6 +84,8 @@ fingerprints = Table(
     Column("verify_rule", Text, nullable=False),
     Column("backend", Text, nullable=False),
     *integers("ngram_min", "ngram_max"),
+    *integers("suffix_decoding_max_tree_depth", "suffix_memory_tokens"),
+    *reals("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob", "draft_confidence_threshold"),
     Column("engine", Text, nullable=False),
     Column("device", Text, nullable=False),
     Column("dtype", Text, nullable=False),

@@ -34,12 +34,13 @@ from shadowspec.types.requests import (
 )
 from shadowspec.types.rollouts import Rollout, Stage
 from shadowspec.types.schedules import Delivery, DeliveryState, Period
-from shadowspec.types.speculation import FingerprintedConfig, SpeculationConfig, VerifyRule
+from shadowspec.types.speculation import SUFFIX_OPTIONS, FingerprintedConfig, SpeculationConfig, VerifyRule
 from shadowspec.types.verdicts import Decision, TestResult, Verdict
 
 __all__ = [
     "BASELINE",
     "FORCEABLE",
+    "SUFFIX_OPTIONS",
     "Advance",
     "Arm",
     "ArmTiming",

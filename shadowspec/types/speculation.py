@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class VerifyRule(StrEnum):
@@ -23,12 +24,26 @@ class SpeculationConfig:
     name: str  # the operator's name for it, unique within the endpoint
     target: str  # path or id
     draft: str | None  # None: the proposer needs no model
-    proposer: str  # "draft_model" | "ngram"
+    proposer: str  # "draft_model" | "ngram" | "suffix"
     num_speculative_tokens: int
     verify_rule: VerifyRule  # rule for sampled requests; a greedy request is always verified by `greedy`
     backend: str = "torch"
     ngram_min: int = 2  # shortest suffix looked up by the n-gram proposer
     ngram_max: int = 4
+    # Of the suffix proposer; the first three are vLLM's (docs/engine.md).
+    suffix_decoding_max_tree_depth: int = 24  # tokens of match and draft together
+    suffix_decoding_max_spec_factor: float = 1.0  # drafted tokens for each matched one
+    suffix_decoding_min_token_prob: float = 0.1  # estimated probability of a draft up to a token
+    suffix_memory_tokens: int = 100_000  # of recent outputs of the endpoint; 0: drafts from the request alone
+    draft_confidence_threshold: float = 0.0  # a draft model drafts no token that it gives less; 0: as many as it may
+
+
+SUFFIX_OPTIONS: Final = (
+    "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob",
+    "suffix_memory_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,16 @@ def test_prompt_lookup_is_left_out_and_told(workspace: Workspace) -> None:
     assert "there is nothing to profile" in alone.err
 
 
+def test_adaptive_depth_is_left_out_and_told(workspace: Workspace) -> None:
+    """What a step of it costs depends on how sure the draft is."""
+    workspace.replace_in_config(
+        "num_speculative_tokens = 3", "num_speculative_tokens = 3\ndraft_confidence_threshold = 0.4"
+    )
+    result = workspace.run("profile-device", "--no-store", *SMALL)
+    assert result.code == 4
+    assert "there is nothing to profile" in result.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -98,6 +98,48 @@ def test_greedy_traffic_is_replayed_to_the_counters_that_run_stores(
     assert "24 responses replayed" in shown.out
 
 
+def test_suffix_drafts_are_replayed_to_the_counters_that_run_stores(
+    workspace: Workspace, target: LoadedModel, tmp_path: Path
+) -> None:
+    """One request at a time: what is remembered at each is then the same in both."""
+    workspace.replace_in_config("concurrency = 2", "concurrency = 1")
+    path = workspace.folder / "shadowspec.toml"
+    config = path.read_text(encoding="utf-8")
+    candidates = [
+        f'[[endpoints.letters.candidates]]\nname = "s-{memory}"\nproposer = "suffix"\nnum_speculative_tokens = 3\n'
+        f"suffix_memory_tokens = {memory}\n"
+        for memory in (0, 40, 100_000)
+    ]
+    path.write_text(config[: config.index("[[endpoints.letters.candidates]]")] + "\n".join(candidates), "utf-8")
+    traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(NUM_RECORDS)])
+    assert workspace.run("db", "upgrade").code == 0
+    assert workspace.run("run", str(traffic)).code == 0
+    result = workspace.run("replay", str(traffic), "--k", "2..4", "--json")
+    assert result.code == 0, result.err
+    names = ("num_drafts", "num_accepted_tokens", "num_draft_tokens", "num_plain_steps", "num_cut_steps")
+    accepted = []
+    with sqlite3.connect(tmp_path / "shadow.db") as database:
+        for memory in (0, 40, 100_000):
+            stored = database.execute(
+                f"select {', '.join(f'sum({name})' for name in names)} from runs join fingerprints "
+                "using (fingerprint) where name = ? and suffix_memory_tokens = ?",
+                (f"s-{memory}", memory),
+            ).fetchone()
+            expected = cells(result.document, f"s-{memory}")[1]["expected"]
+            assert [expected[name] for name in names] == pytest.approx(stored)
+            accepted.append(stored[1])
+    assert accepted[0] < accepted[1] < accepted[2]
+
+
+def test_adaptive_depth_is_refused(workspace: Workspace, tmp_path: Path) -> None:
+    workspace.replace_in_config(
+        "num_speculative_tokens = 3", "num_speculative_tokens = 3\ndraft_confidence_threshold = 0.4"
+    )
+    result = workspace.run("replay", str(write_traffic(tmp_path / "t.jsonl", [record(0)])))
+    assert result.code == 2
+    assert "candidate 'draft': draft_confidence_threshold cannot be replayed" in result.err
+
+
 def test_draft_only_gives_what_both_models_give(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:
     records = [answered(target, number, temperature=1.0) for number in range(NUM_RECORDS)]
     for each in records:

@@ -15,14 +15,18 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from shadowspec import demo, metrics
-from shadowspec.engine.batch import Request, Row
+from shadowspec.engine.batch import Batch, Request, Row
 from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.models import load_model
 from shadowspec.engine.parity import divergence_gap, first_divergence
-from shadowspec.engine.proposers import Proposer
+from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer, lookup
-from shadowspec.types import SamplingParameters, VerifyRule
+from shadowspec.engine.proposers.recent_outputs import RecentOutputs
+from shadowspec.engine.proposers.suffix import SuffixProposer
+from shadowspec.engine.proposers.suffix_text import SuffixOptions
+from shadowspec.types import RecordKey, SamplingParameters, VerifyRule
 
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
 NEAR_TIE_LOGIT = 1e-3  # float32; the gate's own
@@ -103,26 +107,36 @@ def bundled() -> Bundled:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", range(1, 9))
-@pytest.mark.parametrize("kind", ["draft_model", "ngram"])
+@pytest.mark.parametrize("kind", ["draft_model", "adaptive", "ngram", "suffix"])
 def test_greedy_output_equals_baseline_and_transformers(bundled: Bundled, kind: str, depth: int) -> None:
-    target, requests = bundled.target, bundled.requests
-    proposer: Proposer = (
-        DraftModelProposer(bundled.draft, depth, is_sampling=False)
-        if kind == "draft_model"
-        else NgramProposer(depth, 2, 4)
-    )
+    # The drafts that came later take every third row, which are as ragged: a proposer is compared, not the loop again.
+    rows = slice(None) if kind in ("draft_model", "ngram") else slice(None, None, 3)
+    target, requests, plain = bundled.target, bundled.requests[rows], bundled.plain[rows]
+    proposers: dict[str, Proposer] = {
+        "draft_model": DraftModelProposer(bundled.draft, depth, is_sampling=False),
+        "adaptive": DraftModelProposer(bundled.draft, depth, is_sampling=False, confidence_threshold=0.4),
+        "ngram": NgramProposer(depth, 2, 4),
+        "suffix": SuffixProposer(depth, SuffixOptions()),
+    }
+    proposer = proposers[kind]
     drafted = decode_greedy(target, requests, proposer, depth)
-    for request, base, spec, reference in zip(requests, bundled.plain, drafted, bundled.reference, strict=True):
+    for request, base, spec, reference in zip(requests, plain, drafted, bundled.reference[rows], strict=True):
         assert_equal_but_for_near_ties(target, request, spec.output, base.output)
         assert_equal_but_for_near_ties(target, request, spec.output, reference)
         metrics.check_identities(spec.counts)
-    assert sum(spec.output == base.output for spec, base in zip(drafted, bundled.plain, strict=True)) >= 60
+    assert sum(spec.output == base.output for spec, base in zip(drafted, plain, strict=True)) >= 0.93 * len(plain)
     assert sum(spec.counts.num_accepted_tokens for spec in drafted) > 0
 
 
 @pytest.mark.parametrize("depth", [1, 4, 7])
 @pytest.mark.parametrize(
-    "make", [lambda d, k: DraftModelProposer(d, k, is_sampling=True), lambda d, k: NgramProposer(k, 1, 3)]
+    "make",
+    [
+        lambda d, k: DraftModelProposer(d, k, is_sampling=True),
+        lambda d, k: DraftModelProposer(d, k, is_sampling=True, confidence_threshold=0.28),
+        lambda d, k: NgramProposer(k, 1, 3),
+        lambda d, k: SuffixProposer(k, SuffixOptions()),
+    ],
 )
 def test_greedy_on_random_weights(target: Any, draft: Any, depth: int, make: Callable[[Any, int], Proposer]) -> None:
     requests = [Request(tuple(range(2, 3 + row % 9)), GREEDY, row) for row in range(16)]
@@ -142,24 +156,30 @@ def test_a_draft_equal_to_the_target_is_always_accepted(target: Any) -> None:
         assert spec.counts.num_cut_steps == 1
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.3])
 @pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
-def test_a_request_does_not_depend_on_its_neighbours(target: Any, draft: Any, rule: VerifyRule) -> None:
+def test_a_request_does_not_depend_on_its_neighbours(
+    target: Any, draft: Any, rule: VerifyRule, threshold: float
+) -> None:
     sampling = SamplingParameters(temperature=0.9, top_p=0.95, max_tokens=16, repetition_penalty=1.1)
-    requests = [Request(tuple(range(2, 4 + row)), sampling, 100 + row) for row in range(6)]
+    greedy = SamplingParameters(temperature=0.0, max_tokens=16, top_k=2, min_p=0.2)
+    requests = [Request(tuple(range(2, 4 + row)), greedy if row == 2 else sampling, 100 + row) for row in range(6)]
 
-    def outputs(chosen: list[Request]) -> list[tuple[int, ...]]:
-        proposer = DraftModelProposer(draft, 3, is_sampling=rule is VerifyRule.REJECTION)
+    def outputs(chosen: list[Request]) -> list[tuple[tuple[int, ...], Any]]:
+        proposer = DraftModelProposer(
+            draft, 3, is_sampling=rule is VerifyRule.REJECTION, confidence_threshold=threshold
+        )
         result = decode_batch(
             target, chosen, proposer=proposer, num_speculative_tokens=3, verify_rule=rule, end_token_ids=frozenset({1})
         )
-        return [decoded.output for decoded in result.decoded]
+        return [(decoded.output, decoded.counts) for decoded in result.decoded]
 
     together = outputs(requests)
     assert [outputs([request])[0] for request in requests] == together
     assert outputs(requests[::-1])[::-1] == together
 
 
-@pytest.mark.parametrize("kind", ["none", "draft", "ngram"])
+@pytest.mark.parametrize("kind", ["none", "draft", "adaptive", "ngram", "suffix"])
 def test_releasing_slots_changes_no_output(target: Any, draft: Any, kind: str) -> None:
     """Rows that end at very different times, with penalties, so that every per-slot tensor must follow."""
     requests = [
@@ -181,14 +201,16 @@ def test_releasing_slots_changes_no_output(target: Any, draft: Any, kind: str) -
         proposers: dict[str, Proposer | None] = {
             "none": None,
             "draft": DraftModelProposer(draft, 3, is_sampling=True),
+            "adaptive": DraftModelProposer(draft, 3, is_sampling=True, confidence_threshold=0.3),
             "ngram": NgramProposer(3, 1, 3),
+            "suffix": SuffixProposer(3, SuffixOptions()),
         }
         result = decode_batch(
             target,
             requests,
             proposer=proposers[kind],
             num_speculative_tokens=3,
-            verify_rule=VerifyRule.GREEDY_DRAFT if kind == "ngram" else VerifyRule.REJECTION,
+            verify_rule=VerifyRule.GREEDY_DRAFT if kind in ("ngram", "suffix") else VerifyRule.REJECTION,
             end_token_ids=frozenset({1}),
             releases_slots=releases_slots,
         )
@@ -216,12 +238,15 @@ def test_identities_hold_for_every_run(target: Any, draft: Any, data: st.DataObj
         )
         for _ in range(data.draw(st.integers(1, 5)))
     ]
-    kind = data.draw(st.sampled_from(["draft", "ngram"]))
-    proposer: Proposer = (
-        NgramProposer(depth, 1, 3)
-        if kind == "ngram"
-        else DraftModelProposer(draft, depth, is_sampling=rule is VerifyRule.REJECTION)
-    )
+    threshold = data.draw(st.sampled_from([0.0, 0.25, 0.5]))
+    proposers: dict[str, Proposer] = {
+        "draft": DraftModelProposer(
+            draft, depth, is_sampling=rule is VerifyRule.REJECTION, confidence_threshold=threshold
+        ),
+        "ngram": NgramProposer(depth, 1, 3),
+        "suffix": SuffixProposer(depth, SuffixOptions()),
+    }
+    proposer = proposers[data.draw(st.sampled_from(sorted(proposers)))]
     result = decode_batch(
         target,
         requests,
@@ -301,3 +326,81 @@ def test_lookup_prefers_the_longest_suffix_and_its_latest_occurrence() -> None:
     assert lookup(tokens, 1, 2, 2).tolist() == [5, 1]
     assert lookup(np.array([1, 2, 3]), 1, 3, 4).tolist() == []
     assert lookup(np.array([4, 4, 4]), 1, 2, 3).tolist() == [4]
+
+
+class Recorded:
+    """A proposer, and how many tokens it drafted for each row in each step."""
+
+    def __init__(self, inner: Proposer) -> None:
+        self._inner = inner
+        self.drafted: list[list[int]] = []
+
+    def propose(self, batch: Batch, span: Span) -> Proposal:
+        proposal = self._inner.propose(batch, span)
+        assert proposal.tokens.shape[1] == max([0, *proposal.num_drafted.tolist()])
+        self.drafted.append(proposal.num_drafted.tolist())
+        return proposal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_a_draft_stops_before_the_first_token_that_it_is_not_sure_of(target: Any, draft: Any) -> None:
+    """Greedy rows, each step against plain forward passes of the draft along what it drafts."""
+    threshold, depth = 0.28, 4
+    requests = [Request(tuple(range(2, 3 + row % 9)), GREEDY, row) for row in range(12)]
+    proposer = Recorded(DraftModelProposer(draft, depth, is_sampling=False, confidence_threshold=threshold))
+    outputs = decode_greedy(target, requests, proposer, depth)
+    plain = decode_greedy(target, requests, None, 0)
+    assert [each.output for each in outputs] == [each.output for each in plain]
+    for row, (request, decoded) in enumerate(zip(requests, outputs, strict=True)):
+        place = 1
+        for step in proposer.drafted:
+            if place >= len(decoded.output):
+                break
+            tokens = [*request.prompt, *decoded.output[:place]]
+            confident = 0
+            while confident < depth:
+                with torch.inference_mode():
+                    probs = torch.softmax(draft(input_ids=torch.tensor([tokens])).logits[0, -1], -1)
+                if float(probs.max()) < threshold:
+                    break
+                tokens.append(int(probs.argmax()))
+                confident += 1
+            assert step[row] == confident
+            drafted = tokens[len(request.prompt) + place :]
+            accepted = 0
+            while (
+                accepted < confident
+                and drafted[accepted] == (*decoded.output, -1)[min(place + accepted, len(decoded.output))]
+            ):
+                accepted += 1
+            place += accepted + 1
+    steps = [count for step in proposer.drafted for count in step]
+    assert {0, 1, depth} <= set(steps), "some steps are plain, some have all they may, some stop between"
+    assert sum(each.counts.num_plain_steps for each in outputs) > 0
+
+
+def test_a_draft_that_is_never_sure_drafts_nothing(target: Any, draft: Any) -> None:
+    proposer = DraftModelProposer(draft, 3, is_sampling=False, confidence_threshold=0.99)
+    hot = SamplingParameters(temperature=50.0, max_tokens=9, ignore_eos=True)
+    result = decode_batch(
+        target, [Request((0, 4, 2), hot, 0)], proposer=proposer, num_speculative_tokens=3,
+        verify_rule=VerifyRule.GREEDY_DRAFT, end_token_ids=frozenset({1}),
+    ).decoded[0]  # fmt: skip
+    assert (result.counts.num_drafts, result.counts.num_plain_steps) == (0, 8)
+    metrics.check_identities(result.counts)
+
+
+def test_recent_outputs_are_drafted_from(target: Any) -> None:
+    """A request that has been answered before: its answer is drafted, at the request's own depth."""
+    request = Request((0, 4, 2, 7), GREEDY, 0)
+    plain = decode_greedy(target, [request], None, 0)[0]
+    recent = RecentOutputs(24, 1_000)
+    recent.add(RecordKey("f", 0, 1), plain.output)
+    knowing, alone = (
+        decode_greedy(target, [request], SuffixProposer(4, SuffixOptions(), index), 4)[0]
+        for index in (recent.without(set()), None)
+    )
+    assert knowing.output == alone.output == plain.output
+    assert knowing.counts.num_accepted_tokens > alone.counts.num_accepted_tokens

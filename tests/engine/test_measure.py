@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,9 +15,11 @@ import torch
 
 from shadowspec import metrics
 from shadowspec.engine import Candidate, Engine, Models, decode, measure
+from shadowspec.engine.candidate import fingerprinted
 from shadowspec.engine.parity import divergence_gap, first_divergence, teacher_forced_logits
 from shadowspec.engine.repetition import is_repetition_loop
 from shadowspec.types import (
+    SUFFIX_OPTIONS,
     Arm,
     Block,
     RecordKey,
@@ -155,3 +159,100 @@ def test_first_divergence(first: tuple[int, ...], second: tuple[int, ...], posit
 )
 def test_repetition_loop(tokens: list[int], is_loop: bool) -> None:
     assert is_repetition_loop(tokens) is is_loop
+
+
+def suffix_engine(folders: tuple[Path, Path], **options: Any) -> Engine:
+    """Two suffix candidates, of different depth, beside each other."""
+    target, candidates = Models("cpu").candidates(
+        str(folders[0]),
+        [
+            SpeculationConfig(f"suffix-{depth}", "t", None, "suffix", depth, VerifyRule.GREEDY_DRAFT, **options)
+            for depth in (3, 6)
+        ],
+        lambda _: None,
+    )
+    return Engine(target, candidates, warmup_blocks=1)
+
+
+def counts_of(engine: Engine, measured: Block) -> list[Any]:
+    return [run.counts for run in engine.measure(measured).runs]
+
+
+def accepted(counts: list[Any]) -> int:
+    return sum(each.num_accepted_tokens for each in counts)
+
+
+def again(line: int) -> ShadowPrompt:
+    """Another record with the prompt of `prompt(5)`."""
+    return replace(prompt(5, max_tokens=20), key=RecordKey("f" * 64, 0, line))
+
+
+def test_suffix_candidates_draft_from_what_they_emitted_before(pair_folders: tuple[Path, Path]) -> None:
+    """Only from own requests of blocks before, at the same endpoint; whichever arm goes first."""
+    cold, other = block([again(1)]), replace(block([again(2)]), endpoint="other")
+    engine = suffix_engine(pair_folders)
+    first = counts_of(engine, cold)
+    assert counts_of(engine, other) == first, "nothing is remembered of another endpoint, nor of the warm-up"
+    warm = counts_of(engine, block([again(3)]))
+    assert accepted(warm) > accepted(first)
+    reversed_engine = suffix_engine(pair_folders)
+    for measured, wanted in ((cold, first), (block([again(3)]), warm)):
+        assert counts_of(reversed_engine, replace(measured, first_arm=Arm.SPECULATIVE)) == wanted
+    forgetful = suffix_engine(pair_folders, suffix_memory_tokens=0)
+    assert counts_of(forgetful, cold) == counts_of(forgetful, block([again(3)])) == first
+
+
+def test_no_request_finds_its_own_answer_ready(pair_folders: tuple[Path, Path]) -> None:
+    engine = suffix_engine(pair_folders)
+    measured = block([again(1), again(2)])
+    first = counts_of(engine, measured)
+    assert counts_of(engine, measured) == first, "measured again, as after a failure"
+    as_if_cold = first[0], first[2]  # of either candidate
+    assert counts_of(engine, block([again(3)], [again(1), again(2)])) == [*as_if_cold], "nor does a filler"
+    assert accepted(counts_of(engine, block([again(4)]))) > accepted([*as_if_cold])
+
+
+def test_what_fillers_emit_is_not_remembered(pair_folders: tuple[Path, Path]) -> None:
+    engine = suffix_engine(pair_folders)
+    engine.measure(block([prompt(1)], [again(9)]))
+    plain = suffix_engine(pair_folders)
+    plain.measure(block([prompt(1)]))
+    assert counts_of(engine, block([again(3)])) == counts_of(plain, block([again(3)]))
+
+
+def test_the_fingerprint_covers_the_options_that_are_used(engine: Engine) -> None:
+    target, draft = engine.target, engine.candidates[0].draft
+    suffix = SpeculationConfig("s", "t", None, "suffix", 4, VerifyRule.GREEDY_DRAFT)
+    changed = {
+        "suffix_decoding_max_tree_depth": 23,
+        "suffix_decoding_max_spec_factor": 1.5,
+        "suffix_decoding_min_token_prob": 0.2,
+        "suffix_memory_tokens": 0,
+    }
+    assert set(changed) == set(SUFFIX_OPTIONS)
+    found = {
+        fingerprinted(replace(suffix, **{name: value}), target, None).fingerprint for name, value in changed.items()
+    }
+    assert len(found | {fingerprinted(suffix, target, None).fingerprint}) == 1 + len(changed)
+    model = engine.candidates[0].config.config
+    own = fingerprinted(model, target, draft)
+    assert fingerprinted(replace(model, draft_confidence_threshold=0.4), target, draft).fingerprint != own.fingerprint
+    assert fingerprinted(replace(model, **changed), target, draft).fingerprint == own.fingerprint
+
+
+def test_new_options_changed_no_fingerprint(engine: Engine) -> None:
+    """As it was taken before there were suffix drafts and adaptive depth: evidence goes on."""
+    own = engine.candidates[1].config
+    identity = {
+        "proposer": "ngram",
+        "num_speculative_tokens": 3,
+        "verify_rule": "greedy_draft",
+        "backend": "torch",
+        "ngram_min": 2,
+        "ngram_max": 4,
+        "details": own.details,
+        "engine": own.engine,
+        "device": own.device,
+        "dtype": own.dtype,
+    }
+    assert own.fingerprint == hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

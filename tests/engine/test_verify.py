@@ -13,14 +13,19 @@ import torch
 from scipy import stats
 
 from shadowspec.engine import decode
-from shadowspec.engine.batch import Request
+from shadowspec.engine.batch import Batch, Request
 from shadowspec.engine.decode import decode_batch
+from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.parity import z_scores
+from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
+from shadowspec.engine.proposers.recent_outputs import RecentOutputs
+from shadowspec.engine.proposers.suffix import SuffixProposer
+from shadowspec.engine.proposers.suffix_text import SuffixOptions
 from shadowspec.engine.randomness import sample
 from shadowspec.engine.verify import Verification, verify_sampled
-from shadowspec.types import SamplingParameters, VerifyRule
+from shadowspec.types import RecordKey, SamplingParameters, VerifyRule
 
 PROMPT = (0, 5, 3, 7, 5, 3)
 DRAWS = 20_480
@@ -109,6 +114,66 @@ def test_outputs_follow_the_targets_distribution(
 def test_ngram_drafts_follow_the_targets_distribution(target: Any) -> None:
     outputs = draw(target, SAMPLING, VerifyRule.GREEDY_DRAFT, lambda: NgramProposer(2, 1, 3))
     assert p_value(outputs, exact_distribution(target, SAMPLING)) > LEVEL
+
+
+@pytest.mark.parametrize("rule", [VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
+def test_suffix_drafts_follow_the_targets_distribution(target: Any, rule: VerifyRule) -> None:
+    recent = RecentOutputs(24, 1_000)
+    for number, output in enumerate([(5, 3, 7, 7, 2), (3, 9, 4, 4, 4), (3, 9, 5)]):
+        recent.add(RecordKey("f", 0, number), output)
+    index = recent.without(set())
+    drafted = []
+
+    class Counted(SuffixProposer):
+        def propose(self, batch: Batch, span: Span) -> Proposal:
+            proposal = super().propose(batch, span)
+            drafted.append(int(proposal.num_drafted.sum()))
+            return proposal
+
+    outputs = draw(target, SAMPLING, rule, lambda: Counted(2, SuffixOptions(max_spec_factor=2.0), index))
+    assert p_value(outputs, exact_distribution(target, SAMPLING)) > LEVEL
+    assert sum(drafted) > DRAWS, "enough is drafted for a fault to show"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "threshold"),
+    [(SAMPLING, 0.6), (replace(SAMPLING, temperature=1.2, top_p=0.9), 0.45)],
+    ids=["t0.8", "top_p"],
+)
+@pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
+def test_adaptive_depth_leaves_the_targets_distribution(
+    target: Any, draft: Any, rule: VerifyRule, sampling: SamplingParameters, threshold: float
+) -> None:
+    seen: Counter[int] = Counter()
+
+    class Counted(DraftModelProposer):
+        def propose(self, batch: Batch, span: Span) -> Proposal:
+            proposal = super().propose(batch, span)
+            seen.update(count for row, count in enumerate(proposal.num_drafted.tolist()) if batch.is_active(row))
+            return proposal
+
+    def make() -> DraftModelProposer:
+        return Counted(draft, 2, is_sampling=rule is VerifyRule.REJECTION, confidence_threshold=threshold)
+
+    outputs = draw(target, sampling, rule, make)
+    assert p_value(outputs, exact_distribution(target, sampling)) > LEVEL
+    assert min(seen[0], seen[1], seen[2]) > DRAWS / 40, "every depth occurs"
+
+
+class OwnProbability(DraftModelProposer):
+    """Wrong on purpose: a row stops at the first drawn token that is itself improbable, and drops that token."""
+
+    def propose(self, batch: Batch, span: Span) -> Proposal:
+        proposal = super().propose(batch, span)
+        assert proposal.draft_probs is not None
+        own = proposal.draft_probs.gather(2, proposal.tokens[:, :, None])[..., 0]
+        return replace(proposal, num_drafted=(own >= 0.45).to(torch.int64).cumprod(1).sum(1))
+
+
+def test_stopping_by_the_drawn_token_is_biased(target: Any, draft: Any) -> None:
+    """Why the depth is decided before the token is drawn."""
+    outputs = draw(target, SAMPLING, VerifyRule.REJECTION, lambda: OwnProbability(draft, 2, is_sampling=True))
+    assert p_value(outputs, exact_distribution(target, SAMPLING)) < 1e-12
 
 
 def without_residual(rule: VerifyRule, target_probs: torch.Tensor, *args: Any) -> Verification:

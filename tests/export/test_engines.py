@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 
 from shadowspec.export import Document, endpoint_schedule, sglang, tensorrt_llm, vllm
-from shadowspec.types import Decision, SpeculationConfig, Verdict, VerifyRule
+from shadowspec.types import SUFFIX_OPTIONS, Decision, SpeculationConfig, Verdict, VerifyRule
 from tests.export.worlds import (
     config,
     decision,
@@ -25,6 +26,8 @@ WITH_A_GAP = [decision(load=2), decision(Verdict.HOLD, load=4), decision(load=8)
 LATE = [decision(Verdict.HOLD, load=1), decision(load=4)]
 RISING = [decision(load=1, of=config(2)), decision(load=4, of=config(5))]
 EAGLE = config(4, proposer="eagle3", draft="org/eagle")
+SUFFIX = config(8, proposer="suffix", rule=VerifyRule.GREEDY_DRAFT, suffix_decoding_max_tree_depth=32)
+ADAPTIVE = config(4, draft_confidence_threshold=0.4)
 
 
 def exported_vllm(decisions: list[Decision]) -> tuple[Any, Document]:
@@ -50,6 +53,12 @@ def test_vllm_has_every_field_that_is_written() -> None:
     ngram = exported_vllm([decision(of=config(proposer="ngram", rule=VerifyRule.EXACT_MATCH))])[0]
     assert set(ngram) <= set(known)
     assert (ngram["prompt_lookup_min"], ngram["prompt_lookup_max"]) == (2, 4)
+    suffix = exported_vllm([decision(of=SUFFIX)])[0]
+    assert set(suffix) <= set(known)
+    for name in SUFFIX_OPTIONS:
+        if name in known:  # vLLM's own default is ours
+            assert float(known[name]["default"]) == getattr(config(proposer="suffix"), name)
+            assert suffix[name] == getattr(SUFFIX, name)
     assert known["num_speculative_tokens_per_batch_size"]["type"] == "list[tuple[int, int, int]] | None"
 
 
@@ -71,6 +80,41 @@ def test_vllm_runs_the_measured_depth_at_each_batch_size_and_none_beyond() -> No
     assert vllm_depths(exported_vllm(WITH_A_GAP)[0], 10) == [4, 4, 0, 0, 0, 0, 0, 4, 0, 0]
     assert vllm_depths(exported_vllm(LATE)[0], 5) == [0, 0, 0, 4, 0]
     assert vllm_depths(exported_vllm([decision(load=2)])[0], 10_000)[2:] == [0] * 9_998
+
+
+def test_vllm_keeps_suffix_drafts_within_what_was_measured() -> None:
+    value, document = exported_vllm([decision(load=2, of=SUFFIX), decision(load=6, of=SUFFIX)])
+    assert vllm_depths(value, 100, document.remarks) == [8] * 6
+    assert vllm.SUFFIX in document.remarks
+    shallow = replace(SUFFIX, name="suffix-5", num_speculative_tokens=5)
+    value, document = exported_vllm([decision(load=2, of=SUFFIX), decision(load=6, of=shallow, number=2)])
+    assert vllm_depths(value, 100, document.remarks) == [8, 8]
+    assert any("above batch size 2 cannot be expressed" in remark for remark in document.remarks)
+    late, document = exported_vllm([decision(Verdict.HOLD, load=1, of=SUFFIX), decision(load=4, of=SUFFIX)])
+    assert late is None
+    assert "speculation is off at batch size 1, which cannot be expressed: exported as off" in document.remarks
+    forgetful = replace(SUFFIX, suffix_memory_tokens=0)
+    assert exported_vllm([decision(of=forgetful)])[0]["suffix_decoding_max_cached_requests"] == 0
+
+
+def test_no_engine_is_given_a_draft_model_that_stops_by_its_confidence() -> None:
+    """None of them has the option: a draft that always goes on is another one than was measured."""
+    remark = "has no counterpart of the measured draft_confidence_threshold: exported as off"
+    for value, document in (exported_vllm([decision(of=ADAPTIVE)]), exported_tensorrt([decision(of=ADAPTIVE)])):
+        assert value in (None, {"speculative_config": None})
+        assert any(each.endswith(remark) for each in document.remarks)
+    flags, _, document = exported_sglang([decision(of=ADAPTIVE)])
+    assert flags == {}
+    assert any(each.endswith(remark) for each in document.remarks)
+    for name in ("vllm", "sglang", "tensorrt_llm"):
+        assert not [field for known in fields(name).values() for field in known if "draft_confidence" in field]
+
+
+def test_options_make_other_drafts() -> None:
+    """A server runs one: those that differ in an option are not mixed."""
+    other = config(6, name="other", proposer="suffix", rule=VerifyRule.GREEDY_DRAFT)
+    schedule = endpoint_schedule("chat", judged([decision(load=2, of=SUFFIX), decision(load=6, of=other)]))
+    assert len({each.num_speculative_tokens for each in schedule.ranges} - {0}) == 1
 
 
 def test_vllm_off_is_null() -> None:
@@ -130,7 +174,9 @@ def test_sglang_samples_the_draft_as_it_was_measured() -> None:
     assert "speculative-use-rejection-sampling" not in flags
 
 
-@pytest.mark.parametrize("decisions", [LATE, [decision(Verdict.DISABLE)], [decision(of=config(proposer="ngram"))]])
+@pytest.mark.parametrize(
+    "decisions", [LATE, [decision(Verdict.DISABLE)], [decision(of=config(proposer="ngram"))], [decision(of=SUFFIX)]]
+)
 def test_sglang_is_off_where_it_cannot_say_it(decisions: list[Decision]) -> None:
     assert exported_sglang(decisions)[0] == {}
 
@@ -183,7 +229,9 @@ def test_tensorrt_leaves_out_a_depth_above_the_first() -> None:
     assert any("above batch size 1" in remark for remark in exported.remarks)
 
 
-@pytest.mark.parametrize("decisions", [LATE, [decision(Verdict.HOLD)], [decision(of=config(proposer="ngram"))]])
+@pytest.mark.parametrize(
+    "decisions", [LATE, [decision(Verdict.HOLD)], [decision(of=config(proposer="ngram"))], [decision(of=SUFFIX)]]
+)
 def test_tensorrt_is_off_where_it_cannot_say_it(decisions: list[Decision]) -> None:
     assert exported_tensorrt(decisions)[0] == {"speculative_config": None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -53,6 +54,13 @@ def test_keys_and_types_are_those_of_the_schema(verdict: Verdict) -> None:
     if found["validation"] is not None:
         assert {name: list(check) for name, check in found["validation"].items()} == peer()["validation"]
         assert found["validation"]["mean_consistency"]["tolerance"] == peer()["tolerance"]
+
+
+def test_only_a_draft_that_always_drafts_all_is_analytic() -> None:
+    adaptive = dataclasses.replace(THREE, draft_confidence_threshold=0.4)
+    suffix = dataclasses.replace(THREE, proposer="suffix", draft=None)
+    models = [profile([decision(of=each)])["accept_length_model"] for each in (THREE, adaptive, suffix)]
+    assert models == ["chain_analytic", "measured_per_k", "measured_per_k"]
 
 
 def test_rates_of_a_known_histogram() -> None:

@@ -26,13 +26,20 @@ LOADS = (1, 2, 4, 7)
 LARGEST = 10
 
 configs = st.builds(
-    lambda proposer, depth, draft, rule: SpeculationConfig(
-        f"{proposer}-{draft}-{depth}", "org/target", None if proposer == "ngram" else draft, proposer, depth, rule
+    lambda proposer, depth, draft, rule, threshold: SpeculationConfig(
+        f"{proposer}-{draft}-{depth}-{threshold}",
+        "org/target",
+        None if proposer in ("ngram", "suffix") else draft,
+        proposer,
+        depth,
+        rule,
+        draft_confidence_threshold=threshold if proposer == "draft_model" else 0.0,
     ),
-    st.sampled_from(["draft_model", "ngram", "eagle3"]),
+    st.sampled_from(["draft_model", "ngram", "suffix", "eagle3"]),
     st.integers(1, 5),
     st.sampled_from(["org/a", "org/b"]),
     st.sampled_from([VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT]),
+    st.sampled_from([0.0, 0.0, 0.4]),
 )
 decisions = st.builds(
     lambda verdict, load, slice_key, of, revision, lower, age_s, code: decision(
@@ -103,7 +110,8 @@ def test_nothing_is_on_without_a_decision_that_stands(world: list[Decision]) -> 
     for schedule in slice_schedules("chat", standings):
         assert_allowed(depths_of(schedule), world, schedule.slice_key)
 
-    assert_allowed(vllm_depths(json.loads(vllm.render(whole).text), LARGEST), world, "")
+    for_vllm = vllm.render(whole)
+    assert_allowed(vllm_depths(json.loads(for_vllm.text), LARGEST, for_vllm.remarks), world, "")
     document = sglang.render(sglang.choose("chat", standings), "adaptive.json")
     adaptive = document.beside.get(sglang.ADAPTIVE_SUFFIX)
     flags = yaml.safe_load(document.text)

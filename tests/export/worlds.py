@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -24,9 +25,10 @@ def config(
     draft: str | None = "org/draft",
     proposer: str = "draft_model",
     rule: VerifyRule = VerifyRule.REJECTION,
+    **options: Any,
 ) -> SpeculationConfig:
-    draft = None if proposer == "ngram" else draft
-    return SpeculationConfig(name or f"{proposer}-{depth}", "org/target", draft, proposer, depth, rule)
+    draft = None if proposer in ("ngram", "suffix") else draft
+    return SpeculationConfig(name or f"{proposer}-{depth}", "org/target", draft, proposer, depth, rule, **options)
 
 
 def decision(
@@ -82,10 +84,18 @@ def fields(peer: str) -> dict[str, Any]:
     return dict(json.loads((PEERS / f"{peer}.json").read_text(encoding="utf-8"))["fields"])
 
 
-def vllm_depths(value: dict[str, Any] | None, max_batch_size: int) -> list[int]:
-    """The depth at batch sizes 1..max as vLLM 0.32 expands its ranges: gaps and the end keep the depth before them."""
+def vllm_depths(value: dict[str, Any] | None, max_batch_size: int, remarks: Iterable[str] = ()) -> list[int]:
+    """The depth at batch sizes 1..max as vLLM 0.32 expands its ranges: gaps and the end keep the depth before them.
+
+    The suffix method ends the server at a range of another depth; without ranges it is kept within what was measured
+    by the server's own limit, which the remarks name.
+    """
     if value is None:
         return [0] * max_batch_size
+    if value["method"] == "suffix":
+        assert "num_speculative_tokens_per_batch_size" not in value
+        (limit,) = [int(found[1]) for each in remarks if (found := re.search(r"--max-num-seqs (\d+)", each))]
+        return [value["num_speculative_tokens"]] * min(limit, max_batch_size)
     ranges = sorted(value["num_speculative_tokens_per_batch_size"])
     assert ranges[0][0] == 1, "vLLM refuses ranges that do not begin at 1"
     assert all(before[1] < after[0] for before, after in pairwise(ranges)), "ranges overlap"

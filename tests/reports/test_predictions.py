@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -126,3 +127,13 @@ def test_without_costs_there_is_no_section() -> None:
     report = report_of(world())
     assert "Predicted by the cost model" not in render_html(report)
     assert "Predicted by the cost model" not in render_markdown(report)
+
+
+def test_an_adaptive_depth_has_no_costs_of_a_fixed_one() -> None:
+    own = config()
+    adaptive = replace(own, config=replace(own.config, draft_confidence_threshold=0.4))
+    cell = MeasuredCell(CODE, 4, own.fingerprint, 100, 2.5, Work(90.0, 36.0), 1.2)
+    costs = {profiled().key: profiled()}
+    assert predictions([cell], {own.fingerprint: own}, costs)[0].speedup is not None
+    assert predictions([cell], {own.fingerprint: adaptive}, costs)[0].reason == NOT_PROFILED
+    assert frontiers([cell], {own.fingerprint: adaptive}, costs) == []

@@ -66,6 +66,11 @@ CONFIGS = st.builds(
     backend=TEXT,
     ngram_min=COUNT,
     ngram_max=COUNT,
+    suffix_decoding_max_tree_depth=COUNT,
+    suffix_decoding_max_spec_factor=RATES,
+    suffix_decoding_min_token_prob=RATES,
+    suffix_memory_tokens=COUNT,
+    draft_confidence_threshold=RATES,
 )
 FINGERPRINTED = st.builds(
     FingerprintedConfig,

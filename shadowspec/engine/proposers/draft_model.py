@@ -15,16 +15,24 @@ from shadowspec.engine.sampling import greedy_tokens
 
 
 class DraftModelProposer:
-    """K sequential passes of a draft model.
+    """Up to K sequential passes of a draft model.
 
     `is_sampling` drafts by sampling the draft's processed distribution (needed by the `rejection` rule);
     otherwise the draft takes its arg-max, a one-hot draft.
+
+    With a `confidence_threshold` above 0 a row stops drafting before the first position at which no token has that
+    probability in the draft's distribution, and may draft none; the passes end when no row goes on.  That is decided
+    before the token is drawn.  Decided by the drawn token's own probability, the tokens that are proposed would not
+    follow the draft's distribution, by which `rejection` verifies them.
     """
 
-    def __init__(self, model: Any, num_speculative_tokens: int, *, is_sampling: bool) -> None:
+    def __init__(
+        self, model: Any, num_speculative_tokens: int, *, is_sampling: bool, confidence_threshold: float = 0.0
+    ) -> None:
         self._model = model
         self._num_speculative_tokens = num_speculative_tokens
         self._is_sampling = is_sampling
+        self._confidence_threshold = confidence_threshold
 
     def begin(self, batch: Batch) -> None:
         self._runner = Runner(self._model, batch.num_rows, batch.capacity)
@@ -32,18 +40,33 @@ class DraftModelProposer:
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
         drafted = torch.empty((batch.num_rows, self._num_speculative_tokens), dtype=torch.int64, device=batch.device)
+        num_drafted = torch.zeros_like(batch.lengths)
+        goes_on = self._begun(batch)
         probs: list[torch.Tensor] = []
         # The last two tokens go in together: after a fully accepted step the draft has not yet seen the
-        # last drafted token; elsewhere the first of them rewrites the same keys and values.
+        # last drafted token; elsewhere the first of them rewrites the same keys and values.  What the passes write
+        # for a row that drafts no more is rewritten too.
         tokens = torch.stack((batch.previous_tokens, batch.last_tokens), 1)  # [rows, 2]
         self._runner.begin(span)
+        width = 0
         for depth in range(self._num_speculative_tokens):
             logits = self._runner.append(tokens, keep=1)  # [rows, 1, vocabulary]
-            chosen = self._choose(batch, logits, drafted, depth, probs)
+            processed = batch.sampling.draft_logits(logits[:, 0], drafted[:, :depth], batch.emitted)
+            draft_probs = self._probs(batch, processed)
+            if self._confidence_threshold > 0.0:
+                goes_on = goes_on & (batch.sampling.confidence(processed, draft_probs) >= self._confidence_threshold)
+                if not bool(goes_on.any()):
+                    break
+            if draft_probs is None:
+                chosen = greedy_tokens(processed)
+            else:
+                probs.append(draft_probs)
+                chosen = sample(draft_probs, at_positions(batch.uniforms, DRAFT_STREAM, batch.emitted + depth, 1)[:, 0])
             drafted[:, depth] = chosen
+            num_drafted += goes_on
+            width += 1
             tokens = chosen[:, None]
-        num_drafted = torch.full_like(batch.lengths, self._num_speculative_tokens)
-        return Proposal(drafted, num_drafted, torch.stack(probs, 1) if probs else None)
+        return Proposal(drafted[:, :width], num_drafted, torch.stack(probs, 1) if probs else None)
 
     def keep(self, slots: list[int]) -> None:
         self._runner.keep(slots)
@@ -51,14 +74,14 @@ class DraftModelProposer:
     def cache_bytes(self) -> int:
         return self._runner.cache.allocated_bytes()
 
-    def _choose(
-        self, batch: Batch, logits: torch.Tensor, drafted: torch.Tensor, depth: int, probs: list[torch.Tensor]
-    ) -> torch.Tensor:
-        """The token drafted at `depth`, int64 [rows]; where the draft samples, its distribution joins `probs`."""
-        processed = batch.sampling.draft_logits(logits[:, 0], drafted[:, :depth], batch.emitted)
+    def _begun(self, batch: Batch) -> torch.Tensor:
+        """The rows that draft at all, bool [rows]; a finished one must not keep the passes going."""
+        if self._confidence_threshold == 0.0:
+            return torch.ones_like(batch.lengths, dtype=torch.bool)
+        return torch.tensor([batch.is_active(row) for row in range(batch.num_rows)], device=batch.device)
+
+    def _probs(self, batch: Batch, processed: torch.Tensor) -> torch.Tensor | None:
+        """The distribution that is sampled, float32 [rows, vocabulary]; None where the draft takes its arg-max."""
         if not self._is_sampling or batch.sampling.all_greedy:
-            return greedy_tokens(processed)
-        draft_probs = batch.sampling.probs(processed[:, None])[:, 0]  # [rows, vocabulary]
-        probs.append(draft_probs)
-        uniform = at_positions(batch.uniforms, DRAFT_STREAM, batch.emitted + depth, 1)[:, 0]
-        return sample(draft_probs, uniform)
+            return None
+        return batch.sampling.probs(processed[:, None])[:, 0]

@@ -7,7 +7,7 @@ Given the response, of which y is the i-th token, it is accepted where it is dra
 | `rejection` | sampled | min(1, draft(y) / target(y)) |
 | `greedy_draft`, `exact_match` | sampled | 1 if y is the draft's arg-max, else 0 |
 | any | temperature 0 | 1 if y is the draft's arg-max, else 0 |
-| any | any, looked up (n-gram) | 1 if y is the token proposed, else 0 |
+| any | any, looked up (n-gram, suffix) | 1 if y is the token proposed, else 0 |
 
 for P(y emitted and accepted) is min(target(y), draft(y)), and target(y) times the chance that a draft certain of its
 token proposes y.  Both distributions are those after penalties, temperature and truncation.

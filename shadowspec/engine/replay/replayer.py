@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.proposers.recent_outputs import RecentOutputs
+from shadowspec.engine.proposers.suffix_text import SuffixOptions
 from shadowspec.engine.replay.acceptance import (
     LogprobsMode,
     Reals,
@@ -19,7 +21,8 @@ from shadowspec.engine.replay.acceptance import (
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
 from shadowspec.engine.replay.responses import Response
 from shadowspec.engine.replay.scoring import Budget, TokenScores, token_scores
-from shadowspec.errors import RecordError
+from shadowspec.engine.replay.suffix import SuffixSteps, suffix_chances, suffix_steps
+from shadowspec.errors import ConfigError, RecordError
 from shadowspec.types import ExpectedCounts, SpeculationConfig, VerifyRule
 
 LAW_POSITIONS: Final = 65_536  # positions of responses whose laws are found at once: tens of MB at 8 depths
@@ -55,7 +58,10 @@ class _Judged:
 
 
 class Replayer:
-    """Replays responses of one target with each of its ways of drafting."""
+    """Replays responses of one target with each of its ways of drafting.
+
+    What drafts from recent outputs finds the responses replayed before, in their order, as far back as it remembers.
+    """
 
     def __init__(
         self,
@@ -76,8 +82,14 @@ class Replayer:
                 taken from the logprobs that the record holds.
             logprobs_mode: what those are of.
             near_tie_logit: see `check_target`.
+
+        Raises:
+            ConfigError: the depth of a way of drafting depends on more than a response shows.
         """
+        for drafting in draftings:
+            _require_replayable(drafting.config)
         self._draftings, self._depths = tuple(draftings), tuple(depths)
+        self._recent = [RecentOutputs.of(drafting.config) for drafting in draftings]
         self._target, self._end_token_ids = target, end_token_ids
         self._logprobs_mode, self._near_tie_logit = logprobs_mode, near_tie_logit
         self._budget = budget or Budget()
@@ -92,7 +104,12 @@ class Replayer:
             except RecordError as error:
                 results[place] = error
         kept = list(judged.values())
-        counts = [self._counts(drafting, kept, scores) for drafting, scores in self._scored(kept)]
+        counts = [
+            self._suffix_counts(drafting.config, recent, kept)
+            if drafting.config.proposer == "suffix"
+            else self._counts(drafting, kept, scores)
+            for recent, (drafting, scores) in zip(self._recent, self._scored(kept), strict=True)
+        ]
         for index, (place, own) in enumerate(judged.items()):
             results[place] = Replayed(own.response, tuple(every[index] for every in counts), own.num_near_ties)
         return [results[place] for place in range(len(responses))]
@@ -150,6 +167,35 @@ class Replayer:
             for index, row in enumerate(rows):
                 counts[row] = expected_counts(law, index, len(judged[row].response.request.prompt))
         return [counts[row] for row in range(len(judged))]
+
+    def _suffix_counts(
+        self, config: SpeculationConfig, recent: RecentOutputs | None, judged: Sequence[_Judged]
+    ) -> list[tuple[ExpectedCounts, ...]]:
+        """In the order of the responses, each of which is remembered for those after it."""
+        options = SuffixOptions.of(config)
+        steps: list[SuffixSteps] = []
+        for each in judged:
+            response = each.response
+            index = None if recent is None else recent.without({response.key})
+            steps.append(suffix_steps(response, options, index, self._depths))
+            if recent is not None:
+                recent.add(response.key, response.output)
+        counts: list[list[ExpectedCounts]] = [[] for _ in judged]
+        for rows in grouped([len(each.response.output) for each in judged]):
+            for number, depth in enumerate(self._depths):
+                law = step_law(suffix_chances([steps[row] for row in rows], number, depth), [depth])
+                for place, row in enumerate(rows):
+                    counts[row] += expected_counts(law, place, len(judged[row].response.request.prompt))
+        return [tuple(own) for own in counts]
+
+
+def _require_replayable(config: SpeculationConfig) -> None:
+    if config.draft_confidence_threshold > 0.0:
+        raise ConfigError(
+            f"candidate {config.name!r}: draft_confidence_threshold cannot be replayed: how many tokens the draft "
+            "adds to one that is rejected is not in the response; measure it with `shadowspec run`, or replay it "
+            "with a threshold of 0"
+        )
 
 
 def grouped(lengths: Sequence[int], positions: int = LAW_POSITIONS) -> Iterator[list[int]]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import itertools
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -11,11 +15,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer, lookup
+from shadowspec.engine.proposers.recent_outputs import RecentOutputs
+from shadowspec.engine.proposers.suffix import SuffixProposer
+from shadowspec.engine.proposers.suffix_text import SuffixOptions
 from shadowspec.engine.replay.acceptance import (
     LogprobsMode,
     check_target,
@@ -24,11 +33,18 @@ from shadowspec.engine.replay.acceptance import (
     prefix_accept,
 )
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
-from shadowspec.engine.replay.replayer import grouped
+from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer, grouped
 from shadowspec.engine.replay.responses import Response
 from shadowspec.engine.replay.scoring import Budget, TokenScores, packed, token_scores
-from shadowspec.errors import RecordError
-from shadowspec.types import ExpectedCounts, RecordKey, SamplingParameters, SpeculationCounts, VerifyRule
+from shadowspec.errors import ConfigError, RecordError
+from shadowspec.types import (
+    ExpectedCounts,
+    RecordKey,
+    SamplingParameters,
+    SpeculationConfig,
+    SpeculationCounts,
+    VerifyRule,
+)
 from tests.small_models import disturbed, tiny_llama
 
 ENDS = frozenset({1})
@@ -131,6 +147,93 @@ def test_lookup_is_replayed_to_the_count(target: Any, rule: VerifyRule, depth: i
         assert_counts_equal(own.counts, expected_counts(law, row, len(wanted[row].prompt))[0])
     assert sum(own.counts.num_plain_steps for own in loop) > 0
     assert sum(own.counts.num_accepted_tokens for own in loop) > 0
+
+
+def looped_with_memory(target: Any, wanted: list[Request], config: SpeculationConfig) -> list[Decoded]:
+    """One request after the other, each drafted for from what was emitted before it."""
+    recent, depth = RecentOutputs.of(config), config.num_speculative_tokens
+    loop = []
+    for row, request in enumerate(wanted):
+        key = RecordKey("file", 0, row)
+        index = None if recent is None else recent.without({key})
+        proposer = SuffixProposer(depth, SuffixOptions.of(config), index)
+        loop += decoded(target, [request], proposer, depth, config.verify_rule)
+        if recent is not None:
+            recent.add(key, loop[-1].output)
+    return loop
+
+
+def assert_replayed_to_the_count(
+    target: Any, wanted: list[Request], config: SpeculationConfig, depths: list[int], ends: frozenset[int] = ENDS
+) -> list[Decoded]:
+    """Replayed in two parts, as a file is read, all depths at once; the loop's own depth is among them."""
+    loop = looped_with_memory(target, wanted, config)
+    replayer = Replayer([Drafting(config, None)], depths, end_token_ids=ends, target=None)
+    responses = responses_of(wanted, loop)
+    found = replayer.replay(responses[:20]) + replayer.replay(responses[20:])
+    for own, each in zip(loop, found, strict=True):
+        assert isinstance(each, Replayed)
+        assert_counts_equal(own.counts, each.counts[0][depths.index(config.num_speculative_tokens)])
+    return loop
+
+
+@pytest.mark.parametrize("memory", [0, 60, 100_000])
+@pytest.mark.parametrize(("depth", "rule"), [(2, VerifyRule.GREEDY_DRAFT), (5, VerifyRule.EXACT_MATCH)])
+def test_suffix_drafts_are_replayed_to_the_count(target: Any, rule: VerifyRule, depth: int, memory: int) -> None:
+    config = SpeculationConfig(
+        "s", "t", None, "suffix", depth, rule, suffix_memory_tokens=memory, suffix_decoding_max_spec_factor=1.5
+    )
+    loop = assert_replayed_to_the_count(target, requests(48), config, [1, 2, 5, 8])
+    assert sum(own.counts.num_plain_steps for own in loop) > 0
+    assert sum(own.counts.num_cut_steps for own in loop) > 0
+    assert sum(own.counts.num_accepted_tokens for own in loop) > 0
+
+
+def test_suffix_drafts_are_replayed_to_the_count_on_the_bundled_pair() -> None:
+    target = load_model(str(demo.TARGET), torch.device("cpu"), torch.float32)
+    prompts = [prompt for prompt in bundled_prompts() if len(prompt) < 200][:160:5]
+    greedy = SamplingParameters(temperature=0.0, max_tokens=32)
+    wanted = [Request(prompt, greedy, 0) for prompt in prompts]
+    config = SpeculationConfig("s", "t", None, "suffix", 4, VerifyRule.GREEDY_DRAFT)
+    loop = assert_replayed_to_the_count(target.model, wanted, config, [4, 8])
+    assert len(loop) == 32
+    assert sum(own.counts.num_accepted_tokens for own in loop) > 100
+
+
+def bundled_prompts() -> list[tuple[int, ...]]:
+    """Prompts of the bundled traffic in its order."""
+    prompts = []
+    with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as file:
+        for line in itertools.islice(file, 2_000):
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # bad on purpose, or without token ids
+                prompts.append(tuple(json.loads(line)["response"]["choices"][0]["prompt_token_ids"]))
+    return prompts
+
+
+def test_a_refused_response_is_not_remembered(target: Any) -> None:
+    """Only what may be the target's feeds the drafts of those after it."""
+    config = SpeculationConfig("s", "t", None, "suffix", 4, VerifyRule.GREEDY_DRAFT)
+    loaded = LoadedModel("t", target, None, ENDS, "", "")  # type: ignore[arg-type]  # no tokenizer is needed
+
+    def counts_of_the_last(first: tuple[int, ...]) -> Any:
+        asked = Request((2, 3, 4), SAMPLINGS["greedy"], 0)
+        answer = decoded(target, [asked], None, 0, VerifyRule.GREEDY)[0].output
+        before = Response(RecordKey("file", 0, 1), asked, first or answer)
+        replayer = Replayer([Drafting(config, None)], [4], end_token_ids=ENDS, target=loaded)
+        refused, last = replayer.replay([before, Response(RecordKey("file", 0, 2), asked, answer)])
+        assert isinstance(last, Replayed)
+        return isinstance(refused, RecordError), last.counts[0][0].num_accepted_tokens
+
+    (was_refused, cold), (was_taken_badly, warm) = counts_of_the_last((11, 10, 9, 8)), counts_of_the_last(())
+    assert was_refused
+    assert not was_taken_badly
+    assert warm > cold
+
+
+def test_adaptive_depth_is_refused() -> None:
+    config = SpeculationConfig("sure", "t", "d", "draft_model", 4, VerifyRule.REJECTION, draft_confidence_threshold=0.4)
+    with pytest.raises(ConfigError, match="'sure': draft_confidence_threshold cannot be replayed"):
+        Replayer([Drafting(config, None)], [4], end_token_ids=ENDS, target=None)
 
 
 def rejection_z(target: Any, draft: Any, scored_draft: Any, depth: int, count: int) -> float:

@@ -1,6 +1,6 @@
 """Cost surfaces: what the steps of a pair were measured to take on a device, one row per profile.
 
-Revision: 0011
+Revision: 0012
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0011"
-down_revision = "0008"
+revision = "0012"
+down_revision = "0009"
 branch_labels = None
 depends_on = None
 
