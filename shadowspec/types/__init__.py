@@ -6,6 +6,7 @@ those are kept out of every repr.
 """
 
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
+from shadowspec.types.flags import NO_FLAGS, Contract, Intervention, OutputContract, RunFlags, Validity
 from shadowspec.types.folding import Arrival, EndpointProgress, Fold, OpenBlock, OpenKey, SliceKey, Span, StoredEvidence
 from shadowspec.types.measurement import (
     Arm,
@@ -38,6 +39,7 @@ from shadowspec.types.verdicts import Decision, TestResult, Verdict
 
 __all__ = [
     "FORCEABLE",
+    "NO_FLAGS",
     "Advance",
     "Arm",
     "ArmTiming",
@@ -45,6 +47,7 @@ __all__ = [
     "Block",
     "BlockResult",
     "Clearing",
+    "Contract",
     "Decision",
     "Delivery",
     "DeliveryState",
@@ -56,11 +59,13 @@ __all__ = [
     "Fold",
     "FunnelCounter",
     "FunnelKey",
+    "Intervention",
     "LedgerEntry",
     "LoggedResponse",
     "Memory",
     "OpenBlock",
     "OpenKey",
+    "OutputContract",
     "Override",
     "OverrideRecord",
     "PairedScore",
@@ -70,6 +75,7 @@ __all__ = [
     "RecordKey",
     "Rollout",
     "Run",
+    "RunFlags",
     "SamplingParameters",
     "SamplingRegime",
     "ShadowPrompt",
@@ -83,6 +89,7 @@ __all__ = [
     "StoredRecord",
     "TestResult",
     "UnitMemory",
+    "Validity",
     "Verdict",
     "VerifyRule",
     "Watermark",
