@@ -27,6 +27,7 @@ class Candidate:
 
     config: FingerprintedConfig
     draft: LoadedModel | None
+    context_limit: int | None = None  # tokens up to which the draft can follow its target; None: to the end
 
     def proposer(self) -> Proposer:
         """A fresh proposer for one batch."""
@@ -37,6 +38,7 @@ class Candidate:
             self.draft.model,
             wanted.num_speculative_tokens,
             is_sampling=wanted.verify_rule is VerifyRule.REJECTION,
+            context_limit=self.context_limit,
         )
 
 
@@ -75,7 +77,9 @@ class Models:
             if draft is not None:
                 for warning in check_pair(target, draft):
                     warn(warning)
-            ready.append(Candidate(fingerprinted(config, target, draft), draft))
+            is_shorter = draft is not None and draft.context_length < target.context_length
+            limit = draft.context_length if draft is not None and is_shorter else None
+            ready.append(Candidate(fingerprinted(config, target, draft), draft, limit))
         return target, tuple(ready)
 
 

@@ -21,6 +21,7 @@ from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.outcomes import Answers
 from shadowspec.engine.parity import divergence_gap, first_divergence, z_scores
 from shadowspec.engine.repetition import is_repetition_loop
 from shadowspec.scoring import Scorer
@@ -62,6 +63,7 @@ class Engine:
         self._warm: set[int] = set()
         self._scorers = dict(scorers or {})
         self._detokenize = target.tokenizer.decode
+        self._answers = Answers(target.tokenizer, target.end_token_ids)
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]:
@@ -183,7 +185,7 @@ class Engine:
         plain = {index: base for index in own if (base := baseline.decoded[index]) is not None}
         drafted = {index: spec for index in plain if (spec := speculative.decoded[index]) is not None}
         scorer = self._scorers.get(block.endpoint, Scorer())
-        texts = [[self._detokenize(arm[index].output) for index in drafted] for arm in (plain, drafted)]
+        texts = [[self._answers.text(requests[index], arm[index]) for index in drafted] for arm in (plain, drafted)]
         scores = dict(zip(drafted, scorer.paired(*texts), strict=True))  # texts end here
         parities = self._parities(requests, plain, drafted)
         return [
@@ -198,6 +200,7 @@ class Engine:
                 is_repetition_loop=is_repetition_loop(drafted[index].output),
                 finish_reason=drafted[index].finish_reason,
                 scores=scores[index],
+                flags=self._answers.flags(prompt, requests[index], candidate, plain[index], drafted[index]),
             )
             if index in drafted
             else Run(prompt.key, fingerprint, block.block_id, failure="out_of_memory")

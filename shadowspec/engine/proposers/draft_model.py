@@ -18,19 +18,27 @@ class DraftModelProposer:
     """K sequential passes of a draft model.
 
     `is_sampling` drafts by sampling the draft's processed distribution (needed by the `rejection` rule);
-    otherwise the draft takes its arg-max, a one-hot draft.
+    otherwise the draft takes its arg-max, a one-hot draft.  A row that would leave the draft's context drafts nothing
+    and makes plain steps from there on.
     """
 
-    def __init__(self, model: Any, num_speculative_tokens: int, *, is_sampling: bool) -> None:
+    def __init__(
+        self, model: Any, num_speculative_tokens: int, *, is_sampling: bool, context_limit: int | None = None
+    ) -> None:
+        """`context_limit`: tokens up to which the draft can follow its target (None: to the end)."""
         self._model = model
         self._num_speculative_tokens = num_speculative_tokens
         self._is_sampling = is_sampling
+        self._context_limit = context_limit
 
     def begin(self, batch: Batch) -> None:
         self._runner = Runner(self._model, batch.num_rows, batch.capacity)
         self._runner.prefill([prompt[:-1] or prompt for prompt in batch.prompts])
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
+        if not self._has_room(batch):
+            nothing = torch.zeros((batch.num_rows, 0), dtype=torch.int64, device=batch.device)
+            return Proposal(nothing, torch.zeros_like(batch.lengths), None)
         drafted = torch.empty((batch.num_rows, self._num_speculative_tokens), dtype=torch.int64, device=batch.device)
         probs: list[torch.Tensor] = []
         # The last two tokens go in together: after a fully accepted step the draft has not yet seen the
@@ -43,7 +51,17 @@ class DraftModelProposer:
             drafted[:, depth] = chosen
             tokens = chosen[:, None]
         num_drafted = torch.full_like(batch.lengths, self._num_speculative_tokens)
+        if self._context_limit is not None:
+            num_drafted *= batch.lengths + self._num_speculative_tokens <= self._context_limit
         return Proposal(drafted, num_drafted, torch.stack(probs, 1) if probs else None)
+
+    def _has_room(self, batch: Batch) -> bool:
+        """Whether any active row can draft: rows only grow, so that where none can, none ever will again."""
+        if self._context_limit is None:
+            return True
+        room = self._context_limit - self._num_speculative_tokens
+        active = (row for row in batch.rows if row.finish_reason is None)
+        return any(len(row.request.prompt) + len(row.output) - 1 <= room for row in active)
 
     def keep(self, slots: list[int]) -> None:
         self._runner.keep(slots)
