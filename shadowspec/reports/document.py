@@ -61,6 +61,7 @@ def _hypothesis(h: Hypothesis) -> dict[str, Json]:
             "memory",
             "num_repetition_loops",
             "repetition_loop_share",
+            "failures",
             "sequences",
         )
     }

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from shadowspec.gate.overrides import order_words
 from shadowspec.gate.sequences import SequencePoint
+from shadowspec.reports.failures import Failures
 from shadowspec.types import (
     Arm,
     Decision,
@@ -161,6 +162,7 @@ class Hypothesis:
     memory: MemoryFigures | None
     num_repetition_loops: int
     repetition_loop_share: float | None
+    failures: Failures
     sequences: Mapping[str, tuple[SequencePoint, ...]]  # by test name
 
     @property
