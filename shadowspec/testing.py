@@ -114,8 +114,10 @@ class FakeEngine:
         z_sum = (next(draws) - 0.5) * 0.1 * length
         text = json.dumps({"offset": prompt.key.offset})
         drafted_text = text[:-1] if next(draws) < self.cut_rate else text
-        (scores,) = self.scorers.get(block.endpoint, Scorer()).paired([text], [drafted_text])
+        scorer = self.scorers.get(block.endpoint, Scorer())
+        (scores,) = scorer.paired([text], [drafted_text])
         finish_reason = "length" if length == prompt.sampling.max_tokens else "stop"
+        flags = _flags(prompt, text, drafted_text, finish_reason)
         return Run(
             key=prompt.key,
             fingerprint=config.fingerprint,
@@ -137,8 +139,8 @@ class FakeEngine:
                 else Parity()
             ),
             finish_reason=finish_reason,
-            scores=scores,
-            flags=_flags(prompt, text, drafted_text, finish_reason),
+            scores=scores | scorer.of_flags(flags),
+            flags=flags,
         )
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from shadowspec.config.base import Name, Positive, Section, Text
 from shadowspec.config.schedule_sections import ScheduleSection
-from shadowspec.scoring import JSON_VALID
+from shadowspec.scoring import CONTRACT_VALID, JSON_VALID
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY
 from shadowspec.tap.kafka.settings import DEFAULT_DEAD_LETTER_TOPIC
 from shadowspec.tap.sources import DEFAULT_MAX_RECORD_BYTES
@@ -22,7 +22,7 @@ PERSONAL_METADATA: Final = ("session_id", "user", "user_id", "request_id")
 _TOPIC = r"^[A-Za-z0-9._-]{1,249}$"
 _LABEL = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 _DIALECT = r"^[a-z][a-z0-9_]{0,31}$"
-_SCORE = r"^(json_valid|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
+_SCORE = r"^(json_valid|contract_valid|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
 Topic = Annotated[str, Field(pattern=_TOPIC)]
 Milliseconds = Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -207,8 +207,10 @@ class EndpointSection(Section):
         if unknown := [name for name in self.slice_by if name not in (*BUILT_IN_LABELS, *self.labels)]:
             raise ValueError(f"slice_by: {unknown[0]} is no label; add it to labels to take it from the metadata")
         _check_contract(self.contracts, self.sql_dialect)
-        if len([name for name in self.scores if name != JSON_VALID]) > 1:
-            raise ValueError("scores: one function of yours at most, beside json_valid")
+        if len([name for name in self.scores if ":" in name]) > 1:
+            raise ValueError("scores: one function of yours at most, beside json_valid or contract_valid")
+        if {JSON_VALID, CONTRACT_VALID} <= set(self.scores):
+            raise ValueError("scores: json_valid or contract_valid: both give the same figure")
         for what, names in (
             ("slice_by", self.slice_by),
             ("candidates", [candidate.name for candidate in self.candidates]),

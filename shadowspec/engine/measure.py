@@ -187,6 +187,10 @@ class Engine:
         scorer = self._scorers.get(block.endpoint, Scorer())
         texts = [[self._answers.text(requests[index], arm[index]) for index in drafted] for arm in (plain, drafted)]
         scores = dict(zip(drafted, scorer.paired(*texts), strict=True))  # texts end here
+        flags = {
+            index: self._answers.flags(block.requests[index], requests[index], candidate, plain[index], drafted[index])
+            for index in drafted
+        }
         parities = self._parities(requests, plain, drafted)
         return [
             Run(
@@ -199,8 +203,8 @@ class Engine:
                 parity=parities[index],
                 is_repetition_loop=is_repetition_loop(drafted[index].output),
                 finish_reason=drafted[index].finish_reason,
-                scores=scores[index],
-                flags=self._answers.flags(prompt, requests[index], candidate, plain[index], drafted[index]),
+                scores=scores[index] | scorer.of_flags(flags[index]),
+                flags=flags[index],
             )
             if index in drafted
             else Run(prompt.key, fingerprint, block.block_id, failure="out_of_memory")

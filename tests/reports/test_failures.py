@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from shadowspec import metrics
 from shadowspec.failures import failure_counts
@@ -14,6 +16,7 @@ from shadowspec.reports import build_report, render_html, render_json, render_ma
 from shadowspec.reports.failures import NO_CONTRACT, NOT_LOOKED_AT, FailureRow, Failures, failures_of, stored_failures
 from shadowspec.reports.model import Hypothesis
 from shadowspec.reports.taxonomy import FailureKind, SliceFigures
+from shadowspec.reports.terminal import terminal_tables
 from shadowspec.store import GroupSums
 from shadowspec.store.rollups import RollupSums
 from shadowspec.types import Contract, Intervention, Run, RunFlags, Validity
@@ -155,3 +158,10 @@ def test_every_format_shows_them() -> None:
     assert "suspected: structured output" in markdown
     untold = render_html(build_report(world(), {"editor": POLICY}, NOW, data_note="Made up."))
     assert NOT_LOOKED_AT in untold
+    file = io.StringIO()
+    console = Console(file=file, width=300)
+    for each in terminal_tables(report):
+        console.print(each)
+    for figure in shown["suspicions"][0]["figures"]:
+        assert figure in file.getvalue()
+    assert "suspected: structured output: " in file.getvalue()
