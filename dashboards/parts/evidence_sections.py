@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import streamlit as st
 
 from shadowspec.reports.board import PARITY_TESTS, BoardRow
+from shadowspec.reports.failures import Failures
 from shadowspec.reports.hypothesis import MEASURES, Measured
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR
 from shadowspec.types import TestResult
 from shadowspec.words import moment, percent, plural, times
 
 from . import charts, evidence_charts, formats, states, words
-from .evidence_tables import latency_table, tests_table
+from .evidence_tables import failures_table, latency_table, tests_table
 
 
 def acceptance(found: Measured) -> None:
@@ -83,6 +84,25 @@ def latency(found: Measured, row: BoardRow) -> None:
             key="differences",
             alt_text=f"Histogram of each request's own speedup; median {times(median.estimate if median else None)}",
             help_text=words.definition("request-speedup"),
+        )
+
+
+def failures(found: Failures) -> None:
+    """What went wrong with single requests, and which kind of failure that looks like."""
+    st.markdown("#### Failures", help=words.definition("failures"))
+    for each in found.suspicions:
+        st.warning(
+            f"Suspected: **{each.kind}**. {formats.markdown('; '.join(each.figures))}.", icon=":material/troubleshoot:"
+        )
+    for note in found.notes:
+        st.caption(note)
+    st.html(failures_table(found.rows))
+    own = found.intervened
+    if own.num_intervened:
+        st.caption(
+            f"First-position acceptance, pooled: {percent(own.with_them)} with the "
+            f"{plural(own.num_intervened, 'request')} whose production output a layer behind the model changed, "
+            f"{percent(own.without_them)} without."
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from shadowspec.reports.failures import FailureRow
 from shadowspec.reports.hypothesis import MEASURES, PROBABILITIES, Distribution, TimeParts
 from shadowspec.reports.words import bounds_text, shown_as, test_notes, threshold_text, title_of_test
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR
@@ -80,6 +81,23 @@ def latency_table(found: Sequence[Distribution], parts: Sequence[TimeParts]) -> 
             f'{milliseconds(part.queue_ms)}</td><td data-label="Requests">{DASH}</td></tr>'
         )
     return _table(heads, rows, "Latency of both arms")
+
+
+def failures_table(rows: Sequence[FailureRow]) -> str:
+    """Each failure with its count, what it is a share of, and what it means."""
+    cells = "".join(
+        f'<tr><th scope="row">{escape(row.title)}<small>{escape(row.definition)}</small></th>'
+        f'<td data-label="Requests">{row.count:,}</td><td data-label="Of">{row.of:,}</td>'
+        f'<td data-label="Share">{percent(row.share)}</td></tr>'
+        for row in rows
+    )
+    heads = (
+        ("Failure", "What was found of a measured request."),
+        ("Requests", "That have it."),
+        ("Of", "For which it is defined."),
+        ("Share", "Requests over those for which it is defined; plain, not weighted."),
+    )
+    return _table(heads, cells, "Failures of measured requests")
 
 
 def _table(heads: Sequence[tuple[str, str]], rows: str, caption: str) -> str:

@@ -49,6 +49,8 @@ def page() -> None:
     found = source.measured(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint, window)
     evidence_sections.acceptance(found)
     evidence_sections.latency(found, row)
+    own = row.endpoint, row.slice_key, row.concurrency, row.fingerprint
+    evidence_sections.failures(source.failures(pulse, *own, window))
     context_section.draw(row, window)
     evidence_sections.tests(row)
 

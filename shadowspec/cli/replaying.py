@@ -14,7 +14,7 @@ from shadowspec.cli.console import notes, progress_bar
 from shadowspec.cli.pipeline import load_tokenizers, require_endpoints
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine import Models
-from shadowspec.engine.models import check_tokenizers, load_end_token_ids
+from shadowspec.engine.models import check_contexts, check_tokenizers, load_end_token_ids
 from shadowspec.engine.replay.acceptance import LogprobsMode
 from shadowspec.engine.replay.pooling import Pool
 from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayed, Replayer
@@ -158,6 +158,7 @@ def _endpoint(
             continue
         draft = models.load(candidate.draft)
         check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
+        check_contexts(own.target, tokenizer, candidate.draft, draft.tokenizer)
         draftings += [
             Drafting(replace(candidate, verify_rule=rule), draft) for rule in verify_rules or (candidate.verify_rule,)
         ]

@@ -21,6 +21,7 @@ from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.outcomes import Answers
 from shadowspec.engine.parity import divergence_gap, first_divergence, z_scores
 from shadowspec.engine.proposers.recent_outputs import OutputsByEndpoint
 from shadowspec.engine.repetition import is_repetition_loop
@@ -64,6 +65,7 @@ class Engine:
         self._scorers = dict(scorers or {})
         self._detokenize = target.tokenizer.decode
         self._outputs = OutputsByEndpoint()
+        self._answers = Answers(target.tokenizer, target.end_token_ids)
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]:
@@ -187,8 +189,12 @@ class Engine:
         plain = {index: base for index in own if (base := baseline.decoded[index]) is not None}
         drafted = {index: spec for index in plain if (spec := speculative.decoded[index]) is not None}
         scorer = self._scorers.get(block.endpoint, Scorer())
-        texts = [[self._detokenize(arm[index].output) for index in drafted] for arm in (plain, drafted)]
+        texts = [[self._answers.text(requests[index], arm[index]) for index in drafted] for arm in (plain, drafted)]
         scores = dict(zip(drafted, scorer.paired(*texts), strict=True))  # texts end here
+        flags = {
+            index: self._answers.flags(block.requests[index], requests[index], candidate, plain[index], drafted[index])
+            for index in drafted
+        }
         parities = self._parities(requests, plain, drafted)
         return [
             Run(
@@ -201,7 +207,8 @@ class Engine:
                 parity=parities[index],
                 is_repetition_loop=is_repetition_loop(drafted[index].output),
                 finish_reason=drafted[index].finish_reason,
-                scores=scores[index],
+                scores=scores[index] | scorer.of_flags(flags[index]),
+                flags=flags[index],
             )
             if index in drafted
             else Run(prompt.key, fingerprint, block.block_id, failure="out_of_memory")

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from shadowspec import metrics
 from shadowspec.errors import ConfigError
+from shadowspec.failures import failure_counts
 from shadowspec.gate.overrides import StandingVerdict, active, standing_verdict
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.sequences import SequencePoint
@@ -21,12 +22,14 @@ from shadowspec.reports import figures
 from shadowspec.reports.contexts import CacheCost, ContextPoint, by_context
 from shadowspec.reports.data_note import data_note as noted
 from shadowspec.reports.evidence import interval, sequences
+from shadowspec.reports.failures import failures_of
 from shadowspec.reports.figures import MeasuredRun
 from shadowspec.reports.model import EndpointReport, Funnel, FunnelRow, Hypothesis, Report
 from shadowspec.reports.notes import IS_LOAD_CONFIGURED, with_forbidding
 from shadowspec.reports.predictions import MeasuredCell, frontiers, predictions, work_of
 from shadowspec.reports.source import ReportSource
 from shadowspec.reports.tally import Tally
+from shadowspec.reports.taxonomy import SliceFigures
 from shadowspec.reports.words import config_name
 from shadowspec.types import (
     CostKey,
@@ -116,6 +119,7 @@ def _endpoint(
     for item in measured:
         for slice_key in {item.slice_key, ""}:
             runs_by_key[slice_key, item.concurrency, item.run.fingerprint].append(item)
+    slices = {key: _slice_figures(key[0], own) for key, own in runs_by_key.items()}
     paths = sequences(EndpointEvidence(name, records, blocks, runs), policy, decisions)
     hypotheses = [
         _hypothesis(
@@ -127,6 +131,7 @@ def _endpoint(
             configs,
             policy,
             paths.get(key, {}),
+            _others(slices, key),
         )
         for key in {*by_key, *list(runs_by_key)}
     ]
@@ -198,6 +203,7 @@ def _hypothesis(
     configs: Mapping[str, FingerprintedConfig],
     policy: GatePolicy | None,
     paths: Mapping[str, tuple[SequencePoint, ...]],
+    others: Sequence[SliceFigures],
 ) -> Hypothesis:
     slice_key, concurrency, fingerprint = key
     decision = standing.decision
@@ -205,6 +211,8 @@ def _hypothesis(
     used = [block for block in blocks if block.block_id in own]
     loops = sum(item.run.is_repetition_loop for item in runs)
     answered = sum(item.run.failure is None for item in runs)
+    figures_of_slice = _slice_figures(slice_key, runs)
+    acceptance = figures.acceptance(runs)
     return Hypothesis(
         endpoint=endpoint,
         slice_key=slice_key,
@@ -219,13 +227,20 @@ def _hypothesis(
         num_failed=len(runs) - answered,
         num_blocks=len(used),
         num_short_blocks=sum(own[block.block_id] < block.n_max for block in used),
-        acceptance=figures.acceptance(runs),
+        acceptance=acceptance,
         latency=figures.latency(runs),
         parity=figures.parity(runs, _near_tie_logit(policy, configs.get(fingerprint))),
         memory=figures.memory(block.memory[fingerprint] for block in used if fingerprint in block.memory),
         num_repetition_loops=loops,
         repetition_loop_share=metrics.ratio(loops, answered),
         by_context=by_context(_context_points(runs), _cache_cost(used, fingerprint)),
+        failures=failures_of(
+            figures_of_slice,
+            others,
+            num_repetition_loops=loops,
+            num_drafts=acceptance.counts.num_drafts if acceptance else 0,
+            num_first_accepted=acceptance.counts.num_accepted_tokens_per_pos[0] if acceptance else 0,
+        ),
         sequences=paths,
     )
 
@@ -241,6 +256,26 @@ def _cache_cost(blocks: Iterable[StoredBlock], fingerprint: str) -> CacheCost | 
     """The same in every block of a config."""
     known = (block.memory[fingerprint] for block in blocks if fingerprint in block.memory)
     return next((CacheCost(own.kv_bytes_per_token, own.draft_kv_bytes_per_token) for own in known), None)
+
+
+def _slice_figures(slice_key: str, runs: Sequence[MeasuredRun]) -> SliceFigures:
+    """What a slice is compared by; each request weighs the inverse of its session's sampling rate."""
+    counted = [(item.run.counts, 1.0 / item.sampling_rate) for item in runs if item.run.counts is not None]
+    return SliceFigures(
+        slice_key,
+        sum(item.run.failure is None for item in runs),
+        sum(weight * counts.num_drafts for counts, weight in counted),
+        sum(weight * counts.num_accepted_tokens_per_pos[0] for counts, weight in counted),
+        failure_counts(item.run for item in runs),
+    )
+
+
+def _others(slices: Mapping[HypothesisId, SliceFigures], key: HypothesisId) -> list[SliceFigures]:
+    """The endpoint's other slices at the same load and with the same config; none of the whole endpoint."""
+    own, *place = key
+    if not own:
+        return []
+    return [figures for (name, *other), figures in slices.items() if other == place and name not in ("", own)]
 
 
 def _near_tie_logit(policy: GatePolicy | None, config: FingerprintedConfig | None) -> float | None:

@@ -66,6 +66,7 @@ def _hypothesis(h: Hypothesis) -> dict[str, Json]:
             "num_repetition_loops",
             "repetition_loop_share",
             "by_context",
+            "failures",
             "sequences",
         )
     }

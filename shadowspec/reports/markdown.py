@@ -77,7 +77,7 @@ def _endpoint(endpoint: EndpointReport) -> list[str]:
         parts.append("\n".join(f"- {_text(order_note(order))}" for order in endpoint.overrides))
     for h in endpoint.hypotheses:
         parts.append(f"### {_text(slice_title(h.slice_key))} ({_text(h.config_name)}, load {h.concurrency})")
-        parts += [_tests(h), _measured(h), _latency(h), _by_context(h)]
+        parts += [_tests(h), _measured(h), _latency(h), _failures(h), _by_context(h)]
     return parts
 
 
@@ -133,6 +133,22 @@ def _measured(h: Hypothesis) -> str:
             f"speculative; {m.displaced_kv_tokens:,} KV tokens displaced"
         )
     return "\n".join(f"- {fact}" for fact in facts)
+
+
+def _failures(h: Hypothesis) -> str:
+    """What was counted, where anything was; suspicions first."""
+    own = h.failures
+    lines = [f"- suspected: {each.kind}: {_text('; '.join(each.figures))}" for each in own.suspicions]
+    if own.intervened.num_intervened:
+        lines.append(
+            f"- first-position acceptance {percent(own.intervened.with_them)}; without the "
+            f"{plural(own.intervened.num_intervened, 'request')} whose production output a layer behind the model "
+            f"changed {percent(own.intervened.without_them)}"
+        )
+    lines += [f"- {note}" for note in own.notes]
+    rows = [[_text(row.title), f"{row.count:,}", f"{row.of:,}", percent(row.share)] for row in own.rows if row.count]
+    shown = table(["Failure", "Requests", "Of", "Share"], rows) if rows else "No failure was counted."
+    return "\n".join([*lines, "", shown]).strip() if h.num_requests else ""
 
 
 def _latency(h: Hypothesis) -> str:

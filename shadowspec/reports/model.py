@@ -14,6 +14,7 @@ from datetime import datetime
 from shadowspec.gate.overrides import order_words
 from shadowspec.gate.sequences import SequencePoint
 from shadowspec.reports.contexts import ContextRow
+from shadowspec.reports.failures import Failures
 from shadowspec.reports.predictions import Prediction, SliceFrontier
 from shadowspec.types import (
     Arm,
@@ -164,6 +165,7 @@ class Hypothesis:
     num_repetition_loops: int
     repetition_loop_share: float | None
     by_context: tuple[ContextRow, ...]
+    failures: Failures
     sequences: Mapping[str, tuple[SequencePoint, ...]]  # by test name
 
     @property

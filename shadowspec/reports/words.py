@@ -128,6 +128,11 @@ DEFINITIONS = {
         "Repetition loops",
         "Requests whose output ends in a repeating pattern. Loops are easy to draft and inflate acceptance.",
     ),
+    "failures": (
+        "Failures",
+        "Counts of measured requests that have a flag, over those for which the flag is defined; plain sums. What is "
+        "suspected compares a slice with the endpoint's others; it is no test, and no verdict reads it.",
+    ),
     "funnel": ("Funnel", "Every record read ends in exactly one counter, so the counters add up to the records read."),
     "sequence": (
         "Confidence sequence",

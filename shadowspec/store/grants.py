@@ -58,7 +58,9 @@ RIGHTS = {
             "cost_surfaces": "SELECT, INSERT",
             **dict.fromkeys(("ledger", "funnel_counts"), "SELECT, INSERT, UPDATE"),
             "attempts": "SELECT, INSERT, UPDATE, DELETE",
-            **dict.fromkeys(("rollups", "rollup_positions", "rollup_bins"), "SELECT, INSERT, UPDATE"),
+            **dict.fromkeys(
+                ("rollups", "rollup_positions", "rollup_bins", "rollup_failures"), "SELECT, INSERT, UPDATE"
+            ),
             "decisions": _VERDICT,  # what is decided is sampled less
             "alembic_version": "SELECT",
         },

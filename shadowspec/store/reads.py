@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
@@ -10,6 +11,7 @@ from shadowspec.store import evidence_snapshot, ledger, overrides, queries, resu
 from shadowspec.store.board_reads import BoardReads
 from shadowspec.store.evidence_rows import EvidenceRows
 from shadowspec.store.explorer_reads import ExplorerReads
+from shadowspec.store.failure_reads import FailureKey, read_failure_counts
 from shadowspec.store.histograms import Histogram
 from shadowspec.store.rollups import SHARE_WINDOW, Rollup, Traffic
 from shadowspec.store.schedule_reads import ScheduleReads
@@ -138,6 +140,13 @@ class Reads(ExplorerReads, BoardReads, ScheduleReads):
         """How much each slice, config and load of the endpoint stood for, of the last `span` before its newest hour."""
         with session.read(self._engine) as connection:
             return rollup_queries.read_traffic(connection, endpoint, span)
+
+    def failure_counts(
+        self, endpoint: str, since: datetime | None = None, until: datetime | None = None
+    ) -> Mapping[FailureKey, Counter[str]]:
+        """The endpoint's counts of failures (`shadowspec.failures`) by slice, fingerprint and load."""
+        with session.read(self._engine) as connection:
+            return read_failure_counts(connection, endpoint, since, until)
 
     def histogram(
         self,

@@ -29,7 +29,8 @@ SHOWN = (
     *("speculative_queue_ms", "speculative_prefill_ms", "speculative_decode_ms", "speculative_draft_ms"),
     *("speculative_verify_ms", "speculative_other_ms", "speculative_num_output_tokens"),
     *("first_divergence", "divergence_gap", "z_sum", "z_tokens", "is_repetition_loop", "finish_reason"),
-    "sampling_rate",
+    *("is_early_rejection", "is_beyond_draft_context", "contract", "baseline_validity", "speculative_validity"),
+    *("intervention", "sampling_rate"),
 )
 SHORTENED = ("source", "fingerprint", "block_id")
 COLUMNS = (*SHOWN, *SHORTENED, "source_partition", "source_offset", "source_item", "num_first_accepted_tokens")

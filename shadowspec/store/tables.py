@@ -154,6 +154,11 @@ runs = Table(  # one row per request and config, both arms in it; what reads nee
     Column("is_repetition_loop", Boolean, nullable=False),
     Column("finish_reason", Text),
     Column("scores", Json),  # by name, of both arms; NULL where a run carries none
+    Column("is_early_rejection", Boolean),  # this and what follows: NULL where not defined, or measured before 0010
+    Column("is_beyond_draft_context", Boolean),
+    Column("contract", Text),
+    *integers("baseline_validity", "speculative_validity", nullable=True),  # `Validity`
+    Column("intervention", Text),
     Index(None, "endpoint", "event_time"),
 )
 
@@ -307,6 +312,14 @@ rollup_bins = Table(  # changed only while its rollup's row is held
     Column("bin", BigInteger, primary_key=True, autoincrement=False),
     *integers("num_runs"),
     *reals("weight"),
+)
+
+rollup_failures = Table(  # changed only while its rollup's row is held; a count that is not there is 0
+    "rollup_failures",
+    metadata,
+    Column("rollup_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    *integers("total"),
 )
 
 folds = Table(  # append-only: what each step of a gate run took in

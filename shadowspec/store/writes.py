@@ -127,6 +127,11 @@ def add_to_rollups(connection: Connection, runs: Sequence[InsertedRun]) -> None:
     ]
     names = ("rollup_id", "metric", "bin", "num_runs", "weight")
     bulk.add(connection, tables.rollup_bins, names, bins, names[:3])
+    failures = [
+        (rollup_id, name, total) for rollup_id, addition in by_id for name, total in sorted(addition.failures.items())
+    ]
+    names = ("rollup_id", "name", "total")
+    bulk.add(connection, tables.rollup_failures, names, failures, names[:2])
 
 
 def insert_fingerprints(connection: Connection, configs: Iterable[FingerprintedConfig]) -> None:

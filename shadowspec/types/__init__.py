@@ -7,6 +7,7 @@ those are kept out of every repr.
 
 from shadowspec.types.costs import BASELINE, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
+from shadowspec.types.flags import NO_FLAGS, Contract, Intervention, OutputContract, RunFlags, Validity
 from shadowspec.types.folding import Arrival, EndpointProgress, Fold, OpenBlock, OpenKey, SliceKey, Span, StoredEvidence
 from shadowspec.types.measurement import (
     Arm,
@@ -40,6 +41,7 @@ from shadowspec.types.verdicts import Decision, TestResult, Verdict
 __all__ = [
     "BASELINE",
     "FORCEABLE",
+    "NO_FLAGS",
     "SUFFIX_OPTIONS",
     "Advance",
     "Arm",
@@ -48,6 +50,7 @@ __all__ = [
     "Block",
     "BlockResult",
     "Clearing",
+    "Contract",
     "CostKey",
     "Decision",
     "Delivery",
@@ -60,11 +63,13 @@ __all__ = [
     "Fold",
     "FunnelCounter",
     "FunnelKey",
+    "Intervention",
     "LedgerEntry",
     "LoggedResponse",
     "Memory",
     "OpenBlock",
     "OpenKey",
+    "OutputContract",
     "Override",
     "OverrideRecord",
     "PairedScore",
@@ -76,6 +81,7 @@ __all__ = [
     "RecordKey",
     "Rollout",
     "Run",
+    "RunFlags",
     "SamplingParameters",
     "SamplingRegime",
     "ShadowPrompt",
@@ -90,6 +96,7 @@ __all__ = [
     "StoredRecord",
     "TestResult",
     "UnitMemory",
+    "Validity",
     "Verdict",
     "VerifyRule",
     "Watermark",

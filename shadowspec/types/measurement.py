@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from shadowspec.types.flags import NO_FLAGS, RunFlags
 from shadowspec.types.requests import RecordKey, ShadowPrompt
 
 
@@ -126,6 +127,7 @@ class Run:
     is_repetition_loop: bool = False
     finish_reason: str | None = None
     scores: Mapping[str, PairedScore | None] = field(default_factory=dict)
+    flags: RunFlags = NO_FLAGS
 
 
 @dataclass(frozen=True, slots=True)

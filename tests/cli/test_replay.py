@@ -194,11 +194,13 @@ def test_what_cannot_be_replayed_is_counted_and_told(workspace: Workspace, targe
     ids[0] = 2 if ids[0] != 2 else 3  # not what a greedy target says
     without = answered(target, 2)
     del without["response"]["choices"][0]["token_ids"]
-    traffic = write_traffic(tmp_path / "t.jsonl", [good, other, without, record(3), good])
+    rewritten = answered(target, 4) | {"metadata": {"intervention": "rewritten"}}
+    traffic = write_traffic(tmp_path / "t.jsonl", [good, other, without, record(3), good, rewritten])
     result = workspace.run("replay", str(traffic), "--json", "--out", "each.jsonl")
     assert result.code == 0
     funnel = {each["reason"]: each["num_records"] for each in result.document["funnel"]}
-    assert funnel == {"not_argmax": 1, "no_token_ids": 1, "no_response": 1, "seen_before": 1}
+    refused = {"not_argmax": 1, "no_token_ids": 1, "no_response": 1, "seen_before": 1, "changed_response": 1}
+    assert funnel == refused
     reasons = [json.loads(line).get("reason") for line in (workspace.folder / "each.jsonl").read_text().splitlines()]
     assert sorted(filter(None, reasons)) == sorted(funnel)
     told = workspace.run("replay", str(traffic))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, delete, func, insert, make_url, select
 from streamlit.testing.v1 import AppTest
 
-from shadowspec.store import RunFilter, Store
+from shadowspec.store import RunFilter, Store, tables
 from shadowspec.types import Decision
 from tests.dashboards.pages import said
 
@@ -81,6 +83,75 @@ def test_every_chart_has_a_title_and_words_for_those_who_cannot_see_it(
         assert title in text
     assert all(chart.proto.alt for chart in drawn)
     assert "within a bin: \u00b12.5%" in " ".join(block.proto.body for block in app.get("html"))
+
+
+def html_of(app: AppTest) -> str:
+    return " ".join(block.proto.body for block in app.get("html"))
+
+
+def test_failures_are_the_stored_counts(
+    filled_url: str, configured: Configure, open_page: Open, decision: Decision
+) -> None:
+    configured(filled_url)
+    app = open_page(
+        "evidence",
+        endpoint=decision.endpoint,
+        slice=decision.slice_key,
+        load=str(decision.concurrency),
+        config=decision.fingerprint[:12],
+        measured="all",
+    )
+    with Store.open(filled_url) as store:
+        counts = store.failure_counts(decision.endpoint)[decision.slice_key, decision.fingerprint, decision.concurrency]
+    assert counts["looked_at"] > 0
+    table = html_of(app)
+    assert "Failures of measured requests" in table
+    for title, name, of in (
+        ("Early rejection", "early_rejections", "early_known"),
+        ("Beyond the draft&#x27;s context", "beyond_draft_context", "looked_at"),
+        ("Filtered behind the model", "filtered", "looked_at"),
+    ):
+        row = table[table.index(f">{title}<") :].partition("</tr>")[0]
+        assert f'data-label="Requests">{counts[name]:,}<' in row
+        assert f'data-label="Of">{counts[of]:,}<' in row
+        assert "<small>" in row, "its definition"
+    assert "Failures" in said(app)
+
+
+def test_what_nobody_looked_at_and_what_is_suspected_are_said(
+    filled_url: str, configured: Configure, open_page: Open, decision: Decision, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.db"
+    shutil.copyfile(make_url(filled_url).database or "", copy)
+    engine = create_engine(f"sqlite:///{copy}")
+    rollups, counts = tables.rollups.c, tables.rollup_failures
+    with engine.begin() as connection:
+        names = ("slice_key", "fingerprint", "concurrency")
+        of_slice = (rollups[name] == getattr(decision, name) for name in names)
+        newest = connection.scalar(select(func.max(rollups.rollup_id)).where(*of_slice))
+        connection.execute(delete(counts))
+    configured(f"sqlite:///{copy}")
+    app = opened(open_page, decision)
+    assert not app.exception
+    assert any("has been looked at for failures" in caption.value for caption in app.caption)
+    rows = {"looked_at": 100, "beyond_draft_context": 50, "rewritten": 10, "intervened_drafts": 1}
+    with engine.begin() as connection:
+        connection.execute(
+            insert(counts), [{"rollup_id": newest, "name": name, "total": total} for name, total in rows.items()]
+        )
+    engine.dispose()
+    sys.modules["shadowspec._dashboards.parts.source"].forget()
+    app = open_page(
+        "evidence",
+        endpoint=decision.endpoint,
+        slice=decision.slice_key,
+        load=str(decision.concurrency),
+        config=decision.fingerprint[:12],
+        measured="all",
+    )
+    assert any("**long context**" in warning.value for warning in app.warning)
+    assert any("No output here had a contract" in caption.value for caption in app.caption)
+    assert any("10 requests whose production output" in caption.value for caption in app.caption)
 
 
 def test_what_the_address_asks_for_and_does_not_exist_is_not_chosen(
