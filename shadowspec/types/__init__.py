@@ -5,6 +5,7 @@ Counts are stored, ratios are formed in `shadowspec.metrics` alone.  Names are t
 those are kept out of every repr.
 """
 
+from shadowspec.types.audits import AcceptanceSums, AuditedRun, AuditedUnit, ReplayedRecord, StoredAudit
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
 from shadowspec.types.folding import Arrival, EndpointProgress, Fold, OpenBlock, OpenKey, SliceKey, Span, StoredEvidence
 from shadowspec.types.measurement import (
@@ -38,10 +39,13 @@ from shadowspec.types.verdicts import Decision, TestResult, Verdict
 
 __all__ = [
     "FORCEABLE",
+    "AcceptanceSums",
     "Advance",
     "Arm",
     "ArmTiming",
     "Arrival",
+    "AuditedRun",
+    "AuditedUnit",
     "Block",
     "BlockResult",
     "Clearing",
@@ -68,6 +72,7 @@ __all__ = [
     "PartitionId",
     "Period",
     "RecordKey",
+    "ReplayedRecord",
     "Rollout",
     "Run",
     "SamplingParameters",
@@ -78,6 +83,7 @@ __all__ = [
     "SpeculationConfig",
     "SpeculationCounts",
     "Stage",
+    "StoredAudit",
     "StoredBlock",
     "StoredEvidence",
     "StoredRecord",
