@@ -14,7 +14,9 @@ import streamlit as st
 
 from shadowspec.gate.overrides import effective_decisions
 from shadowspec.reports import changes as line
+from shadowspec.reports import replays
 from shadowspec.reports.changes import Change
+from shadowspec.reports.replays import AuditRow, ReplayRow
 from shadowspec.store import AdviceChange, GroupSums, Histogram, VerdictChange
 from shadowspec.store.rollup_sums import Step
 from shadowspec.types import Decision, FingerprintedConfig, StoredEvidence
@@ -131,6 +133,18 @@ def histogram(
         since=since,
         until=until,
     )
+
+
+@_keep
+def replay_rows(endpoint: str) -> tuple[ReplayRow, ...]:
+    """What logged responses of the endpoint were replayed to, beside the loop."""
+    return replays.replay_rows(source.store(), endpoint)
+
+
+@_keep
+def audit_rows(endpoint: str) -> tuple[AuditRow, ...]:
+    """The audits of the endpoint's loop."""
+    return replays.audit_rows(source.store(), endpoint)
 
 
 @_keep

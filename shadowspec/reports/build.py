@@ -23,6 +23,7 @@ from shadowspec.reports.evidence import interval, sequences
 from shadowspec.reports.figures import MeasuredRun
 from shadowspec.reports.model import EndpointReport, Funnel, FunnelRow, Hypothesis, Report
 from shadowspec.reports.notes import IS_LOAD_CONFIGURED, with_forbidding
+from shadowspec.reports.replays import audit_rows, replay_rows
 from shadowspec.reports.source import ReportSource
 from shadowspec.reports.words import config_name
 from shadowspec.types import (
@@ -80,6 +81,7 @@ def build_report(
         )
         for name in names
     )
+    endpoints = tuple(_with_replays(source, endpoint) for endpoint in endpoints)
     unnamed = [None] if any(name is None for name, _, _ in funnel) else []
     return Report(
         title=title,
@@ -134,6 +136,12 @@ def _endpoint(
         first_measured=min(starts, default=None),
         last_measured=max(starts, default=None),
         policy={} if policy is None else _plain(policy),
+    )
+
+
+def _with_replays(source: ReportSource, endpoint: EndpointReport) -> EndpointReport:
+    return dataclasses.replace(
+        endpoint, replays=replay_rows(source, endpoint.name), audits=audit_rows(source, endpoint.name)
     )
 
 

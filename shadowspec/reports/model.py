@@ -13,6 +13,7 @@ from datetime import datetime
 
 from shadowspec.gate.overrides import order_words
 from shadowspec.gate.sequences import SequencePoint
+from shadowspec.reports.replays import AuditRow, ReplayRow
 from shadowspec.types import (
     Arm,
     Decision,
@@ -216,6 +217,8 @@ class EndpointReport:
     first_measured: datetime | None
     last_measured: datetime | None
     policy: Mapping[str, float | int | str | None]
+    replays: tuple[ReplayRow, ...] = ()  # what logged responses say; in no test
+    audits: tuple[AuditRow, ...] = ()  # of loop against replay
 
 
 @dataclass(frozen=True, slots=True)
