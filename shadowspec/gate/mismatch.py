@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from shadowspec.gate.asymptotic import BURN_IN, RatioMoments, bounds
+from shadowspec.gate.asymptotic import RatioMoments, bounds
 from shadowspec.metrics import ratio
 from shadowspec.types import AcceptanceSums
 
@@ -28,7 +28,7 @@ TOLERANCE: Final = 0.05  # of the loop's mean acceptance length: less changes no
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Replay's mean acceptance length less the loop's; bounds are None before BURN_IN sessions on either side."""
+    """Replay's mean acceptance length less the loop's; bounds are None before the burn-in of either side."""
 
     slice_key: str
     fingerprint: str
@@ -90,11 +90,9 @@ def _mismatch(replay: AcceptanceSums, loop: AcceptanceSums, level: float) -> Mis
 
 
 def _length(sums: AcceptanceSums, level: float) -> tuple[float, float, float]:
-    """Mean acceptance length with its bounds; infinite below BURN_IN sessions."""
+    """Mean acceptance length with its bounds; infinite before the burn-in."""
     accepted = ratio(sums.num_accepted_tokens, sums.num_drafts)
     assert accepted is not None, "a side without drafts is not compared"
-    if sums.num_units < BURN_IN:
-        return 1.0 + accepted, -math.inf, math.inf
     figures = (sums.num_units, sums.num_accepted_tokens, sums.num_drafts)
     squares = (sums.accepted_squares, sums.accepted_drafts, sums.drafts_squares)
     lower, upper = bounds(RatioMoments(*(np.array(float(each)) for each in (*figures, *squares))), level)

@@ -151,10 +151,13 @@ def test_levels_of_all_cells_add_up_to_the_familys() -> None:
     assert sum(levels) < FAMILY_LEVEL
 
 
-def test_bets_cannot_go_bankrupt() -> None:
-    shares = np.linspace(0.0, 1.0, 101)
-    more, fewer = bet_ratios(*np.meshgrid(shares, shares))
+def test_bets_cannot_go_bankrupt_and_nothing_is_clipped() -> None:
+    """A clipped bet would have another mean: each is a straight line in what was accepted, down to its worst value."""
+    accepted, wanted = np.meshgrid(np.linspace(0.0, 1.0, 101), np.linspace(0.0, 1.0, 51))
+    more, fewer = bet_ratios(accepted, wanted)
     assert min(more.min(), fewer.min()) >= -1.0
+    for ratios in (more, fewer):
+        assert np.abs(np.diff(ratios, n=2, axis=1)).max() < 1e-9
     assert max(more.max(), fewer.max()) < 1.0 / audit.LEAST_WORST
 
 

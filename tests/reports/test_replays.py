@@ -55,8 +55,8 @@ def source() -> MemorySource:
     sound = [replace(run, expected_accepted_tokens=10.0) for run in runs]
     refused = replace(runs[0], expected_accepted_tokens=None)
     made.audits["editor"] = [
-        StoredAudit(CODE, SHALLOW.fingerprint, AuditState(1).fold([*sound, refused], NOW).document()),
-        StoredAudit(CHAT, SHALLOW.fingerprint, AuditState(2).fold(runs, NOW).document()),
+        StoredAudit(CHAT, SHALLOW.fingerprint, AuditState(1).fold([*sound, refused], NOW).document()),
+        StoredAudit(CODE, SHALLOW.fingerprint, AuditState(2).fold(runs, NOW).document()),
     ]
     return made
 
@@ -87,9 +87,9 @@ def test_too_few_sessions_are_said(source: MemorySource) -> None:
 
 
 def test_audits_that_alarm_come_first(source: MemorySource) -> None:
-    chat, code = audit_rows(source, "editor")
-    assert (chat.slice_key, chat.config_name, chat.words) == (CHAT, "draft-k4", "alarm since 2026-03-02 09:30 UTC")
-    assert (code.words, code.state.num_refused, code.state.difference) == ("no alarm in 60 outputs", 1, 0.0)
+    code, chat = audit_rows(source, "editor")
+    assert (code.slice_key, code.config_name, code.words) == (CODE, "draft-k4", "alarm since 2026-03-02 09:30 UTC")
+    assert (chat.words, chat.state.num_refused, chat.state.difference) == ("no alarm in 60 outputs", 1, 0.0)
     assert audit_rows(source, "elsewhere") == ()
 
 
