@@ -31,15 +31,22 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Length:
+    """Tokens that a step emits (mean acceptance length), with bounds where they are known."""
+
+    estimate: float
+    lower: float | None = None
+    upper: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Drafting:
-    """One way of drafting: the tokens that a step emits, with bounds where they are known, and what steps cost."""
+    """One way of drafting: the tokens that a step emits, and what steps cost."""
 
     name: str  # of the config
     num_speculative_tokens: int
-    length: float  # mean acceptance length
+    length: Length
     surface: CostSurface
-    lower: float | None = None
-    upper: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +114,15 @@ def gain(drafting: Drafting, concurrency: float, work: Work) -> Gain:
             return None
         return drafting.surface.end_to_end_speedup(length, place, work.num_output_tokens)
 
-    speedup = at(drafting.length)
+    length = drafting.length
+    speedup = at(length.estimate)
     assert speedup is not None, "a way of drafting has a length"
     return Gain(
         drafting,
         concurrency,
         speedup,
-        at(drafting.lower),
-        at(drafting.upper),
+        at(length.lower),
+        at(length.upper),
         drafting.surface.break_even_length(place),
     )
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shadowspec.cost_model import CostSurface, expected_tokens
 from shadowspec.errors import InputError
-from shadowspec.frontier import Choice, Drafting, Work, crossings, frontier, gain
+from shadowspec.frontier import Choice, Drafting, Length, Work, crossings, frontier, gain
 from shadowspec.types import StepCost
 
 WORK = Work(num_prompt_tokens=200.0, num_output_tokens=100.0)
@@ -34,7 +34,7 @@ def ways(acceptance: float, *, width: float | None = None) -> list[Drafting]:
     for depth in (1, 2, 4, 8):
         length = expected_tokens(acceptance, depth)
         bounds = (None, None) if width is None else (length - width, length + width)
-        found.append(Drafting(f"draft-k{depth}", depth, length, own, *bounds))
+        found.append(Drafting(f"draft-k{depth}", depth, Length(length, *bounds), own))
     return found
 
 
@@ -64,10 +64,10 @@ def test_a_gain_is_the_ratio_of_both_arms_times() -> None:
     context = 200 + 100 / 2  # the mean over its steps
     prefill = 0.01 * context * 4
     baseline = prefill + 99 * (4.0 + 0.12 * 4 * 1 + 0.1)
-    speculative = prefill + 99 / way.length * (0.4 * 4 + 4.0 + 0.12 * 4 * 5 + 0.1)
+    speculative = prefill + 99 / way.length.estimate * (0.4 * 4 + 4.0 + 0.12 * 4 * 5 + 0.1)
     assert found.speedup == pytest.approx(baseline / speculative)
     assert found.break_even_length == pytest.approx((1.6 + 4.0 + 2.4 + 0.1) / (4.0 + 0.48 + 0.1))
-    at_break_even = replace(way, length=found.break_even_length, surface=own)
+    at_break_even = replace(way, length=Length(found.break_even_length), surface=own)
     assert gain(at_break_even, 4, WORK).speedup == pytest.approx(1.0)
 
 

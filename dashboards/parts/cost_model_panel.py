@@ -43,7 +43,7 @@ def draw(endpoint: str, slice_key: str) -> None:
     st.caption(prediction_summary(found))
     if found:
         _table(found)
-    for own in frontiers(cells, queries.configs(), costs):
+    for own in frontiers(cells, queries.configs(), costs, queries.replayed_ways(endpoint)):
         _frontier(endpoint, own)
 
 
@@ -100,7 +100,7 @@ def _row(each: Gain, *, is_best: bool) -> dict[str, Any]:
         "upper": each.most,
         "best": is_best,
         "pays from": each.break_even_length,
-        "length": drafting.length,
+        "length": drafting.length.estimate,
     }
 
 

@@ -9,12 +9,14 @@ import streamlit as st
 from shadowspec.reports.board import PARITY_TESTS, BoardRow
 from shadowspec.reports.failures import Failures
 from shadowspec.reports.hypothesis import MEASURES, Measured
+from shadowspec.reports.words import AUDIT_NOTE, REPLAY_NOTE
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR
 from shadowspec.types import TestResult
 from shadowspec.words import moment, percent, plural, times
 
-from . import charts, evidence_charts, formats, states, words
+from . import charts, evidence_charts, formats, queries, states, words
 from .evidence_tables import failures_table, latency_table, tests_table
+from .replay_tables import audits_table, replays_table
 
 
 def acceptance(found: Measured) -> None:
@@ -133,3 +135,25 @@ def tests(row: BoardRow) -> None:
 def _engine(row: BoardRow) -> str:
     decision = row.standing.measured
     return formats.markdown(str(decision.details.get("engine") or "unknown")) if decision is not None else "unknown"
+
+
+def replays(row: BoardRow) -> None:
+    """What logged responses say at every K, marked as replay, and the audit of the loop's outputs."""
+    name = None if row.config is None else row.config.name
+    own = [
+        each
+        for each in queries.replay_rows(row.endpoint)
+        if (each.slice_key, each.config_name) == (row.slice_key, name)
+    ]
+    if own:
+        st.markdown("#### Replay beside the loop", help=REPLAY_NOTE)
+        st.html(replays_table(own))
+        st.caption("Expected counts given logged responses (`shadowspec replay`). No test rests on them.")
+    audits = [
+        (row.endpoint, each)
+        for each in queries.audit_rows(row.endpoint)
+        if (each.slice_key, each.fingerprint) == (row.slice_key, row.fingerprint)
+    ]
+    if audits:
+        st.markdown("#### Audit of the loop", help=AUDIT_NOTE)
+        st.html(audits_table(audits))

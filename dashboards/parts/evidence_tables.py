@@ -29,7 +29,7 @@ def tests_table(tests: Sequence[TestResult]) -> str:
         ("Still needed", "An estimate."),
         ("Level", "Largest probability of a false pass, over all looks together."),
     )
-    return _table(heads, rows, "Tests of the hypothesis")
+    return table(heads, rows, "Tests of the hypothesis")
 
 
 def _test(test: TestResult) -> str:
@@ -80,7 +80,7 @@ def latency_table(found: Sequence[Distribution], parts: Sequence[TimeParts]) -> 
             f'<td data-label="Arm">{part.arm.value}</td><td data-label="mean" colspan="{len(PROBABILITIES)}">'
             f'{milliseconds(part.queue_ms)}</td><td data-label="Requests">{DASH}</td></tr>'
         )
-    return _table(heads, rows, "Latency of both arms")
+    return table(heads, rows, "Latency of both arms")
 
 
 def failures_table(rows: Sequence[FailureRow]) -> str:
@@ -97,10 +97,11 @@ def failures_table(rows: Sequence[FailureRow]) -> str:
         ("Of", "For which it is defined."),
         ("Share", "Requests over those for which it is defined; plain, not weighted."),
     )
-    return _table(heads, cells, "Failures of measured requests")
+    return table(heads, cells, "Failures of measured requests")
 
 
-def _table(heads: Sequence[tuple[str, str]], rows: str, caption: str) -> str:
+def table(heads: Sequence[tuple[str, str]], rows: str, caption: str) -> str:
+    """Heads, each with its meaning, over rows that are HTML already."""
     cells = "".join(f'<th scope="col" title="{escape(meaning)}">{name}</th>' for name, meaning in heads)
     return (
         f'<table class="ss-board ss-plain"><caption>{caption}</caption><thead><tr>{cells}</tr></thead>'

@@ -12,10 +12,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import streamlit as st
 
+from shadowspec.frontier import Length
 from shadowspec.gate.overrides import effective_decisions
 from shadowspec.reports import changes as line
+from shadowspec.reports import predictions, replays
 from shadowspec.reports.changes import Change
 from shadowspec.reports.contexts import CacheCost, ContextPoint, ContextRow, by_context
+from shadowspec.reports.replays import AuditRow, ReplayRow
 from shadowspec.reports.tally import Tally
 from shadowspec.store import AdviceChange, GroupSums, Histogram, RunFilter, VerdictChange
 from shadowspec.store.rollup_sums import Step
@@ -103,6 +106,13 @@ def costs() -> Mapping[CostKey, ProfiledCosts]:
 
 
 @_keep
+def replayed_ways(endpoint: str) -> list[tuple[str, FingerprintedConfig, Length]]:
+    """Tokens per step of everything that was replayed, by slice and config."""
+    store = source.store()
+    return predictions.replayed_ways(store.replay_sums(endpoint), store.replay_configs())
+
+
+@_keep
 def hours(endpoint: str) -> tuple[datetime, datetime] | None:
     """The first and the last hour of which the endpoint has a rollup."""
     return source.store().rollup_hours(endpoint)
@@ -157,6 +167,18 @@ def histogram(
         since=since,
         until=until,
     )
+
+
+@_keep
+def replay_rows(endpoint: str) -> tuple[ReplayRow, ...]:
+    """What logged responses of the endpoint were replayed to, beside the loop."""
+    return replays.replay_rows(source.store(), endpoint)
+
+
+@_keep
+def audit_rows(endpoint: str) -> tuple[AuditRow, ...]:
+    """The audits of the endpoint's loop."""
+    return replays.audit_rows(source.store(), endpoint)
 
 
 @_keep

@@ -48,6 +48,7 @@ def page() -> None:
     window = _window()
     found = source.measured(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint, window)
     evidence_sections.acceptance(found)
+    evidence_sections.replays(row)
     evidence_sections.latency(found, row)
     own = row.endpoint, row.slice_key, row.concurrency, row.fingerprint
     evidence_sections.failures(source.failures(pulse, *own, window))

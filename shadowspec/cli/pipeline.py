@@ -13,6 +13,7 @@ from shadowspec.cli.console import notes, progress_bar
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.contracts import require_sql
 from shadowspec.engine import Engine, Models
+from shadowspec.engine.audit import Auditor
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.errors import ConfigError
 from shadowspec.scoring import Scorer, load_scorer
@@ -53,12 +54,14 @@ def build_engines(config: Config) -> dict[str, Engine]:
         key = (endpoint.target, *endpoint.candidates)
         if key not in shared:
             target, candidates = models.candidates(endpoint.target, endpoint.candidates, log.warning)
+            settings = config.engine
             shared[key] = Engine(
                 target,
                 candidates,
-                seed=config.engine.seed,
-                warmup_blocks=config.engine.warmup_blocks,
+                seed=settings.seed,
+                warmup_blocks=settings.warmup_blocks,
                 scorers=scorers,
+                auditor=Auditor(target, candidates, share=settings.audit_share, seed=settings.seed),
             )
         engines[name] = shared[key]
     return engines

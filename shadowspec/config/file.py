@@ -53,6 +53,7 @@ class EngineSettings:
     dtype: str = "auto"
     seed: int = 0
     warmup_blocks: int = 2  # blocks run and thrown away before the first that counts
+    audit_share: float = 0.05  # of the measured requests whose outputs are replayed after their block; 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ hash_secret_file = "shadowspec.secret"
 # dtype = "auto"        # "auto" (bfloat16 on a GPU, float32 on a CPU), "float32", "bfloat16", "float16"
 # seed = 0              # of requests that bring none
 # warmup_blocks = 2     # run and thrown away before the first block that counts
+# audit_share = 0.05    # of the measured requests: their outputs are replayed, and compared with what the loop counted
 
 [worker]
 # devices = []             # an engine process on each, e.g. ["cuda:0", "cuda:1"]; default: one on the engine's device

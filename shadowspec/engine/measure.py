@@ -1,6 +1,6 @@
 """Measuring a block: the baseline arm and each candidate's arm on the same prompts, then parity.
 
-The arm drawn by hash goes first; warm-up and parity run outside the timed arms.  An arm that runs out of
+The arm drawn by hash goes first; warm-up, parity and audits run outside the timed arms.  An arm that runs out of
 memory is run in halves, one after the other, down to single requests; a request that does not fit alone
 fails its runs, which are stored and counted, never dropped.
 """
@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 
 from shadowspec.engine.arms import MeasuredArm, delayed
+from shadowspec.engine.audit import Auditor
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
@@ -28,6 +29,7 @@ from shadowspec.engine.repetition import is_repetition_loop
 from shadowspec.scoring import Scorer
 from shadowspec.types import (
     Arm,
+    AuditedRun,
     Block,
     BlockResult,
     FingerprintedConfig,
@@ -55,14 +57,19 @@ class Engine:
         seed: int = 0,
         warmup_blocks: int = 2,
         scorers: Mapping[str, Scorer] | None = None,
+        auditor: Auditor | None = None,
     ) -> None:
-        """`scorers` score the outputs of both arms, by endpoint; one that has none is not scored."""
+        """`scorers` score the outputs of both arms, by endpoint; one that has none is not scored.
+
+        `auditor` replays outputs of the speculative arms (None: nothing is audited).
+        """
         self.target = target
         self.candidates = tuple(candidates)
         self._seed = seed
         self._warmup_blocks = warmup_blocks
         self._warm: set[int] = set()
         self._scorers = dict(scorers or {})
+        self._auditor = auditor
         self._detokenize = target.tokenizer.decode
         self._outputs = OutputsByEndpoint()
         self._answers = Answers(target.tokenizer, target.end_token_ids)
@@ -86,12 +93,28 @@ class Engine:
             baseline = self._arm(requests, None)
         runs: list[Run] = []
         memory: dict[str, Memory] = {}
+        audits: list[AuditedRun] = []
         for candidate, (fingerprint, arm) in zip(self.candidates, arms.items(), strict=True):
             runs += self._runs(block, requests, candidate, baseline, arm)
             memory[fingerprint] = self._memory(candidate, baseline, arm)
             self._outputs.after(block, candidate.config, [each.output if each else None for each in arm.decoded])
+            audits += self._audits(block, requests, fingerprint, arm)
         num_halved = sum(arm.num_halved for arm in (baseline, *arms.values()))
-        return BlockResult(block, started_at, tuple(runs), memory, num_halved)
+        return BlockResult(block, started_at, tuple(runs), memory, num_halved, tuple(audits))
+
+    def _audits(
+        self, block: Block, requests: Sequence[Request], fingerprint: str, arm: MeasuredArm
+    ) -> tuple[AuditedRun, ...]:
+        """Of the requests drawn for it, what replay expects of their outputs; none where the device has no memory."""
+        auditor = self._auditor
+        if auditor is None:
+            return ()
+        found = self._fitting(
+            "an audit",
+            len(block.requests),
+            lambda: auditor.audit(fingerprint, block.requests, requests, arm.decoded),
+        )
+        return found or ()
 
     def _request(self, prompt: ShadowPrompt) -> Request:
         """Both arms and every candidate draw from the same seed: the request's own, or one made of its key."""

@@ -14,6 +14,7 @@ from datetime import datetime
 from shadowspec import metrics
 from shadowspec.errors import ConfigError
 from shadowspec.failures import failure_counts
+from shadowspec.frontier import Length
 from shadowspec.gate.overrides import StandingVerdict, active, standing_verdict
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.sequences import SequencePoint
@@ -26,7 +27,8 @@ from shadowspec.reports.failures import failures_of
 from shadowspec.reports.figures import MeasuredRun
 from shadowspec.reports.model import EndpointReport, Funnel, FunnelRow, Hypothesis, Report
 from shadowspec.reports.notes import IS_LOAD_CONFIGURED, with_forbidding
-from shadowspec.reports.predictions import MeasuredCell, frontiers, predictions, work_of
+from shadowspec.reports.predictions import MeasuredCell, frontiers, predictions, replayed_ways, work_of
+from shadowspec.reports.replays import audit_rows, replay_rows
 from shadowspec.reports.source import ReportSource
 from shadowspec.reports.tally import Tally
 from shadowspec.reports.taxonomy import SliceFigures
@@ -83,12 +85,14 @@ def build_report(
             [_with_load(decision, (loads or {}).get(name)) for decision in decisions[name]],
             configs,
             costs,
+            replayed_ways(source.replay_sums(name), source.replay_configs()),
             policies.get(name),
             [order for order in orders if order.endpoint == name],
             now,
         )
         for name in names
     )
+    endpoints = tuple(_with_replays(source, endpoint) for endpoint in endpoints)
     unnamed = [None] if any(name is None for name, _, _ in funnel) else []
     return Report(
         title=title,
@@ -109,6 +113,7 @@ def _endpoint(
     decisions: Sequence[Decision],
     configs: Mapping[str, FingerprintedConfig],
     costs: Mapping[CostKey, ProfiledCosts],
+    replayed: Sequence[tuple[str, FingerprintedConfig, Length]],
     policy: GatePolicy | None,
     orders: Sequence[Override],
     now: datetime,
@@ -149,7 +154,7 @@ def _endpoint(
         last_measured=max(starts, default=None),
         policy={} if policy is None else _plain(policy),
         predictions=tuple(predictions(cells, configs, costs)),
-        frontiers=tuple(frontiers(cells, configs, costs)),
+        frontiers=tuple(frontiers(cells, configs, costs, replayed)),
     )
 
 
@@ -168,6 +173,12 @@ def _cells(hypotheses: Iterable[Hypothesis]) -> list[MeasuredCell]:
         for own in hypotheses
         if own.slice_key and (pooled := own.acceptance) is not None
     ]
+
+
+def _with_replays(source: ReportSource, endpoint: EndpointReport) -> EndpointReport:
+    return dataclasses.replace(
+        endpoint, replays=replay_rows(source, endpoint.name), audits=audit_rows(source, endpoint.name)
+    )
 
 
 def _with_forbidding(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:

@@ -12,6 +12,7 @@ from enum import Enum
 from shadowspec.frontier import Gain
 from shadowspec.reports.model import SCHEMA_VERSION, Funnel, Hypothesis, Report
 from shadowspec.reports.predictions import Prediction, SliceFrontier
+from shadowspec.reports.replays import AuditRow, ReplayRow
 from shadowspec.types import Decision, Override, parse_slice_key
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -42,6 +43,8 @@ def report_document(report: Report) -> dict[str, Json]:
                 "hypotheses": [_hypothesis(h) for h in endpoint.hypotheses],
                 "predictions": [_prediction(own) for own in endpoint.predictions],
                 "frontier": [_frontier(own) for own in endpoint.frontiers],
+                "replays": [replay_document(row) for row in endpoint.replays],
+                "audits": [audit_document(row) for row in endpoint.audits],
             }
             for endpoint in report.endpoints
         ],
@@ -105,7 +108,7 @@ def _frontier(own: SliceFrontier) -> dict[str, Json]:
         return {
             "config": found.drafting.name,
             "num_speculative_tokens": found.drafting.num_speculative_tokens,
-            "mean_acceptance_length": plain(found.drafting.length),
+            "mean_acceptance_length": plain(found.drafting.length.estimate),
             "predicted_speedup": plain(found.speedup),
             "lower": plain(found.lower),
             "upper": plain(found.upper),
@@ -148,6 +151,55 @@ def _order(order: Override) -> Json:
         "author": order.author,
         "created_at": plain(order.created_at),
         "expires_at": plain(order.expires_at),
+    }
+
+
+def replay_document(row: ReplayRow) -> dict[str, Json]:
+    """Replay's figures of one slice, way of drafting and K, and the loop's beside them."""
+    own = row.mismatch
+    return {
+        "source": "replay",
+        "slice": dict[str, Json](parse_slice_key(row.slice_key)),
+        "config": row.config_name,
+        "verify_rule": row.verify_rule,
+        "num_speculative_tokens": row.num_speculative_tokens,
+        "fingerprint": row.fingerprint,
+        "num_requests": row.num_requests,
+        "mean_acceptance_length": row.mean_acceptance_length,
+        "first_position_acceptance_rate": row.first_position_acceptance_rate,
+        "draft_acceptance_rate": row.draft_acceptance_rate,
+        "loop_num_requests": row.loop_num_requests,
+        "loop_mean_acceptance_length": row.loop_mean_acceptance_length,
+        "production_mismatch": None
+        if own is None
+        else {
+            "difference": own.difference,
+            "lower": own.lower,
+            "upper": own.upper,
+            "limit": own.limit,
+            "level": own.level,
+            "num_replay_units": own.num_replay_units,
+            "num_loop_units": own.num_loop_units,
+            "is_alarm": own.is_alarm,
+        },
+    }
+
+
+def audit_document(row: AuditRow) -> dict[str, Json]:
+    """The audit of loop against replay for one slice and config."""
+    state = row.state
+    return {
+        "slice": dict[str, Json](parse_slice_key(row.slice_key)),
+        "config": row.config_name,
+        "fingerprint": row.fingerprint,
+        "num_units": state.num_units,
+        "num_refused": state.num_refused,
+        "difference": state.difference,
+        "log10_capital": state.log10_peak,
+        "log10_threshold": state.log10_threshold,
+        "level": 2.0 * state.level,
+        "is_alarm": state.has_alarmed,
+        "alarmed_at": plain(state.alarmed_at),
     }
 
 

@@ -88,6 +88,8 @@ def _vocabulary() -> dict[str, object]:
         "measure_term": MEASURE_TERM,
         "outcome_mark": OUTCOME_MARK,
         "arm_note": ARM_KEY,
+        "audit_note": meanings.AUDIT_NOTE,
+        "replay_note": meanings.REPLAY_NOTE,
         "per_position_note": POSITION_KEY,
     }
 

@@ -9,7 +9,7 @@ from shadowspec.reports.contexts import ContextRow
 from shadowspec.reports.model import EndpointReport, Hypothesis, Report
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
 from shadowspec.reports.predicted_words import frontier_lines, prediction_summary
-from shadowspec.reports.words import bounds_text, shown_as, threshold_text, title_of_test
+from shadowspec.reports.words import AUDIT_NOTE, REPLAY_NOTE, bounds_text, shown_as, threshold_text, title_of_test
 from shadowspec.types import Arm
 from shadowspec.words import (
     DASH,
@@ -72,13 +72,57 @@ def _verdicts(report: Report) -> str:
 
 
 def _endpoint(endpoint: EndpointReport) -> list[str]:
-    parts = [f"## {_text(endpoint.name)}"] if endpoint.hypotheses or endpoint.overrides else []
+    is_shown = endpoint.hypotheses or endpoint.overrides or endpoint.replays or endpoint.audits
+    parts = [f"## {_text(endpoint.name)}"] if is_shown else []
     if endpoint.overrides:
         parts.append("\n".join(f"- {_text(order_note(order))}" for order in endpoint.overrides))
+    parts += [_audits(endpoint), _replays(endpoint)]
     for h in endpoint.hypotheses:
         parts.append(f"### {_text(slice_title(h.slice_key))} ({_text(h.config_name)}, load {h.concurrency})")
         parts += [_tests(h), _measured(h), _latency(h), _failures(h), _by_context(h)]
     return parts
+
+
+def _audits(endpoint: EndpointReport) -> str:
+    if not endpoint.audits:
+        return ""
+    return f"#### Audit of the loop\n\n{AUDIT_NOTE}\n\n" + table(
+        ["Slice", "Config", "Audit", "Difference", "Capital, alarm at", "Outputs", "Refused"],
+        (
+            [
+                _text(slice_title(row.slice_key)),
+                _text(row.config_name),
+                f"**{row.words}**" if row.state.has_alarmed else row.words,
+                signed(row.state.difference),
+                row.capital_text,
+                f"{row.state.num_units:,}",
+                f"{row.state.num_refused:,}",
+            ]
+            for row in endpoint.audits
+        ),
+    )
+
+
+def _replays(endpoint: EndpointReport) -> str:
+    if not endpoint.replays:
+        return ""
+    return f"#### Replay beside the loop\n\n{REPLAY_NOTE}\n\n" + table(
+        ["Slice", "Config, rule", "K", "Requests", "Length, replay", "Length, loop", "First", "Replay less loop", ""],
+        (
+            [
+                _text(slice_title(row.slice_key)),
+                _text(f"{row.config_name}, {row.verify_rule}"),
+                str(row.num_speculative_tokens),
+                f"{row.num_requests:,}",
+                number(row.mean_acceptance_length),
+                number(row.loop_mean_acceptance_length),
+                percent(row.first_position_acceptance_rate),
+                _text(row.difference_text),
+                row.state,
+            ]
+            for row in endpoint.replays
+        ),
+    )
 
 
 def _tests(h: Hypothesis) -> str:

@@ -6,19 +6,23 @@ the cost surface of its pair on its device.  It speaks of the engine that measur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from scipy.stats import t as student
+
 from shadowspec import metrics
 from shadowspec.cost_model import CostSurface
 from shadowspec.errors import InputError
-from shadowspec.frontier import Choice, Crossing, Drafting, Work, crossings, frontier, gain
+from shadowspec.frontier import Choice, Crossing, Drafting, Length, Work, crossings, frontier, gain
 from shadowspec.reports import tally
 from shadowspec.reports.tally import Tally
 from shadowspec.store import GroupSums
 from shadowspec.types import (
+    AcceptanceSums,
     CostKey,
     FingerprintedConfig,
     ProfiledCosts,
@@ -29,6 +33,8 @@ from shadowspec.types import (
 
 NOT_PROFILED: Final = "not profiled: run shadowspec profile-device"
 REGIME_LABEL: Final = "sampling_regime"
+LEVEL: Final = 0.95  # of the bounds of replayed tokens per step, two-sided, for one look
+MIN_UNITS: Final = 2  # sessions, for any bounds
 
 Costs = Mapping[CostKey, ProfiledCosts]
 
@@ -114,41 +120,75 @@ def median_error(found: Iterable[Prediction]) -> float | None:
     return median(errors) if errors else None
 
 
-def frontiers(
-    cells: Sequence[MeasuredCell], configs: Mapping[str, FingerprintedConfig], costs: Costs
-) -> list[SliceFrontier]:
-    """For each slice, over the loads that were profiled of all of its ways of drafting.
+def replayed_ways(
+    sums: Iterable[AcceptanceSums], configs: Mapping[str, FingerprintedConfig]
+) -> list[tuple[str, FingerprintedConfig, Length]]:
+    """Slice, config and tokens per step of all that was replayed in a slice, at K that were never measured too."""
+    return [
+        (own.slice_key, configs[own.fingerprint], length)
+        for own in sums
+        if own.slice_key and own.fingerprint in configs and (length := _length_of(own)) is not None
+    ]
 
-    Tokens per step belong to weights and rule, not to the load: those of the load with the most requests count.
-    Slices of which nothing can be predicted are left out; `predictions` says why.
+
+def _length_of(sums: AcceptanceSums) -> Length | None:
+    """With the bounds of a ratio of sums over sessions: of one look at a fixed number of them."""
+    estimate = metrics.mean_acceptance_length(sums)
+    if estimate is None:
+        return None
+    number, accepted = sums.num_units, estimate - 1.0
+    if number < MIN_UNITS:
+        return Length(estimate)
+    squares = sums.accepted_squares - 2.0 * accepted * sums.accepted_drafts + accepted**2 * sums.drafts_squares
+    spread = math.sqrt(max(0.0, squares) * number / (number - 1.0)) / sums.num_drafts
+    half = float(student.ppf(0.5 + LEVEL / 2.0, number - 1)) * spread
+    return Length(estimate, max(1.0, estimate - half), estimate + half)
+
+
+def frontiers(
+    cells: Sequence[MeasuredCell],
+    configs: Mapping[str, FingerprintedConfig],
+    costs: Costs,
+    replayed: Iterable[tuple[str, FingerprintedConfig, Length]] = (),
+) -> list[SliceFrontier]:
+    """For each measured slice, over the loads that were profiled of all of its ways of drafting.
+
+    Tokens per step belong to weights and rule, not to the load: those of the load with the most requests count, and
+    what replay says of a config in their place.  Slices of which nothing can be predicted are left out; `predictions`
+    says why.
     """
     surfaces = _Surfaces(costs)
-    by_slice: dict[str, dict[str, MeasuredCell]] = {}
+    ways: dict[str, dict[str, tuple[FingerprintedConfig, Length]]] = {}
+    works: dict[str, Work] = {}
     for cell in sorted(cells, key=lambda own: own.num_requests):
-        by_slice.setdefault(cell.slice_key, {})[cell.fingerprint] = cell
+        if cell.fingerprint in configs and cell.work is not None and cell.mean_acceptance_length is not None:
+            length = Length(cell.mean_acceptance_length)
+            ways.setdefault(cell.slice_key, {})[cell.fingerprint] = configs[cell.fingerprint], length
+            works[cell.slice_key] = cell.work
+    for slice_key, config, length in replayed:
+        if slice_key in ways:
+            ways[slice_key][config.fingerprint] = config, length
     found = []
-    for slice_key, own in sorted(by_slice.items()):
-        ways = [
-            (cell.work, Drafting(config.config.name, config.config.num_speculative_tokens, length, surface))
-            for cell in own.values()
-            if (config := configs.get(cell.fingerprint)) is not None
-            and (length := cell.mean_acceptance_length) is not None
-            and (surface := surfaces.of(config, slice_key)) is not None
-            and cell.work is not None
+    for slice_key, own in sorted(ways.items()):
+        draftings = [
+            Drafting(config.config.name, config.config.num_speculative_tokens, length, surface)
+            for config, length in own.values()
+            if (surface := surfaces.of(config, slice_key)) is not None
         ]
-        made = _slice_frontier(slice_key, ways)
+        draftings.sort(key=lambda each: (each.name, each.num_speculative_tokens))
+        made = _slice_frontier(slice_key, works[slice_key], draftings)
         if made is not None:
             found.append(made)
     return found
 
 
-def _slice_frontier(slice_key: str, ways: Sequence[tuple[Work, Drafting]]) -> SliceFrontier | None:
-    if not ways:
+def _slice_frontier(slice_key: str, work: Work, ways: Sequence[Drafting]) -> SliceFrontier | None:
+    within = [way for way in ways if way.num_speculative_tokens <= max(way.surface.depths)]
+    if not within:
         return None
-    work, _ = ways[-1]  # of the config with the most requests
-    shared = set.intersection(*(set(way.surface.loads) for _, way in ways))
+    shared = set.intersection(*(set(way.surface.loads) for way in within))
     try:
-        choices = frontier([way for _, way in ways], sorted(shared), work)
+        choices = frontier(within, sorted(shared), work)
     except InputError:  # its requests are longer or shorter than what was profiled
         return None
     best = [(choice.concurrency, max(each.speedup for each in choice.gains)) for choice in choices]
@@ -182,7 +222,7 @@ def _prediction(cell: MeasuredCell, config: FingerprintedConfig, surfaces: _Surf
         return Prediction(cell, own, reason=NOT_PROFILED)
     if cell.mean_acceptance_length is None or cell.work is None:
         return Prediction(cell, own, reason="nothing was drafted")
-    drafting = Drafting(own.name, own.num_speculative_tokens, cell.mean_acceptance_length, surface)
+    drafting = Drafting(own.name, own.num_speculative_tokens, Length(cell.mean_acceptance_length), surface)
     try:
         found = gain(drafting, cell.concurrency, cell.work)
     except InputError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from shadowspec.reports.replays import ReplaySource
 from shadowspec.types import (
     CostKey,
     Decision,
@@ -18,7 +19,7 @@ from shadowspec.types import (
 )
 
 
-class ReportSource(Protocol):
+class ReportSource(ReplaySource, Protocol):
     """Committed rows, read only.  An endpoint without rows has empty sequences, never an error."""
 
     def endpoints(self) -> Sequence[str]:

@@ -43,6 +43,16 @@ TEST_TITLE = {
     "p99": "p99 end to end, speculative over baseline",
 }
 
+REPLAY_NOTE = (
+    "Expected counts given logged responses, pooled; what the loop counted in the same time stands beside them. No "
+    "test rests on replay. A difference beyond its limit is a production mismatch: production answers otherwise than "
+    "the shadow's target, which says nothing against loop or replay."
+)
+AUDIT_NOTE = (
+    "Outputs of the speculative loop, replayed. The share of tokens accepted beyond what replay expects has mean zero; "
+    "an alarm says that loop or replay is wrong, and holds the slice until an operator clears it."
+)
+
 MEASURE_TITLE = {"end_to_end_ms": "End to end", "ttft_ms": "TTFT", "tpot_ms": "TPOT", "queue_ms": "Queue"}
 
 # (short name, sentence): each is one hover or one footnote away from every use of the word in a report

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from shadowspec.store import evidence_snapshot, ledger, overrides, queries, resume, rollouts, rollup_queries, session
+from shadowspec.store.audit_reads import AuditReads
 from shadowspec.store.board_reads import BoardReads
 from shadowspec.store.evidence_rows import EvidenceRows
 from shadowspec.store.explorer_reads import ExplorerReads
@@ -36,7 +37,7 @@ from shadowspec.types import (
 )
 
 
-class Reads(ExplorerReads, BoardReads, ScheduleReads):
+class Reads(AuditReads, ExplorerReads, BoardReads, ScheduleReads):
     """What can be asked of one database.  Times come back in UTC."""
 
     # what was measured and decided

@@ -430,5 +430,56 @@ report_deliveries = Table(  # a report to one receiver; never what it says
     Index(None, "receiver", "state"),
 )
 
+replay_configs = Table(  # what responses were replayed with; one that was measured too has the same fingerprint
+    "replay_configs",
+    metadata,
+    Column("fingerprint", Text, primary_key=True),
+    Column("config", Json, nullable=False),  # every field of the speculation config
+    *(Column(name, Text, nullable=False) for name in ("engine", "device", "dtype")),
+    Column("details", Json, nullable=False),
+)
+
+replays = Table(  # expected counts, given the response: replay's, never the loop's
+    "replays",
+    metadata,
+    *record_key(),
+    Column("fingerprint", Text, primary_key=True),
+    Column("endpoint", Text, nullable=False),
+    Column("slice_key", Text, nullable=False),
+    Column("unit_key", Text, nullable=False),
+    Column("event_time", UtcDateTime, nullable=False),
+    *integers("num_speculative_tokens"),  # the config's: what a read by K needs no join for
+    *reals("num_drafts", "num_draft_tokens", "num_accepted_tokens"),
+    Column("num_accepted_tokens_per_pos", Json, nullable=False),
+    Column("acceptance_histogram", Json, nullable=False),
+    *integers("num_output_tokens", "num_prompt_tokens"),
+    *reals("num_plain_steps", "num_cut_steps", "num_cut_draft_tokens"),
+    *reals("drafts_variance", "accepted_variance", "drafts_accepted_covariance"),
+    Index("ix_replays_cell", "endpoint", "slice_key", "fingerprint", "unit_key"),
+)
+
+audits = Table(  # outputs of the loop, replayed
+    "audits",
+    metadata,
+    *record_key(),
+    Column("fingerprint", Text, primary_key=True),
+    Column("endpoint", Text, nullable=False),
+    Column("slice_key", Text, nullable=False),
+    Column("event_time", UtcDateTime, nullable=False),
+    *integers("num_output_tokens", "num_accepted_tokens"),
+    Column("expected_accepted_tokens", Real),  # NULL: replay refuses the output
+    Column("is_folded", Boolean, nullable=False),
+    Index(None, "endpoint", "is_folded"),
+)
+
+audit_states = Table(  # what the audit of each slice and config has come to
+    "audit_states",
+    metadata,
+    Column("endpoint", Text, primary_key=True),
+    Column("slice_key", Text, primary_key=True),
+    Column("fingerprint", Text, primary_key=True),
+    Column("document", Json, nullable=False),
+)
+
 ROLLUP_KEY = ("endpoint", "hour", "slice_key", "fingerprint", "concurrency")
 PARTITIONED = (records, runs)

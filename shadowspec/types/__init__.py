@@ -5,6 +5,7 @@ Counts are stored, ratios are formed in `shadowspec.metrics` alone.  Names are t
 those are kept out of every repr.
 """
 
+from shadowspec.types.audits import AcceptanceSums, AuditedRun, AuditedUnit, ReplayedRecord, StoredAudit
 from shadowspec.types.costs import BASELINE, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
 from shadowspec.types.flags import NO_FLAGS, Contract, Intervention, OutputContract, RunFlags, Validity
@@ -43,10 +44,13 @@ __all__ = [
     "FORCEABLE",
     "NO_FLAGS",
     "SUFFIX_OPTIONS",
+    "AcceptanceSums",
     "Advance",
     "Arm",
     "ArmTiming",
     "Arrival",
+    "AuditedRun",
+    "AuditedUnit",
     "Block",
     "BlockResult",
     "Clearing",
@@ -79,6 +83,7 @@ __all__ = [
     "Place",
     "ProfiledCosts",
     "RecordKey",
+    "ReplayedRecord",
     "Rollout",
     "Run",
     "RunFlags",
@@ -91,6 +96,7 @@ __all__ = [
     "SpeculationCounts",
     "Stage",
     "StepCost",
+    "StoredAudit",
     "StoredBlock",
     "StoredEvidence",
     "StoredRecord",

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
 from shadowspec.cost_model import CostSurface
-from shadowspec.frontier import Work
+from shadowspec.frontier import Length, Work
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports import Report, build_report, render_html, render_json, render_markdown
-from shadowspec.reports.predictions import NOT_PROFILED, MeasuredCell, frontiers, median_error, predictions
-from shadowspec.types import CostKey, Place, ProfiledCosts, StepCost
+from shadowspec.reports.predictions import (
+    NOT_PROFILED,
+    MeasuredCell,
+    frontiers,
+    median_error,
+    predictions,
+    replayed_ways,
+)
+from shadowspec.types import AcceptanceSums, CostKey, Place, ProfiledCosts, StepCost
 from tests.reports.worlds import NOW, MemorySource, add_slice, config
 
 CODE = "prompt_class=code,sampling_regime=greedy"
@@ -97,7 +105,7 @@ def test_the_frontier_takes_each_configs_busiest_load_and_every_config() -> None
     (found,) = frontiers(cells, {each.fingerprint: each for each in both}, {own.key: own})
     assert [choice.concurrency for choice in found.choices] == [1, 4, 16]
     for choice in found.choices:
-        assert {(each.drafting.name, each.drafting.length) for each in choice.gains} == {
+        assert {(each.drafting.name, each.drafting.length.estimate) for each in choice.gains} == {
             ("draft-k2", 2.2),
             ("draft-k8", 3.0),
         }
@@ -137,3 +145,43 @@ def test_an_adaptive_depth_has_no_costs_of_a_fixed_one() -> None:
     assert predictions([cell], {own.fingerprint: own}, costs)[0].speedup is not None
     assert predictions([cell], {own.fingerprint: adaptive}, costs)[0].reason == NOT_PROFILED
     assert frontiers([cell], {own.fingerprint: adaptive}, costs) == []
+
+
+def sums_of(units: list[tuple[float, float]], fingerprint: str) -> AcceptanceSums:
+    """Accepted tokens and drafts of each session."""
+    return AcceptanceSums(
+        slice_key=CODE, fingerprint=fingerprint, num_requests=len(units), num_units=len(units),
+        num_drafts=sum(drafts for _, drafts in units), num_draft_tokens=8 * sum(drafts for _, drafts in units),
+        num_accepted_tokens=sum(accepted for accepted, _ in units), num_first_accepted_tokens=0.0,
+        drafts_squares=sum(drafts**2 for _, drafts in units),
+        accepted_drafts=sum(accepted * drafts for accepted, drafts in units),
+        accepted_squares=sum(accepted**2 for accepted, _ in units), first_event=NOW, last_event=NOW,
+    )  # fmt: skip
+
+
+def test_replay_brings_depths_that_were_never_measured_and_bounds() -> None:
+    measured, deeper = config("draft-k4", 4), config("draft-k8", 8)
+    units = [(20.0, 10.0), (24.0, 9.0), (15.0, 11.0), (30.0, 12.0)]
+    own = [sums_of(units, measured.fingerprint), sums_of([(5.0, 2.0)], deeper.fingerprint)]
+    ways = replayed_ways(own, {each.fingerprint: each for each in (measured, deeper)})
+    (_, _, four), (_, _, eight) = ways
+    assert four.estimate == pytest.approx(1.0 + 89 / 42)
+    residuals = [accepted - 89 / 42 * drafts for accepted, drafts in units]
+    half = 3.182446 * math.sqrt(4 / 3 * sum(each**2 for each in residuals)) / 42  # Student's t, 3 degrees, 97.5%
+    assert (four.lower, four.upper) == pytest.approx((four.estimate - half, four.estimate + half))
+    assert (eight.estimate, eight.lower) == (3.5, None)  # one session has no spread
+    cell = MeasuredCell(CODE, 4, measured.fingerprint, 100, 2.0, Work(90.0, 36.0), 1.2)
+    costs = {profiled().key: profiled()}
+    (plain,) = frontiers([cell], {measured.fingerprint: measured}, costs)
+    (found,) = frontiers([cell], {measured.fingerprint: measured}, costs, ways)
+    assert [len(choice.gains) for choice in plain.choices] == [1, 1, 1]
+    for choice in found.choices:
+        assert [each.drafting.num_speculative_tokens for each in choice.gains] == [4, 8]
+        assert choice.gains[0].drafting.length == four  # in place of the loop's
+        assert choice.gains[0].lower is not None
+
+
+def test_what_was_replayed_of_a_slice_without_measurements_has_no_frontier() -> None:
+    own = config()
+    ways = [("prompt_class=maths", own, Length(3.0))]
+    assert frontiers([], {own.fingerprint: own}, {profiled().key: profiled()}, ways) == []

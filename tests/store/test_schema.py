@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 from shadowspec.errors import ServiceUnavailableError, StoreError, UsageError
 from shadowspec.store import Store, check, current, head, schema, session, upgrade
 from shadowspec.store.tables import metadata
-from shadowspec.types import Contract, Intervention, RunFlags, Validity
+from shadowspec.types import Contract, Intervention, RunFlags, StoredAudit, Validity
 from tests.store import examples
 from tests.store.saving import save_block
 
@@ -44,6 +44,9 @@ def test_upgrade_is_idempotent_and_keeps_the_data(database_url: str) -> None:
     with Store.open(database_url) as store:
         assert store.records("chat") == [examples.record(1)]
         assert store.latest_decisions() == [examples.decision()]
+        assert store.replay_configs() == {"fp": examples.config()}
+        assert [own.num_requests for own in store.replay_sums("chat")] == [1]
+        assert store.audit_states("chat") == [StoredAudit("", "fp", {"num_units": 1})]
 
 
 def test_every_revision_goes_down_and_up_with_data(blank_url: str) -> None:
@@ -101,8 +104,11 @@ def test_what_was_measured_before_there_were_flags_keeps_its_figures_and_has_non
 def _fill(url: str) -> None:
     with Store.open(url) as store:
         store.save_fingerprints([examples.config()])
-        save_block(store, examples.block("b", range(1, 2)), [examples.record(1)])
+        save_block(store, examples.audited(examples.block("b", range(1, 2))), [examples.record(1)])
         store.append_decisions([examples.decision()])
+        store.save_replays([examples.replayed(1)])
+        with store.audit_session("chat") as session:
+            session.save([StoredAudit("", "fp", {"num_units": len(session.take())})])
 
 
 def _tables(url: str) -> set[str]:
