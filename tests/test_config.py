@@ -79,7 +79,7 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     shown = load(tmp_path, commented.sub("", template))
     plain = load(tmp_path, template)
     assert (shown.engine, shown.database_url) == (plain.engine, plain.database_url)
-    assert [c.name for c in shown.endpoints["chat"].candidates] == ["draft-k4", "ngram-k4"]
+    assert [c.name for c in shown.endpoints["chat"].candidates] == ["draft-k4", "ngram-k4", "eagle-k4"]
     assert shown.endpoints["chat"].candidates[0] == plain.endpoints["chat"].candidates[0]
 
 
@@ -138,6 +138,14 @@ def test_the_values_reach_the_inner_layers(tmp_path: Path) -> None:
     assert (draft.target, draft.draft, draft.verify_rule) == ("t", "x", VerifyRule.EXACT_MATCH)
 
 
+@pytest.mark.parametrize("proposer", ["medusa", "mlp_speculator", "eagle3"])
+def test_heads_draft_their_arg_max_unless_told_otherwise(tmp_path: Path, proposer: str) -> None:
+    (config,) = load(tmp_path, f"{ENDPOINT}proposer = '{proposer}'\n").endpoints["chat"].candidates
+    assert (config.proposer, config.draft, config.verify_rule) == (proposer, "models/draft", VerifyRule.GREEDY_DRAFT)
+    text = f"{ENDPOINT}proposer = '{proposer}'\nverify_rule = 'rejection'\n"
+    assert load(tmp_path, text).endpoints["chat"].candidates[0].verify_rule is VerifyRule.REJECTION
+
+
 def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) -> None:
     assert load(tmp_path, ENDPOINT).endpoints["chat"].rule.match == MatchRule(endpoint="chat")
 
@@ -158,7 +166,8 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (ENDPOINT + "[endpoints.chat.gate]\nflor = 0.1\n", "endpoints.chat.gate.flor: is not a known key"),
         (ENDPOINT + "kind = 1\n", "endpoints.chat.candidates.0.kind: is not a known key"),
         (ENDPOINT + "proposer = 'eagle'\n", "endpoints.chat.candidates.0.proposer"),
-        (ENDPOINT + "proposer = 'ngram'\n", "draft_model needs a draft, ngram takes none"),
+        (ENDPOINT + "proposer = 'ngram'\n", "ngram takes no draft"),
+        (ENDPOINT.replace("draft = ", "proposer = 'medusa'  # "), "medusa needs a draft"),
         (ENDPOINT + "ngram_min = 2\n", "are for the proposer ngram"),
         (ENDPOINT + "verify_rule = 'greedy'\n", "endpoints.chat.candidates.0.verify_rule"),
         (ENDPOINT.replace('served_models = ["m"]', ""), "endpoints.chat.served_models: is missing"),

@@ -44,8 +44,8 @@ def profile_pairs(config: Config, grid: Grid, *, endpoint: str | None) -> list[P
     pairs: dict[tuple[str, str | None, str], tuple[list[str], LoadedModel, Candidate]] = {}
     for name, target, candidate in _candidates(config, endpoint):
         own = candidate.config.config
-        if candidate.draft is None:
-            log.warning("%s: %s drafts without a model and is not profiled", name, own.name)
+        if not isinstance(candidate.draft, LoadedModel):
+            log.warning("%s: %s drafts without a model of its own and is not profiled", name, own.name)
             continue
         key = (own.target, own.draft, own.verify_rule.value)
         pairs.setdefault(key, ([], target, candidate))[0].append(name)

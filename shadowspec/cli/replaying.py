@@ -14,13 +14,14 @@ from shadowspec.cli.console import notes, progress_bar
 from shadowspec.cli.pipeline import load_tokenizers, require_endpoints
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine import Models
+from shadowspec.engine.heads.folder import KINDS
 from shadowspec.engine.models import check_tokenizers, load_end_token_ids
 from shadowspec.engine.replay.acceptance import LogprobsMode
 from shadowspec.engine.replay.pooling import Pool
 from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayed, Replayer
 from shadowspec.engine.replay.responses import Response, logged_response
 from shadowspec.engine.tokenizer import FolderTokenizer
-from shadowspec.errors import ConfigError, RecordError
+from shadowspec.errors import ConfigError, RecordError, UsageError
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import LoggedCall, ResponseReader
 from shadowspec.tap.sources import RawRecord, read_records
@@ -156,6 +157,8 @@ def _endpoint(
         if candidate.draft is None:
             draftings.append(Drafting(candidate, None))  # a looked-up token is accepted alike by every rule
             continue
+        if candidate.proposer in KINDS:
+            raise UsageError(f"candidate {candidate.name}: {candidate.proposer} heads cannot be replayed")
         draft = models.load(candidate.draft)
         check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
         draftings += [

@@ -142,7 +142,7 @@ class CandidateSection(Section):
     """[[endpoints.NAME.candidates]]"""
 
     name: Name
-    proposer: Literal["draft_model", "ngram"] = "draft_model"
+    proposer: Literal["draft_model", "ngram", "medusa", "mlp_speculator", "eagle3"] = "draft_model"
     draft: Text | None = None
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)]
     verify_rule: Literal["rejection", "greedy_draft", "exact_match"] | None = None
@@ -151,9 +151,9 @@ class CandidateSection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if (self.proposer == "draft_model") != (self.draft is not None):
-            raise ValueError("draft_model needs a draft, ngram takes none")
-        if self.proposer == "draft_model" and self.model_fields_set & {"ngram_min", "ngram_max"}:
+        if (self.proposer != "ngram") != (self.draft is not None):
+            raise ValueError(f"{self.proposer} {'takes no draft' if self.draft is not None else 'needs a draft'}")
+        if self.proposer != "ngram" and self.model_fields_set & {"ngram_min", "ngram_max"}:
             raise ValueError("ngram_min and ngram_max are for the proposer ngram")
         if self.ngram_min > self.ngram_max:
             raise ValueError("ngram_min must not exceed ngram_max")

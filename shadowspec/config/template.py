@@ -148,10 +148,11 @@ loads = [{ concurrency = 4, share = 1.0 }]
 
 [[endpoints.chat.candidates]]
 name = "draft-k4"
-proposer = "draft_model"     # or "ngram", which needs no draft
+proposer = "draft_model"     # or "ngram", which needs no draft; "medusa", "mlp_speculator", "eagle3": heads, see below
 draft = "models/draft"
 num_speculative_tokens = 4
-# verify_rule = "rejection"  # draft_model: rejection, greedy_draft, exact_match; ngram: greedy_draft, exact_match
+# verify_rule = "rejection"  # draft_model: rejection, greedy_draft, exact_match; ngram: greedy_draft, exact_match;
+#                            heads: all three, by default greedy_draft
 
 # [[endpoints.chat.candidates]]
 # name = "ngram-k4"
@@ -159,6 +160,13 @@ num_speculative_tokens = 4
 # num_speculative_tokens = 4
 # ngram_min = 2              # shortest suffix that is looked up in the text so far
 # ngram_max = 4
+
+# Heads that draft from the target's hidden states, as they are published (docs/engine.md, Heads).
+# [[endpoints.chat.candidates]]
+# name = "eagle-k4"
+# proposer = "eagle3"        # or "medusa", "mlp_speculator", which draft at most one token per head
+# draft = "models/eagle3"
+# num_speculative_tokens = 4
 """
 
 

@@ -273,3 +273,11 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
             f"draft {draft.path} is only {ratio:.1f} times smaller than its target: hardly any acceptance pays for it"
         )
     return warnings
+
+
+def input_embedding(model: Any) -> torch.Tensor:
+    """The embedding of a model's tokens, [vocabulary, hidden]."""
+    embedding: torch.Tensor = (
+        model.embedding if isinstance(model, DirectLlama) else model.get_input_embeddings().weight.data
+    )
+    return embedding

@@ -6,7 +6,9 @@ Read in vLLM's source (fields, versions and licence: tests/data/peers/vllm.json)
   without end;
 - depths are cut to `num_speculative_tokens`;
 - with data parallelism the ranges are dropped with a warning and the full depth runs at every batch size;
-- an unknown key is refused, so that no decision id can be written.
+- an unknown key is refused, so that no decision id can be written;
+- Medusa drafts the arg-max of every head that the checkpoint holds, whatever the sampling;
+- `mlp_speculator` passes the configuration, and the engine then does not start (vllm-project/vllm issue 47825).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import json
 
 from shadowspec.export.document import Document
-from shadowspec.export.schedule import Schedule
+from shadowspec.export.schedule import Schedule, off_remarks
 from shadowspec.types import VerifyRule
 
 MAX_BATCH_SIZE = 2**31 - 1  # stands for a range without end
@@ -23,6 +25,9 @@ DATA_PARALLEL = (
     "do not use this there"
 )
 NGRAM = "vLLM looks an n-gram up in its own way: its proposals may differ from those that were measured"
+MEDUSA = "vLLM drafts with every Medusa head of the checkpoint: let it hold num_speculative_tokens of them"
+MEDUSA_SAMPLED = "vLLM's Medusa heads draft their arg-max, and rejection was measured: exported as off"
+PROPOSERS = ("draft_model", "ngram", "medusa", "eagle3")
 
 
 def render(schedule: Schedule) -> Document:
@@ -30,13 +35,20 @@ def render(schedule: Schedule) -> Document:
     if schedule.config is None:
         return Document("null\n")
     config = schedule.config
+    if config.proposer not in PROPOSERS:
+        return Document("null\n", tuple(off_remarks("vLLM", schedule, PROPOSERS)))
+    is_sampling = config.verify_rule is VerifyRule.REJECTION
+    if config.proposer == "medusa" and is_sampling:
+        return Document("null\n", (MEDUSA_SAMPLED,))
     values: dict[str, object] = {"num_speculative_tokens": schedule.max_num_speculative_tokens}
     remarks = [DATA_PARALLEL]
     if config.proposer == "ngram":
         values |= {"method": "ngram", "prompt_lookup_min": config.ngram_min, "prompt_lookup_max": config.ngram_max}
         remarks.append(NGRAM)
+    elif config.proposer == "medusa":
+        values |= {"method": "medusa", "model": config.draft}
+        remarks.append(MEDUSA)
     else:
-        is_sampling = config.verify_rule is VerifyRule.REJECTION
         values |= {
             "method": config.proposer,
             "model": config.draft,

@@ -9,9 +9,8 @@ import torch
 from shadowspec.engine.batch import Batch
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
-from shadowspec.engine.randomness import DRAFT_STREAM, at_positions, sample
+from shadowspec.engine.proposers.choice import Draft
 from shadowspec.engine.runner import Runner
-from shadowspec.engine.sampling import greedy_tokens
 
 
 class DraftModelProposer:
@@ -20,6 +19,8 @@ class DraftModelProposer:
     `is_sampling` drafts by sampling the draft's processed distribution (needed by the `rejection` rule);
     otherwise the draft takes its arg-max, a one-hot draft.
     """
+
+    hidden = None  # of the target: none are needed
 
     def __init__(self, model: Any, num_speculative_tokens: int, *, is_sampling: bool) -> None:
         self._model = model
@@ -31,34 +32,18 @@ class DraftModelProposer:
         self._runner.prefill([prompt[:-1] or prompt for prompt in batch.prompts])
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
-        drafted = torch.empty((batch.num_rows, self._num_speculative_tokens), dtype=torch.int64, device=batch.device)
-        probs: list[torch.Tensor] = []
+        draft = Draft(batch, self._num_speculative_tokens, is_sampling=self._is_sampling)
         # The last two tokens go in together: after a fully accepted step the draft has not yet seen the
         # last drafted token; elsewhere the first of them rewrites the same keys and values.
         tokens = torch.stack((batch.previous_tokens, batch.last_tokens), 1)  # [rows, 2]
         self._runner.begin(span)
-        for depth in range(self._num_speculative_tokens):
+        for _ in range(self._num_speculative_tokens):
             logits = self._runner.append(tokens, keep=1)  # [rows, 1, vocabulary]
-            chosen = self._choose(batch, logits, drafted, depth, probs)
-            drafted[:, depth] = chosen
-            tokens = chosen[:, None]
-        num_drafted = torch.full_like(batch.lengths, self._num_speculative_tokens)
-        return Proposal(drafted, num_drafted, torch.stack(probs, 1) if probs else None)
+            tokens = draft.choose(logits[:, 0])[:, None]
+        return draft.proposal()
 
     def keep(self, slots: list[int]) -> None:
         self._runner.keep(slots)
 
     def cache_bytes(self) -> int:
         return self._runner.cache.allocated_bytes()
-
-    def _choose(
-        self, batch: Batch, logits: torch.Tensor, drafted: torch.Tensor, depth: int, probs: list[torch.Tensor]
-    ) -> torch.Tensor:
-        """The token drafted at `depth`, int64 [rows]; where the draft samples, its distribution joins `probs`."""
-        processed = batch.sampling.draft_logits(logits[:, 0], drafted[:, :depth], batch.emitted)
-        if not self._is_sampling or batch.sampling.all_greedy:
-            return greedy_tokens(processed)
-        draft_probs = batch.sampling.probs(processed[:, None])[:, 0]  # [rows, vocabulary]
-        probs.append(draft_probs)
-        uniform = at_positions(batch.uniforms, DRAFT_STREAM, batch.emitted + depth, 1)[:, 0]
-        return sample(draft_probs, uniform)
