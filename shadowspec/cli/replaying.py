@@ -15,7 +15,8 @@ from shadowspec.cli.pipeline import load_tokenizers, require_endpoints
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine import Models
 from shadowspec.engine.heads.folder import KINDS
-from shadowspec.engine.models import check_tokenizers, load_end_token_ids
+from shadowspec.engine.heads.loading import LoadedHeads, load_heads
+from shadowspec.engine.models import LoadedModel, check_tokenizers, load_end_token_ids
 from shadowspec.engine.replay.acceptance import LogprobsMode
 from shadowspec.engine.replay.pooling import Pool
 from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayed, Replayer
@@ -157,10 +158,17 @@ def _endpoint(
         if candidate.draft is None:
             draftings.append(Drafting(candidate, None))  # a looked-up token is accepted alike by every rule
             continue
+        draft: LoadedModel | LoadedHeads
         if candidate.proposer in KINDS:
-            raise UsageError(f"candidate {candidate.name}: {candidate.proposer} heads cannot be replayed")
-        draft = models.load(candidate.draft)
-        check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
+            if draft_only:
+                raise UsageError(
+                    f"--draft-only: candidate {candidate.name} drafts from the target's hidden states, "
+                    "and cannot be replayed without it"
+                )
+            draft = load_heads(candidate.draft, candidate.proposer, models.load(own.target))
+        else:
+            draft = models.load(candidate.draft)
+            check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
         draftings += [
             Drafting(replace(candidate, verify_rule=rule), draft) for rule in verify_rules or (candidate.verify_rule,)
         ]
