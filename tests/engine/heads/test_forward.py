@@ -113,6 +113,24 @@ def test_eagle3_layer(
     torch.testing.assert_close(draft.logits(states[0]), logits, **TOLERANCE)
 
 
+@torch.inference_mode()
+def test_rotary_angles_as_older_configs_write_them(target: LoadedModel, tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    reference = Eagle3()
+    reference.config.rope_parameters = {"rope_type": "default", "rope_theta": 500.0}
+    older = reference.config.to_diff_dict() | {"model_type": "llama", "rope_theta": 500.0, "rope_scaling": None}
+    del older["rope_parameters"]
+    folder = reference.save(tmp_path, transformer_layer_config=older)
+    draft = load_heads(str(folder), "eagle3", target).heads
+    assert isinstance(draft, Eagle3Draft)
+    tokens, hidden = torch.randint(0, VOCABULARY, (30,)), torch.randn(30, 3 * HIDDEN)
+    cache = RaggedCache(1, 1, 30, torch.device("cpu"))
+    span = Span.after(torch.tensor([0]), 0, 30, torch.float32)
+    mask = cache.begin_step(span, 0, 30)
+    states = draft.forward(tokens[None], draft.fused(hidden[None]), draft.angles(span.columns), mask, cache)
+    torch.testing.assert_close(states[0], reference.states(tokens, reference.fc(hidden)), **TOLERANCE)
+
+
 def test_an_embedding_that_is_left_out_is_the_targets(target: LoadedModel, plain: Any, tmp_path: Path) -> None:
     reference = Eagle3()
     own = load_heads(str(reference.save(tmp_path / "own")), "eagle3", target)
