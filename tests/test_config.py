@@ -80,7 +80,7 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     shown = load(tmp_path, commented.sub("", template))
     plain = load(tmp_path, template)
     assert (shown.engine, shown.database_url) == (plain.engine, plain.database_url)
-    assert [c.name for c in shown.endpoints["chat"].candidates] == ["draft-k4", "ngram-k4", "suffix-k8"]
+    assert [c.name for c in shown.endpoints["chat"].candidates] == ["draft-k4", "ngram-k4", "suffix-k8", "eagle-k4"]
     assert shown.endpoints["chat"].candidates[0] == plain.endpoints["chat"].candidates[0]
     suffix = shown.endpoints["chat"].candidates[2]
     assert suffix == SpeculationConfig("suffix-k8", suffix.target, None, "suffix", 8, VerifyRule.GREEDY_DRAFT)
@@ -193,6 +193,14 @@ def test_contracts_that_are_none(tmp_path: Path, keys: str, says: str) -> None:
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("proposer", ["medusa", "mlp_speculator", "eagle3"])
+def test_heads_draft_their_arg_max_unless_told_otherwise(tmp_path: Path, proposer: str) -> None:
+    (config,) = load(tmp_path, f"{ENDPOINT}proposer = '{proposer}'\n").endpoints["chat"].candidates
+    assert (config.proposer, config.draft, config.verify_rule) == (proposer, "models/draft", VerifyRule.GREEDY_DRAFT)
+    text = f"{ENDPOINT}proposer = '{proposer}'\nverify_rule = 'rejection'\n"
+    assert load(tmp_path, text).endpoints["chat"].candidates[0].verify_rule is VerifyRule.REJECTION
+
+
 def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) -> None:
     assert load(tmp_path, ENDPOINT).endpoints["chat"].rule.match == MatchRule(endpoint="chat")
 
@@ -213,8 +221,8 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (ENDPOINT + "[endpoints.chat.gate]\nflor = 0.1\n", "endpoints.chat.gate.flor: is not a known key"),
         (ENDPOINT + "kind = 1\n", "endpoints.chat.candidates.0.kind: is not a known key"),
         (ENDPOINT + "proposer = 'eagle'\n", "endpoints.chat.candidates.0.proposer"),
-        (ENDPOINT + "proposer = 'ngram'\n", "draft_model needs a draft, ngram and suffix take none"),
-        (ENDPOINT + "proposer = 'suffix'\n", "draft_model needs a draft, ngram and suffix take none"),
+        (ENDPOINT + "proposer = 'ngram'\n", "ngram takes no draft"),
+        (ENDPOINT + "proposer = 'suffix'\n", "suffix takes no draft"),
         (ENDPOINT + "ngram_min = 2\n", "ngram_min is for the proposer ngram"),
         (ENDPOINT + "suffix_memory_tokens = 2\n", "suffix_memory_tokens is for the proposer suffix"),
         (ENDPOINT + "draft_confidence_threshold = 1.0\n", "0.draft_confidence_threshold: should be less than 1"),
@@ -228,6 +236,7 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (SUFFIX + "suffix_decoding_max_spec_factor = 0.04\n", "even for the longest match, of 23 tokens"),
         (SUFFIX + "suffix_decoding_min_token_prob = 1.1\n", "suffix_decoding_min_token_prob: should be less"),
         (SUFFIX + "suffix_memory_tokens = -1\n", "suffix_memory_tokens: should be greater"),
+        (ENDPOINT.replace("draft = ", "proposer = 'medusa'  # "), "medusa needs a draft"),
         (ENDPOINT + "verify_rule = 'greedy'\n", "endpoints.chat.candidates.0.verify_rule"),
         (ENDPOINT.replace('served_models = ["m"]', ""), "endpoints.chat.served_models: is missing"),
         (ENDPOINT.replace('["m"]', "[]"), "endpoints.chat.served_models"),

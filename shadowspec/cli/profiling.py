@@ -53,8 +53,8 @@ def profile_pairs(
     pairs: dict[tuple[str, str | None, str], tuple[list[str], LoadedModel, Candidate]] = {}
     for name, target, candidate in _candidates(config, endpoint):
         own = candidate.config.config
-        if candidate.draft is None:
-            log.warning("%s: %s drafts without a model and is not profiled", name, own.name)
+        if not isinstance(candidate.draft, LoadedModel):
+            log.warning("%s: %s drafts without a model of its own and is not profiled", name, own.name)
             continue
         if own.draft_confidence_threshold > 0.0:
             log.warning("%s: %s drafts to a depth by its confidence and is not profiled", name, own.name)

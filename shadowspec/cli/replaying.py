@@ -15,13 +15,15 @@ from shadowspec.cli.pipeline import load_tokenizers, require_endpoints
 from shadowspec.cli.replay_store import fingerprints_of, replayed_record
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine import Models
-from shadowspec.engine.models import check_contexts, check_tokenizers, load_end_token_ids
+from shadowspec.engine.heads.folder import KINDS
+from shadowspec.engine.heads.loading import LoadedHeads, load_heads
+from shadowspec.engine.models import LoadedModel, check_contexts, check_tokenizers, load_end_token_ids
 from shadowspec.engine.replay.acceptance import LogprobsMode
 from shadowspec.engine.replay.pooling import Pool
 from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayed, Replayer
 from shadowspec.engine.replay.responses import Response, logged_response
 from shadowspec.engine.tokenizer import FolderTokenizer
-from shadowspec.errors import ConfigError, RecordError
+from shadowspec.errors import ConfigError, RecordError, UsageError
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import LoggedCall, ResponseReader
 from shadowspec.tap.sources import RawRecord, read_records
@@ -179,9 +181,18 @@ def _endpoint(
         if candidate.draft is None:
             draftings.append(Drafting(candidate, None))  # a looked-up token is accepted alike by every rule
             continue
-        draft = models.load(candidate.draft)
-        check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
-        check_contexts(own.target, tokenizer, candidate.draft, draft.tokenizer)
+        draft: LoadedModel | LoadedHeads
+        if candidate.proposer in KINDS:
+            if draft_only:
+                raise UsageError(
+                    f"--draft-only: candidate {candidate.name} drafts from the target's hidden states, "
+                    "and cannot be replayed without it"
+                )
+            draft = load_heads(candidate.draft, candidate.proposer, models.load(own.target))
+        else:
+            draft = models.load(candidate.draft)
+            check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
+            check_contexts(own.target, tokenizer, candidate.draft, draft.tokenizer)
         draftings += [
             Drafting(replace(candidate, verify_rule=rule), draft) for rule in verify_rules or (candidate.verify_rule,)
         ]

@@ -18,6 +18,7 @@ DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
 BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant")
 LAST_PORT: Final = 65_535
 PERSONAL_METADATA: Final = ("session_id", "user", "user_id", "request_id")
+LOOKUPS: Final = ("ngram", "suffix")  # proposers that look up what stands in texts: they need no draft
 PROPOSER_OPTIONS: Final = {
     "draft_model": ("draft_confidence_threshold",),
     "ngram": ("ngram_min", "ngram_max"),
@@ -150,7 +151,7 @@ class CandidateSection(Section):
     """[[endpoints.NAME.candidates]]"""
 
     name: Name
-    proposer: Literal["draft_model", "ngram", "suffix"] = "draft_model"
+    proposer: Literal["draft_model", "ngram", "suffix", "medusa", "mlp_speculator", "eagle3"] = "draft_model"
     draft: Text | None = None
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)]
     verify_rule: Literal["rejection", "greedy_draft", "exact_match"] | None = None
@@ -164,8 +165,8 @@ class CandidateSection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if (self.proposer == "draft_model") != (self.draft is not None):
-            raise ValueError("draft_model needs a draft, ngram and suffix take none")
+        if (self.proposer in LOOKUPS) != (self.draft is None):
+            raise ValueError(f"{self.proposer} {'takes no draft' if self.draft is not None else 'needs a draft'}")
         for proposer, options in PROPOSER_OPTIONS.items():
             if proposer != self.proposer and (given := [name for name in options if name in self.model_fields_set]):
                 raise ValueError(f"{given[0]} is for the proposer {proposer}")
@@ -176,7 +177,7 @@ class CandidateSection(Section):
                 "suffix_decoding_max_spec_factor allows no drafted token even for the longest match, of "
                 f"{self.suffix_decoding_max_tree_depth - 1} tokens"
             )
-        if self.proposer != "draft_model" and self.verify_rule == "rejection":
+        if self.proposer in LOOKUPS and self.verify_rule == "rejection":
             raise ValueError(
                 f"{self.proposer} proposes no probabilities: verify_rule must be greedy_draft or exact_match"
             )

@@ -152,10 +152,11 @@ loads = [{ concurrency = 4, share = 1.0 }]
 
 [[endpoints.chat.candidates]]
 name = "draft-k4"
-proposer = "draft_model"     # or "ngram" or "suffix", which need no draft
+proposer = "draft_model"     # or "ngram", "suffix", which need no draft; "medusa", "mlp_speculator", "eagle3": below
 draft = "models/draft"
 num_speculative_tokens = 4
-# verify_rule = "rejection"  # draft_model: rejection, greedy_draft, exact_match; the others: greedy_draft, exact_match
+# verify_rule = "rejection"  # draft_model: rejection, greedy_draft, exact_match; heads: all three, by default
+#                            greedy_draft; the others: greedy_draft, exact_match
 # draft_confidence_threshold = 0.0  # above it, e.g. 0.4: a row drafts no token that the draft model gives less
 
 # [[endpoints.chat.candidates]]
@@ -173,6 +174,13 @@ num_speculative_tokens = 4
 # suffix_decoding_max_spec_factor = 1.0  # drafted tokens for each matched one
 # suffix_decoding_min_token_prob = 0.1   # how likely a draft must be, by its counts, up to its last token
 # suffix_memory_tokens = 100000          # of recent outputs of this endpoint; 0: the request alone
+
+# Heads that draft from the target's hidden states, as they are published (docs/engine.md, Heads).
+# [[endpoints.chat.candidates]]
+# name = "eagle-k4"
+# proposer = "eagle3"        # or "medusa", "mlp_speculator", which draft at most one token per head
+# draft = "models/eagle3"
+# num_speculative_tokens = 4
 """
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 TARGET = _FOLDER / "pair" / "target"
 DRAFT = _FOLDER / "pair" / "draft"
+HEADS = _FOLDER / "heads"  # of the target: a folder for each kind
 TRAFFIC = _FOLDER / "traffic.jsonl.gz"
 MODEL_CARD = _FOLDER / "MODEL_CARD.md"
 DATA_NOTE = (

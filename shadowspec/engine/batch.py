@@ -156,6 +156,8 @@ class Batch:
         self.last_tokens = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
         self.previous_tokens = torch.tensor([prompt[-1] for prompt in self.prompts], device=device)
         self.emitted = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
+        self.hidden_states: torch.Tensor | None = None  # [rows, columns, size], of the target's latest pass
+        self.standing = torch.zeros_like(self.emitted)  # int64 [rows]: the column of the last token that stands
 
     def slots_to_keep(self) -> list[int]:
         """The slots of active rows once it pays to drop the others; else none.
@@ -179,6 +181,23 @@ class Batch:
         self.uniforms = self.uniforms[index]
         self.lengths, self.last_tokens = self.lengths[index], self.last_tokens[index]
         self.previous_tokens, self.emitted = self.previous_tokens[index], self.emitted[index]
+        if self.hidden_states is not None:
+            self.hidden_states, self.standing = self.hidden_states[index], self.standing[index]
+
+    def see(self, hidden_states: torch.Tensor | None, standing: torch.Tensor) -> None:
+        """Keep the hidden states of the target's pass for the proposer, if it asked for any.
+
+        Args:
+            hidden_states: [rows, columns, size].
+            standing: the last column of each row whose token stands, int64 [rows]; the last there is if it lies beyond.
+        """
+        if hidden_states is not None:
+            self.hidden_states, self.standing = hidden_states, standing.clamp(max=hidden_states.shape[1] - 1)
+
+    def last_hidden(self) -> torch.Tensor:
+        """The hidden states from which the target made each row's last token, [rows, size]."""
+        assert self.hidden_states is not None, "the proposer did not ask for hidden states"
+        return self.hidden_states[torch.arange(self.num_rows, device=self.device), self.standing]
 
     def is_active(self, row: int) -> bool:
         return self.rows[row].finish_reason is None

@@ -11,9 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from shadowspec.engine.heads.eagle3 import Eagle3Draft
+from shadowspec.engine.heads.folder import KINDS
+from shadowspec.engine.heads.loading import LoadedHeads, load_heads
 from shadowspec.engine.models import LoadedModel, check_pair, choose_device, choose_dtype, load_model
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.engine.proposers.eagle3 import Eagle3Proposer
+from shadowspec.engine.proposers.heads import HeadsProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.engine.proposers.suffix import SuffixProposer
 from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
@@ -26,27 +31,35 @@ BACKEND = "torch"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A speculation config with its draft model, if it needs one, and the recent outputs that it drafts from."""
+    """A speculation config with its draft, if it needs one, and the recent outputs that it drafts from.
+
+    The draft is a model, or heads over the target's hidden states.
+    """
 
     config: FingerprintedConfig
-    draft: LoadedModel | None
+    draft: LoadedModel | LoadedHeads | None
     recent: SuffixAutomaton | None = None
     context_limit: int | None = None  # tokens up to which the draft can follow its target; None: to the end
 
     def proposer(self) -> Proposer:
         """A fresh proposer for one batch."""
         wanted = self.config.config
-        if self.draft is not None:
+        count, is_sampling = wanted.num_speculative_tokens, wanted.verify_rule is VerifyRule.REJECTION
+        if isinstance(self.draft, LoadedModel):
             return DraftModelProposer(
                 self.draft.model,
-                wanted.num_speculative_tokens,
-                is_sampling=wanted.verify_rule is VerifyRule.REJECTION,
+                count,
+                is_sampling=is_sampling,
                 confidence_threshold=wanted.draft_confidence_threshold,
                 context_limit=self.context_limit,
             )
+        if self.draft is not None:
+            if isinstance(self.draft.heads, Eagle3Draft):
+                return Eagle3Proposer(self.draft.heads, count, is_sampling=is_sampling)
+            return HeadsProposer(self.draft.heads, count, is_sampling=is_sampling)
         if wanted.proposer == "suffix":
-            return SuffixProposer(wanted.num_speculative_tokens, SuffixOptions.of(wanted), self.recent)
-        return NgramProposer(wanted.num_speculative_tokens, wanted.ngram_min, wanted.ngram_max)
+            return SuffixProposer(count, SuffixOptions.of(wanted), self.recent)
+        return NgramProposer(count, wanted.ngram_min, wanted.ngram_max)
 
     def drafting_from(self, recent: SuffixAutomaton | None) -> Candidate:
         """The same, drafting from recent outputs too where there are any."""
@@ -60,6 +73,7 @@ class Models:
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
         self._loaded: dict[str, LoadedModel] = {}
+        self._heads: dict[tuple[str, str, str], LoadedHeads] = {}  # by folder, kind and target
 
     def load(self, path: str) -> LoadedModel:
         """The model of a folder, loaded at its first use.
@@ -70,6 +84,26 @@ class Models:
         if path not in self._loaded:
             self._loaded[path] = load_model(path, self.device, self.dtype)
         return self._loaded[path]
+
+    def draft(self, config: SpeculationConfig, target: LoadedModel) -> LoadedModel | LoadedHeads | None:
+        """The draft of a config, loaded at its first use; heads are loaded for their target.
+
+        Raises:
+            ModelError: it cannot be loaded, does not fit the target or drafts fewer tokens than are asked for.
+        """
+        if config.draft is None or config.proposer not in KINDS:
+            return self.load(config.draft) if config.draft is not None else None
+        key = (config.draft, config.proposer, target.path)
+        if key not in self._heads:
+            self._heads[key] = load_heads(config.draft, config.proposer, target)
+        heads = self._heads[key]
+        most = heads.max_speculative_tokens
+        if most is not None and config.num_speculative_tokens > most:
+            raise ModelError(
+                f"candidate {config.name!r}: num_speculative_tokens is {config.num_speculative_tokens}, and "
+                f"{heads.path} holds {most} heads, one for each token"
+            )
+        return heads
 
     def candidates(
         self, target_path: str, configs: Sequence[SpeculationConfig], warn: Callable[[str], None]
@@ -84,12 +118,12 @@ class Models:
         for config in configs:
             if config.backend != BACKEND:
                 raise ModelError(f"candidate {config.name!r}: backend {config.backend!r} is not available here")
-            draft = self.load(config.draft) if config.draft is not None else None
-            if draft is not None:
+            draft = self.draft(config, target)
+            if isinstance(draft, LoadedModel):
                 for warning in check_pair(target, draft):
                     warn(warning)
-            is_shorter = draft is not None and draft.context_length < target.context_length
-            limit = draft.context_length if draft is not None and is_shorter else None
+            is_shorter = isinstance(draft, LoadedModel) and draft.context_length < target.context_length
+            limit = draft.context_length if isinstance(draft, LoadedModel) and is_shorter else None
             ready.append(Candidate(fingerprinted(config, target, draft), draft, context_limit=limit))
         return target, tuple(ready)
 
@@ -110,7 +144,9 @@ def device_name(device: torch.device) -> str:
     return f"cpu {platform.machine()}, {torch.get_num_threads()} threads"
 
 
-def fingerprinted(config: SpeculationConfig, target: LoadedModel, draft: LoadedModel | None) -> FingerprintedConfig:
+def fingerprinted(
+    config: SpeculationConfig, target: LoadedModel, draft: LoadedModel | LoadedHeads | None
+) -> FingerprintedConfig:
     """The config with everything its figures depend on.
 
     Names and paths are left out: the same weights under another path are the same config.

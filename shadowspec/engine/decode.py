@@ -68,11 +68,12 @@ def decode_batch(
         detokenize=detokenize,
         device=device,
     )
-    runner = Runner(target, batch.num_rows, batch.capacity)
+    runner = Runner(target, batch.num_rows, batch.capacity, proposer.hidden if proposer is not None else None)
 
     nothing = _nothing_proposed(batch)
     logits = runner.prefill(batch.prompts)[:, None]  # [rows, 1, vocabulary]
     batch.begin(_verify(batch, logits, nothing, verify_rule).next_tokens)
+    batch.see(runner.hidden_states, batch.lengths - 1)
     prefilled = timeline.mark()
 
     clock = _StepClock(timeline, batch, prefilled)
@@ -86,6 +87,7 @@ def decode_batch(
         runner.begin(span, column=1)
         logits = runner.append(tokens, keep=tokens.shape[1])
         verification = _verify(batch, logits, proposal, verify_rule)
+        batch.see(runner.hidden_states, verification.num_accepted)
         clock.verified()
         outcome = (proposal.num_drafted, verification.num_accepted, verification.next_tokens)
         batch.commit(torch.cat((torch.stack(outcome, 1), proposal.tokens), 1).tolist())

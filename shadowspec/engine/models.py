@@ -287,3 +287,11 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
             f"{target.context_length}; requests are decoded plainly from there on, and flagged"
         )
     return warnings
+
+
+def input_embedding(model: Any) -> torch.Tensor:
+    """The embedding of a model's tokens, [vocabulary, hidden]."""
+    embedding: torch.Tensor = (
+        model.embedding if isinstance(model, DirectLlama) else model.get_input_embeddings().weight.data
+    )
+    return embedding

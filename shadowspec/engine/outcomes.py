@@ -8,6 +8,7 @@ from shadowspec.contracts import judge
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import Decoded
+from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.types import Contract, OutputContract, RunFlags, ShadowPrompt, Validity
 
@@ -37,7 +38,8 @@ class Answers:
         length = len(prompt.prompt_token_ids) + len(speculative.output)
         return RunFlags(
             is_early_rejection=speculative.is_early_rejection,
-            is_beyond_draft_context=candidate.draft is not None and length > candidate.draft.context_length,
+            is_beyond_draft_context=isinstance(candidate.draft, LoadedModel)
+            and length > candidate.draft.context_length,
             contract=contract.kind if contract is not None and applies else None,
             baseline_validity=base,
             speculative_validity=spec,

@@ -4,6 +4,7 @@ Every point is a batch of made-up prompts that is decoded as a block is, all row
 stands throughout.  What is accepted does not matter: a step of a draft model costs the same whatever comes of it.
 Points take turns, round after round, and each gives its medians, so that a slow moment hits one round of some points
 and not one point.  Of prompt lookup there is no such surface: what a step costs there depends on what it finds.
+Heads over the target's hidden states are not profiled.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ def profile(
         on_run: called after each of `grid.num_runs` runs.
 
     Raises:
-        InputError: the candidate drafts without a model, or a context leaves no room for the output.
+        InputError: the candidate drafts without a model of its own, or a context leaves no room for the output.
     """
     draft = candidate.draft
-    if draft is None:
-        raise InputError(f"{candidate.config.config.name}: a step of prompt lookup costs what it finds; not profiled")
+    if not isinstance(draft, LoadedModel):
+        raise InputError(f"{candidate.config.config.name}: only drafting with a model of its own is profiled")
     longest = min(int(each.model.config.max_position_embeddings) for each in (target, draft)) - PROFILED_TOKENS
     if max(grid.contexts) > longest:
         raise InputError(f"a context of {max(grid.contexts)} tokens leaves no room: at most {longest} here")

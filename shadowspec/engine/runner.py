@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from shadowspec.engine.hidden import HiddenStates, side_by_side
 from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.llama import DirectLlama
 
@@ -27,8 +28,15 @@ class Forward(Protocol):
         mask: torch.Tensor,  # float [rows, 1, tokens, read], added to the attention's scores
         cache: RaggedCache,
         keep: int,
-    ) -> torch.Tensor:
-        """Append the tokens to the cache; logits of the last `keep` columns, float [rows, keep, vocabulary]."""
+        hidden_layers: tuple[int, ...] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Append the tokens to the cache.
+
+        Returns:
+            Logits of the last `keep` columns, float [rows, keep, vocabulary], and the hidden states of those layers
+            (as `HiddenStates` numbers them), [rows, columns, layers * hidden], or None where there is none.  They are
+            of all columns, `FINAL` of the last `keep`.
+        """
 
 
 class TransformersForward:
@@ -41,28 +49,43 @@ class TransformersForward:
         return positions  # the model makes its own of them
 
     def forward(
-        self, tokens: torch.Tensor, angles: torch.Tensor, mask: torch.Tensor, cache: RaggedCache, keep: int
-    ) -> torch.Tensor:
-        logits: torch.Tensor = self._model(
+        self,
+        tokens: torch.Tensor,
+        angles: torch.Tensor,
+        mask: torch.Tensor,
+        cache: RaggedCache,
+        keep: int,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        output = self._model(
             input_ids=tokens,
             attention_mask=mask,
             position_ids=angles,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=keep,
-        ).logits
-        return logits
+            output_hidden_states=bool(hidden_layers),
+        )
+        states = [output.hidden_states[index] for index in hidden_layers]  # FINAL: of all columns
+        return output.logits, side_by_side(states)
 
 
 class Runner:
-    """Runs `model`, transformers' or a `DirectLlama`, over `slots` rows of up to `capacity` tokens."""
+    """Runs `model`, transformers' or a `DirectLlama`, over `slots` rows of up to `capacity` tokens.
 
-    def __init__(self, model: Any, slots: int, capacity: int) -> None:
+    `hidden_states` are those asked for, of the columns of the latest pass, [slots, columns, layers * hidden]; after a
+    prefill the column is the position, or there is one for each row's last token.
+    """
+
+    def __init__(self, model: Any, slots: int, capacity: int, hidden: HiddenStates | None = None) -> None:
         self.device: torch.device = model.device
         self.cache = RaggedCache(model.config.num_hidden_layers, slots, capacity, self.device)
         self._forward: Forward = model if isinstance(model, DirectLlama) else TransformersForward(model)
         self._dtype: torch.dtype = model.dtype
         self._last_position = int(model.config.max_position_embeddings) - 1
+        self._layers = hidden.layers if hidden is not None else ()
+        self._of_prompt = hidden is not None and hidden.of_prompt
+        self.hidden_states: torch.Tensor | None = None
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Fill row i with prompt i; logits after the last token of each, float [rows, vocabulary]."""
@@ -78,13 +101,31 @@ class Runner:
             mask = self.cache.begin_prefill(rows, positions.clamp(min=-1), self._dtype)
             # Past the context of a draft that is shorter than its target's nothing is drafted: any angle will do.
             angles = self._forward.angles(positions.clamp(0, self._last_position))
-            group_logits = self._forward.forward(tokens, angles, mask, self.cache, 1)[:, 0]
+            every, states = self._forward.forward(tokens, angles, mask, self.cache, 1, self._layers)
+            group_logits = every[:, 0]
+            if states is not None:
+                self._place(states, rows, positions, prompts)
             if logits is None:
                 logits = group_logits.new_empty((len(prompts), group_logits.shape[-1]))
             logits[rows] = group_logits
         if logits is None:
             raise ValueError("nothing to prefill")
+        if self.hidden_states is not None and self._of_prompt:
+            self.hidden_states = self.hidden_states[:, :-1]
         return logits
+
+    def _place(
+        self, states: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, prompts: Sequence[Sequence[int]]
+    ) -> None:
+        """Keep the hidden states of a prefilled group (int64 [group] rows), left-padded as the `positions` say."""
+        if self.hidden_states is None:
+            # Padding goes to one column more, which is cut off in the end.
+            columns = max(len(prompt) for prompt in prompts) + 1 if self._of_prompt else 1
+            self.hidden_states = states.new_zeros((len(prompts), columns, states.shape[-1]))
+        if self._of_prompt:
+            self.hidden_states[rows[:, None], positions.clamp(min=-1)] = states
+        else:
+            self.hidden_states[rows] = states[:, -1:]
 
     def begin(self, span: Span, column: int = 0) -> None:
         """Let the next `append` write from this column of the span on."""
@@ -101,7 +142,9 @@ class Runner:
         start, stop = self._column, self._column + tokens.shape[1]
         self._column = stop
         mask = self.cache.begin_step(self._span, start, stop)
-        return self._forward.forward(tokens, self._angles[:, start:stop], mask, self.cache, keep)
+        angles = self._angles[:, start:stop]
+        logits, self.hidden_states = self._forward.forward(tokens, angles, mask, self.cache, keep, self._layers)
+        return logits
 
     def step(
         self,

@@ -9,7 +9,9 @@ Read in vLLM's source (fields, versions and licence: tests/data/peers/vllm.json)
 - the suffix method asserts that every step has the full depth and so ends the server at a range with another one
   (vllm-project/vllm#46399): none is written for it, and it runs at every batch size that the server lets be;
 - a draft model drafts as many tokens as it may, whatever its confidence;
-- an unknown key is refused, so that no decision id can be written.
+- an unknown key is refused, so that no decision id can be written;
+- Medusa drafts the arg-max of every head that the checkpoint holds, whatever the sampling;
+- `mlp_speculator` passes the configuration, and the engine then does not start (vllm-project/vllm issue 47825).
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ SUFFIX = (
     "vLLM's cache of outputs counts requests and not tokens, and holds outputs that are still being written: its "
     "proposals may differ from those that were measured"
 )
+MEDUSA = "vLLM drafts with every Medusa head of the checkpoint: let it hold num_speculative_tokens of them"
+MEDUSA_SAMPLED = "vLLM's Medusa heads draft their arg-max, and rejection was measured: exported as off"
+PROPOSERS = frozenset({"draft_model", "ngram", "suffix", "medusa", "eagle3"})
 
 
 def render(schedule: Schedule) -> Document:
@@ -38,17 +43,22 @@ def render(schedule: Schedule) -> Document:
     config = schedule.config
     if config is None:
         return Document("null\n")
-    if is_adaptive(config):
+    if is_adaptive(config) or config.proposer not in PROPOSERS:
         return _off(schedule)
     if config.proposer == "suffix":
         return _suffix(schedule, config, schedule.leading_ranges())
+    is_sampling = config.verify_rule is VerifyRule.REJECTION
+    if config.proposer == "medusa" and is_sampling:
+        return Document("null\n", (MEDUSA_SAMPLED,))
     values: dict[str, object] = {"num_speculative_tokens": schedule.max_num_speculative_tokens}
     remarks = [DATA_PARALLEL]
     if config.proposer == "ngram":
         values |= {"method": "ngram", "prompt_lookup_min": config.ngram_min, "prompt_lookup_max": config.ngram_max}
         remarks.append(NGRAM)
+    elif config.proposer == "medusa":
+        values |= {"method": "medusa", "model": config.draft}
+        remarks.append(MEDUSA)
     else:
-        is_sampling = config.verify_rule is VerifyRule.REJECTION
         values |= {
             "method": config.proposer,
             "model": config.draft,
@@ -86,4 +96,4 @@ def _suffix(schedule: Schedule, config: SpeculationConfig, leading: Sequence[Bat
 
 
 def _off(schedule: Schedule) -> Document:
-    return Document("null\n", tuple(off_remarks("vLLM", schedule, {"suffix"})))
+    return Document("null\n", tuple(off_remarks("vLLM", schedule, PROPOSERS)))

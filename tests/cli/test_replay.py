@@ -19,6 +19,7 @@ from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.errors import UsageError
 from shadowspec.types import SamplingParameters, VerifyRule
 from tests.cli.conftest import Workspace, record, write_traffic
+from tests.engine.heads.reference import Medusa
 
 NUM_RECORDS = 24
 NGRAM = """
@@ -27,6 +28,13 @@ name = "lookup"
 proposer = "ngram"
 num_speculative_tokens = 3
 ngram_min = 1
+"""
+HEADS = """
+[[endpoints.letters.candidates]]
+name = "heads"
+proposer = "medusa"
+draft = "heads"
+num_speculative_tokens = 3
 """
 
 
@@ -57,7 +65,9 @@ def test_greedy_traffic_is_replayed_to_the_counters_that_run_stores(
     workspace: Workspace, target: LoadedModel, tmp_path: Path
 ) -> None:
     config = (workspace.folder / "shadowspec.toml").read_text(encoding="utf-8")
-    (workspace.folder / "shadowspec.toml").write_text(config + NGRAM, encoding="utf-8")
+    (workspace.folder / "shadowspec.toml").write_text(config + NGRAM + HEADS, encoding="utf-8")
+    torch.manual_seed(2)
+    Medusa(4, 1).save(workspace.folder / "heads", 1)
     traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(NUM_RECORDS)])
     assert workspace.run("db", "upgrade").code == 0
     assert workspace.run("run", str(traffic)).code == 0
@@ -67,7 +77,7 @@ def test_greedy_traffic_is_replayed_to_the_counters_that_run_stores(
     assert document["schema_version"] == 1
     assert document["requests_replayed"] == NUM_RECORDS
     with sqlite3.connect(tmp_path / "shadow.db") as database:
-        for name in ("draft", "lookup"):
+        for name in ("draft", "lookup", "heads"):
             stored = database.execute(
                 "select sum(num_drafts), sum(num_accepted_tokens), sum(num_draft_tokens), sum(num_output_tokens), "
                 "sum(num_plain_steps), sum(num_cut_steps) from runs join fingerprints using (fingerprint) "
@@ -227,6 +237,15 @@ def test_the_loop_is_audited_and_an_alarm_holds_the_endpoint(
     assert "audit alarm: the loop accepts otherwise than replay expects" in checked.out
     assert "audit" in workspace.run("override", "list").out
     assert "alarm since" in workspace.run("report", "--format", "md").out
+
+
+def test_heads_are_not_replayed_without_the_target(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:
+    config = (workspace.folder / "shadowspec.toml").read_text(encoding="utf-8")
+    (workspace.folder / "shadowspec.toml").write_text(config + HEADS, encoding="utf-8")
+    traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, 0)])
+    result = workspace.run("replay", str(traffic), "--draft-only")
+    assert result.code == 2
+    assert "candidate heads drafts from the target's hidden states" in result.err
 
 
 def test_draft_only_gives_what_both_models_give(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:

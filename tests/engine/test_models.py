@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, LlamaConfig, MistralConfig, T5Config
 
-from shadowspec.engine import llama
+from shadowspec.engine import llama_layer
 from shadowspec.engine.candidate import Models, fingerprinted
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import (
@@ -70,7 +70,7 @@ def test_the_probe_notices_positions_that_are_ignored() -> None:
 
 def test_the_probe_notices_a_direct_forward_that_is_not_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(runnable(tiny_llama(1), "fine"), DirectLlama)
-    monkeypatch.setattr(llama, "_turn", lambda states, angles: None)
+    monkeypatch.setattr(llama_layer, "_turn", lambda states, angles: None)
     with pytest.raises(ModelError, match="ragged cache"):
         runnable(tiny_llama(1), "unturned")
 

@@ -42,11 +42,11 @@ def small_memory(model: Any, fits: Callable[[int, int], bool]) -> Iterator[list[
     refused: list[int] = []
     begin = Runner.__init__
 
-    def check(self: Runner, wanted: Any, slots: int, capacity: int) -> None:
+    def check(self: Runner, wanted: Any, slots: int, capacity: int, hidden: Any = None) -> None:
         if wanted is model and not fits(slots, capacity):
             refused.append(slots)
             raise torch.OutOfMemoryError("none left")
-        begin(self, wanted, slots, capacity)
+        begin(self, wanted, slots, capacity, hidden)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Runner, "__init__", check)

@@ -123,6 +123,26 @@ def test_vllm_off_is_null() -> None:
     assert document.text == "null\n"
 
 
+def test_vllm_runs_heads_as_they_were_measured_or_not_at_all() -> None:
+    greedy = {
+        proposer: config(4, proposer=proposer, draft="org/heads", rule=VerifyRule.GREEDY_DRAFT)
+        for proposer in ("medusa", "eagle3", "mlp_speculator")
+    }
+    medusa, document = exported_vllm([decision(of=greedy["medusa"])])
+    assert (medusa["method"], medusa["model"], medusa["num_speculative_tokens"]) == ("medusa", "org/heads", 4)
+    assert "draft_sample_method" not in medusa
+    assert vllm.MEDUSA in document.remarks
+    eagle, _ = exported_vllm([decision(of=greedy["eagle3"])])
+    assert (eagle["method"], eagle["model"], eagle["draft_sample_method"]) == ("eagle3", "org/heads", "greedy")
+    for of, why in (
+        (greedy["mlp_speculator"], "vLLM has no counterpart of the measured proposer mlp_speculator"),
+        (config(4, proposer="medusa", draft="org/heads", rule=VerifyRule.REJECTION), vllm.MEDUSA_SAMPLED),
+    ):
+        value, document = exported_vllm([decision(of=of)])
+        assert value is None
+        assert any(why in remark for remark in document.remarks)
+
+
 def test_vllm_warns_of_data_parallelism() -> None:
     assert vllm.DATA_PARALLEL in exported_vllm([decision()])[1].remarks
 

@@ -41,15 +41,18 @@ class CardInputs:
     python_version: str
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure of the card."""
     return "undefined" if value is None else f"{value:.{digits}f}"
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A share of the card."""
     return "undefined" if value is None else f"{100 * value:.1f} %"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table, Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
@@ -57,7 +60,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def _correlation(correlation: SessionCorrelation) -> str:
     if correlation.icc is None:
         return "undefined"
-    return f"{correlation.icc:.2f} ({_number(correlation.lower)} to {_number(correlation.upper)})"
+    return f"{correlation.icc:.2f} ({number(correlation.lower)} to {number(correlation.upper)})"
 
 
 def _models(inputs: CardInputs) -> str:
@@ -72,8 +75,8 @@ def _models(inputs: CardInputs) -> str:
         "Two small Llama models that share one byte-level BPE tokenizer of 4,096 tokens and a context of 2,048. "
         "They exist so that the whole of ShadowSpec runs on a laptop with weights that were really trained. They "
         "continue text of the six kinds below and are of no other use.\n\n"
-        + _table(("model", "parameters", "layers", "width"), rows)
-        + f"\n\nThe target has {_number(size_ratio, 1)} times the draft's parameters. Weights are stored in bf16 and "
+        + table(("model", "parameters", "layers", "width"), rows)
+        + f"\n\nThe target has {number(size_ratio, 1)} times the draft's parameters. Weights are stored in bf16 and "
         "run in fp32 on a CPU. The weights are licensed under Apache-2.0, as the rest of this repository is."
     )
 
@@ -86,7 +89,7 @@ def _training(inputs: CardInputs) -> str:
         source, licence = DOMAIN_SOURCES[domain]
         rows.append((domain, source.format(python=inputs.python_version), licence, f"{tokens:,}"))
     loss_rows = [
-        (domain, _number(losses["target"][domain], 3), _number(losses["draft"][domain], 3), _number(ngram, 3))
+        (domain, number(losses["target"][domain], 3), number(losses["draft"][domain], 3), number(ngram, 3))
         for domain, ngram in inputs.ngram_losses.items()
     ]
     lost = [
@@ -101,16 +104,16 @@ def _training(inputs: CardInputs) -> str:
     )
     return (
         "## Training\n\n"
-        + _table(("domain", "source", "licence", "training tokens"), rows)
+        + table(("domain", "source", "licence", "training tokens"), rows)
         + f"\n\nBoth models learnt together for {training['steps']:,} steps of {training['tokens_per_step']:,} tokens "
         "(every eighth step of two rows at the full context): the target from the text, the draft from the target's "
         f"distribution. The draft went on alone for {training['draft_steps']:,} steps against the finished target. "
         f"Seed {training['seed']}. The last logged losses were "
-        f"{_number(training['history'][-1]['target_loss'])} (target) and "
-        f"{_number(training['history'][-1]['draft_loss'])} (draft, against the target).\n\n"
+        f"{number(training['history'][-1]['target_loss'])} (target) and "
+        f"{number(training['history'][-1]['draft_loss'])} (draft, against the target).\n\n"
         "Loss on held-out text, nats per token, beside an interpolated Kneser-Ney "
         f"{ORDER}-gram over the same training tokens:\n\n"
-        + _table(("domain", "target", "draft", f"{ORDER}-gram"), loss_rows)
+        + table(("domain", "target", "draft", f"{ORDER}-gram"), loss_rows)
         + f"\n\n{verdict}"
     )
 
@@ -125,10 +128,10 @@ def _acceptance(inputs: CardInputs) -> str:
                 name,
                 sampling,
                 figures.num_requests,
-                _number(figures.acceptance_length),
-                _percent(figures.first_position_rate),
-                _number(figures.greedy_acceptance_length),
-                _percent(figures.greedy_first_position_rate),
+                number(figures.acceptance_length),
+                percent(figures.first_position_rate),
+                number(figures.greedy_acceptance_length),
+                percent(figures.greedy_first_position_rate),
                 _correlation(figures.correlation),
             )
         )
@@ -138,7 +141,7 @@ def _acceptance(inputs: CardInputs) -> str:
         "includes the bonus or recovered token; both figures are pooled over steps. The last column is the intraclass "
         "correlation of first-position acceptance per request within sessions, with a 95 % bootstrap interval over "
         "sessions.\n\n"
-        + _table(
+        + table(
             (
                 "endpoint",
                 "sampling",
@@ -158,16 +161,16 @@ def _outputs(inputs: CardInputs) -> str:
     rows = [
         (
             name,
-            _percent(figures.logged_loop_share),
-            _percent(figures.speculative_loop_share),
-            _percent(figures.greedy_loop_share),
+            percent(figures.logged_loop_share),
+            percent(figures.speculative_loop_share),
+            percent(figures.greedy_loop_share),
         )
         for name, figures in inputs.figures.items()
     ]
     return (
         "## Repetition loops\n\nA loop is easy to draft and inflates acceptance. An output counts as one if its tail "
         "repeats with a period of at most 32 tokens over its last max(3 periods, 12) tokens.\n\n"
-        + _table(("endpoint", "logged answers", "speculative outputs", "greedy outputs"), rows)
+        + table(("endpoint", "logged answers", "speculative outputs", "greedy outputs"), rows)
     )
 
 
@@ -190,7 +193,7 @@ def _contamination(inputs: CardInputs) -> str:
         "for with an instruction one word away from the training documents' own, and with a shortened purpose: the "
         "instruction and a product's name alone are a run of 13 words. Prompt texts are the distinct questions, "
         "answers in a history and whole prompts that the held-out documents gave; answers are the target's own.\n\n"
-        + _table(("endpoint", "prompt texts", "dropped", "answers", "dropped", "records bundled"), rows)
+        + table(("endpoint", "prompt texts", "dropped", "answers", "dropped", "records bundled"), rows)
     )
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from shadowspec.engine.hidden import HiddenStates
+
 if TYPE_CHECKING:
     from shadowspec.engine.batch import Batch
     from shadowspec.engine.kv_cache import Span
@@ -23,6 +25,10 @@ class Proposal:
 
 class Proposer(Protocol):
     """What the decode loop asks of a way of drafting."""
+
+    @property
+    def hidden(self) -> HiddenStates | None:
+        """The target's hidden states that it drafts from, which the batch then holds; None: it needs none."""
 
     def begin(self, batch: Batch) -> None:
         """Take up a batch whose prompts are prefilled and whose first tokens are emitted."""

@@ -9,9 +9,8 @@ import torch
 from shadowspec.engine.batch import Batch
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
-from shadowspec.engine.randomness import DRAFT_STREAM, at_positions, sample
+from shadowspec.engine.proposers.choice import Draft
 from shadowspec.engine.runner import Runner
-from shadowspec.engine.sampling import greedy_tokens
 
 
 class DraftModelProposer:
@@ -22,10 +21,10 @@ class DraftModelProposer:
     and makes plain steps from there on.
 
     With a `confidence_threshold` above 0 a row stops drafting before the first position at which no token has that
-    probability in the draft's distribution, and may draft none; the passes end when no row goes on.  That is decided
-    before the token is drawn.  Decided by the drawn token's own probability, the tokens that are proposed would not
-    follow the draft's distribution, by which `rejection` verifies them.
+    probability in the draft's distribution (`Draft`), and may draft none; the passes end when no row goes on.
     """
+
+    hidden = None  # of the target: none are needed
 
     def __init__(
         self,
@@ -51,34 +50,23 @@ class DraftModelProposer:
         if not self._has_room(batch):
             nothing = torch.zeros((batch.num_rows, 0), dtype=torch.int64, device=batch.device)
             return Proposal(nothing, torch.zeros_like(batch.lengths), None)
-        drafted = torch.empty((batch.num_rows, self._num_speculative_tokens), dtype=torch.int64, device=batch.device)
-        num_drafted = torch.zeros_like(batch.lengths)
-        goes_on = self._begun(batch)
-        probs: list[torch.Tensor] = []
+        draft = Draft(
+            batch,
+            self._num_speculative_tokens,
+            is_sampling=self._is_sampling,
+            begun=self._begun(batch),
+            confidence_threshold=self._confidence_threshold,
+        )
         # The last two tokens go in together: after a fully accepted step the draft has not yet seen the
         # last drafted token; elsewhere the first of them rewrites the same keys and values.  What the passes write
         # for a row that drafts no more is rewritten too.
         tokens = torch.stack((batch.previous_tokens, batch.last_tokens), 1)  # [rows, 2]
         self._runner.begin(span)
-        width = 0
-        for depth in range(self._num_speculative_tokens):
-            logits = self._runner.append(tokens, keep=1)  # [rows, 1, vocabulary]
-            processed = batch.sampling.draft_logits(logits[:, 0], drafted[:, :depth], batch.emitted)
-            draft_probs = self._probs(batch, processed)
-            if self._confidence_threshold > 0.0:
-                goes_on = goes_on & (batch.sampling.confidence(processed, draft_probs) >= self._confidence_threshold)
-                if not bool(goes_on.any()):
-                    break
-            if draft_probs is None:
-                chosen = greedy_tokens(processed)
-            else:
-                probs.append(draft_probs)
-                chosen = sample(draft_probs, at_positions(batch.uniforms, DRAFT_STREAM, batch.emitted + depth, 1)[:, 0])
-            drafted[:, depth] = chosen
-            num_drafted += goes_on
-            width += 1
-            tokens = chosen[:, None]
-        return Proposal(drafted[:, :width], num_drafted, torch.stack(probs, 1) if probs else None)
+        for _ in range(self._num_speculative_tokens):
+            if not draft.consider(self._runner.append(tokens, keep=1)[:, 0]):
+                break
+            tokens = draft.take()[:, None]
+        return draft.proposal()
 
     def _has_room(self, batch: Batch) -> bool:
         """Whether any active row can draft: rows only grow, so that where none can, none ever will again."""
@@ -102,9 +90,3 @@ class DraftModelProposer:
         if self._context_limit is not None:
             begun &= batch.lengths + self._num_speculative_tokens <= self._context_limit
         return begun
-
-    def _probs(self, batch: Batch, processed: torch.Tensor) -> torch.Tensor | None:
-        """The distribution that is sampled, float32 [rows, vocabulary]; None where the draft takes its arg-max."""
-        if not self._is_sampling or batch.sampling.all_greedy:
-            return None
-        return batch.sampling.probs(processed[:, None])[:, 0]

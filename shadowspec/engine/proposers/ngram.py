@@ -35,6 +35,8 @@ def lookup(tokens: npt.NDArray[np.int64], shortest: int, longest: int, count: in
 class NgramProposer:
     """Prompt lookup over prompt and output; needs no model.  Rows without a match make a plain step."""
 
+    hidden = None  # of the target: none are needed
+
     def __init__(self, num_speculative_tokens: int, shortest: int, longest: int) -> None:
         self._num_speculative_tokens = num_speculative_tokens
         self._shortest, self._longest = shortest, longest

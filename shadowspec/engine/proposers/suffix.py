@@ -15,6 +15,8 @@ from shadowspec.engine.proposers.suffix_text import SuffixOptions, SuffixText
 class SuffixProposer:
     """One-hot drafts of as many tokens as the text bears out.  Rows whose end is new make a plain step."""
 
+    hidden = None  # of the target: none are needed
+
     def __init__(
         self, num_speculative_tokens: int, options: SuffixOptions, recent: SuffixAutomaton | None = None
     ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shadowspec.engine.heads.loading import LoadedHeads
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.proposers.recent_outputs import RecentOutputs
 from shadowspec.engine.proposers.suffix_text import SuffixOptions
@@ -18,6 +19,7 @@ from shadowspec.engine.replay.acceptance import (
     needs_probs,
     prefix_accept,
 )
+from shadowspec.engine.replay.heads import StartScores, start_chances, start_scores
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
 from shadowspec.engine.replay.responses import Response
 from shadowspec.engine.replay.scoring import Budget, TokenScores, token_scores
@@ -31,12 +33,15 @@ LAW_POSITIONS: Final = 65_536  # positions of responses whose laws are found at 
 NEAR_TIE_LOGIT: Final = 0.25
 
 
+Scores = Sequence[TokenScores | StartScores]
+
+
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A speculation config with its draft model, if it needs one; its number of speculative tokens is not looked at."""
+    """A speculation config with its draft, if it needs one; its number of speculative tokens is not looked at."""
 
     config: SpeculationConfig
-    draft: LoadedModel | None
+    draft: LoadedModel | LoadedHeads | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class Replayer:
             depths: numbers of speculative tokens.
             end_token_ids: those that end the target's texts.
             target: None: responses are believed to be the target's, and where its probabilities are needed they are
-                taken from the logprobs that the record holds.
+                taken from the logprobs that the record holds; heads cannot be replayed without it.
             logprobs_mode: what those are of.
             near_tie_logit: see `check_target`.
 
@@ -131,38 +136,42 @@ class Replayer:
     def _uses_probs(drafting: Drafting, response: Response) -> bool:
         return drafting.draft is not None and needs_probs(drafting.config.verify_rule, response)
 
-    def _scored(self, judged: Sequence[_Judged]) -> Iterator[tuple[Drafting, list[TokenScores] | None]]:
+    def _scored(self, judged: Sequence[_Judged]) -> Iterator[tuple[Drafting, Scores | None]]:
         """Each way of drafting with its draft's scores; a draft that several share is run once."""
         responses = [each.response for each in judged]
         # The drafts whose probabilities are needed.
         samples = {id(each.draft) for each in self._draftings if each.config.verify_rule is VerifyRule.REJECTION}
-        found: dict[int, list[TokenScores]] = {}
+        found: dict[int, Scores] = {}
         for drafting in self._draftings:
             draft = drafting.draft
             if draft is None:
                 yield drafting, None
                 continue
             if id(draft) not in found:
-                found[id(draft)] = token_scores(
-                    draft.model, responses, self._end_token_ids, with_probs=id(draft) in samples, budget=self._budget
-                )
+                found[id(draft)] = self._draft_scores(draft, responses, with_probs=id(draft) in samples)
             yield drafting, found[id(draft)]
 
+    def _draft_scores(
+        self, draft: LoadedModel | LoadedHeads, responses: Sequence[Response], *, with_probs: bool
+    ) -> Scores:
+        ends, budget = self._end_token_ids, self._budget
+        if isinstance(draft, LoadedModel):
+            return token_scores(draft.model, responses, ends, with_probs=with_probs, budget=budget)
+        assert self._target is not None, "heads draft from the target's hidden states"
+        deepest = max(self._depths)
+        depth = min(deepest, draft.max_speculative_tokens or deepest)
+        return start_scores(
+            self._target.model, draft.heads, responses, ends, depth, with_probs=with_probs, budget=budget
+        )
+
     def _counts(
-        self, drafting: Drafting, judged: Sequence[_Judged], scores: Sequence[TokenScores] | None
+        self, drafting: Drafting, judged: Sequence[_Judged], scores: Scores | None
     ) -> list[tuple[ExpectedCounts, ...]]:
         counts: dict[int, tuple[ExpectedCounts, ...]] = {}
-        config, deepest = drafting.config, max(self._depths)
         for rows in grouped([len(each.response.output) for each in judged]):
-            if scores is None:
-                group = [judged[row].response for row in rows]
-                chances = lookup_chances(group, config.ngram_min, config.ngram_max, deepest)
-            else:
-                accepts = [
-                    prefix_accept(config.verify_rule, judged[row].response, scores[row], judged[row].target_probs)
-                    for row in rows
-                ]
-                chances = StepChances.of_prefix(accepts, deepest)
+            chances = self._chances(
+                drafting.config, [judged[row] for row in rows], scores and [scores[row] for row in rows]
+            )
             law = step_law(chances, self._depths)
             for index, row in enumerate(rows):
                 counts[row] = expected_counts(law, index, len(judged[row].response.request.prompt))
@@ -187,6 +196,23 @@ class Replayer:
                 for place, row in enumerate(rows):
                     counts[row] += expected_counts(law, place, len(judged[row].response.request.prompt))
         return [tuple(own) for own in counts]
+
+    def _chances(self, config: SpeculationConfig, group: Sequence[_Judged], scores: Scores | None) -> StepChances:
+        """By the start of a step and the depth, for responses of like length."""
+        responses, deepest = [each.response for each in group], max(self._depths)
+        if scores is None:
+            return lookup_chances(responses, config.ngram_min, config.ngram_max, deepest)
+        rule = config.verify_rule
+        by_start = [each for each in scores if isinstance(each, StartScores)]
+        if by_start:
+            probs = [each.target_probs if needs_probs(rule, each.response) else None for each in group]
+            return start_chances(responses, by_start, probs, deepest)
+        by_token = [each for each in scores if isinstance(each, TokenScores)]
+        accepts = [
+            prefix_accept(rule, each.response, own, each.target_probs)
+            for each, own in zip(group, by_token, strict=True)
+        ]
+        return StepChances.of_prefix(accepts, deepest)
 
 
 def _require_replayable(config: SpeculationConfig) -> None:

@@ -1,0 +1,184 @@
+"""One layer of the Llama family over fused weights: what `DirectLlama` and EAGLE drafts are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # its name everywhere
+
+from shadowspec.engine.kv_cache import RaggedLayer
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Root-mean-square norm over the last dimension, with a weight."""
+
+    weight: torch.Tensor  # [size]; times sqrt(size) where `floor` is given
+    eps: float
+    floor: torch.Tensor | None  # [], sqrt(size * eps), where the norm is taken in torch's own four operations
+
+    @classmethod
+    def of(cls, module: Any, weight: torch.Tensor) -> Norm:
+        """The norm of a transformers module with its weight, perhaps in another order.
+
+        Torch's rms_norm is one kernel on a GPU and some ten on a CPU, which cost more than a small layer's
+        products.  x / sqrt(mean(x^2) + eps) is x * sqrt(size) / hypot(|x|, sqrt(size * eps)).
+        """
+        eps, size = float(module.variance_epsilon), weight.shape[0]
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            return cls(weight, eps, None)
+        return cls(weight * size**0.5, eps, torch.tensor((size * eps) ** 0.5))
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        if self.floor is None:
+            return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
+        size: torch.Tensor = torch.linalg.vector_norm(states, 2, -1, keepdim=True)
+        return (states / size.hypot_(self.floor)).mul_(self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of one layer; matrices are [in, out], which is faster than [out, in] for a few rows on a CPU.
+
+    Queries and keys lie with the two halves of each head interleaved, so that a rotation is one product of
+    complex numbers; their inner products are the same.
+    """
+
+    head_dim: int
+    heads: int
+    kv_heads: int
+    attention_norm: Norm
+    qkv: torch.Tensor  # [in, (heads + 2 * kv_heads) * head_dim]: queries, keys, values
+    qkv_bias: torch.Tensor | None  # [(heads + 2 * kv_heads) * head_dim]
+    query_norm: Norm | None
+    key_norm: Norm | None
+    output: torch.Tensor  # [heads * head_dim, hidden]
+    mlp_norm: Norm
+    gate_up: torch.Tensor  # [hidden, 2 * intermediate]
+    down: torch.Tensor  # [intermediate, hidden]
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        yield from (self.qkv, self.output, self.gate_up, self.down)
+        if self.qkv_bias is not None:
+            yield self.qkv_bias
+        for norm in (self.attention_norm, self.query_norm, self.key_norm, self.mlp_norm):
+            if norm is not None:
+                yield norm.weight
+
+    def attended(
+        self,
+        store: RaggedLayer,
+        normed: torch.Tensor,  # [rows * tokens, in]
+        angles: torch.Tensor,  # complex64 [rows, tokens, 1, head_dim / 2]
+        mask: torch.Tensor,  # float [rows, 1, tokens, read]
+        keep: int,
+    ) -> torch.Tensor:
+        """Outputs of the heads side by side, of the last `keep` columns, [rows * keep, heads * head_dim]."""
+        rows, count = angles.shape[:2]
+        heads, kv_heads, head_dim = self.heads, self.kv_heads, self.head_dim
+        mixed = torch.mm(normed, self.qkv)
+        if self.qkv_bias is not None:
+            mixed += self.qkv_bias
+        mixed = mixed.view(rows, count, heads + 2 * kv_heads, head_dim)
+        turning = mixed[:, :, : heads + kv_heads]
+        if self.query_norm is not None and self.key_norm is not None:
+            turning[:, :, :heads] = self.query_norm(turning[:, :, :heads])
+            turning[:, :, heads:] = self.key_norm(turning[:, :, heads:])
+        _turn(turning, angles)
+        keys, values = store.append(mixed[:, :, heads:])
+        queries = mixed[:, -keep:, :heads].transpose(1, 2)  # [rows, heads, keep, head_dim]
+        mask = mask[:, :, -keep:]
+        group = heads // kv_heads
+        if group == 1:
+            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+            return attended.transpose(1, 2).reshape(rows * keep, heads * head_dim)
+        if not store.read_width:
+            keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+            return attended.transpose(1, 2).reshape(rows * keep, heads * head_dim)
+        # Heads that share keys are more queries of one head, so that the cache need not be copied for them.
+        queries = queries.reshape(rows, kv_heads, group * keep, head_dim)
+        attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask.repeat(1, 1, group, 1))
+        attended = attended.view(rows, kv_heads, group, keep, head_dim).permute(0, 3, 1, 2, 4)
+        return attended.reshape(rows * keep, heads * head_dim)
+
+    def add_to(self, hidden: torch.Tensor, attended: torch.Tensor) -> None:
+        """What the heads gave and then the feed-forward part, added in place to `hidden` ([rows * tokens, hidden])."""
+        hidden.addmm_(attended, self.output)
+        gate, up = torch.mm(self.mlp_norm(hidden), self.gate_up).chunk(2, 1)
+        hidden.addmm_(F.silu(gate).mul_(up), self.down)
+
+
+def turned(rotations: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The rotations at positions (int64 [rows, count]), complex64 [rows, count, 1, head_dim / 2]."""
+    return rotations.index_select(0, positions.reshape(-1)).view(*positions.shape, 1, -1)
+
+
+def _turn(states: torch.Tensor, angles: torch.Tensor) -> None:
+    """Rotate each pair of neighbours in place; [rows, tokens, heads, head_dim] by [rows, tokens, 1, head_dim / 2]."""
+    pairs = states.view(*states.shape[:-1], -1, 2)
+    if states.dtype == torch.float32:
+        torch.view_as_complex(pairs).mul_(angles)
+    else:
+        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * angles))
+
+
+def projections(attention: Any) -> tuple[Any, Any, Any]:
+    """The linear layers of queries, keys and values of a transformers attention module."""
+    return attention.q_proj, attention.k_proj, attention.v_proj
+
+
+def taken_over(layer: Any, head_dim: int) -> Layer:
+    """The weights of a transformers decoder layer, which is of no use afterwards."""
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = projections(attention)
+    has_norms = hasattr(attention, "q_norm")
+    for linear in linears[:2]:
+        linear.weight.data = _interleaved(linear.weight.data, head_dim)
+    biases = [linear.bias.data for linear in linears if linear.bias is not None]
+    if biases:
+        biases = [_interleaved(biases[0], head_dim), _interleaved(biases[1], head_dim), biases[2]]
+    query, key, _ = (linear.weight.shape[0] for linear in linears)
+    return Layer(
+        head_dim=head_dim,
+        heads=query // head_dim,
+        kv_heads=key // head_dim,
+        attention_norm=Norm.of(layer.input_layernorm, layer.input_layernorm.weight.data),
+        qkv=_fused(*linears),
+        qkv_bias=torch.cat(biases) if biases else None,
+        query_norm=_head_norm(attention.q_norm, head_dim) if has_norms else None,
+        key_norm=_head_norm(attention.k_norm, head_dim) if has_norms else None,
+        output=_fused(attention.o_proj),
+        mlp_norm=Norm.of(layer.post_attention_layernorm, layer.post_attention_layernorm.weight.data),
+        gate_up=_fused(mlp.gate_proj, mlp.up_proj),
+        down=_fused(mlp.down_proj),
+    )
+
+
+def _head_norm(module: Any, head_dim: int) -> Norm:
+    return Norm.of(module, _interleaved(module.weight.data, head_dim))
+
+
+def _interleaved(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows [heads * head_dim, ...] with the halves of each head interleaved: 0, half, 1, half + 1, ..."""
+    halves = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
+    return halves.transpose(1, 2).reshape(weight.shape)
+
+
+def _fused(*linears: Any) -> torch.Tensor:
+    """The weights of linear layers side by side, [in, all outs]; the layers let go of theirs."""
+    fused = torch.cat([linear.weight.data for linear in linears]).t().contiguous()
+    for linear in linears:
+        linear.weight = None
+    return fused
+
+
+def rotation_table(rotary: Any, positions: int, device: torch.device) -> torch.Tensor:
+    """cos + i sin of every position and pair, as the model's own module gives them; [positions, head_dim / 2]."""
+    every = torch.arange(positions, device=device)[None]
+    cos, sin = rotary(torch.empty(0, dtype=torch.float32, device=device), every)  # [1, positions, head_dim]
+    half = cos.shape[-1] // 2
+    return torch.complex(cos[0, :, :half], sin[0, :, :half])

@@ -1,0 +1,1 @@
+"""Draft heads over the target's hidden states."""

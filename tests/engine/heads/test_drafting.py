@@ -1,0 +1,179 @@
+"""Heads in the loop: what they propose is what the published code would, and nothing of the output changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from shadowspec import metrics
+from shadowspec.engine.batch import Batch, Request
+from shadowspec.engine.candidate import Candidate, Models, fingerprinted
+from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.kv_cache import Span
+from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.proposers import Proposal, Proposer
+from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
+from tests.engine.heads.reference import AUXILIARY, Eagle3, Medusa, Speculator
+from tests.engine.test_verify import DRAWS, LEVEL, PROMPT, SAMPLING, draw, exact_distribution, p_value
+
+KINDS = ["medusa", "mlp_speculator", "eagle3"]
+GREEDY = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
+REQUESTS = [
+    Request(tuple(2 + (row * row + step) % 10 for step in range(1 + row % 9)), GREEDY, row) for row in range(16)
+]
+
+
+def candidate(kind: str, folders: dict[str, Path], target: LoadedModel, depth: int, rule: VerifyRule) -> Candidate:
+    config = SpeculationConfig("h", target.path, str(folders[kind]), kind, depth, rule)
+    draft = Models("cpu", "float32").draft(config, target)
+    return Candidate(fingerprinted(config, target, draft), draft)
+
+
+def decode_greedy(model: Any, proposer: Proposer | None, depth: int, *, releases_slots: bool = False) -> list[Decoded]:
+    result = decode_batch(
+        model,
+        REQUESTS,
+        proposer=proposer,
+        num_speculative_tokens=depth,
+        verify_rule=VerifyRule.GREEDY,
+        end_token_ids=frozenset({1}),
+        releases_slots=releases_slots,
+    )
+    return list(result.decoded)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One row's text and what was drafted behind it."""
+
+    tokens: tuple[int, ...]
+    drafted: list[int]
+
+
+class Recorder:
+    """A proposer that notes what it proposes for active rows."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+        self.hidden = proposer.hidden
+        self.seen: list[Seen] = []
+
+    def begin(self, batch: Batch) -> None:
+        self._proposer.begin(batch)
+
+    def propose(self, batch: Batch, span: Span) -> Proposal:
+        proposal = self._proposer.propose(batch, span)
+        for row in range(batch.num_rows):
+            if batch.is_active(row):
+                self.seen.append(Seen(tuple(batch.history(row).tolist()), proposal.tokens[row].tolist()))
+        return proposal
+
+    def keep(self, slots: list[int]) -> None:
+        self._proposer.keep(slots)
+
+    def cache_bytes(self) -> int:
+        return self._proposer.cache_bytes()
+
+
+@torch.inference_mode()
+def expected_draft(
+    plain: LlamaForCausalLM, reference: Medusa | Speculator | Eagle3, tokens: tuple[int, ...], depth: int
+) -> list[int]:
+    """From the text alone: the target's plain pass over all but the last token, and the reference."""
+    every = plain(input_ids=torch.tensor([tokens[:-1]]), use_cache=False, output_hidden_states=True).hidden_states
+    if isinstance(reference, Eagle3):
+        hidden = torch.cat([every[layer][0] for layer in AUXILIARY], -1)
+        return reference.chain(torch.tensor(tokens[1:]), hidden, depth)[0]
+    return reference.drafted(every[-1][0, -1], tokens[-1], depth)
+
+
+@pytest.mark.parametrize("form", ["direct", "transformers"])
+@pytest.mark.parametrize("depth", [1, 3, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loop_drafts_what_the_published_code_would(
+    kind: str, depth: int, form: str, target: LoadedModel, plain: Any, references: Any, folders: dict[str, Path]
+) -> None:
+    model = target.model if form == "direct" else plain
+    recorder = Recorder(candidate(kind, folders, target, depth, VerifyRule.GREEDY).proposer())
+    base = decode_greedy(model, None, 0)
+    drafted = decode_greedy(model, recorder, depth)
+    assert [each.output for each in drafted] == [each.output for each in base]
+    for each in drafted:
+        metrics.check_identities(each.counts)
+    accepted = {each.counts.num_accepted_tokens for each in drafted}
+    assert len(accepted) > 1, "rows are to part, so that the draft's cache is ragged"
+    assert len(recorder.seen) > 100
+    for seen in recorder.seen[::7]:
+        assert seen.drafted == expected_draft(plain, references[kind], seen.tokens, depth)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_releasing_slots_changes_nothing(kind: str, target: LoadedModel, folders: dict[str, Path]) -> None:
+    requests = [
+        Request(
+            request.prompt,
+            SamplingParameters(
+                temperature=0.0 if row % 3 else 0.9, max_tokens=2 + 4 * row, presence_penalty=0.1 * row, min_tokens=row
+            ),
+            row,
+        )
+        for row, request in enumerate(REQUESTS[:8])
+    ]
+
+    def outputs(*, releases_slots: bool) -> list[tuple[tuple[int, ...], Any]]:
+        result = decode_batch(
+            target.model,
+            requests,
+            proposer=candidate(kind, folders, target, 3, VerifyRule.REJECTION).proposer(),
+            num_speculative_tokens=3,
+            verify_rule=VerifyRule.REJECTION,
+            end_token_ids=frozenset({1}),
+            releases_slots=releases_slots,
+        )
+        return [(decoded.output, decoded.counts) for decoded in result.decoded]
+
+    assert outputs(releases_slots=True) == outputs(releases_slots=False)
+
+
+@pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_follow_the_targets_distribution(
+    kind: str, rule: VerifyRule, target: LoadedModel, plain: Any, folders: dict[str, Path]
+) -> None:
+    assert len(PROMPT) > 1
+    own = candidate(kind, folders, target, 2, rule)
+    outputs = draw(target.model, SAMPLING, rule, own.proposer)
+    assert len(outputs) == DRAWS
+    assert p_value(outputs, exact_distribution(plain, SAMPLING)) > LEVEL
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_does_not_depend_on_its_neighbours(kind: str, target: LoadedModel, folders: dict[str, Path]) -> None:
+    sampling = SamplingParameters(temperature=0.9, top_p=0.95, max_tokens=16, repetition_penalty=1.1)
+    requests = [Request(tuple(range(2, 4 + row)), sampling, 100 + row) for row in range(6)]
+    own = candidate(kind, folders, target, 3, VerifyRule.REJECTION)
+
+    def outputs(chosen: list[Request]) -> list[tuple[int, ...]]:
+        result = decode_batch(
+            target.model, chosen, proposer=own.proposer(), num_speculative_tokens=3,
+            verify_rule=VerifyRule.REJECTION, end_token_ids=frozenset({1}),
+        )  # fmt: skip
+        return [decoded.output for decoded in result.decoded]
+
+    together = outputs(requests)
+    assert [outputs([request])[0] for request in requests] == together
+
+
+def test_only_eagle_holds_a_cache(target: LoadedModel, folders: dict[str, Path]) -> None:
+    for kind in KINDS:
+        own = candidate(kind, folders, target, 2, VerifyRule.GREEDY)
+        proposer = own.proposer()
+        decode_greedy(target.model, proposer, 2)
+        assert (proposer.cache_bytes() > 0) == (kind == "eagle3")
+        assert own.draft is not None
+        assert (own.draft.kv_bytes_per_token > 0) == (kind == "eagle3")
