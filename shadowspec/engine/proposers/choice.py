@@ -54,7 +54,7 @@ class Draft:
         return True
 
     def take(self) -> torch.Tensor:
-        """The token of every row at the depth that was considered, int64 [rows]; a row that stopped does not keep it."""
+        """The token of every row at the depth that was considered, int64 [rows]; a row that stopped keeps none."""
         batch, depth = self._batch, self._depth
         if self._draft_probs is None:
             chosen = greedy_tokens(self._processed)
