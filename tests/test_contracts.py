@@ -173,6 +173,13 @@ def test_a_schema_that_cannot_be_used_refuses_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+def test_nothing_is_fetched_for_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda *given, **_: asked.append(given))
+    assert fits({"a": "b"}, {"$ref": "https://example.invalid/schema.json"}) is True
+    assert asked == []
+
+
 def test_a_pattern_takes_no_time() -> None:
     """Python's own search would go on for longer than the universe."""
     assert fits({"a": "a" * 60}, {"properties": {"a": {"pattern": "^(a+)+$"}}}) is True

@@ -282,11 +282,9 @@ def _slice_figures(slice_key: str, runs: Sequence[MeasuredRun]) -> SliceFigures:
 
 
 def _others(slices: Mapping[HypothesisId, SliceFigures], key: HypothesisId) -> list[SliceFigures]:
-    """The endpoint's other slices at the same load and with the same config; none of the whole endpoint."""
+    """The endpoint's slices at the same load and with the same config; none for the whole endpoint."""
     own, *place = key
-    if not own:
-        return []
-    return [figures for (name, *other), figures in slices.items() if other == place and name not in ("", own)]
+    return [figures for (name, *other), figures in slices.items() if own and name and other == place]
 
 
 def _near_tie_logit(policy: GatePolicy | None, config: FingerprintedConfig | None) -> float | None:

@@ -187,7 +187,7 @@ def stored_failures(
             sum(each.num_first_accepted for each in own),
             total,
         ),
-        [each for each in slices if each.slice_key != slice_key] if slice_key else [],
+        slices if slice_key else [],
         num_repetition_loops=sum(
             each.sums.num_repetition_loops for each in beside if slice_key in ("", each.slice_key)
         ),

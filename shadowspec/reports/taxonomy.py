@@ -86,7 +86,7 @@ def suspicions(own: SliceFigures, others: Sequence[SliceFigures]) -> tuple[Suspi
 
     Args:
         own: the slice, or the whole endpoint, which is compared with nothing.
-        others: the endpoint's other slices at the same load and with the same config.
+        others: the endpoint's slices at the same load and with the same config; a slice is no peer of its own.
     """
     if own.num_requests < MIN_REQUESTS:
         return ()

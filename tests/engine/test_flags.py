@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shadowspec import demo, metrics
@@ -55,6 +55,9 @@ def test_the_chances_that_the_documentation_states(acceptance: float, share: flo
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=40))
+@example([(4, 1)] * EARLY_STEPS + [(4, 0)] * 20)
+@example([(4, 0)] * EARLY_STEPS + [(4, 4)] * 20)
+@example([(0, 0)] * 20 + [(4, 0)] * (EARLY_STEPS - 1))
 def test_early_rejections_are_counted_over_the_first_steps_that_draft(steps: list[tuple[int, int]]) -> None:
     row = Row(Request((5,), SamplingParameters(max_tokens=1_000), 0), 4, frozenset(), None)
     row.emit([7])
