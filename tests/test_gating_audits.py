@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from shadowspec.gate.audit import AuditState
 from shadowspec.gate.overrides import effective_decisions
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.rollout_policy import RolloutPolicy
 from shadowspec.gating.audits import AUTHOR, CellAudit, folded, run_audits
+from shadowspec.reports.period.model import GATE_DONE
+from shadowspec.scheduler import gates
 from shadowspec.store import Store
-from shadowspec.types import AuditedRun, AuditedUnit, Clearing, RecordKey, Verdict
+from shadowspec.types import AuditedRun, AuditedUnit, Clearing, RecordKey, Stage, Verdict
 from tests.store import examples
 from tests.store.saving import save_block
 
@@ -93,3 +97,17 @@ def test_an_alarm_holds_what_stands_until_an_operator_clears_it(measured: Store)
     assert len(measured.overrides()) == len(held)
     standing = effective_decisions(measured.latest_decisions("chat"), measured.overrides(), examples.NOON)
     assert {own.verdict for own in standing} == {Verdict.ENABLE}
+
+
+def test_a_scheduled_gate_audits_before_it_moves_rollouts(measured: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice that an audit has just held is rolled back in the same run."""
+    save(measured, 0, 60, 2.0, "")
+    measured.append_decisions([replace(examples.decision(Verdict.ENABLE), decided_at=datetime.now(UTC))])
+    measured.append_rollouts([examples.rollout()])
+    monkeypatch.setattr(gates, "run_gate", lambda *_: [])
+    policies = gates.GatePolicies({"chat": GatePolicy()}, {"chat": RolloutPolicy()})
+    assert gates.run_gates(measured, policies) == GATE_DONE
+    assert [record.override.author for record in measured.overrides()] == [AUTHOR]
+    (rollout,) = measured.rollouts("chat")
+    assert rollout.stage is Stage.SHADOW
+    assert "audit alarm" in rollout.reason

@@ -29,7 +29,6 @@ def replays_table(rows: Sequence[ReplayRow]) -> str:
 
 
 def _replay(row: ReplayRow) -> str:
-    is_alarm = row.mismatch is not None and row.mismatch.is_alarm
     cells = (
         f'<th scope="row">{row.num_speculative_tokens}</th>',
         f'<td data-label="Verify rule">{escape(row.verify_rule.replace("_", " "))}</td>',
@@ -38,7 +37,7 @@ def _replay(row: ReplayRow) -> str:
         f'<td data-label="Length, loop">{number(row.loop_mean_acceptance_length)}</td>',
         f'<td data-label="First position">{percent(row.first_position_acceptance_rate)}</td>',
         f'<td data-label="Replay less loop">{escape(row.difference_text)}</td>',
-        f'<td data-label="Comparison">{_marked(row.state, is_alarm=is_alarm)}</td>',
+        f'<td data-label="Comparison">{_marked(row.state, is_alarm=row.is_mismatch)}</td>',
     )
     return f"<tr>{''.join(cells)}</tr>"
 

@@ -78,10 +78,8 @@ def page() -> None:
 
 
 def _audits(endpoints: Sequence[str]) -> None:
-    """The audits of the loop, alarms first; nothing where none has begun."""
+    """The audits of the loop, alarms first, and where production answers otherwise; nothing where there is none."""
     rows = [(name, row) for name in endpoints for row in queries.audit_rows(name)]
-    if not rows:
-        return
     alarms = [pair for pair in rows if pair[1].state.has_alarmed]
     if alarms:
         st.error(
@@ -89,8 +87,19 @@ def _audits(endpoints: Sequence[str]) -> None:
             "is wrong, and nothing should be enabled on it; an override HOLD stands until somebody clears it.",
             icon=":material/error:",
         )
-    with st.expander(f"Audits of the loop ({len(rows)})", expanded=bool(alarms)):
-        st.html(audits_table([*alarms, *(pair for pair in rows if not pair[1].state.has_alarmed)]))
+    if rows:
+        with st.expander(f"Audits of the loop ({len(rows)})", expanded=bool(alarms)):
+            st.html(audits_table([*alarms, *(pair for pair in rows if not pair[1].state.has_alarmed)]))
+    differing = [(name, row) for name in endpoints for row in queries.replay_rows(name) if row.is_mismatch]
+    if differing:
+        name, row = differing[0]
+        where = f"{name}, {slice_title(row.slice_key)}, {row.config_name} at K = {row.num_speculative_tokens}"
+        st.warning(
+            f"Production mismatch in {plural(len(differing), 'comparison')}: logged responses would have been accepted "
+            f"otherwise than the loop's outputs, as in {formats.markdown(where)} ({row.difference_text} tokens per "
+            "step). Production answers otherwise than the shadow's target; loop and replay are not in doubt.",
+            icon=":material/difference:",
+        )
 
 
 def _draw(shown: Sequence[Change]) -> None:

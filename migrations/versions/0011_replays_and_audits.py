@@ -56,7 +56,7 @@ def upgrade() -> None:
         *(sa.Column(name, sa.Double, nullable=False) for name in MORE_EXPECTED),
         sa.PrimaryKeyConstraint(*RECORD_KEY, "fingerprint", name="pk_replays"),
     )
-    op.create_index("ix_replays_cell", "replays", ["endpoint", "slice_key", "fingerprint", "unit_key"])
+    op.create_index("ix_replays_endpoint_event_time", "replays", ["endpoint", "event_time"])
     op.create_table(
         "audits",
         *_run_key(),

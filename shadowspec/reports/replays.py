@@ -66,6 +66,11 @@ class ReplayRow:
     mismatch: Mismatch | None
 
     @property
+    def is_mismatch(self) -> bool:
+        """Whether production is shown to answer otherwise."""
+        return self.mismatch is not None and self.mismatch.is_alarm
+
+    @property
     def state(self) -> str:
         """What the comparison of the two comes to, in words."""
         own = self.mismatch
@@ -73,7 +78,7 @@ class ReplayRow:
             return DASH
         if own.lower is None or own.upper is None:
             return f"too few sessions ({own.num_replay_units:,} replayed, {own.num_loop_units:,} measured)"
-        return "production mismatch" if own.is_alarm else "no mismatch shown"
+        return "production mismatch" if self.is_mismatch else "no mismatch shown"
 
     @property
     def difference_text(self) -> str:
@@ -115,7 +120,9 @@ def replay_rows(source: ReplaySource, endpoint: str) -> tuple[ReplayRow, ...]:
     if not replayed:
         return ()
     since, until = min(sums.first_event for sums in replayed), max(sums.last_event for sums in replayed)
-    looped = list(source.loop_sums(endpoint, {sums.fingerprint for sums in replayed}, since, until))
+    both = {(sums.slice_key, sums.fingerprint) for sums in replayed}
+    found = source.loop_sums(endpoint, {fingerprint for _, fingerprint in both}, since, until)
+    looped = [sums for sums in found if (sums.slice_key, sums.fingerprint) in both]  # the whole is of the same slices
     compared = {(own.slice_key, own.fingerprint): own for own in mismatches(replayed, looped)}
     loops = {(sums.slice_key, sums.fingerprint): sums for sums in _with_whole(looped)}
     configs = source.replay_configs()

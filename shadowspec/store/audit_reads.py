@@ -22,7 +22,7 @@ class AuditReads:
             return replays.read_replay_configs(connection)
 
     def replay_sums(self, endpoint: str) -> list[AcceptanceSums]:
-        """What the endpoint's replayed responses add up to, by slice and config; a unit is a session."""
+        """What the endpoint's newest replays add up to, by slice and config; a unit is a session."""
         with session.read(self._engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
             return replays.read_replay_sums(connection, endpoint)
 

@@ -29,6 +29,9 @@ REPLAY_NAMES = (
 )
 CONFIG_NAMES = ("fingerprint", "config", "engine", "device", "dtype", "details")
 
+MAX_REPLAYS = 200_000  # rows added up at a read, the newest: 12,500 responses at 16 configs and K, a second or two
+MAX_RUNS = 50_000  # likewise
+
 _expected = attrgetter(*EXPECTED)
 
 
@@ -61,8 +64,9 @@ def read_replay_configs(connection: Connection) -> dict[str, FingerprintedConfig
 
 
 def read_replay_sums(connection: Connection, endpoint: str) -> list[AcceptanceSums]:
-    """What the endpoint's replays add up to by slice and config, sorted; a unit is a session."""
-    own = replays.c
+    """What the endpoint's newest MAX_REPLAYS rows add up to by slice and config, sorted; a unit is a session."""
+    newest = select(replays).where(replays.c.endpoint == endpoint).order_by(replays.c.event_time.desc())
+    own = newest.limit(MAX_REPLAYS).subquery().c
     units = (
         select(
             own.slice_key,
@@ -72,7 +76,6 @@ def read_replay_sums(connection: Connection, endpoint: str) -> list[AcceptanceSu
             func.min(own.event_time).label("first_event"),
             func.max(own.event_time).label("last_event"),
         )
-        .where(own.endpoint == endpoint)
         .group_by(own.slice_key, own.fingerprint, own.unit_key)
         .subquery()
     )
@@ -82,7 +85,7 @@ def read_replay_sums(connection: Connection, endpoint: str) -> list[AcceptanceSu
 def read_loop_sums(
     connection: Connection, endpoint: str, fingerprints: Collection[str], since: datetime, until: datetime
 ) -> list[AcceptanceSums]:
-    """What the loop counted with these configs from `since` to `until`, likewise.
+    """What the loop counted with these configs from `since` to `until`, likewise, of the newest MAX_RUNS.
 
     A run is a unit: a session is timed once at an endpoint.
     """
@@ -105,6 +108,8 @@ def read_loop_sums(
             own.fingerprint.in_(sorted(fingerprints)),
             own.failure.is_(None),
         )
+        .order_by(own.event_time.desc())
+        .limit(MAX_RUNS)
         .subquery()
     )
     return _added_up(connection, units)

@@ -455,7 +455,7 @@ replays = Table(  # expected counts, given the response: replay's, never the loo
     *integers("num_output_tokens", "num_prompt_tokens"),
     *reals("num_plain_steps", "num_cut_steps", "num_cut_draft_tokens"),
     *reals("drafts_variance", "accepted_variance", "drafts_accepted_covariance"),
-    Index("ix_replays_cell", "endpoint", "slice_key", "fingerprint", "unit_key"),
+    Index(None, "endpoint", "event_time"),
 )
 
 audits = Table(  # outputs of the loop, replayed

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from shadowspec.gate import asymptotic
 from shadowspec.gating.audits import folded, run_audits
 from shadowspec.store import Store
 from shadowspec.types import AuditedRun, AuditedUnit, Decision, ExpectedCounts, RecordKey, ReplayedRecord, StoredAudit
@@ -23,7 +24,7 @@ NOW = datetime.now(UTC)
 @pytest.fixture
 def decision(filled_url: str) -> Decision:
     with Store.open(filled_url) as store:
-        return next(own for own in store.latest_decisions() if own.slice_key and own.num_blocks)
+        return max((own for own in store.latest_decisions() if own.slice_key), key=lambda own: own.num_blocks)
 
 
 @pytest.fixture
@@ -33,13 +34,18 @@ def url(filled_url: str, tmp_path: Path, decision: Decision) -> str:
     shutil.copy(filled_url.removeprefix("sqlite:///"), path)
     with Store.open(f"sqlite:///{path}") as store:
         config = store.fingerprints()[decision.fingerprint]
-        counts = ExpectedCounts(20.0, 60.0, 25.0, (15.0, 10.0), (5.0, 5.0, 10.0), 46, 90)
+        counts = ExpectedCounts(20.0, 60.0, 1.0, (1.0, 0.0), (19.0, 1.0, 0.0), 22, 90)
         store.save_replays(
             [
                 ReplayedRecord(
-                    RecordKey("f", 0, line), decision.endpoint, decision.slice_key, f"s{line}", NOW, ((config, counts),)
+                    RecordKey("f", 0, line),
+                    decision.endpoint,
+                    decision.slice_key,
+                    f"s{line}",
+                    NOW - timedelta(days=line % 30),
+                    ((config, counts),),
                 )
-                for line in range(7)
+                for line in range(300)
             ]
         )
         runs = [AuditedRun(RecordKey("f", 0, line), decision.fingerprint, 21, 10, 1.0) for line in range(60)]
@@ -51,8 +57,9 @@ def url(filled_url: str, tmp_path: Path, decision: Decision) -> str:
 
 
 def test_the_evidence_page_marks_replay_and_shows_the_audit(
-    url: str, configured: Configure, open_page: Open, decision: Decision
+    url: str, configured: Configure, open_page: Open, decision: Decision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(asymptotic, "BURN_IN", 10)
     configured(url)
     app = open_page(
         "evidence",
@@ -65,19 +72,22 @@ def test_the_evidence_page_marks_replay_and_shows_the_audit(
     text = said(app)
     assert "Replay beside the loop" in text
     assert "No test rests on them" in text
-    assert "2.25" in text
+    assert "1.05" in text
+    assert "\u2715 production mismatch" in text
     assert "Audit of the loop" in text
     assert "\u2715 alarm since" in text
 
 
 def test_changes_open_the_audits_where_one_alarms(
-    url: str, configured: Configure, open_page: Open, decision: Decision
+    url: str, configured: Configure, open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(asymptotic, "BURN_IN", 10)  # the store is small
     configured(url)
     app = open_page("changes", window="all")
     assert not app.exception
     assert any("2 audits of the loop sounded" in error.value for error in app.error)
     assert "\u2715 alarm since" in said(app)
+    assert any("Production mismatch in 1 comparison" in warning.value for warning in app.warning)
     assert "audit alarm: the loop accepts otherwise than replay expects" in app.dataframe[0].value["Why"].iloc[0]
 
 
@@ -89,5 +99,6 @@ def test_without_replays_and_audits_nothing_is_said(
         app = open_page(page, endpoint=decision.endpoint, window="all")
         assert not app.exception
         assert not app.error
+        assert not app.warning
         assert "Replay beside the loop" not in said(app)
         assert "Audits of the loop" not in said(app)

@@ -50,7 +50,11 @@ def source() -> MemorySource:
         sums(CHAT, SHALLOW.fingerprint, 0.5),
         sums(CODE, DEEP.fingerprint, 2.25, units=50),
     ]
-    made.looped["editor"] = [sums(CODE, SHALLOW.fingerprint, 1.5), sums(CHAT, SHALLOW.fingerprint, 1.0)]
+    made.looped["editor"] = [
+        sums(CODE, SHALLOW.fingerprint, 1.5),
+        sums(CHAT, SHALLOW.fingerprint, 1.0),
+        sums("prompt_class=maths", SHALLOW.fingerprint, 4.0),  # never replayed: in nothing that stands beside replay
+    ]
     runs = [AuditedRun(RecordKey("f", 0, line), SHALLOW.fingerprint, 21, 10, 2.0) for line in range(60)]
     sound = [replace(run, expected_accepted_tokens=10.0) for run in runs]
     refused = replace(runs[0], expected_accepted_tokens=None)

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from shadowspec.store import Store
+from shadowspec.store import Store, replays
 from shadowspec.types import (
     AuditedUnit,
     BlockResult,
@@ -71,6 +71,21 @@ def test_replays_add_up_by_slice_and_config_over_sessions(store: Store) -> None:
     assert (whole.first_event, whole.last_event) == (examples.NOON, examples.NOON + timedelta(days=1))
     assert (single.fingerprint, single.num_requests) == ("g", 1)
     assert (slice_c.slice_key, slice_c.num_units) == ("a=c", 1)
+
+
+def test_the_newest_are_added_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is stored, a read takes in no more rows than it may."""
+    times = [examples.NOON + timedelta(minutes=line) for line in range(1, 6)]
+    store.save_replays([replace(examples.replayed(line), event_time=time) for line, time in enumerate(times, start=1)])
+    store.save_fingerprints([examples.config()])
+    records = [replace(examples.record(line), event_time=time) for line, time in enumerate(times, start=1)]
+    save_block(store, examples.block("b", range(1, 6)), records)
+    monkeypatch.setattr(replays, "MAX_REPLAYS", 2)
+    monkeypatch.setattr(replays, "MAX_RUNS", 3)
+    (own,) = store.replay_sums("chat")
+    assert (own.num_requests, own.first_event, own.last_event) == (2, times[3], times[4])
+    (loop,) = store.loop_sums("chat", {"fp"}, times[0], times[4])
+    assert (loop.num_requests, loop.first_event, loop.last_event) == (3, times[2], times[4])
 
 
 def test_the_loops_runs_add_up_likewise(store: Store) -> None:
