@@ -72,7 +72,7 @@ def replayed(depths: tuple[int, ...]) -> ReplayedTraffic:
 def summed(done: ReplayedTraffic) -> dict[tuple[str, int, str], dict[str, float]]:
     """The counters of each prompt class, depth and way of drafting."""
     sums: dict[tuple[str, int, str], dict[str, float]] = defaultdict(
-        lambda: dict.fromkeys((*SUMMED, "num_requests"), 0.0)
+        lambda: dict.fromkeys((*SUMMED, "num_first_accepted", "num_requests"), 0.0)
     )
     for (_, slice_key, place), pool in done.pools.items():
         prompt_class = parse_slice_key(slice_key)["prompt_class"] if slice_key else EVERYTHING
@@ -86,6 +86,7 @@ def summed(done: ReplayedTraffic) -> dict[tuple[str, int, str], dict[str, float]
 def _add(own: dict[str, float], counts: ExpectedCounts) -> None:
     for name in SUMMED:
         own[name] += getattr(counts, name)
+    own["num_first_accepted"] += counts.num_accepted_tokens_per_pos[0]
 
 
 def figures(own: Mapping[str, float]) -> dict[str, float | None]:
@@ -93,6 +94,7 @@ def figures(own: Mapping[str, float]) -> dict[str, float | None]:
     steps = own["num_drafts"] + own["num_plain_steps"]
     return {
         "drafted_share_of_steps": ratio(own["num_drafts"], steps),
+        "first_position_acceptance_rate": ratio(own["num_first_accepted"], own["num_drafts"]),
         "draft_acceptance_rate": ratio(own["num_accepted_tokens"], own["num_draft_tokens"]),
         "mean_accepted_tokens": ratio(own["num_accepted_tokens"], own["num_drafts"]),
         "steps_per_token": ratio(steps, own["num_output_tokens"] - own["num_requests"]),

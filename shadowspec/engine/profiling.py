@@ -3,7 +3,8 @@
 Every point is a batch of made-up prompts that is decoded as a block is, all rows to the same length, so that the load
 stands throughout.  What is accepted does not matter: a step of a draft model costs the same whatever comes of it.
 Points take turns, round after round, and each gives its medians, so that a slow moment hits one round of some points
-and not one point.  Of prompt lookup there is no such surface: what a step costs there depends on what it finds.
+and not one point.  Of prompt lookup, suffix drafts and adaptive depth there is no such surface: what a step costs
+there depends on the text.
 Heads over the target's hidden states are not profiled.
 """
 
@@ -63,15 +64,18 @@ def profile(
         on_run: called after each of `grid.num_runs` runs.
 
     Raises:
-        InputError: the candidate drafts without a model of its own, or a context leaves no room for the output.
+        InputError: the candidate drafts without a model of its own or to an adaptive depth, or a context leaves no
+            room for the output.
     """
-    draft = candidate.draft
+    draft, config = candidate.draft, candidate.config.config
     if not isinstance(draft, LoadedModel):
-        raise InputError(f"{candidate.config.config.name}: only drafting with a model of its own is profiled")
+        raise InputError(f"{config.name}: only drafting with a model of its own is profiled")
+    if config.draft_confidence_threshold > 0.0:
+        raise InputError(f"{config.name}: a step costs what the draft is sure of; not profiled")
     longest = min(int(each.model.config.max_position_embeddings) for each in (target, draft)) - PROFILED_TOKENS
     if max(grid.contexts) > longest:
         raise InputError(f"a context of {max(grid.contexts)} tokens leaves no room: at most {longest} here")
-    rule = candidate.config.config.verify_rule
+    rule = config.verify_rule
     found: dict[tuple[int, int, int], list[StepCost]] = {place: [] for place in grid.places}
     for load, depth in product(grid.loads, (BASELINE, *grid.depths)):  # untimed: allocation and choice of kernels
         _measured(target, draft, rule, load, depth, min(grid.contexts), grid.is_greedy, seed)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shadowspec.engine import Models
+from shadowspec.engine.profiling import Grid, profile
+from shadowspec.errors import InputError
 from shadowspec.store import Store
+from shadowspec.types import SpeculationConfig, VerifyRule
 from tests.cli.conftest import Workspace
 
 NGRAM = """
@@ -94,6 +101,22 @@ def test_adaptive_depth_is_left_out_and_told(workspace: Workspace) -> None:
     result = workspace.run("profile-device", "--no-store", *SMALL)
     assert result.code == 4
     assert "there is nothing to profile" in result.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"draft_confidence_threshold": 0.4}, "k3: a step costs what the draft is sure of; not profiled"),
+        ({"proposer": "suffix", "draft": None}, "k3: a step of prompt lookup costs what it finds; not profiled"),
+    ],
+)
+def test_a_step_that_depends_on_the_text_has_no_surface(
+    tiny_pair: tuple[Path, Path], changes: dict[str, Any], says: str
+) -> None:
+    config = SpeculationConfig("k3", "t", str(tiny_pair[1]), "draft_model", 3, VerifyRule.GREEDY_DRAFT)
+    target, (candidate,) = Models("cpu").candidates(str(tiny_pair[0]), [replace(config, **changes)], print)
+    with pytest.raises(InputError, match=says):
+        profile(target, candidate, Grid((1,), (2,), (8,)))
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,25 @@ def test_what_was_measured_before_there_were_flags_keeps_its_figures_and_has_non
         assert store.failure_counts("chat") == {}
 
 
+def test_configs_measured_before_there_were_options_have_their_defaults(blank_url: str) -> None:
+    """Rows that a worker wrote before 0009, and ones that it goes on writing after."""
+    insert = (
+        "INSERT INTO fingerprints (fingerprint, name, target, draft, proposer, num_speculative_tokens, verify_rule, "
+        "backend, ngram_min, ngram_max, engine, device, dtype, details) "
+        "VALUES ('{}', 'ngram-4', 'target', NULL, 'ngram', 4, 'greedy', 'torch', 2, 4, 'e', 'cpu', 'f', '{{}}')"
+    )
+    schema.migrate(blank_url, "0008")
+    _execute(blank_url, insert.format("before"))
+    upgrade(blank_url)
+    _execute(blank_url, insert.format("after"))
+    with Store.open(blank_url) as store:
+        found = store.fingerprints()
+    assert {name: each.config for name, each in found.items()} == {"before": examples.CONFIG, "after": examples.CONFIG}
+    schema.migrate(blank_url, "0008")
+    upgrade(blank_url)
+    assert check(blank_url) == []
+
+
 def _fill(url: str) -> None:
     with Store.open(url) as store:
         store.save_fingerprints([examples.config()])
