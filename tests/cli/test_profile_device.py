@@ -35,13 +35,13 @@ def test_every_point_of_the_grid_has_its_costs(
     assert result.code == 0, result.err
     assert json.loads((workspace.folder / "costs.json").read_text(encoding="utf-8")) == result.document
     profiles = result.document["profiles"]
-    assert [profile["is_greedy"] for profile in profiles] == regimes
-    for profile in profiles:
-        assert (profile["endpoints"], profile["config"]) == (["letters"], "draft")
-        places = {(each["concurrency"], each["num_speculative_tokens"], each["context"]) for each in profile["points"]}
+    assert [own["is_greedy"] for own in profiles] == regimes
+    for own in profiles:
+        assert (own["endpoints"], own["config"]) == (["letters"], "draft")
+        places = {(each["concurrency"], each["num_speculative_tokens"], each["context"]) for each in own["points"]}
         assert places == {(b, k, c) for b in (1, 3) for k in (0, 1, 2) for c in (8, 16)}
         baseline = {}
-        for each in profile["points"]:
+        for each in own["points"]:
             place = (each["concurrency"], each["context"])
             assert each["step_ms"] == pytest.approx(each["draft_ms"] + each["verify_ms"] + each["other_ms"])
             assert each["prefill_ms"] > 0
@@ -64,14 +64,14 @@ def test_costs_are_kept_for_report_and_dashboard(workspace: Workspace) -> None:
     assert result.code == 0, result.err
     with Store.open(f"sqlite:///{workspace.folder / 'shadow.db'}") as store:
         stored = {key.is_greedy: costs for key, costs in store.costs().items()}
-    for profile in result.document["profiles"]:
-        costs = stored[profile["is_greedy"]]
+    for own in result.document["profiles"]:
+        costs = stored[own["is_greedy"]]
         assert [(each.place, each.step_ms) for each in costs.points] == [
-            ((own["concurrency"], own["num_speculative_tokens"], own["context"]), pytest.approx(own["step_ms"]))
-            for own in profile["points"]
+            ((point["concurrency"], point["num_speculative_tokens"], point["context"]), pytest.approx(point["step_ms"]))
+            for point in own["points"]
         ]
-        assert (costs.key.engine, costs.key.device) == (profile["engine"], profile["device"])
-        assert costs.profiled_at.isoformat() == profile["profiled_at"]
+        assert (costs.key.engine, costs.key.device) == (own["engine"], own["device"])
+        assert costs.profiled_at.isoformat() == own["profiled_at"]
 
 
 def test_the_table_says_from_where_on_speculation_pays(workspace: Workspace) -> None:
@@ -107,7 +107,7 @@ def test_adaptive_depth_is_left_out_and_told(workspace: Workspace) -> None:
     ("changes", "says"),
     [
         ({"draft_confidence_threshold": 0.4}, "k3: a step costs what the draft is sure of; not profiled"),
-        ({"proposer": "suffix", "draft": None}, "k3: a step of prompt lookup costs what it finds; not profiled"),
+        ({"proposer": "suffix", "draft": None}, "k3: only drafting with a model of its own is profiled"),
     ],
 )
 def test_a_step_that_depends_on_the_text_has_no_surface(
