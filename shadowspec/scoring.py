@@ -1,4 +1,4 @@
-"""Figures of quality of an output text, from 0 to 1: whether it is JSON, and a function of the operator's own.
+"""Figures of quality of an output text, from 0 to 1: whether it is JSON or keeps its contract, and the operator's own.
 
 Texts are seen in memory alone, in the process that made them.  A function that raises, or gives anything but a number
 from 0 to 1, leaves its figure missing: the run says so and the gate counts it at its worst.  What an error says may
@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from shadowspec.errors import ConfigError
-from shadowspec.types import PairedScore
+from shadowspec.types import PairedScore, RunFlags, Validity
 
 JSON_VALID: Final = "json_valid"
+CONTRACT_VALID: Final = "contract_valid"
 # The names under which runs carry them and policies set their margins.
 STRUCTURED_VALIDITY: Final = "structured_validity"
 OWN_SCORE: Final = "score"
@@ -30,14 +31,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """What is scored of an endpoint's outputs: functions of the text, by the name that runs carry the figure under."""
+    """What is scored of an endpoint's outputs: functions of the text, by the name that runs carry the figure under.
+
+    `uses_contract`: whether an output keeps its contract, which its run's flags say, is a figure as well.
+    """
 
     functions: Mapping[str, ScoreFunction] = field(default_factory=dict)
+    uses_contract: bool = False
 
     def paired(self, baseline: Sequence[str], speculative: Sequence[str]) -> list[dict[str, PairedScore | None]]:
         """The figures of both arms' outputs of the same requests, as their runs carry them."""
         pairs = zip(self._scored(baseline), self._scored(speculative), strict=True)
         return [{name: PairedScore(base[name], spec[name]) for name in self.functions} for base, spec in pairs]
+
+    def of_flags(self, flags: RunFlags) -> dict[str, PairedScore | None]:
+        """The figures that a run's flags give; None where the contract applied to neither arm.
+
+        1 for an arm that keeps it, 0 for one that breaks it, was cut, or answered in words where the other did not.
+        """
+        if not self.uses_contract:
+            return {}
+        keeps = [float(each is Validity.VALID) for each in (flags.baseline_validity, flags.speculative_validity)]
+        return {STRUCTURED_VALIDITY: None if flags.contract is None else PairedScore(*keeps)}
 
     def _scored(self, texts: Sequence[str]) -> list[dict[str, float | None]]:
         """The figures of each text, by name; None where it is missing."""
@@ -50,12 +65,13 @@ class Scorer:
 
 
 def load_scorer(names: Sequence[str]) -> Scorer:
-    """The scorer of `json_valid` and of one `package.module:function`.
+    """The scorer of `json_valid` or `contract_valid`, and of one `package.module:function`.
 
     Raises:
         ConfigError: there is no such function; the message says what is wrong with it.
     """
-    return Scorer({score_name(name): is_json if name == JSON_VALID else _function(name) for name in names})
+    functions = {name: is_json if name == JSON_VALID else _function(name) for name in names if name != CONTRACT_VALID}
+    return Scorer({score_name(name): each for name, each in functions.items()}, CONTRACT_VALID in names)
 
 
 def is_json(text: str) -> float:
@@ -70,7 +86,7 @@ def is_json(text: str) -> float:
 
 def score_name(name: str) -> str:
     """The name that runs carry a score under, by how the configuration calls it."""
-    return STRUCTURED_VALIDITY if name == JSON_VALID else OWN_SCORE
+    return STRUCTURED_VALIDITY if name in (JSON_VALID, CONTRACT_VALID) else OWN_SCORE
 
 
 def _function(name: str) -> ScoreFunction:

@@ -43,6 +43,8 @@ CONTEXT_BUCKETS: Final = (
     (512, "<512"), (2_048, "512-2k"), (8_192, "2k-8k"), (32_768, "8k-32k"), (131_072, "32k-128k"),
 )  # fmt: skip
 LARGEST_CONTEXT_BUCKET: Final = "128k+"
+SHORTEST_RANGE: Final = 64  # prompt tokens, where views of lengths begin to double
+KILO: Final = 1_024
 
 HEAD_CHARACTERS = 4_000  # an instruction at the beginning, with the start of what it is about
 TAIL_CHARACTERS = 1_500  # an instruction at the end
@@ -146,6 +148,20 @@ def context_bucket(num_prompt_tokens: int) -> str:
         if num_prompt_tokens < limit:
             return name
     return LARGEST_CONTEXT_BUCKET
+
+
+def prompt_range(num_prompt_tokens: int) -> str:
+    """The range of prompt lengths that doubles from `SHORTEST_RANGE` on: "<64", "64-128", ..., "512-1k", "1k-2k"."""
+    limit = SHORTEST_RANGE
+    if num_prompt_tokens < limit:
+        return f"<{limit}"
+    while num_prompt_tokens >= 2 * limit:
+        limit *= 2
+    return f"{_thousands(limit)}-{_thousands(2 * limit)}"
+
+
+def _thousands(tokens: int) -> str:
+    return str(tokens) if tokens < KILO else f"{tokens // KILO}k"
 
 
 def _is_source_text(lines: Sequence[str], body: bytes, found: Sequence[int]) -> bool:

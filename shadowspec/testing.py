@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from shadowspec.contracts import judge
 from shadowspec.errors import ModelError
 from shadowspec.scoring import Scorer
 from shadowspec.types import (
@@ -28,6 +29,7 @@ from shadowspec.types import (
     Memory,
     Parity,
     Run,
+    RunFlags,
     ShadowPrompt,
     SpeculationConfig,
     SpeculationCounts,
@@ -111,9 +113,11 @@ class FakeEngine:
         is_sampled = prompt.sampling.temperature > 0.0
         z_sum = (next(draws) - 0.5) * 0.1 * length
         text = json.dumps({"offset": prompt.key.offset})
-        (scores,) = self.scorers.get(block.endpoint, Scorer()).paired(
-            [text], [text[:-1] if next(draws) < self.cut_rate else text]
-        )
+        drafted_text = text[:-1] if next(draws) < self.cut_rate else text
+        scorer = self.scorers.get(block.endpoint, Scorer())
+        (scores,) = scorer.paired([text], [drafted_text])
+        finish_reason = "length" if length == prompt.sampling.max_tokens else "stop"
+        flags = _flags(prompt, text, drafted_text, finish_reason)
         return Run(
             key=prompt.key,
             fingerprint=config.fingerprint,
@@ -134,9 +138,26 @@ class FakeEngine:
                 if is_sampled
                 else Parity()
             ),
-            finish_reason="length" if length == prompt.sampling.max_tokens else "stop",
-            scores=scores,
+            finish_reason=finish_reason,
+            scores=scores | scorer.of_flags(flags),
+            flags=flags,
         )
+
+
+def _flags(prompt: ShadowPrompt, text: str, drafted_text: str, finish_reason: str) -> RunFlags:
+    """What a real engine would say of these outputs; no draft is ever too short."""
+    base, spec = (
+        None if prompt.contract is None else judge(prompt.contract, each, finish_reason)
+        for each in (text, drafted_text)
+    )
+    applies = prompt.contract is not None and (base is not None or spec is not None)
+    return RunFlags(
+        is_beyond_draft_context=False,
+        contract=prompt.contract.kind if prompt.contract is not None and applies else None,
+        baseline_validity=base,
+        speculative_validity=spec,
+        intervention=prompt.intervention,
+    )
 
 
 def fake_config(name: str = "fake", num_speculative_tokens: int = 4) -> FingerprintedConfig:

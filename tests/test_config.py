@@ -26,7 +26,7 @@ from shadowspec.config import (
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.tap.endpoints import Load, MatchRule
-from shadowspec.types import SpeculationConfig, VerifyRule
+from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
 
 ENDPOINT = """
 [endpoints.chat]
@@ -154,6 +154,43 @@ def test_the_values_reach_the_inner_layers(tmp_path: Path) -> None:
         suffix_decoding_max_tree_depth=32, suffix_decoding_max_spec_factor=2.0, suffix_decoding_min_token_prob=0.2,
         suffix_memory_tokens=0,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("keys", "contracts"),
+    [
+        ("", {}),
+        ('contract = "json"', {"": OutputContract(Contract.JSON)}),
+        (
+            'contract = { structured = "sql", tool_calling = "tool_call" }\nsql_dialect = "postgres"',
+            {
+                "structured": OutputContract(Contract.SQL, dialect="postgres"),
+                "tool_calling": OutputContract(Contract.TOOL_CALL, dialect="postgres"),
+            },
+        ),
+    ],
+)
+def test_contracts(tmp_path: Path, keys: str, contracts: dict[str, OutputContract]) -> None:
+    text = ENDPOINT.replace("[endpoints.chat]\n", f"[endpoints.chat]\n{keys}\n")
+    assert load(tmp_path, text).endpoints["chat"].rule.contracts == contracts
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ('contract = "yaml"', "contract: 'yaml' is none; there are json, tool_call, sql"),
+        ('contract = { structured = "yaml" }', "contract: 'yaml' is none"),
+        ('contract = { sql = "sql" }', "contract: 'sql' is no class of prompts; there are code, structured"),
+        ('contract = { "" = "sql", structured = "json" }', "contract: '' is no class of prompts"),
+        ('contract = "json"\nsql_dialect = "postgres"', "sql_dialect: is for the contract sql"),
+        ("contract = 3", "endpoints.chat.contract"),
+    ],
+)
+def test_contracts_that_are_none(tmp_path: Path, keys: str, says: str) -> None:
+    text = ENDPOINT.replace("[endpoints.chat]\n", f"[endpoints.chat]\n{keys}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert says in str(caught.value)
 
 
 def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) -> None:

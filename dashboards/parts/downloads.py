@@ -26,7 +26,7 @@ PAGE_ROWS = 5_000
 
 Row = dict[str, Any]
 
-_TEXTS = ("slice_key", "failure", "finish_reason", "source", "fingerprint", "block_id")
+_TEXTS = ("slice_key", "failure", "finish_reason", "contract", "intervention", "source", "fingerprint", "block_id")
 _REALS = ("divergence_gap", "z_sum", "sampling_rate")
 
 
@@ -110,6 +110,6 @@ def _type(name: str) -> pa.DataType:
         return pa.timestamp("us", tz="UTC")
     if name in _TEXTS:
         return pa.string()
-    if name == "is_repetition_loop":
+    if name.startswith("is_"):
         return pa.bool_()
     return pa.float64() if name in _REALS or name.endswith("_ms") else pa.int64()

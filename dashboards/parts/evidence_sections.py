@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import streamlit as st
 
 from shadowspec.reports.board import PARITY_TESTS, BoardRow
+from shadowspec.reports.failures import Failures
 from shadowspec.reports.hypothesis import MEASURES, Measured
+from shadowspec.reports.words import AUDIT_NOTE, REPLAY_NOTE
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR
 from shadowspec.types import TestResult
 from shadowspec.words import moment, percent, plural, times
 
-from . import charts, evidence_charts, formats, states, words
-from .evidence_tables import latency_table, tests_table
+from . import charts, evidence_charts, formats, queries, states, words
+from .evidence_tables import failures_table, latency_table, tests_table
+from .replay_tables import audits_table, replays_table
 
 
 def acceptance(found: Measured) -> None:
@@ -86,6 +89,25 @@ def latency(found: Measured, row: BoardRow) -> None:
         )
 
 
+def failures(found: Failures) -> None:
+    """What went wrong with single requests, and which kind of failure that looks like."""
+    st.markdown("#### Failures", help=words.definition("failures"))
+    for each in found.suspicions:
+        st.warning(
+            f"Suspected: **{each.kind}**. {formats.markdown('; '.join(each.figures))}.", icon=":material/troubleshoot:"
+        )
+    for note in found.notes:
+        st.caption(note)
+    st.html(failures_table(found.rows))
+    own = found.intervened
+    if own.num_intervened:
+        st.caption(
+            f"First-position acceptance, pooled: {percent(own.with_them)} with the "
+            f"{plural(own.num_intervened, 'request')} whose production output a layer behind the model changed, "
+            f"{percent(own.without_them)} without."
+        )
+
+
 def _tests_of(row: BoardRow) -> Sequence[TestResult]:
     return () if row.standing.measured is None else row.standing.measured.tests
 
@@ -113,3 +135,25 @@ def tests(row: BoardRow) -> None:
 def _engine(row: BoardRow) -> str:
     decision = row.standing.measured
     return formats.markdown(str(decision.details.get("engine") or "unknown")) if decision is not None else "unknown"
+
+
+def replays(row: BoardRow) -> None:
+    """What logged responses say at every K, marked as replay, and the audit of the loop's outputs."""
+    name = None if row.config is None else row.config.name
+    own = [
+        each
+        for each in queries.replay_rows(row.endpoint)
+        if (each.slice_key, each.config_name) == (row.slice_key, name)
+    ]
+    if own:
+        st.markdown("#### Replay beside the loop", help=REPLAY_NOTE)
+        st.html(replays_table(own))
+        st.caption("Expected counts given logged responses (`shadowspec replay`). No test rests on them.")
+    audits = [
+        (row.endpoint, each)
+        for each in queries.audit_rows(row.endpoint)
+        if (each.slice_key, each.fingerprint) == (row.slice_key, row.fingerprint)
+    ]
+    if audits:
+        st.markdown("#### Audit of the loop", help=AUDIT_NOTE)
+        st.html(audits_table(audits))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from shadowspec.reports.failures import FailureRow
 from shadowspec.reports.hypothesis import MEASURES, PROBABILITIES, Distribution, TimeParts
 from shadowspec.reports.words import bounds_text, shown_as, test_notes, threshold_text, title_of_test
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR
@@ -28,7 +29,7 @@ def tests_table(tests: Sequence[TestResult]) -> str:
         ("Still needed", "An estimate."),
         ("Level", "Largest probability of a false pass, over all looks together."),
     )
-    return _table(heads, rows, "Tests of the hypothesis")
+    return table(heads, rows, "Tests of the hypothesis")
 
 
 def _test(test: TestResult) -> str:
@@ -79,10 +80,28 @@ def latency_table(found: Sequence[Distribution], parts: Sequence[TimeParts]) -> 
             f'<td data-label="Arm">{part.arm.value}</td><td data-label="mean" colspan="{len(PROBABILITIES)}">'
             f'{milliseconds(part.queue_ms)}</td><td data-label="Requests">{DASH}</td></tr>'
         )
-    return _table(heads, rows, "Latency of both arms")
+    return table(heads, rows, "Latency of both arms")
 
 
-def _table(heads: Sequence[tuple[str, str]], rows: str, caption: str) -> str:
+def failures_table(rows: Sequence[FailureRow]) -> str:
+    """Each failure with its count, what it is a share of, and what it means."""
+    cells = "".join(
+        f'<tr><th scope="row">{escape(row.title)}<small>{escape(row.definition)}</small></th>'
+        f'<td data-label="Requests">{row.count:,}</td><td data-label="Of">{row.of:,}</td>'
+        f'<td data-label="Share">{percent(row.share)}</td></tr>'
+        for row in rows
+    )
+    heads = (
+        ("Failure", "What was found of a measured request."),
+        ("Requests", "That have it."),
+        ("Of", "For which it is defined."),
+        ("Share", "Requests over those for which it is defined; plain, not weighted."),
+    )
+    return table(heads, cells, "Failures of measured requests")
+
+
+def table(heads: Sequence[tuple[str, str]], rows: str, caption: str) -> str:
+    """Heads, each with its meaning, over rows that are HTML already."""
     cells = "".join(f'<th scope="col" title="{escape(meaning)}">{name}</th>' for name, meaning in heads)
     return (
         f'<table class="ss-board ss-plain"><caption>{caption}</caption><thead><tr>{cells}</tr></thead>'

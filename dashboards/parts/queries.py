@@ -12,17 +12,23 @@ from typing import Any, ParamSpec, TypeVar
 
 import streamlit as st
 
+from shadowspec.frontier import Length
 from shadowspec.gate.overrides import effective_decisions
 from shadowspec.reports import changes as line
+from shadowspec.reports import predictions, replays
 from shadowspec.reports.changes import Change
-from shadowspec.store import AdviceChange, GroupSums, Histogram, VerdictChange
+from shadowspec.reports.contexts import CacheCost, ContextPoint, ContextRow, by_context
+from shadowspec.reports.replays import AuditRow, ReplayRow
+from shadowspec.reports.tally import Tally
+from shadowspec.store import AdviceChange, GroupSums, Histogram, RunFilter, VerdictChange
 from shadowspec.store.rollup_sums import Step
-from shadowspec.types import Decision, FingerprintedConfig, StoredEvidence
+from shadowspec.types import CostKey, Decision, FingerprintedConfig, ProfiledCosts, StoredEvidence
 
 from . import source
 from .formats import now
 
 MAX_AGE = timedelta(seconds=60)  # rollups grow within their hour, whatever is decided
+MAX_CONTEXT_RUNS = 2_000  # some hundred milliseconds; the page says how many they were
 MAX_CHANGES = 2_000  # of one kind; the page says so where there are more
 
 _Question = ParamSpec("_Question")
@@ -94,6 +100,19 @@ def group_sums(
 
 
 @_keep
+def costs() -> Mapping[CostKey, ProfiledCosts]:
+    """What steps cost, as it was profiled last."""
+    return source.store().costs()
+
+
+@_keep
+def replayed_ways(endpoint: str) -> list[tuple[str, FingerprintedConfig, Length]]:
+    """Tokens per step of everything that was replayed, by slice and config."""
+    store = source.store()
+    return predictions.replayed_ways(store.replay_sums(endpoint), store.replay_configs())
+
+
+@_keep
 def hours(endpoint: str) -> tuple[datetime, datetime] | None:
     """The first and the last hour of which the endpoint has a rollup."""
     return source.store().rollup_hours(endpoint)
@@ -103,6 +122,23 @@ def hours(endpoint: str) -> tuple[datetime, datetime] | None:
 def labelled_runs(endpoint: str, since: datetime | None, limit: int) -> list[tuple[dict[str, Any], dict[str, str]]]:
     """The newest runs with their labels."""
     return source.store().labelled_runs(endpoint, since, limit=limit)
+
+
+@_keep
+def context_rows(
+    endpoint: str, slice_key: str | None, fingerprint: str, concurrency: int, since: datetime | None
+) -> tuple[tuple[ContextRow, ...], int]:
+    """The newest runs of a hypothesis by the length of their prompts, and how many they are."""
+    wanted = RunFilter(endpoint, slice_key, concurrency, fingerprint, since)
+    store = source.store()
+    memory = store.newest_memory(wanted)
+    cost = None if memory is None else CacheCost(memory.kv_bytes_per_token, memory.draft_kv_bytes_per_token)
+    points = [
+        ContextPoint(row["num_prompt_tokens"], row["num_output_tokens"], Tally.of_run(row))
+        for row in store.run_page(wanted, limit=MAX_CONTEXT_RUNS).rows
+        if row["failure"] is None
+    ]
+    return by_context(points, cost), len(points)
 
 
 @_keep
@@ -131,6 +167,18 @@ def histogram(
         since=since,
         until=until,
     )
+
+
+@_keep
+def replay_rows(endpoint: str) -> tuple[ReplayRow, ...]:
+    """What logged responses of the endpoint were replayed to, beside the loop."""
+    return replays.replay_rows(source.store(), endpoint)
+
+
+@_keep
+def audit_rows(endpoint: str) -> tuple[AuditRow, ...]:
+    """The audits of the endpoint's loop."""
+    return replays.audit_rows(source.store(), endpoint)
 
 
 @_keep

@@ -19,6 +19,7 @@ from shadowspec.gating import EndpointEvidence, HypothesisId
 from shadowspec.reports.board import Board, BoardValues, build_board
 from shadowspec.reports.board_source import board_values
 from shadowspec.reports.evidence import sequences as unit_sequences
+from shadowspec.reports.failures import FAILURE_SUMS, Failures, stored_failures
 from shadowspec.reports.hypothesis import PATH_TESTS, Measured, TestPath
 from shadowspec.reports.hypothesis import measured as build_measured
 from shadowspec.reports.hypothesis import paths as build_paths
@@ -95,11 +96,18 @@ def measured(
     return _measured(config().database_url, of, endpoint, slice_key, concurrency, fingerprint, window)
 
 
+def failures(
+    of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, window: timedelta | None
+) -> Failures:
+    """What was counted of a hypothesis's failures over the same time as `measured`, and what is suspected."""
+    return _failures(config().database_url, of, endpoint, slice_key, concurrency, fingerprint, window)
+
+
 def forget() -> None:
     """Open the database and read everything anew at the next question."""
     _store.clear()
     _config.clear()
-    for kept in (_funnel, _overrides, _values, _board, _paths, _unit_sequences, _measured):
+    for kept in (_funnel, _overrides, _values, _board, _paths, _unit_sequences, _measured, _failures):
         kept.clear()
 
 
@@ -178,3 +186,25 @@ def _measured(
     ]
     counts = store_.position_counts(endpoint, own, concurrency, fingerprint, since)
     return build_measured(sums, counts, store_.histograms(endpoint, own, concurrency, fingerprint, since))
+
+
+@st.cache_resource(show_spinner=False, max_entries=64, ttl=MAX_AGE)
+def _failures(
+    url: str,
+    of: Pulse,
+    endpoint: str,
+    slice_key: str,
+    concurrency: int,
+    fingerprint: str,
+    window: timedelta | None,
+) -> Failures:
+    store_ = _store(url)
+    hours = store_.rollup_hours(endpoint)
+    since = None if hours is None or window is None else hours[1] - window
+    return stored_failures(
+        slice_key,
+        (fingerprint, concurrency),
+        store_.group_sums(endpoint, since, names=FAILURE_SUMS),
+        store_.failure_counts(endpoint, since),
+        store_.position_counts(endpoint, slice_key or None, concurrency, fingerprint, since),
+    )

@@ -13,6 +13,7 @@ from shadowspec.reports.changes import Change, Kind
 from shadowspec.words import DASH, moment, plain_text, plural, slice_title
 
 from ..parts import charts, formats, links, queries, states
+from ..parts.replay_tables import audits_table
 
 WINDOWS: Mapping[str, int | None] = {"1 day": 1, "7 days": 7, "30 days": 30, "90 days": 90, "all": None}
 EVERYWHERE = "all endpoints"
@@ -29,7 +30,7 @@ SHAPES: Mapping[Kind, tuple[str, str, str]] = {
 }
 MEANING: Mapping[Kind, str] = {
     Kind.VERDICT: "The gate's word on a hypothesis became another one.",
-    Kind.ALARM: "A detector found that what ENABLE promised no longer holds.",
+    Kind.ALARM: "A detector found that what ENABLE promised no longer holds, or an audit that loop and replay differ.",
     Kind.FINGERPRINT: "A config's name stands for something else now: weights, template, engine or another part of it.",
     Kind.MIX: "Traffic comes from the slices in other shares than when the endpoint was enabled.",
     Kind.ADVICE: "Figures came down from where they stood at ENABLE; the promise still holds.",
@@ -46,6 +47,7 @@ def page() -> None:
     window = second.segmented_control(
         "Time", list(WINDOWS), default="30 days", key="window", bind="query-params", required=True
     )
+    _audits(queries.endpoints() if endpoint == EVERYWHERE else [endpoint])
     days = WINDOWS[window or "30 days"]
     since = None if days is None else formats.now().replace(second=0, microsecond=0) - timedelta(days=days)
     every = queries.changes(None if endpoint == EVERYWHERE else endpoint, since)
@@ -73,6 +75,22 @@ def page() -> None:
     )
     _draw(shown[:MAX_SHOWN])
     _table(shown[:MAX_SHOWN])
+
+
+def _audits(endpoints: Sequence[str]) -> None:
+    """The audits of the loop, alarms first; nothing where none has begun."""
+    rows = [(name, row) for name in endpoints for row in queries.audit_rows(name)]
+    if not rows:
+        return
+    alarms = [pair for pair in rows if pair[1].state.has_alarmed]
+    if alarms:
+        st.error(
+            f"{plural(len(alarms), 'audit')} of the loop sounded: what it accepts is not what replay expects. Either "
+            "is wrong, and nothing should be enabled on it; an override HOLD stands until somebody clears it.",
+            icon=":material/error:",
+        )
+    with st.expander(f"Audits of the loop ({len(rows)})", expanded=bool(alarms)):
+        st.html(audits_table([*alarms, *(pair for pair in rows if not pair[1].state.has_alarmed)]))
 
 
 def _draw(shown: Sequence[Change]) -> None:

@@ -14,7 +14,7 @@ from shadowspec.reports.words import shown_as, title_of_test
 from shadowspec.store import Pulse
 from shadowspec.words import DASH, moment, percent, plural, slice_title, times
 
-from ..parts import charts, evidence_charts, evidence_sections, formats, links, source, states, words
+from ..parts import charts, context_section, evidence_charts, evidence_sections, formats, links, source, states, words
 from ..parts.board_table import PARITY_WORD
 
 WINDOWS = {"7 days": timedelta(days=7), "28 days": timedelta(days=28), "all": None}
@@ -48,7 +48,11 @@ def page() -> None:
     window = _window()
     found = source.measured(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint, window)
     evidence_sections.acceptance(found)
+    evidence_sections.replays(row)
     evidence_sections.latency(found, row)
+    own = row.endpoint, row.slice_key, row.concurrency, row.fingerprint
+    evidence_sections.failures(source.failures(pulse, *own, window))
+    context_section.draw(row, window)
     evidence_sections.tests(row)
 
 

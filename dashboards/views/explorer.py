@@ -86,7 +86,8 @@ def _label_dimensions(endpoint: str, since: datetime | None, points: list[Point]
     """Labels of the records that no slice is named by, of a few of the newest runs."""
     rows = queries.labelled_runs(endpoint, since, 200)
     known = set(explorer.dimensions(points))
-    return sorted({name for _, labels in rows for name in labels} - known)
+    found = {name for _, labels in rows for name in labels} | ({explorer.PROMPT_TOKENS} if rows else set())
+    return sorted(found - known)
 
 
 def _controls(known: list[str], labels: list[str]) -> tuple[str, str, str, str] | None:

@@ -25,13 +25,13 @@ from rich.progress import track
 from rich.table import Table
 
 from shadowspec import demo, metrics
+from shadowspec.cost_model import CostSurface
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Models
-from shadowspec.engine.cost_model import CostSurface, Place
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.profiling import Grid, num_steps, profile
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
-from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
+from shadowspec.types import Place, SamplingParameters, SpeculationConfig, VerifyRule
 
 PROFILED = Grid(loads=(1, 2, 4, 8, 16), depths=(1, 2, 4, 8), contexts=(64, 256, 512))
 HELD_OUT = ((3, 3), (6, 3), (6, 6), (12, 3), (3, 6), (12, 6), (5, 5), (10, 7))  # load, K: neither was profiled

@@ -36,6 +36,7 @@ def demo(
     from shadowspec.cli.report import write_file
     from shadowspec.config import load_config
     from shadowspec.gating import run_gate
+    from shadowspec.gating.audits import run_audits
     from shadowspec.reports import build_report, render_html, terminal_tables
 
     started = time.monotonic()
@@ -49,6 +50,8 @@ def demo(
     policies = {name: settings.policy for name, settings in config.endpoints.items()}
     with notes.status("deciding"), store.Store.open(config.database_url) as opened:
         decisions = run_gate(opened, policies, input_ended=True)
+        for name in policies:
+            run_audits(opened, name, datetime.now(UTC))
         report = build_report(opened, policies, datetime.now(UTC), data_note=bundled.DATA_NOTE)
     write_file(report_path, render_html(report))
     seconds = time.monotonic() - started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,23 +20,38 @@ if TYPE_CHECKING:
     from shadowspec.gate.policy import GatePolicy
     from shadowspec.gate.stages import Step
     from shadowspec.gating import Explanation
+    from shadowspec.reports.replays import AuditRow
     from shadowspec.store import Store
     from shadowspec.types import Decision
 
 MAX_SHOWN = 20  # figures that differ; --json has all of them
 
 
-def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) -> tuple[list[Decision], list[Step]]:
-    """Decide the configured endpoints (or one of them), append the decisions, and move the rollouts by them."""
+@dataclass(frozen=True, slots=True)
+class GateRun:
+    """What one gate run came to, over all its endpoints."""
+
+    decisions: list[Decision]
+    audits: dict[str, tuple[AuditRow, ...]]  # by endpoint
+    steps: list[Step]
+
+
+def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
+    """Decide the configured endpoints (or one of them), audit the loop, and move the rollouts by what stands."""
     from shadowspec.gating import run_gate
+    from shadowspec.gating.audits import run_audits
     from shadowspec.gating.rollouts import advance_rollouts
+    from shadowspec.reports.replays import audit_rows
 
     policies = _policies(config, endpoint)
     with _measured_store(config) as store:
         decisions = run_gate(store, policies, input_ended=input_ended)
         now = datetime.now(UTC)
+        for name in policies:
+            run_audits(store, name, now)  # before the rollouts: an alarm holds them
+        audits = {name: audit_rows(store, name) for name in policies}
         steps = [advance_rollouts(store, name, config.endpoints[name].rollout, now) for name in policies]
-    return decisions, [step for own in steps for step in own]
+    return GateRun(decisions, audits, [step for own in steps for step in own])
 
 
 def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) -> list[Decision]:
@@ -93,7 +109,8 @@ def gate(
 ) -> None:
     """Fold what is new, decide ENABLE, DISABLE or HOLD per endpoint and slice, and keep the decisions.
 
-    By them the rollout of each endpoint and load moves on or back (policy, [default.rollout]).
+    Outputs of the loop that were replayed are audited; an alarm sets an override HOLD, which an operator clears.
+    By all of it the rollout of each endpoint and load moves on or back (policy, [default.rollout]).
     Printed are the verdicts that stand, with an operator's overrides laid over what was decided.
 
     With --explain nothing is folded or kept: a past decision is computed again from the rows that it rested on,
@@ -106,11 +123,11 @@ def gate(
         _explain(config, explain, as_json=as_json)
         return
     input_ended = False if input_continues else None
-    steps: list[Step] = []
     if dry_run:
-        decisions = rehearse(config, endpoint, input_ended=input_ended)
+        run = GateRun(rehearse(config, endpoint, input_ended=input_ended), {}, [])
     else:
-        decisions, steps = decide(config, endpoint, input_ended=input_ended)
+        run = decide(config, endpoint, input_ended=input_ended)
+    decisions, steps = run.decisions, run.steps
     standing = _standing(config, decisions)
     if as_json:
         document: dict[str, Any] = {
@@ -123,6 +140,7 @@ def gate(
             document["dry_run"] = True
         else:
             document["rollouts"] = [rollout_document(step) for step in steps]
+            document["audits"] = _audit_documents(run)
         print_json(document)
         return
     from shadowspec.reports.terminal import tables_of_tests, verdict_tables
@@ -131,8 +149,27 @@ def gate(
         results.print(table)
     if steps:
         results.print(rollout_table(steps))
+    _print_audits(run, with_all=tests)
     if dry_run:
         notes.print("dry run: nothing was folded, decided or moved")
+
+
+def _audit_documents(run: GateRun) -> list[dict[str, Any]]:
+    from shadowspec.reports.document import audit_document
+
+    return [{"endpoint": name, **audit_document(row)} for name, rows in run.audits.items() for row in rows]
+
+
+def _print_audits(run: GateRun, *, with_all: bool) -> None:
+    """The audits that alarm; all of them where tests are shown too."""
+    from shadowspec.words import slice_title
+
+    for name, rows in run.audits.items():
+        for row in rows:
+            if row.state.has_alarmed or with_all:
+                where = slice_title(row.slice_key)
+                words = f"audit of {name}, {where}, {row.config_name}: {row.words}, capital {row.capital_text}"
+                results.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _standing(config: Config, decisions: Sequence[Decision]) -> list[Decision]:

@@ -11,7 +11,9 @@ from transformers.utils import logging as transformers_logging
 
 from shadowspec.cli.console import notes, progress_bar
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
+from shadowspec.contracts import require_sql
 from shadowspec.engine import Engine, Models
+from shadowspec.engine.audit import Auditor
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.errors import ConfigError
 from shadowspec.scoring import Scorer, load_scorer
@@ -21,7 +23,7 @@ from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
 from shadowspec.tap.sources import RawRecord, read_records
-from shadowspec.types import FunnelKey
+from shadowspec.types import Contract, FunnelKey
 from shadowspec.worker.files import FileRun, Progress
 from shadowspec.worker.pipeline import Pipeline
 
@@ -38,11 +40,13 @@ def build_engines(config: Config) -> dict[str, Engine]:
     """The engine of each endpoint; models are loaded once and shared, pairs are checked.
 
     Raises:
-        ConfigError: a function that scores outputs is not there.
+        ConfigError: a function that scores outputs is not there, or what judges SQL.
         ModelError: a model cannot be loaded, or a pair does not fit together.
     """
     transformers_logging.disable_progress_bar()  # stderr is ours
     scorers = {name: _scorer(config, name, endpoint) for name, endpoint in config.endpoints.items()}
+    for name, endpoint in config.endpoints.items():
+        _check_contracts(config, name, endpoint)
     models = Models(config.engine.device, config.engine.dtype)
     engines: dict[str, Engine] = {}
     shared: dict[tuple[object, ...], Engine] = {}
@@ -50,12 +54,14 @@ def build_engines(config: Config) -> dict[str, Engine]:
         key = (endpoint.target, *endpoint.candidates)
         if key not in shared:
             target, candidates = models.candidates(endpoint.target, endpoint.candidates, log.warning)
+            settings = config.engine
             shared[key] = Engine(
                 target,
                 candidates,
-                seed=config.engine.seed,
-                warmup_blocks=config.engine.warmup_blocks,
+                seed=settings.seed,
+                warmup_blocks=settings.warmup_blocks,
                 scorers=scorers,
+                auditor=Auditor(target, candidates, share=settings.audit_share, seed=settings.seed),
             )
         engines[name] = shared[key]
     return engines
@@ -66,6 +72,15 @@ def _scorer(config: Config, name: str, endpoint: EndpointConfig) -> Scorer:
         return load_scorer(endpoint.scores)
     except ConfigError as error:
         raise ConfigError(f"{config.path}: endpoints.{name}.{error}") from error
+
+
+def _check_contracts(config: Config, name: str, endpoint: EndpointConfig) -> None:
+    for contract in endpoint.rule.contracts.values():
+        if contract.kind is Contract.SQL:
+            try:
+                require_sql(contract.dialect)
+            except ConfigError as error:
+                raise ConfigError(f"{config.path}: endpoints.{name}: {error}") from error
 
 
 def load_tokenizers(config: Config) -> dict[str, FolderTokenizer]:

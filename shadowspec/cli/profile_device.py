@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,34 +28,55 @@ def profile_device(
     ] = None,
     loads: Annotated[str, typer.Option("--loads", help="Requests at once: a list such as 1,4,16.")] = "1,2,4,8,16",
     depths: Annotated[str, typer.Option("--k", help="Numbers of speculative tokens: 1..8, or 1,2,4.")] = "1,2,4,8",
-    contexts: Annotated[str, typer.Option("--contexts", help="Prompt tokens: a list such as 128,1024.")] = "128,512",
-    is_sampled: Annotated[bool, typer.Option("--sampled", help="Requests at temperature 0.8 instead of 0.")] = False,
+    contexts: Annotated[str, typer.Option("--contexts", help="Prompt tokens: a list such as 128,1024.")] = "64,512",
+    is_greedy: Annotated[
+        bool | None,
+        typer.Option("--greedy/--sampled", help="Requests at temperature 0 alone, or at 0.8 alone; default: both."),
+    ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Measurements of each point; medians count.")] = 3,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the cost surface there, as JSON.")] = None,
+    is_stored: Annotated[
+        bool, typer.Option("--store/--no-store", help="Keep it in the database, where reports and dashboard find it.")
+    ] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Measure what a step of either arm costs on this device, and from how many tokens per step on speculation pays.
 
-    Nothing else should run meanwhile. Nothing is decided or written to the database.
+    Nothing else should run meanwhile. Reports and dashboard show what the costs predict; nothing is decided on it.
     """
     from shadowspec.cli.profiling import profile_pairs
     from shadowspec.cli.replay import parse_depths
     from shadowspec.config import find_config, load_config
     from shadowspec.engine.profiling import Grid
+    from shadowspec.store import Store
 
-    grid = Grid(
-        loads=_numbers("--loads", loads, MAX_LOAD),
-        depths=parse_depths(depths),
-        contexts=_numbers("--contexts", contexts, MAX_CONTEXT),
-        is_greedy=not is_sampled,
-        rounds=rounds,
-    )
-    profiles = profile_pairs(load_config(find_config(config_path)), grid, endpoint=endpoint)
+    grids = [
+        Grid(
+            loads=_numbers("--loads", loads, MAX_LOAD),
+            depths=parse_depths(depths),
+            contexts=_numbers("--contexts", contexts, MAX_CONTEXT),
+            is_greedy=own,
+            rounds=rounds,
+        )
+        for own in ((True, False) if is_greedy is None else (is_greedy,))
+    ]
+    config = load_config(find_config(config_path))
+    with ExitStack() as stack:
+        # Opened first: a profile takes minutes, and a database that is not there is told at once.
+        store = stack.enter_context(Store.open(config.database_url)) if is_stored else None
+
+        def keep(found: Profile) -> None:
+            if store is not None:
+                store.append_costs(found.costs)
+
+        profiles = profile_pairs(config, grids, endpoint=endpoint, on_profile=keep)
     document = {"profiles": [_document(each) for each in profiles]}
     if out is not None:
         text = json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n"
         out.write_text(text, encoding="utf-8")
         notes.print(f"cost surface written to {escape(str(out))}")
+    if is_stored:
+        notes.print("cost surface stored: `shadowspec report` and the dashboard show what it predicts", markup=False)
     if as_json:
         print_json(document)
     else:
@@ -89,7 +111,8 @@ def _document(own: Profile) -> dict[str, Any]:
         "device": own.config.device,
         "dtype": own.config.dtype,
         "verify_rule": own.config.config.verify_rule.value,
-        "is_greedy": own.is_greedy,
+        "is_greedy": own.costs.key.is_greedy,
+        "profiled_at": own.costs.profiled_at.isoformat(),
         "points": [
             asdict(each)
             | {
@@ -102,7 +125,7 @@ def _document(own: Profile) -> dict[str, Any]:
 
 
 def _print(own: Profile) -> None:
-    from shadowspec.engine.cost_model import BASELINE, Place
+    from shadowspec.types import BASELINE, Place
 
     surface, config = own.surface, own.config
     depths = [depth for depth in surface.depths if depth]
@@ -122,7 +145,7 @@ def _print(own: Profile) -> None:
     results.print(table)
     results.print(
         f"A step of the loop on {escape(config.device)} ({config.dtype}), and the tokens per step from which on it is "
-        f"faster than without speculation; {'greedy' if own.is_greedy else 'sampled'} requests, medians. "
+        f"faster than without speculation; {'greedy' if own.costs.key.is_greedy else 'sampled'} requests, medians. "
         "The engine in this process alone: another engine has costs of its own.",
         style="dim",
     )

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import product
 
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.cli.console import progress_bar
 from shadowspec.cli.pipeline import require_endpoints
 from shadowspec.config import Config
+from shadowspec.cost_model import CostSurface
 from shadowspec.engine.candidate import Candidate, Models
-from shadowspec.engine.cost_model import CostSurface
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.profiling import Grid, profile
 from shadowspec.errors import NoDataError, UsageError
-from shadowspec.types import FingerprintedConfig
+from shadowspec.types import CostKey, FingerprintedConfig, ProfiledCosts
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +29,19 @@ class Profile:
 
     endpoints: tuple[str, ...]
     config: FingerprintedConfig
-    surface: CostSurface
-    is_greedy: bool
+    costs: ProfiledCosts
+    surface: CostSurface  # of these costs
 
 
-def profile_pairs(config: Config, grid: Grid, *, endpoint: str | None) -> list[Profile]:
-    """Profile each pair once, with a progress bar on stderr; candidates without a draft model, and
-    those whose depth is adaptive, are left out, and told.
+def profile_pairs(
+    config: Config, grids: Sequence[Grid], *, endpoint: str | None, on_profile: Callable[[Profile], None]
+) -> list[Profile]:
+    """Profile each pair once on each grid, with a progress bar on stderr.
+
+    Candidates without a draft model, and those whose depth is adaptive, are left out, and told.
+
+    Args:
+        on_profile: called with every profile once it is complete.
 
     Raises:
         UsageError: there is no such endpoint.
@@ -57,12 +65,15 @@ def profile_pairs(config: Config, grid: Grid, *, endpoint: str | None) -> list[P
         raise NoDataError("no candidate drafts with a model to a fixed depth: there is nothing to profile")
     found = []
     with progress_bar() as bar:
-        task = bar.add_task("profiling", total=grid.num_runs * len(pairs), detail="")
-        for names, target, candidate in pairs.values():
-            bar.update(task, detail=candidate.config.config.name)
+        task = bar.add_task("profiling", total=sum(grid.num_runs for grid in grids) * len(pairs), detail="")
+        for (names, target, candidate), grid in product(pairs.values(), grids):
+            bar.update(task, detail=f"{candidate.config.config.name}, {'greedy' if grid.is_greedy else 'sampled'}")
             points = profile(target, candidate, grid, on_run=lambda: bar.update(task, advance=1))
-            endpoints = tuple(dict.fromkeys(names))
-            found.append(Profile(endpoints, candidate.config, CostSurface(points), grid.is_greedy))
+            costs = ProfiledCosts(
+                CostKey.of(candidate.config, is_greedy=grid.is_greedy), datetime.now(UTC), tuple(points)
+            )
+            found.append(Profile(tuple(dict.fromkeys(names)), candidate.config, costs, CostSurface(points)))
+            on_profile(found[-1])
     return found
 
 

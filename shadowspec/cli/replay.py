@@ -59,13 +59,20 @@ def replay(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write one JSON line for every request: counters, or why not.")
     ] = None,
+    store: Annotated[
+        bool | None,
+        typer.Option(
+            "--store/--no-store", help="Keep the counts in the database, marked as replay; default: if there is one."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tell from logged responses what every candidate would accept, at every number of speculative tokens at once.
 
-    Nothing is decoded, timed, decided or written to the database: two forward passes over each response give the
-    exact expectation of all counters.
+    Nothing is decoded, timed or decided: two forward passes over each response give the exact expectation of all
+    counters. They are kept beside the loop's, never among them.
     """
+    from shadowspec.cli.replay_store import replay_writer
     from shadowspec.cli.replaying import replay_files
     from shadowspec.config import find_config, load_config
     from shadowspec.engine.replay.acceptance import LogprobsMode
@@ -82,12 +89,13 @@ def replay(
             if lines is not None:
                 lines.write(json.dumps(outcome.document(wanted)) + "\n")
 
-        done = replay_files(
-            config, files, wanted,
-            endpoint=endpoint, verify_rules=tuple(verify_rules or ()), draft_only=draft_only,
-            logprobs_mode=LogprobsMode(logprobs_mode), near_tie_logit=near_tie_logit, max_requests=max_requests,
-            on_outcome=write,
-        )  # fmt: skip
+        with replay_writer(config, store, draft_only=draft_only) as writer:
+            done = replay_files(
+                config, files, wanted,
+                endpoint=endpoint, verify_rules=tuple(verify_rules or ()), draft_only=draft_only,
+                logprobs_mode=LogprobsMode(logprobs_mode), near_tie_logit=near_tie_logit, max_requests=max_requests,
+                on_outcome=write, on_replayed=writer.add if writer is not None else None,
+            )  # fmt: skip
     finally:
         if lines is not None:
             lines.close()

@@ -12,9 +12,10 @@ from transformers.utils import logging as transformers_logging
 
 from shadowspec.cli.console import notes, progress_bar
 from shadowspec.cli.pipeline import load_tokenizers, require_endpoints
+from shadowspec.cli.replay_store import fingerprints_of, replayed_record
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine import Models
-from shadowspec.engine.models import check_tokenizers, load_end_token_ids
+from shadowspec.engine.models import check_contexts, check_tokenizers, load_end_token_ids
 from shadowspec.engine.replay.acceptance import LogprobsMode
 from shadowspec.engine.replay.pooling import Pool
 from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayed, Replayer
@@ -26,9 +27,11 @@ from shadowspec.tap.responses import LoggedCall, ResponseReader
 from shadowspec.tap.sources import RawRecord, read_records
 from shadowspec.types import (
     ExpectedCounts,
+    FingerprintedConfig,
     FunnelCounter,
     FunnelKey,
     RecordKey,
+    ReplayedRecord,
     SpeculationConfig,
     VerifyRule,
     parse_slice_key,
@@ -89,10 +92,17 @@ class EndpointReplay:
     """One endpoint's replayer and its waiting responses."""
 
     def __init__(
-        self, replayer: Replayer, tokenizer: FolderTokenizer, end_token_ids: frozenset[int], draftings: list[Drafting]
+        self,
+        replayer: Replayer,
+        tokenizer: FolderTokenizer,
+        end_token_ids: frozenset[int],
+        draftings: list[Drafting],
+        fingerprints: Sequence[Sequence[FingerprintedConfig]],
     ) -> None:
+        """`fingerprints` are of each way of drafting, for each depth; none where nothing is stored."""
         self.replayer, self.tokenizer, self.end_token_ids = replayer, tokenizer, end_token_ids
         self.configs = tuple(drafting.config for drafting in draftings)
+        self.fingerprints = fingerprints
         self.waiting: list[tuple[LoggedCall, Response]] = []
 
 
@@ -108,6 +118,7 @@ def replay_files(
     near_tie_logit: float | None,
     max_requests: int | None,
     on_outcome: Callable[[Outcome], None],
+    on_replayed: Callable[[ReplayedRecord], None] | None = None,
 ) -> ReplayedTraffic:
     """Replay the responses in files of mirrored traffic, with a progress bar on stderr.
 
@@ -115,6 +126,8 @@ def replay_files(
         endpoint: replay this one alone; records of others are counted as such.
         verify_rules: instead of each candidate's own.
         on_outcome: called for every record, in no particular order.
+        on_replayed: called for every one that was replayed, with the configs by which it is stored (None: they are not
+            needed, and no weights are loaded for them alone).
     """
     require_endpoints(config)
     if endpoint is not None and endpoint not in config.endpoints:
@@ -128,12 +141,20 @@ def replay_files(
         models = Models(config.engine.device, config.engine.dtype)
         endpoints = {
             name: _endpoint(
-                own, models, tokenizers[name], depths, verify_rules, draft_only, logprobs_mode, near_tie_logit
+                own,
+                models,
+                tokenizers[name],
+                depths,
+                verify_rules,
+                draft_only,
+                logprobs_mode,
+                near_tie_logit,
+                is_stored=on_replayed is not None,
             )
             for name, own in config.endpoints.items()
             if endpoint in (None, name)
         }
-    run = _Run(endpoints, depths, on_outcome)
+    run = _Run(endpoints, depths, on_outcome, on_replayed)
     for path in paths:
         rules = [own.rule for own in config.endpoints.values()]
         run.read(path, ResponseReader(rules, tokenizers, KeyedHash(secret)), max_requests)
@@ -149,8 +170,10 @@ def _endpoint(
     draft_only: bool,
     logprobs_mode: LogprobsMode,
     near_tie_logit: float | None,
+    *,
+    is_stored: bool,
 ) -> EndpointReplay:
-    """Load what is needed: lookup needs no model at all, and `draft_only` no target."""
+    """Load what is needed: lookup needs no model at all, and `draft_only` no target, unless it names what is stored."""
     draftings: list[Drafting] = []
     for candidate in own.candidates:
         if candidate.draft is None:
@@ -158,6 +181,7 @@ def _endpoint(
             continue
         draft = models.load(candidate.draft)
         check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
+        check_contexts(own.target, tokenizer, candidate.draft, draft.tokenizer)
         draftings += [
             Drafting(replace(candidate, verify_rule=rule), draft) for rule in verify_rules or (candidate.verify_rule,)
         ]
@@ -172,16 +196,21 @@ def _endpoint(
         logprobs_mode=logprobs_mode,
         near_tie_logit=NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,
     )
-    return EndpointReplay(replayer, tokenizer, ends, draftings)
+    fingerprints = fingerprints_of(models.load(own.target), draftings, depths) if is_stored else ()
+    return EndpointReplay(replayer, tokenizer, ends, draftings, fingerprints)
 
 
 class _Run:
     """Reads files and adds up what replaying gives."""
 
     def __init__(
-        self, endpoints: Mapping[str, EndpointReplay], depths: tuple[int, ...], on_outcome: Callable[[Outcome], None]
+        self,
+        endpoints: Mapping[str, EndpointReplay],
+        depths: tuple[int, ...],
+        on_outcome: Callable[[Outcome], None],
+        on_replayed: Callable[[ReplayedRecord], None] | None,
     ) -> None:
-        self._endpoints, self._on_outcome = endpoints, on_outcome
+        self._endpoints, self._on_outcome, self._on_replayed = endpoints, on_outcome, on_replayed
         self.done = ReplayedTraffic(depths, {name: own.configs for name, own in endpoints.items()})
 
     def read(self, path: str, reader: ResponseReader, max_requests: int | None) -> None:
@@ -232,9 +261,9 @@ class _Run:
             if isinstance(result, RecordError):
                 self._refuse(call.prompt.key, name, result)
             else:
-                self._add(name, own.configs, call, result)
+                self._add(name, own, call, result)
 
-    def _add(self, name: str, configs: Sequence[SpeculationConfig], call: LoggedCall, result: Replayed) -> None:
+    def _add(self, name: str, own: EndpointReplay, call: LoggedCall, result: Replayed) -> None:
         done = self.done
         done.num_replayed += 1
         done.num_near_ties += result.num_near_ties
@@ -244,8 +273,10 @@ class _Run:
                 pool.add(call.unit_key, counts)
         by_config = {
             (config.name, config.verify_rule.value): counts
-            for config, counts in zip(configs, result.counts, strict=True)
+            for config, counts in zip(own.configs, result.counts, strict=True)
         }
+        if self._on_replayed is not None:
+            self._on_replayed(replayed_record(call, own.fingerprints, result))
         self._on_outcome(Outcome(call.prompt.key, name, call.slice_key, call.unit_key, by_config, result.num_near_ties))
 
     def _refuse(self, key: RecordKey, name: str, error: RecordError) -> None:

@@ -158,7 +158,7 @@ def _scores(config: Config) -> str:
     from shadowspec.gate.guardrails import SCORES
     from shadowspec.scoring import score_name
 
-    wanted = {"structured_validity": '"json_valid"', "score": "a function of yours"}
+    wanted = {"structured_validity": '"json_valid" or "contract_valid"', "score": "a function of yours"}
     for name, endpoint in config.endpoints.items():
         scored = {score_name(each) for each in endpoint.scores}
         for margin, score in SCORES.items():

@@ -36,7 +36,7 @@ from shadowspec.scheduler.settings import ScheduleSettings
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
-from shadowspec.types import SpeculationConfig, VerifyRule
+from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
 
 CONFIG_VARIABLE: Final = "SHADOWSPEC_CONFIG"
 DATABASE_VARIABLE: Final = "SHADOWSPEC_DATABASE_URL"
@@ -53,6 +53,7 @@ class EngineSettings:
     dtype: str = "auto"
     seed: int = 0
     warmup_blocks: int = 2  # blocks run and thrown away before the first that counts
+    audit_share: float = 0.05  # of the measured requests whose outputs are replayed after their block; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,10 @@ def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> Endpo
         max_age=None if section.max_age_s is None else timedelta(seconds=section.max_age_s),
         max_new_tokens=section.max_new_tokens,
         default_sampling=section.default_sampling.model_dump(exclude_none=True),
+        contracts={
+            name: OutputContract(Contract(kind), dialect=section.sql_dialect)
+            for name, kind in section.contracts.items()
+        },
     )
     candidates = tuple(_speculation_config(section.target, candidate) for candidate in section.candidates)
     return EndpointConfig(

@@ -8,11 +8,11 @@ from pydantic import Field, model_validator
 
 from shadowspec.config.base import Name, Positive, Section, Text
 from shadowspec.config.schedule_sections import ScheduleSection
-from shadowspec.scoring import JSON_VALID
+from shadowspec.scoring import CONTRACT_VALID, JSON_VALID
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY
 from shadowspec.tap.kafka.settings import DEFAULT_DEAD_LETTER_TOPIC
 from shadowspec.tap.sources import DEFAULT_MAX_RECORD_BYTES
-from shadowspec.types import SUFFIX_OPTIONS
+from shadowspec.types import SUFFIX_OPTIONS, Contract
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
 BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant")
@@ -26,7 +26,8 @@ PROPOSER_OPTIONS: Final = {
 
 _TOPIC = r"^[A-Za-z0-9._-]{1,249}$"
 _LABEL = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
-_SCORE = r"^(json_valid|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
+_DIALECT = r"^[a-z][a-z0-9_]{0,31}$"
+_SCORE = r"^(json_valid|contract_valid|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
 Topic = Annotated[str, Field(pattern=_TOPIC)]
 Milliseconds = Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -50,6 +51,7 @@ class EngineSection(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     warmup_blocks: Annotated[int, Field(ge=0)] = 2
+    audit_share: Annotated[float, Field(ge=0, le=1)] = 0.05
 
 
 class KafkaSection(Section):
@@ -207,8 +209,15 @@ class EndpointSection(Section):
     max_new_tokens: Positive | None = None
     default_sampling: DefaultSamplingSection = DefaultSamplingSection()
     scores: list[Annotated[str, Field(pattern=_SCORE)]] = []
+    contract: str | dict[str, str] = {}
+    sql_dialect: Annotated[str, Field(pattern=_DIALECT)] | None = None
     candidates: Annotated[list[CandidateSection], Field(min_length=1)]
     gate: dict[str, Any] = {}
+
+    @property
+    def contracts(self) -> dict[str, str]:
+        """What outputs have to be, by prompt class; under "" for every class."""
+        return {"": self.contract} if isinstance(self.contract, str) else self.contract
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -216,8 +225,11 @@ class EndpointSection(Section):
             raise ValueError(f"labels: {sorted(taken)[0]} is not the operator's to define")
         if unknown := [name for name in self.slice_by if name not in (*BUILT_IN_LABELS, *self.labels)]:
             raise ValueError(f"slice_by: {unknown[0]} is no label; add it to labels to take it from the metadata")
-        if len([name for name in self.scores if name != JSON_VALID]) > 1:
-            raise ValueError("scores: one function of yours at most, beside json_valid")
+        _check_contract(self.contracts, self.sql_dialect)
+        if len([name for name in self.scores if ":" in name]) > 1:
+            raise ValueError("scores: one function of yours at most, beside json_valid or contract_valid")
+        if {JSON_VALID, CONTRACT_VALID} <= set(self.scores):
+            raise ValueError("scores: json_valid or contract_valid: both give the same figure")
         for what, names in (
             ("slice_by", self.slice_by),
             ("candidates", [candidate.name for candidate in self.candidates]),
@@ -227,6 +239,18 @@ class EndpointSection(Section):
             if len(set(names)) != len(names):
                 raise ValueError(f"{what}: the same one stands there twice")
         return self
+
+
+def _check_contract(contracts: dict[str, str], dialect: str | None) -> None:
+    if unknown := [kind for kind in contracts.values() if kind not in tuple(Contract)]:
+        raise ValueError(f"contract: {unknown[0]!r} is none; there are {', '.join(Contract)}")
+    if contracts and set(contracts) != {""}:
+        from shadowspec.slicing import PROMPT_CLASSES  # compiles the rules of every class
+
+        if wrong := [name for name in contracts if name not in PROMPT_CLASSES]:
+            raise ValueError(f"contract: {wrong[0]!r} is no class of prompts; there are {', '.join(PROMPT_CLASSES)}")
+    if dialect is not None and Contract.SQL not in contracts.values():
+        raise ValueError("sql_dialect: is for the contract sql")
 
 
 class FileSection(Section):

@@ -57,6 +57,7 @@ hash_secret_file = "shadowspec.secret"
 # dtype = "auto"        # "auto" (bfloat16 on a GPU, float32 on a CPU), "float32", "bfloat16", "float16"
 # seed = 0              # of requests that bring none
 # warmup_blocks = 2     # run and thrown away before the first block that counts
+# audit_share = 0.05    # of the measured requests: their outputs are replayed, and compared with what the loop counted
 
 [worker]
 # devices = []             # an engine process on each, e.g. ["cuda:0", "cuda:1"]; default: one on the engine's device
@@ -139,6 +140,9 @@ match = { model = "my-model", path = "/v1/*" }
 loads = [{ concurrency = 4, share = 1.0 }]
 # max_age_s = 3600.0    # older records are expired (against the newest event time); default: none are
 # scores = ["json_valid", "package.module:function"]  # of both arms' outputs, for guardrails: docs/guardrails.md
+# contract = "sql"      # what outputs have to be: "json", "tool_call", "sql" (pip install 'shadowspec[sql]'); by class
+#                       # of prompts: { structured = "sql" }; default: what a request asks for: docs/failures.md
+# sql_dialect = "postgres"   # sqlglot's name of it; default: whatever it reads
 # max_new_tokens = 256  # cap on the tokens generated per request; default: the request's own max_tokens
 
 # What the server uses where a request is silent, e.g. from the model's generation_config.json.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shadowspec.early import EARLY_STEPS, is_early_rejection
 from shadowspec.engine.randomness import uniforms
 from shadowspec.engine.sampling import BatchSampling
 from shadowspec.types import SamplingParameters, SpeculationCounts
@@ -47,6 +48,7 @@ class Row:
         self._depth = num_speculative_tokens
         self.num_drafts = self.num_plain_steps = self.num_cut_steps = 0
         self.num_draft_tokens = self.num_cut_draft_tokens = self.num_cut_accepted_tokens = 0
+        self.num_early_rejections = 0
         self.histogram = [0] * (num_speculative_tokens + 1)
 
     def emit(self, tokens: Sequence[int]) -> int:
@@ -82,10 +84,15 @@ class Row:
         kept_accepted = min(accepted, emitted)
         kept_drafted = min(drafted, emitted) if self.finish_reason is not None else drafted
         self.num_drafts += 1
+        self.num_early_rejections += self.num_drafts <= EARLY_STEPS and kept_accepted == 0
         self.num_draft_tokens += kept_drafted
         self.num_cut_draft_tokens += drafted - kept_drafted
         self.num_cut_accepted_tokens += accepted - kept_accepted
         self.histogram[kept_accepted] += 1
+
+    def was_rejected_early(self) -> bool | None:
+        """Whether the draft was rejected from the start; None of too few steps."""
+        return is_early_rejection(min(self.num_drafts, EARLY_STEPS), self.num_early_rejections)
 
     def counts(self) -> SpeculationCounts:
         """The counters of the whole request."""

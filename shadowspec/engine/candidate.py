@@ -31,6 +31,7 @@ class Candidate:
     config: FingerprintedConfig
     draft: LoadedModel | None
     recent: SuffixAutomaton | None = None
+    context_limit: int | None = None  # tokens up to which the draft can follow its target; None: to the end
 
     def proposer(self) -> Proposer:
         """A fresh proposer for one batch."""
@@ -41,6 +42,7 @@ class Candidate:
                 wanted.num_speculative_tokens,
                 is_sampling=wanted.verify_rule is VerifyRule.REJECTION,
                 confidence_threshold=wanted.draft_confidence_threshold,
+                context_limit=self.context_limit,
             )
         if wanted.proposer == "suffix":
             return SuffixProposer(wanted.num_speculative_tokens, SuffixOptions.of(wanted), self.recent)
@@ -86,7 +88,9 @@ class Models:
             if draft is not None:
                 for warning in check_pair(target, draft):
                     warn(warning)
-            ready.append(Candidate(fingerprinted(config, target, draft), draft))
+            is_shorter = draft is not None and draft.context_length < target.context_length
+            limit = draft.context_length if draft is not None and is_shorter else None
+            ready.append(Candidate(fingerprinted(config, target, draft), draft, context_limit=limit))
         return target, tuple(ready)
 
 

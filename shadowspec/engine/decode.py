@@ -27,6 +27,7 @@ class Decoded:
     finish_reason: str
     counts: SpeculationCounts
     timing: ArmTiming
+    is_early_rejection: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def decode_batch(
 
     timings = clock.timings(start)
     decoded = tuple(
-        Decoded(tuple(row.output), str(row.finish_reason), row.counts(), timing)
+        Decoded(tuple(row.output), str(row.finish_reason), row.counts(), timing, row.was_rejected_early())
         for row, timing in zip(batch.all_rows, timings, strict=True)
     )
     held = proposer.cache_bytes() if proposer is not None else 0

@@ -1,6 +1,6 @@
 """Measuring a block: the baseline arm and each candidate's arm on the same prompts, then parity.
 
-The arm drawn by hash goes first; warm-up and parity run outside the timed arms.  An arm that runs out of
+The arm drawn by hash goes first; warm-up, parity and audits run outside the timed arms.  An arm that runs out of
 memory is run in halves, one after the other, down to single requests; a request that does not fit alone
 fails its runs, which are stored and counted, never dropped.
 """
@@ -17,16 +17,19 @@ from typing import TypeVar
 import torch
 
 from shadowspec.engine.arms import MeasuredArm, delayed
+from shadowspec.engine.audit import Auditor
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.outcomes import Answers
 from shadowspec.engine.parity import divergence_gap, first_divergence, z_scores
 from shadowspec.engine.proposers.recent_outputs import OutputsByEndpoint
 from shadowspec.engine.repetition import is_repetition_loop
 from shadowspec.scoring import Scorer
 from shadowspec.types import (
     Arm,
+    AuditedRun,
     Block,
     BlockResult,
     FingerprintedConfig,
@@ -54,16 +57,22 @@ class Engine:
         seed: int = 0,
         warmup_blocks: int = 2,
         scorers: Mapping[str, Scorer] | None = None,
+        auditor: Auditor | None = None,
     ) -> None:
-        """`scorers` score the outputs of both arms, by endpoint; one that has none is not scored."""
+        """`scorers` score the outputs of both arms, by endpoint; one that has none is not scored.
+
+        `auditor` replays outputs of the speculative arms (None: nothing is audited).
+        """
         self.target = target
         self.candidates = tuple(candidates)
         self._seed = seed
         self._warmup_blocks = warmup_blocks
         self._warm: set[int] = set()
         self._scorers = dict(scorers or {})
+        self._auditor = auditor
         self._detokenize = target.tokenizer.decode
         self._outputs = OutputsByEndpoint()
+        self._answers = Answers(target.tokenizer, target.end_token_ids)
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]:
@@ -84,12 +93,28 @@ class Engine:
             baseline = self._arm(requests, None)
         runs: list[Run] = []
         memory: dict[str, Memory] = {}
+        audits: list[AuditedRun] = []
         for candidate, (fingerprint, arm) in zip(self.candidates, arms.items(), strict=True):
             runs += self._runs(block, requests, candidate, baseline, arm)
             memory[fingerprint] = self._memory(candidate, baseline, arm)
             self._outputs.after(block, candidate.config, [each.output if each else None for each in arm.decoded])
+            audits += self._audits(block, requests, fingerprint, arm)
         num_halved = sum(arm.num_halved for arm in (baseline, *arms.values()))
-        return BlockResult(block, started_at, tuple(runs), memory, num_halved)
+        return BlockResult(block, started_at, tuple(runs), memory, num_halved, tuple(audits))
+
+    def _audits(
+        self, block: Block, requests: Sequence[Request], fingerprint: str, arm: MeasuredArm
+    ) -> tuple[AuditedRun, ...]:
+        """Of the requests drawn for it, what replay expects of their outputs; none where the device has no memory."""
+        auditor = self._auditor
+        if auditor is None:
+            return ()
+        found = self._fitting(
+            "an audit",
+            len(block.requests),
+            lambda: auditor.audit(fingerprint, block.requests, requests, arm.decoded),
+        )
+        return found or ()
 
     def _request(self, prompt: ShadowPrompt) -> Request:
         """Both arms and every candidate draw from the same seed: the request's own, or one made of its key."""
@@ -187,8 +212,12 @@ class Engine:
         plain = {index: base for index in own if (base := baseline.decoded[index]) is not None}
         drafted = {index: spec for index in plain if (spec := speculative.decoded[index]) is not None}
         scorer = self._scorers.get(block.endpoint, Scorer())
-        texts = [[self._detokenize(arm[index].output) for index in drafted] for arm in (plain, drafted)]
+        texts = [[self._answers.text(requests[index], arm[index]) for index in drafted] for arm in (plain, drafted)]
         scores = dict(zip(drafted, scorer.paired(*texts), strict=True))  # texts end here
+        flags = {
+            index: self._answers.flags(block.requests[index], requests[index], candidate, plain[index], drafted[index])
+            for index in drafted
+        }
         parities = self._parities(requests, plain, drafted)
         return [
             Run(
@@ -201,7 +230,8 @@ class Engine:
                 parity=parities[index],
                 is_repetition_loop=is_repetition_loop(drafted[index].output),
                 finish_reason=drafted[index].finish_reason,
-                scores=scores[index],
+                scores=scores[index] | scorer.of_flags(flags[index]),
+                flags=flags[index],
             )
             if index in drafted
             else Run(prompt.key, fingerprint, block.block_id, failure="out_of_memory")

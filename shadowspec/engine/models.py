@@ -237,10 +237,10 @@ def weights_digest(folder: Path) -> str:
 
 
 def check_tokenizers(target_path: str, target: FolderTokenizer, draft_path: str, draft: FolderTokenizer) -> None:
-    """Whether a draft speaks its target's tokens and can follow it to the end of its context.
+    """Whether a draft speaks its target's tokens.
 
     Raises:
-        ModelError: vocabularies or special tokens differ, or the draft's context is too short to follow.
+        ModelError: vocabularies or special tokens differ.
     """
     where = f"draft {draft_path} cannot draft for target {target_path}"
     sizes = target.vocabulary_size, draft.vocabulary_size
@@ -252,6 +252,15 @@ def check_tokenizers(target_path: str, target: FolderTokenizer, draft_path: str,
         raise ModelError(f"{where}: the tokenizers differ ({changed} tokens have another id or are missing)")
     if set(target.raw.all_special_ids) != set(draft.raw.all_special_ids):
         raise ModelError(f"{where}: the tokenizers' special tokens differ")
+
+
+def check_contexts(target_path: str, target: FolderTokenizer, draft_path: str, draft: FolderTokenizer) -> None:
+    """Whether a draft can follow its target to the end of its context.
+
+    Raises:
+        ModelError: the draft's context is too short.
+    """
+    where = f"draft {draft_path} cannot follow target {target_path} to its end"
     if draft.context_length < target.context_length:
         raise ModelError(
             f"{where}: its context of {draft.context_length} tokens is shorter than the target's "
@@ -271,5 +280,10 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
     if ratio < MIN_SIZE_RATIO:
         warnings.append(
             f"draft {draft.path} is only {ratio:.1f} times smaller than its target: hardly any acceptance pays for it"
+        )
+    if draft.context_length < target.context_length:
+        warnings.append(
+            f"draft {draft.path}: its context of {draft.context_length} tokens is shorter than the target's "
+            f"{target.context_length}; requests are decoded plainly from there on, and flagged"
         )
     return warnings

@@ -17,14 +17,13 @@ from statistics import median
 
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
-from shadowspec.engine.cost_model import BASELINE, StepCost
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.runner import Runner
 from shadowspec.engine.timing import Timeline
 from shadowspec.errors import InputError
-from shadowspec.types import SamplingParameters, VerifyRule
+from shadowspec.types import BASELINE, SamplingParameters, StepCost, VerifyRule
 
 PROFILED_TOKENS = 32  # of each row's output: some ten steps at the least, and the context hardly grows meanwhile
 SAMPLED_TEMPERATURE = 0.8

@@ -76,7 +76,8 @@ class Runner:
             lengths = torch.tensor([len(prompts[row]) for row in group], device=self.device)
             positions = torch.arange(longest, device=self.device)[None] - (longest - lengths)[:, None]
             mask = self.cache.begin_prefill(rows, positions.clamp(min=-1), self._dtype)
-            angles = self._forward.angles(positions.clamp(min=0))
+            # Past the context of a draft that is shorter than its target's nothing is drafted: any angle will do.
+            angles = self._forward.angles(positions.clamp(0, self._last_position))
             group_logits = self._forward.forward(tokens, angles, mask, self.cache, 1)[:, 0]
             if logits is None:
                 logits = group_logits.new_empty((len(prompts), group_logits.shape[-1]))

@@ -62,6 +62,10 @@ class FolderTokenizer:
         """Text of output tokens, special tokens left out; for stop strings, and whether text re-tokenises."""
         return str(self.raw.decode(list(token_ids), skip_special_tokens=True))
 
+    def decode_marked(self, token_ids: Sequence[int]) -> str:
+        """The same with its special tokens, by which some models mark tool calls."""
+        return str(self.raw.decode(list(token_ids), skip_special_tokens=False))
+
     def digest(self) -> str:
         """sha256 of vocabulary, special tokens and chat template; hex."""
         content = {

@@ -8,28 +8,38 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from shadowspec import metrics
 from shadowspec.errors import ConfigError
+from shadowspec.failures import failure_counts
+from shadowspec.frontier import Length
 from shadowspec.gate.overrides import StandingVerdict, active, standing_verdict
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.sequences import SequencePoint
 from shadowspec.gating import EndpointEvidence, HypothesisId, hypothesis_id
 from shadowspec.reports import figures
+from shadowspec.reports.contexts import CacheCost, ContextPoint, by_context
 from shadowspec.reports.data_note import data_note as noted
 from shadowspec.reports.evidence import interval, sequences
+from shadowspec.reports.failures import failures_of
 from shadowspec.reports.figures import MeasuredRun
 from shadowspec.reports.model import EndpointReport, Funnel, FunnelRow, Hypothesis, Report
 from shadowspec.reports.notes import IS_LOAD_CONFIGURED, with_forbidding
+from shadowspec.reports.predictions import MeasuredCell, frontiers, predictions, replayed_ways, work_of
+from shadowspec.reports.replays import audit_rows, replay_rows
 from shadowspec.reports.source import ReportSource
+from shadowspec.reports.tally import Tally
+from shadowspec.reports.taxonomy import SliceFigures
 from shadowspec.reports.words import config_name
 from shadowspec.types import (
+    CostKey,
     Decision,
     FingerprintedConfig,
     FunnelCounter,
     Override,
+    ProfiledCosts,
     Run,
     SamplingRegime,
     StoredBlock,
@@ -62,7 +72,7 @@ def build_report(
     for decision in source.latest_decisions():
         decisions[decision.endpoint].append(decision)
     funnel = source.funnel()
-    configs = source.fingerprints()
+    configs, costs = source.fingerprints(), source.costs()
     orders = active(source.overrides(), now)
     told = {name for name, _, _ in funnel if name is not None}
     names = sorted({*source.endpoints(), *decisions, *policies, *told, *(order.endpoint for order in orders)})
@@ -74,12 +84,15 @@ def build_report(
             source.runs(name),
             [_with_load(decision, (loads or {}).get(name)) for decision in decisions[name]],
             configs,
+            costs,
+            replayed_ways(source.replay_sums(name), source.replay_configs()),
             policies.get(name),
             [order for order in orders if order.endpoint == name],
             now,
         )
         for name in names
     )
+    endpoints = tuple(_with_replays(source, endpoint) for endpoint in endpoints)
     unnamed = [None] if any(name is None for name, _, _ in funnel) else []
     return Report(
         title=title,
@@ -99,6 +112,8 @@ def _endpoint(
     runs: Sequence[Run],
     decisions: Sequence[Decision],
     configs: Mapping[str, FingerprintedConfig],
+    costs: Mapping[CostKey, ProfiledCosts],
+    replayed: Sequence[tuple[str, FingerprintedConfig, Length]],
     policy: GatePolicy | None,
     orders: Sequence[Override],
     now: datetime,
@@ -109,6 +124,7 @@ def _endpoint(
     for item in measured:
         for slice_key in {item.slice_key, ""}:
             runs_by_key[slice_key, item.concurrency, item.run.fingerprint].append(item)
+    slices = {key: _slice_figures(key[0], own) for key, own in runs_by_key.items()}
     paths = sequences(EndpointEvidence(name, records, blocks, runs), policy, decisions)
     hypotheses = [
         _hypothesis(
@@ -120,20 +136,48 @@ def _endpoint(
             configs,
             policy,
             paths.get(key, {}),
+            _others(slices, key),
         )
         for key in {*by_key, *list(runs_by_key)}
     ]
+    ordered = tuple(sorted(_with_forbidding(hypotheses), key=_reading_order))
+    cells = _cells(ordered)
     events = [record.event_time for record in records if record.event_time is not None]
     starts = [block.started_at for block in blocks]
     return EndpointReport(
         name=name,
-        hypotheses=tuple(sorted(_with_forbidding(hypotheses), key=_reading_order)),
+        hypotheses=ordered,
         overrides=tuple(orders),
         first_event=min(events, default=None),
         last_event=max(events, default=None),
         first_measured=min(starts, default=None),
         last_measured=max(starts, default=None),
         policy={} if policy is None else _plain(policy),
+        predictions=tuple(predictions(cells, configs, costs)),
+        frontiers=tuple(frontiers(cells, configs, costs, replayed)),
+    )
+
+
+def _cells(hypotheses: Iterable[Hypothesis]) -> list[MeasuredCell]:
+    """What predictions are made for: the slices.  The whole endpoint is their mixture, and no cell of its own."""
+    return [
+        MeasuredCell(
+            slice_key=own.slice_key,
+            concurrency=own.concurrency,
+            fingerprint=own.fingerprint,
+            num_requests=pooled.num_requests,
+            mean_acceptance_length=pooled.mean_acceptance_length,
+            work=work_of(pooled.counts.num_prompt_tokens, pooled.counts.num_output_tokens, pooled.num_requests),
+            ratio_of_total_times=None if own.latency is None else own.latency.ratio_of_total_times,
+        )
+        for own in hypotheses
+        if own.slice_key and (pooled := own.acceptance) is not None
+    ]
+
+
+def _with_replays(source: ReportSource, endpoint: EndpointReport) -> EndpointReport:
+    return dataclasses.replace(
+        endpoint, replays=replay_rows(source, endpoint.name), audits=audit_rows(source, endpoint.name)
     )
 
 
@@ -170,6 +214,7 @@ def _hypothesis(
     configs: Mapping[str, FingerprintedConfig],
     policy: GatePolicy | None,
     paths: Mapping[str, tuple[SequencePoint, ...]],
+    others: Sequence[SliceFigures],
 ) -> Hypothesis:
     slice_key, concurrency, fingerprint = key
     decision = standing.decision
@@ -177,6 +222,8 @@ def _hypothesis(
     used = [block for block in blocks if block.block_id in own]
     loops = sum(item.run.is_repetition_loop for item in runs)
     answered = sum(item.run.failure is None for item in runs)
+    figures_of_slice = _slice_figures(slice_key, runs)
+    acceptance = figures.acceptance(runs)
     return Hypothesis(
         endpoint=endpoint,
         slice_key=slice_key,
@@ -191,14 +238,55 @@ def _hypothesis(
         num_failed=len(runs) - answered,
         num_blocks=len(used),
         num_short_blocks=sum(own[block.block_id] < block.n_max for block in used),
-        acceptance=figures.acceptance(runs),
+        acceptance=acceptance,
         latency=figures.latency(runs),
         parity=figures.parity(runs, _near_tie_logit(policy, configs.get(fingerprint))),
         memory=figures.memory(block.memory[fingerprint] for block in used if fingerprint in block.memory),
         num_repetition_loops=loops,
         repetition_loop_share=metrics.ratio(loops, answered),
+        by_context=by_context(_context_points(runs), _cache_cost(used, fingerprint)),
+        failures=failures_of(
+            figures_of_slice,
+            others,
+            num_repetition_loops=loops,
+            num_drafts=acceptance.counts.num_drafts if acceptance else 0,
+            num_first_accepted=acceptance.counts.num_accepted_tokens_per_pos[0] if acceptance else 0,
+        ),
         sequences=paths,
     )
+
+
+def _context_points(runs: Iterable[MeasuredRun]) -> Iterator[ContextPoint]:
+    for item in runs:
+        if (counts := item.run.counts) is not None:
+            own = Tally.of_measured(item.run, item.sampling_rate)
+            yield ContextPoint(counts.num_prompt_tokens, counts.num_output_tokens, own)
+
+
+def _cache_cost(blocks: Iterable[StoredBlock], fingerprint: str) -> CacheCost | None:
+    """The same in every block of a config."""
+    known = (block.memory[fingerprint] for block in blocks if fingerprint in block.memory)
+    return next((CacheCost(own.kv_bytes_per_token, own.draft_kv_bytes_per_token) for own in known), None)
+
+
+def _slice_figures(slice_key: str, runs: Sequence[MeasuredRun]) -> SliceFigures:
+    """What a slice is compared by; each request weighs the inverse of its session's sampling rate."""
+    counted = [(item.run.counts, 1.0 / item.sampling_rate) for item in runs if item.run.counts is not None]
+    return SliceFigures(
+        slice_key,
+        sum(item.run.failure is None for item in runs),
+        sum(weight * counts.num_drafts for counts, weight in counted),
+        sum(weight * counts.num_accepted_tokens_per_pos[0] for counts, weight in counted),
+        failure_counts(item.run for item in runs),
+    )
+
+
+def _others(slices: Mapping[HypothesisId, SliceFigures], key: HypothesisId) -> list[SliceFigures]:
+    """The endpoint's other slices at the same load and with the same config; none of the whole endpoint."""
+    own, *place = key
+    if not own:
+        return []
+    return [figures for (name, *other), figures in slices.items() if other == place and name not in ("", own)]
 
 
 def _near_tie_logit(policy: GatePolicy | None, config: FingerprintedConfig | None) -> float | None:

@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from shadowspec.gate.restarts import CHANGED_FINGERPRINT, DRIFT
+from shadowspec.gating.audits import AUTHOR as AUDITOR
 from shadowspec.gating.orders import scope_words
 from shadowspec.reports.words import config_name
 from shadowspec.store import AdviceChange, VerdictChange
@@ -117,7 +118,7 @@ def override_changes(records: Iterable[OverrideRecord], now: datetime) -> list[C
         changes += [
             Change(
                 at=at,
-                kind=Kind.OVERRIDE,
+                kind=Kind.ALARM if own.author == AUDITOR and at == own.created_at else Kind.OVERRIDE,
                 endpoint=own.endpoint,
                 slice_key=own.slice_key,
                 concurrency=own.concurrency,

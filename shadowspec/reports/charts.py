@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
+from shadowspec.frontier import Gain
 from shadowspec.gate.sequences import SequencePoint
 from shadowspec.reports.model import Acceptance, Distribution, Hypothesis, Interval, SpeedupBin
+from shadowspec.reports.predictions import SliceFrontier
 from shadowspec.reports.svg import Scale, element, log_ticks, path, svg, ticks, tooltip
 from shadowspec.reports.words import MEASURE_TITLE, bounds_text, shown_as, title_of_test
 from shadowspec.types import FunnelCounter, TestResult
@@ -70,6 +72,36 @@ def forest(hypotheses: Sequence[Hypothesis]) -> Markup:
         ]
     label = f"Forest plot: speedup and acceptance with bounds for {len(hypotheses)} hypotheses"
     return svg(FOREST_WIDTH, height, label, *drawn, class_="chart wide")
+
+
+def gains_by_load(own: SliceFrontier) -> Markup:
+    """Predicted speedup of every way of drafting over the loads; the best at each load is dotted."""
+    gains = [each for choice in own.choices for each in choice.gains]
+    known = [value for each in gains for value in (each.least, each.most)]
+    x_low, x_high = own.choices[0].concurrency, own.choices[-1].concurrency
+    x = Scale(x_low, max(x_high, 2 * x_low), LEFT, PANEL_WIDTH - RIGHT - 24, is_log=True)  # names stand at the right
+    low, high = min(1.0, *known) / 1.05, max(1.0, *known) * 1.05
+    y = Scale(low, high, PANEL_HEIGHT - BOTTOM, TOP, is_log=True)
+    parts = [
+        *_axis(x, [each.concurrency for each in own.choices], TOP, PANEL_HEIGHT - BOTTOM, lambda v: f"{v:g}"),
+        *_grid(y, log_ticks(low, high, 4), lambda v: f"{v:g}\u00d7"),
+        element("line", x1=LEFT, x2=PANEL_WIDTH - RIGHT, y1=y(1.0), y2=y(1.0), class_="threshold"),
+    ]
+    by_way: dict[tuple[str, int], list[Gain]] = {}
+    for each in gains:
+        by_way.setdefault((each.drafting.name, each.drafting.num_speculative_tokens), []).append(each)
+    for (name, depth), line in by_way.items():
+        points = [(x(each.concurrency), y(each.speedup)) for each in line]
+        text = ", ".join(f"load {each.concurrency:g} {times(each.speedup)}" for each in line)
+        parts.append(element("path", tooltip(f"{name}, K {depth}: {text}"), d=path(points), class_="line a-baseline"))
+        parts.append(element("text", f"K {depth}", x=points[-1][0] + 4, y=points[-1][1] + 3.5, class_="tick"))
+    for choice in own.choices:
+        if (best := choice.best) is not None:
+            text = f"load {choice.concurrency:g}: {best.drafting.name}, K {best.drafting.num_speculative_tokens}"
+            at = {"cx": x(choice.concurrency), "cy": y(best.speedup)}
+            parts.append(element("circle", tooltip(f"{text}, {times(best.speedup)}"), **at, r=3.5, class_="dot above"))
+    parts.append(_caption("load, requests at once (log scale)"))
+    return svg(PANEL_WIDTH, PANEL_HEIGHT, "Predicted speedup by load for every number of speculative tokens", *parts)
 
 
 def acceptance_positions(acceptance: Acceptance) -> Markup:

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 
+from shadowspec.frontier import Gain
 from shadowspec.reports.model import SCHEMA_VERSION, Funnel, Hypothesis, Report
+from shadowspec.reports.predictions import Prediction, SliceFrontier
+from shadowspec.reports.replays import AuditRow, ReplayRow
 from shadowspec.types import Decision, Override, parse_slice_key
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -38,6 +41,10 @@ def report_document(report: Report) -> dict[str, Json]:
                 "policy": plain(endpoint.policy),
                 "overrides": [_order(order) for order in endpoint.overrides],
                 "hypotheses": [_hypothesis(h) for h in endpoint.hypotheses],
+                "predictions": [_prediction(own) for own in endpoint.predictions],
+                "frontier": [_frontier(own) for own in endpoint.frontiers],
+                "replays": [replay_document(row) for row in endpoint.replays],
+                "audits": [audit_document(row) for row in endpoint.audits],
             }
             for endpoint in report.endpoints
         ],
@@ -61,6 +68,8 @@ def _hypothesis(h: Hypothesis) -> dict[str, Json]:
             "memory",
             "num_repetition_loops",
             "repetition_loop_share",
+            "by_context",
+            "failures",
             "sequences",
         )
     }
@@ -74,6 +83,53 @@ def _hypothesis(h: Hypothesis) -> dict[str, Json]:
         "override": None if h.override is None else _order(h.override),
         "decision": None if h.decision is None else _decision(h.decision),
         **measured,
+    }
+
+
+def _prediction(own: Prediction) -> dict[str, Json]:
+    cell = own.cell
+    return {
+        "slice": dict[str, Json](parse_slice_key(cell.slice_key)),
+        "load": {"concurrency": cell.concurrency},
+        "config": own.config.name,
+        "num_speculative_tokens": own.config.num_speculative_tokens,
+        "fingerprint": cell.fingerprint,
+        "mean_acceptance_length": plain(cell.mean_acceptance_length),
+        "break_even_length": plain(own.break_even_length),
+        "predicted_speedup": plain(own.speedup),
+        "measured_speedup": plain(cell.ratio_of_total_times),
+        "relative_error": plain(own.error),
+        "why_not": own.reason,
+    }
+
+
+def _frontier(own: SliceFrontier) -> dict[str, Json]:
+    def gain(found: Gain) -> dict[str, Json]:
+        return {
+            "config": found.drafting.name,
+            "num_speculative_tokens": found.drafting.num_speculative_tokens,
+            "mean_acceptance_length": plain(found.drafting.length.estimate),
+            "predicted_speedup": plain(found.speedup),
+            "lower": plain(found.lower),
+            "upper": plain(found.upper),
+            "break_even_length": plain(found.break_even_length),
+        }
+
+    return {
+        "slice": dict[str, Json](parse_slice_key(own.slice_key)),
+        "mean_prompt_tokens": plain(own.work.num_prompt_tokens),
+        "mean_output_tokens": plain(own.work.num_output_tokens),
+        "loads": [
+            {
+                "concurrency": choice.concurrency,
+                "best": None if choice.best is None else gain(choice.best),
+                "contenders": [gain(each) for each in choice.contenders],
+                "gains": [gain(each) for each in choice.gains],
+                "is_clear": choice.is_clear,
+            }
+            for choice in own.choices
+        ],
+        "break_even_loads": [plain(each) for each in own.crossings],
     }
 
 
@@ -95,6 +151,55 @@ def _order(order: Override) -> Json:
         "author": order.author,
         "created_at": plain(order.created_at),
         "expires_at": plain(order.expires_at),
+    }
+
+
+def replay_document(row: ReplayRow) -> dict[str, Json]:
+    """Replay's figures of one slice, way of drafting and K, and the loop's beside them."""
+    own = row.mismatch
+    return {
+        "source": "replay",
+        "slice": dict[str, Json](parse_slice_key(row.slice_key)),
+        "config": row.config_name,
+        "verify_rule": row.verify_rule,
+        "num_speculative_tokens": row.num_speculative_tokens,
+        "fingerprint": row.fingerprint,
+        "num_requests": row.num_requests,
+        "mean_acceptance_length": row.mean_acceptance_length,
+        "first_position_acceptance_rate": row.first_position_acceptance_rate,
+        "draft_acceptance_rate": row.draft_acceptance_rate,
+        "loop_num_requests": row.loop_num_requests,
+        "loop_mean_acceptance_length": row.loop_mean_acceptance_length,
+        "production_mismatch": None
+        if own is None
+        else {
+            "difference": own.difference,
+            "lower": own.lower,
+            "upper": own.upper,
+            "limit": own.limit,
+            "level": own.level,
+            "num_replay_units": own.num_replay_units,
+            "num_loop_units": own.num_loop_units,
+            "is_alarm": own.is_alarm,
+        },
+    }
+
+
+def audit_document(row: AuditRow) -> dict[str, Json]:
+    """The audit of loop against replay for one slice and config."""
+    state = row.state
+    return {
+        "slice": dict[str, Json](parse_slice_key(row.slice_key)),
+        "config": row.config_name,
+        "fingerprint": row.fingerprint,
+        "num_units": state.num_units,
+        "num_refused": state.num_refused,
+        "difference": state.difference,
+        "log10_capital": state.log10_peak,
+        "log10_threshold": state.log10_threshold,
+        "level": 2.0 * state.level,
+        "is_alarm": state.has_alarmed,
+        "alarmed_at": plain(state.alarmed_at),
     }
 
 

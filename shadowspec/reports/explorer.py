@@ -13,6 +13,7 @@ from typing import Any
 
 from shadowspec.reports import tally
 from shadowspec.reports.tally import Tally
+from shadowspec.slicing import prompt_range
 from shadowspec.store import GroupSums
 from shadowspec.store.run_pages import PREFIX
 from shadowspec.types import FingerprintedConfig, parse_slice_key
@@ -21,6 +22,7 @@ MAX_LABELLED = 5_000  # runs read with their labels: some hundred milliseconds
 FEW_RUNS = 30  # a cell of fewer says little, and is drawn so
 
 LOAD, DEPTH, CONFIG, DAY = "load", "K", "config", "day"
+PROMPT_TOKENS = "prompt tokens"  # of single runs alone: no rollup is divided by it
 OWN_DIMENSIONS = (LOAD, DEPTH, CONFIG, DAY)
 UNKNOWN = "unknown"
 
@@ -139,6 +141,8 @@ def run_points(
         fingerprint = by_prefix.get(row["fingerprint"], row["fingerprint"])
         time: datetime = row["event_time"]
         own = {**labels, **_config_values(fingerprint, configs), LOAD: str(row["concurrency"]), DAY: f"{time:%Y-%m-%d}"}
+        if (tokens := row["num_prompt_tokens"]) is not None:
+            own[PROMPT_TOKENS] = prompt_range(tokens)
         points.append(Point(own, Tally.of_run(row)))
     return points
 

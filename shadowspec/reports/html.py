@@ -14,6 +14,7 @@ from shadowspec.reports import charts
 from shadowspec.reports import words as meanings
 from shadowspec.reports.model import Distribution, EndpointReport, Funnel, Hypothesis, Latency, Report
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
+from shadowspec.reports.predicted_words import frontier_lines, prediction_summary
 from shadowspec.types import FunnelCounter, Verdict
 
 OUTCOME_MARK = {"pass": "\u2713", "fail": "\u2717", "open": "\u25cb"}
@@ -49,6 +50,7 @@ def render_html(report: Report) -> str:
         drawn=[h for h in report.hypotheses if _has_estimate(h)],
         speedup_axis=charts.speedup_range([h.speedup for h in report.hypotheses]),
         policies=_policies(report),
+        has_costs=any(own.speedup is not None for endpoint in report.endpoints for own in endpoint.predictions),
     )
 
 
@@ -74,7 +76,8 @@ def _vocabulary() -> dict[str, object]:
         **{f.__name__: f for f in (meanings.bounds_text, meanings.threshold_text)},
         **{f.__name__: f for f in (decision_notes, detector_lines, order_note, override_notes)},
         **{f.__name__: f for f in (charts.forest, charts.sequence, charts.speedup_histogram, charts.latency_ecdf)},
-        **{f.__name__: f for f in (charts.acceptance_positions, charts.acceptance_histogram)},
+        **{f.__name__: f for f in (charts.acceptance_positions, charts.acceptance_histogram, charts.gains_by_load)},
+        **{f.__name__: f for f in (prediction_summary, frontier_lines)},
         "strip": charts.interval_strip,
         "by_measure": _by_measure,
         "funnel_bar": lambda funnel: charts.funnel_bar([(row.counter, row.num_records) for row in funnel.rows]),
@@ -85,6 +88,8 @@ def _vocabulary() -> dict[str, object]:
         "measure_term": MEASURE_TERM,
         "outcome_mark": OUTCOME_MARK,
         "arm_note": ARM_KEY,
+        "audit_note": meanings.AUDIT_NOTE,
+        "replay_note": meanings.REPLAY_NOTE,
         "per_position_note": POSITION_KEY,
     }
 

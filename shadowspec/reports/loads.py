@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
+from shadowspec.frontier import Crossing, crossings
 from shadowspec.gate.restarts import is_superseded
 from shadowspec.types import Decision, TestResult, Verdict
 
@@ -29,19 +28,6 @@ class LoadCell:
     def estimate(self) -> float | None:
         """The estimated speedup."""
         return None if self.speedup is None else self.speedup.estimate
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """Between two measured loads the speedup passes `level`; `load` is where, interpolated: no load was measured there.
-
-    `is_downward`: above it speculation is the slower one.
-    """
-
-    below: int
-    above: int
-    load: float
-    is_downward: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +90,13 @@ def break_evens(cells: Sequence[LoadCell], level: float = 1.0) -> list[BreakEven
 
 
 def _break_even(name: str, depth: int, cells: Sequence[LoadCell], level: float) -> BreakEven:
-    points = [(cell.concurrency, cell.estimate) for cell in cells if cell.estimate]
-    measured = [(load, math.log(estimate / level)) for load, estimate in points if estimate]
-    crossings = []
-    for (below, log_below), (above, log_above) in pairwise(measured):
-        if (log_below > 0.0) == (log_above > 0.0):
-            continue
-        # Straight on logarithmic axes of both: loads double from one to the next.
-        part = log_below / (log_below - log_above)
-        load = math.exp(math.log(below) + part * (math.log(above) - math.log(below)))
-        crossings.append(Crossing(below, above, load, is_downward=log_below > 0.0))
+    measured = [(cell.concurrency, cell.estimate) for cell in cells if cell.estimate]
     return BreakEven(
         config_name=name,
         depth=depth,
         loads=tuple(load for load, _ in measured),
-        crossings=tuple(crossings),
-        is_first_above=measured[0][1] > 0.0 if measured else None,
+        crossings=tuple(crossings(measured, level)),
+        is_first_above=measured[0][1] > level if measured else None,
     )
 
 

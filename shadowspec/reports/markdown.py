@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shadowspec.reports.charts import interval_text
+from shadowspec.reports.contexts import ContextRow
 from shadowspec.reports.model import EndpointReport, Hypothesis, Report
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
-from shadowspec.reports.words import bounds_text, shown_as, threshold_text, title_of_test
+from shadowspec.reports.predicted_words import frontier_lines, prediction_summary
+from shadowspec.reports.words import AUDIT_NOTE, REPLAY_NOTE, bounds_text, shown_as, threshold_text, title_of_test
 from shadowspec.types import Arm
 from shadowspec.words import (
     DASH,
@@ -36,6 +38,7 @@ def render_markdown(report: Report) -> str:
         "## Verdicts",
         _verdicts(report),
         *(part for endpoint in report.endpoints for part in _endpoint(endpoint)),
+        *_predicted(report),
         "## Funnel",
         _funnel(report),
         "## Speculation configs",
@@ -69,13 +72,57 @@ def _verdicts(report: Report) -> str:
 
 
 def _endpoint(endpoint: EndpointReport) -> list[str]:
-    parts = [f"## {_text(endpoint.name)}"] if endpoint.hypotheses or endpoint.overrides else []
+    is_shown = endpoint.hypotheses or endpoint.overrides or endpoint.replays or endpoint.audits
+    parts = [f"## {_text(endpoint.name)}"] if is_shown else []
     if endpoint.overrides:
         parts.append("\n".join(f"- {_text(order_note(order))}" for order in endpoint.overrides))
+    parts += [_audits(endpoint), _replays(endpoint)]
     for h in endpoint.hypotheses:
         parts.append(f"### {_text(slice_title(h.slice_key))} ({_text(h.config_name)}, load {h.concurrency})")
-        parts += [_tests(h), _measured(h), _latency(h)]
+        parts += [_tests(h), _measured(h), _latency(h), _failures(h), _by_context(h)]
     return parts
+
+
+def _audits(endpoint: EndpointReport) -> str:
+    if not endpoint.audits:
+        return ""
+    return f"#### Audit of the loop\n\n{AUDIT_NOTE}\n\n" + table(
+        ["Slice", "Config", "Audit", "Difference", "Capital, alarm at", "Outputs", "Refused"],
+        (
+            [
+                _text(slice_title(row.slice_key)),
+                _text(row.config_name),
+                f"**{row.words}**" if row.state.has_alarmed else row.words,
+                signed(row.state.difference),
+                row.capital_text,
+                f"{row.state.num_units:,}",
+                f"{row.state.num_refused:,}",
+            ]
+            for row in endpoint.audits
+        ),
+    )
+
+
+def _replays(endpoint: EndpointReport) -> str:
+    if not endpoint.replays:
+        return ""
+    return f"#### Replay beside the loop\n\n{REPLAY_NOTE}\n\n" + table(
+        ["Slice", "Config, rule", "K", "Requests", "Length, replay", "Length, loop", "First", "Replay less loop", ""],
+        (
+            [
+                _text(slice_title(row.slice_key)),
+                _text(f"{row.config_name}, {row.verify_rule}"),
+                str(row.num_speculative_tokens),
+                f"{row.num_requests:,}",
+                number(row.mean_acceptance_length),
+                number(row.loop_mean_acceptance_length),
+                percent(row.first_position_acceptance_rate),
+                _text(row.difference_text),
+                row.state,
+            ]
+            for row in endpoint.replays
+        ),
+    )
 
 
 def _tests(h: Hypothesis) -> str:
@@ -132,6 +179,22 @@ def _measured(h: Hypothesis) -> str:
     return "\n".join(f"- {fact}" for fact in facts)
 
 
+def _failures(h: Hypothesis) -> str:
+    """What was counted, where anything was; suspicions first."""
+    own = h.failures
+    lines = [f"- suspected: {each.kind}: {_text('; '.join(each.figures))}" for each in own.suspicions]
+    if own.intervened.num_intervened:
+        lines.append(
+            f"- first-position acceptance {percent(own.intervened.with_them)}; without the "
+            f"{plural(own.intervened.num_intervened, 'request')} whose production output a layer behind the model "
+            f"changed {percent(own.intervened.without_them)}"
+        )
+    lines += [f"- {note}" for note in own.notes]
+    rows = [[_text(row.title), f"{row.count:,}", f"{row.of:,}", percent(row.share)] for row in own.rows if row.count]
+    shown = table(["Failure", "Requests", "Of", "Share"], rows) if rows else "No failure was counted."
+    return "\n".join([*lines, "", shown]).strip() if h.num_requests else ""
+
+
 def _latency(h: Hypothesis) -> str:
     if h.latency is None:
         return ""
@@ -144,6 +207,66 @@ def _latency(h: Hypothesis) -> str:
             cells = [milliseconds(q.value) if q.value is not None else f"{DASH} (n < {q.needs})" for q in d.quantiles]
             rows.append([_LATENCY_NAME[measure], arm.value, *cells, f"{d.num_requests:,}"])
     return table(["Latency", "Arm", "p50", "p95", "p99", "Requests"], rows)
+
+
+def _by_context(h: Hypothesis) -> str:
+    if len(h.by_context) < 2:
+        return ""
+    return table(
+        ["Prompt tokens", "Requests", "Tokens per step", "1st position", "Ratio of total times", "Cache per request"],
+        (
+            [
+                row.name.replace("<", "below "),
+                f"{row.num_requests:,}",
+                number(row.mean_acceptance_length),
+                percent(row.first_position_acceptance_rate),
+                times(row.ratio_of_total_times),
+                _caches(row),
+            ]
+            for row in h.by_context
+        ),
+    )
+
+
+def _caches(row: ContextRow) -> str:
+    if row.baseline_cache_bytes is None or row.speculative_cache_bytes is None:
+        return DASH
+    baseline, speculative = (byte_size(int(own)) for own in (row.baseline_cache_bytes, row.speculative_cache_bytes))
+    return f"{baseline} baseline, {speculative} speculative"
+
+
+def _predicted(report: Report) -> list[str]:
+    """What the cost model predicts, where it predicts anything."""
+    if not any(own.speedup is not None for endpoint in report.endpoints for own in endpoint.predictions):
+        return []
+    parts = ["## Predicted by the cost model", "No verdict rests on it; it tells what is worth measuring."]
+    for endpoint in report.endpoints:
+        if not endpoint.predictions:
+            continue
+        parts += [f"### {_text(endpoint.name)}", _text(prediction_summary(endpoint.predictions))]
+        parts.append(
+            table(
+                ["Slice", "Config", "Load", "K", "Tokens per step", "Pays from", "Predicted", "Measured", "Off by"],
+                (
+                    [
+                        _text(slice_title(own.cell.slice_key)),
+                        _text(own.config.name),
+                        str(own.cell.concurrency),
+                        str(own.config.num_speculative_tokens),
+                        number(own.cell.mean_acceptance_length),
+                        number(own.break_even_length),
+                        _text(own.reason) if own.reason else times(own.speedup),
+                        times(own.cell.ratio_of_total_times),
+                        percent(own.error),
+                    ]
+                    for own in endpoint.predictions
+                ),
+            )
+        )
+        for frontier in endpoint.frontiers:
+            lines = "\n".join(f"- {_text(line)}" for line in frontier_lines(frontier))
+            parts.append(f"Frontier, {_text(slice_title(frontier.slice_key))}:\n\n{lines}")
+    return parts
 
 
 def _funnel(report: Report) -> str:

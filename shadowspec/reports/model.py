@@ -13,6 +13,10 @@ from datetime import datetime
 
 from shadowspec.gate.overrides import order_words
 from shadowspec.gate.sequences import SequencePoint
+from shadowspec.reports.contexts import ContextRow
+from shadowspec.reports.failures import Failures
+from shadowspec.reports.predictions import Prediction, SliceFrontier
+from shadowspec.reports.replays import AuditRow, ReplayRow
 from shadowspec.types import (
     Arm,
     Decision,
@@ -161,6 +165,8 @@ class Hypothesis:
     memory: MemoryFigures | None
     num_repetition_loops: int
     repetition_loop_share: float | None
+    by_context: tuple[ContextRow, ...]
+    failures: Failures
     sequences: Mapping[str, tuple[SequencePoint, ...]]  # by test name
 
     @property
@@ -216,6 +222,10 @@ class EndpointReport:
     first_measured: datetime | None
     last_measured: datetime | None
     policy: Mapping[str, float | int | str | None]
+    predictions: tuple[Prediction, ...]  # of the slices' cells
+    frontiers: tuple[SliceFrontier, ...]
+    replays: tuple[ReplayRow, ...] = ()  # what logged responses say; in no test
+    audits: tuple[AuditRow, ...] = ()  # of loop against replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from shadowspec.reports.replays import ReplaySource
 from shadowspec.types import (
+    CostKey,
     Decision,
     FingerprintedConfig,
     FunnelCounter,
     OverrideRecord,
+    ProfiledCosts,
     Run,
     StoredBlock,
     StoredRecord,
 )
 
 
-class ReportSource(Protocol):
+class ReportSource(ReplaySource, Protocol):
     """Committed rows, read only.  An endpoint without rows has empty sequences, never an error."""
 
     def endpoints(self) -> Sequence[str]:
@@ -45,6 +48,10 @@ class ReportSource(Protocol):
 
     def overrides(self) -> Sequence[OverrideRecord]:
         """Every override ever set, with what became of it."""
+        ...
+
+    def costs(self) -> Mapping[CostKey, ProfiledCosts]:
+        """The newest cost surface of each pair, rule, engine, device and kind of requests."""
         ...
 
     def funnel(self) -> Mapping[tuple[str | None, FunnelCounter, str | None], int]:

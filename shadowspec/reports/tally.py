@@ -13,6 +13,7 @@ from typing import Any
 
 from shadowspec.metrics import ratio
 from shadowspec.store import RollupSums
+from shadowspec.types import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,27 @@ class Tally:
             log_speedup=timed * math.log(baseline_ms / speculative_ms) if is_timed else 0.0,
             baseline_ms=timed * baseline_ms,
             speculative_ms=timed * speculative_ms,
+        )
+
+    @staticmethod
+    def of_measured(run: Run, sampling_rate: float) -> Tally:
+        """The same of one run that has its counts."""
+        counts = run.counts
+        assert counts is not None, "a run that failed has no counts"
+        baseline, speculative = run.baseline, run.speculative
+        return Tally.of_run(
+            {
+                "sampling_rate": sampling_rate,
+                "failure": run.failure,
+                "num_drafts": counts.num_drafts,
+                "num_draft_tokens": counts.num_draft_tokens,
+                "num_accepted_tokens": counts.num_accepted_tokens,
+                "num_first_accepted_tokens": counts.num_accepted_tokens_per_pos[0],
+                "baseline_prefill_ms": baseline and baseline.prefill_ms,
+                "baseline_decode_ms": baseline and baseline.decode_ms,
+                "speculative_prefill_ms": speculative and speculative.prefill_ms,
+                "speculative_decode_ms": speculative and speculative.decode_ms,
+            }
         )
 
 

@@ -15,6 +15,7 @@ from shadowspec.reports.charts import interval_text
 from shadowspec.reports.evidence import interval
 from shadowspec.reports.model import EndpointReport, Funnel, Report
 from shadowspec.reports.notes import alerts, detector_lines, order_note, with_forbidding
+from shadowspec.reports.taxonomy import Suspicion
 from shadowspec.reports.words import bounds_text, shown_as, threshold_text, title_of_test
 from shadowspec.types import Decision, FunnelCounter, Override, Verdict
 from shadowspec.words import DASH, percent, plural, slice_title, times
@@ -61,6 +62,7 @@ class _Line:
     reason: str
     decision: Decision | None
     num_blocks: int
+    suspicions: tuple[Suspicion, ...] = ()
 
 
 def _line_of(decision: Decision) -> _Line:
@@ -85,6 +87,7 @@ def _endpoint(endpoint: EndpointReport) -> RenderableType:
             h.reason,
             h.decision,
             h.decision.num_blocks if h.decision else h.num_blocks,
+            h.failures.suspicions,
         )
         for h in endpoint.hypotheses
     ]
@@ -111,6 +114,8 @@ def _verdicts(endpoint: str, lines: Sequence[_Line], orders: Sequence[Override] 
         reasons.append(Padding(Text.assemble((f"{name}: ", "dim"), line.reason), (0, 0, 0, 1)))
         for alert in alerts(line.decision) if line.decision else ():
             reasons.append(Padding(Text(alert, "bold"), (0, 0, 0, 3)))
+        for each in line.suspicions:
+            reasons.append(Padding(Text(f"suspected: {each.kind}: {'; '.join(each.figures)}", "dim"), (0, 0, 0, 3)))
     return Group(table, *reasons, Text(""))
 
 

@@ -43,6 +43,16 @@ TEST_TITLE = {
     "p99": "p99 end to end, speculative over baseline",
 }
 
+REPLAY_NOTE = (
+    "Expected counts given logged responses, pooled; what the loop counted in the same time stands beside them. No "
+    "test rests on replay. A difference beyond its limit is a production mismatch: production answers otherwise than "
+    "the shadow's target, which says nothing against loop or replay."
+)
+AUDIT_NOTE = (
+    "Outputs of the speculative loop, replayed. The share of tokens accepted beyond what replay expects has mean zero; "
+    "an alarm says that loop or replay is wrong, and holds the slice until an operator clears it."
+)
+
 MEASURE_TITLE = {"end_to_end_ms": "End to end", "ttft_ms": "TTFT", "tpot_ms": "TPOT", "queue_ms": "Queue"}
 
 # (short name, sentence): each is one hover or one footnote away from every use of the word in a report
@@ -128,10 +138,35 @@ DEFINITIONS = {
         "Repetition loops",
         "Requests whose output ends in a repeating pattern. Loops are easy to draft and inflate acceptance.",
     ),
+    "failures": (
+        "Failures",
+        "Counts of measured requests that have a flag, over those for which the flag is defined; plain sums. What is "
+        "suspected compares a slice with the endpoint's others; it is no test, and no verdict reads it.",
+    ),
     "funnel": ("Funnel", "Every record read ends in exactly one counter, so the counters add up to the records read."),
     "sequence": (
         "Confidence sequence",
         "The estimate and its bounds after each unit, in folding order. The bounds hold over the whole path at once.",
+    ),
+    "by-context": (
+        "By length of the prompt",
+        "Measured requests by their prompt tokens, pooled within each range, without bounds. The cache is what one "
+        "request's keys and values take at its end, in the target alone or in target and draft.",
+    ),
+    "predicted": (
+        "Predicted speedup",
+        "What the measured costs of steps on this device make of the tokens per step: end to end, of an average "
+        "request of the slice. A prediction is no evidence; no verdict rests on it.",
+    ),
+    "pays-from": (
+        "Pays from",
+        "Tokens per step (mean acceptance length) from which on decoding is faster than without speculation at this "
+        "load.",
+    ),
+    "frontier": (
+        "Frontier",
+        "The way of drafting whose predicted speedup is largest at each load, and those whose bounds reach the best "
+        "one's. The bounds are those of the tokens per step alone.",
     ),
     "detector": (
         "Detector",

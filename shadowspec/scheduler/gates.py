@@ -11,6 +11,7 @@ from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.rollout_policy import RolloutPolicy
 from shadowspec.gating import run_gate
+from shadowspec.gating.audits import run_audits
 from shadowspec.gating.rollouts import advance_rollouts
 from shadowspec.reports.period.model import GATE_DONE
 from shadowspec.store import Store
@@ -39,7 +40,9 @@ def run_gates(store: Store, policies: GatePolicies) -> str:
             continue
         try:
             run_gate(store, {endpoint: policy})
-            advance_rollouts(store, endpoint, policies.rollout[endpoint], datetime.now(UTC))
+            now = datetime.now(UTC)
+            run_audits(store, endpoint, now)  # before the rollouts: an alarm holds them
+            advance_rollouts(store, endpoint, policies.rollout[endpoint], now)
         except ServiceUnavailableError:
             raise
         except ShadowSpecError as error:

@@ -8,12 +8,12 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from shadowspec.store import changes, evidence_snapshot, rollup_sums, run_pages, session
+from shadowspec.store import changes, cost_surfaces, evidence_snapshot, rollup_sums, run_pages, session
 from shadowspec.store.changes import AdviceChange, VerdictChange
 from shadowspec.store.rollup_sums import GroupSums, Step
 from shadowspec.store.rollups import SUM_NAMES
 from shadowspec.store.run_pages import Place, RunFilter, RunPage
-from shadowspec.types import StoredEvidence
+from shadowspec.types import CostKey, Memory, ProfiledCosts, StoredEvidence
 
 
 class ExplorerReads:
@@ -48,6 +48,11 @@ class ExplorerReads:
         with session.read(self._engine) as connection:
             return run_pages.read_run_page(connection, wanted, after, limit)
 
+    def newest_memory(self, wanted: RunFilter) -> Memory | None:
+        """What the block of the newest run that matches took."""
+        with session.read(self._engine) as connection:
+            return run_pages.read_newest_memory(connection, wanted)
+
     def labelled_runs(
         self, endpoint: str, since: datetime | None = None, *, limit: int
     ) -> list[tuple[dict[str, Any], dict[str, str]]]:
@@ -59,6 +64,11 @@ class ExplorerReads:
         """The folded evidence of one slice ("" for the whole endpoint), at every load and of every config."""
         with session.read(self._engine) as connection:
             return evidence_snapshot.read_slice_evidence(connection, endpoint, slice_key)
+
+    def costs(self) -> dict[CostKey, ProfiledCosts]:
+        """The newest profile of each pair, rule, engine, device and kind of requests."""
+        with session.read(self._engine) as connection:
+            return cost_surfaces.read_costs(connection)
 
     def verdict_changes(
         self, endpoint: str | None = None, since: datetime | None = None, until: datetime | None = None, *, limit: int

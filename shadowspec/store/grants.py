@@ -43,25 +43,37 @@ _VERDICT = "SELECT (decision_id, endpoint, slice_key, concurrency, fingerprint, 
 
 _GATE = Rights(
     _EVERYTHING
-    | dict.fromkeys(("decisions", "test_snapshots", "rollouts", "folds"), "SELECT, INSERT")
+    | dict.fromkeys(("decisions", "test_snapshots", "rollouts", "folds", "overrides"), "SELECT, INSERT")
     | dict.fromkeys(
-        ("evidence", "evidence_endpoints", "evidence_cursors", "evidence_keys", "evidence_blocks"),
+        ("evidence", "evidence_endpoints", "evidence_cursors", "evidence_keys", "evidence_blocks", "audit_states"),
         "SELECT, INSERT, UPDATE, DELETE",
+    )
+    | {"audits": "SELECT, UPDATE (is_folded)"},  # and it orders HOLD where an audit alarms
+    sequences=(
+        "decisions_decision_id_seq",
+        "rollouts_rollout_id_seq",
+        "folds_fold_id_seq",
+        "overrides_override_id_seq",
     ),
-    sequences=("decisions_decision_id_seq", "rollouts_rollout_id_seq", "folds_fold_id_seq"),
 )
 
 RIGHTS = {
     RoleKind.WRITER: Rights(
         {
-            **dict.fromkeys(("records", "runs", "blocks", "block_memory", "fingerprints"), "SELECT, INSERT"),
+            **dict.fromkeys(
+                ("records", "runs", "blocks", "block_memory", "fingerprints", "replays", "replay_configs", "audits"),
+                "SELECT, INSERT",
+            ),
+            "cost_surfaces": "SELECT, INSERT",
             **dict.fromkeys(("ledger", "funnel_counts"), "SELECT, INSERT, UPDATE"),
             "attempts": "SELECT, INSERT, UPDATE, DELETE",
-            **dict.fromkeys(("rollups", "rollup_positions", "rollup_bins"), "SELECT, INSERT, UPDATE"),
+            **dict.fromkeys(
+                ("rollups", "rollup_positions", "rollup_bins", "rollup_failures"), "SELECT, INSERT, UPDATE"
+            ),
             "decisions": _VERDICT,  # what is decided is sampled less
             "alembic_version": "SELECT",
         },
-        sequences=("rollups_rollup_id_seq",),
+        sequences=("rollups_rollup_id_seq", "cost_surfaces_surface_id_seq"),
         functions=(PARTITION_FUNCTION,),
     ),
     RoleKind.GATE: _GATE,
@@ -108,7 +120,7 @@ def _statements(engine: Engine, connection: Connection, rights: Rights, role: st
     quote = engine.dialect.identifier_preparer.quote
     schema = quote(connection.scalar(text("SELECT current_schema()")))
     database = quote(connection.scalar(text("SELECT current_database()")))
-    sequences = ", ".join(sorted(name for kind in RIGHTS.values() for name in kind.sequences))
+    sequences = ", ".join(sorted({name for kind in RIGHTS.values() for name in kind.sequences}))
     return [
         f"REVOKE ALL ON {', '.join(sorted(_EVERYTHING))} FROM {role}",
         f"REVOKE ALL ON SEQUENCE {sequences} FROM {role}",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from shadowspec.store import evidence_snapshot, ledger, overrides, queries, resume, rollouts, rollup_queries, session
+from shadowspec.store.audit_reads import AuditReads
 from shadowspec.store.board_reads import BoardReads
 from shadowspec.store.evidence_rows import EvidenceRows
 from shadowspec.store.explorer_reads import ExplorerReads
+from shadowspec.store.failure_reads import FailureKey, read_failure_counts
 from shadowspec.store.histograms import Histogram
 from shadowspec.store.rollups import SHARE_WINDOW, Rollup, Traffic
 from shadowspec.store.schedule_reads import ScheduleReads
@@ -34,7 +37,7 @@ from shadowspec.types import (
 )
 
 
-class Reads(ExplorerReads, BoardReads, ScheduleReads):
+class Reads(AuditReads, ExplorerReads, BoardReads, ScheduleReads):
     """What can be asked of one database.  Times come back in UTC."""
 
     # what was measured and decided
@@ -138,6 +141,13 @@ class Reads(ExplorerReads, BoardReads, ScheduleReads):
         """How much each slice, config and load of the endpoint stood for, of the last `span` before its newest hour."""
         with session.read(self._engine) as connection:
             return rollup_queries.read_traffic(connection, endpoint, span)
+
+    def failure_counts(
+        self, endpoint: str, since: datetime | None = None, until: datetime | None = None
+    ) -> Mapping[FailureKey, Counter[str]]:
+        """The endpoint's counts of failures (`shadowspec.failures`) by slice, fingerprint and load."""
+        with session.read(self._engine) as connection:
+            return read_failure_counts(connection, endpoint, since, until)
 
     def histogram(
         self,

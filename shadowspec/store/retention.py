@@ -1,5 +1,7 @@
 """Retention: records, runs and blocks older than a cut are removed; what was counted and decided stays for ever.
 
+Replays and audited runs go with them; what audits have come to stays.
+
 The age of a row is its record's own time; files have none, theirs is the event time.  On Postgres whole months are
 dropped, and only those that lie wholly before the cut; what has no month, and everything on SQLite, is deleted in
 batches.  Rollups, ledger, funnel counts, configs and decisions are never touched.
@@ -43,6 +45,8 @@ IS_NEEDED = """(
     )
 )"""
 TABLES = ("runs", "records")  # in this order: a record without its run is harmless, a run without its record is not
+IS_OLD = f"(({HAS_TIME}) OR ({HAS_NONE}))"
+BESIDE = (("attempts", HAS_TIME), ("replays", IS_OLD), ("audits", f"{IS_OLD} AND is_folded"))  # go with the rows
 
 _PARTITION = re.compile(r"^runs_(\d{4})_(\d{2})$")
 
@@ -96,7 +100,8 @@ def retain(engine: Engine, max_age: timedelta, *, now: datetime, is_dry_run: boo
     for table in TABLES:
         for place in _places(engine, table, ()):
             _delete(engine, place, cut)
-    _delete(engine, ("attempts", HAS_TIME), cut)
+    for place in BESIDE:
+        _delete(engine, place, cut)
     # Step 4
     no_runs = "started_at < :cut AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.block_id = blocks.block_id)"
     num_blocks = _delete(engine, ("blocks", no_runs), cut)

@@ -9,11 +9,13 @@ fail and whose arms both took some time.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 
 from shadowspec.errors import StoreError
+from shadowspec.failures import add_run as add_failures
 from shadowspec.metrics import speedup, time_per_output_token_ms
 from shadowspec.store.histograms import bin_of
 from shadowspec.store.rows import event_time
@@ -124,11 +126,12 @@ class Traffic:
 
 @dataclass(slots=True)
 class Addition:
-    """What a batch of runs adds to one rollup: sums by name, and figures by position and by metric and bin."""
+    """What a batch of runs adds to one rollup: sums and failures by name, figures by position and by metric and bin."""
 
     sums: list[float] = field(default_factory=lambda: [0] * len(SUM_NAMES))
     positions: dict[int, list[int]] = field(default_factory=dict)  # accepted tokens, steps
     bins: dict[tuple[str, int], list[float]] = field(default_factory=dict)  # runs, weight
+    failures: Counter[str] = field(default_factory=Counter)
 
 
 def additions(runs: Iterable[tuple[Run, BlockResult, StoredRecord]]) -> dict[RollupKey, Addition]:
@@ -175,6 +178,7 @@ def _add_run(addition: Addition, run: Run, weight: float) -> None:
     addition.sums = [total + value for total, value in zip(addition.sums, values, strict=True)]
     if run.counts is not None:
         _add_positions(addition.positions, run.counts)
+    add_failures(addition.failures, run)
 
 
 _NO_COUNTS: tuple[float, ...] = (0,) * 9 + (0.0,) * 4

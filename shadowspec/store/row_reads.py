@@ -14,13 +14,17 @@ from shadowspec.store.columns import RECORD_KEY
 from shadowspec.types import (
     Arm,
     ArmTiming,
+    Contract,
     FunnelCounter,
+    Intervention,
     PairedScore,
     Parity,
     RecordKey,
     Run,
+    RunFlags,
     SpeculationCounts,
     StoredRecord,
+    Validity,
 )
 
 _records, _runs = tables.records.c, tables.runs.c
@@ -29,13 +33,14 @@ _COUNTERS = {counter.value: counter for counter in FunnelCounter}
 # In this order the columns make the values, field by field.
 _RUN_NAMES = (
     *(*RECORD_KEY, *rows.RUN, *rows.COUNTS, *rows.TIMINGS[Arm.BASELINE], *rows.TIMINGS[Arm.SPECULATIVE]),
-    *("has_parity", *rows.PARITY, "scores"),
+    *("has_parity", *rows.PARITY, "scores", *rows.FLAGS),
 )
 
 
 _COUNTS = len(rows.COUNTS)
 _TIMING = len(rows.TIMINGS[Arm.BASELINE])
 _PARITY = len(rows.PARITY)
+_FLAGS = len(rows.FLAGS)
 assert rows.RUN == ("fingerprint", "block_id", "failure", "is_repetition_loop", "finish_reason")
 assert rows.COUNTS[3:5] == ("num_accepted_tokens_per_pos", "acceptance_histogram")
 assert rows.RECORD[:4] == ("counter", "reason", "endpoint", "slice_key")
@@ -82,7 +87,8 @@ def _run(row: Sequence[Any], same: dict[Any, Any]) -> Run:
     source, partition, offset, timestamp_ms, item, fingerprint, block_id, failure, is_loop, finish_reason, *rest = row
     kept = same.setdefault
     counts, baseline = rest[:_COUNTS], rest[_COUNTS : _COUNTS + _TIMING]
-    speculative, (has_parity, *parity, scores) = rest[_COUNTS + _TIMING :][:_TIMING], rest[-_PARITY - 2 :]
+    speculative = rest[_COUNTS + _TIMING :][:_TIMING]
+    has_parity, *parity, scores = rest[-_PARITY - _FLAGS - 2 : -_FLAGS]
     return Run(
         RecordKey(kept(source, source), partition, offset, timestamp_ms, item),
         kept(fingerprint, fingerprint),
@@ -95,6 +101,7 @@ def _run(row: Sequence[Any], same: dict[Any, Any]) -> Run:
         is_loop,
         kept(finish_reason, finish_reason),
         {} if scores is None else _scores(scores),
+        _flags(*rest[-_FLAGS:]),
     )
 
 
@@ -117,3 +124,23 @@ def _integers(text: str) -> tuple[int, ...]:
 def _scores(text: str) -> Mapping[str, PairedScore | None]:
     pairs = (json.loads(text) or {}).items()
     return {name: None if pair is None else PairedScore(*pair) for name, pair in pairs}
+
+
+@lru_cache(maxsize=1_024)
+def _flags(
+    is_early_rejection: bool | None,
+    is_beyond_draft_context: bool | None,
+    contract: str | None,
+    baseline: int | None,
+    speculative: int | None,
+    intervention: str | None,
+) -> RunFlags:
+    """The flags; there are few sets of them, and every run with the same ones shares its."""
+    return RunFlags(
+        is_early_rejection,
+        is_beyond_draft_context,
+        None if contract is None else Contract(contract),
+        None if baseline is None else Validity(baseline),
+        None if speculative is None else Validity(speculative),
+        None if intervention is None else Intervention(intervention),
+    )

@@ -25,6 +25,7 @@ from shadowspec.types import (
     Parity,
     RecordKey,
     Run,
+    RunFlags,
     SpeculationConfig,
     SpeculationCounts,
     StoredBlock,
@@ -42,6 +43,7 @@ def _names(kind: type[Any], *without: str) -> tuple[str, ...]:
 CONFIG = _names(SpeculationConfig)
 COUNTS = _names(SpeculationCounts)
 PARITY = _names(Parity)
+FLAGS = _names(RunFlags)
 TIMING = _names(ArmTiming)
 MEMORY = _names(Memory)
 RECORD = _names(StoredRecord, "key")
@@ -56,7 +58,7 @@ OF_BLOCK = ("endpoint", "slice_key", "concurrency")  # repeated in every run, so
 TIMINGS = {arm: tuple(f"{arm}_{name}" for name in TIMING) for arm in Arm}
 RUN_NAMES = (
     *(*RECORD_KEY, *RUN, *OF_BLOCK, "event_time", "sampling_rate"),
-    *(*COUNTS, *TIMINGS[Arm.BASELINE], *TIMINGS[Arm.SPECULATIVE], "has_parity", *PARITY, "scores"),
+    *(*COUNTS, *TIMINGS[Arm.BASELINE], *TIMINGS[Arm.SPECULATIVE], "has_parity", *PARITY, "scores", *FLAGS),
 )
 DECISION = _names(Decision, "config", "tests", "decision_id")
 TEST = _names(TestResult)
@@ -64,6 +66,7 @@ TEST = _names(TestResult)
 
 _no_counts, _no_parity, _no_timing = ((None,) * len(names) for names in (COUNTS, PARITY, TIMING))
 _record, _run, _of_block = attrgetter(*RECORD), attrgetter(*RUN), attrgetter(*OF_BLOCK)
+_flags = attrgetter(*FLAGS)
 _counts, _parity, _timing, _memory = attrgetter(*COUNTS), attrgetter(*PARITY), attrgetter(*TIMING), attrgetter(*MEMORY)
 _block = attrgetter(*(name for name in BLOCK if name != "started_at"))
 
@@ -126,6 +129,7 @@ def run_tuple(run: Run, result: BlockResult, record: StoredRecord) -> tuple[Any,
         run.parity is not None,
         *(_no_parity if run.parity is None else _parity(run.parity)),
         _scores(run),
+        *_flags(run.flags),
     )
 
 

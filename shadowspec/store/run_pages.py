@@ -13,8 +13,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, and_, or_, select, tuple_
 
-from shadowspec.store import tables
+from shadowspec.store import rows, tables
 from shadowspec.store.columns import RECORD_KEY, RUN_KEY
+from shadowspec.types import Memory
 
 MAX_WALKED = 20_000  # runs that one page looks at; some hundred milliseconds
 PREFIX = 12  # characters of a hash
@@ -28,7 +29,8 @@ SHOWN = (
     *("speculative_queue_ms", "speculative_prefill_ms", "speculative_decode_ms", "speculative_draft_ms"),
     *("speculative_verify_ms", "speculative_other_ms", "speculative_num_output_tokens"),
     *("first_divergence", "divergence_gap", "z_sum", "z_tokens", "is_repetition_loop", "finish_reason"),
-    "sampling_rate",
+    *("is_early_rejection", "is_beyond_draft_context", "contract", "baseline_validity", "speculative_validity"),
+    *("intervention", "sampling_rate"),
 )
 SHORTENED = ("source", "fingerprint", "block_id")
 COLUMNS = (*SHOWN, *SHORTENED, "source_partition", "source_offset", "source_item", "num_first_accepted_tokens")
@@ -65,7 +67,7 @@ def read_run_page(connection: Connection, wanted: RunFilter, after: Place | None
         .order_by(_runs.event_time.desc(), *(_runs[name].desc() for name in RUN_KEY))
         .limit(MAX_WALKED)
     )
-    rows: list[dict[str, Any]] = []
+    found_rows: list[dict[str, Any]] = []
     num_walked = 0
     last: Place | None = None
     with connection.execution_options(yield_per=min(limit, 1_000)).execute(walked) as found:
@@ -73,11 +75,11 @@ def read_run_page(connection: Connection, wanted: RunFilter, after: Place | None
             num_walked += 1
             last = row["event_time"], tuple(row[name] for name in RUN_KEY)
             if _matches(row, wanted):
-                rows.append(_row(row))
-                if len(rows) == limit:
+                found_rows.append(_row(row))
+                if len(found_rows) == limit:
                     break
-    is_over = len(rows) < limit and num_walked < MAX_WALKED
-    return RunPage(tuple(rows), None if is_over else last, num_walked)
+    is_over = len(found_rows) < limit and num_walked < MAX_WALKED
+    return RunPage(tuple(found_rows), None if is_over else last, num_walked)
 
 
 def read_recent_labels(
@@ -94,6 +96,27 @@ def read_recent_labels(
     of_run = and_(*(_records[name] == newest.c[name] for name in RECORD_KEY))
     statement = select(newest, _records.labels).join(tables.records, of_run)
     return [(_row(row), dict(row["labels"])) for row in connection.execute(statement).mappings()]
+
+
+def read_newest_memory(connection: Connection, wanted: RunFilter) -> Memory | None:
+    """The memory of the block of the newest run that matches, among the endpoint's newest `MAX_WALKED`."""
+    walked = (
+        select(_runs.block_id, _runs.fingerprint, _runs.slice_key, _runs.concurrency, _runs.event_time)
+        .where(*_bounds(wanted, None))
+        .order_by(_runs.event_time.desc())
+        .limit(MAX_WALKED)
+        .subquery()
+    )
+    own = [
+        walked.c[name] == value
+        for name in ("slice_key", "concurrency", "fingerprint")
+        if (value := getattr(wanted, name)) is not None
+    ]
+    newest = select(walked.c.block_id, walked.c.fingerprint).where(*own).order_by(walked.c.event_time.desc()).limit(1)
+    chosen, memory = newest.subquery(), tables.block_memory
+    of_block = and_(memory.c.block_id == chosen.c.block_id, memory.c.fingerprint == chosen.c.fingerprint)
+    row = connection.execute(select(memory).join(chosen, of_block)).mappings().first()
+    return None if row is None else rows.memory_value(row)
 
 
 def _bounds(wanted: RunFilter, after: Place | None) -> list[ColumnElement[bool]]:

@@ -10,7 +10,21 @@ from typing import Self
 
 from sqlalchemy import Engine
 
-from shadowspec.store import grants, ledger, locks, overrides, retention, rollouts, schedules, schema, session, writes
+from shadowspec.store import (
+    cost_surfaces,
+    grants,
+    ledger,
+    locks,
+    overrides,
+    replays,
+    retention,
+    rollouts,
+    schedules,
+    schema,
+    session,
+    writes,
+)
+from shadowspec.store.audits import AuditSession
 from shadowspec.store.evidence import EvidenceSession
 from shadowspec.store.grants import RoleKind
 from shadowspec.store.partitions import Partitions
@@ -23,7 +37,9 @@ from shadowspec.types import (
     FingerprintedConfig,
     Override,
     Period,
+    ProfiledCosts,
     RecordKey,
+    ReplayedRecord,
     Rollout,
     StoredRecord,
     WriteBatch,
@@ -92,6 +108,19 @@ class Store(Reads):
         with session.write(self._engine) as connection:
             writes.insert_fingerprints(connection, configs)
 
+    def append_costs(self, profiled: ProfiledCosts) -> None:
+        """Append the costs that a profile measured."""
+        with session.write(self._engine) as connection:
+            cost_surfaces.append_costs(connection, profiled)
+
+    def save_replays(self, replayed: Sequence[ReplayedRecord]) -> int:
+        """Keep expected counts, apart from what the loop counts; how many rows were new.
+
+        Written again, a record with the same config changes nothing.
+        """
+        with session.write(self._engine) as connection:
+            return replays.insert_replays(connection, replayed)
+
     def record_attempt(self, keys: Sequence[RecordKey]) -> dict[RecordKey, int]:
         """Count one more attempt to measure each record alone, before it begins; the attempts so far."""
         with session.write(self._engine) as connection:
@@ -120,6 +149,12 @@ class Store(Reads):
                 yield lambda: EvidenceSession(connection, endpoint)
             finally:
                 connection.rollback()
+
+    @contextmanager
+    def audit_session(self, endpoint: str) -> Iterator[AuditSession]:
+        """One transaction over an endpoint's audits; it commits at the end, or leaves everything as it was."""
+        with session.write(self._engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
+            yield AuditSession(connection, endpoint)
 
     def append_decisions(self, decisions: Sequence[Decision]) -> None:
         """Append one gate run: a row per decision, a snapshot per test.  Nothing is ever changed."""

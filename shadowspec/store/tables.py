@@ -154,6 +154,11 @@ runs = Table(  # one row per request and config, both arms in it; what reads nee
     Column("is_repetition_loop", Boolean, nullable=False),
     Column("finish_reason", Text),
     Column("scores", Json),  # by name, of both arms; NULL where a run carries none
+    Column("is_early_rejection", Boolean),  # this and what follows: NULL where not defined, or measured before 0010
+    Column("is_beyond_draft_context", Boolean),
+    Column("contract", Text),
+    *integers("baseline_validity", "speculative_validity", nullable=True),  # `Validity`
+    Column("intervention", Text),
     Index(None, "endpoint", "event_time"),
 )
 
@@ -309,6 +314,14 @@ rollup_bins = Table(  # changed only while its rollup's row is held
     *reals("weight"),
 )
 
+rollup_failures = Table(  # changed only while its rollup's row is held; a count that is not there is 0
+    "rollup_failures",
+    metadata,
+    Column("rollup_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    *integers("total"),
+)
+
 folds = Table(  # append-only: what each step of a gate run took in
     "folds",
     metadata,
@@ -375,6 +388,17 @@ evidence_blocks = Table(  # blocks that are begun and in no evidence yet
     Column("runs", Json, nullable=False),
 )
 
+cost_surfaces = Table(  # append-only: what steps cost on a device, a row per profile
+    "cost_surfaces",
+    metadata,
+    Column("surface_id", AutoKey, primary_key=True, autoincrement=True),
+    *(Column(name, Text, nullable=False) for name in ("engine", "device", "dtype", "proposer")),
+    *(Column(name, Text, nullable=False) for name in ("target_weights", "draft_weights", "verify_rule")),
+    Column("is_greedy", Boolean, nullable=False),
+    Column("profiled_at", UtcDateTime, nullable=False),
+    Column("points", Json, nullable=False),
+)
+
 schedule_periods = Table(  # what each job has had to do: one row per time at which it was due
     "schedule_periods",
     metadata,
@@ -404,6 +428,57 @@ report_deliveries = Table(  # a report to one receiver; never what it says
         name="fk_report_deliveries_schedule_periods",
     ),
     Index(None, "receiver", "state"),
+)
+
+replay_configs = Table(  # what responses were replayed with; one that was measured too has the same fingerprint
+    "replay_configs",
+    metadata,
+    Column("fingerprint", Text, primary_key=True),
+    Column("config", Json, nullable=False),  # every field of the speculation config
+    *(Column(name, Text, nullable=False) for name in ("engine", "device", "dtype")),
+    Column("details", Json, nullable=False),
+)
+
+replays = Table(  # expected counts, given the response: replay's, never the loop's
+    "replays",
+    metadata,
+    *record_key(),
+    Column("fingerprint", Text, primary_key=True),
+    Column("endpoint", Text, nullable=False),
+    Column("slice_key", Text, nullable=False),
+    Column("unit_key", Text, nullable=False),
+    Column("event_time", UtcDateTime, nullable=False),
+    *integers("num_speculative_tokens"),  # the config's: what a read by K needs no join for
+    *reals("num_drafts", "num_draft_tokens", "num_accepted_tokens"),
+    Column("num_accepted_tokens_per_pos", Json, nullable=False),
+    Column("acceptance_histogram", Json, nullable=False),
+    *integers("num_output_tokens", "num_prompt_tokens"),
+    *reals("num_plain_steps", "num_cut_steps", "num_cut_draft_tokens"),
+    *reals("drafts_variance", "accepted_variance", "drafts_accepted_covariance"),
+    Index("ix_replays_cell", "endpoint", "slice_key", "fingerprint", "unit_key"),
+)
+
+audits = Table(  # outputs of the loop, replayed
+    "audits",
+    metadata,
+    *record_key(),
+    Column("fingerprint", Text, primary_key=True),
+    Column("endpoint", Text, nullable=False),
+    Column("slice_key", Text, nullable=False),
+    Column("event_time", UtcDateTime, nullable=False),
+    *integers("num_output_tokens", "num_accepted_tokens"),
+    Column("expected_accepted_tokens", Real),  # NULL: replay refuses the output
+    Column("is_folded", Boolean, nullable=False),
+    Index(None, "endpoint", "is_folded"),
+)
+
+audit_states = Table(  # what the audit of each slice and config has come to
+    "audit_states",
+    metadata,
+    Column("endpoint", Text, primary_key=True),
+    Column("slice_key", Text, primary_key=True),
+    Column("fingerprint", Text, primary_key=True),
+    Column("document", Json, nullable=False),
 )
 
 ROLLUP_KEY = ("endpoint", "hour", "slice_key", "fingerprint", "concurrency")

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select
 
 from shadowspec.errors import StoreError
-from shadowspec.store import bulk, ledger, rows, tables
+from shadowspec.store import audits, bulk, ledger, rows, tables
 from shadowspec.store.rollups import SUM_NAMES, additions
 from shadowspec.types import (
     BlockResult,
@@ -33,8 +33,8 @@ InsertedRun = tuple[Run, BlockResult, StoredRecord]
 def save_batch(connection: Connection, batch: WriteBatch, consumer: str) -> WriteOutcome:
     """Write rows, what they add to the rollups, and the places in the ledger that they allow.
 
-    1. Hold the ledger's rows and compare; 2. records; 3. blocks with their runs and memory; 4. rollups, of the runs
-    really inserted; 5. funnel counts; 6. the ledger.
+    1. Hold the ledger's rows and compare; 2. records; 3. blocks with their runs, memory and audits; 4. rollups, of the
+    runs really inserted; 5. funnel counts; 6. the ledger.
 
     Raises:
         FencedError: a partition does not stand where the batch expects it.
@@ -90,6 +90,7 @@ def insert_blocks(connection: Connection, blocks: Sequence[MeasuredBlock]) -> tu
     }
     new_memory = [rows.memory_tuple(*key, memory[key]) for key in sorted(memory)]
     bulk.insert_new(connection, tables.block_memory, rows.MEMORY_NAMES, new_memory)
+    audits.insert_audits(connection, runs)
     return num_blocks, runs
 
 
@@ -127,6 +128,11 @@ def add_to_rollups(connection: Connection, runs: Sequence[InsertedRun]) -> None:
     ]
     names = ("rollup_id", "metric", "bin", "num_runs", "weight")
     bulk.add(connection, tables.rollup_bins, names, bins, names[:3])
+    failures = [
+        (rollup_id, name, total) for rollup_id, addition in by_id for name, total in sorted(addition.failures.items())
+    ]
+    names = ("rollup_id", "name", "total")
+    bulk.add(connection, tables.rollup_failures, names, failures, names[:2])
 
 
 def insert_fingerprints(connection: Connection, configs: Iterable[FingerprintedConfig]) -> None:

@@ -20,6 +20,7 @@ from shadowspec.errors import RecordError
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.memory import EndpointMemory
+from shadowspec.tap.outcomes import contract_of, intervention_of
 from shadowspec.tap.parameters import malformed, unsupported
 from shadowspec.tap.reading import Found, Reader, Reading, Tokenizer
 from shadowspec.tap.records import MirroredRecord, decode
@@ -158,6 +159,8 @@ class Admission:
         prompt = ShadowPrompt(
             reading.key, rule.name, event_time, reading.labels, reading.prompt_token_ids, reading.sampling,
             reading.session_hash, reading.user_hash, reading.request_id_hash, reading.logged,
+            contract_of(rule, reading.labels["prompt_class"], reading.request),
+            intervention_of(reading.record, reading.logged),
         )  # fmt: skip
         return Admitted(
             prompt, _stored(reading, FunnelCounter.MEASURED, None, *place), self._concurrency(rule, unit_key)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 
 from shadowspec.errors import ConfigError
+from shadowspec.types import OutputContract
 
 DEFAULT_SLICE_BY = ("prompt_class", "sampling_regime")
 
@@ -45,7 +46,8 @@ class EndpointRule:
     how long a session must have been idle to count from its first request again (as long as a cluster may be
     open and then closed, so that it surely is a new one by then); `labels` the metadata keys that are kept
     as slice labels; `default_sampling` what the server uses where a request does not say (names of
-    SamplingParameters); `max_new_tokens` a cap on what is generated (None: the request's own).
+    SamplingParameters); `max_new_tokens` a cap on what is generated (None: the request's own);
+    `contracts` what outputs have to be, by prompt class ("": every class), whatever a request asks for.
     """
 
     name: str
@@ -63,6 +65,7 @@ class EndpointRule:
     max_age: timedelta | None = None
     max_new_tokens: int | None = None
     default_sampling: Mapping[str, float] = field(default_factory=dict)
+    contracts: Mapping[str, OutputContract] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         def require(holds: bool, what: str) -> None:

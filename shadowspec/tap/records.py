@@ -23,6 +23,7 @@ from shadowspec.errors import RecordError
 from shadowspec.tap.documents import parse_object
 from shadowspec.tap.parameters import malformed, unsupported
 from shadowspec.tap.parsed import ParsedResponse
+from shadowspec.types import Intervention
 
 # Traffic from outside this span has a broken clock; one such record would make every other one late.
 EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
@@ -177,11 +178,14 @@ class MirroredRecord:
     def check_served(self) -> None:
         """Refuse what never was an ordinary answer of the model.
 
+        A call that failed because a layer behind the model rejected its output was an ordinary one until then.
+
         Raises:
             RecordError: unsupported; the call failed, came from a cache, was cut or is a shadow itself.
         """
         said = self.annotations
-        if _is_failure(self.status) or (self.response or {}).get("error") is not None:
+        is_failed = _is_failure(self.status) or (self.response or {}).get("error") is not None
+        if is_failed and said.get("intervention") != Intervention.REJECTED:
             raise unsupported("failed_request")
         if _is_set(self.cache_hit) or _is_set(said.get("cache_hit")):
             raise unsupported("cache_hit")

@@ -17,14 +17,17 @@ from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.formats import Format, open_message
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joined, Joiner
+from shadowspec.tap.outcomes import intervention_of
 from shadowspec.tap.reading import Found, Reader, Reading, Tokenizer
 from shadowspec.tap.records import MirroredRecord
 from shadowspec.tap.routing import NO_HINTS
 from shadowspec.tap.sources import RawRecord
-from shadowspec.types import FunnelCounter, FunnelKey, RecordKey, ShadowPrompt
+from shadowspec.types import FunnelCounter, FunnelKey, Intervention, RecordKey, ShadowPrompt
 
 # Beside its content a message may hold generated tokens that are not in it.
 _OTHER_CONTENT: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal", "audio")
+# What is logged then is not what the model said.
+_NOT_THE_MODELS: Final = (Intervention.REWRITTEN, Intervention.REJECTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class ResponseReader:
                 yield reading.key, (endpoint, FunnelCounter(reading.error.counter), reading.error.reason)
             elif reading.logged is None:
                 yield reading.key, (endpoint, FunnelCounter.UNSUPPORTED, "no_response")
+            elif intervention_of(reading.record, reading.logged) in _NOT_THE_MODELS:
+                yield reading.key, (endpoint, FunnelCounter.UNSUPPORTED, "changed_response")
             elif self._is_known(reading):
                 yield reading.key, (endpoint, FunnelCounter.DUPLICATE, "seen_before")
             else:

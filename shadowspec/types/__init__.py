@@ -5,7 +5,10 @@ Counts are stored, ratios are formed in `shadowspec.metrics` alone.  Names are t
 those are kept out of every repr.
 """
 
+from shadowspec.types.audits import AcceptanceSums, AuditedRun, AuditedUnit, ReplayedRecord, StoredAudit
+from shadowspec.types.costs import BASELINE, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
+from shadowspec.types.flags import NO_FLAGS, Contract, Intervention, OutputContract, RunFlags, Validity
 from shadowspec.types.folding import Arrival, EndpointProgress, Fold, OpenBlock, OpenKey, SliceKey, Span, StoredEvidence
 from shadowspec.types.measurement import (
     Arm,
@@ -37,15 +40,22 @@ from shadowspec.types.speculation import SUFFIX_OPTIONS, FingerprintedConfig, Sp
 from shadowspec.types.verdicts import Decision, TestResult, Verdict
 
 __all__ = [
+    "BASELINE",
     "FORCEABLE",
+    "NO_FLAGS",
     "SUFFIX_OPTIONS",
+    "AcceptanceSums",
     "Advance",
     "Arm",
     "ArmTiming",
     "Arrival",
+    "AuditedRun",
+    "AuditedUnit",
     "Block",
     "BlockResult",
     "Clearing",
+    "Contract",
+    "CostKey",
     "Decision",
     "Delivery",
     "DeliveryState",
@@ -57,20 +67,26 @@ __all__ = [
     "Fold",
     "FunnelCounter",
     "FunnelKey",
+    "Intervention",
     "LedgerEntry",
     "LoggedResponse",
     "Memory",
     "OpenBlock",
     "OpenKey",
+    "OutputContract",
     "Override",
     "OverrideRecord",
     "PairedScore",
     "Parity",
     "PartitionId",
     "Period",
+    "Place",
+    "ProfiledCosts",
     "RecordKey",
+    "ReplayedRecord",
     "Rollout",
     "Run",
+    "RunFlags",
     "SamplingParameters",
     "SamplingRegime",
     "ShadowPrompt",
@@ -79,11 +95,14 @@ __all__ = [
     "SpeculationConfig",
     "SpeculationCounts",
     "Stage",
+    "StepCost",
+    "StoredAudit",
     "StoredBlock",
     "StoredEvidence",
     "StoredRecord",
     "TestResult",
     "UnitMemory",
+    "Validity",
     "Verdict",
     "VerifyRule",
     "Watermark",

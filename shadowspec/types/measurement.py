@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from shadowspec.types.audits import AuditedRun
+from shadowspec.types.flags import NO_FLAGS, RunFlags
 from shadowspec.types.requests import RecordKey, ShadowPrompt
 
 
@@ -126,6 +128,7 @@ class Run:
     is_repetition_loop: bool = False
     finish_reason: str | None = None
     scores: Mapping[str, PairedScore | None] = field(default_factory=dict)
+    flags: RunFlags = NO_FLAGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +158,4 @@ class BlockResult:
     runs: tuple[Run, ...]
     memory: Mapping[str, Memory]  # by fingerprint
     num_out_of_memory: int = 0  # times that an arm ran out of memory and was run in halves
+    audits: tuple[AuditedRun, ...] = ()  # of the requests drawn for it, by config

@@ -8,6 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+from shadowspec.types.flags import Intervention, OutputContract
+
 
 class SamplingRegime(StrEnum):
     """Coarse sampling regime of a request: temperature 0, up to 0.5, above."""
@@ -85,6 +87,8 @@ class ShadowPrompt:
     user_hash: str | None = None
     request_id_hash: str | None = None
     response: LoggedResponse | None = None
+    contract: OutputContract | None = None  # what its output has to be
+    intervention: Intervention | None = None  # what became of production's own output
 
 
 def format_slice_key(labels: Mapping[str, str], slice_by: tuple[str, ...]) -> str:

@@ -129,7 +129,7 @@ def test_a_folder_that_may_not_be_written_to(scheduled: Workspace, monkeypatch: 
     [
         ("score_margin", "[]", "a function of yours"),
         ("score_margin", '["json_valid"]', "a function of yours"),
-        ("validity_margin", '["json:dumps"]', '"json_valid"'),
+        ("validity_margin", '["json:dumps"]', '"json_valid" or "contract_valid"'),
     ],
 )
 def test_a_margin_on_scores_that_nobody_gives(workspace: Workspace, margin: str, scores: str, wanted: str) -> None:

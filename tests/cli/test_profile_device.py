@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shadowspec.engine import Models
-from shadowspec.engine.profiling import Grid, profile
+from shadowspec.engine import Models, profiling
 from shadowspec.errors import InputError
+from shadowspec.store import Store
 from shadowspec.types import SpeculationConfig, VerifyRule
 from tests.cli.conftest import Workspace
 
@@ -24,34 +24,57 @@ num_speculative_tokens = 3
 SMALL = ("--loads", "1,3", "--k", "1,2", "--contexts", "8,16", "--rounds", "2")
 
 
-@pytest.mark.parametrize("regime", [(), ("--sampled",)], ids=["greedy", "sampled"])
-def test_every_point_of_the_grid_has_its_costs(workspace: Workspace, regime: tuple[str, ...]) -> None:
-    result = workspace.run("profile-device", *SMALL, *regime, "--json", "--out", "costs.json")
+@pytest.mark.parametrize(
+    ("options", "regimes"), [((), [True, False]), (("--greedy",), [True]), (("--sampled",), [False])]
+)
+def test_every_point_of_the_grid_has_its_costs(
+    workspace: Workspace, options: tuple[str, ...], regimes: list[bool]
+) -> None:
+    result = workspace.run("profile-device", *SMALL, *options, "--no-store", "--json", "--out", "costs.json")
     assert result.code == 0, result.err
     assert json.loads((workspace.folder / "costs.json").read_text(encoding="utf-8")) == result.document
-    (profile,) = result.document["profiles"]
-    assert (profile["endpoints"], profile["config"], profile["is_greedy"]) == (["letters"], "draft", not regime)
-    places = {(each["concurrency"], each["num_speculative_tokens"], each["context"]) for each in profile["points"]}
-    assert places == {(b, k, c) for b in (1, 3) for k in (0, 1, 2) for c in (8, 16)}
-    baseline = {}
-    for each in profile["points"]:
-        place = (each["concurrency"], each["context"])
-        assert each["step_ms"] == pytest.approx(each["draft_ms"] + each["verify_ms"] + each["other_ms"])
-        assert each["prefill_ms"] > 0
-        assert each["verify_ms"] > 0
-        if each["num_speculative_tokens"] == 0:
-            # a loop that drafts nothing passes over the phase of drafting, which takes some microseconds
-            assert each["draft_ms"] < 0.5 * each["verify_ms"]
-            baseline[place] = each["step_ms"]
-            assert each["break_even_length"] == 1.0
-        else:
-            assert each["draft_ms"] > 0
-            assert each["break_even_length"] == pytest.approx(each["step_ms"] / baseline[place])
-    assert not (workspace.folder / "shadow.db").exists()  # nothing is written to the database
+    profiles = result.document["profiles"]
+    assert [profile["is_greedy"] for profile in profiles] == regimes
+    for profile in profiles:
+        assert (profile["endpoints"], profile["config"]) == (["letters"], "draft")
+        places = {(each["concurrency"], each["num_speculative_tokens"], each["context"]) for each in profile["points"]}
+        assert places == {(b, k, c) for b in (1, 3) for k in (0, 1, 2) for c in (8, 16)}
+        baseline = {}
+        for each in profile["points"]:
+            place = (each["concurrency"], each["context"])
+            assert each["step_ms"] == pytest.approx(each["draft_ms"] + each["verify_ms"] + each["other_ms"])
+            assert each["prefill_ms"] > 0
+            assert each["verify_ms"] > 0
+            if each["num_speculative_tokens"] == 0:
+                baseline[place] = each["step_ms"]
+                assert each["break_even_length"] == 1.0
+            else:
+                assert each["draft_ms"] > 0
+                assert each["break_even_length"] == pytest.approx(each["step_ms"] / baseline[place])
+    assert not (workspace.folder / "shadow.db").exists()  # not asked for
+
+
+def test_costs_are_kept_for_report_and_dashboard(workspace: Workspace) -> None:
+    refused = workspace.run("profile-device", *SMALL)
+    assert refused.code == 2  # before minutes are spent on it
+    assert "shadowspec db upgrade" in refused.err
+    assert workspace.run("db", "upgrade").code == 0
+    result = workspace.run("profile-device", *SMALL, "--json")
+    assert result.code == 0, result.err
+    with Store.open(f"sqlite:///{workspace.folder / 'shadow.db'}") as store:
+        stored = {key.is_greedy: costs for key, costs in store.costs().items()}
+    for profile in result.document["profiles"]:
+        costs = stored[profile["is_greedy"]]
+        assert [(each.place, each.step_ms) for each in costs.points] == [
+            ((own["concurrency"], own["num_speculative_tokens"], own["context"]), pytest.approx(own["step_ms"]))
+            for own in profile["points"]
+        ]
+        assert (costs.key.engine, costs.key.device) == (profile["engine"], profile["device"])
+        assert costs.profiled_at.isoformat() == profile["profiled_at"]
 
 
 def test_the_table_says_from_where_on_speculation_pays(workspace: Workspace) -> None:
-    result = workspace.run("profile-device", *SMALL)
+    result = workspace.run("profile-device", *SMALL, "--no-store")
     assert "draft for letters" in result.out
     assert "pays from" in result.out
     assert "K 2" in result.out
@@ -61,10 +84,10 @@ def test_prompt_lookup_is_left_out_and_told(workspace: Workspace) -> None:
     config = workspace.folder / "shadowspec.toml"
     whole = config.read_text(encoding="utf-8")
     config.write_text(whole + NGRAM, encoding="utf-8")
-    both = workspace.run("profile-device", *SMALL, "--json")
-    assert [each["config"] for each in both.document["profiles"]] == ["draft"]
+    both = workspace.run("profile-device", *SMALL, "--no-store", "--json")
+    assert {each["config"] for each in both.document["profiles"]} == {"draft"}
     config.write_text(whole.split("[[endpoints.letters.candidates]]")[0] + NGRAM, encoding="utf-8")
-    alone = workspace.run("profile-device", *SMALL)
+    alone = workspace.run("profile-device", *SMALL, "--no-store")
     assert alone.code == 4
     assert "there is nothing to profile" in alone.err
 
@@ -74,7 +97,7 @@ def test_adaptive_depth_is_left_out_and_told(workspace: Workspace) -> None:
     workspace.replace_in_config(
         "num_speculative_tokens = 3", "num_speculative_tokens = 3\ndraft_confidence_threshold = 0.4"
     )
-    result = workspace.run("profile-device", *SMALL)
+    result = workspace.run("profile-device", "--no-store", *SMALL)
     assert result.code == 4
     assert "there is nothing to profile" in result.err
 
@@ -92,7 +115,7 @@ def test_a_step_that_depends_on_the_text_has_no_surface(
     config = SpeculationConfig("k3", "t", str(tiny_pair[1]), "draft_model", 3, VerifyRule.GREEDY_DRAFT)
     target, (candidate,) = Models("cpu").candidates(str(tiny_pair[0]), [replace(config, **changes)], print)
     with pytest.raises(InputError, match=says):
-        profile(target, candidate, Grid((1,), (2,), (8,)))
+        profiling.profile(target, candidate, profiling.Grid((1,), (2,), (8,)))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +129,6 @@ def test_a_step_that_depends_on_the_text_has_no_surface(
     ],
 )
 def test_what_cannot_be_profiled_is_refused(workspace: Workspace, arguments: tuple[str, ...], says: str) -> None:
-    result = workspace.run("profile-device", *arguments)
+    result = workspace.run("profile-device", "--no-store", *arguments)
     assert result.code == 2
     assert says in result.err

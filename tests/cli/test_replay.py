@@ -140,6 +140,95 @@ def test_adaptive_depth_is_refused(workspace: Workspace, tmp_path: Path) -> None
     assert "candidate 'draft': draft_confidence_threshold cannot be replayed" in result.err
 
 
+def stored(workspace: Workspace, query: str) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(workspace.folder / "shadow.db") as database:
+        return database.execute(query).fetchall()
+
+
+def test_counts_are_kept_beside_the_loops_under_the_same_fingerprint(
+    workspace: Workspace, target: LoadedModel, tmp_path: Path
+) -> None:
+    traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(NUM_RECORDS)])
+    workspace.run("db", "upgrade")
+    workspace.run("run", str(traffic))
+    result = workspace.run("replay", str(traffic), "--k", "2..4")
+    assert result.code == 0
+    assert f"stored: {3 * NUM_RECORDS} new rows of expected counts, of {NUM_RECORDS} replayed responses" in result.err
+    totals = "select sum(num_drafts), sum(num_accepted_tokens), count(*) from"
+    (loop,) = stored(workspace, f"{totals} runs")
+    (own,) = stored(workspace, f"{totals} replays where fingerprint in (select fingerprint from fingerprints)")
+    assert own == pytest.approx(loop)
+    depths = stored(workspace, "select num_speculative_tokens, count(*) from replays group by 1 order by 1")
+    assert depths == [(2, NUM_RECORDS), (3, NUM_RECORDS), (4, NUM_RECORDS)]
+    again = workspace.run("replay", str(traffic), "--k", "3..5", "--store", "--json")
+    assert f"stored: {NUM_RECORDS} new rows" in again.err
+    assert stored(workspace, "select count(*) from fingerprints") == [(1,)]
+    texts = "select unit_key from replays union select source from replays"
+    assert not any("session-" in value for (value,) in stored(workspace, texts))
+
+    assert workspace.run("gate").code == 0
+    document = json.loads(workspace.run("report", "--format", "json").out)
+    rows = [row for row in document["endpoints"][0]["replays"] if not row["slice"]]
+    assert [(row["num_speculative_tokens"], row["num_requests"]) for row in rows] == [
+        (depth, NUM_RECORDS) for depth in (2, 3, 4, 5)
+    ]
+    assert rows[1]["mean_acceptance_length"] == pytest.approx(rows[1]["loop_mean_acceptance_length"])
+    assert [row["loop_num_requests"] for row in rows] == [0, NUM_RECORDS, 0, 0]
+
+
+def test_nothing_is_kept_where_that_is_said_or_cannot_be(
+    workspace: Workspace, target: LoadedModel, tmp_path: Path
+) -> None:
+    traffic = str(write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(2)]))
+    without = workspace.run("replay", traffic)
+    assert without.code == 0
+    assert "not stored: there is no database yet" in without.err
+    assert not (workspace.folder / "shadow.db").exists()
+    missing = workspace.run("replay", traffic, "--store")
+    assert missing.code == 2
+    assert "db upgrade" in missing.err
+    workspace.run("db", "upgrade")
+    assert workspace.run("replay", traffic, "--no-store").code == 0
+    assert workspace.run("replay", traffic, "--draft-only").code in (0, 4)
+    assert stored(workspace, "select count(*) from replays") == [(0,)]
+    both = workspace.run("replay", traffic, "--draft-only", "--store")
+    assert both.code == 2
+    assert "--store needs the target" in both.err
+    with sqlite3.connect(workspace.folder / "shadow.db") as database:
+        database.execute("update alembic_version set version_num = '0001'")
+    behind = workspace.run("replay", traffic)
+    assert behind.code == 2
+    assert "db upgrade" in behind.err
+
+
+def test_the_loop_is_audited_and_an_alarm_holds_the_endpoint(
+    workspace: Workspace, target: LoadedModel, tmp_path: Path
+) -> None:
+    workspace.replace_in_config("[endpoints.letters]", "[engine]\naudit_share = 1.0\n\n[endpoints.letters]")
+    records = [record(number, max_tokens=12, temperature=0.7, ignore_eos=True) for number in range(2 * NUM_RECORDS)]
+    workspace.run("db", "upgrade")
+    assert workspace.run("run", str(write_traffic(tmp_path / "t.jsonl", records))).code == 0
+    audits = workspace.run("gate", "--json").document["audits"]
+    assert [(own["endpoint"], own["num_units"], own["is_alarm"]) for own in audits] == [
+        ("letters", 2 * NUM_RECORDS, False)
+    ] * 2
+    assert "no alarm in 48 outputs" in workspace.run("gate", "--tests").out
+    assert "audit of" not in workspace.run("gate").out
+
+    with sqlite3.connect(workspace.folder / "shadow.db") as database:  # as if replay had expected nothing
+        database.execute("update audits set expected_accepted_tokens = 0.0, is_folded = 0")
+        database.execute("delete from audit_states")
+    result = workspace.run("gate")
+    assert result.code == 0
+    assert "audit of letters, whole endpoint, draft: alarm since" in result.out
+    assert "HOLD" in result.out
+    checked = workspace.run("check", "--endpoint", "letters")
+    assert checked.code == 3
+    assert "audit alarm: the loop accepts otherwise than replay expects" in checked.out
+    assert "audit" in workspace.run("override", "list").out
+    assert "alarm since" in workspace.run("report", "--format", "md").out
+
+
 def test_draft_only_gives_what_both_models_give(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:
     records = [answered(target, number, temperature=1.0) for number in range(NUM_RECORDS)]
     for each in records:
@@ -194,11 +283,13 @@ def test_what_cannot_be_replayed_is_counted_and_told(workspace: Workspace, targe
     ids[0] = 2 if ids[0] != 2 else 3  # not what a greedy target says
     without = answered(target, 2)
     del without["response"]["choices"][0]["token_ids"]
-    traffic = write_traffic(tmp_path / "t.jsonl", [good, other, without, record(3), good])
+    rewritten = answered(target, 4) | {"metadata": {"intervention": "rewritten"}}
+    traffic = write_traffic(tmp_path / "t.jsonl", [good, other, without, record(3), good, rewritten])
     result = workspace.run("replay", str(traffic), "--json", "--out", "each.jsonl")
     assert result.code == 0
     funnel = {each["reason"]: each["num_records"] for each in result.document["funnel"]}
-    assert funnel == {"not_argmax": 1, "no_token_ids": 1, "no_response": 1, "seen_before": 1}
+    refused = {"not_argmax": 1, "no_token_ids": 1, "no_response": 1, "seen_before": 1, "changed_response": 1}
+    assert funnel == refused
     reasons = [json.loads(line).get("reason") for line in (workspace.folder / "each.jsonl").read_text().splitlines()]
     assert sorted(filter(None, reasons)) == sorted(funnel)
     told = workspace.run("replay", str(traffic))

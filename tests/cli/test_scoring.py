@@ -20,12 +20,28 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gating import run_gate
 from shadowspec.scoring import Scorer, is_json, load_scorer
 from shadowspec.store import Store
+from shadowspec.tap.admission import Admission
+from shadowspec.tap.blocks import BlockFormer
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
 from shadowspec.testing import FakeEngine, FakeEngineFactory
-from shadowspec.types import PairedScore, PartitionId, SamplingParameters, SpeculationConfig, TestResult, VerifyRule
+from shadowspec.types import (
+    Contract,
+    OutputContract,
+    PairedScore,
+    PartitionId,
+    RunFlags,
+    SamplingParameters,
+    SpeculationConfig,
+    TestResult,
+    Validity,
+    VerifyRule,
+)
 from shadowspec.worker.files import FileRun
+from shadowspec.worker.pipeline import Pipeline
 from tests.cli.conftest import Workspace, record, write_traffic
 from tests.worker.blocks import block, prompt
-from tests.worker.test_restarts import CONFIG, TOKENIZERS, pipeline, raw_records
+from tests.worker.test_restarts import CONFIG, RULES, SECRET, TOKENIZERS, raw_records
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -125,13 +141,37 @@ def test_functions_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.Monkey
             load_scorer([name])
 
 
-def measured(store: Store, engine: FakeEngine) -> None:
+VALID, INVALID, CUT = Validity.VALID, Validity.INVALID, Validity.UNFINISHED
+
+
+@pytest.mark.parametrize(
+    ("flags", "figure"),
+    [
+        (RunFlags(), None),
+        (RunFlags(False, False, Contract.SQL, VALID, VALID), PairedScore(1.0, 1.0)),
+        (RunFlags(False, False, Contract.SQL, VALID, INVALID), PairedScore(1.0, 0.0)),
+        (RunFlags(False, False, Contract.SQL, VALID, CUT), PairedScore(1.0, 0.0)),
+        (RunFlags(False, False, Contract.SQL, CUT, CUT), PairedScore(0.0, 0.0)),
+        (RunFlags(False, False, Contract.TOOL_CALL, VALID, None), PairedScore(1.0, 0.0)),
+        (RunFlags(False, False, Contract.TOOL_CALL, None, INVALID), PairedScore(0.0, 0.0)),
+    ],
+)
+def test_a_contract_is_a_figure_where_it_is_asked_for(flags: RunFlags, figure: PairedScore | None) -> None:
+    scorer = load_scorer(["contract_valid"])
+    assert scorer.of_flags(flags) == {"structured_validity": figure}
+    assert scorer.paired(["a"], ["b"]) == [{}]
+    assert load_scorer(["json_valid"]).of_flags(flags) == {}
+
+
+def measured(store: Store, engine: FakeEngine, contract: OutputContract | None = None) -> None:
     lines = [
         raw._replace(key=raw.key._replace(partition=0, offset=line, timestamp_ms=0))
         for line, raw in enumerate(raw_records(900, 5, 1)[PartitionId("topic", 0)], 1)
     ]
     store.save_fingerprints([CONFIG])
-    FileRun(pipeline()[0], dict.fromkeys(TOKENIZERS, engine), store).run(lines)
+    rules = [replace(rule, contracts={} if contract is None else {"": contract}) for rule in RULES]
+    made = Pipeline(Admission(rules, TOKENIZERS, KeyedHash(SECRET)), BlockFormer(rules), joiner=Joiner(DEFAULT_WINDOW))
+    FileRun(made, dict.fromkeys(TOKENIZERS, engine), store).run(lines)
 
 
 def results_of(store: Store, margin: float) -> dict[str, TestResult]:
@@ -156,6 +196,17 @@ def test_from_the_engine_through_the_store_to_the_gate(
     validity, score = tests["structured_validity"], tests["score"]
     assert (validity.outcome, validity.estimate, validity.details["num_missing"]) == (outcome, estimate, 0)
     assert (score.outcome, score.details["num_missing"]) == ("open", len(runs)), "what nobody scored is missing"
+
+
+def test_a_contract_that_the_speculative_arm_breaks_fails_the_guardrail(store: Store) -> None:
+    engine = FakeEngine((CONFIG,), scorers={"chat": load_scorer(["contract_valid"])}, cut_rate=1.0)
+    measured(store, engine, OutputContract(Contract.JSON))
+    runs = store.runs("chat")
+    assert {run.flags.contract for run in runs} == {Contract.JSON}
+    ended = [run for run in runs if run.finish_reason == "stop"]
+    assert len(ended) > 20
+    assert {run.scores["structured_validity"] for run in ended} == {PairedScore(1.0, 0.0)}
+    assert results_of(store, 0.05)["structured_validity"].outcome == "fail"
 
 
 def test_the_real_pair_scores_both_arms_outputs() -> None:
@@ -221,6 +272,7 @@ def test_a_configured_function_scores_what_run_measures(workspace: Workspace, mo
         ('["a:b", "a:c"]', "one function of yours at most"),
         ('["json_valid", "json_valid"]', "scores: the same one stands there twice"),
         ('["os:system(1)"]', "endpoints.letters.scores"),
+        ('["json_valid", "contract_valid"]', "both give the same figure"),
     ],
 )
 def test_what_cannot_be_configured(workspace: Workspace, scores: str, says: str) -> None:

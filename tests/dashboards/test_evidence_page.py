@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, delete, func, insert, make_url, select
 from streamlit.testing.v1 import AppTest
 
-from shadowspec.store import Store
+from shadowspec.store import RunFilter, Store, tables
 from shadowspec.types import Decision
 from tests.dashboards.pages import said
 
@@ -83,6 +85,75 @@ def test_every_chart_has_a_title_and_words_for_those_who_cannot_see_it(
     assert "within a bin: \u00b12.5%" in " ".join(block.proto.body for block in app.get("html"))
 
 
+def html_of(app: AppTest) -> str:
+    return " ".join(block.proto.body for block in app.get("html"))
+
+
+def test_failures_are_the_stored_counts(
+    filled_url: str, configured: Configure, open_page: Open, decision: Decision
+) -> None:
+    configured(filled_url)
+    app = open_page(
+        "evidence",
+        endpoint=decision.endpoint,
+        slice=decision.slice_key,
+        load=str(decision.concurrency),
+        config=decision.fingerprint[:12],
+        measured="all",
+    )
+    with Store.open(filled_url) as store:
+        counts = store.failure_counts(decision.endpoint)[decision.slice_key, decision.fingerprint, decision.concurrency]
+    assert counts["looked_at"] > 0
+    table = html_of(app)
+    assert "Failures of measured requests" in table
+    for title, name, of in (
+        ("Early rejection", "early_rejections", "early_known"),
+        ("Beyond the draft&#x27;s context", "beyond_draft_context", "looked_at"),
+        ("Filtered behind the model", "filtered", "looked_at"),
+    ):
+        row = table[table.index(f">{title}<") :].partition("</tr>")[0]
+        assert f'data-label="Requests">{counts[name]:,}<' in row
+        assert f'data-label="Of">{counts[of]:,}<' in row
+        assert "<small>" in row, "its definition"
+    assert "Failures" in said(app)
+
+
+def test_what_nobody_looked_at_and_what_is_suspected_are_said(
+    filled_url: str, configured: Configure, open_page: Open, decision: Decision, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.db"
+    shutil.copyfile(make_url(filled_url).database or "", copy)
+    engine = create_engine(f"sqlite:///{copy}")
+    rollups, counts = tables.rollups.c, tables.rollup_failures
+    with engine.begin() as connection:
+        names = ("slice_key", "fingerprint", "concurrency")
+        of_slice = (rollups[name] == getattr(decision, name) for name in names)
+        newest = connection.scalar(select(func.max(rollups.rollup_id)).where(*of_slice))
+        connection.execute(delete(counts))
+    configured(f"sqlite:///{copy}")
+    app = opened(open_page, decision)
+    assert not app.exception
+    assert any("has been looked at for failures" in caption.value for caption in app.caption)
+    rows = {"looked_at": 100, "beyond_draft_context": 50, "rewritten": 10, "intervened_drafts": 1}
+    with engine.begin() as connection:
+        connection.execute(
+            insert(counts), [{"rollup_id": newest, "name": name, "total": total} for name, total in rows.items()]
+        )
+    engine.dispose()
+    sys.modules["shadowspec._dashboards.parts.source"].forget()
+    app = open_page(
+        "evidence",
+        endpoint=decision.endpoint,
+        slice=decision.slice_key,
+        load=str(decision.concurrency),
+        config=decision.fingerprint[:12],
+        measured="all",
+    )
+    assert any("**long context**" in warning.value for warning in app.warning)
+    assert any("No output here had a contract" in caption.value for caption in app.caption)
+    assert any("10 requests whose production output" in caption.value for caption in app.caption)
+
+
 def test_what_the_address_asks_for_and_does_not_exist_is_not_chosen(
     filled_url: str, configured: Configure, open_page: Open
 ) -> None:
@@ -118,4 +189,22 @@ def test_units_are_drawn_only_where_the_endpoints_records_are_few(
     page = sys.modules["shadowspec._dashboards.views.evidence"]
     for limit, is_offered in ((10**9, True), (0, False)):
         monkeypatch.setattr(page, "MAX_UNIT_RECORDS", limit)
-        assert bool(opened(open_page, decision).toggle) is is_offered
+        assert ("by_unit" in {own.key for own in opened(open_page, decision).toggle}) is is_offered
+
+
+def test_prompt_lengths_are_read_when_they_are_asked_for(
+    filled_url: str, configured: Configure, open_page: Open
+) -> None:
+    configured(filled_url)
+    with Store.open(filled_url) as store:
+        newest = store.run_page(RunFilter("assistant"), limit=1).rows[0]
+    own = {"load": str(newest["concurrency"]), "config": newest["fingerprint"]}
+    app = open_page("evidence", endpoint="assistant", slice="", measured="all", **own)
+    assert not any("Prompt tokens" in own.value for own in app.dataframe)
+    app.toggle(key="by_context").set_value(True).run()
+    assert not app.exception
+    table = next(own.value for own in app.dataframe if "Prompt tokens" in own.value)
+    assert (table["Requests"] > 0).all()
+    assert table["Tokens per step"].str.match(r"\d\.\d\d").all()
+    assert table["Cache, speculative"].str.contains("B").all()
+    assert f"The newest {table['Requests'].sum():,} runs of the window." in said(app)

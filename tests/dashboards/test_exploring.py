@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,8 +14,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboards.parts import downloads
+from shadowspec.reports.predictions import NOT_PROFILED
 from shadowspec.store import RunFilter, Store
 from shadowspec.store.run_pages import COLUMNS
+from shadowspec.types import CostKey, ProfiledCosts, StepCost
 from tests.dashboards.conftest import Open
 from tests.dashboards.pages import said
 
@@ -93,6 +97,13 @@ def test_a_label_is_no_formula() -> None:
     assert "'=HYPERLINK(1)" in downloads.as_csv(iter([[row]])).decode()
 
 
+def test_explorer_divides_by_the_length_of_the_prompt(filled: str, open_page: Open) -> None:
+    app = open_page(
+        "explorer", figure="acceptance length", x="prompt tokens (newest runs)", y="K", view="curves", window="all"
+    )
+    assert "by prompt tokens and K" in words(app)
+
+
 def test_loads_show_verdict_break_even_and_cost(filled: str, open_page: Open) -> None:
     app = open_page("loads", endpoint="assistant")
     text = words(app)
@@ -102,6 +113,38 @@ def test_loads_show_verdict_break_even_and_cost(filled: str, open_page: Open) ->
     costs = {own.label: own.value for own in app.metric}
     assert set(costs) == {"Baseline", "Speculative", "Saved", "Saved per month"}  # the store's file names a price
     assert app.slider(key="margin").value == 5.0
+
+
+def test_without_profiled_costs_it_says_what_to_run(filled: str, open_page: Open) -> None:
+    assert "shadowspec profile-device" in words(open_page("loads", endpoint="assistant"))
+
+
+def test_loads_show_what_the_cost_model_predicts(
+    configured: Configure, filled_url: str, tmp_path: Path, open_page: Open
+) -> None:
+    shutil.copy(filled_url.removeprefix("sqlite:///"), tmp_path / "costs.db")
+    url = f"sqlite:///{tmp_path / 'costs.db'}"
+    with Store.open(url) as store:
+        fingerprints = {own.fingerprint for own in store.latest_decisions("assistant")}
+        own = next(config for name, config in store.fingerprints().items() if name in fingerprints)
+        points = tuple(
+            StepCost(b, k, c, prefill_ms=0.1 * c, draft_ms=1.0 * k, verify_ms=9.0 + 0.2 * b * (k + 1), other_ms=0.1)
+            for b in (1, 4, 16)
+            for k in (0, 2, 8)
+            for c in (16, 16_384)
+        )
+        store.append_costs(ProfiledCosts(CostKey.of(own, is_greedy=True), datetime.now(UTC), points))
+    configured(url)
+    app = open_page("loads", endpoint="assistant")
+    text = words(app)
+    assert "No verdict rests on this." in text
+    assert "median absolute error against what was measured there" in text
+    table = next(each.value for each in app.dataframe if "Pays from" in each.value)
+    known = table[table["Note"] == ""]
+    assert not known.empty
+    assert known["Predicted"].str.endswith("\u00d7").all()
+    assert set(table["Note"]) == {"", NOT_PROFILED}  # sampled requests were not profiled
+    assert "load 16: " in text
 
 
 def test_a_slider_changes_what_is_tried_and_nothing_else(filled: str, open_page: Open) -> None:

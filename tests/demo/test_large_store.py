@@ -18,6 +18,7 @@ from shadowspec.demo.large.filling import Filled, Size, fill
 from shadowspec.demo.large.traffic import bins_of
 from shadowspec.demo.large.world import make_world
 from shadowspec.errors import UsageError
+from shadowspec.failures import NAMES
 from shadowspec.gating import run_gate
 from shadowspec.metrics import mean_acceptance_length, speedup
 from shadowspec.store import Store, session, tables
@@ -40,6 +41,21 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
     with temporary_database(request.getfixturevalue("postgres_url")) as url:
         yield url, fill(url, SIZE, NOW)
+
+
+def test_failures_are_never_more_than_runs(filled: tuple[str, Filled]) -> None:
+    url, _ = filled
+    with Store.open(url) as store:
+        for endpoint in store.endpoints():
+            answered = {
+                (each.slice_key, each.fingerprint, each.concurrency): each.sums.num_runs - each.sums.num_failed
+                for each in store.group_sums(endpoint)
+            }
+            for key, counts in store.failure_counts(endpoint).items():
+                assert set(counts) <= set(NAMES)
+                assert counts["looked_at"] == answered[key]
+                assert counts["early_rejections"] <= counts["early_known"] <= counts["looked_at"]
+                assert counts["filtered"] + counts["rewritten"] + counts["rejected"] <= counts["looked_at"]
 
 
 def test_rows_are_what_was_said(filled: tuple[str, Filled]) -> None:

@@ -14,6 +14,7 @@ from shadowspec.engine import llama
 from shadowspec.engine.candidate import Models, fingerprinted
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import (
+    check_contexts,
     check_pair,
     load_model,
     refuse_unmeasurable,
@@ -86,8 +87,10 @@ def test_pair_checks(tmp_path: Path, pair_folders: tuple[Path, Path]) -> None:
     model = tiny_llama(3)
     model.config.max_position_embeddings = 64
     short = load(save_model(tmp_path / "short", model, letter_tokenizer()))
+    assert any("its context of 64 tokens is shorter" in warning for warning in check_pair(target, short))
     with pytest.raises(ModelError, match="shorter"):
-        check_pair(target, short)
+        check_contexts("target", target.tokenizer, "short", short.tokenizer)
+    check_contexts("target", target.tokenizer, "draft", draft.tokenizer)
 
 
 def test_a_fingerprint_covers_weights_and_settings_but_not_paths(

@@ -97,7 +97,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "event_time": NOON, "fingerprint": CONFIG.fingerprint[:12], "concurrency": 4, "failure": None,
         "sampling_rate": 0.5, "num_drafts": 10, "num_draft_tokens": 40, "num_accepted_tokens": 15,
         "num_first_accepted_tokens": 6, "baseline_prefill_ms": 10.0, "baseline_decode_ms": 90.0,
-        "speculative_prefill_ms": 10.0, "speculative_decode_ms": 40.0,
+        "speculative_prefill_ms": 10.0, "speculative_decode_ms": 40.0, "num_prompt_tokens": 90,
     }  # fmt: skip
     return own | changes
 
@@ -110,6 +110,7 @@ def test_single_runs_make_the_same_figures() -> None:
         "K": "4",
         "load": "4",
         "day": "2026-01-02",
+        "prompt tokens": "64-128",
     }
     assert tally.speedup(point.tally) == pytest.approx(2.0)
     assert tally.ratio_of_total_times(point.tally) == pytest.approx(2.0)

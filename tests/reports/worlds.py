@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from shadowspec.types import (
+    AcceptanceSums,
     Arm,
     ArmTiming,
+    CostKey,
     Decision,
     FingerprintedConfig,
     FunnelCounter,
     Memory,
     OverrideRecord,
     Parity,
+    ProfiledCosts,
     RecordKey,
     Run,
     SpeculationConfig,
     SpeculationCounts,
+    StoredAudit,
     StoredBlock,
     StoredRecord,
     VerifyRule,
@@ -42,6 +46,11 @@ class MemorySource:
     configs: dict[str, FingerprintedConfig] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     orders: list[OverrideRecord] = field(default_factory=list)
+    profiles: dict[CostKey, ProfiledCosts] = field(default_factory=dict)
+    replayed: dict[str, list[AcceptanceSums]] = field(default_factory=dict)
+    replayed_with: dict[str, FingerprintedConfig] = field(default_factory=dict)
+    looped: dict[str, list[AcceptanceSums]] = field(default_factory=dict)
+    audits: dict[str, list[StoredAudit]] = field(default_factory=dict)
 
     def endpoints(self) -> Sequence[str]:
         return sorted({*self.rows, *self.measured_blocks})
@@ -57,6 +66,24 @@ class MemorySource:
 
     def fingerprints(self) -> dict[str, FingerprintedConfig]:
         return self.configs
+
+    def costs(self) -> dict[CostKey, ProfiledCosts]:
+        return self.profiles
+
+    def replay_configs(self) -> dict[str, FingerprintedConfig]:
+        return self.replayed_with
+
+    def replay_sums(self, endpoint: str) -> Sequence[AcceptanceSums]:
+        return self.replayed.get(endpoint, [])
+
+    def loop_sums(
+        self, endpoint: str, fingerprints: Collection[str], since: datetime, until: datetime
+    ) -> Sequence[AcceptanceSums]:
+        own = self.looped.get(endpoint, [])
+        return [s for s in own if s.fingerprint in fingerprints and since <= s.first_event and s.last_event <= until]
+
+    def audit_states(self, endpoint: str) -> Sequence[StoredAudit]:
+        return self.audits.get(endpoint, [])
 
     def latest_decisions(self) -> Sequence[Decision]:
         return self.decisions

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from shadowspec.types import (
     Arm,
     ArmTiming,
+    AuditedRun,
     Block,
     BlockResult,
     Decision,
+    ExpectedCounts,
     FingerprintedConfig,
     FunnelCounter,
     Memory,
     Override,
     RecordKey,
+    ReplayedRecord,
     Rollout,
     Run,
     SpeculationConfig,
@@ -61,3 +65,21 @@ def rollout(stage: Stage = Stage.PARTIAL, *, endpoint: str = "chat", concurrency
     return Rollout(
         endpoint, concurrency, stage, "fp", NOON, NOON, "advanced", "ENABLE stands", 30, ("drift",), NOON, {"": 2}, 0.1
     )
+
+
+def audited(block: BlockResult, expected_accepted_tokens: float | None = 4.5) -> BlockResult:
+    """The block with an audit of each of its runs."""
+    audits = (AuditedRun(run.key, run.fingerprint, 8, 5, expected_accepted_tokens) for run in block.runs)
+    return replace(block, audits=tuple(audits))
+
+
+def expected(accepted: float = 4.5, *, drafts: float = 2.25) -> ExpectedCounts:
+    """Of one response at K = 2: a third of the accepted tokens at the second position."""
+    first, second = accepted * 2 / 3, accepted / 3
+    histogram = (drafts - first, first - second, second)
+    return ExpectedCounts(drafts, 2 * drafts, accepted, (first, second), histogram, 8, 20, accepted_variance=0.5)
+
+
+def replayed(line: int, *configs: FingerprintedConfig, unit_key: str = "session:a") -> ReplayedRecord:
+    counts = tuple((each, expected()) for each in configs or (config(),))
+    return ReplayedRecord(RecordKey("file", 0, line), "chat", "a=b", unit_key, NOON, counts)

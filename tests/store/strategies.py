@@ -12,18 +12,22 @@ from shadowspec.types import (
     ArmTiming,
     Block,
     BlockResult,
+    Contract,
     Decision,
     FingerprintedConfig,
     FunnelCounter,
+    Intervention,
     Memory,
     PairedScore,
     Parity,
     RecordKey,
     Run,
+    RunFlags,
     SpeculationConfig,
     SpeculationCounts,
     StoredRecord,
     TestResult,
+    Validity,
     Verdict,
     VerifyRule,
 )
@@ -126,6 +130,15 @@ def counts(draw: st.DrawFn) -> SpeculationCounts:
     )
 
 
+FLAGS = st.builds(
+    RunFlags,
+    is_early_rejection=optional(st.booleans()),
+    is_beyond_draft_context=optional(st.booleans()),
+    contract=optional(st.sampled_from(Contract)),
+    baseline_validity=optional(st.sampled_from(Validity)),
+    speculative_validity=optional(st.sampled_from(Validity)),
+    intervention=optional(st.sampled_from(Intervention)),
+)
 SCORES = st.builds(PairedScore, baseline=st.none() | RATES, speculative=st.none() | RATES)
 
 
@@ -157,6 +170,7 @@ def measured_blocks(draw: st.DrawFn) -> tuple[list[FingerprintedConfig], list[St
             is_repetition_loop=draw(st.booleans()),
             finish_reason=draw(optional(TEXT)),
             scores=draw(st.dictionaries(TEXT, optional(SCORES), max_size=2)),
+            flags=draw(FLAGS),
         )
         for record in own
         for config in configs

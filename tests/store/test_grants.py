@@ -28,7 +28,9 @@ from shadowspec.types import (
     Period,
     RecordKey,
     Span,
+    StoredAudit,
     StoredEvidence,
+    Verdict,
     WriteBatch,
 )
 from tests.store import examples
@@ -73,7 +75,7 @@ def _batch(number: int, year: int = 2025) -> WriteBatch:
     timestamp_ms = int(datetime(year, 7, 7, tzinfo=UTC).timestamp() * 1000)
     record = replace(examples.record(number), key=RecordKey("topic", 0, number, timestamp_ms))
     result = examples.block(f"b{number}", range(1), sequence=number)
-    own = replace(result, runs=(replace(result.runs[0], key=record.key),))
+    own = examples.audited(replace(result, runs=(replace(result.runs[0], key=record.key),)))
     moved = Advance(PartitionId("topic"), number or None, number + 1, 1, {MEASURED: 1}, None)
     return WriteBatch((), ((own, (record,)),), (moved,))
 
@@ -124,6 +126,7 @@ def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
     with granted(url, RoleKind.WRITER, role) as store:
         store.save_fingerprints([examples.config("new")])
         assert store.save_batch(_batch(1), "group").num_new_runs == 1
+        assert store.save_replays([examples.replayed(1)]) == 1
         assert store.save_batch(_batch(2, year=2023), "group").num_new_runs == 1  # a month that it makes
         assert store.record_attempt([RecordKey("topic", 0, 9)]) == {RecordKey("topic", 0, 9): 1}
         store.clear_attempts([RecordKey("topic", 0, 9)])
@@ -146,6 +149,9 @@ def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
         "UPDATE records SET counter = 'shed'",
         "UPDATE runs SET failure = NULL",
         "UPDATE fingerprints SET name = 'other'",
+        "UPDATE replays SET num_drafts = 0",
+        "UPDATE audits SET expected_accepted_tokens = 0",
+        "SELECT * FROM audit_states",
         "UPDATE alembic_version SET version_num = '0'",
     )
 
@@ -159,6 +165,11 @@ def test_a_gate_decides(url: str, make_role: Callable[[str], str]) -> None:
         assert len(store.snapshots("chat")) == 2
         store.append_rollouts([examples.rollout()])
         assert store.rollouts() == [examples.rollout()]
+        for _ in range(2):
+            with store.audit_session("chat") as audits:
+                audits.save([StoredAudit("", "fp", {"num_units": len(audits.take())})])
+        assert [own.num_units for own in store.replay_sums("chat")] == []
+        store.add_override(examples.override(Verdict.HOLD))  # as an audit does that alarms
         with store.evidence_session("chat") as session:  # twice: what is kept is also changed and forgotten
             for _ in range(2):
                 session.save_evidence([StoredEvidence("", 4, "fp", {}, b"")])
@@ -172,6 +183,8 @@ def test_a_gate_decides(url: str, make_role: Callable[[str], str]) -> None:
             more = (Span("topic", 0, 1, 2),)
             session.append(Fold(more, None, 0, 0, {}, examples.NOON), {}, (Span("topic", 0, 0, 2),))
     refused(url, role, "DELETE FROM folds", "UPDATE folds SET num_runs = 0")
+    refused(url, role, "UPDATE audits SET expected_accepted_tokens = 0", "DELETE FROM audits", "DELETE FROM replays")
+    refused(url, role, "INSERT INTO override_clearings VALUES (1, 'r', 'a', now())", "DELETE FROM overrides")
     refused(url, role, *NO_REMOVAL, *NO_SCHEMA, *NO_WRITING)
     refused(url, role, "UPDATE decisions SET verdict = 'ENABLE'", "DELETE FROM decisions", "DELETE FROM test_snapshots")
 
@@ -210,7 +223,7 @@ def test_an_operator_overrides(url: str, make_role: Callable[[str], str]) -> Non
     refused(url, role, *NO_REMOVAL, *NO_SCHEMA, "DELETE FROM overrides", "UPDATE override_clearings SET reason = ''")
 
 
-@pytest.mark.parametrize("kind", [RoleKind.WRITER, RoleKind.GATE, RoleKind.READER])
+@pytest.mark.parametrize("kind", [RoleKind.WRITER, RoleKind.READER])
 def test_no_other_role_overrides(url: str, make_role: Callable[[str], str], kind: RoleKind) -> None:
     role = make_role(kind)
     with granted(url, kind, role) as store, pytest.raises(StoreError, match="permission denied"):
@@ -224,6 +237,12 @@ def test_a_reader_reads(url: str, make_role: Callable[[str], str], kind: RoleKin
     with granted(url, kind, role) as store:
         assert len(store.evidence("chat").runs) == len(store.rollups("chat")) == 1
         assert store.histogram("chat", "speedup").num_runs
+        assert (store.replay_sums("chat"), store.replay_configs(), store.audit_states("chat")) == ([], {}, [])
+        assert store.loop_sums("chat", ["fp"], examples.NOON, examples.NOON)
+        with pytest.raises(StoreError, match="permission denied"), store.audit_session("chat") as audits:
+            audits.take()
+        with pytest.raises(StoreError, match="permission denied"):
+            store.save_replays([examples.replayed(1)])
         assert store.funnel() == {MEASURED: 1}
         assert store.endpoints() == ["chat"]
         with pytest.raises(StoreError, match="permission denied"):

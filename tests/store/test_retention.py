@@ -14,7 +14,7 @@ from shadowspec.errors import ServiceUnavailableError, UsageError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gating import run_gate
 from shadowspec.store import Store, retention, session
-from shadowspec.types import Advance, FunnelCounter, OpenBlock, PartitionId, RecordKey, Verdict, WriteBatch
+from shadowspec.types import Advance, FunnelCounter, OpenBlock, PartitionId, RecordKey, StoredAudit, Verdict, WriteBatch
 from tests.store import examples
 
 NOW = datetime(2026, 3, 15, 12, tzinfo=UTC)
@@ -67,6 +67,38 @@ def test_old_rows_are_removed_and_nothing_else(filled: Store) -> None:
     assert sum(rollup.sums.num_runs for rollup in filled.rollups("chat")) == 12
     again = filled.retain(KEEP, now=NOW)
     assert (again.num_runs, again.num_records, again.num_blocks, again.partitions) == (0, 0, 0, ())
+
+
+def test_replays_and_audited_runs_go_with_the_rows_of_their_time(store: Store) -> None:
+    """What no gate has taken in of audits stays, and what they have come to."""
+    store.save_fingerprints([examples.config()])
+    for number, time in enumerate((OLDER, OLD, YOUNG)):
+        for batch, consumer in ((measured("topic", number, time), "group"), (timeless(number, time), "run")):
+            ((block, records),) = batch.blocks
+            store.save_batch(replace(batch, blocks=((examples.audited(block), records),)), consumer)
+            keys = [run.key for run in block.runs]
+            store.save_replays([replace(examples.replayed(1), key=key, event_time=time) for key in keys])
+        if time == OLDER:
+            with store.audit_session("chat") as audits:
+                audits.save([StoredAudit("", "fp", {"num_units": len(audits.take())})])
+    store.append_decisions([examples.decision(Verdict.ENABLE)])
+    store.retain(KEEP, now=NOW)
+    assert [own.num_requests for own in store.replay_sums("chat")] == [4]
+    assert store.audit_states("chat") == [StoredAudit("", "fp", {"num_units": 4})]
+    assert count(store, "audits") == 8
+    with store.audit_session("chat") as audits:
+        assert len(audits.take()) == 8
+    store.retain(KEEP, now=NOW)
+    assert count(store, "audits") == 4
+
+
+def timeless(number: int, time: datetime) -> WriteBatch:
+    return measured("file", number, time, has_time=False)
+
+
+def count(store: Store, table: str) -> int:
+    with session.read(store._engine) as connection:
+        return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())
 
 
 def test_a_dry_run_says_it_and_removes_nothing(filled: Store) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shadowspec import metrics
 from shadowspec.errors import StoreError
+from shadowspec.failures import NAMES
 from shadowspec.store import METRICS, Histogram, RollupKey, Store
 from shadowspec.store.histograms import HIGHEST, LOWEST, MAX_RELATIVE_ERROR, bin_of, merged
 from shadowspec.types import (
@@ -22,7 +23,9 @@ from shadowspec.types import (
     ArmTiming,
     BlockResult,
     FingerprintedConfig,
+    Intervention,
     Run,
+    RunFlags,
     SpeculationCounts,
     StoredRecord,
     WriteBatch,
@@ -129,6 +132,49 @@ def assert_rollups_are_what_runs_add_up_to(store: Store, endpoint: str) -> None:
             assert math.fsum(histogram.weights.values()) == pytest.approx(math.fsum(weight for _, weight in values))
 
 
+def failures_of(runs: list[Run]) -> Counter[str]:
+    """What runs count as failures, by the definitions of the types, apart from the code under test."""
+    found: Counter[str] = Counter()
+    for run in runs:
+        flags = run.flags
+        if run.failure is not None or flags.is_beyond_draft_context is None:
+            continue
+        found["looked_at"] += 1
+        found["beyond_draft_context"] += flags.is_beyond_draft_context
+        found["early_known"] += flags.is_early_rejection is not None
+        found["early_rejections"] += flags.is_early_rejection is True
+        for arm in Arm:
+            validity = getattr(flags, f"{arm}_validity")
+            if flags.contract is not None and validity is not None:
+                found[f"{flags.contract.value}_{arm.value}_{('invalid', 'valid', 'unfinished')[validity]}"] += 1
+        if flags.intervention is not None:
+            found[flags.intervention.value] += 1
+            if run.counts is not None and run.counts.num_drafts:
+                found["intervened_drafts"] += run.counts.num_drafts
+                found["intervened_draft_tokens"] += run.counts.num_draft_tokens
+                found["intervened_accepted_tokens"] += run.counts.num_accepted_tokens
+                found["intervened_first_accepted_tokens"] += run.counts.num_accepted_tokens_per_pos[0]
+    return +found
+
+
+def assert_failures_are_what_runs_add_up_to(store: Store, endpoint: str) -> None:
+    by_key: dict[tuple[str, str, int], list[Run]] = defaultdict(list)
+    by_hour: dict[datetime, Counter[str]] = defaultdict(Counter)
+    for key, own in hours(store, endpoint).items():
+        runs = [run for run, _ in own]
+        by_key[key.slice_key, key.fingerprint, key.concurrency] += runs
+        by_hour[key.hour].update(failures_of(runs))
+    expected = {key: failures_of(runs) for key, runs in by_key.items()}
+    stored = store.failure_counts(endpoint)
+    assert {key: +counts for key, counts in stored.items()} == {key: each for key, each in expected.items() if each}
+    assert all(name in NAMES for counts in stored.values() for name in counts)
+    for hour, counts in by_hour.items():
+        found: Counter[str] = Counter()
+        for own_counts in store.failure_counts(endpoint, hour, hour + timedelta(hours=1)).values():
+            found.update(own_counts)
+        assert +found == +counts
+
+
 def _renamed(result: BlockResult, block_id: str) -> BlockResult:
     runs = tuple(replace(run, block_id=block_id) for run in result.runs)
     return replace(result, block=replace(result.block, block_id=block_id), runs=runs)
@@ -147,6 +193,7 @@ def test_any_runs_in_any_order_and_twice(
         store.save_batch(WriteBatch((), ((result, named),), ()), "group")
     for endpoint in ("chat", "sql"):
         assert_rollups_are_what_runs_add_up_to(store, endpoint)
+        assert_failures_are_what_runs_add_up_to(store, endpoint)
 
 
 def traffic(seed: int, blocks: int) -> list[tuple[BlockResult, tuple[StoredRecord, ...]]]:
@@ -180,7 +227,10 @@ def _varied(run: Run, draw: random.Random) -> Run:
     histogram = tuple(2 * (place == accepted) for place in range(5))
     counts = SpeculationCounts(2, 8, 2 * accepted, per_pos, histogram, 3 + 2 * accepted, 20)
     arms = [ArmTiming(1.0, draw.lognormvariate(2, 1), draw.lognormvariate(4, 1), num_output_tokens=9) for _ in range(2)]
-    return replace(run, counts=counts, baseline=arms[0], speculative=arms[1])
+    flags = RunFlags(
+        draw.choice([None, False, True]), draw.random() < 0.2, intervention=draw.choice([*Intervention, None])
+    )
+    return replace(run, counts=counts, baseline=arms[0], speculative=arms[1], flags=flags)
 
 
 def test_a_day_of_traffic_with_redeliveries(store: Store) -> None:
@@ -189,6 +239,8 @@ def test_a_day_of_traffic_with_redeliveries(store: Store) -> None:
     for start in range(0, 60, 12):
         store.save_batch(WriteBatch((), tuple(made[max(0, start - 5) : start + 12]), ()), "group")  # some again
     assert_rollups_are_what_runs_add_up_to(store, "chat")
+    assert_failures_are_what_runs_add_up_to(store, "chat")
+    assert sum(counts["rewritten"] for counts in store.failure_counts("chat").values()) > 5
     rollups = store.rollups("chat")
     assert len({rollup.key.hour for rollup in rollups}) == 5
     assert sum(rollup.sums.num_runs for rollup in rollups) == len(store.runs("chat"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from sqlalchemy import make_url
 from shadowspec.errors import ServiceUnavailableError, StoreError, UsageError
 from shadowspec.store import Store, check, current, head, schema, session, upgrade
 from shadowspec.store.tables import metadata
+from shadowspec.types import Contract, Intervention, RunFlags, StoredAudit, Validity
 from tests.store import examples
 from tests.store.saving import save_block
 
@@ -42,6 +44,9 @@ def test_upgrade_is_idempotent_and_keeps_the_data(database_url: str) -> None:
     with Store.open(database_url) as store:
         assert store.records("chat") == [examples.record(1)]
         assert store.latest_decisions() == [examples.decision()]
+        assert store.replay_configs() == {"fp": examples.config()}
+        assert [own.num_requests for own in store.replay_sums("chat")] == [1]
+        assert store.audit_states("chat") == [StoredAudit("", "fp", {"num_units": 1})]
 
 
 def test_every_revision_goes_down_and_up_with_data(blank_url: str) -> None:
@@ -78,11 +83,51 @@ def test_configs_measured_before_there_were_options_have_their_defaults(blank_ur
     assert check(blank_url) == []
 
 
+def test_what_was_measured_before_there_were_flags_keeps_its_figures_and_has_none(blank_url: str) -> None:
+    """Down and up again with data: revision 0010 leaves runs and rollups of before as they were."""
+    schema.upgrade(blank_url)
+    _fill(blank_url)
+    with Store.open(blank_url) as store:
+        (before,), rollups = store.runs("chat"), store.rollups("chat")
+    _execute(blank_url, "UPDATE runs SET is_beyond_draft_context = true, contract = 'json'")
+    schema.migrate(blank_url, "0009")
+    assert "rollup_failures" not in _tables(blank_url)
+    upgrade(blank_url)
+    assert check(blank_url) == []
+    flagged = RunFlags(False, True, Contract.JSON, Validity.VALID, Validity.UNFINISHED, Intervention.FILTERED)
+    with Store.open(blank_url) as store:
+        assert store.runs("chat") == [before]
+        assert store.rollups("chat") == rollups
+        assert store.failure_counts("chat") == {}
+        new = examples.block("c", range(2, 3), sequence=2)
+        save_block(
+            store, replace(new, runs=tuple(replace(run, flags=flagged) for run in new.runs)), [examples.record(2)]
+        )
+        assert [run.flags for run in store.runs("chat")] == [RunFlags(), flagged]
+        ((key, counts),) = store.failure_counts("chat").items()
+        assert (key, counts["looked_at"], counts["filtered"], counts["beyond_draft_context"]) == (
+            ("", "fp", 4),
+            1,
+            1,
+            1,
+        )
+        assert store.rollups("chat")[0].sums.num_runs == 2
+    schema.migrate(blank_url, "0009")
+    upgrade(blank_url)
+    with Store.open(blank_url) as store:
+        assert [run.flags for run in store.runs("chat")] == [RunFlags(), RunFlags()]
+        assert store.rollups("chat")[0].sums.num_runs == 2
+        assert store.failure_counts("chat") == {}
+
+
 def _fill(url: str) -> None:
     with Store.open(url) as store:
         store.save_fingerprints([examples.config()])
-        save_block(store, examples.block("b", range(1, 2)), [examples.record(1)])
+        save_block(store, examples.audited(examples.block("b", range(1, 2))), [examples.record(1)])
         store.append_decisions([examples.decision()])
+        store.save_replays([examples.replayed(1)])
+        with store.audit_session("chat") as session:
+            session.save([StoredAudit("", "fp", {"num_units": len(session.take())})])
 
 
 def _tables(url: str) -> set[str]:

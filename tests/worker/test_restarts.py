@@ -30,6 +30,8 @@ from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.restart import partition_past
 from tests.faults.traffic import START_MS, expected, messages
 
+pytestmark = pytest.mark.slow  # all of them together
+
 SECRET = b"a secret for the tests alone"
 CONFIG = fake_config()
 RULES = (

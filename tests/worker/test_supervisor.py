@@ -21,6 +21,8 @@ from shadowspec.worker.recovery import BlockOutcome
 from shadowspec.worker.supervisor import Supervisor
 from tests.worker.blocks import AttemptsInMemory, Diary, DiaryFactory, block, prompt
 
+pytestmark = pytest.mark.slow  # all of them together
+
 KILL, STALL, ERROR, TOGETHER, OOM, ABORT = 100, 101, 102, 103, 104, 105
 MARKS = Marks(kill=KILL, stall=STALL, error=ERROR, kill_together=TOGETHER, oom=OOM, abort=ABORT)
 CONFIGS = (fake_config("one"), fake_config("two", 2))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadowspec.demo.large.columns import Columns
+from shadowspec.demo.large.failures import failures
 from shadowspec.demo.large.world import (
     LATE_DAY,
     MEAN_OUTPUT_TOKENS,
@@ -83,7 +84,7 @@ def is_measured(endpoint: SyntheticEndpoint, hours: Hours) -> NDArray[np.bool_]:
 
 
 def rollups(cell: Cell, hours: Hours, mean_runs: float, first_id: int, draw: np.random.Generator) -> Iterator[Columns]:
-    """The cell's rollups, positions and histograms, numbered from `first_id`; `mean_runs` is of an hour.
+    """The cell's rollups, positions, histograms and failures, numbered from `first_id`; `mean_runs` is of an hour.
 
     The first of what comes are the rollups themselves, one for each hour in which something was measured.
     """
@@ -171,6 +172,7 @@ def rollups(cell: Cell, hours: Hours, mean_runs: float, first_id: int, draw: np.
     )
     for metric, values in drawn.metrics().items():
         yield _bins(metric, values, hour_of, numbers, weight)
+    yield from failures(cell.own.key, numbers, timed, drafts, per_pos[:, 0], acceptance)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from shadowspec.types import (
     Parity,
     RecordKey,
     Run,
+    RunFlags,
     SpeculationCounts,
     StoredBlock,
     StoredRecord,
@@ -176,6 +177,7 @@ def _run(
         ),
         parity=_parity(own, draw),
         finish_reason="stop" if draw.random() < 0.8 else "length",
+        flags=RunFlags(is_beyond_draft_context=False),
     )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ class DraftModelProposer:
     """Up to K sequential passes of a draft model.
 
     `is_sampling` drafts by sampling the draft's processed distribution (needed by the `rejection` rule);
-    otherwise the draft takes its arg-max, a one-hot draft.
+    otherwise the draft takes its arg-max, a one-hot draft.  A row that would leave the draft's context drafts nothing
+    and makes plain steps from there on.
 
     With a `confidence_threshold` above 0 a row stops drafting before the first position at which no token has that
     probability in the draft's distribution, and may draft none; the passes end when no row goes on.  That is decided
@@ -27,18 +28,29 @@ class DraftModelProposer:
     """
 
     def __init__(
-        self, model: Any, num_speculative_tokens: int, *, is_sampling: bool, confidence_threshold: float = 0.0
+        self,
+        model: Any,
+        num_speculative_tokens: int,
+        *,
+        is_sampling: bool,
+        confidence_threshold: float = 0.0,
+        context_limit: int | None = None,
     ) -> None:
+        """`context_limit`: tokens up to which the draft can follow its target (None: to the end)."""
         self._model = model
         self._num_speculative_tokens = num_speculative_tokens
         self._is_sampling = is_sampling
         self._confidence_threshold = confidence_threshold
+        self._context_limit = context_limit
 
     def begin(self, batch: Batch) -> None:
         self._runner = Runner(self._model, batch.num_rows, batch.capacity)
         self._runner.prefill([prompt[:-1] or prompt for prompt in batch.prompts])
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
+        if not self._has_room(batch):
+            nothing = torch.zeros((batch.num_rows, 0), dtype=torch.int64, device=batch.device)
+            return Proposal(nothing, torch.zeros_like(batch.lengths), None)
         drafted = torch.empty((batch.num_rows, self._num_speculative_tokens), dtype=torch.int64, device=batch.device)
         num_drafted = torch.zeros_like(batch.lengths)
         goes_on = self._begun(batch)
@@ -68,6 +80,14 @@ class DraftModelProposer:
             tokens = chosen[:, None]
         return Proposal(drafted[:, :width], num_drafted, torch.stack(probs, 1) if probs else None)
 
+    def _has_room(self, batch: Batch) -> bool:
+        """Whether any active row can draft: rows only grow, so that where none can, none ever will again."""
+        if self._context_limit is None:
+            return True
+        room = self._context_limit - self._num_speculative_tokens
+        active = (row for row in batch.rows if row.finish_reason is None)
+        return any(len(row.request.prompt) + len(row.output) - 1 <= room for row in active)
+
     def keep(self, slots: list[int]) -> None:
         self._runner.keep(slots)
 
@@ -75,10 +95,13 @@ class DraftModelProposer:
         return self._runner.cache.allocated_bytes()
 
     def _begun(self, batch: Batch) -> torch.Tensor:
-        """The rows that draft at all, bool [rows]; a finished one must not keep the passes going."""
-        if self._confidence_threshold == 0.0:
-            return torch.ones_like(batch.lengths, dtype=torch.bool)
-        return torch.tensor([batch.is_active(row) for row in range(batch.num_rows)], device=batch.device)
+        """The rows that draft at all, bool [rows]: those with room; a finished one must not keep the passes going."""
+        begun = torch.ones_like(batch.lengths, dtype=torch.bool)
+        if self._confidence_threshold > 0.0:
+            begun = torch.tensor([batch.is_active(row) for row in range(batch.num_rows)], device=batch.device)
+        if self._context_limit is not None:
+            begun &= batch.lengths + self._num_speculative_tokens <= self._context_limit
+        return begun
 
     def _probs(self, batch: Batch, processed: torch.Tensor) -> torch.Tensor | None:
         """The distribution that is sampled, float32 [rows, vocabulary]; None where the draft takes its arg-max."""

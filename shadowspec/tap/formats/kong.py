@@ -16,9 +16,11 @@ from shadowspec.errors import RecordError
 from shadowspec.tap.documents import parse_document
 from shadowspec.tap.formats.streams import assemble_answer
 from shadowspec.tap.parameters import malformed
+from shadowspec.types import Intervention
 
 PLUGINS: Final = ("proxy", "ai-proxy", "ai-proxy-advanced")  # the newest first
 FOREIGN_DIALECTS: Final = frozenset({"anthropic", "bedrock", "cohere", "gemini"})  # providers with bodies of their own
+BLOCKED_OUTPUT: Final = "AI_GUARDRAIL_BLOCK_OUTPUT"
 CALLS: Final = ("/completions", "/embeddings", "/responses")  # how the paths of OpenAI's calls end
 
 
@@ -53,7 +55,11 @@ def envelope(entry: Mapping[str, Any]) -> dict[str, Any]:
         "status": answer.get("status"),
         "cache_hit": _is_cache_hit(ai),
         "headers": call.get("headers"),
-        "metadata": {"no_payload": not sent, "provider_dialect": is_foreign},
+        "metadata": {
+            "no_payload": not sent,
+            "provider_dialect": is_foreign,
+            "intervention": _intervention(plugin),
+        },
     }
 
 
@@ -94,6 +100,16 @@ def _path(uri: Any) -> str | None:
 def _is_cache_hit(ai: Mapping[str, Any]) -> bool:
     caches = (_object(_object(plugin).get("cache")) for plugin in ai.values())
     return any(str(cache.get("cache_status")).lower() == "hit" for cache in caches)
+
+
+def _intervention(plugin: Mapping[str, Any]) -> str | None:
+    """Whether a guardrail's plugin blocked the answer, which fails the call; each writes under its own name."""
+    shared = _object(plugin.get("guardrail_triggered"))
+    guards = (_object(guard) for guard in plugin.values())
+    is_blocked = shared.get("block_direction") == BLOCKED_OUTPUT or any(
+        guard.get("output_block_reason") for guard in guards
+    )
+    return Intervention.REJECTED if is_blocked else None
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from shadowspec.types import Intervention
+
 REDACTED: Final = "redacted-by-litellm"
 CHAT_CALLS: Final = frozenset({"completion", "acompletion"})
 TEXT_CALLS: Final = frozenset({"text_completion", "atext_completion"})
@@ -23,6 +25,9 @@ PATHS: Final[Mapping[str, str]] = {
 # What its loggers put in place of what they cut out: the database's, now and until 1.60, and Datadog's.
 _CUT: Final = re.compile(r"\(litellm_truncated |\.\.\. \(truncated \d+ chars\)|\.\.\.truncated by litellm")
 _MARKS: Final = ("litellm_call_id", "startTime", "model_map_information")
+_INTERVENED: Final = ("guardrail_intervened", "blocked")  # a guardrail's status; the second in older versions
+_BEHIND_MODEL: Final = "post_call"
+_NOT_BEFORE: Final = (_BEHIND_MODEL, "logging_only")
 _METADATA: Final = ("spend_logs_metadata", "requester_metadata")  # the client's own; the latter wins
 
 
@@ -48,6 +53,8 @@ def envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
         metadata["redacted"] = True
     elif not messages:
         metadata["no_payload"] = True
+    if payload.get("guardrail_information"):
+        metadata["intervention"] = _intervention(payload)
     model = _served_model(payload)
     return {
         "request": _request(payload, model, call),
@@ -112,6 +119,32 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from _texts(item)
+
+
+def _intervention(payload: Mapping[str, Any]) -> str | None:
+    """What guardrails did with the answer: of those that are run behind the model, and say that they intervened."""
+    entries = payload.get("guardrail_information")
+    intervened = [
+        each
+        for each in (entries if isinstance(entries, list) else [entries])
+        if isinstance(each, dict) and _is_behind_model(each.get("guardrail_mode")) and _has_intervened(each)
+    ]
+    if not intervened:
+        return None
+    return Intervention.REJECTED if payload.get("status") == "failure" else Intervention.REWRITTEN
+
+
+def _is_behind_model(mode: Any) -> bool:
+    """Whether a guardrail saw the answer alone; of one that is run before as well the log does not say which it was."""
+    modes = mode if isinstance(mode, list) else [mode]
+    return _BEHIND_MODEL in modes and all(each in _NOT_BEFORE for each in modes)
+
+
+def _has_intervened(entry: Mapping[str, Any]) -> bool:
+    masked = _object(entry.get("masked_entity_count"))
+    return entry.get("guardrail_status") in _INTERVENED or any(
+        isinstance(number, int) and number > 0 for number in masked.values()
+    )
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -208,3 +208,37 @@ def test_a_mix_of_rates_is_not_the_rate_of_the_mean() -> None:
     lengths = [metrics.mean_acceptance_length(counts) for counts in (easy, hard)]
     assert pooled == pytest.approx(2.00, abs=0.01)
     assert np.mean([length for length in lengths if length is not None]) == pytest.approx(3.95, abs=0.01)
+
+
+def vllm_schedule(length: float, depth: int) -> list[float]:
+    """vLLM's `synthetic_acceptance_length` as marginal rates: positions that are surely accepted, one that is at times,
+    and none after it."""
+    drafted = length - 1.0
+    return [min(1.0, max(0.0, drafted - position)) for position in range(depth)]
+
+
+@pytest.mark.parametrize(
+    ("rates", "length"),
+    [
+        ([0.7, 0.5, 0.4], 2.6),  # `synthetic_acceptance_rates`: marginal, falling; 1 + their sum
+        (vllm_schedule(2.6, 3), 2.6),
+        (vllm_schedule(1.0, 4), 1.0),
+        (vllm_schedule(5.0, 4), 5.0),
+        (vllm_schedule(3.25, 8), 3.25),
+    ],
+)
+def test_vllms_synthetic_acceptance_has_its_lengths_and_rates(rates: list[float], length: float) -> None:
+    """A drafter whose position i is accepted with these marginal rates wherever a step starts."""
+    depth, tokens = len(rates), 6_000
+    before = (1.0, *rates)
+    conditional = [rate / last if last else 0.0 for rate, last in zip(rates, before, strict=False)]
+    accept = np.tile(conditional, (1, tokens, 1))
+    proposed = np.full((1, tokens), depth)
+    law = step_law(StepChances(accept, proposed, np.array([tokens])), (depth,))
+    (counts,) = expected_counts(law, 0, 1)
+    assert metrics.mean_acceptance_length(counts) == pytest.approx(length, rel=2e-3)  # the last step may be cut
+    assert metrics.marginal_acceptance_rates(counts) == pytest.approx(rates, abs=2e-3)
+    assert counts.num_accepted_tokens / counts.num_draft_tokens == pytest.approx((length - 1) / depth, rel=4e-3)
+    for own, expected, reached in zip(metrics.conditional_acceptance_rates(counts), conditional, before, strict=False):
+        assert own is None or own == pytest.approx(expected, abs=2e-3)
+        assert (own is None) == (reached == 0.0)

@@ -22,10 +22,12 @@ from litellm.constants import (
     LITELLM_TRUNCATION_DB_SAFEGUARD_NOTE,
     MAX_STRING_LENGTH_PROMPT_IN_DB,
 )
+from litellm.integrations.custom_guardrail import CustomGuardrail
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.litellm_core_utils.litellm_logging import Logging, get_standard_logging_object_payload
 from litellm.litellm_core_utils.redact_messages import redacted_standard_logging_payload
 from litellm.litellm_core_utils.safe_json_dumps import safe_dumps
+from litellm.types.guardrails import GuardrailEventHooks
 
 MODEL = "hosted_vllm/model-a"
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -33,6 +35,7 @@ ANSWER = "Because air scatters blue light."
 LONG_PROMPT = "A long story. " * 1_000
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
 KEPT = MAX_STRING_LENGTH_PROMPT_IN_DB  # characters
+HOOKS = GuardrailEventHooks
 SECONDS_TO_LOG = 20  # the callbacks run in a thread of litellm's
 
 
@@ -71,12 +74,24 @@ def chat(**options: Any) -> Any:
     return litellm.completion(**{"model": MODEL, "messages": MESSAGES, "mock_response": ANSWER, **options})
 
 
-def failing() -> None:
+def failing(**options: Any) -> None:
     try:
-        chat(mock_response=litellm.InternalServerError("down", llm_provider="hosted_vllm", model="model-a"))
+        chat(mock_response=litellm.InternalServerError("down", llm_provider="hosted_vllm", model="model-a"), **options)
     except litellm.InternalServerError:
         return
     raise SystemExit("the mocked failure did not fail")
+
+
+def guarded(mode: Any, status: Any = "guardrail_intervened", masked: dict[str, int] | None = None) -> dict[str, Any]:
+    """The options of a call that a guardrail has looked at, as litellm's own base class notes it."""
+    data: dict[str, Any] = {"metadata": {}}
+    CustomGuardrail(guardrail_name="guard", event_hook=mode).add_standard_logging_guardrail_information_to_request_data(
+        guardrail_json_response={"action": "seen"},
+        request_data=data,
+        guardrail_status=status,
+        masked_entity_count=masked,
+    )
+    return data
 
 
 def routed() -> Any:
@@ -139,6 +154,13 @@ def main() -> None:
             model="openai/model-a", prompt="A house", mock_response="http://x.invalid/1.png", api_key="none"
         ),
         "routed": routed,
+        "rewritten": lambda: chat(**guarded(HOOKS.post_call)),
+        "masked": lambda: chat(**guarded(HOOKS.post_call, "success", {"PHONE": 1})),
+        "looked_at": lambda: chat(**guarded(HOOKS.post_call, "success", {"PHONE": 0})),
+        "prompt_masked": lambda: chat(**guarded(HOOKS.pre_call, masked={"PHONE": 1})),
+        "on_both_sides": lambda: chat(**guarded([HOOKS.pre_call, HOOKS.post_call])),
+        "rejected": lambda: failing(**guarded(HOOKS.post_call)),
+        "prompt_rejected": lambda: failing(**guarded(HOOKS.pre_call)),
     }
     payloads = {name: payload_of(recorder, call) for name, call in calls.items()}
     payloads["cached"] = from_cache(recorder)

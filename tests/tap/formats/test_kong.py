@@ -78,6 +78,32 @@ def test_what_cannot_be_measured_says_why(changes: dict[str, Any], reason: str) 
     assert refused_later(record_of(kong_entry(**changes), format=Format.KONG)) == ("unsupported", reason)
 
 
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        {"guardrail_triggered": {"block_direction": "AI_GUARDRAIL_BLOCK_OUTPUT", "block_source": "ai-lakera-guard"}},
+        {"lakera-guard": {"output_block_reason": "moderated_content", "output_processing_latency": 3}},
+    ],
+)
+def test_an_answer_that_a_guardrail_blocked_was_an_ordinary_one_until_then(proxy: dict[str, Any]) -> None:
+    entry = kong_entry(ai=ai(**proxy), response={"status": 400})
+    record = record_of(entry, format=Format.KONG)
+    assert record.annotations["intervention"] == "rejected"
+    record.check_served()
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        {"guardrail_triggered": {"block_direction": "AI_GUARDRAIL_BLOCK_INPUT"}},
+        {"lakera-guard": {"input_block_reason": "prompt_attack", "output_block_reason": None}},
+    ],
+)
+def test_a_blocked_prompt_stays_a_failed_request(proxy: dict[str, Any]) -> None:
+    entry = kong_entry(ai=ai(**proxy), response={"status": 400})
+    assert refused_later(record_of(entry, format=Format.KONG)) == ("unsupported", "failed_request")
+
+
 def test_a_missed_cache_is_no_hit() -> None:
     record_of(kong_entry(ai=ai(cache={"cache_status": "Miss"}))).check_served()
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from shadowspec.tap.admission import Admitted
 from shadowspec.tap.formats import Format, open_message
 from shadowspec.tap.openai import parse_request, parse_response
 from shadowspec.tap.sources import RawRecord
-from shadowspec.types import FunnelCounter
+from shadowspec.types import FunnelCounter, Intervention
 from tests.tap.formats.samples import message, record_of, refused_later
 from tests.tap.mirror import RULE, admission, first_only
 
@@ -96,6 +97,43 @@ def test_ordinary_calls_are_measured(litellm_payloads: Payloads, name: str) -> N
 )
 def test_what_cannot_be_measured_says_why(litellm_payloads: Payloads, name: str, reason: str) -> None:
     assert fate(litellm_payloads[name]) == (FunnelCounter.UNSUPPORTED, reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "intervention"),
+    [
+        ("rewritten", Intervention.REWRITTEN),
+        ("masked", Intervention.REWRITTEN),
+        ("rejected", Intervention.REJECTED),
+        ("looked_at", None),
+        ("prompt_masked", None),
+        ("on_both_sides", None),
+    ],
+)
+def test_what_guardrails_did_with_the_answer(
+    litellm_payloads: Payloads, name: str, intervention: Intervention | None
+) -> None:
+    payload = litellm_payloads[name]
+    decided = admission(*RULES).admit_record(message(b"").key, record_of(payload, format=Format.LITELLM))
+    assert isinstance(decided, Admitted), decided.record
+    assert decided.prompt.intervention is intervention
+    (entry,) = payload["guardrail_information"]
+    older = payload | {"guardrail_information": {**entry, "guardrail_status": "blocked"}}
+    record = record_of(older, format=Format.LITELLM)
+    assert (record.annotations.get("intervention") is None) == (entry["guardrail_mode"] != "post_call")
+
+
+def test_a_prompt_that_was_rejected_never_reached_the_model(litellm_payloads: Payloads) -> None:
+    assert fate(litellm_payloads["prompt_rejected"]) == (FunnelCounter.UNSUPPORTED, "failed_request")
+
+
+@pytest.mark.parametrize(
+    "entry", [None, 3, "guard", [], {}, {"guardrail_mode": {"default": "post_call"}, "guardrail_status": ["blocked"]},
+              {"guardrail_mode": [{}, "post_call"], "guardrail_status": {}, "masked_entity_count": {"a": "b"}}]
+)  # fmt: skip
+def test_guardrails_of_any_form_are_no_error(litellm_payloads: Payloads, entry: Any) -> None:
+    for found in (entry, [entry, entry]):
+        assert fate(litellm_payloads["chat"] | {"guardrail_information": found}) == (FunnelCounter.MEASURED, None)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.engine.cost_model import (
+from shadowspec.cost_model import (
     CostSurface,
-    Place,
-    StepCost,
     amdahl,
     expected_tokens,
     operations_factor,
@@ -18,6 +16,7 @@ from shadowspec.engine.cost_model import (
 )
 from shadowspec.engine.replay.law import StepChances, step_law
 from shadowspec.errors import InputError
+from shadowspec.types import Place, StepCost
 
 # Leviathan et al. 2211.17192, table 1 (c = 0): acceptance, gamma, operations, speed.
 TABLE_1 = [

@@ -9,56 +9,19 @@ so that L must be above `step_ms(b, K) / step_ms(b, 0)` for speculation to pay: 
 al. (2211.17192) say the same with costs in units of a target pass: a gain of E[tokens] / (gamma * c + 1).  End to end
 the prefill, which speculation makes longer by the draft's own, is not sped up (Amdahl).
 
-Costs are measured (`profiling`) and interpolated between measured points; beyond them nothing is said.  A prediction
-is no evidence: the gate reads measured pairs alone.
+Costs are measured (`engine.profiling`) and interpolated between measured points; beyond them nothing is said.  A
+prediction is no evidence: the gate reads measured pairs alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
 from shadowspec.errors import InputError
-
-BASELINE = 0  # the depth at which nothing is drafted
-
-
-class Place(NamedTuple):
-    """Where a cost is asked for: the load, the depth (0 is the baseline) and the prompt's tokens."""
-
-    concurrency: float
-    num_speculative_tokens: float
-    context: float
-
-    @property
-    def baseline(self) -> Place:
-        """The same without drafting."""
-        return self._replace(num_speculative_tokens=BASELINE)
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """What was measured at one point; milliseconds, medians."""
-
-    concurrency: int  # rows of the batch
-    num_speculative_tokens: int  # drafted per step; 0 is the baseline
-    context: int  # prompt tokens of each row
-    prefill_ms: float  # of the target, and of the draft where there is one
-    draft_ms: float  # of a step; the draft's passes
-    verify_ms: float  # the target's pass and the verification
-    other_ms: float  # bookkeeping
-
-    @property
-    def place(self) -> Place:
-        return Place(self.concurrency, self.num_speculative_tokens, self.context)
-
-    @property
-    def step_ms(self) -> float:
-        return self.draft_ms + self.verify_ms + self.other_ms
+from shadowspec.types import BASELINE, Place, StepCost
 
 
 class CostSurface:

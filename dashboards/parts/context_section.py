@@ -1,0 +1,54 @@
+"""The evidence page's section on prompt lengths."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import streamlit as st
+
+from shadowspec.reports.board import BoardRow
+from shadowspec.words import DASH, byte_size, number, percent, plural, times
+
+from . import charts, queries, words
+
+
+def draw(row: BoardRow, window: timedelta | None) -> None:
+    """Acceptance, speedup and cache by the length of the prompt; read when it is asked for."""
+    st.markdown("#### By length of the prompt", help=words.definition("by-context"))
+    if not st.toggle(
+        "Show", key="by_context", bind="query-params", help="Reads single runs of the window, newest first."
+    ):
+        return
+    hours = queries.hours(row.endpoint)
+    since = None if hours is None or window is None else hours[1] - window
+    found, num_runs = queries.context_rows(row.endpoint, row.slice_key or None, row.fingerprint, row.concurrency, since)
+    if not found:
+        st.caption("No single run of this window is stored: measure some, or choose a longer window.")
+        return
+    st.dataframe(
+        charts.frame(
+            [
+                {
+                    "Prompt tokens": each.name,
+                    "Requests": each.num_requests,
+                    "Tokens per step": number(each.mean_acceptance_length),
+                    "1st position": percent(each.first_position_acceptance_rate),
+                    "Ratio of total times": times(each.ratio_of_total_times),
+                    "Cache, baseline": _bytes(each.baseline_cache_bytes),
+                    "Cache, speculative": _bytes(each.speculative_cache_bytes),
+                }
+                for each in found
+            ]
+        ),
+        hide_index=True,
+        column_config={
+            "Tokens per step": st.column_config.TextColumn(help=words.definition("mean-length")),
+            "1st position": st.column_config.TextColumn(help=words.definition("first-position")),
+            "Ratio of total times": st.column_config.TextColumn(help=words.definition("total-times")),
+        },
+    )
+    st.caption(f"The newest {plural(num_runs, 'run')} of the window. Cache: keys and values of one request at its end.")
+
+
+def _bytes(value: float | None) -> str:
+    return DASH if value is None else byte_size(int(value))

@@ -1,0 +1,128 @@
+"""How much of a step is not a model's forward pass: the loop's own share, at one request and at sixteen.
+
+    PYTHONPATH=kernels/benchmarks python kernels/benchmarks/bookkeeping.py [--rounds N] [--out FILE]
+
+The direct forward of both models is timed call by call; whatever else a step takes (masks, sampling, verification,
+copies to the host, counters) is the rest.  A share within one run, medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from decode import MAX_TOKENS, NUM_SPECULATIVE_TOKENS, SAMPLING, bundled_prompts, machine
+from rich.console import Console
+from rich.table import Table
+
+from shadowspec import demo
+from shadowspec.engine.batch import Request
+from shadowspec.engine.decode import ArmResult, decode_batch
+from shadowspec.engine.llama import DirectLlama
+from shadowspec.engine.models import LoadedModel, load_model
+from shadowspec.engine.profiling import num_steps
+from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.types import VerifyRule
+
+BATCHES = (1, 16)
+
+
+class Clock:
+    """Seconds spent in forward passes of steps; prefills, which append more tokens than a step can, are left out."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.prefill_seconds = 0.0
+
+
+@contextmanager
+def timed_forwards() -> Iterator[Clock]:
+    """Time every direct forward pass within."""
+    clock, original = Clock(), DirectLlama.forward
+
+    def timed(self: DirectLlama, tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        began = time.perf_counter()
+        logits = original(self, tokens, *rest)
+        taken = time.perf_counter() - began
+        if tokens.shape[1] > NUM_SPECULATIVE_TOKENS + 1:
+            clock.prefill_seconds += taken
+        else:
+            clock.seconds += taken
+        return logits
+
+    DirectLlama.forward = timed  # type: ignore[method-assign]
+    try:
+        yield clock
+    finally:
+        DirectLlama.forward = original  # type: ignore[method-assign]
+
+
+def arm(target: LoadedModel, draft: LoadedModel | None, requests: list[Request]) -> ArmResult:
+    """One arm of a block; the baseline without a draft."""
+    is_greedy = requests[0].sampling.temperature == 0.0
+    proposer = (
+        None if draft is None else DraftModelProposer(draft.model, NUM_SPECULATIVE_TOKENS, is_sampling=not is_greedy)
+    )
+    return decode_batch(
+        target.model, requests, proposer=proposer, num_speculative_tokens=NUM_SPECULATIVE_TOKENS,
+        verify_rule=VerifyRule.GREEDY if is_greedy else VerifyRule.REJECTION, end_token_ids=frozenset(),
+    )  # fmt: skip
+
+
+def share(target: LoadedModel, draft: LoadedModel | None, requests: list[Request]) -> tuple[float, float]:
+    """The share of the steps' time that is no forward pass, and milliseconds of a step."""
+    with timed_forwards() as clock:
+        result = arm(target, draft, requests)
+    last = max(result.decoded, key=num_steps)
+    # The draft's prefill lies within the first step's drafting.
+    draft_prefill = 0.0 if draft is None else max(0.0, clock.prefill_seconds - last.timing.prefill_ms / 1e3)
+    decode = last.timing.decode_ms / 1e3 - draft_prefill
+    return 1.0 - clock.seconds / decode, 1e3 * decode / num_steps(last)
+
+
+def main() -> None:
+    """Measure, print a table and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bookkeeping.json")
+    arguments = parser.parse_args()
+    device = torch.device("cpu")
+    target = load_model(str(demo.TARGET), device, torch.float32)
+    draft = load_model(str(demo.DRAFT), device, torch.float32)
+    prompts = bundled_prompts(max(BATCHES))
+    found: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
+    for turn in range(arguments.rounds + 1):  # the first one warms up
+        for name, sampling in SAMPLING.items():
+            for batch in BATCHES:
+                requests = [Request(prompt, sampling, seed) for seed, prompt in enumerate(prompts[:batch])]
+                for which, own in (("baseline", None), ("speculative", draft)):
+                    measured = share(target, own, requests)
+                    if turn:
+                        found.setdefault((which, name, batch), []).append(measured)
+    table = Table("arm", "requests", "at once", "a step, ms", "not a forward pass")
+    rows = []
+    for (which, name, batch), own in found.items():
+        shares, steps = zip(*own, strict=True)
+        row = {
+            "arm": which, "sampling": name, "concurrency": batch,
+            "step_ms": statistics.median(steps), "share_without_forwards": statistics.median(shares),
+        }  # fmt: skip
+        rows.append(row)
+        table.add_row(which, name, str(batch), f"{row['step_ms']:.2f}", f"{row['share_without_forwards']:.1%}")
+    Console().print(table)
+    document = {
+        "rounds": arguments.rounds, "num_speculative_tokens": NUM_SPECULATIVE_TOKENS, "max_tokens": MAX_TOKENS,
+        "machine": machine(), "results": rows,
+    }  # fmt: skip
+    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The loop's own outputs replayed, on a share of the requests, right after their block and outside the timed arms.
+
+Given an output of the speculative loop, replay knows what the loop is expected to have accepted in making it.  The
+difference has mean exactly zero, unless loop or replay is wrong: `shadowspec.gate.audit` bets on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from shadowspec.engine.batch import Request
+from shadowspec.engine.candidate import Candidate
+from shadowspec.engine.decode import Decoded
+from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
+from shadowspec.engine.replay.responses import Response
+from shadowspec.errors import RecordError
+from shadowspec.types import AuditedRun, ShadowPrompt
+
+_HASHES: Final = 2**64  # of the eight bytes by which a record is drawn
+
+
+class Auditor:
+    """Replays what the loop gave; lives as long as the engine whose target and candidates it shares."""
+
+    def __init__(self, target: LoadedModel, candidates: Sequence[Candidate], *, share: float, seed: int = 0) -> None:
+        """`share` of the requests is drawn, by a hash of the record's key that takes `seed` in."""
+        self._share, self._seed = share, seed
+        self._replayers = {
+            candidate.config.fingerprint: Replayer(
+                [Drafting(candidate.config.config, candidate.draft)],
+                [candidate.config.config.num_speculative_tokens],
+                end_token_ids=target.end_token_ids,
+                target=target,
+            )
+            for candidate in candidates
+            if _is_known_to_replay(candidate)
+        }
+
+    def draws(self, prompt: ShadowPrompt) -> bool:
+        """Whether this request is audited, with every candidate.
+
+        One that is sampled with a seed of its own never is: requests that share a seed share their luck, and their
+        differences would not be independent.
+        """
+        if prompt.sampling.seed is not None and prompt.sampling.temperature > 0.0:
+            return False
+        digest = hashlib.sha256(f"audit\0{self._seed}\0{prompt.key}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") < self._share * _HASHES
+
+    def audit(
+        self,
+        fingerprint: str,
+        prompts: Sequence[ShadowPrompt],
+        requests: Sequence[Request],
+        decoded: Sequence[Decoded | None],
+    ) -> tuple[AuditedRun, ...]:
+        """The audited runs among these, of one candidate: what its loop accepted and what replay expects of it.
+
+        None of a candidate whose loop drafts by more than the output shows.
+
+        Args:
+            fingerprint: the candidate's.
+            prompts: the block's own requests.
+            requests: the same as they were decoded; what follows them (fillers) is not looked at.
+            decoded: in their order; None: it did not fit into memory.
+        """
+        drawn = [
+            (prompt, request, each)
+            for prompt, request, each in zip(prompts, requests, decoded, strict=False)
+            if each is not None and self.draws(prompt)
+        ]
+        if not drawn or fingerprint not in self._replayers:
+            return ()
+        responses = [Response(prompt.key, request, each.output) for prompt, request, each in drawn]
+        results = self._replayers[fingerprint].replay(responses)
+        return tuple(
+            AuditedRun(
+                key=prompt.key,
+                fingerprint=fingerprint,
+                num_output_tokens=len(each.output),
+                num_accepted_tokens=each.counts.num_accepted_tokens,
+                expected_accepted_tokens=_expected(result),
+            )
+            for (prompt, _, each), result in zip(drawn, results, strict=True)
+        )
+
+
+def _is_known_to_replay(candidate: Candidate) -> bool:
+    """Whether what the loop drafted follows from its output: not from a memory, a confidence or where a draft ends."""
+    own = candidate.config.config
+    has_memory = own.proposer == "suffix" and own.suffix_memory_tokens > 0
+    return not (has_memory or own.draft_confidence_threshold > 0.0 or candidate.context_limit is not None)
+
+
+def _expected(result: Replayed | RecordError) -> float | None:
+    return None if isinstance(result, RecordError) else result.counts[0][0].num_accepted_tokens

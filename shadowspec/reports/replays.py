@@ -1,0 +1,169 @@
+"""Replay's acceptance beside the loop's, marked as replay, and the audits that hold the two against each other.
+
+Replay's figures are expectations given logged responses.  No test rests on them: a record gives the gate what the
+loop counted, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Protocol
+
+from shadowspec import metrics
+from shadowspec.gate.audit import AuditState
+from shadowspec.gate.mismatch import Mismatch, mismatches
+from shadowspec.gating.audits import stored_audits
+from shadowspec.types import AcceptanceSums, FingerprintedConfig, StoredAudit
+from shadowspec.words import DASH, number, plural, signed
+
+
+class ReplaySource(Protocol):
+    """Where replays and audits are kept; the store satisfies it."""
+
+    def fingerprints(self) -> Mapping[str, FingerprintedConfig]:
+        """Every config measured."""
+        ...
+
+    def replay_configs(self) -> Mapping[str, FingerprintedConfig]:
+        """Every config that responses were replayed with."""
+        ...
+
+    def replay_sums(self, endpoint: str) -> Sequence[AcceptanceSums]:
+        """What replays add up to, by slice and config."""
+        ...
+
+    def loop_sums(
+        self, endpoint: str, fingerprints: Collection[str], since: datetime, until: datetime
+    ) -> Sequence[AcceptanceSums]:
+        """What the loop counted with these configs in this time, likewise."""
+        ...
+
+    def audit_states(self, endpoint: str) -> Sequence[StoredAudit]:
+        """How far the audits have come."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRow:
+    """One slice ("": the whole endpoint), way of drafting and K: replay's pooled figures, and the loop's beside them.
+
+    `loop` speaks of the time that the replayed responses are of; None where that config was not measured then.
+    """
+
+    slice_key: str
+    config_name: str
+    verify_rule: str
+    num_speculative_tokens: int
+    fingerprint: str
+    num_requests: int
+    mean_acceptance_length: float | None
+    first_position_acceptance_rate: float | None
+    draft_acceptance_rate: float | None
+    loop_num_requests: int
+    loop_mean_acceptance_length: float | None
+    mismatch: Mismatch | None
+
+    @property
+    def state(self) -> str:
+        """What the comparison of the two comes to, in words."""
+        own = self.mismatch
+        if own is None:
+            return DASH
+        if own.lower is None or own.upper is None:
+            return f"too few sessions ({own.num_replay_units:,} replayed, {own.num_loop_units:,} measured)"
+        return "production mismatch" if own.is_alarm else "no mismatch shown"
+
+    @property
+    def difference_text(self) -> str:
+        """Replay less loop, tokens per step, with its bounds."""
+        own = self.mismatch
+        if own is None:
+            return DASH
+        bounds = DASH if own.lower is None else f"[{signed(own.lower, 2)}, {signed(own.upper, 2)}]"
+        return f"{signed(own.difference, 2)} {bounds}"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """The audit of the loop's outputs of one slice ("": the whole endpoint) and config."""
+
+    slice_key: str
+    config_name: str
+    fingerprint: str
+    state: AuditState
+
+    @property
+    def words(self) -> str:
+        """Where it stands."""
+        if self.state.alarmed_at is not None:
+            return f"alarm since {self.state.alarmed_at:%Y-%m-%d %H:%M} UTC"
+        if not self.state.num_units:
+            return "nothing audited yet"
+        return f"no alarm in {plural(self.state.num_units, 'output')}"
+
+    @property
+    def capital_text(self) -> str:
+        """The highest capital, and that at which it alarms, as powers of ten."""
+        return f"10^{number(self.state.log10_peak, 1)} of 10^{number(self.state.log10_threshold, 1)}"
+
+
+def replay_rows(source: ReplaySource, endpoint: str) -> tuple[ReplayRow, ...]:
+    """Everything replayed at the endpoint, by slice (the whole endpoint first), config, rule and K."""
+    replayed = list(source.replay_sums(endpoint))
+    if not replayed:
+        return ()
+    since, until = min(sums.first_event for sums in replayed), max(sums.last_event for sums in replayed)
+    looped = list(source.loop_sums(endpoint, {sums.fingerprint for sums in replayed}, since, until))
+    compared = {(own.slice_key, own.fingerprint): own for own in mismatches(replayed, looped)}
+    loops = {(sums.slice_key, sums.fingerprint): sums for sums in _with_whole(looped)}
+    configs = source.replay_configs()
+    rows = []
+    for sums in _with_whole(replayed):
+        key = (sums.slice_key, sums.fingerprint)
+        rows.append(_replay_row(sums, loops.get(key), compared.get(key), configs[sums.fingerprint]))
+    return tuple(
+        sorted(rows, key=lambda row: (row.slice_key, row.config_name, row.verify_rule, row.num_speculative_tokens))
+    )
+
+
+def audit_rows(source: ReplaySource, endpoint: str) -> tuple[AuditRow, ...]:
+    """Every audit of the endpoint, alarms first."""
+    states = source.audit_states(endpoint)
+    configs = source.fingerprints() if states else {}
+    rows = []
+    for audit in stored_audits(states):
+        config = configs.get(audit.fingerprint)
+        name = audit.fingerprint[:12] if config is None else config.config.name
+        rows.append(AuditRow(audit.slice_key, name, audit.fingerprint, audit.state))
+    return tuple(sorted(rows, key=lambda row: (not row.state.has_alarmed, row.slice_key, row.config_name)))
+
+
+def _replay_row(
+    sums: AcceptanceSums, loop: AcceptanceSums | None, compared: Mismatch | None, config: FingerprintedConfig
+) -> ReplayRow:
+    return ReplayRow(
+        slice_key=sums.slice_key,
+        config_name=config.config.name,
+        verify_rule=config.config.verify_rule.value,
+        num_speculative_tokens=config.config.num_speculative_tokens,
+        fingerprint=sums.fingerprint,
+        num_requests=sums.num_requests,
+        mean_acceptance_length=metrics.mean_acceptance_length(sums),
+        first_position_acceptance_rate=metrics.first_position_acceptance_rate(sums),
+        draft_acceptance_rate=metrics.draft_acceptance_rate(sums),
+        loop_num_requests=0 if loop is None else loop.num_requests,
+        loop_mean_acceptance_length=None if loop is None else metrics.mean_acceptance_length(loop),
+        mismatch=compared,
+    )
+
+
+def _with_whole(found: Iterable[AcceptanceSums]) -> list[AcceptanceSums]:
+    """These by slice, and before them those of the whole endpoint."""
+    by_slice = list(found)
+    whole: dict[str, AcceptanceSums] = {}
+    for sums in by_slice:
+        before = whole.get(sums.fingerprint)
+        whole[sums.fingerprint] = replace(sums, slice_key="") if before is None else before.plus(sums)
+    return [*whole.values(), *by_slice]

@@ -1,0 +1,180 @@
+"""What kind of failure a slice shows: domain mismatch, sampling regime, long context, tool calling, structured output.
+
+A pure function of a slice's labels, counts and acceptance, held against the endpoint's other slices at the same load
+and with the same config.  It names the kinds that are suspected and the figures that they are suspected on, and no
+more: it is no test, has no error rate, and no verdict reads it.
+
+| kind | suspected where |
+|---|---|
+| domain mismatch | acceptance lies `GAP` below that of the slices with the same sampling regime and context whose \
+other labels differ; or `EARLY_SHARE` of the requests are early rejections |
+| tool calling, structured output | the same in a slice of that prompt class; or `BROKEN_SHARE` more of the \
+speculative arm's outputs break their contract than of the baseline's |
+| sampling regime | acceptance lies `GAP` below that of the slices that differ in a cooler sampling regime alone |
+| long context | acceptance lies `GAP` below that of the slices that differ in a shorter context alone; or \
+`BEYOND_SHARE` of the requests are longer than the draft's context |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from shadowspec.failures import (
+    BEYOND_DRAFT_CONTEXT,
+    EARLY_KNOWN,
+    EARLY_REJECTIONS,
+    LOOKED_AT,
+    validity_name,
+)
+from shadowspec.metrics import ratio
+from shadowspec.slicing import CONTEXT_BUCKETS, LARGEST_CONTEXT_BUCKET, STRUCTURED, TOOL_CALLING
+from shadowspec.types import Arm, Contract, SamplingRegime, Validity, parse_slice_key
+from shadowspec.words import percent, plural
+
+# Requests on either side: of 20, each of some 20 steps, pooled acceptance has a standard error of about .05.
+MIN_REQUESTS = 20
+# Of first-position acceptance: two such standard errors; at K = 4 it is about a third of a token per step.
+GAP = 0.10
+# Of requests: at the default floor of acceptance 2% of them are early rejections by chance (`shadowspec.early`).
+EARLY_SHARE = 0.25
+BEYOND_SHARE = 0.05  # of requests: from there on their plain steps weigh on the slice's mean
+BROKEN_SHARE = 0.05  # of outputs: the default of a guardrail's margin
+MIN_BROKEN = 5  # outputs: fewer differ by chance where requests are sampled
+
+_REGIME: Final = "sampling_regime"
+_CONTEXT: Final = "context_bucket"
+_ORDER: Final[Mapping[str, Sequence[str]]] = {  # from where a draft is at its best
+    _REGIME: tuple(SamplingRegime),
+    _CONTEXT: (*(name for _, name in CONTEXT_BUCKETS), LARGEST_CONTEXT_BUCKET),
+}
+
+
+class FailureKind(StrEnum):
+    """Why a slice may lag behind the others of its endpoint."""
+
+    DOMAIN_MISMATCH = "domain mismatch"
+    SAMPLING_REGIME = "sampling regime"
+    LONG_CONTEXT = "long context"
+    TOOL_CALLING = "tool calling"
+    STRUCTURED_OUTPUT = "structured output"
+
+
+@dataclass(frozen=True, slots=True)
+class SliceFigures:
+    """What a slice is judged by; drafts and accepted first tokens may be weighted by inclusion rates."""
+
+    slice_key: str
+    num_requests: int  # that were answered
+    num_drafts: float
+    num_first_accepted: float
+    counts: Mapping[str, int]  # of `shadowspec.failures`
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """A kind of failure, and each figure that speaks for it, in a sentence."""
+
+    kind: FailureKind
+    figures: tuple[str, ...]
+
+
+def suspicions(own: SliceFigures, others: Sequence[SliceFigures]) -> tuple[Suspicion, ...]:
+    """The kinds of failure that are suspected of a slice, in the order of `FailureKind`; none of one with few requests.
+
+    Args:
+        own: the slice, or the whole endpoint, which is compared with nothing.
+        others: the endpoint's other slices at the same load and with the same config.
+    """
+    if own.num_requests < MIN_REQUESTS:
+        return ()
+    labels = parse_slice_key(own.slice_key)
+    found: dict[FailureKind, list[str]] = {kind: [] for kind in FailureKind}
+    content = _kind_of_content(labels)
+    for kind, peers, of in (
+        (content, _peers(labels, others, _differs_in_content), "of other content"),
+        (FailureKind.SAMPLING_REGIME, _peers(labels, others, _is_cooler(_REGIME)), "at a cooler sampling regime"),
+        (FailureKind.LONG_CONTEXT, _peers(labels, others, _is_cooler(_CONTEXT)), "with a shorter context"),
+    ):
+        found[kind] += _lags(own, peers, of)
+    found[content] += _share(own, EARLY_REJECTIONS, EARLY_KNOWN, EARLY_SHARE, "rejected the draft from the start")
+    found[FailureKind.LONG_CONTEXT] += _share(
+        own, BEYOND_DRAFT_CONTEXT, LOOKED_AT, BEYOND_SHARE, "are longer than the draft's context"
+    )
+    for contract in Contract:
+        is_call = contract is Contract.TOOL_CALL
+        found[FailureKind.TOOL_CALLING if is_call else FailureKind.STRUCTURED_OUTPUT] += _breaks(own, contract)
+    return tuple(Suspicion(kind, tuple(figures)) for kind, figures in found.items() if figures)
+
+
+Differs = Callable[[Mapping[str, str], Mapping[str, str]], bool]
+
+
+def _kind_of_content(labels: Mapping[str, str]) -> FailureKind:
+    """What a slice's content fails as: that of its prompt class, where there is one for it."""
+    by_class = {TOOL_CALLING: FailureKind.TOOL_CALLING, STRUCTURED: FailureKind.STRUCTURED_OUTPUT}
+    return by_class.get(labels.get("prompt_class", ""), FailureKind.DOMAIN_MISMATCH)
+
+
+def _peers(labels: Mapping[str, str], others: Sequence[SliceFigures], differs: Differs) -> list[SliceFigures]:
+    if not labels:
+        return []
+    return [other for other in others if differs(labels, parse_slice_key(other.slice_key))]
+
+
+def _differs_in_content(own: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    return own != other and all(own.get(name) == other.get(name) for name in _ORDER)
+
+
+def _is_cooler(name: str) -> Differs:
+    """Whether another slice differs in this label alone, and comes before in its order."""
+    order = _ORDER[name]
+
+    def differs(own: Mapping[str, str], other: Mapping[str, str]) -> bool:
+        here, there = own.get(name), other.get(name)
+        if here not in order or there not in order or {**other, name: here} != own:
+            return False
+        return order.index(there) < order.index(here)
+
+    return differs
+
+
+def _lags(own: SliceFigures, peers: Sequence[SliceFigures], of: str) -> list[str]:
+    """That acceptance lies below that of the peers, pooled, where both have enough requests."""
+    if sum(peer.num_requests for peer in peers) < MIN_REQUESTS:
+        return []
+    here = ratio(own.num_first_accepted, own.num_drafts)
+    there = ratio(sum(peer.num_first_accepted for peer in peers), sum(peer.num_drafts for peer in peers))
+    if here is None or there is None or there - here < GAP:
+        return []
+    return [f"acceptance {percent(here)} against {percent(there)} of {plural(len(peers), 'slice')} {of}"]
+
+
+def _share(own: SliceFigures, count: str, known: str, limit: float, what: str) -> list[str]:
+    number, of = own.counts.get(count, 0), own.counts.get(known, 0)
+    share = ratio(number, of)
+    if of < MIN_REQUESTS or share is None or share < limit:
+        return []
+    return [f"{number:,} of {plural(of, 'request')} {what} ({percent(share)})"]
+
+
+def _breaks(own: SliceFigures, contract: Contract) -> list[str]:
+    """That more of the speculative arm's outputs break a contract than of the baseline's."""
+
+    def outputs(arm: Arm, *validities: Validity) -> int:
+        return sum(own.counts.get(validity_name(contract, arm, validity), 0) for validity in validities)
+
+    broken = {arm: outputs(arm, Validity.INVALID) for arm in Arm}
+    ended = {arm: outputs(arm, Validity.INVALID, Validity.VALID) for arm in Arm}
+    if min(ended.values()) < MIN_REQUESTS or broken[Arm.SPECULATIVE] - broken[Arm.BASELINE] < MIN_BROKEN:
+        return []
+    shares = {arm: broken[arm] / ended[arm] for arm in Arm}
+    if shares[Arm.SPECULATIVE] - shares[Arm.BASELINE] < BROKEN_SHARE:
+        return []
+    name = contract.replace("_", " ") if contract is Contract.TOOL_CALL else contract.upper()
+    return [
+        f"{percent(shares[Arm.SPECULATIVE])} of the speculative arm's outputs are no valid {name}, "
+        f"{percent(shares[Arm.BASELINE])} of the baseline's"
+    ]

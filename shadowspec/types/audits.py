@@ -1,0 +1,92 @@
+"""What the audits of replay and loop go by: outputs of the loop replayed, and acceptance added up over sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+
+from shadowspec.types.replay import ExpectedCounts
+from shadowspec.types.requests import RecordKey
+from shadowspec.types.speculation import FingerprintedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedRun:
+    """One output of the speculative loop with what replay expects of it.
+
+    `expected_accepted_tokens` is the expectation of `num_accepted_tokens` given the output; None: replay refuses the
+    output as none of the target's.
+    """
+
+    key: RecordKey
+    fingerprint: str
+    num_output_tokens: int
+    num_accepted_tokens: int
+    expected_accepted_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedUnit:
+    """An audited run as the audit's sequences take it in."""
+
+    slice_key: str
+    run: AuditedRun
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAudit:
+    """How far the audit of one slice ("": the whole endpoint) and config has come."""
+
+    slice_key: str
+    fingerprint: str
+    document: Mapping[str, float | int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRecord:
+    """The expected counts of one logged response, for each config (and with it each number of speculative tokens)."""
+
+    key: RecordKey
+    endpoint: str
+    slice_key: str
+    unit_key: str  # the session, or what stands for it; hashed
+    event_time: datetime  # aware, UTC
+    counts: tuple[tuple[FingerprintedConfig, ExpectedCounts], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceSums:
+    """Counts of one slice and config added up over requests, and over units (sessions) their squares and products.
+
+    Of the loop they are integers that were counted, of replay expectations.
+    """
+
+    slice_key: str
+    fingerprint: str
+    num_requests: int
+    num_units: int
+    num_drafts: float
+    num_draft_tokens: float
+    num_accepted_tokens: float
+    num_first_accepted_tokens: float
+    drafts_squares: float  # of a unit's drafts, as the next two
+    accepted_drafts: float
+    accepted_squares: float
+    first_event: datetime
+    last_event: datetime
+
+    @property
+    def num_accepted_tokens_per_pos(self) -> tuple[float]:
+        """Of the first position alone, which is all that is added up."""
+        return (self.num_first_accepted_tokens,)
+
+    def plus(self, other: AcceptanceSums) -> AcceptanceSums:
+        """Both together, under this slice and config; a session that is in both counts as two units."""
+        names = (field.name for field in fields(self) if field.type in ("int", "float"))
+        return replace(
+            self,
+            first_event=min(self.first_event, other.first_event),
+            last_event=max(self.last_event, other.last_event),
+            **{name: getattr(self, name) + getattr(other, name) for name in names},
+        )

@@ -1,0 +1,71 @@
+"""What may be wrong with one request: what its output was asked to be, what became of it, and the flags of its run.
+
+A flag is a number, a truth or one word of a fixed list; no text of a prompt or an output is ever part of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+
+class Contract(StrEnum):
+    """What the code that takes an endpoint's outputs takes them for."""
+
+    JSON = "json"
+    TOOL_CALL = "tool_call"
+    SQL = "sql"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputContract:
+    """What one request's output has to be.
+
+    `tools` are those that the request offers, in OpenAI's form; `is_required` says that an output which calls none
+    breaks a contract of tool calls, which it does not where the model was free to answer in words; `dialect` is that
+    of SQL, by sqlglot's name (None: whatever sqlglot reads).
+    """
+
+    kind: Contract
+    tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    is_required: bool = True
+    dialect: str | None = None
+
+
+class Validity(IntEnum):
+    """Whether an output keeps its contract.  One that was cut at its token limit is neither valid nor invalid."""
+
+    INVALID = 0
+    VALID = 1
+    UNFINISHED = 2
+
+
+class Intervention(StrEnum):
+    """What a layer behind the model did with its output in production.  The shadow's own outputs pass no such layer."""
+
+    FILTERED = "filtered"  # withheld, in part or whole: finish_reason content_filter and its dialects
+    REWRITTEN = "rewritten"  # delivered otherwise than it was generated
+    REJECTED = "rejected"  # the call was failed because of it
+
+
+@dataclass(frozen=True, slots=True)
+class RunFlags:
+    """The flags of one run; None where a flag is not defined, and everywhere on runs measured before there were any.
+
+    `is_early_rejection`: the draft was rejected from the start (`shadowspec.early`); None of too few steps.
+    `is_beyond_draft_context`: prompt and output are longer than the draft model's context; False without a model.
+    `contract`: what the output had to be, where the contract applied to either arm's output, with the validity of
+    each (None: it did not apply to that arm's, which answered in words).
+    """
+
+    is_early_rejection: bool | None = None
+    is_beyond_draft_context: bool | None = None
+    contract: Contract | None = None
+    baseline_validity: Validity | None = None
+    speculative_validity: Validity | None = None
+    intervention: Intervention | None = None
+
+
+NO_FLAGS = RunFlags()

@@ -1,0 +1,93 @@
+"""Replay beside the loop on the evidence page, and audits above the line of changes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from shadowspec.gating.audits import folded, run_audits
+from shadowspec.store import Store
+from shadowspec.types import AuditedRun, AuditedUnit, Decision, ExpectedCounts, RecordKey, ReplayedRecord, StoredAudit
+from tests.dashboards.pages import said
+
+Open = Callable[..., AppTest]
+Configure = Callable[..., Path]
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def decision(filled_url: str) -> Decision:
+    with Store.open(filled_url) as store:
+        return next(own for own in store.latest_decisions() if own.slice_key and own.num_blocks)
+
+
+@pytest.fixture
+def url(filled_url: str, tmp_path: Path, decision: Decision) -> str:
+    """A copy of the store in which the decision's slice was replayed and its loop audited, with an alarm."""
+    path = tmp_path / "copy.db"
+    shutil.copy(filled_url.removeprefix("sqlite:///"), path)
+    with Store.open(f"sqlite:///{path}") as store:
+        config = store.fingerprints()[decision.fingerprint]
+        counts = ExpectedCounts(20.0, 60.0, 25.0, (15.0, 10.0), (5.0, 5.0, 10.0), 46, 90)
+        store.save_replays(
+            [
+                ReplayedRecord(
+                    RecordKey("f", 0, line), decision.endpoint, decision.slice_key, f"s{line}", NOW, ((config, counts),)
+                )
+                for line in range(7)
+            ]
+        )
+        runs = [AuditedRun(RecordKey("f", 0, line), decision.fingerprint, 21, 10, 1.0) for line in range(60)]
+        states = folded({}, [AuditedUnit(decision.slice_key, run) for run in runs], NOW)
+        with store.audit_session(decision.endpoint) as session:
+            session.save([StoredAudit(*cell, state.document()) for cell, state in states.items()])
+        assert run_audits(store, decision.endpoint, NOW)[0].state.has_alarmed
+    return f"sqlite:///{path}"
+
+
+def test_the_evidence_page_marks_replay_and_shows_the_audit(
+    url: str, configured: Configure, open_page: Open, decision: Decision
+) -> None:
+    configured(url)
+    app = open_page(
+        "evidence",
+        endpoint=decision.endpoint,
+        slice=decision.slice_key,
+        load=str(decision.concurrency),
+        config=decision.fingerprint[:12],
+    )
+    assert not app.exception
+    text = said(app)
+    assert "Replay beside the loop" in text
+    assert "No test rests on them" in text
+    assert "2.25" in text
+    assert "Audit of the loop" in text
+    assert "\u2715 alarm since" in text
+
+
+def test_changes_open_the_audits_where_one_alarms(
+    url: str, configured: Configure, open_page: Open, decision: Decision
+) -> None:
+    configured(url)
+    app = open_page("changes", window="all")
+    assert not app.exception
+    assert any("2 audits of the loop sounded" in error.value for error in app.error)
+    assert "\u2715 alarm since" in said(app)
+    assert "audit alarm: the loop accepts otherwise than replay expects" in app.dataframe[0].value["Why"].iloc[0]
+
+
+def test_without_replays_and_audits_nothing_is_said(
+    filled_url: str, configured: Configure, open_page: Open, decision: Decision
+) -> None:
+    configured(filled_url)
+    for page in ("evidence", "changes"):
+        app = open_page(page, endpoint=decision.endpoint, window="all")
+        assert not app.exception
+        assert not app.error
+        assert "Replay beside the loop" not in said(app)
+        assert "Audits of the loop" not in said(app)

@@ -1,0 +1,206 @@
+"""Outputs of the loop are replayed beside their block; a draft whose logits are shifted by one position is found."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from shadowspec import demo
+from shadowspec.engine import Candidate, Engine, LoadedModel, Models
+from shadowspec.engine import measure as measuring
+from shadowspec.engine.audit import Auditor
+from shadowspec.gate.audit import AuditState
+from shadowspec.types import (
+    Arm,
+    AuditedRun,
+    Block,
+    RecordKey,
+    SamplingParameters,
+    ShadowPrompt,
+    SpeculationConfig,
+    VerifyRule,
+)
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+NUM_BLOCKS, BLOCK = 5, 8
+
+
+class Shifted(torch.nn.Module):
+    """A model whose logits are those of the position before, but for the first of a pass."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.config, self.device, self.dtype, self._model = model.config, model.device, model.dtype, model
+
+    def forward(self, **given: Any) -> Any:
+        kept = given.pop("logits_to_keep")
+        result = self._model(**given, logits_to_keep=0)
+        result.logits = torch.cat((result.logits[:, :1], result.logits[:, :-1]), 1)[:, -kept:]
+        return result
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[LoadedModel, tuple[Candidate, ...]]:
+    return Models("cpu").candidates(
+        str(demo.TARGET),
+        [
+            SpeculationConfig("draft", "t", str(demo.DRAFT), "draft_model", 4, VerifyRule.REJECTION),
+            SpeculationConfig("ngram", "t", None, "ngram", 3, VerifyRule.GREEDY_DRAFT),
+        ],
+        lambda _: None,
+    )
+
+
+@pytest.fixture(scope="module")
+def shifted(pair: tuple[LoadedModel, tuple[Candidate, ...]]) -> tuple[Candidate, ...]:
+    """The same candidates, by the same fingerprints, with the error in the draft."""
+    _, (drafted, lookup) = pair
+    assert drafted.draft is not None
+    theirs = AutoModelForCausalLM.from_pretrained(demo.DRAFT, dtype=torch.float32, attn_implementation="sdpa").eval()
+    return Candidate(drafted.config, replace(drafted.draft, model=Shifted(theirs))), lookup
+
+
+def prompt(line: int, tokens: Sequence[int], sampling: SamplingParameters) -> ShadowPrompt:
+    return ShadowPrompt(RecordKey("f" * 64, 0, line), "e", NOON, {}, tuple(tokens), sampling)
+
+
+def blocks() -> list[Block]:
+    """The first short prompts of the bundled traffic, one in four of them greedy."""
+    found: list[ShadowPrompt] = []
+    with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                own = json.loads(line)["response"]
+                ids = own.get("prompt_token_ids") or own["choices"][0]["prompt_token_ids"]
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # bad on purpose
+            if len(ids) < 200:
+                temperature = 0.0 if len(found) % 4 == 0 else 0.8
+                sampling = SamplingParameters(temperature=temperature, top_p=0.95, max_tokens=14)
+                found.append(prompt(len(found), ids, sampling))
+            if len(found) == NUM_BLOCKS * BLOCK:
+                break
+    groups = [tuple(found[start : start + BLOCK]) for start in range(0, len(found), BLOCK)]
+    return [Block(f"b{place}", place, "e", "", BLOCK, own, (), Arm.BASELINE) for place, own in enumerate(groups)]
+
+
+class Repeated(Auditor):
+    """Has every audit made by another auditor too, of the same outputs."""
+
+    def __init__(self, target: LoadedModel, candidates: Sequence[Candidate], other: Auditor) -> None:
+        super().__init__(target, candidates, share=1.0)
+        self.other = other
+        self.found: list[AuditedRun] = []
+
+    def audit(self, *given: Any) -> tuple[AuditedRun, ...]:
+        self.found += self.other.audit(*given)
+        return super().audit(*given)
+
+
+def test_the_sound_engine_agrees_and_the_shifted_draft_alarms(
+    pair: tuple[LoadedModel, tuple[Candidate, ...]], shifted: tuple[Candidate, ...]
+) -> None:
+    """The promise: shifted logits are caught within 300 requests, here in 40, and a sound engine raises no alarm."""
+    target, candidates = pair
+    auditor = Repeated(target, candidates, Auditor(target, shifted, share=1.0))
+    engine = Engine(target, candidates, warmup_blocks=0, auditor=auditor)
+    sound = [run for block in blocks() for run in engine.measure(block).audits]
+    of_draft, of_lookup = (
+        [run for run in sound if run.fingerprint == candidate.config.fingerprint] for candidate in candidates
+    )
+    state = AuditState(1).fold(of_draft, NOON)
+    assert (state.num_units, state.num_refused, state.has_alarmed) == (NUM_BLOCKS * BLOCK, 0, False)
+    assert state.num_accepted_tokens > 100
+    assert len(of_lookup) == NUM_BLOCKS * BLOCK
+    for run in of_lookup:  # what it proposes is certain, and so is what is accepted
+        assert run.expected_accepted_tokens == pytest.approx(run.num_accepted_tokens)
+    of_shifted = [run for run in auditor.found if run.fingerprint == candidates[0].config.fingerprint]
+    assert [run.num_accepted_tokens for run in of_shifted] == [run.num_accepted_tokens for run in of_draft]
+    assert AuditState(64).fold(of_shifted, NOON).has_alarmed
+
+
+def test_requests_are_drawn_by_their_keys_and_never_with_a_seed_of_their_own(
+    pair: tuple[LoadedModel, tuple[Candidate, ...]],
+) -> None:
+    target, _ = pair
+    sampled, greedy = SamplingParameters(temperature=0.8), SamplingParameters(temperature=0.0)
+    some = Auditor(target, [], share=0.2, seed=3)
+    drawn = [line for line in range(2_000) if some.draws(prompt(line, (1,), sampled))]
+    assert 300 < len(drawn) < 500
+    assert drawn == [line for line in range(2_000) if some.draws(prompt(line, (1, 2), greedy))]
+    assert drawn != [line for line in range(2_000) if Auditor(target, [], share=0.2).draws(prompt(line, (1,), sampled))]
+    every, none = Auditor(target, [], share=1.0), Auditor(target, [], share=0.0)
+    assert not any(none.draws(prompt(line, (1,), sampled)) for line in range(100))
+    assert all(every.draws(prompt(line, (1,), sampled)) for line in range(100))
+    assert every.draws(prompt(1, (1,), replace(greedy, seed=7)))
+    assert not every.draws(prompt(1, (1,), replace(sampled, seed=7)))
+
+
+def test_an_engine_without_an_auditor_audits_nothing(pair: tuple[LoadedModel, tuple[Candidate, ...]]) -> None:
+    target, candidates = pair
+    engine = Engine(target, candidates[1:], warmup_blocks=0)
+    assert engine.measure(blocks()[0]).audits == ()
+
+
+def test_what_did_not_fit_into_memory_is_not_audited(
+    pair: tuple[LoadedModel, tuple[Candidate, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a run that failed, nor a block whose audit itself finds no memory; its runs stand."""
+    target, candidates = pair
+    engine = Engine(target, candidates[1:], warmup_blocks=0, auditor=Auditor(target, candidates, share=1.0))
+    block = replace(blocks()[0], requests=blocks()[0].requests[:2])
+
+    def starved(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("none left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Auditor, "audit", starved)
+        result = engine.measure(block)
+    assert result.audits == ()
+    assert all(run.failure is None for run in result.runs)
+
+    honest = measuring.decode_batch
+
+    def failing(*given: Any, proposer: Any, **named: Any) -> Any:
+        if proposer is not None:
+            raise torch.OutOfMemoryError("none left")
+        return honest(*given, proposer=proposer, **named)
+
+    monkeypatch.setattr(measuring, "decode_batch", failing)
+    result = engine.measure(block)
+    assert result.audits == ()
+    assert all(run.failure == "out_of_memory" for run in result.runs)
+
+
+def test_what_replay_cannot_know_is_not_audited(pair: tuple[LoadedModel, tuple[Candidate, ...]]) -> None:
+    """What a candidate drafts from a memory, stops at by its confidence or cannot draft any more is in no output."""
+    target, (draft, ngram) = pair
+    remembering = replace(ngram.config.config, proposer="suffix", suffix_memory_tokens=100)
+    own = [
+        replace(ngram, config=replace(ngram.config, config=remembering, fingerprint="remembers")),
+        replace(
+            draft,
+            config=replace(
+                draft.config, config=replace(draft.config.config, draft_confidence_threshold=0.4), fingerprint="stops"
+            ),
+        ),
+        replace(draft, config=replace(draft.config, fingerprint="ends"), context_limit=64),
+        replace(
+            ngram,
+            config=replace(
+                ngram.config, config=replace(remembering, suffix_memory_tokens=0), fingerprint="of the request alone"
+            ),
+        ),
+    ]
+    engine = Engine(target, own, warmup_blocks=0, auditor=Auditor(target, own, share=1.0))
+    audited = engine.measure(blocks()[0]).audits
+    assert {each.fingerprint for each in audited} == {"of the request alone"}
+    assert all(each.expected_accepted_tokens == pytest.approx(each.num_accepted_tokens) for each in audited)

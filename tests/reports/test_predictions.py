@@ -1,0 +1,187 @@
+"""Predictions stand beside what was measured, say why there is none, and reach every form of the report."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from shadowspec.cost_model import CostSurface
+from shadowspec.frontier import Length, Work
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.reports import Report, build_report, render_html, render_json, render_markdown
+from shadowspec.reports.predictions import (
+    NOT_PROFILED,
+    MeasuredCell,
+    frontiers,
+    median_error,
+    predictions,
+    replayed_ways,
+)
+from shadowspec.types import AcceptanceSums, CostKey, Place, ProfiledCosts, StepCost
+from tests.reports.worlds import NOW, MemorySource, add_slice, config
+
+CODE = "prompt_class=code,sampling_regime=greedy"
+CHAT = "prompt_class=chat,sampling_regime=low"
+
+
+def profiled(*, is_greedy: bool = True, contexts: tuple[int, ...] = (64, 512)) -> ProfiledCosts:
+    points = tuple(
+        StepCost(b, k, c, prefill_ms=0.3 * c, draft_ms=1.0 * k, verify_ms=14.0 + 0.5 * b * (k + 1), other_ms=0.2)
+        for b in (1, 4, 16)
+        for k in (0, 2, 4, 8)
+        for c in contexts
+    )
+    return ProfiledCosts(CostKey.of(config(), is_greedy=is_greedy), NOW, points)
+
+
+def world(*costs: ProfiledCosts) -> MemorySource:
+    source = MemorySource(profiles={own.key: own for own in costs})
+    add_slice(source, "editor", CODE, num_blocks=20, speedup=1.4, rate=0.7, seed=3)
+    add_slice(source, "editor", CHAT, num_blocks=6, speedup=1.1, rate=0.5, seed=4)
+    return source
+
+
+def report_of(source: MemorySource) -> Report:
+    return build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.")
+
+
+def test_a_cell_is_predicted_from_its_own_length_and_its_pairs_costs() -> None:
+    own = profiled()
+    (endpoint,) = report_of(world(own)).endpoints
+    by_slice = {each.cell.slice_key: each for each in endpoint.predictions}
+    assert set(by_slice) == {CODE, CHAT}  # the whole endpoint is a mixture of them
+    code = by_slice[CODE]
+    pooled = next(h.acceptance for h in endpoint.hypotheses if h.slice_key == CODE)
+    assert pooled is not None
+    length, requests = pooled.mean_acceptance_length, pooled.num_requests
+    assert length is not None
+    output = pooled.counts.num_output_tokens / requests
+    place = Place(4, 4, 90 + output / 2)
+    surface = CostSurface(own.points)
+    assert code.speedup == pytest.approx(surface.end_to_end_speedup(length, place, output))
+    assert code.break_even_length == pytest.approx(surface.break_even_length(place))
+    assert code.cell.ratio_of_total_times == pytest.approx(1.4, abs=0.1)
+    assert code.error == pytest.approx(code.speedup / code.cell.ratio_of_total_times - 1.0)
+    chat = by_slice[CHAT]  # sampled requests cost more to verify, and theirs were not profiled
+    assert (chat.speedup, chat.break_even_length, chat.error, chat.reason) == (None, None, None, NOT_PROFILED)
+    assert median_error(endpoint.predictions) == pytest.approx(abs(code.error))
+
+
+def test_what_lies_beyond_the_profile_is_said_and_not_guessed() -> None:
+    (endpoint,) = report_of(world(profiled(contexts=(512, 1024)))).endpoints
+    code = next(each for each in endpoint.predictions if each.cell.slice_key == CODE)
+    assert code.speedup is None
+    assert code.reason is not None
+    assert "lies beyond what was profiled (512 to 1024)" in code.reason
+    assert endpoint.frontiers == ()
+    assert median_error(endpoint.predictions) is None
+
+
+def test_another_devices_costs_predict_nothing() -> None:
+    source = world(profiled())
+    (own,) = source.profiles.values()
+    elsewhere = CostKey.of(config(device="another"), is_greedy=True)
+    source.profiles = {elsewhere: ProfiledCosts(elsewhere, NOW, own.points)}
+    (endpoint,) = report_of(source).endpoints
+    assert {each.reason for each in endpoint.predictions} == {NOT_PROFILED}
+
+
+def test_the_frontier_takes_each_configs_busiest_load_and_every_config() -> None:
+    both = [config("draft-k2", 2), config("draft-k8", 8)]
+    work = Work(90.0, 36.0)
+
+    def cell(fingerprint: str, load: int, requests: int, length: float) -> MeasuredCell:
+        return MeasuredCell(CODE, load, fingerprint, requests, length, work, 1.2)
+
+    cells = [
+        cell(both[0].fingerprint, 1, 10, 1.1),  # few requests: noise
+        cell(both[0].fingerprint, 4, 400, 2.2),
+        cell(both[1].fingerprint, 4, 300, 3.0),
+    ]
+    own = profiled()
+    (found,) = frontiers(cells, {each.fingerprint: each for each in both}, {own.key: own})
+    assert [choice.concurrency for choice in found.choices] == [1, 4, 16]
+    for choice in found.choices:
+        assert {(each.drafting.name, each.drafting.length.estimate) for each in choice.gains} == {
+            ("draft-k2", 2.2),
+            ("draft-k8", 3.0),
+        }
+    assert len(predictions(cells, {each.fingerprint: each for each in both}, {own.key: own})) == 3
+
+
+def test_every_form_of_the_report_tells_them() -> None:
+    report = report_of(world(profiled()))
+    page, text, document = render_html(report), render_markdown(report), json.loads(render_json(report))
+    for form in (page, text):
+        assert "Predicted by the cost model" in form
+        assert "1 of 2 cells predicted; median absolute error" in form
+        assert "not profiled: run" in form
+        assert "load 4: draft-k4 at K 4, " in form
+    assert "Predicted speedup by load for every number of speculative tokens" in page
+    (endpoint,) = document["endpoints"]
+    predicted = next(each for each in endpoint["predictions"] if each["why_not"] is None)
+    assert predicted["predicted_speedup"] / predicted["measured_speedup"] - 1 == pytest.approx(
+        predicted["relative_error"]
+    )
+    (frontier,) = endpoint["frontier"]
+    assert [each["concurrency"] for each in frontier["loads"]] == [1, 4, 16]
+    assert frontier["loads"][0]["best"]["num_speculative_tokens"] == 4
+
+
+def test_without_costs_there_is_no_section() -> None:
+    report = report_of(world())
+    assert "Predicted by the cost model" not in render_html(report)
+    assert "Predicted by the cost model" not in render_markdown(report)
+
+
+def test_an_adaptive_depth_has_no_costs_of_a_fixed_one() -> None:
+    own = config()
+    adaptive = replace(own, config=replace(own.config, draft_confidence_threshold=0.4))
+    cell = MeasuredCell(CODE, 4, own.fingerprint, 100, 2.5, Work(90.0, 36.0), 1.2)
+    costs = {profiled().key: profiled()}
+    assert predictions([cell], {own.fingerprint: own}, costs)[0].speedup is not None
+    assert predictions([cell], {own.fingerprint: adaptive}, costs)[0].reason == NOT_PROFILED
+    assert frontiers([cell], {own.fingerprint: adaptive}, costs) == []
+
+
+def sums_of(units: list[tuple[float, float]], fingerprint: str) -> AcceptanceSums:
+    """Accepted tokens and drafts of each session."""
+    return AcceptanceSums(
+        slice_key=CODE, fingerprint=fingerprint, num_requests=len(units), num_units=len(units),
+        num_drafts=sum(drafts for _, drafts in units), num_draft_tokens=8 * sum(drafts for _, drafts in units),
+        num_accepted_tokens=sum(accepted for accepted, _ in units), num_first_accepted_tokens=0.0,
+        drafts_squares=sum(drafts**2 for _, drafts in units),
+        accepted_drafts=sum(accepted * drafts for accepted, drafts in units),
+        accepted_squares=sum(accepted**2 for accepted, _ in units), first_event=NOW, last_event=NOW,
+    )  # fmt: skip
+
+
+def test_replay_brings_depths_that_were_never_measured_and_bounds() -> None:
+    measured, deeper = config("draft-k4", 4), config("draft-k8", 8)
+    units = [(20.0, 10.0), (24.0, 9.0), (15.0, 11.0), (30.0, 12.0)]
+    own = [sums_of(units, measured.fingerprint), sums_of([(5.0, 2.0)], deeper.fingerprint)]
+    ways = replayed_ways(own, {each.fingerprint: each for each in (measured, deeper)})
+    (_, _, four), (_, _, eight) = ways
+    assert four.estimate == pytest.approx(1.0 + 89 / 42)
+    residuals = [accepted - 89 / 42 * drafts for accepted, drafts in units]
+    half = 3.182446 * math.sqrt(4 / 3 * sum(each**2 for each in residuals)) / 42  # Student's t, 3 degrees, 97.5%
+    assert (four.lower, four.upper) == pytest.approx((four.estimate - half, four.estimate + half))
+    assert (eight.estimate, eight.lower) == (3.5, None)  # one session has no spread
+    cell = MeasuredCell(CODE, 4, measured.fingerprint, 100, 2.0, Work(90.0, 36.0), 1.2)
+    costs = {profiled().key: profiled()}
+    (plain,) = frontiers([cell], {measured.fingerprint: measured}, costs)
+    (found,) = frontiers([cell], {measured.fingerprint: measured}, costs, ways)
+    assert [len(choice.gains) for choice in plain.choices] == [1, 1, 1]
+    for choice in found.choices:
+        assert [each.drafting.num_speculative_tokens for each in choice.gains] == [4, 8]
+        assert choice.gains[0].drafting.length == four  # in place of the loop's
+        assert choice.gains[0].lower is not None
+
+
+def test_what_was_replayed_of_a_slice_without_measurements_has_no_frontier() -> None:
+    own = config()
+    ways = [("prompt_class=maths", own, Length(3.0))]
+    assert frontiers([], {own.fingerprint: own}, {profiled().key: profiled()}, ways) == []

@@ -1,0 +1,43 @@
+"""Cost surfaces read back as they were stored, and the newest of a kind counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from shadowspec.store import Store
+from shadowspec.types import CostKey, ProfiledCosts, StepCost
+from tests.store import examples
+
+
+def points(step_ms: float) -> tuple[StepCost, ...]:
+    return tuple(
+        StepCost(load, depth, 64, prefill_ms=1.5, draft_ms=0.25 * depth, verify_ms=step_ms, other_ms=0.125)
+        for load in (1, 4)
+        for depth in (0, 2)
+    )
+
+
+def test_the_newest_of_each_kind_reads_back(store: Store) -> None:
+    assert store.costs() == {}
+    greedy = CostKey.of(examples.config(), is_greedy=True)
+    sampled = replace(greedy, is_greedy=False)
+    old = ProfiledCosts(greedy, examples.NOON, points(3.0))
+    new = ProfiledCosts(greedy, examples.NOON + timedelta(days=1), points(2.0))
+    other = ProfiledCosts(sampled, examples.NOON, points(4.0))
+    for own in (old, other, new):
+        store.append_costs(own)
+    assert store.costs() == {greedy: new, sampled: other}
+
+
+def test_what_a_surface_is_of_leaves_the_depth_out() -> None:
+    own = examples.config()
+    deeper = replace(own, config=replace(own.config, name="other", num_speculative_tokens=9), fingerprint="f" * 64)
+    assert CostKey.of(own, is_greedy=True) == CostKey.of(deeper, is_greedy=True)
+    for changed in (
+        replace(own, device="another"),
+        replace(own, dtype="bfloat16"),
+        replace(own, engine="shadowspec-torch/9"),
+        replace(own, details={**own.details, "draft_weights": "0" * 16}),
+    ):
+        assert CostKey.of(changed, is_greedy=True) != CostKey.of(own, is_greedy=True)

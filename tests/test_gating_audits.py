@@ -1,0 +1,95 @@
+"""Audits on a real store: every unit testifies once, an alarm holds the slice, and an operator ends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from shadowspec.gate.audit import AuditState
+from shadowspec.gate.overrides import effective_decisions
+from shadowspec.gating.audits import AUTHOR, CellAudit, folded, run_audits
+from shadowspec.store import Store
+from shadowspec.types import AuditedRun, AuditedUnit, Clearing, RecordKey, Verdict
+from tests.store import examples
+from tests.store.saving import save_block
+
+CODE, CHAT = "class=code", "class=chat"
+
+
+def save(store: Store, first: int, count: int, expected: float, slice_key: str) -> None:
+    """Blocks of one audited run each, of 20 tokens that could have been accepted, 9 of which were."""
+    for line in range(first, first + count):
+        result = examples.block(f"b{line}", range(line, line + 1), sequence=line)
+        audits = (AuditedRun(result.runs[0].key, "fp", 21, 9, expected),)
+        block = replace(result.block, slice_key=slice_key)
+        record = replace(examples.record(line), event_time=examples.NOON + timedelta(seconds=line))
+        save_block(store, replace(result, block=block, audits=audits), [record])
+
+
+@pytest.fixture
+def measured(store: Store) -> Store:
+    store.save_fingerprints([examples.config()])
+    return store
+
+
+def cells(audits: list[CellAudit]) -> dict[str, AuditState]:
+    return {audit.slice_key: audit.state for audit in audits}
+
+
+def test_a_sound_loop_is_audited_and_held_by_nobody(measured: Store) -> None:
+    save(measured, 0, 12, 9.0, CODE)
+    save(measured, 12, 8, 9.0, CHAT)
+    audits = run_audits(measured, "chat", examples.NOON)
+    assert [audit.slice_key for audit in audits] == ["", CODE, CHAT]  # in the order of their first units
+    assert [audit.state.place for audit in audits] == [1, 2, 3]
+    assert {name: state.num_units for name, state in cells(audits).items()} == {"": 20, CODE: 12, CHAT: 8}
+    assert measured.overrides() == []
+    assert run_audits(measured, "chat", examples.NOON) == audits
+    assert run_audits(measured, "elsewhere", examples.NOON) == []
+
+
+def test_in_pieces_it_comes_to_the_same(measured: Store) -> None:
+    save(measured, 0, 6, 8.0, CODE)
+    run_audits(measured, "chat", examples.NOON)
+    save(measured, 6, 6, 9.5, CODE)
+    run_audits(measured, "chat", examples.NOON)
+    expected = [8.0] * 6 + [9.5] * 6
+    runs = [AuditedRun(RecordKey("file", 0, line), "fp", 21, 9, each) for line, each in enumerate(expected)]
+    at_once = folded({}, [AuditedUnit(CODE, run) for run in runs], examples.NOON)
+    found = cells(run_audits(measured, "chat", examples.NOON))
+    assert set(found) == {"", CODE}
+    for (slice_key, _), state in at_once.items():
+        assert found[slice_key].num_units == state.num_units == 12
+        assert found[slice_key].peak_more == pytest.approx(state.peak_more)
+        assert found[slice_key].log_fewer == pytest.approx(state.log_fewer)
+
+
+def test_an_alarm_holds_what_stands_until_an_operator_clears_it(measured: Store) -> None:
+    measured.append_decisions([replace(examples.decision(Verdict.ENABLE), slice_key=name) for name in (CODE, CHAT)])
+    save(measured, 0, 150, 9.0, CHAT)
+    save(measured, 150, 30, 2.0, CODE)
+    audits = cells(run_audits(measured, "chat", examples.NOON))
+    assert audits[CODE].has_alarmed
+    assert not audits[CHAT].has_alarmed
+    held = [record.override for record in measured.overrides("chat")]
+    assert {order.author for order in held} == {AUTHOR}
+    assert {order.verdict for order in held} == {Verdict.HOLD}
+    assert CODE in {order.slice_key for order in held}
+    assert CHAT not in {order.slice_key for order in held}
+    standing = effective_decisions(measured.latest_decisions("chat"), measured.overrides(), examples.NOON)
+    reasons = {own.slice_key: (own.verdict, own.reason) for own in standing}
+    assert reasons[CODE][0] is Verdict.HOLD
+    assert "audit alarm: the loop accepts otherwise than replay expects, config fp, class=code" in reasons[CODE][1]
+
+    run_audits(measured, "chat", examples.NOON)
+    assert len(measured.overrides()) == len(held)
+    for order in held:
+        stored = next(record.override for record in measured.overrides() if record.override.reason == order.reason)
+        measured.clear_override(Clearing(stored.override_id, "mended", "ada", examples.NOON))
+    save(measured, 180, 5, 2.0, CODE)
+    run_audits(measured, "chat", examples.NOON)
+    assert len(measured.overrides()) == len(held)
+    standing = effective_decisions(measured.latest_decisions("chat"), measured.overrides(), examples.NOON)
+    assert {own.verdict for own in standing} == {Verdict.ENABLE}
