@@ -37,6 +37,11 @@ class SpeculationConfig:
     suffix_memory_tokens: int = 100_000  # of recent outputs of the endpoint; 0: drafts from the request alone
     draft_confidence_threshold: float = 0.0  # a draft model drafts no token that it gives less; 0: as many as it may
 
+    @property
+    def remembers(self) -> bool:
+        """Whether what is drafted depends on outputs of other requests, and so on the order in which these came."""
+        return self.proposer == "suffix" and self.suffix_memory_tokens > 0
+
 
 SUFFIX_OPTIONS: Final = (
     "suffix_decoding_max_tree_depth",

@@ -125,3 +125,14 @@ def test_the_audits_order_is_an_alarm_in_the_line_of_time() -> None:
     by_hand = replace(order, override_id=4, author="ada")
     changes = override_changes([OverrideRecord(order, None), OverrideRecord(by_hand, None)], NOW)
     assert [change.kind for change in changes] == [Kind.ALARM, Kind.OVERRIDE]
+
+
+def test_what_remembers_other_outputs_is_no_mismatch_of_production(source: MemorySource) -> None:
+    """Replay remembers the responses before, the loop those of its blocks before: they need not accept alike."""
+    remembering = replace(SHALLOW, config=replace(SHALLOW.config, proposer="suffix", draft=None))
+    assert remembering.config.remembers
+    assert not replace(remembering.config, suffix_memory_tokens=0).remembers
+    source.replayed_with[SHALLOW.fingerprint] = remembering
+    rows = {(row.slice_key, row.num_speculative_tokens): row for row in replay_rows(source, "editor")}
+    assert rows[CHAT, 2].loop_mean_acceptance_length == 2.0  # shown beside it
+    assert (rows[CHAT, 2].mismatch, rows[CHAT, 2].state) == (None, "\u2014")

@@ -28,7 +28,7 @@ class RecentOutputs:
     @classmethod
     def of(cls, config: SpeculationConfig) -> Self | None:
         """What the config's proposer remembers of an endpoint, still empty; None if it remembers nothing."""
-        if config.proposer != "suffix" or config.suffix_memory_tokens == 0:
+        if not config.remembers:
             return None
         return cls(config.suffix_decoding_max_tree_depth, config.suffix_memory_tokens)
 
