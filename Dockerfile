@@ -9,7 +9,7 @@ COPY dashboards ./dashboards
 COPY kernels/shadowspec_kernels ./kernels/shadowspec_kernels
 COPY kernels/benchmarks/results/simulation.json ./kernels/benchmarks/results/
 RUN pip install --no-cache-dir --constraint constraints.txt setuptools \
-    && pip install --no-cache-dir --no-build-isolation --constraint constraints.txt '.[dashboard,schedule]' \
+    && pip install --no-cache-dir --no-build-isolation --constraint constraints.txt '.[dashboard,schedule,sql]' \
     && rm -rf build *.egg-info \
     && useradd --create-home --uid 10001 shadowspec
 
