@@ -154,7 +154,7 @@ def test_the_whole_board_is_reached_by_keyboard(site: Served, reader: Reader) ->
 def test_runs_are_downloaded_without_a_word_of_a_prompt(dashboards: Callable[[str], Served], reader: Reader) -> None:
     reader.open(dashboards("demo").address("explorer", endpoint="code-completion"))
     with reader.page.expect_download() as waiting:
-        reader.page.locator(".st-key-runs-csv button").click()
+        reader.page.locator(".st-key-runs-csv button").first.click()
     path = waiting.value.path()
     text = Path(path).read_text(encoding="utf-8")
     found = list(csv.DictReader(io.StringIO(text)))
