@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.cost_model import (
@@ -50,6 +50,7 @@ def test_an_end_to_end_simulator_is_fitted(acceptance: float, throughput: float)
     assert amdahl(expected_tokens(acceptance, 4) / 1.30, 0.55) == pytest.approx(throughput, abs=0.03)
 
 
+@settings(max_examples=25)
 @given(st.floats(0.0, 0.99), st.integers(1, 8))
 def test_the_law_of_a_long_response_has_the_closed_forms_length(acceptance: float, depth: int) -> None:
     response = np.full(4_000, acceptance)

@@ -21,6 +21,8 @@ from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, StoredReco
 from tests.gate.feeding import Feed, assert_same_decisions
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run, record_of, run_of
 
+pytestmark = pytest.mark.slow  # all of them together
+
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
 SLICES = ("prompt_class=code", "prompt_class=sql")
 

@@ -29,6 +29,8 @@ from shadowspec.types import (
     VerifyRule,
 )
 
+pytestmark = pytest.mark.slow  # all of them together
+
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NUM_BLOCKS, BLOCK = 5, 8
 

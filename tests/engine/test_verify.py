@@ -27,6 +27,8 @@ from shadowspec.engine.randomness import sample
 from shadowspec.engine.verify import Verification, verify_sampled
 from shadowspec.types import RecordKey, SamplingParameters, VerifyRule
 
+pytestmark = pytest.mark.slow  # all of them together
+
 PROMPT = (0, 5, 3, 7, 5, 3)
 DRAWS = 20_480
 BATCH = 2_048

@@ -8,6 +8,8 @@ import pytest
 
 from tests.faults import gate_kills
 
+pytestmark = pytest.mark.slow  # all of them together
+
 
 @pytest.mark.parametrize("dialect", ["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
 def test_killed_gates_and_four_at_once_fold_each_unit_once(new_database: Callable[[str], str], dialect: str) -> None:

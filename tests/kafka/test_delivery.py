@@ -13,7 +13,7 @@ from shadowspec.types import PartitionId
 from tests.kafka.reading import Reader, offsets, settings_for
 from tests.kafka_topics import Message, Topics, kcat, read_topic
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 MEGABYTE = 1024 * 1024
 
 

@@ -14,7 +14,7 @@ from shadowspec.types import PartitionId
 from tests.kafka.reading import PATIENCE_S, Reader, offsets, settings_for, step_all
 from tests.kafka_topics import Message, Topics
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def committed(topics: Topics, group: str, topic: str, partition: int) -> int | None:

@@ -23,7 +23,7 @@ from tests.kafka.reading import Reader, settings_for
 from tests.kafka_server import DENIED_PASSWORD, DENIED_USER, MECHANISMS, PASSWORD, USER, Certificates, KafkaServer
 from tests.kafka_topics import Message, Topics
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SOON_S = 90.0  # half of the time that connecting is given: no waiting for it, on a busy machine too
 
 

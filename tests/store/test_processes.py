@@ -19,6 +19,8 @@ from shadowspec.store import Store, session, writes
 from shadowspec.types import WriteBatch
 from tests.store import examples
 
+pytestmark = pytest.mark.slow  # all of them together
+
 SPAWN = multiprocessing.get_context("spawn")
 START_TIMEOUT_S = 300  # two interpreters starting on a machine that is busy with something else
 ROUNDS = 8

@@ -22,6 +22,8 @@ from shadowspec.worker.engine_process import EngineFactory, EngineProcess
 from shadowspec.worker.messages import BuildFailed, Channel, Died, Event, Failed, Measured, Ready
 from tests.worker.blocks import block, prompt
 
+pytestmark = pytest.mark.slow  # all of them together
+
 KILL, HOLD, STALL, ERROR = 100, 101, 102, 103
 HOLD_S = 3.0
 MARKS = Marks(kill=KILL, hold=HOLD, hold_s=HOLD_S, stall=STALL, error=ERROR)

@@ -21,6 +21,8 @@ from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from tests.engine.heads.reference import AUXILIARY, Eagle3, Medusa, Speculator
 from tests.engine.test_verify import DRAWS, LEVEL, PROMPT, SAMPLING, draw, exact_distribution, p_value
 
+pytestmark = pytest.mark.slow  # all of them together
+
 KINDS = ["medusa", "mlp_speculator", "eagle3"]
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
 REQUESTS = [
