@@ -89,6 +89,18 @@ format: $(VENV)/.installed-test,lint ## Rewrite the code in the house style
 bench: $(VENV)/.installed-base ## Measure the engine against transformers (nothing else may run meanwhile)
 	$(BIN)/python kernels/benchmarks/decode.py $(ARGS)
 
+.PHONY: bench-bookkeeping
+bench-bookkeeping: $(VENV)/.installed-base ## Measure the share of a step that is no forward pass
+	$(BIN)/python kernels/benchmarks/bookkeeping.py $(ARGS)
+
+.PHONY: bench-contexts
+bench-contexts: $(VENV)/.installed-base ## Measure acceptance, speedup and memory by context (nothing else may run meanwhile)
+	$(BIN)/python kernels/benchmarks/contexts.py $(ARGS)
+
+.PHONY: bench-costs
+bench-costs: $(VENV)/.installed-base ## Hold the cost model against the loop (nothing else may run meanwhile)
+	$(BIN)/python kernels/benchmarks/cost_model.py $(ARGS)
+
 .PHONY: bench-kernels
 bench-kernels: $(VENV)/.installed-kernels ## Measure the Triton kernels against their torch twins, on a GPU (ARGS=--small tries it without)
 	$(BIN)/python kernels/benchmarks/kernel_costs.py $(ARGS)

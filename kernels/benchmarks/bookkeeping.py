@@ -1,6 +1,6 @@
 """How much of a step is not a model's forward pass: the loop's own share, at one request and at sixteen.
 
-    PYTHONPATH=kernels/benchmarks python kernels/benchmarks/bookkeeping.py [--rounds N] [--out FILE]
+    make bench-bookkeeping    (or: python kernels/benchmarks/bookkeeping.py [--rounds N] [--out FILE])
 
 The direct forward of both models is timed call by call; whatever else a step takes (masks, sampling, verification,
 copies to the host, counters) is the rest.  A share within one run, medians over rounds.

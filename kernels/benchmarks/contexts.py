@@ -1,6 +1,6 @@
 """Acceptance, speedup and memory by context, on the bundled pair up to its longest one.
 
-    PYTHONPATH=kernels/benchmarks python kernels/benchmarks/contexts.py [--blocks N] [--out FILE]
+    make bench-contexts       (or: python kernels/benchmarks/contexts.py [--blocks N] [--out FILE])
 
 The bundled traffic's prompts are short, so that longer ones are made of them: prompts of one endpoint after each other,
 cut to the length wanted.  Blocks of four run through both arms as `run` does it, greedy, 48 tokens each; lengths take

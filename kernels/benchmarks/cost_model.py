@@ -1,6 +1,6 @@
 """The cost model against the loop on the bundled pair: predicted and measured time, at loads and depths not profiled.
 
-    python kernels/benchmarks/cost_model.py [--blocks N] [--out FILE]
+    make bench-costs          (or: python kernels/benchmarks/cost_model.py [--blocks N] [--out FILE])
 
 The surface is profiled on made-up prompts, as `shadowspec profile-device` does it. Then blocks of the bundled
 traffic's prompts run through both arms at loads and depths that lie between its points.  Predicted are the time of a
