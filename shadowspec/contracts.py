@@ -74,8 +74,9 @@ def is_sql(text: str, dialect: str | None = None) -> bool:
     """Whether the whole text is SQL: statements that sqlglot takes apart, one or several, and no bare expression."""
     sqlglot = _sqlglot()
     try:
-        parsed = sqlglot.parse(text, read=dialect, error_level=sqlglot.ErrorLevel.RAISE)
-    except (sqlglot.errors.SqlglotError, RecursionError):
+        # The first error ends it: parsing on would go over what is missing.
+        parsed = sqlglot.parse(text, read=dialect, error_level=sqlglot.ErrorLevel.IMMEDIATE)
+    except Exception:
         return False
     statements = [statement for statement in parsed if statement is not None]
     kinds = tuple(getattr(sqlglot.exp, name) for name in _STATEMENTS)

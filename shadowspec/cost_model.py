@@ -65,27 +65,17 @@ class CostSurface:
         return mean_acceptance_length / self.break_even_length(place)
 
     def end_to_end_ms(self, mean_acceptance_length: float, place: Place, num_output_tokens: float) -> float:
-        """From the start of the prefill, which gives the first token, to the last one."""
+        """From the start of the prefill, which gives the first token, to the last one.
+
+        The prefill is that of the place's context, the prompt; steps cost what they do half-way through the output.
+        """
         steps = max(0.0, num_output_tokens - 1.0) / mean_acceptance_length
-        return self.prefill_ms(place) + steps * self.step_ms(place)
+        return self.prefill_ms(place) + steps * self.step_ms(place.grown(num_output_tokens / 2.0))
 
     def end_to_end_speedup(self, mean_acceptance_length: float, place: Place, num_output_tokens: float) -> float:
         """Baseline's time over speculation's from prefill to last token."""
         baseline = self.end_to_end_ms(1.0, place.baseline, num_output_tokens)
         return baseline / self.end_to_end_ms(mean_acceptance_length, place, num_output_tokens)
-
-    def best_depth(self, lengths: Mapping[int, float], concurrency: float, context: float) -> int:
-        """The depth whose predicted decoding is fastest; 0 where none is faster than the baseline.
-
-        Args:
-            lengths: mean acceptance length by number of speculative tokens.
-        """
-        gains = {
-            depth: self.decode_speedup(length, Place(concurrency, depth, context))
-            for depth, length in sorted(lengths.items())
-        }
-        best = max(gains, key=lambda depth: gains[depth], default=BASELINE)
-        return best if gains and gains[best] > 1.0 else BASELINE
 
     def _interpolators(
         self, at: Mapping[Place, StepCost], name: str

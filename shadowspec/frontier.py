@@ -24,11 +24,6 @@ class Work:
     num_prompt_tokens: float
     num_output_tokens: float
 
-    @property
-    def context(self) -> float:
-        """Tokens before a step, on average over the request's steps."""
-        return self.num_prompt_tokens + self.num_output_tokens / 2.0
-
 
 @dataclass(frozen=True, slots=True)
 class Length:
@@ -107,7 +102,7 @@ def gain(drafting: Drafting, concurrency: float, work: Work) -> Gain:
     Raises:
         InputError: the place lies beyond what was profiled.
     """
-    place = Place(concurrency, drafting.num_speculative_tokens, work.context)
+    place = Place(concurrency, drafting.num_speculative_tokens, work.num_prompt_tokens)
 
     def at(length: float | None) -> float | None:
         if length is None:
@@ -123,7 +118,7 @@ def gain(drafting: Drafting, concurrency: float, work: Work) -> Gain:
         speedup,
         at(length.lower),
         at(length.upper),
-        drafting.surface.break_even_length(place),
+        drafting.surface.break_even_length(place.grown(work.num_output_tokens / 2.0)),
     )
 
 

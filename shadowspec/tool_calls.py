@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -32,7 +33,7 @@ _LLAMA: Final = "<|python_tag|>"
 _GRANITE: Final = "<|tool_call|>"
 _DEEPSEEK: Final = "<\uff5ctool\u2581call\u2581begin\uff5c>"
 _DEEPSEEK_SEPARATOR, _DEEPSEEK_END = "<\uff5ctool\u2581sep\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
-_FENCED: Final = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
+_FENCED: Final = re.compile(r"```(?:json)?(.*?)```", re.DOTALL)  # to be stripped: spaces in it would be tried often
 _FUNCTION: Final = re.compile(rf"\s*<function=({_NAME})>(.*)</function>\s*", re.DOTALL)
 _PARAMETER: Final = re.compile(r"\s*<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL)
 _PYTHONIC: Final = re.compile(rf"\[\s*{_NAME}\s*\(")
@@ -118,7 +119,9 @@ def _bare(text: str) -> list[ToolCall | None] | None:
 
 def _pythonic(text: str) -> list[ToolCall | None]:
     try:
-        tree = ast.parse(text, mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they quote the text
+            tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return [None]
     return [_python_call(node) for node in tree.elts] if isinstance(tree, ast.List) else [None]

@@ -133,12 +133,39 @@ def test_sql(text: str, dialect: str | None, is_valid: bool, caplog: pytest.LogC
 @given(
     st.text(max_size=40)
     | st.lists(
-        st.sampled_from(["SELECT", "FROM", "a", "b", "(", ")", "'", '"', ";", ",", "*", "=", "--", "/*", "```", "1"])
+        st.sampled_from(
+            [
+                "SELECT",
+                "FROM",
+                "a",
+                "b",
+                "(",
+                ")",
+                "'",
+                '"',
+                ";",
+                ",",
+                "*",
+                "=",
+                "--",
+                "/*",
+                "```",
+                "1",
+                "|>",
+                "LIMIT",
+                "n",
+            ]
+        )
     ).map(" ".join)
 )
 def test_no_text_raises(text: str) -> None:
     for kind in Contract:
         assert judge(OutputContract(kind), text, "stop") in (Validity.VALID, Validity.INVALID)
+
+
+@pytest.mark.parametrize("text", ["FROM t |> LIMIT n", "FROM t |> OFFSET n", "SELECT 1 |> LIMIT x y"])
+def test_what_sqlglot_falls_over_is_no_sql(text: str) -> None:
+    assert judge(OutputContract(Contract.SQL), text, "stop") is Validity.INVALID
 
 
 def test_sql_is_refused_where_nothing_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:

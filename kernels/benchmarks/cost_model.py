@@ -2,10 +2,10 @@
 
     make bench-costs          (or: python kernels/benchmarks/cost_model.py [--blocks N] [--out FILE])
 
-The surface is profiled on made-up prompts, as `shadowspec profile-device` does it. Then blocks of the bundled
-traffic's prompts run through both arms at loads and depths that lie between its points.  Predicted are the time of a
-step, from the surface alone, and the end-to-end speedup, from the surface and the mean acceptance length of the cell.
-Nothing else may run meanwhile.
+The surface is profiled on made-up prompts, as `shadowspec profile-device` does it; in turns with it blocks of the
+bundled traffic's prompts run through both arms at loads and depths that lie between its points.  Predicted are the
+time of a step, from the surface alone, and the end-to-end speedup, from the surface and the mean acceptance length of
+the cell.  Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from typing import Any
 import torch
 from replay import prompts
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from rich.table import Table
 
 from shadowspec import demo, metrics
 from shadowspec.cost_model import CostSurface
 from shadowspec.engine.batch import Request
-from shadowspec.engine.candidate import Models
+from shadowspec.engine.candidate import Candidate, Models
 from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.profiling import Grid, num_steps, profile
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.types import Place, SamplingParameters, SpeculationConfig, VerifyRule
@@ -49,50 +50,87 @@ def batch(pair: tuple[Any, Any], requests: list[Request], depth: int, rule: Veri
     ).decoded  # fmt: skip
 
 
-def cell(
-    pair: tuple[Any, Any], surface: CostSurface, texts: list[tuple[int, ...]], load: int, depth: int, blocks: int,
-    *, is_greedy: bool,
-) -> dict[str, Any]:  # fmt: skip
-    """One load and depth: what the surface says of it, and what `blocks` blocks took."""
-    sampling = SamplingParameters(temperature=0.0 if is_greedy else 0.8, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-    drafted: list[Decoded] = []
-    plain: list[Decoded] = []
-    step_ms: dict[int, list[float]] = {0: [], depth: []}
-    for block in range(-WARM_UP, blocks):
-        chosen = [texts[(block * load + row) % len(texts)] for row in range(load)]
-        requests = [Request(prompt, sampling, block * load + row & 0xFFFF) for row, prompt in enumerate(chosen)]
-        for own, found in ((0, plain), (depth, drafted)):
-            decoded = batch(pair, requests, own, VerifyRule.REJECTION)
-            if block < 0:
-                continue
-            last = max(decoded, key=num_steps)
-            step_ms[own].append(last.timing.decode_ms / num_steps(last))
-            found.extend(decoded)
-    pooled = metrics.pooled([each.counts for each in drafted])
-    assert pooled is not None, "something was decoded"
-    length = metrics.mean_acceptance_length(pooled)
-    assert length is not None, "something was drafted"
-    context = statistics.mean(each.counts.num_prompt_tokens for each in drafted) + OUTPUT_TOKENS / 2
-    measured = sum(each.timing.end_to_end_ms for each in plain) / sum(each.timing.end_to_end_ms for each in drafted)
-    predicted = surface.end_to_end_speedup(length, Place(load, depth, context), OUTPUT_TOKENS)
-    rows: dict[str, Any] = {
-        "load": load, "num_speculative_tokens": depth, "is_greedy": is_greedy, "mean_context": round(context),
-        "mean_acceptance_length": length, "measured_speedup": measured, "predicted_speedup": predicted,
-        "speedup_error": predicted / measured - 1.0,
-    }  # fmt: skip
-    for own, name in ((0, "baseline"), (depth, "speculative")):
-        found_ms, expected_ms = statistics.median(step_ms[own]), surface.step_ms(Place(load, own, context))
-        rows |= {
-            f"measured_{name}_step_ms": found_ms, f"predicted_{name}_step_ms": expected_ms,
-            f"{name}_step_error": expected_ms / found_ms - 1.0,
+class Cell:
+    """One load and depth: blocks of the bundled traffic's prompts through both arms, some at a time."""
+
+    def __init__(
+        self, pair: tuple[Any, Any], texts: list[tuple[int, ...]], load: int, depth: int, *, is_greedy: bool
+    ) -> None:
+        self.load, self.depth, self.is_greedy = load, depth, is_greedy
+        self._pair, self._texts, self._next = pair, texts, -WARM_UP
+        self._sampling = SamplingParameters(
+            temperature=0.0 if is_greedy else 0.8, max_tokens=OUTPUT_TOKENS, ignore_eos=True
+        )
+        self._drafted: list[Decoded] = []
+        self._plain: list[Decoded] = []
+        self._step_ms: dict[int, list[float]] = {0: [], depth: []}
+
+    def run(self, blocks: int) -> None:
+        """So many more blocks; before the first one, untimed ones."""
+        last = max(self._next, 0) + blocks
+        while self._next < last:
+            first = self._next * self.load
+            chosen = [self._texts[(first + row) % len(self._texts)] for row in range(self.load)]
+            requests = [Request(prompt, self._sampling, first + row & 0xFFFF) for row, prompt in enumerate(chosen)]
+            for own, found in ((0, self._plain), (self.depth, self._drafted)):
+                decoded = batch(self._pair, requests, own, VerifyRule.REJECTION)
+                if self._next >= 0:
+                    longest = max(decoded, key=num_steps)
+                    self._step_ms[own].append(longest.timing.decode_ms / num_steps(longest))
+                    found.extend(decoded)
+            self._next += 1
+
+    def row(self, surface: CostSurface) -> dict[str, Any]:
+        """What the surface says of it, beside what was measured."""
+        load, depth, plain, drafted = self.load, self.depth, self._plain, self._drafted
+        pooled = metrics.pooled([each.counts for each in drafted])
+        assert pooled is not None, "something was decoded"
+        length = metrics.mean_acceptance_length(pooled)
+        assert length is not None, "something was drafted"
+        prompt = statistics.mean(each.counts.num_prompt_tokens for each in drafted)
+        measured = sum(each.timing.end_to_end_ms for each in plain) / sum(each.timing.end_to_end_ms for each in drafted)
+        predicted = surface.end_to_end_speedup(length, Place(load, depth, prompt), OUTPUT_TOKENS)
+        found: dict[str, Any] = {
+            "load": load, "num_speculative_tokens": depth, "is_greedy": self.is_greedy,
+            "mean_prompt_tokens": round(prompt), "mean_acceptance_length": length,
+            "measured_speedup": measured, "predicted_speedup": predicted, "speedup_error": predicted / measured - 1.0,
         }  # fmt: skip
-    return rows
+        for own, name in ((0, "baseline"), (depth, "speculative")):
+            found_ms, expected_ms = (
+                statistics.median(self._step_ms[own]),
+                surface.step_ms(Place(load, own, prompt + OUTPUT_TOKENS / 2)),
+            )
+            found |= {
+                f"measured_{name}_step_ms": found_ms, f"predicted_{name}_step_ms": expected_ms,
+                f"{name}_step_error": expected_ms / found_ms - 1.0,
+            }  # fmt: skip
+        return found
+
+
+def measured(
+    target: LoadedModel, candidate: Candidate, texts: list[tuple[int, ...]], blocks: int, *, is_greedy: bool
+) -> list[dict[str, Any]]:
+    """Profile, and after each round of the profile some blocks of every cell: a machine's slow minutes hit both."""
+    grid = Grid(PROFILED.loads, PROFILED.depths, PROFILED.contexts, is_greedy)
+    pair = (target, candidate.draft)
+    cells = [Cell(pair, texts, load, depth, is_greedy=is_greedy) for load, depth in HELD_OUT]
+    with Progress() as progress:
+        task = progress.add_task("greedy" if is_greedy else "sampled", total=grid.num_runs)
+
+        def advance() -> None:
+            progress.update(task, advance=1)
+            if progress.tasks[task].completed % len(grid.places) == 0:
+                for cell in cells:
+                    cell.run(blocks)
+
+        surface = CostSurface(profile(target, candidate, grid, on_run=advance))
+    return [cell.row(surface) for cell in cells]
 
 
 def main() -> None:
     """Profile, run the held-out cells, print a table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=6, help="per cell and arm")
+    parser.add_argument("--blocks", type=int, default=2, help="per cell and arm, after each round of the profile")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "cost_model.json")
     arguments = parser.parse_args()
     console = Console()
@@ -104,11 +142,7 @@ def main() -> None:
     texts = [prompt for _, prompt in prompts(400) if 64 <= len(prompt) <= 400]
     rows = []
     for is_greedy in (True, False):
-        grid = Grid(PROFILED.loads, PROFILED.depths, PROFILED.contexts, is_greedy)
-        surface = CostSurface(profile(target, candidate, grid))
-        for load, depth in track(HELD_OUT, description="greedy" if is_greedy else "sampled"):
-            pair = (target, candidate.draft)
-            rows.append(cell(pair, surface, texts, load, depth, arguments.blocks, is_greedy=is_greedy))
+        rows += measured(target, candidate, texts, arguments.blocks, is_greedy=is_greedy)
     table = Table("regime", "load", "K", "L", "step ms", "predicted", "speedup", "predicted")
     for row in rows:
         table.add_row(

@@ -45,10 +45,10 @@ def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) ->
 
     policies = _policies(config, endpoint)
     with _measured_store(config) as store:
+        for name in policies:
+            run_audits(store, name, datetime.now(UTC))  # first: an alarm holds whatever else goes wrong
         decisions = run_gate(store, policies, input_ended=input_ended)
         now = datetime.now(UTC)
-        for name in policies:
-            run_audits(store, name, now)  # before the rollouts: an alarm holds them
         audits = {name: audit_rows(store, name) for name in policies}
         steps = [advance_rollouts(store, name, config.endpoints[name].rollout, now) for name in policies]
     return GateRun(decisions, audits, [step for own in steps for step in own])

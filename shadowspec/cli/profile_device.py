@@ -35,9 +35,12 @@ def profile_device(
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Measurements of each point; medians count.")] = 3,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the cost surface there, as JSON.")] = None,
-    is_stored: Annotated[
-        bool, typer.Option("--store/--no-store", help="Keep it in the database, where reports and dashboard find it.")
-    ] = True,
+    is_wanted: Annotated[
+        bool | None,
+        typer.Option(
+            "--store/--no-store", help="Keep it in the database, for report and dashboard; default: if there is one."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure what a step of either arm costs on this device, and from how many tokens per step on speculation pays.
@@ -48,7 +51,7 @@ def profile_device(
     from shadowspec.cli.replay import parse_depths
     from shadowspec.config import find_config, load_config
     from shadowspec.engine.profiling import Grid
-    from shadowspec.store import Store
+    from shadowspec.store import Store, current
 
     grids = [
         Grid(
@@ -61,6 +64,7 @@ def profile_device(
         for own in ((True, False) if is_greedy is None else (is_greedy,))
     ]
     config = load_config(find_config(config_path))
+    is_stored = current(config.database_url) is not None if is_wanted is None else is_wanted
     with ExitStack() as stack:
         # Opened first: a profile takes minutes, and a database that is not there is told at once.
         store = stack.enter_context(Store.open(config.database_url)) if is_stored else None
@@ -77,6 +81,8 @@ def profile_device(
         notes.print(f"cost surface written to {escape(str(out))}")
     if is_stored:
         notes.print("cost surface stored: `shadowspec report` and the dashboard show what it predicts", markup=False)
+    elif is_wanted is None:
+        notes.print("not stored: there is no database yet (`shadowspec db upgrade` makes it)", markup=False)
     if as_json:
         print_json(document)
     else:

@@ -56,7 +56,7 @@ def profile_pairs(
         if not isinstance(candidate.draft, LoadedModel):
             log.warning("%s: %s drafts without a model of its own and is not profiled", name, own.name)
             continue
-        if own.draft_confidence_threshold > 0.0:
+        if own.is_adaptive:
             log.warning("%s: %s drafts to a depth by its confidence and is not profiled", name, own.name)
             continue
         key = (own.target, own.draft, own.verify_rule.value)

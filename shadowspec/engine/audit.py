@@ -91,7 +91,7 @@ class Auditor:
 def _is_known_to_replay(candidate: Candidate) -> bool:
     """Whether what the loop drafted follows from its output: not from a memory, a confidence or where a draft ends."""
     own = candidate.config.config
-    return not (own.remembers or own.draft_confidence_threshold > 0.0 or candidate.context_limit is not None)
+    return not (own.remembers or own.is_adaptive or candidate.context_limit is not None)
 
 
 def _expected(result: Replayed | RecordError) -> float | None:

@@ -178,6 +178,6 @@ def _settings(config: SpeculationConfig) -> dict[str, object]:
     unused = {"name", "target", "draft"}
     if config.proposer != "suffix":
         unused |= set(SUFFIX_OPTIONS)
-    if config.draft_confidence_threshold == 0.0:
+    if not config.is_adaptive:
         unused.add("draft_confidence_threshold")
     return {key: value for key, value in asdict(config).items() if key not in unused}

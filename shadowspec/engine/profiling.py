@@ -70,7 +70,7 @@ def profile(
     draft, config = candidate.draft, candidate.config.config
     if not isinstance(draft, LoadedModel):
         raise InputError(f"{config.name}: only drafting with a model of its own is profiled")
-    if config.draft_confidence_threshold > 0.0:
+    if config.is_adaptive:
         raise InputError(f"{config.name}: a step costs what the draft is sure of; not profiled")
     longest = min(int(each.model.config.max_position_embeddings) for each in (target, draft)) - PROFILED_TOKENS
     if max(grid.contexts) > longest:

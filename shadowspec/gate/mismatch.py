@@ -6,7 +6,8 @@ production mismatch.
 
 Two samples over sessions: a ratio of sums on each side, with asymptotic confidence sequences (`gate.asymptotic`) at
 half the level each, so that the interval of their difference holds at all looks at once, as far as that limit is
-reached.  Sessions that are on both sides make it wider than it need be, never narrower, as they go the same way.
+reached, and until the oldest rows are left out of the sums.  Sessions that are on both sides make it wider than it need
+be, never narrower, as they go the same way.
 """
 
 from __future__ import annotations

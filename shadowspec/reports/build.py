@@ -166,6 +166,7 @@ def _cells(hypotheses: Iterable[Hypothesis]) -> list[MeasuredCell]:
             concurrency=own.concurrency,
             fingerprint=own.fingerprint,
             num_requests=pooled.num_requests,
+            num_plain_steps=pooled.counts.num_plain_steps,
             mean_acceptance_length=pooled.mean_acceptance_length,
             work=work_of(pooled.counts.num_prompt_tokens, pooled.counts.num_output_tokens, pooled.num_requests),
             ratio_of_total_times=None if own.latency is None else own.latency.ratio_of_total_times,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from statistics import median
 from typing import Final
 
@@ -32,6 +33,11 @@ from shadowspec.types import (
 )
 
 NOT_PROFILED: Final = "not profiled: run shadowspec profile-device"
+BY_TEXT: Final = "what a step costs depends on the text"
+HEADS: Final = "heads are not profiled"
+PLAIN_STEPS: Final = "some steps drafted nothing"
+PROFILED_PROPOSER: Final = "draft_model"
+LOOKUPS: Final = ("ngram", "suffix")
 REGIME_LABEL: Final = "sampling_regime"
 LEVEL: Final = 0.95  # of the bounds of replayed tokens per step, two-sided, for one look
 MIN_UNITS: Final = 2  # sessions, for any bounds
@@ -47,6 +53,7 @@ class MeasuredCell:
     concurrency: int
     fingerprint: str
     num_requests: int
+    num_plain_steps: int  # in which nothing was drafted
     mean_acceptance_length: float | None
     work: Work | None
     ratio_of_total_times: float | None
@@ -92,6 +99,7 @@ def cells_of_groups(groups: Iterable[GroupSums]) -> list[MeasuredCell]:
                 concurrency=own.concurrency,
                 fingerprint=own.fingerprint,
                 num_requests=num_counted,
+                num_plain_steps=own.sums.num_plain_steps,
                 mean_acceptance_length=tally.mean_acceptance_length(pooled),
                 work=work_of(own.sums.num_prompt_tokens, own.sums.num_output_tokens, num_counted),
                 ratio_of_total_times=tally.ratio_of_total_times(pooled),
@@ -151,48 +159,88 @@ def frontiers(
     costs: Costs,
     replayed: Iterable[tuple[str, FingerprintedConfig, Length]] = (),
 ) -> list[SliceFrontier]:
-    """For each measured slice, over the loads that were profiled of all of its ways of drafting.
+    """For each measured slice, on the engine and device profiled last, over the loads profiled of all its ways.
 
     Tokens per step belong to weights and rule, not to the load: those of the load with the most requests count, and
-    what replay says of a config in their place.  Slices of which nothing can be predicted are left out; `predictions`
-    says why.
+    what replay says of a config in their place.  A way of which nothing can be predicted is left out, and so is a slice
+    that has no other; `predictions` says why.
     """
     surfaces = _Surfaces(costs)
-    ways: dict[str, dict[str, tuple[FingerprintedConfig, Length]]] = {}
+    ways: dict[str, dict[str, _Way]] = {}
     works: dict[str, Work] = {}
     for cell in sorted(cells, key=lambda own: own.num_requests):
-        if cell.fingerprint in configs and cell.work is not None and cell.mean_acceptance_length is not None:
-            length = Length(cell.mean_acceptance_length)
-            ways.setdefault(cell.slice_key, {})[cell.fingerprint] = configs[cell.fingerprint], length
+        length = cell.mean_acceptance_length
+        if cell.fingerprint in configs and cell.work is not None and length is not None and not cell.num_plain_steps:
+            ways.setdefault(cell.slice_key, {})[cell.fingerprint] = _Way(configs[cell.fingerprint], Length(length))
             works[cell.slice_key] = cell.work
-    for slice_key, config, length in replayed:
+    for slice_key, config, length_of_replay in replayed:
         if slice_key in ways:
-            ways[slice_key][config.fingerprint] = config, length
-    found = []
-    for slice_key, own in sorted(ways.items()):
-        draftings = [
-            Drafting(config.config.name, config.config.num_speculative_tokens, length, surface)
-            for config, length in own.values()
-            if (surface := surfaces.of(config, slice_key)) is not None
-        ]
-        draftings.sort(key=lambda each: (each.name, each.num_speculative_tokens))
-        made = _slice_frontier(slice_key, works[slice_key], draftings)
-        if made is not None:
-            found.append(made)
-    return found
+            ways[slice_key][config.fingerprint] = _Way(config, length_of_replay)
+    found = [
+        _slice_frontier(slice_key, works[slice_key], list(own.values()), surfaces)
+        for slice_key, own in sorted(ways.items())
+    ]
+    return [own for own in found if own is not None]
 
 
-def _slice_frontier(slice_key: str, work: Work, ways: Sequence[Drafting]) -> SliceFrontier | None:
-    within = [way for way in ways if way.num_speculative_tokens <= max(way.surface.depths)]
-    if not within:
+@dataclass(frozen=True, slots=True)
+class _Way:
+    config: FingerprintedConfig
+    length: Length
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """What its costs speak of."""
+        return self.config.engine, self.config.device, self.config.dtype
+
+
+def _slice_frontier(slice_key: str, work: Work, ways: Sequence[_Way], surfaces: _Surfaces) -> SliceFrontier | None:
+    profiled = [(way, own) for way in ways if (own := surfaces.of(way.config, slice_key)) is not None]
+    if not profiled:
         return None
-    shared = set.intersection(*(set(way.surface.loads) for way in within))
-    try:
-        choices = frontier(within, sorted(shared), work)
-    except InputError:  # its requests are longer or shorter than what was profiled
+    latest, _ = max(profiled, key=lambda pair: pair[1].profiled_at)
+    drafted = [
+        Drafting(_name(way, ways), way.config.config.num_speculative_tokens, way.length, own.surface)
+        for way, own in profiled
+        if way.place == latest.place
+    ]
+    within = sorted(
+        (each for each in drafted if _is_within(each, work)), key=lambda each: (each.name, each.num_speculative_tokens)
+    )
+    loads = set.intersection(*(set(each.surface.loads) for each in within)) if within else set()
+    if not loads:
         return None
+    choices = frontier(within, sorted(loads), work)
     best = [(choice.concurrency, max(each.speedup for each in choice.gains)) for choice in choices]
     return SliceFrontier(slice_key, work, tuple(choices), tuple(crossings(best)))
+
+
+def _name(way: _Way, ways: Sequence[_Way]) -> str:
+    """The config's name, with what tells it from others of the same name and depth on the same device."""
+    own = way.config.config
+    there = (each.config.config for each in ways if each.place == way.place)
+    alike = [
+        each for each in there if (each.name, each.num_speculative_tokens) == (own.name, own.num_speculative_tokens)
+    ]
+    if len(alike) == 1:
+        return own.name
+    rules = {each.verify_rule for each in alike}
+    return f"{own.name} {own.verify_rule.value if len(rules) == len(alike) else way.config.fingerprint[:6]}"
+
+
+def _is_within(drafting: Drafting, work: Work) -> bool:
+    """Whether its depth and the requests lie within what was profiled of it."""
+    try:
+        gain(drafting, drafting.surface.loads[0], work)
+    except InputError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Profiled:
+    surface: CostSurface
+    profiled_at: datetime
 
 
 class _Surfaces:
@@ -200,29 +248,43 @@ class _Surfaces:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._made: dict[CostKey, CostSurface] = {}
+        self._made: dict[CostKey, _Profiled] = {}
 
-    def of(self, config: FingerprintedConfig, slice_key: str) -> CostSurface | None:
+    def of(self, config: FingerprintedConfig, slice_key: str) -> _Profiled | None:
         """Of the config's requests in this slice; one that does not name its regime may hold sampled ones."""
-        if config.config.draft_confidence_threshold > 0.0:
-            return None  # its steps cost what its draft is sure of; what was profiled drafts to a fixed depth
+        if config.config.is_adaptive:
+            return None  # what was profiled drafts to a fixed depth
         regime = parse_slice_key(slice_key).get(REGIME_LABEL)
         key = CostKey.of(config, is_greedy=regime == SamplingRegime.GREEDY)
         if key not in self._made:
             if key not in self._costs:
                 return None
-            self._made[key] = CostSurface(self._costs[key].points)
+            own = self._costs[key]
+            self._made[key] = _Profiled(CostSurface(own.points), own.profiled_at)
         return self._made[key]
+
+
+def _why_not(cell: MeasuredCell, config: SpeculationConfig) -> str | None:
+    """Why nothing can be predicted of this, whatever is profiled."""
+    if config.proposer in LOOKUPS or config.is_adaptive:
+        return BY_TEXT
+    if config.proposer != PROFILED_PROPOSER:
+        return HEADS
+    if cell.num_plain_steps:  # where the draft's context ends before the request
+        return PLAIN_STEPS
+    return None
 
 
 def _prediction(cell: MeasuredCell, config: FingerprintedConfig, surfaces: _Surfaces) -> Prediction:
     own = config.config
-    surface = surfaces.of(config, cell.slice_key)
-    if surface is None:
+    if (reason := _why_not(cell, own)) is not None:
+        return Prediction(cell, own, reason=reason)
+    profiled = surfaces.of(config, cell.slice_key)
+    if profiled is None:
         return Prediction(cell, own, reason=NOT_PROFILED)
     if cell.mean_acceptance_length is None or cell.work is None:
         return Prediction(cell, own, reason="nothing was drafted")
-    drafting = Drafting(own.name, own.num_speculative_tokens, Length(cell.mean_acceptance_length), surface)
+    drafting = Drafting(own.name, own.num_speculative_tokens, Length(cell.mean_acceptance_length), profiled.surface)
     try:
         found = gain(drafting, cell.concurrency, cell.work)
     except InputError as error:

@@ -39,9 +39,9 @@ def run_gates(store: Store, policies: GatePolicies) -> str:
         if endpoint not in measured:
             continue
         try:
+            run_audits(store, endpoint, datetime.now(UTC))  # first: an alarm holds whatever else goes wrong
             run_gate(store, {endpoint: policy})
             now = datetime.now(UTC)
-            run_audits(store, endpoint, now)  # before the rollouts: an alarm holds them
             advance_rollouts(store, endpoint, policies.rollout[endpoint], now)
         except ServiceUnavailableError:
             raise

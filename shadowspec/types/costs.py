@@ -23,6 +23,10 @@ class Place(NamedTuple):
         """The same without drafting."""
         return self._replace(num_speculative_tokens=BASELINE)
 
+    def grown(self, tokens: float) -> Place:
+        """The same with so many more tokens of context."""
+        return self._replace(context=self.context + tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class StepCost:

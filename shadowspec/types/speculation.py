@@ -38,6 +38,11 @@ class SpeculationConfig:
     draft_confidence_threshold: float = 0.0  # a draft model drafts no token that it gives less; 0: as many as it may
 
     @property
+    def is_adaptive(self) -> bool:
+        """Whether how many tokens are drafted depends on how sure the draft is."""
+        return self.draft_confidence_threshold > 0.0
+
+    @property
     def remembers(self) -> bool:
         """Whether what is drafted depends on outputs of other requests, and so on the order in which these came."""
         return self.proposer == "suffix" and self.suffix_memory_tokens > 0

@@ -56,9 +56,13 @@ def test_every_point_of_the_grid_has_its_costs(
 
 
 def test_costs_are_kept_for_report_and_dashboard(workspace: Workspace) -> None:
-    refused = workspace.run("profile-device", *SMALL)
+    refused = workspace.run("profile-device", *SMALL, "--store")
     assert refused.code == 2  # before minutes are spent on it
     assert "shadowspec db upgrade" in refused.err
+    without = workspace.run("profile-device", "--loads", "1", "--k", "1", "--contexts", "8", "--rounds", "1")
+    assert without.code == 0
+    assert "not stored: there is no database yet" in without.err
+    assert not (workspace.folder / "shadow.db").exists()
     assert workspace.run("db", "upgrade").code == 0
     result = workspace.run("profile-device", *SMALL, "--json")
     assert result.code == 0, result.err

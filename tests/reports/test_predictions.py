@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -13,14 +14,17 @@ from shadowspec.frontier import Length, Work
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports import Report, build_report, render_html, render_json, render_markdown
 from shadowspec.reports.predictions import (
+    BY_TEXT,
+    HEADS,
     NOT_PROFILED,
+    PLAIN_STEPS,
     MeasuredCell,
     frontiers,
     median_error,
     predictions,
     replayed_ways,
 )
-from shadowspec.types import AcceptanceSums, CostKey, Place, ProfiledCosts, StepCost
+from shadowspec.types import AcceptanceSums, CostKey, Place, ProfiledCosts, StepCost, VerifyRule
 from tests.reports.worlds import NOW, MemorySource, add_slice, config
 
 CODE = "prompt_class=code,sampling_regime=greedy"
@@ -59,10 +63,10 @@ def test_a_cell_is_predicted_from_its_own_length_and_its_pairs_costs() -> None:
     length, requests = pooled.mean_acceptance_length, pooled.num_requests
     assert length is not None
     output = pooled.counts.num_output_tokens / requests
-    place = Place(4, 4, 90 + output / 2)
+    place = Place(4, 4, 90)
     surface = CostSurface(own.points)
     assert code.speedup == pytest.approx(surface.end_to_end_speedup(length, place, output))
-    assert code.break_even_length == pytest.approx(surface.break_even_length(place))
+    assert code.break_even_length == pytest.approx(surface.break_even_length(place.grown(output / 2)))
     assert code.cell.ratio_of_total_times == pytest.approx(1.4, abs=0.1)
     assert code.error == pytest.approx(code.speedup / code.cell.ratio_of_total_times - 1.0)
     chat = by_slice[CHAT]  # sampled requests cost more to verify, and theirs were not profiled
@@ -94,7 +98,7 @@ def test_the_frontier_takes_each_configs_busiest_load_and_every_config() -> None
     work = Work(90.0, 36.0)
 
     def cell(fingerprint: str, load: int, requests: int, length: float) -> MeasuredCell:
-        return MeasuredCell(CODE, load, fingerprint, requests, length, work, 1.2)
+        return MeasuredCell(CODE, load, fingerprint, requests, 0, length, work, 1.2)
 
     cells = [
         cell(both[0].fingerprint, 1, 10, 1.1),  # few requests: noise
@@ -140,10 +144,10 @@ def test_without_costs_there_is_no_section() -> None:
 def test_an_adaptive_depth_has_no_costs_of_a_fixed_one() -> None:
     own = config()
     adaptive = replace(own, config=replace(own.config, draft_confidence_threshold=0.4))
-    cell = MeasuredCell(CODE, 4, own.fingerprint, 100, 2.5, Work(90.0, 36.0), 1.2)
+    cell = MeasuredCell(CODE, 4, own.fingerprint, 100, 0, 2.5, Work(90.0, 36.0), 1.2)
     costs = {profiled().key: profiled()}
     assert predictions([cell], {own.fingerprint: own}, costs)[0].speedup is not None
-    assert predictions([cell], {own.fingerprint: adaptive}, costs)[0].reason == NOT_PROFILED
+    assert predictions([cell], {own.fingerprint: adaptive}, costs)[0].reason == BY_TEXT
     assert frontiers([cell], {own.fingerprint: adaptive}, costs) == []
 
 
@@ -170,7 +174,7 @@ def test_replay_brings_depths_that_were_never_measured_and_bounds() -> None:
     half = 3.182446 * math.sqrt(4 / 3 * sum(each**2 for each in residuals)) / 42  # Student's t, 3 degrees, 97.5%
     assert (four.lower, four.upper) == pytest.approx((four.estimate - half, four.estimate + half))
     assert (eight.estimate, eight.lower) == (3.5, None)  # one session has no spread
-    cell = MeasuredCell(CODE, 4, measured.fingerprint, 100, 2.0, Work(90.0, 36.0), 1.2)
+    cell = MeasuredCell(CODE, 4, measured.fingerprint, 100, 0, 2.0, Work(90.0, 36.0), 1.2)
     costs = {profiled().key: profiled()}
     (plain,) = frontiers([cell], {measured.fingerprint: measured}, costs)
     (found,) = frontiers([cell], {measured.fingerprint: measured}, costs, ways)
@@ -185,3 +189,70 @@ def test_what_was_replayed_of_a_slice_without_measurements_has_no_frontier() -> 
     own = config()
     ways = [("prompt_class=maths", own, Length(3.0))]
     assert frontiers([], {own.fingerprint: own}, {profiled().key: profiled()}, ways) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "num_plain_steps", "reason"),
+    [
+        ({"proposer": "ngram", "draft": None}, 5, BY_TEXT),
+        ({"proposer": "suffix", "draft": None}, 5, BY_TEXT),
+        ({"proposer": "eagle3"}, 0, HEADS),
+        ({}, 1, PLAIN_STEPS),  # the draft's context ended before the request did
+    ],
+)
+def test_what_can_never_be_predicted_says_why(
+    changed: dict[str, str | None], num_plain_steps: int, reason: str
+) -> None:
+    own = config()
+    other = replace(own, config=replace(own.config, **changed))  # type: ignore[arg-type]
+    cell = MeasuredCell(CODE, 4, own.fingerprint, 100, num_plain_steps, 2.5, Work(90.0, 36.0), 1.2)
+    costs = {profiled().key: profiled()}
+    assert predictions([cell], {own.fingerprint: other}, costs)[0].reason == reason
+    assert frontiers([cell], {own.fingerprint: other}, costs) == []
+
+
+def at(load: int, fingerprint: str) -> MeasuredCell:
+    return MeasuredCell(CODE, load, fingerprint, 100, 0, 2.5, Work(90.0, 36.0), 1.2)
+
+
+def test_a_way_beyond_its_profile_takes_no_other_with_it() -> None:
+    shallow, deep, single = (
+        config("draft-k4", 4),
+        config("draft-k16", 16),
+        config("draft-k1", 1),
+    )  # 2 to 8 were profiled
+    known = {each.fingerprint: each for each in (shallow, deep, single)}
+    (found,) = frontiers([at(4, name) for name in known], known, {profiled().key: profiled()})
+    assert {each.drafting.name for choice in found.choices for each in choice.gains} == {"draft-k4"}
+
+
+def test_ways_without_a_load_in_common_have_no_frontier() -> None:
+    one, other = config("draft-k4", 4), config("other-k4", 4)
+    other = replace(other, details={**other.details, "draft_weights": "another"})
+    costs = profiled()
+    elsewhere = CostKey.of(other, is_greedy=True)
+    higher = tuple(replace(point, concurrency=point.concurrency * 64) for point in costs.points)
+    known = {each.fingerprint: each for each in (one, other)}
+    both = {costs.key: costs, elsewhere: ProfiledCosts(elsewhere, NOW, higher)}
+    assert frontiers([at(4, name) for name in known], known, both) == []
+
+
+def test_a_frontier_is_of_the_device_that_was_profiled_last() -> None:
+    here, there = config("draft-k4", 4), replace(config("draft-k4", 4, device="another"), fingerprint="there")
+    old = profiled()
+    new = ProfiledCosts(CostKey.of(there, is_greedy=True), NOW + timedelta(days=1), old.points)
+    known = {each.fingerprint: each for each in (here, there)}
+    (found,) = frontiers([at(4, name) for name in known], known, {old.key: old, new.key: new})
+    assert [len(choice.gains) for choice in found.choices] == [1, 1, 1]  # not both under one name
+
+
+def test_ways_of_one_name_are_told_apart() -> None:
+    rejection = config("draft-k4", 4)
+    one_hot = replace(
+        rejection, config=replace(rejection.config, verify_rule=VerifyRule.GREEDY_DRAFT), fingerprint="one-hot"
+    )
+    other = CostKey.of(one_hot, is_greedy=True)
+    costs = {profiled().key: profiled(), other: ProfiledCosts(other, NOW, profiled().points)}
+    known = {each.fingerprint: each for each in (rejection, one_hot)}
+    (found,) = frontiers([at(4, name) for name in known], known, costs)
+    assert [each.drafting.name for each in found.choices[0].gains] == ["draft-k4 greedy_draft", "draft-k4 rejection"]

@@ -216,7 +216,7 @@ class Replayer:
 
 
 def _require_replayable(config: SpeculationConfig) -> None:
-    if config.draft_confidence_threshold > 0.0:
+    if config.is_adaptive:
         raise ConfigError(
             f"candidate {config.name!r}: draft_confidence_threshold cannot be replayed: how many tokens the draft "
             "adds to one that is rejected is not in the response; measure it with `shadowspec run`, or replay it "
