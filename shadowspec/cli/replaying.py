@@ -20,10 +20,10 @@ from shadowspec.engine.heads.loading import LoadedHeads, load_heads
 from shadowspec.engine.models import LoadedModel, check_contexts, check_tokenizers, load_end_token_ids
 from shadowspec.engine.replay.acceptance import LogprobsMode
 from shadowspec.engine.replay.pooling import Pool
-from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayed, Replayer
+from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayed, Replayer, require_replayable
 from shadowspec.engine.replay.responses import Response, logged_response
 from shadowspec.engine.tokenizer import FolderTokenizer
-from shadowspec.errors import ConfigError, RecordError, UsageError
+from shadowspec.errors import ConfigError, ModelError, RecordError, ShadowSpecError, UsageError
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import LoggedCall, ResponseReader
 from shadowspec.tap.sources import RawRecord, read_records
@@ -175,9 +175,19 @@ def _endpoint(
     *,
     is_stored: bool,
 ) -> EndpointReplay:
-    """Load what is needed: lookup needs no model at all, and `draft_only` no target, unless it names what is stored."""
+    """Load what is needed: lookup needs no model at all, and `draft_only` no target, unless it names what is stored.
+
+    A candidate that cannot be replayed is left out, and told; it is an error where there is no other.
+    """
     draftings: list[Drafting] = []
+    refusal: ShadowSpecError | None = None
     for candidate in own.candidates:
+        try:
+            require_replayable(candidate)
+        except ConfigError as error:
+            refusal = refusal or error
+            log.warning("left out: %s", error)
+            continue
         if candidate.draft is None:
             draftings.append(Drafting(candidate, None))  # a looked-up token is accepted alike by every rule
             continue
@@ -192,10 +202,17 @@ def _endpoint(
         else:
             draft = models.load(candidate.draft)
             check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
-            check_contexts(own.target, tokenizer, candidate.draft, draft.tokenizer)
+            try:
+                check_contexts(own.target, tokenizer, candidate.draft, draft.tokenizer)
+            except ModelError as error:
+                refusal = refusal or error
+                log.warning("left out: candidate %r: %s", candidate.name, error)
+                continue
         draftings += [
             Drafting(replace(candidate, verify_rule=rule), draft) for rule in verify_rules or (candidate.verify_rule,)
         ]
+    if refusal is not None and not draftings:
+        raise refusal
     needs_target = not draft_only and any(drafting.draft is not None for drafting in draftings)
     target = models.load(own.target) if needs_target else None
     ends = target.end_token_ids if target is not None else load_end_token_ids(own.target, tokenizer)

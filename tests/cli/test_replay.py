@@ -150,6 +150,20 @@ def test_adaptive_depth_is_refused(workspace: Workspace, tmp_path: Path) -> None
     assert "candidate 'draft': draft_confidence_threshold cannot be replayed" in result.err
 
 
+def test_what_cannot_be_replayed_keeps_nothing_else_from_it(
+    workspace: Workspace, target: LoadedModel, tmp_path: Path
+) -> None:
+    path = workspace.folder / "shadowspec.toml"
+    text = path.read_text(encoding="utf-8")
+    own = text[text.index("[[endpoints.letters.candidates]]") :].replace('name = "draft"', 'name = "adaptive"')
+    path.write_text(f"{text}\n{own}draft_confidence_threshold = 0.4\n", encoding="utf-8")
+    traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(2)])
+    result = workspace.run("replay", str(traffic), "--json", "--verbose")
+    assert result.code == 0, result.err
+    assert {cell["config"] for cell in result.document["replays"]} == {"draft"}
+    assert "left out: candidate 'adaptive': draft_confidence_threshold cannot be replayed" in result.err
+
+
 def stored(workspace: Workspace, query: str) -> list[tuple[Any, ...]]:
     with sqlite3.connect(workspace.folder / "shadow.db") as database:
         return database.execute(query).fetchall()

@@ -92,7 +92,7 @@ class Replayer:
             ConfigError: the depth of a way of drafting depends on more than a response shows.
         """
         for drafting in draftings:
-            _require_replayable(drafting.config)
+            require_replayable(drafting.config)
         self._draftings, self._depths = tuple(draftings), tuple(depths)
         self._recent = [RecentOutputs.of(drafting.config) for drafting in draftings]
         self._target, self._end_token_ids = target, end_token_ids
@@ -215,7 +215,11 @@ class Replayer:
         return StepChances.of_prefix(accepts, deepest)
 
 
-def _require_replayable(config: SpeculationConfig) -> None:
+def require_replayable(config: SpeculationConfig) -> None:
+    """
+    Raises:
+        ConfigError: what it drafts depends on more than a response shows.
+    """
     if config.is_adaptive:
         raise ConfigError(
             f"candidate {config.name!r}: draft_confidence_threshold cannot be replayed: how many tokens the draft "
