@@ -158,7 +158,7 @@ def test_what_cannot_be_replayed_keeps_nothing_else_from_it(
     own = text[text.index("[[endpoints.letters.candidates]]") :].replace('name = "draft"', 'name = "adaptive"')
     path.write_text(f"{text}\n{own}draft_confidence_threshold = 0.4\n", encoding="utf-8")
     traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(2)])
-    result = workspace.run("replay", str(traffic), "--json", "--verbose")
+    result = workspace.run("replay", str(traffic), "--json")
     assert result.code == 0, result.err
     assert {cell["config"] for cell in result.document["replays"]} == {"draft"}
     assert "left out: candidate 'adaptive': draft_confidence_threshold cannot be replayed" in result.err
