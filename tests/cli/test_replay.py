@@ -151,7 +151,7 @@ def test_adaptive_depth_is_refused(workspace: Workspace, tmp_path: Path) -> None
 
 
 def test_what_cannot_be_replayed_keeps_nothing_else_from_it(
-    workspace: Workspace, target: LoadedModel, tmp_path: Path
+    workspace: Workspace, target: LoadedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = workspace.folder / "shadowspec.toml"
     text = path.read_text(encoding="utf-8")
@@ -161,7 +161,7 @@ def test_what_cannot_be_replayed_keeps_nothing_else_from_it(
     result = workspace.run("replay", str(traffic), "--json")
     assert result.code == 0, result.err
     assert {cell["config"] for cell in result.document["replays"]} == {"draft"}
-    assert "left out: candidate 'adaptive': draft_confidence_threshold cannot be replayed" in result.err
+    assert "left out: candidate 'adaptive': draft_confidence_threshold cannot be replayed" in caplog.text
 
 
 def stored(workspace: Workspace, query: str) -> list[tuple[Any, ...]]:
