@@ -9,7 +9,7 @@ import streamlit as st
 from shadowspec.reports.board import BoardRow
 from shadowspec.words import DASH, byte_size, number, percent, plural, times
 
-from . import charts, queries, words
+from . import charts, queries, source, words
 
 
 def draw(row: BoardRow, window: timedelta | None) -> None:
@@ -19,8 +19,7 @@ def draw(row: BoardRow, window: timedelta | None) -> None:
         "Show", key="by_context", bind="query-params", help="Reads single runs of the window, newest first."
     ):
         return
-    hours = queries.hours(row.endpoint)
-    since = None if hours is None or window is None else hours[1] - window
+    since = source.window_start(queries.hours(row.endpoint), window)
     found, num_runs = queries.context_rows(row.endpoint, row.slice_key or None, row.fingerprint, row.concurrency, since)
     if not found:
         st.caption("No single run of this window is stored: measure some, or choose a longer window.")

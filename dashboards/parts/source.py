@@ -103,6 +103,11 @@ def failures(
     return _failures(config().database_url, of, endpoint, slice_key, concurrency, fingerprint, window)
 
 
+def window_start(hours: tuple[datetime, datetime] | None, window: timedelta | None) -> datetime | None:
+    """Where a window before the newest hour begins; None: all of the time."""
+    return None if hours is None or window is None else hours[1] - window
+
+
 def forget() -> None:
     """Open the database and read everything anew at the next question."""
     _store.clear()
@@ -176,8 +181,7 @@ def _measured(
     window: timedelta | None,
 ) -> Measured:
     store_ = _store(url)
-    hours = store_.rollup_hours(endpoint)
-    since = None if hours is None or window is None else hours[1] - window
+    since = window_start(store_.rollup_hours(endpoint), window)
     own = slice_key or None
     sums = [
         each.sums
@@ -199,8 +203,7 @@ def _failures(
     window: timedelta | None,
 ) -> Failures:
     store_ = _store(url)
-    hours = store_.rollup_hours(endpoint)
-    since = None if hours is None or window is None else hours[1] - window
+    since = window_start(store_.rollup_hours(endpoint), window)
     return stored_failures(
         slice_key,
         (fingerprint, concurrency),

@@ -16,7 +16,7 @@ from shadowspec.cli.replay_store import fingerprints_of, replayed_record
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine import Models
 from shadowspec.engine.heads.folder import KINDS
-from shadowspec.engine.heads.loading import LoadedHeads, load_heads
+from shadowspec.engine.heads.loading import LoadedHeads
 from shadowspec.engine.models import LoadedModel, check_contexts, check_tokenizers, load_end_token_ids
 from shadowspec.engine.replay.acceptance import LogprobsMode
 from shadowspec.engine.replay.pooling import Pool
@@ -198,7 +198,7 @@ def _endpoint(
                     f"--draft-only: candidate {candidate.name} drafts from the target's hidden states, "
                     "and cannot be replayed without it"
                 )
-            draft = load_heads(candidate.draft, candidate.proposer, models.load(own.target))
+            draft = models.heads(candidate.draft, candidate.proposer, models.load(own.target))
         else:
             draft = models.load(candidate.draft)
             check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)

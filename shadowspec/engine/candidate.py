@@ -85,6 +85,17 @@ class Models:
             self._loaded[path] = load_model(path, self.device, self.dtype)
         return self._loaded[path]
 
+    def heads(self, path: str, kind: str, target: LoadedModel) -> LoadedHeads:
+        """The heads of a folder over a target, loaded at their first use.
+
+        Raises:
+            ModelError: they cannot be loaded or do not fit the target.
+        """
+        key = (path, kind, target.path)
+        if key not in self._heads:
+            self._heads[key] = load_heads(path, kind, target)
+        return self._heads[key]
+
     def draft(self, config: SpeculationConfig, target: LoadedModel) -> LoadedModel | LoadedHeads | None:
         """The draft of a config, loaded at its first use; heads are loaded for their target.
 
@@ -93,10 +104,7 @@ class Models:
         """
         if config.draft is None or config.proposer not in KINDS:
             return self.load(config.draft) if config.draft is not None else None
-        key = (config.draft, config.proposer, target.path)
-        if key not in self._heads:
-            self._heads[key] = load_heads(config.draft, config.proposer, target)
-        heads = self._heads[key]
+        heads = self.heads(config.draft, config.proposer, target)
         most = heads.max_speculative_tokens
         if most is not None and config.num_speculative_tokens > most:
             raise ModelError(

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from shadowspec.errors import NoDataError
 from shadowspec.export.document import Document
-from shadowspec.export.schedule import Schedule, is_adaptive
+from shadowspec.export.schedule import Schedule
 from shadowspec.export.standing import Standing
 from shadowspec.metrics import conditional_acceptance_rates, marginal_acceptance_rates, mean_acceptance_length, pooled
 from shadowspec.types import FingerprintedConfig, SpeculationConfig, SpeculationCounts, Verdict
@@ -55,7 +55,7 @@ def checkpoint_id(path: str | None) -> str | None:
 
 
 def _is_chain(config: SpeculationConfig) -> bool:
-    return config.proposer in CHAIN_METHODS and not is_adaptive(config)
+    return config.proposer in CHAIN_METHODS and not config.is_adaptive
 
 
 def _chosen(schedule: Schedule) -> Standing:

@@ -209,19 +209,14 @@ def _merit(standing: Standing) -> tuple[float, int, str, str]:
     return standing.speedup_lower, -standing.num_speculative_tokens, decision.config.name, decision.fingerprint
 
 
-def is_adaptive(config: SpeculationConfig) -> bool:
-    """The draft stops by its confidence, which no peer's configuration can say."""
-    return config.draft_confidence_threshold > 0.0
-
-
 def counterpart(config: SpeculationConfig | None, names: Mapping[str, str]) -> str | None:
     """A peer's own name for the measured way of drafting; None where it has none, or nothing is on."""
-    return None if config is None or is_adaptive(config) else names.get(config.proposer)
+    return None if config is None or config.is_adaptive else names.get(config.proposer)
 
 
 def off_remarks(peer: str, schedule: Schedule, proposers: Collection[str]) -> list[str]:
     """Why a peer that knows these proposers, and depths from batch size 1 on, gets nothing of the schedule."""
-    if schedule.config is not None and is_adaptive(schedule.config):
+    if schedule.config is not None and schedule.config.is_adaptive:
         return [f"{peer} has no counterpart of the measured draft_confidence_threshold: exported as off"]
     if schedule.config is not None and schedule.config.proposer not in proposers:
         return [f"{peer} has no counterpart of the measured proposer {schedule.config.proposer}: exported as off"]

@@ -20,7 +20,7 @@ import json
 from collections.abc import Sequence
 
 from shadowspec.export.document import Document
-from shadowspec.export.schedule import BatchRange, Schedule, is_adaptive, off_remarks
+from shadowspec.export.schedule import BatchRange, Schedule, off_remarks
 from shadowspec.types import SpeculationConfig, VerifyRule
 
 MAX_BATCH_SIZE = 2**31 - 1  # stands for a range without end
@@ -43,7 +43,7 @@ def render(schedule: Schedule) -> Document:
     config = schedule.config
     if config is None:
         return Document("null\n")
-    if is_adaptive(config) or config.proposer not in PROPOSERS:
+    if config.is_adaptive or config.proposer not in PROPOSERS:
         return _off(schedule)
     if config.proposer == "suffix":
         return _suffix(schedule, config, schedule.leading_ranges())

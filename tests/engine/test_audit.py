@@ -28,25 +28,12 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
+from tests.engine.shifted import Shifted
 
 pytestmark = pytest.mark.slow  # all of them together
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NUM_BLOCKS, BLOCK = 5, 8
-
-
-class Shifted(torch.nn.Module):
-    """A model whose logits are those of the position before, but for the first of a pass."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.config, self.device, self.dtype, self._model = model.config, model.device, model.dtype, model
-
-    def forward(self, **given: Any) -> Any:
-        kept = given.pop("logits_to_keep")
-        result = self._model(**given, logits_to_keep=0)
-        result.logits = torch.cat((result.logits[:, :1], result.logits[:, :-1]), 1)[:, -kept:]
-        return result
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,7 @@ from shadowspec.types import (
     SpeculationCounts,
     VerifyRule,
 )
+from tests.engine.shifted import Shifted
 from tests.small_models import disturbed, tiny_llama
 
 ENDS = frozenset({1})
@@ -256,20 +257,6 @@ def rejection_z(target: Any, draft: Any, scored_draft: Any, depth: int, count: i
 @pytest.mark.parametrize("depth", [1, 4])
 def test_rejection_is_replayed_in_expectation(target: Any, draft: Any, depth: int) -> None:
     assert abs(rejection_z(target, draft, draft, depth, 400)) < 3.5
-
-
-class Shifted(torch.nn.Module):
-    """A draft whose logits are those of the position before: the classic mistake of an index."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.config, self.device, self.dtype, self._model = model.config, model.device, model.dtype, model
-
-    def forward(self, **given: Any) -> Any:
-        kept = given.pop("logits_to_keep")
-        out = self._model(**given, logits_to_keep=0)
-        out.logits = torch.cat((out.logits[:, :1], out.logits[:, :-1]), 1)[:, -kept:]
-        return out
 
 
 def test_a_shift_by_one_position_is_caught(target: Any) -> None:
