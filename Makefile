@@ -105,6 +105,10 @@ bench-costs: $(VENV)/.installed-base ## Hold the cost model against the loop (no
 bench-kernels: $(VENV)/.installed-kernels ## Measure the Triton kernels against their torch twins, on a GPU (ARGS=--small tries it without)
 	$(BIN)/python kernels/benchmarks/kernel_costs.py $(ARGS)
 
+.PHONY: soak
+soak: $(VENV)/.installed-base ## Measure the same blocks for 45 minutes: flat memory, steady steps, equal results (ARGS="--minutes 5")
+	$(BIN)/python kernels/benchmarks/soak.py $(ARGS)
+
 .PHONY: bench-replay
 bench-replay: $(VENV)/.installed-base ## Hold replay against the loop on the bundled pair (nothing else may run meanwhile)
 	$(BIN)/python kernels/benchmarks/replay.py $(ARGS)

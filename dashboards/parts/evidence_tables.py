@@ -12,6 +12,8 @@ from shadowspec.store.histograms import MAX_RELATIVE_ERROR
 from shadowspec.types import TestResult
 from shadowspec.words import DASH, milliseconds, percent, plural
 
+from .words import definition
+
 OUTCOME = {"pass": ("\u2713", "pass"), "open": ("\u25cb", "open"), "fail": ("\u2715", "fail")}
 
 
@@ -80,6 +82,14 @@ def latency_table(found: Sequence[Distribution], parts: Sequence[TimeParts]) -> 
             f'<td data-label="Arm">{part.arm.value}</td><td data-label="mean" colspan="{len(PROBABILITIES)}">'
             f'{milliseconds(part.queue_ms)}</td><td data-label="Requests">{DASH}</td></tr>'
         )
+    for part in parts:
+        if part.concurrency is not None:
+            rows += (
+                f'<tr><th scope="row"><span title="{escape(definition("realised-concurrency"))}">Requests in progress, '
+                f'mean</span></th><td data-label="Arm">{part.arm.value}</td>'
+                f'<td data-label="mean" colspan="{len(PROBABILITIES)}">{part.concurrency:.2f}</td>'
+                f'<td data-label="Requests">{DASH}</td></tr>'
+            )
     return table(heads, rows, "Latency of both arms")
 
 

@@ -51,9 +51,10 @@ def build_engines(config: Config) -> dict[str, Engine]:
     engines: dict[str, Engine] = {}
     shared: dict[tuple[object, ...], Engine] = {}
     for name, endpoint in config.endpoints.items():
-        key = (endpoint.target, *endpoint.candidates)
+        requests_per_slot = endpoint.rule.requests_per_slot
+        key = (endpoint.target, requests_per_slot, *endpoint.candidates)
         if key not in shared:
-            target, candidates = models.candidates(endpoint.target, endpoint.candidates, log.warning)
+            target, candidates = models.candidates(endpoint.target, endpoint.candidates, log.warning, requests_per_slot)
             settings = config.engine
             shared[key] = Engine(
                 target,

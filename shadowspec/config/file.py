@@ -215,6 +215,7 @@ def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> Endpo
         min_rate=policy.min_rate,
         timed_positions=policy.timed_positions,
         loads=tuple(Load(load.concurrency, load.share) for load in section.loads),
+        requests_per_slot=section.requests_per_slot,
         block_max_wait=timedelta(seconds=policy.block_max_wait_s),
         time_block=timedelta(seconds=policy.time_block_s),
         forget_unit_after=timedelta(seconds=policy.cluster_max_age_s + policy.cluster_reopen_after_s),

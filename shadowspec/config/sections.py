@@ -206,6 +206,7 @@ class EndpointSection(Section):
     labels: list[Annotated[str, Field(pattern=_LABEL)]] = []
     sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     loads: Annotated[list[LoadSection], Field(min_length=1)] = [LoadSection(concurrency=4)]
+    requests_per_slot: Annotated[int, Field(ge=1, le=64)] = 1
     max_age_s: Annotated[float, Field(gt=0)] | None = None
     max_new_tokens: Positive | None = None
     default_sampling: DefaultSamplingSection = DefaultSamplingSection()

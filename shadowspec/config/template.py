@@ -138,6 +138,9 @@ match = { model = "my-model", path = "/v1/*" }
 # sample_rate = 1.0     # share of sessions (per slice) that may be measured
 # Concurrency to measure at; shares weigh several, e.g. the shares of time spent at each.
 loads = [{ concurrency = 4, share = 1.0 }]
+# Requests of a block for each slot of its load.  1: one batch, in which a finished request's slot idles along; 4: a
+# queue whose next request takes the slot that is free, so that as many requests as the load are in progress.
+# requests_per_slot = 1
 # max_age_s = 3600.0    # older records are expired (against the newest event time); default: none are
 # scores = ["json_valid", "package.module:function"]  # of both arms' outputs, for guardrails: docs/guardrails.md
 # contract = "sql"      # what outputs have to be: "json", "tool_call", "sql" (pip install 'shadowspec[sql]'); by class

@@ -16,13 +16,9 @@ class MeasuredArm:
 
     decoded: tuple[Decoded | None, ...]
     cache_bytes: int  # of all parts together
+    duration_ms: float = 0.0  # from its start to its last token
     num_halved: int = 0
     peak_bytes: int = 0
-
-    @property
-    def duration_ms(self) -> float:
-        """From its start to its last token."""
-        return max((each.timing.end_to_end_ms for each in self.decoded if each is not None), default=0.0)
 
 
 def delayed(decoded: Decoded | None, waited_ms: float) -> Decoded | None:

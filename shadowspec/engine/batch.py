@@ -112,15 +112,28 @@ class Row:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What verifying rows draws on."""
+
+    sampling: BatchSampling
+    uniforms: torch.Tensor  # float32 [rows, streams, positions]
+    emitted: torch.Tensor  # int64 [rows]: tokens emitted so far
+
+
 class Batch:
-    """All rows of one arm.  A finished row keeps its slot, so that the load stays at the batch's size, until
-    `keep` drops it.  `rows` are those in slots; `all_rows` is every request in the order given.
+    """All requests of one arm and the slots in which they are decoded.
+
+    At first the first requests stand in the slots; those that wait take the slots of finished rows (`admit`).  Once
+    none waits a finished row keeps its slot, so that the load stays at the number of slots, until `keep` drops it.
+    `rows` are those in slots; `all_rows` is every request in the order given.
     """
 
     def __init__(
         self,
         requests: Sequence[Request],
         *,
+        num_slots: int,
         num_speculative_tokens: int,
         vocabulary: int,
         end_token_ids: frozenset[int],
@@ -128,36 +141,71 @@ class Batch:
         device: torch.device,
     ) -> None:
         self.device = device
-        self.num_rows = len(requests)
         ends = [request.end_ids(end_token_ids) for request in requests]
-        self.rows = [
+        self.all_rows = tuple(
             Row(request, num_speculative_tokens, end_ids, detokenize)
             for request, end_ids in zip(requests, ends, strict=True)
-        ]
-        self.all_rows = tuple(self.rows)
-        self.prompts = [request.prompt for request in requests]
+        )
+        self.num_rows = min(num_slots, len(requests))
+        self.rows = list(self.all_rows[: self.num_rows])
+        self.prompts = [row.request.prompt for row in self.rows]
+        self._num_admitted = self.num_rows
         longest_output = max(request.sampling.max_tokens for request in requests)
         # One step may write K + 1 tokens past the last one that can be emitted.
         self.capacity = (
             max(len(request.prompt) + request.sampling.max_tokens for request in requests) + num_speculative_tokens + 2
         )
-        self.sampling = BatchSampling(
+        self._every_sampling = BatchSampling(
             [request.sampling for request in requests],
-            self.prompts,
+            [request.prompt for request in requests],
             [sorted(end_ids) for end_ids in ends],
             vocabulary,
             device,
         )
-        self.uniforms = uniforms(
+        self._every_uniforms = uniforms(
             [request.seed for request in requests], longest_output + num_speculative_tokens + 1, device
         )
+        slots = torch.arange(self.num_rows, device=device)
+        self.sampling, self.uniforms = self._every_sampling.of(slots), self._every_uniforms[slots]
         self.lengths = torch.tensor([len(prompt) for prompt in self.prompts], device=device)  # in the cache
         self.longest = max(len(prompt) for prompt in self.prompts)
         self.last_tokens = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
         self.previous_tokens = torch.tensor([prompt[-1] for prompt in self.prompts], device=device)
         self.emitted = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
         self.hidden_states: torch.Tensor | None = None  # [rows, columns, size], of the target's latest pass
+        self.prompt_states: torch.Tensor | None = None  # [slots, columns, size], of the prompts prefilled last
         self.standing = torch.zeros_like(self.emitted)  # int64 [rows]: the column of the last token that stands
+
+    def admit(self) -> list[int]:
+        """Put waiting requests into the slots of finished rows; the slots whose rows are to be prefilled."""
+        fresh = [slot for slot, row in enumerate(self.rows) if not row.output]
+        if fresh:
+            return fresh  # those that came first
+        free = [slot for slot, row in enumerate(self.rows) if row.finish_reason is not None]
+        slots = free[: len(self.all_rows) - self._num_admitted]
+        if slots:
+            numbers = range(self._num_admitted, self._num_admitted + len(slots))
+            self._num_admitted = numbers.stop
+            for slot, number in zip(slots, numbers, strict=True):
+                self.rows[slot] = self.all_rows[number]
+                self.prompts[slot] = self.rows[slot].request.prompt
+            places, chosen = torch.tensor(slots, device=self.device), torch.tensor([*numbers], device=self.device)
+            self.sampling.put(places, self._every_sampling.of(chosen))
+            self.uniforms[places] = self._every_uniforms[chosen]
+            self.emitted[places] = 0
+        return slots
+
+    def drawing(self, slots: Sequence[int] | None = None) -> Drawing:
+        """What verifying the rows in these slots draws on (None: in all)."""
+        if slots is None or len(slots) == self.num_rows:
+            return Drawing(self.sampling, self.uniforms, self.emitted)
+        index = torch.tensor(slots, device=self.device)
+        return Drawing(self.sampling.of(index), self.uniforms[index], self.emitted[index])
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a request has no slot yet."""
+        return self._num_admitted < len(self.all_rows)
 
     def slots_to_keep(self) -> list[int]:
         """The slots of active rows once it pays to drop the others; else none.
@@ -184,15 +232,33 @@ class Batch:
         if self.hidden_states is not None:
             self.hidden_states, self.standing = self.hidden_states[index], self.standing[index]
 
+    def see_prompts(self, slots: Sequence[int], hidden_states: torch.Tensor | None) -> None:
+        """Keep the hidden states of the target's prefill for the proposer, if it asked for any.
+
+        Args:
+            slots: whose prompts were prefilled.
+            hidden_states: [slots, columns, size], by position, or of each prompt's last token alone.
+        """
+        self.prompt_states = hidden_states
+        if hidden_states is None:
+            return
+        last = [min(len(self.prompts[slot]), hidden_states.shape[1]) - 1 for slot in slots]
+        own = hidden_states[torch.arange(len(slots), device=self.device), torch.tensor(last, device=self.device)]
+        if self.hidden_states is None or len(slots) == self.num_rows:
+            self.hidden_states, self.standing = own[:, None], torch.zeros_like(self.emitted)
+        else:
+            places = torch.tensor(slots, device=self.device)
+            self.hidden_states[places, 0], self.standing[places] = own, 0
+
     def see(self, hidden_states: torch.Tensor | None, standing: torch.Tensor) -> None:
         """Keep the hidden states of the target's pass for the proposer, if it asked for any.
 
         Args:
             hidden_states: [rows, columns, size].
-            standing: the last column of each row whose token stands, int64 [rows]; the last there is if it lies beyond.
+            standing: the last column of each row whose token stands, int64 [rows].
         """
         if hidden_states is not None:
-            self.hidden_states, self.standing = hidden_states, standing.clamp(max=hidden_states.shape[1] - 1)
+            self.hidden_states, self.standing = hidden_states, standing
 
     def last_hidden(self) -> torch.Tensor:
         """The hidden states from which the target made each row's last token, [rows, size]."""
@@ -204,17 +270,20 @@ class Batch:
 
     @property
     def has_active(self) -> bool:
-        return any(row.finish_reason is None for row in self.rows)
+        """Whether a request is not finished, in a slot or waiting for one."""
+        return self.has_waiting or any(row.finish_reason is None for row in self.rows)
 
     def history(self, row: int) -> npt.NDArray[np.int64]:
         """Prompt and output of a row, int64 [tokens]."""
         return np.asarray((*self.prompts[row], *self.rows[row].output), dtype=np.int64)
 
-    def begin(self, first_tokens: torch.Tensor) -> None:
-        """Take the tokens that prefill sampled, int64 [rows]."""
-        for row, token in zip(self.rows, first_tokens.tolist(), strict=True):
-            row.emit([token])
-        self._settle([[token] for token in first_tokens.tolist()])
+    def begin(self, slots: Sequence[int], first_tokens: torch.Tensor) -> None:
+        """Take the tokens that prefill sampled for the rows in these slots, int64 [slots]."""
+        taken: list[list[int]] = [[] for _ in self.rows]
+        for slot, token in zip(slots, first_tokens.tolist(), strict=True):
+            self.rows[slot].emit([token])
+            taken[slot] = [token]
+        self._settle(taken)
 
     def commit(self, outcomes: list[list[int]]) -> None:
         """Take one step's outcome: per row how many tokens were drafted, how many of them stand, the recovered

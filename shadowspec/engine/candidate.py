@@ -114,7 +114,11 @@ class Models:
         return heads
 
     def candidates(
-        self, target_path: str, configs: Sequence[SpeculationConfig], warn: Callable[[str], None]
+        self,
+        target_path: str,
+        configs: Sequence[SpeculationConfig],
+        warn: Callable[[str], None],
+        requests_per_slot: int = 1,
     ) -> tuple[LoadedModel, tuple[Candidate, ...]]:
         """The target and its candidates, each pair checked before anything runs.
 
@@ -132,7 +136,8 @@ class Models:
                     warn(warning)
             is_shorter = isinstance(draft, LoadedModel) and draft.context_length < target.context_length
             limit = draft.context_length if isinstance(draft, LoadedModel) and is_shorter else None
-            ready.append(Candidate(fingerprinted(config, target, draft), draft, context_limit=limit))
+            identity = fingerprinted(config, target, draft, requests_per_slot)
+            ready.append(Candidate(identity, draft, context_limit=limit))
         return target, tuple(ready)
 
 
@@ -153,11 +158,15 @@ def device_name(device: torch.device) -> str:
 
 
 def fingerprinted(
-    config: SpeculationConfig, target: LoadedModel, draft: LoadedModel | LoadedHeads | None
+    config: SpeculationConfig,
+    target: LoadedModel,
+    draft: LoadedModel | LoadedHeads | None,
+    requests_per_slot: int = 1,
 ) -> FingerprintedConfig:
     """The config with everything its figures depend on.
 
-    Names and paths are left out: the same weights under another path are the same config.
+    Names and paths are left out: the same weights under another path are the same config.  Latencies in a queue that
+    refills slots (`requests_per_slot` above 1) are not those of a batch.
     """
     details = {
         "target_weights": target.weights_digest,
@@ -166,6 +175,8 @@ def fingerprinted(
         "target_forward": target.forward_name,
         "draft_forward": draft.forward_name if draft is not None else "",
     }
+    if requests_per_slot > 1:  # left out of a batch's, which fingerprints had before there were queues
+        details["requests_per_slot"] = str(requests_per_slot)
     device = device_name(target.model.device)
     dtype = str(target.model.dtype).removeprefix("torch.")
     identity = _settings(config) | {

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from shadowspec.engine.batch import Batch, Detokenize, Request
+from shadowspec.engine.batch import Batch, Detokenize, Drawing, Request
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.randomness import ACCEPT_STREAM, TARGET_STREAM, at_positions
 from shadowspec.engine.runner import Runner
 from shadowspec.engine.sampling import greedy_tokens
+from shadowspec.engine.step_clock import StepClock
 from shadowspec.engine.timing import Timeline
 from shadowspec.engine.verify import Verification, verify_matching, verify_sampled
 from shadowspec.types import ArmTiming, SpeculationCounts, VerifyRule
@@ -32,10 +33,11 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """A batch decoded in one arm."""
+    """Requests decoded in one arm."""
 
     decoded: tuple[Decoded, ...]
     cache_bytes: int  # keys and values of the target, and what the proposer holds
+    duration_ms: float  # from the start to the last token
 
 
 @torch.inference_mode()
@@ -48,13 +50,16 @@ def decode_batch(
     verify_rule: VerifyRule,
     end_token_ids: frozenset[int],
     detokenize: Detokenize | None = None,
+    num_slots: int | None = None,
     releases_slots: bool = False,
 ) -> ArmResult:
-    """Decode `requests` together with the target; without a `proposer` this is the baseline arm.
+    """Decode `requests` with the target, `num_slots` at a time (None: all together); without a `proposer` this is
+    the baseline arm.
 
-    Rows are ragged and end each on its own; the random numbers of a request depend on its seed and position.
-    A finished row keeps its slot, so that the load stays what it is labelled with; with `releases_slots`
-    finished rows are dropped along the way, which gives the same outputs sooner.
+    Rows are ragged and end each on its own; the random numbers of a request depend on its seed and position.  A
+    finished row's slot is taken by the next request that waits.  Once none does a finished row keeps its slot, so that
+    the load stays what it is labelled with; with `releases_slots` such rows are dropped along the way, which gives the
+    same outputs sooner.
     """
     device: torch.device = target.device
     timeline = Timeline(device)
@@ -62,6 +67,7 @@ def decode_batch(
     start = timeline.mark()
     batch = Batch(
         requests,
+        num_slots=num_slots or len(requests),
         num_speculative_tokens=depth,
         vocabulary=int(target.config.vocab_size),
         end_token_ids=end_token_ids,
@@ -69,24 +75,25 @@ def decode_batch(
         device=device,
     )
     runner = Runner(target, batch.num_rows, batch.capacity, proposer.hidden if proposer is not None else None)
-
-    nothing = _nothing_proposed(batch)
-    logits = runner.prefill(batch.prompts)[:, None]  # [rows, 1, vocabulary]
-    batch.begin(_verify(batch, logits, nothing, verify_rule).next_tokens)
-    batch.see(runner.hidden_states, batch.lengths - 1)
-    prefilled = timeline.mark()
-
-    clock = _StepClock(timeline, batch, prefilled)
+    clock = StepClock(timeline, batch, start)
     if proposer is not None:
         proposer.begin(batch)
+
+    nothing = _nothing_proposed(batch.num_rows, device)
     while batch.has_active:
+        if slots := batch.admit():
+            batch.begin(slots, _first_tokens(batch, runner, slots, verify_rule))
+            clock.prefilled(slots)
+            if proposer is not None:
+                proposer.admit(batch, slots)
+            continue
         span = Span.after(batch.lengths - 1, batch.longest - 1, depth + 2, target.dtype)
         proposal = proposer.propose(batch, span) if proposer is not None else nothing
         clock.drafted()
         tokens = torch.cat((batch.last_tokens[:, None], proposal.tokens), 1)  # [rows, width + 1]
         runner.begin(span, column=1)
         logits = runner.append(tokens, keep=tokens.shape[1])
-        verification = _verify(batch, logits, proposal, verify_rule)
+        verification = _verify(batch.drawing(), logits, proposal, verify_rule)
         batch.see(runner.hidden_states, verification.num_accepted)
         clock.verified()
         outcome = (proposal.num_drafted, verification.num_accepted, verification.next_tokens)
@@ -95,86 +102,42 @@ def decode_batch(
         if releases_slots and (kept := batch.slots_to_keep()):
             batch.keep(kept)
             runner.keep(kept)
-            nothing = _nothing_proposed(batch)
+            nothing = _nothing_proposed(batch.num_rows, device)
             if proposer is not None:
                 proposer.keep(kept)
 
-    timings = clock.timings(start)
     decoded = tuple(
         Decoded(tuple(row.output), str(row.finish_reason), row.counts(), timing, row.was_rejected_early())
-        for row, timing in zip(batch.all_rows, timings, strict=True)
+        for row, timing in zip(batch.all_rows, clock.timings(), strict=True)
     )
     held = proposer.cache_bytes() if proposer is not None else 0
-    return ArmResult(decoded, runner.cache.allocated_bytes() + held)
+    return ArmResult(decoded, runner.cache.allocated_bytes() + held, clock.duration_ms)
 
 
-def _nothing_proposed(batch: Batch) -> Proposal:
-    empty = torch.zeros((batch.num_rows, 0), dtype=torch.int64, device=batch.device)
-    return Proposal(empty, torch.zeros(batch.num_rows, dtype=torch.int64, device=batch.device), None)
+def _nothing_proposed(num_rows: int, device: torch.device) -> Proposal:
+    empty = torch.zeros((num_rows, 0), dtype=torch.int64, device=device)
+    return Proposal(empty, torch.zeros(num_rows, dtype=torch.int64, device=device), None)
 
 
-def _verify(batch: Batch, logits: torch.Tensor, proposal: Proposal, rule: VerifyRule) -> Verification:
+def _first_tokens(batch: Batch, runner: Runner, slots: Sequence[int], rule: VerifyRule) -> torch.Tensor:
+    """Prefill the rows in these slots; the tokens that the target makes of their prompts, int64 [slots]."""
+    logits = runner.prefill([batch.prompts[slot] for slot in slots], slots)[:, None]  # [slots, 1, vocabulary]
+    batch.see_prompts(slots, runner.hidden_states)
+    return _verify(batch.drawing(slots), logits, _nothing_proposed(len(slots), logits.device), rule).next_tokens
+
+
+def _verify(own: Drawing, logits: torch.Tensor, proposal: Proposal, rule: VerifyRule) -> Verification:
     """Verify one step: logits [rows, K + 1, vocabulary] against K drafted tokens per row."""
-    processed = batch.sampling.processed_logits(logits, proposal.tokens, batch.emitted)
-    if batch.sampling.all_greedy:
+    processed = own.sampling.processed_logits(logits, proposal.tokens, own.emitted)
+    if own.sampling.all_greedy:
         return verify_matching(greedy_tokens(processed), proposal.tokens, proposal.num_drafted)
     width = logits.shape[1]
     return verify_sampled(
         rule,
-        batch.sampling.probs(processed),
+        own.sampling.probs(processed),
         proposal.tokens,
         proposal.draft_probs,
         proposal.num_drafted,
-        at_positions(batch.uniforms, ACCEPT_STREAM, batch.emitted, width - 1),
-        at_positions(batch.uniforms, TARGET_STREAM, batch.emitted, width),
+        at_positions(own.uniforms, ACCEPT_STREAM, own.emitted, width - 1),
+        at_positions(own.uniforms, TARGET_STREAM, own.emitted, width),
     )
-
-
-class _StepClock:
-    """Marks of every step, and which rows were still active in it."""
-
-    def __init__(self, timeline: Timeline, batch: Batch, prefilled: int) -> None:
-        self._timeline, self._batch, self._prefilled = timeline, batch, prefilled
-        self._steps: list[tuple[int, int, int]] = []  # marks: drafted, verified, committed
-        self._ends: list[int | None] = [None if batch.is_active(row) else -1 for row in range(batch.num_rows)]
-
-    def drafted(self) -> None:
-        self._drafted = self._timeline.mark()
-
-    def verified(self) -> None:
-        self._verified = self._timeline.mark()
-
-    def committed(self) -> None:
-        self._steps.append((self._drafted, self._verified, self._timeline.mark()))
-        for row, end in enumerate(self._ends):
-            if end is None and self._batch.all_rows[row].finish_reason is not None:
-                self._ends[row] = len(self._steps) - 1
-
-    def timings(self, start: int) -> list[ArmTiming]:
-        """Each row's latency; draft and verify are the wall time of those phases while the row was active."""
-        elapsed = self._timeline.elapsed_ms
-        phases: list[tuple[float, float, float]] = []  # cumulative ms: draft, verify, all
-        draft = verify = total = 0.0
-        previous = self._prefilled
-        for drafted, verified, committed in self._steps:
-            draft += elapsed(previous, drafted)
-            verify += elapsed(drafted, verified)
-            total += elapsed(previous, committed)
-            phases.append((draft, verify, total))
-            previous = committed
-        prefill = elapsed(start, self._prefilled)
-        result = []
-        for row, end in zip(self._batch.all_rows, self._ends, strict=True):
-            draft, verify, total = phases[end] if end is not None and end >= 0 else (0.0, 0.0, 0.0)
-            result.append(
-                ArmTiming(
-                    queue_ms=0.0,
-                    prefill_ms=prefill,
-                    decode_ms=total,
-                    draft_ms=draft,
-                    verify_ms=verify,
-                    other_ms=max(0.0, total - draft - verify),
-                    num_output_tokens=len(row.output),
-                )
-            )
-        return result

@@ -116,7 +116,7 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         self._rows = torch.arange(slots, device=device)[:, None]  # [slots, 1]
 
     def begin_prefill(self, rows: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Prepare a prefill of empty rows.
+        """Prepare a prefill of rows from their first column on; what they held is written over or masked.
 
         Args:
             rows: slots being filled, int64 [rows].

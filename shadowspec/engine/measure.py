@@ -67,7 +67,7 @@ class Engine:
         self.candidates = tuple(candidates)
         self._seed = seed
         self._warmup_blocks = warmup_blocks
-        self._warm: set[int] = set()
+        self._warm: set[tuple[int, int]] = set()  # slots, requests
         self._scorers = dict(scorers or {})
         self._auditor = auditor
         self._detokenize = target.tokenizer.decode
@@ -82,15 +82,16 @@ class Engine:
     def measure(self, block: Block) -> BlockResult:
         """Run both arms of every candidate on the block's requests, fillers along with them."""
         requests = [self._request(prompt) for prompt in (*block.requests, *block.fillers)]
-        self._warm_up(len(requests))
+        slots = min(block.concurrency, len(requests))
+        self._warm_up(slots, is_queue=len(requests) > slots)
         started_at = datetime.now(UTC)
         arms: dict[str, MeasuredArm] = {}
-        baseline = self._arm(requests, None) if block.first_arm is Arm.BASELINE else None
+        baseline = self._arm(requests, None, slots) if block.first_arm is Arm.BASELINE else None
         for candidate in self.candidates:
             recent = self._outputs.before(block, candidate.config)
-            arms[candidate.config.fingerprint] = self._arm(requests, candidate.drafting_from(recent))
+            arms[candidate.config.fingerprint] = self._arm(requests, candidate.drafting_from(recent), slots)
         if baseline is None:
-            baseline = self._arm(requests, None)
+            baseline = self._arm(requests, None, slots)
         runs: list[Run] = []
         memory: dict[str, Memory] = {}
         audits: list[AuditedRun] = []
@@ -123,31 +124,35 @@ class Engine:
         digest = hashlib.sha256(f"{self._seed}\0{prompt.key}".encode()).digest()
         return Request(prompt.prompt_token_ids, prompt.sampling, int.from_bytes(digest[:8], "big"))
 
-    def _warm_up(self, concurrency: int) -> None:
-        """Untimed batches of this size, once, so that allocation and kernel choice stay out of the first block."""
-        if concurrency in self._warm:
+    def _warm_up(self, slots: int, *, is_queue: bool) -> None:
+        """Untimed batches of this size, once, so that allocation and kernel choice stay out of the first block.
+
+        Where slots are refilled one more request waits, so that a prefill beside running rows is among them.
+        """
+        size = slots + is_queue
+        if (slots, size) in self._warm:
             return
-        self._warm.add(concurrency)
+        self._warm.add((slots, size))
         vocabulary = int(self.target.model.config.vocab_size)
         prompt = tuple(token % vocabulary for token in range(32))
         for temperature in (0.0, 1.0):
             sampling = SamplingParameters(temperature=temperature, max_tokens=8, ignore_eos=True)
-            requests = [Request(prompt, sampling, seed) for seed in range(concurrency)]
+            requests = [Request(prompt, sampling, seed) for seed in range(size)]
             for _ in range(self._warmup_blocks):
                 for candidate in (None, *self.candidates):
-                    self._arm(requests, candidate)
+                    self._arm(requests, candidate, slots)
 
-    def _arm(self, requests: Sequence[Request], candidate: Candidate | None) -> MeasuredArm:
-        """Decode the requests in one arm.
+    def _arm(self, requests: Sequence[Request], candidate: Candidate | None, slots: int) -> MeasuredArm:
+        """Decode the requests in one arm, so many at a time.
 
-        The peak is what the whole batch needs, as far as known: on a GPU the most that was allocated, tries that
+        The peak is what the whole arm needs, as far as known: on a GPU the most that was allocated, tries that
         ran out of memory included; elsewhere the weights and all caches, as if no part had waited.
         """
         device = self.target.model.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
-        measured = self._in_parts(requests, candidate)
+        measured = self._in_parts(requests, candidate, slots)
         if device.type == "cuda":
             return replace(measured, peak_bytes=torch.cuda.max_memory_allocated(device))
         weights = self.target.weight_bytes
@@ -155,23 +160,27 @@ class Engine:
             weights += candidate.draft.weight_bytes
         return replace(measured, peak_bytes=weights + measured.cache_bytes)
 
-    def _in_parts(self, requests: Sequence[Request], candidate: Candidate | None) -> MeasuredArm:
-        """Decode the requests together, or in halves, one after the other, where they do not fit into memory.
+    def _in_parts(self, requests: Sequence[Request], candidate: Candidate | None, slots: int) -> MeasuredArm:
+        """Decode the requests, so many at a time, or in halves, one after the other, where they do not fit into memory.
 
         The second half's requests have waited for the first: its duration is part of their prefill time.
-        That is what so many requests that arrive together would see on this device.
+        That is what so many requests that arrive together would see on this device.  Of a queue that is longer than
+        its slots the second half would not have been issued meanwhile, and has not waited.
         """
-        result = self._fitting("an arm", len(requests), lambda: self._decode(requests, candidate))
+        result = self._fitting("an arm", min(slots, len(requests)), lambda: self._decode(requests, candidate, slots))
         if result is not None:
-            return MeasuredArm(result.decoded, result.cache_bytes)
+            return MeasuredArm(result.decoded, result.cache_bytes, result.duration_ms)
         if len(requests) == 1:
             return MeasuredArm((None,), 0)
         middle = len(requests) // 2
-        first = self._in_parts(requests[:middle], candidate)
-        second = self._in_parts(requests[middle:], candidate)
+        first = self._in_parts(requests[:middle], candidate, slots)
+        second = self._in_parts(requests[middle:], candidate, slots)
+        is_queue = len(requests) > slots
+        waited_ms = 0.0 if is_queue else first.duration_ms
         return MeasuredArm(
-            first.decoded + tuple(delayed(each, first.duration_ms) for each in second.decoded),
-            first.cache_bytes + second.cache_bytes,
+            first.decoded + tuple(delayed(each, waited_ms) for each in second.decoded),
+            max(first.cache_bytes, second.cache_bytes) if is_queue else first.cache_bytes + second.cache_bytes,
+            first.duration_ms + second.duration_ms,
             1 + first.num_halved + second.num_halved,
         )
 
@@ -186,7 +195,7 @@ class Engine:
             torch.cuda.empty_cache()
         return None
 
-    def _decode(self, requests: Sequence[Request], candidate: Candidate | None) -> ArmResult:
+    def _decode(self, requests: Sequence[Request], candidate: Candidate | None, slots: int) -> ArmResult:
         config = candidate.config.config if candidate is not None else None
         return decode_batch(
             self.target.model,
@@ -196,6 +205,7 @@ class Engine:
             verify_rule=config.verify_rule if config is not None else VerifyRule.EXACT_MATCH,
             end_token_ids=self.target.end_token_ids,
             detokenize=self._detokenize,
+            num_slots=slots,
         )
 
     def _runs(
@@ -261,7 +271,7 @@ class Engine:
         model, end_ids = self.target.model, self.target.end_token_ids
         context = (base if len(base) > position else spec)[: position + 1]
         gap = self._fitting("scoring", 1, lambda: divergence_gap(model, request, context, end_ids))
-        alone = self._fitting("a rerun", 1, lambda: self._decode([request], None))
+        alone = self._fitting("a rerun", 1, lambda: self._decode([request], None, 1))
         differs = tuple(alone.decoded[0].output) != tuple(base) if alone is not None else None
         return Parity(first_divergence=position, divergence_gap=gap, rerun_differs=differs)
 

@@ -74,7 +74,7 @@ class Runner:
     """Runs `model`, transformers' or a `DirectLlama`, over `slots` rows of up to `capacity` tokens.
 
     `hidden_states` are those asked for, of the columns of the latest pass, [slots, columns, layers * hidden]; after a
-    prefill the column is the position, or there is one for each row's last token.
+    prefill [prompts, columns, ...], where the column is the position, or there is one for each prompt's last token.
     """
 
     def __init__(self, model: Any, slots: int, capacity: int, hidden: HiddenStates | None = None) -> None:
@@ -87,18 +87,24 @@ class Runner:
         self._of_prompt = hidden is not None and hidden.of_prompt
         self.hidden_states: torch.Tensor | None = None
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Fill row i with prompt i; logits after the last token of each, float [rows, vocabulary]."""
+    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int] | None = None) -> torch.Tensor:
+        """Fill the row in slot i with prompt i, whatever was there (`slots`: those to fill; None: the first ones).
+
+        Returns:
+            Logits after the last token of each prompt, float [prompts, vocabulary].
+        """
         logits: torch.Tensor | None = None
+        self.hidden_states = None
         for group in prefill_groups([len(prompt) for prompt in prompts]):
             rows = torch.tensor(group, device=self.device)
+            places = rows if slots is None else torch.tensor([slots[row] for row in group], device=self.device)
             longest = max(len(prompts[row]) for row in group)
             # Left padding aligns the last tokens, so that one column of logits serves every row.
             padded = [[0] * (longest - len(prompts[row])) + list(prompts[row]) for row in group]
             tokens = torch.tensor(padded, device=self.device)  # [group, longest]
             lengths = torch.tensor([len(prompts[row]) for row in group], device=self.device)
             positions = torch.arange(longest, device=self.device)[None] - (longest - lengths)[:, None]
-            mask = self.cache.begin_prefill(rows, positions.clamp(min=-1), self._dtype)
+            mask = self.cache.begin_prefill(places, positions.clamp(min=-1), self._dtype)
             # Past the context of a draft that is shorter than its target's nothing is drafted: any angle will do.
             angles = self._forward.angles(positions.clamp(0, self._last_position))
             every, states = self._forward.forward(tokens, angles, mask, self.cache, 1, self._layers)

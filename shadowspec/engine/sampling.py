@@ -8,6 +8,7 @@ becomes the one-hot distribution of its arg-max, so that greedy and sampled rows
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -68,11 +69,24 @@ class BatchSampling:
                 self.in_prompt[row, torch.tensor(list(prompt), device=device)] = True
             self.output_counts = torch.zeros((rows, vocabulary), dtype=torch.float32, device=device)
 
+    def of(self, rows: torch.Tensor) -> BatchSampling:
+        """The same for these rows alone, int64 [rows], in a copy."""
+        own = copy.copy(self)
+        own.keep(rows)
+        return own
+
     def keep(self, slots: torch.Tensor) -> None:
         """Drop all rows but these, int64 [kept]."""
-        for name, value in vars(self).items():
-            if isinstance(value, torch.Tensor):
-                setattr(self, name, value[slots])  # every tensor here has one row a slot
+        for name, value in self._by_row():
+            setattr(self, name, value[slots])
+
+    def put(self, slots: torch.Tensor, others: BatchSampling) -> None:
+        """Let the rows in these slots, int64 [others], be others of the same batch."""
+        for name, value in self._by_row():
+            value[slots] = getattr(others, name)
+
+    def _by_row(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, value) for name, value in vars(self).items() if isinstance(value, torch.Tensor)]
 
     def note_emitted(self, row: int, token_ids: Sequence[int]) -> None:
         """Count emitted tokens for the penalties."""

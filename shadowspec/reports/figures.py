@@ -145,6 +145,8 @@ def latency(runs: Sequence[MeasuredRun]) -> Latency | None:
         draft_share=metrics.ratio(parts[0], decode),
         verify_share=metrics.ratio(parts[1], decode),
         other_share=metrics.ratio(parts[2], decode),
+        baseline_concurrency=_mean_concurrency(arms[Arm.BASELINE], weights),
+        speculative_concurrency=_mean_concurrency(arms[Arm.SPECULATIVE], weights),
     )
 
 
@@ -241,6 +243,15 @@ def _times(counts: SpeculationCounts, weight: int) -> SpeculationCounts:
 
 def _weighted_sum(timings: Sequence[ArmTiming], weights: Sequence[int], read: Callable[[ArmTiming], float]) -> float:
     return sum(read(timing) * weight for timing, weight in zip(timings, weights, strict=True))
+
+
+def _mean_concurrency(timings: Sequence[ArmTiming], weights: Sequence[int]) -> float | None:
+    known = [
+        (timing.concurrency, weight)
+        for timing, weight in zip(timings, weights, strict=True)
+        if timing.concurrency is not None
+    ]
+    return metrics.ratio(sum(value * weight for value, weight in known), sum(weight for _, weight in known))
 
 
 def _array(weights: Sequence[int] | None, size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

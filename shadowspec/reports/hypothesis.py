@@ -71,6 +71,7 @@ class TimeParts:
     draft_ms: float
     verify_ms: float
     other_ms: float
+    concurrency: float | None  # realised, mean over the requests that know it; None: none does
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ def time_parts(sums: RollupSums) -> tuple[TimeParts, ...]:
                 f"{part}_ms": getattr(sums, f"speculative_{part}_ms") / number if arm is Arm.SPECULATIVE else 0.0
                 for part in ("draft", "verify", "other")
             },
+            concurrency=ratio(getattr(sums, f"{arm}_concurrency"), sums.num_with_concurrency),
         )
         for arm in Arm
     )

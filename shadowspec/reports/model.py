@@ -102,6 +102,8 @@ class Latency:
     draft_share: float | None  # of the speculative arm's decode time, pooled
     verify_share: float | None
     other_share: float | None
+    baseline_concurrency: float | None  # realised: mean over requests of those in progress beside each, itself included
+    speculative_concurrency: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,12 @@ DEFINITIONS = {
     "end-to-end": ("End to end", "Prefill plus decode of the arm, milliseconds; queue time is not in it."),
     "ttft": ("TTFT", "Time to first token: prefill of the arm, milliseconds, without queue time."),
     "tpot": ("TPOT", "Time per output token: decode time over the output tokens after the first, milliseconds."),
+    "realised-concurrency": (
+        "Realised concurrency",
+        "Mean number of requests in progress in the arm while each of these requests was, itself included. In one "
+        "batch it falls short of the load as requests finish; a queue that refills slots (requests_per_slot) keeps it "
+        "up until it runs dry.",
+    ),
     "queue": ("Queue", "The shadow's own waiting time, milliseconds; shown apart and never judged."),
     "quantile": (
         "Quantile",

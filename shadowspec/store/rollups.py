@@ -82,6 +82,9 @@ class RollupSums:
     weighted_log_speedup: float = 0.0
     weighted_baseline_end_to_end_ms: float = 0.0
     weighted_speculative_end_to_end_ms: float = 0.0
+    num_with_concurrency: int = 0  # timed runs that know the realised concurrency of their arms, which follow
+    baseline_concurrency: float = 0.0
+    speculative_concurrency: float = 0.0
 
 
 SUM_NAMES = tuple(field.name for field in fields(RollupSums))
@@ -174,7 +177,8 @@ def _add_run(addition: Addition, run: Run, weight: float) -> None:
             times = _time_sums(run.baseline, run.speculative, math.log(ratio), weight)
             _add_bins(addition.bins, run.baseline, run.speculative, ratio, weight)
     own = (1, run.failure is not None, is_timed, run.is_repetition_loop, *counts[:9], *times[:15])
-    values = (*own, weight, weight * weight, *counts[9:], *times[15:])
+    realised = _concurrency_sums(run) if is_timed else _NO_CONCURRENCY
+    values = (*own, weight, weight * weight, *counts[9:], *times[15:], *realised)
     addition.sums = [total + value for total, value in zip(addition.sums, values, strict=True)]
     if run.counts is not None:
         _add_positions(addition.positions, run.counts)
@@ -183,6 +187,7 @@ def _add_run(addition: Addition, run: Run, weight: float) -> None:
 
 _NO_COUNTS: tuple[float, ...] = (0,) * 9 + (0.0,) * 4
 _NO_TIMES: tuple[float, ...] = (0,) * 2 + (0.0,) * 17
+_NO_CONCURRENCY: tuple[float, ...] = (0, 0.0, 0.0)
 
 
 def _count_sums(counts: SpeculationCounts, weight: float) -> tuple[float, ...]:
@@ -227,6 +232,14 @@ def _time_sums(baseline: ArmTiming, speculative: ArmTiming, log_speedup: float, 
         weight * baseline_ms,
         weight * speculative_ms,
     )
+
+
+def _concurrency_sums(run: Run) -> tuple[float, ...]:
+    """Of a timed run."""
+    assert run.baseline is not None
+    assert run.speculative is not None
+    baseline, speculative = run.baseline.concurrency, run.speculative.concurrency
+    return _NO_CONCURRENCY if baseline is None or speculative is None else (1, baseline, speculative)
 
 
 def _add_positions(positions: dict[int, list[int]], counts: SpeculationCounts) -> None:

@@ -159,6 +159,7 @@ runs = Table(  # one row per request and config, both arms in it; what reads nee
     Column("contract", Text),
     *integers("baseline_validity", "speculative_validity", nullable=True),  # `Validity`
     Column("intervention", Text),
+    *reals("baseline_concurrency", "speculative_concurrency", nullable=True),  # NULL where measured before 0013
     Index(None, "endpoint", "event_time"),
 )
 
@@ -292,6 +293,8 @@ rollups = Table(  # sums over runs, which add up and outlive them
     *reals("weight", "weight_squares", "weighted_drafts", "weighted_draft_tokens", "weighted_accepted_tokens"),
     *reals("weighted_first_accepted_tokens", "timed_weight", "weighted_log_speedup"),
     *reals("weighted_baseline_end_to_end_ms", "weighted_speculative_end_to_end_ms"),
+    *integers("num_with_concurrency"),
+    *reals("baseline_concurrency", "speculative_concurrency"),
     UniqueConstraint("endpoint", "hour", "slice_key", "fingerprint", "concurrency"),
     Index("ix_rollups_key", "endpoint", "slice_key", "fingerprint", "concurrency", "hour"),
 )

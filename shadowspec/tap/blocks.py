@@ -1,9 +1,10 @@
 """Blocks: which admitted requests go through both arms together.
 
-Blocks are filled per endpoint, slice and load, in the order of admission.  A block that is not full after
-`block_max_wait` of event time, or at the end of the input, runs short: untimed copies of prompts that were
-already timed fill its queue, so that the load is the true one.  None is dissolved, because dissolving
-would tie what is seen to how busy the hour was.  Which requests share a block depends on the input alone.
+Blocks are filled per endpoint, slice and load, in the order of admission: one batch of as many requests as the load,
+or a queue of several times as many that is run at constant concurrency (`requests_per_slot`).  A block that is not full
+after `block_max_wait` of event time, or at the end of the input, runs short: untimed copies of prompts that were
+already timed fill its queue, so that the load is the true one.  None is dissolved, because dissolving would tie what is
+seen to how busy the hour was.  Which requests share a block depends on the input alone.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class BlockFormer:
         if place not in blocks.open:
             blocks.open[place] = _OpenBlock(slice_key, concurrency, blocks.watermark)
         blocks.open[place].requests.append(prompt)
-        if len(blocks.open[place].requests) == concurrency:
+        if len(blocks.open[place].requests) == concurrency * blocks.rule.requests_per_slot:
             started.append(_start(blocks, blocks.open.pop(place)))
         return started
 
@@ -109,7 +110,7 @@ class BlockFormer:
 def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
     """Give a block its name, its place in the order, its fillers and its first arm."""
     requests = tuple(waiting.requests)
-    missing = waiting.concurrency - len(requests)
+    missing = waiting.concurrency * blocks.rule.requests_per_slot - len(requests)
     timed = _timed(blocks, waiting.slice_key)
     pool = tuple(timed) or requests
     block_id = _block_id(blocks.rule.name, waiting.slice_key, waiting.concurrency, requests)
@@ -122,6 +123,7 @@ def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
         requests=requests,
         fillers=tuple(pool[index % len(pool)] for index in range(missing)),
         first_arm=Arm.BASELINE if _is_even(f"first_arm\0{block_id}") else Arm.SPECULATIVE,
+        requests_per_slot=blocks.rule.requests_per_slot,
     )
     blocks.next_sequence += 1
     timed.extend(requests)

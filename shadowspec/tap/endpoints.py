@@ -59,6 +59,7 @@ class EndpointRule:
     min_rate: float = 0.01
     timed_positions: int = 4
     loads: tuple[Load, ...] = (Load(4),)
+    requests_per_slot: int = 1  # 1: a block is one batch; above, a queue that refills slots as requests finish
     block_max_wait: timedelta = timedelta(minutes=10)
     time_block: timedelta = timedelta(minutes=10)
     forget_unit_after: timedelta = timedelta(hours=48)
@@ -81,6 +82,7 @@ class EndpointRule:
         require(all(load.concurrency >= 1 and load.share > 0 for load in self.loads), "a load must be positive")
         concurrencies = [load.concurrency for load in self.loads]
         require(len(set(concurrencies)) == len(concurrencies), "loads must differ in concurrency")
+        require(self.requests_per_slot >= 1, "requests_per_slot must be at least 1")
         require(min(self.time_block, self.forget_unit_after) > timedelta(0), "a span of time must be above 0")
         require(self.block_max_wait >= timedelta(0), "block_max_wait must not be negative")
         require(self.max_new_tokens is None or self.max_new_tokens >= 1, "max_new_tokens must be at least 1")

@@ -27,14 +27,16 @@ class Block:
     sequence: int  # start order within the endpoint and input
     endpoint: str
     slice_key: str
-    concurrency: int  # the load b; also n_max here
+    concurrency: int  # the load b
     requests: tuple[ShadowPrompt, ...]  # 1..n_max, each an independent session
     fillers: tuple[ShadowPrompt, ...]
     first_arm: Arm
+    requests_per_slot: int = 1  # 1: one batch; above, a queue that refills slots as requests finish
 
     @property
     def n_max(self) -> int:
-        return self.concurrency
+        """Requests of a full block, fillers included."""
+        return self.concurrency * self.requests_per_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,9 @@ class ArmTiming:
     verify_ms: float = 0.0  # the target's pass, with the accept test
     other_ms: float = 0.0
     num_output_tokens: int = 0
+    concurrency: float | None = (
+        None  # realised: mean number of requests in progress while this one was, itself included
+    )
 
     @property
     def end_to_end_ms(self) -> float:

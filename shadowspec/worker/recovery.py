@@ -99,7 +99,7 @@ class MeasuredPrompts:
         else:
             good = {prompt.key for prompt in self._prompts.get((block.endpoint, block.slice_key), ())}
             fillers = [prompt for prompt in block.fillers if prompt.key in good]
-        missing = block.concurrency - len(survivors) - len(fillers)
+        missing = block.n_max - len(survivors) - len(fillers)
         fillers += _repeated(self._others(block) or survivors, missing)
         return replace(block, requests=survivors, fillers=tuple(fillers))
 

@@ -118,6 +118,15 @@ def test_failures_are_the_stored_counts(
     assert "Failures" in said(app)
 
 
+def test_the_realised_concurrency_of_both_arms_stands_below_their_latency(
+    filled_url: str, configured: Configure, open_page: Open, decision: Decision
+) -> None:
+    configured(filled_url)
+    rows = html_of(opened(open_page, decision)).split("Requests in progress, mean")[1:]
+    shown = [float(row.split('data-label="mean"')[1].partition(">")[2].partition("<")[0]) for row in rows]
+    assert shown == pytest.approx([0.97 * decision.concurrency, 0.95 * decision.concurrency], abs=0.006)
+
+
 def test_what_nobody_looked_at_and_what_is_suspected_are_said(
     filled_url: str, configured: Configure, open_page: Open, decision: Decision, tmp_path: Path
 ) -> None:

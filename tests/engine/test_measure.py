@@ -85,6 +85,44 @@ def test_every_own_request_has_a_run_per_candidate(engine: Engine) -> None:
         assert memory.speculative_peak_bytes >= memory.baseline_peak_bytes > 0
 
 
+def test_a_queue_gives_what_a_batch_does_at_its_concurrency(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many slots as the load, whichever arm; own requests come before fillers; nothing of the outputs changes."""
+    slots: list[int] = []
+    decode_batch = measure.decode_batch
+
+    def watched(*args: Any, num_slots: int, **kwargs: Any) -> Any:
+        slots.append(num_slots)
+        return decode_batch(*args, num_slots=num_slots, **kwargs)
+
+    own, copies = [prompt(line, 0.7 * (line % 2), 4 + line) for line in range(5)], [prompt(9)]
+    batch = engine.measure(block(own, copies))
+    queue = replace(block(own, copies), concurrency=2, requests_per_slot=3)
+    assert queue.n_max == 6
+    monkeypatch.setattr(measure, "decode_batch", watched)
+    found = engine.measure(queue)
+    assert set(slots) == {2}
+    assert [run.counts for run in found.runs] == [run.counts for run in batch.runs]
+    for run in found.runs:
+        for arm in (run.baseline, run.speculative):
+            assert arm is not None
+            assert 1.0 <= (arm.concurrency or 0.0) <= 2.0 + 1e-9
+    slots.clear()
+    engine.measure(queue)
+    assert len(slots) == 1 + len(engine.candidates), "a queue is warm after its first time"
+
+
+def test_the_fingerprint_tells_a_queue_from_a_batch(engine: Engine, pair_folders: tuple[Path, Path]) -> None:
+    config = engine.candidates[1].config.config
+    batch, queue = (
+        Models("cpu").candidates(str(pair_folders[0]), [config], lambda _: None, number)[1][0].config
+        for number in (1, 4)
+    )
+    assert batch.fingerprint == engine.candidates[1].config.fingerprint
+    assert queue.fingerprint != batch.fingerprint
+    assert queue.details["requests_per_slot"] == "4"
+    assert "requests_per_slot" not in batch.details
+
+
 def test_measuring_twice_gives_the_same_counts(engine: Engine) -> None:
     shape = block([prompt(5), prompt(6, 0.9)], [prompt(7)])
     first, second = engine.measure(shape), engine.measure(replace(shape, first_arm=Arm.SPECULATIVE))

@@ -154,6 +154,20 @@ def test_every_request_lies_in_one_speedup_bin(seeds: list[int]) -> None:
         assert b.num_requests == len(inside)
 
 
+def test_realised_concurrency_weighs_by_the_inverse_sampling_rate_and_leaves_out_the_unknown() -> None:
+    arms = [ArmTiming(0.0, 1.0, 9.0, num_output_tokens=4, concurrency=value) for value in (3.0, 1.0, None)]
+    first, second, unknown = (
+        run_of(seed, baseline=timing, speculative=replace(timing, concurrency=2.0)) for seed, timing in enumerate(arms)
+    )
+    found = figures.latency([measured(first, rate=0.25), measured(second), measured(unknown)])
+    assert found is not None
+    assert found.baseline_concurrency == pytest.approx((4 * 3.0 + 1.0) / 5)
+    assert found.speculative_concurrency == 2.0
+    alone = figures.latency([measured(replace(unknown, speculative=arms[2]))])
+    assert alone is not None
+    assert alone.baseline_concurrency is None
+
+
 def test_failed_runs_have_no_figures() -> None:
     failed = measured(Run(RecordKey("file", 0, 1), "f", "b", failure="out_of_memory"))
     assert figures.acceptance([failed]) is None

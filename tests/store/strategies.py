@@ -86,7 +86,7 @@ FINGERPRINTED = st.builds(
     fingerprint=NAMES,
 )
 MEMORY = st.builds(Memory, *[COUNT] * 5)
-TIMINGS = st.builds(ArmTiming, *[MILLISECONDS] * 6, TOKENS)
+TIMINGS = st.builds(ArmTiming, *[MILLISECONDS] * 6, TOKENS, optional(MILLISECONDS))
 PARITY = st.builds(
     Parity, optional(COUNT), optional(REAL), optional(st.booleans()), *[optional(REAL), optional(COUNT)] * 2
 )

@@ -97,6 +97,15 @@ def assert_rollups_are_what_runs_add_up_to(store: Store, endpoint: str) -> None:
         assert sums.weighted_log_speedup == pytest.approx(
             math.fsum(weight * log for log, weight in logs), abs=1e-9 * math.fsum(abs(w * log) for log, w in logs)
         )
+        knowing = [
+            (run.baseline.concurrency, run.speculative.concurrency)
+            for run, _ in timed
+            if run.baseline is not None and run.speculative is not None
+        ]
+        known = [pair for pair in knowing if None not in pair]
+        assert sums.num_with_concurrency == len(known)
+        assert sums.baseline_concurrency == pytest.approx(math.fsum(base or 0.0 for base, _ in known))
+        assert sums.speculative_concurrency == pytest.approx(math.fsum(spec or 0.0 for _, spec in known))
         for arm in Arm:
             times = [timing for run, _ in timed if (timing := getattr(run, arm)) is not None]
             weighted = math.fsum(weight * getattr(run, arm).end_to_end_ms for run, weight in timed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given, settings
@@ -42,6 +43,14 @@ def test_a_block_starts_when_it_is_full() -> None:
     former = BlockFormer(RULES)
     assert [len(former.add(prompt(line), 4)) for line in range(8)] == [0, 0, 0, 1, 0, 0, 0, 1]
     assert former.drain() == []
+
+
+def test_a_queue_takes_several_requests_for_each_slot_and_fillers_for_the_missing() -> None:
+    former = BlockFormer([replace(RULES[0], requests_per_slot=3)])
+    started = [block for line in range(8) for block in former.add(prompt(line), 2)] + former.drain()
+    assert [[p.key.offset for p in block.requests] for block in started] == [[0, 1, 2, 3, 4, 5], [6, 7]]
+    assert [[p.key.offset for p in block.fillers] for block in started] == [[], [0, 1, 2, 3]]
+    assert [(block.concurrency, block.n_max) for block in started] == [(2, 6), (2, 6)]
 
 
 def test_a_short_block_is_filled_with_copies_of_timed_prompts_of_its_slice() -> None:

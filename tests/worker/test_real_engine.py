@@ -44,10 +44,10 @@ class FragileFactory:
     def __call__(self) -> Mapping[str, Engine]:
         prefill = Runner.prefill
 
-        def fragile(self: Runner, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        def fragile(self: Runner, prompts: Sequence[Sequence[int]], slots: Sequence[int] | None = None) -> torch.Tensor:
             if any(set(prompt) == {KILL} for prompt in prompts):
                 os._exit(9)
-            return prefill(self, prompts)
+            return prefill(self, prompts, slots)
 
         Runner.prefill = fragile
         return self.sound()

@@ -158,6 +158,9 @@ def rollups(cell: Cell, hours: Hours, mean_runs: float, first_id: int, draw: np.
             "weighted_log_speedup": weight * total(drawn.log_speedup),
             "weighted_baseline_end_to_end_ms": weight * total(drawn.baseline_ms),
             "weighted_speculative_end_to_end_ms": weight * total(drawn.speculative_ms),
+            "num_with_concurrency": timed,
+            "baseline_concurrency": 0.97 * cell.load * timed,  # nearly what it is labelled with
+            "speculative_concurrency": 0.95 * cell.load * timed,
         },
     )
     yield Columns(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,7 +32,10 @@ class Proposer(Protocol):
         """The target's hidden states that it drafts from, which the batch then holds; None: it needs none."""
 
     def begin(self, batch: Batch) -> None:
-        """Take up a batch whose prompts are prefilled and whose first tokens are emitted."""
+        """Take up a batch, before any of its rows."""
+
+    def admit(self, batch: Batch, slots: Sequence[int]) -> None:
+        """Take up the rows in these slots: their prompts are prefilled and their first tokens emitted."""
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
         """Draft for every row from its tokens so far; the span begins at each row's last cached token."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,7 +45,10 @@ class DraftModelProposer:
 
     def begin(self, batch: Batch) -> None:
         self._runner = Runner(self._model, batch.num_rows, batch.capacity)
-        self._runner.prefill([prompt[:-1] or prompt for prompt in batch.prompts])
+
+    def admit(self, batch: Batch, slots: Sequence[int]) -> None:
+        prompts = (batch.prompts[slot] for slot in slots)
+        self._runner.prefill([prompt[:-1] or prompt for prompt in prompts], slots)
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
         if not self._has_room(batch):
@@ -69,7 +73,7 @@ class DraftModelProposer:
         return draft.proposal()
 
     def _has_room(self, batch: Batch) -> bool:
-        """Whether any active row can draft: rows only grow, so that where none can, none ever will again."""
+        """Whether any active row can draft; one that cannot never will again, so that it misses no pass."""
         if self._context_limit is None:
             return True
         room = self._context_limit - self._num_speculative_tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from shadowspec.engine.batch import Batch
@@ -14,8 +16,8 @@ from shadowspec.engine.proposers.choice import Draft
 class Eagle3Proposer:
     """K passes of the draft's layer with a cache of its own; `is_sampling` as in `DraftModelProposer`.
 
-    Each step begins by taking in what came to stand since the last one, the whole prompt at first, with the hidden
-    states that the target's own pass gave: the entries that drafting made of the draft's states are written over.
+    Each step begins by taking in what came to stand since the last one, with the hidden states that the target's own
+    pass gave: the entries that drafting made of the draft's states are written over.
     """
 
     def __init__(self, draft: Eagle3Draft, num_speculative_tokens: int, *, is_sampling: bool) -> None:
@@ -26,11 +28,28 @@ class Eagle3Proposer:
 
     def begin(self, batch: Batch) -> None:
         self._cache = RaggedCache(1, batch.num_rows, batch.capacity, batch.device)
-        longest = max(len(prompt) for prompt in batch.prompts)
-        # The token after each position of the prompt; that after its last is the row's last token by now.
-        following = [[*prompt[1:], *[0] * (longest + 1 - len(prompt))] for prompt in batch.prompts]
-        self._following = torch.tensor(following, device=batch.device)  # int64 [rows, columns]
-        self._lengths, self._longest = torch.zeros_like(batch.lengths), 0  # entries in the cache that stand
+        # Entries in the cache that stand, and the tokens that follow the target's latest columns.
+        self._lengths, self._longest = torch.zeros_like(batch.lengths), 0
+        self._following = torch.zeros_like(batch.last_tokens)[:, None]  # int64 [rows, columns]
+
+    def admit(self, batch: Batch, slots: Sequence[int]) -> None:
+        """Take in the prompts but for their last positions, whose next tokens the batch has emitted by now."""
+        hidden = batch.prompt_states
+        assert hidden is not None, "the target's prefill handed out no hidden states"
+        prompts = [batch.prompts[slot] for slot in slots]
+        rows = torch.tensor(list(slots), device=batch.device)
+        lengths = torch.tensor([len(prompt) - 1 for prompt in prompts], device=batch.device)
+        self._lengths[rows] = lengths
+        longest = max(len(prompt) for prompt in prompts) - 1
+        self._longest = max(self._longest, longest)
+        if longest == 0:
+            return
+        following = [[*prompt[1:], *[0] * (longest + 1 - len(prompt))] for prompt in prompts]
+        order = torch.arange(longest, device=batch.device)
+        positions = torch.where(order < lengths[:, None], order, -1)  # int64 [slots, columns]
+        mask = self._cache.begin_prefill(rows, positions, hidden.dtype)
+        tokens, angles = torch.tensor(following, device=batch.device), self._draft.angles(positions.clamp(min=0))
+        self._draft.forward(tokens, self._draft.fused(hidden[:, :longest]), angles, mask, self._cache)
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
         draft = Draft(batch, self._num_speculative_tokens, is_sampling=self._is_sampling)

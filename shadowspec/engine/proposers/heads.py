@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shadowspec.engine.batch import Batch
 from shadowspec.engine.heads import StagedHeads
 from shadowspec.engine.hidden import FINAL, HiddenStates
@@ -26,6 +28,9 @@ class HeadsProposer:
 
     def begin(self, batch: Batch) -> None:
         """Nothing to prepare: the batch holds the hidden states."""
+
+    def admit(self, batch: Batch, slots: Sequence[int]) -> None:
+        """Nothing is held per slot."""
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
         draft = Draft(batch, self._num_speculative_tokens, is_sampling=self._is_sampling)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -43,6 +45,9 @@ class NgramProposer:
 
     def begin(self, batch: Batch) -> None:
         """Nothing to prepare: the batch keeps the rows' tokens."""
+
+    def admit(self, batch: Batch, slots: Sequence[int]) -> None:
+        """Nothing is held per slot."""
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
         drafted = np.zeros((batch.num_rows, self._num_speculative_tokens), dtype=np.int64)

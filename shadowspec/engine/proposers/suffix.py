@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -28,13 +30,17 @@ class SuffixProposer:
         self._options, self._recent = options, recent
 
     def begin(self, batch: Batch) -> None:
-        """Take in the prompts; the first tokens follow with the first step."""
-        self._texts = [SuffixText(self._options, self._recent, prompt) for prompt in batch.prompts]
+        self._texts: dict[int, SuffixText] = {}  # by slot
+
+    def admit(self, batch: Batch, slots: Sequence[int]) -> None:
+        """Take in the prompts; the first tokens follow with the next step."""
+        for slot in slots:
+            self._texts[slot] = SuffixText(self._options, self._recent, batch.prompts[slot])
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
         drafted = np.zeros((batch.num_rows, self._num_speculative_tokens), dtype=np.int64)
         counts = np.zeros(batch.num_rows, dtype=np.int64)
-        for row, text in enumerate(self._texts):
+        for row, text in self._texts.items():
             if batch.is_active(row):
                 text.extend(batch.rows[row].output[text.num_tokens - len(batch.prompts[row]) :])
                 found = text.draft(self._num_speculative_tokens)
@@ -44,7 +50,7 @@ class SuffixProposer:
         return Proposal(torch.from_numpy(drafted).to(batch.device), torch.from_numpy(counts).to(batch.device), None)
 
     def keep(self, slots: list[int]) -> None:
-        self._texts = [self._texts[slot] for slot in slots]
+        self._texts = {place: self._texts[slot] for place, slot in enumerate(slots)}
 
     def cache_bytes(self) -> int:
         return 0  # texts and their indexes lie in the host's memory, beside the process's own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,9 @@ def candidate(kind: str, folders: dict[str, Path], target: LoadedModel, depth: i
     return Candidate(fingerprinted(config, target, draft), draft)
 
 
-def decode_greedy(model: Any, proposer: Proposer | None, depth: int, *, releases_slots: bool = False) -> list[Decoded]:
+def decode_greedy(
+    model: Any, proposer: Proposer | None, depth: int, *, releases_slots: bool = False, num_slots: int | None = None
+) -> list[Decoded]:
     result = decode_batch(
         model,
         REQUESTS,
@@ -44,6 +47,7 @@ def decode_greedy(model: Any, proposer: Proposer | None, depth: int, *, releases
         num_speculative_tokens=depth,
         verify_rule=VerifyRule.GREEDY,
         end_token_ids=frozenset({1}),
+        num_slots=num_slots,
         releases_slots=releases_slots,
     )
     return list(result.decoded)
@@ -67,6 +71,9 @@ class Recorder:
 
     def begin(self, batch: Batch) -> None:
         self._proposer.begin(batch)
+
+    def admit(self, batch: Batch, slots: Sequence[int]) -> None:
+        self._proposer.admit(batch, slots)
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
         proposal = self._proposer.propose(batch, span)
@@ -94,16 +101,25 @@ def expected_draft(
     return reference.drafted(every[-1][0, -1], tokens[-1], depth)
 
 
-@pytest.mark.parametrize("form", ["direct", "transformers"])
+@pytest.mark.parametrize(
+    ("form", "num_slots"), [("direct", None), ("direct", 5), ("transformers", None), ("transformers", 5)]
+)
 @pytest.mark.parametrize("depth", [1, 3, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loop_drafts_what_the_published_code_would(
-    kind: str, depth: int, form: str, target: LoadedModel, plain: Any, references: Any, folders: dict[str, Path]
+    kind: str,
+    depth: int,
+    form: str,
+    num_slots: int | None,
+    target: LoadedModel,
+    plain: Any,
+    references: Any,
+    folders: dict[str, Path],
 ) -> None:
     model = target.model if form == "direct" else plain
     recorder = Recorder(candidate(kind, folders, target, depth, VerifyRule.GREEDY).proposer())
     base = decode_greedy(model, None, 0)
-    drafted = decode_greedy(model, recorder, depth)
+    drafted = decode_greedy(model, recorder, depth, num_slots=num_slots)
     assert [each.output for each in drafted] == [each.output for each in base]
     for each in drafted:
         metrics.check_identities(each.counts)
@@ -115,7 +131,7 @@ def test_the_loop_drafts_what_the_published_code_would(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_releasing_slots_changes_nothing(kind: str, target: LoadedModel, folders: dict[str, Path]) -> None:
+def test_releasing_and_refilling_slots_change_nothing(kind: str, target: LoadedModel, folders: dict[str, Path]) -> None:
     requests = [
         Request(
             request.prompt,
@@ -127,7 +143,7 @@ def test_releasing_slots_changes_nothing(kind: str, target: LoadedModel, folders
         for row, request in enumerate(REQUESTS[:8])
     ]
 
-    def outputs(*, releases_slots: bool) -> list[tuple[tuple[int, ...], Any]]:
+    def outputs(num_slots: int | None, *, releases_slots: bool) -> list[tuple[tuple[int, ...], Any]]:
         result = decode_batch(
             target.model,
             requests,
@@ -135,11 +151,15 @@ def test_releasing_slots_changes_nothing(kind: str, target: LoadedModel, folders
             num_speculative_tokens=3,
             verify_rule=VerifyRule.REJECTION,
             end_token_ids=frozenset({1}),
+            num_slots=num_slots,
             releases_slots=releases_slots,
         )
         return [(decoded.output, decoded.counts) for decoded in result.decoded]
 
-    assert outputs(releases_slots=True) == outputs(releases_slots=False)
+    whole = outputs(None, releases_slots=False)
+    assert outputs(None, releases_slots=True) == whole
+    assert outputs(3, releases_slots=False) == whole
+    assert outputs(3, releases_slots=True) == whole
 
 
 @pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
