@@ -7,8 +7,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# A third of the time they wait.
-WORKERS ?= 3
+# For two cores: half of the time they wait.
+WORKERS ?= 4
 SECONDS_EACH ?= 600
 SEED ?= 1
 FAULTS ?= 40
@@ -35,7 +35,7 @@ dashboard: $(VENV)/.installed-dashboard ## Open the dashboard on the demo's resu
 	@$(BIN)/shadowspec dashboard --config $(DEMO)/shadowspec.toml $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.installed-test ## Run the tests, with a real Postgres and Kafka, and report coverage (WORKERS=3 ARGS="-m 'not slow'")
+test: $(VENV)/.installed-test ## Run the tests, with a real Postgres and Kafka, and report coverage (WORKERS=4 ARGS="-m 'not slow'")
 	@.ci/postgres
 	@.ci/kafka
 	@.ci/chromium

@@ -4,10 +4,10 @@
 
 Blocks are queues of 16 requests of the bundled traffic at concurrency 4, whose slots are refilled, greedy and sampled,
 with a draft model, prompt lookup and an EAGLE-3 head as candidates.  The same blocks are measured again and again.
-After each pass the process's resident memory is read, the counts and reasons to finish of every run are held against
-the first pass's, and the time of a step is held against a piece of reference work (a product of matrices and a loop,
-the same every time), so that a machine that changes its speed is no drift of the engine.  Nothing else should run
-meanwhile.
+After each pass the process's resident memory is read, and the counts and reasons to finish of every run are held
+against the first pass's.  The time of a step is held against a piece of reference work that runs before and after each
+block (a product of matrices and a loop, the same every time), so that a machine that changes its speed is no drift of
+the engine.
 
 Exit code 1 where memory after the first five minutes varies by more than 2%, results differ, or the 95% interval of the
 steps' trend (Theil and Sen's, of the logarithm) lies beyond 0 by more than 2% over the whole time.
@@ -19,6 +19,7 @@ import argparse
 import gc
 import hashlib
 import json
+import math
 import os
 import platform
 import resource
@@ -49,7 +50,8 @@ from shadowspec.types import (
 )
 
 CONCURRENCY, REQUESTS_PER_SLOT = 4, 4
-NUM_BLOCKS = 16
+NUM_BLOCKS = 6
+MIN_PASSES = 4  # of fewer there is no trend
 OUTPUT_TOKENS = 48
 SETTLING_S = 300.0  # of the start, which allocates
 MOST_GROWTH = 0.02
@@ -58,20 +60,15 @@ MOST_DRIFT = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass over the blocks came to."""
+    """What one pass over the blocks came to.  A step is the decode time of a request per forward pass of the target."""
 
     ended_s: float  # since the start
     resident_bytes: int
-    reference_ms: float
-    baseline_step_ms: float  # median over requests of decode time per forward pass of the target
-    speculative_step_ms: float
+    reference_ms: float  # median over blocks
+    baseline_step: float  # median over blocks of the median over requests, as a multiple of the reference work
+    speculative_step: float
     realised_concurrency: float  # of the baseline, mean over requests
     digest: str  # of every run's counts and reason to finish
-
-    @property
-    def relative_steps(self) -> tuple[float, float]:
-        """Both arms' steps as multiples of the reference work."""
-        return self.baseline_step_ms / self.reference_ms, self.speculative_step_ms / self.reference_ms
 
 
 def blocks() -> list[Block]:
@@ -98,10 +95,10 @@ def blocks() -> list[Block]:
 
 
 def reference_ms() -> float:
-    """The time of a fixed piece of work of the kinds that a step does; the median of nine."""
+    """The time of a fixed piece of work of the kinds that a step does; the median of seven."""
     left = torch.linspace(-1.0, 1.0, 512 * 512).view(512, 512)
     times = []
-    for _ in range(9):
+    for _ in range(7):
         start = time.perf_counter()
         for _ in range(4):
             left @ left
@@ -117,34 +114,55 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def measured(runs: list[Run], reference: float, since: float) -> Pass:
-    """One pass's figures."""
-    baseline, speculative, realised = [], [], []
-    text = []
-    for run in sorted(runs, key=lambda each: (each.key, each.fingerprint)):
-        assert run.counts is not None
-        assert run.baseline is not None
-        assert run.speculative is not None
-        text.append(json.dumps([run.key.offset, run.fingerprint, asdict(run.counts), run.finish_reason]))
-        if run.baseline.num_output_tokens > 1 and run.counts.target_passes > 1:
-            baseline.append(run.baseline.decode_ms / (run.baseline.num_output_tokens - 1))
-            speculative.append(run.speculative.decode_ms / (run.counts.target_passes - 1))
-            realised.append(run.baseline.concurrency or 0.0)
+def one_pass(engine: Engine, work: list[Block], since: float) -> Pass:
+    """Measure every block once."""
+    texts: list[str] = []
+    realised: list[float] = []
+    references = [reference_ms()]
+    steps: dict[Arm, list[float]] = {arm: [] for arm in Arm}
+    for own in work:
+        runs = engine.measure(own).runs
+        references.append(reference_ms())
+        reference = statistics.fmean(references[-2:])
+        times = [step_ms(run) for run in runs]
+        for arm in Arm:
+            steps[arm].append(statistics.median(found[arm] for found in times if found) / reference)
+        realised += [run.baseline.concurrency or 0.0 for run in runs if run.baseline is not None]
+        texts += [digested(run) for run in runs]
     return Pass(
         ended_s=time.monotonic() - since,
         resident_bytes=resident_bytes(),
-        reference_ms=reference,
-        baseline_step_ms=statistics.median(baseline),
-        speculative_step_ms=statistics.median(speculative),
+        reference_ms=statistics.median(references),
+        baseline_step=statistics.median(steps[Arm.BASELINE]),
+        speculative_step=statistics.median(steps[Arm.SPECULATIVE]),
         realised_concurrency=statistics.fmean(realised),
-        digest=hashlib.sha256("\n".join(text).encode()).hexdigest(),
+        digest=hashlib.sha256("\n".join(texts).encode()).hexdigest(),
     )
 
 
-def trend(passes: list[Pass], arm: int) -> tuple[float, float, float]:
-    """Change of the arm's relative step over the whole time, with its 95% interval."""
+def step_ms(run: Run) -> dict[Arm, float]:
+    """Decode time per forward pass of the target, of both arms; empty for a request that made none but the first."""
+    assert run.counts is not None
+    assert run.baseline is not None
+    assert run.speculative is not None
+    if run.baseline.num_output_tokens < 2 or run.counts.target_passes < 2:
+        return {}
+    return {
+        Arm.BASELINE: run.baseline.decode_ms / (run.baseline.num_output_tokens - 1),
+        Arm.SPECULATIVE: run.speculative.decode_ms / (run.counts.target_passes - 1),
+    }
+
+
+def digested(run: Run) -> str:
+    """What of a run is to be the same every time."""
+    assert run.counts is not None
+    return json.dumps([run.key.offset, run.fingerprint, asdict(run.counts), run.finish_reason])
+
+
+def trend(passes: list[Pass], arm: Arm) -> tuple[float, float, float]:
+    """Change of the logarithm of the arm's step over the whole time, with its 95% interval."""
     times = [own.ended_s for own in passes]
-    logs = torch.tensor([own.relative_steps[arm] for own in passes]).log().tolist()
+    logs = [math.log(getattr(own, f"{arm}_step")) for own in passes]
     slope, _, low, high = stats.theilslopes(logs, times)
     span = times[-1] - times[0]
     return float(slope) * span, float(low) * span, float(high) * span
@@ -168,18 +186,18 @@ def main() -> None:
     since = time.monotonic()
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("soaking", total=60 * arguments.minutes)
-        while not passes or passes[-1].ended_s < 60 * arguments.minutes:
-            reference = reference_ms()
-            runs = [run for own in work for run in engine.measure(own).runs]
-            passes.append(measured(runs, reference, since))
+        while len(passes) < MIN_PASSES or passes[-1].ended_s < 60 * arguments.minutes:
+            passes.append(one_pass(engine, work, since))
             progress.update(task, completed=passes[-1].ended_s)
-    settled = [own for own in passes if own.ended_s >= SETTLING_S] or passes
+    settled = [own for own in passes if own.ended_s >= SETTLING_S]
+    settled = settled if len(settled) >= MIN_PASSES else passes
     sizes = [own.resident_bytes for own in settled]
     growth = (max(sizes) - min(sizes)) / min(sizes)
-    trends = {name: trend(settled, arm) for arm, name in enumerate(("baseline", "speculative"))}
+    trends = {arm.value: trend(settled, arm) for arm in Arm}
+    digests = {own.digest for own in passes}
     faults = [
         *([f"memory varies by {growth:.1%} after {SETTLING_S:.0f} s"] if growth > MOST_GROWTH else []),
-        *([f"{len({own.digest for own in passes})} different results"] if len({p.digest for p in passes}) > 1 else []),
+        *([f"{len(digests)} different results"] if len(digests) > 1 else []),
         *(
             f"steps of the {name} arm drift by {change:+.1%} [{low:+.1%}, {high:+.1%}]"
             for name, (change, low, high) in trends.items()
