@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from shadowspec.reports.queue_words import HEAD, QUEUE_NOTE, queue_basis, queue_cells_text
+from shadowspec.reports.queue_words import DERIVED, HEAD, QUEUE_NOTE, queue_basis, queue_cells_text
 from shadowspec.words import plain_text
 
 from . import charts, queries, words
@@ -17,7 +17,7 @@ def draw(endpoint: str) -> None:
     if not cells:
         st.caption("Nothing was timed here, so that no queue can be derived.")
         return
-    st.info(f"**Derived.** {QUEUE_NOTE}", icon=":material/hourglass_top:")
+    st.info(f"**{DERIVED}** {QUEUE_NOTE}", icon=":material/hourglass_top:")
     rows = [queue_cells_text(cell, row) for cell in cells for row in cell.rows]
     if rows:
         st.dataframe(

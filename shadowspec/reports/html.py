@@ -15,7 +15,7 @@ from shadowspec.reports import words as meanings
 from shadowspec.reports.model import Distribution, EndpointReport, Funnel, Hypothesis, Latency, Report
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
 from shadowspec.reports.predicted_words import cost_note, frontier_lines, prediction_cells, prediction_summary
-from shadowspec.reports.queue_words import HEAD, QUEUE_NOTE, queue_basis, queue_cells_text
+from shadowspec.reports.queue_words import DERIVED, HEAD, QUEUE_NOTE, queue_basis, queue_cells_text
 from shadowspec.types import FunnelCounter, Verdict
 
 OUTCOME_MARK = {"pass": "\u2713", "fail": "\u2717", "open": "\u25cb"}
@@ -102,6 +102,7 @@ def _vocabulary() -> dict[str, object]:
         "replay_note": meanings.REPLAY_NOTE,
         "predicted_head": [(name, PREDICTED_TERMS.get(name)) for name in predicted_words.HEAD],
         "queue_head": HEAD,
+        "queue_derived": DERIVED,
         "queue_note": QUEUE_NOTE,
         "per_position_note": POSITION_KEY,
     }

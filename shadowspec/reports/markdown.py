@@ -10,7 +10,7 @@ from shadowspec.reports.contexts import ContextRow
 from shadowspec.reports.model import EndpointReport, Hypothesis, Report
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
 from shadowspec.reports.predicted_words import cost_note, frontier_lines, prediction_cells, prediction_summary
-from shadowspec.reports.queue_words import HEAD, QUEUE_NOTE, queue_basis, queue_cells_text
+from shadowspec.reports.queue_words import DERIVED, HEAD, QUEUE_NOTE, queue_basis, queue_cells_text
 from shadowspec.reports.words import AUDIT_NOTE, REPLAY_NOTE, bounds_text, shown_as, threshold_text, title_of_test
 from shadowspec.types import Arm
 from shadowspec.words import (
@@ -259,7 +259,7 @@ def _queues(report: Report) -> list[str]:
     """What the queue would be under the recorded arrivals, where enough was timed to derive it."""
     if not any(own.rows for endpoint in report.endpoints for own in endpoint.queues):
         return []
-    parts = ["## Derived queue times", QUEUE_NOTE]
+    parts = ["## Derived queue times", f"{DERIVED} {QUEUE_NOTE}"]
     for endpoint in report.endpoints:
         if not endpoint.queues:
             continue

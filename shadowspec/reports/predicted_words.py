@@ -13,7 +13,7 @@ from shadowspec.words import DASH, number, percent, plural, slice_title, times
 
 HEAD: Final = (
     *("Slice", "Config", "Load", "K", "Tokens per step", "Pays from", "Predicted", "Measured", "Off by"),
-    *("Passes saved", "Cost predicted", "Cost measured", "Cost off by"),
+    *("Passes saved", "Cost predicted (baseline)", "Cost measured (baseline)", "Cost off by"),
 )
 
 
@@ -45,15 +45,19 @@ def cost_text(device: DeviceTime, price_per_hour: float | None) -> str:
     if speculative is None or baseline is None:
         return DASH
     unit = "" if price_per_hour is not None else " s"
-    return f"{number(speculative)}{unit}, baseline {number(baseline)}{unit}"
+    return f"{number(speculative)}{unit} ({number(baseline)}{unit})"
 
 
 def cost_note(price_per_hour: float | None) -> str:
     """What stands in the cost columns."""
-    whole = "per million output tokens; a request at load b holds 1/b of the device for its end-to-end time"
+    how = (
+        "With speculation, in brackets without it. A request at load b holds 1/b of the device for its end-to-end time."
+    )
     if price_per_hour is None:
-        return f"Cost is device time {whole}; no price is set (device_price_per_hour of the policy)."
-    return f"Cost is {whole}, at {number(price_per_hour)} per device-hour."
+        return (
+            f"Cost: device time per million output tokens; no price is set (device_price_per_hour of the policy). {how}"
+        )
+    return f"Cost: per million output tokens, at {number(price_per_hour)} per device-hour. {how}"
 
 
 def prediction_summary(found: Sequence[Prediction]) -> str:

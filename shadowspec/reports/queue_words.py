@@ -7,11 +7,12 @@ from shadowspec.words import milliseconds, moment, number, percent, plural, time
 
 HEAD = (
     *("Config", "K", "Load", "Traffic", "Baseline busy", "Baseline queue, mean, p95, p99"),
-    *("Speculative busy", "Speculative queue, mean, p95, p99", "Queue and request"),
+    *("Speculative busy", "Speculative queue, mean, p95, p99", "Speedup with queue"),
 )
+DERIVED = "Derived, not measured."
 QUEUE_NOTE = (
-    "Derived, not measured: recorded arrivals sent through a server with as many slots as the load, first come, first "
-    "served, in which every request takes as long as it took in that arm. No verdict reads it."
+    "Recorded arrivals are sent through a server with as many slots as the load, first come, first served, in which "
+    "every request takes as long as it took in that arm. No verdict reads it."
 )
 OVERLOADED = "overloaded: it grows without end"
 

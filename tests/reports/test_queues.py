@@ -133,6 +133,8 @@ def test_where_sessions_were_sampled_the_clock_runs_faster() -> None:
     every, quarter = cell_of(own, timed(own)), cell_of(arrivals(200, weight=4.0), timed(own))
     assert quarter.thinning == pytest.approx(4.0)
     assert quarter.rows[0].baseline.utilisation == pytest.approx(4.0 * every.rows[0].baseline.utilisation)
+    assert [row.baseline.utilisation for row in quarter.rows[1:]] == pytest.approx(BUSY)
+    assert quarter.rows[1].traffic == pytest.approx(every.rows[1].traffic / 4.0)
     assert "one of 4.00 requests was recorded" in queue_basis(quarter)
     assert "was recorded, so" not in queue_basis(every)
     # Slices that are decided are sampled at less: all of their requests are kept, some of their sessions drawn.
