@@ -114,13 +114,13 @@ def replayed_ways(endpoint: str) -> list[tuple[str, FingerprintedConfig, Length]
 
 
 @_keep
-def queue_cells(endpoint: str) -> list[QueueCell]:
-    """What both arms' queues would be under the newest arrivals."""
+def queue_cells(endpoint: str, busy: tuple[float, ...]) -> list[QueueCell]:
+    """What both arms' queues would be under the newest arrivals, and where the baseline is busy so much of the time."""
     store = source.store()
     arrivals = store.arrivals(endpoint, limit=MAX_ARRIVALS)
     if not arrivals:
         return []
-    return queues.queue_cells(arrivals, store.served(endpoint, arrivals[0].at), configs())
+    return queues.queue_cells(arrivals, store.served(endpoint, arrivals[0].at), configs(), busy)
 
 
 @_keep

@@ -122,12 +122,16 @@ def served(runs: Iterable[Run], blocks: Iterable[StoredBlock]) -> list[ServedReq
 
 
 def queue_cells(
-    arrivals: Sequence[ArrivedRequest], timed: Iterable[ServedRequest], configs: Mapping[str, FingerprintedConfig]
+    arrivals: Sequence[ArrivedRequest],
+    timed: Iterable[ServedRequest],
+    configs: Mapping[str, FingerprintedConfig],
+    busy: Sequence[float] = BUSY,
 ) -> list[QueueCell]:
     """One for each load and known config that was timed, by config, K and load.
 
     Args:
         arrivals: in the order in which they came; only what was timed of these counts.
+        busy: the shares of the time, above 0, at which the baseline's slots are to be busy, beside the recorded one.
     """
     known = {own.key for own in arrivals}
     by_cell: dict[tuple[int, str], list[ServedRequest]] = defaultdict(list)
@@ -135,7 +139,8 @@ def queue_cells(
         if own.key in known and own.fingerprint in configs:
             by_cell[own.concurrency, own.fingerprint].append(own)
     found = [
-        _cell(concurrency, configs[fingerprint], arrivals, own) for (concurrency, fingerprint), own in by_cell.items()
+        _cell(concurrency, configs[fingerprint], arrivals, own, busy)
+        for (concurrency, fingerprint), own in by_cell.items()
     ]
     return sorted(
         found, key=lambda own: (own.config.name, own.config.num_speculative_tokens, own.fingerprint, own.concurrency)
@@ -143,7 +148,11 @@ def queue_cells(
 
 
 def _cell(
-    concurrency: int, config: FingerprintedConfig, arrivals: Sequence[ArrivedRequest], timed: Sequence[ServedRequest]
+    concurrency: int,
+    config: FingerprintedConfig,
+    arrivals: Sequence[ArrivedRequest],
+    timed: Sequence[ServedRequest],
+    busy: Sequence[float],
 ) -> QueueCell:
     weight = sum(own.weight for own in arrivals)
     chosen, num_borrowed = _services(arrivals, timed)
@@ -158,10 +167,12 @@ def _cell(
         first=arrivals[0].at,
         last=arrivals[-1].at,
     )
-    return _with_rows(cell, arrivals, chosen)
+    return _with_rows(cell, arrivals, chosen, busy)
 
 
-def _with_rows(cell: QueueCell, arrivals: Sequence[ArrivedRequest], chosen: Sequence[ServedRequest]) -> QueueCell:
+def _with_rows(
+    cell: QueueCell, arrivals: Sequence[ArrivedRequest], chosen: Sequence[ServedRequest], busy: Sequence[float]
+) -> QueueCell:
     if cell.num_arrivals < MIN_ARRIVALS:
         return replace(cell, reason=f"{cell.num_arrivals} recorded arrivals, of {MIN_ARRIVALS} that are needed")
     if cell.num_timed < MIN_SERVED:
@@ -176,7 +187,7 @@ def _with_rows(cell: QueueCell, arrivals: Sequence[ArrivedRequest], chosen: Sequ
     if not recorded:
         return replace(cell, reason="all requests were recorded at one moment")
     rows = []
-    for traffic in (1.0, *(busy / recorded for busy in BUSY)):
+    for traffic in (1.0, *(share / recorded for share in busy)):
         found = {
             arm: _arm(replay_queue(arrivals_ms, own, cell.concurrency, cell.thinning * traffic))
             for arm, own in services.items()

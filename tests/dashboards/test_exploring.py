@@ -169,6 +169,11 @@ def test_loads_show_the_queues_that_the_arrivals_would_make(filled: str, open_pa
     table = next(each.value for each in app.dataframe if "Traffic" in each.value)
     assert table.to_numpy().tolist() == rows
     assert all(plain_text(queue_basis(cell)) in text for cell in expected)
+    app.slider(key="busy").set_value(33).run()
+    tried = next(each.value for each in app.dataframe if "Traffic" in each.value)
+    assert not app.exception
+    assert len(tried) == len(rows) + len([cell for cell in expected if cell.rows])
+    assert "33.0%" in set(tried["Baseline busy"])
 
 
 def test_a_slider_changes_what_is_tried_and_nothing_else(filled: str, open_page: Open) -> None:

@@ -318,7 +318,7 @@ def test_a_lookup_that_never_drafted_is_not_predicted() -> None:
 def test_device_time_and_cost_stand_beside_what_was_measured() -> None:
     source = world(profiled())
     (endpoint,) = build_report(
-        source, {"editor": GatePolicy(device_price_per_hour=3.6)}, NOW, data_note="Made up."
+        source, {"editor": GatePolicy(device_price_per_hour=7.2)}, NOW, data_note="Made up."
     ).endpoints
     code = next(each for each in endpoint.predictions if each.reason is None)
     runs = [run for run in source.measured_runs["editor"] if f"-{CODE}-" in run.block_id]
@@ -346,25 +346,27 @@ def test_device_time_and_cost_stand_beside_what_was_measured() -> None:
         sum(metrics.target_passes_saved(each) for each in counts) / len(counts)
     )
 
-    report = build_report(source, {"editor": GatePolicy(device_price_per_hour=3.6)}, NOW, data_note="Made up.")
+    report = build_report(source, {"editor": GatePolicy(device_price_per_hour=7.2)}, NOW, data_note="Made up.")
     document = json.loads(render_json(report))["endpoints"][0]
     own = next(each for each in document["predictions"] if each["why_not"] is None)
-    assert own["price_per_hour"] == 3.6
+    assert own["price_per_hour"] == 7.2
     assert own["predicted_cost"]["speculative"]["device_ms_per_token"] == pytest.approx(ours)
-    # 3.6 an hour is 0.001 a second: a million tokens at so many ms each take so many thousand seconds
-    assert own["predicted_cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(ours)
-    assert own["measured_cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(theirs)
+    # 7.2 an hour is 0.002 a second: a million tokens at so many ms each take so many thousand seconds
+    assert own["predicted_cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(2 * ours)
+    assert own["measured_cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(2 * theirs)
     assert own["cost_relative_error"] == pytest.approx(code.cost_error)
     assert own["measured_target_passes_saved"] == pytest.approx(code.cell.target_passes_saved)
     assert own["predicted_target_passes_saved"] == pytest.approx(
         (work.num_output_tokens - 1) * (1 - 1 / code.cell.mean_acceptance_length)
     )
     gain = document["frontier"][0]["loads"][1]["gains"][0]
-    assert gain["cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(ours)
+    assert gain["cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(2 * ours)
     assert gain["target_passes_saved"] == pytest.approx(own["predicted_target_passes_saved"])
+    plain = code.device.ms_per_token(Arm.BASELINE)
+    assert plain is not None
     for form in (render_html(report), render_markdown(report)):
-        assert f"{ours:.2f} ({code.device.ms_per_token(Arm.BASELINE):.2f})" in form.replace("\\", "")
-        assert "at 3.60 per device-hour" in form
+        assert f"{2 * ours:.2f} ({2 * plain:.2f})" in form.replace("\\", "")
+        assert "at 7.20 per device-hour" in form
     unpriced = render_markdown(report_of(source))
     assert f"{1000 * ours:,.2f} s (" in unpriced.replace("\\", "")
     assert "no price is set" in unpriced
