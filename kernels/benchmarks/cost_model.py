@@ -35,9 +35,9 @@ from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.profiling import Grid, num_steps, profile
 from shadowspec.types import Place, SamplingParameters, SpeculationConfig, VerifyRule
 
-LOADS, CONTEXTS = (1, 2, 4, 8, 16), (64, 256, 512)
+LOADS = (1, 2, 4, 8, 16)
 HELD_OUT = ((3, 3), (6, 3), (6, 6), (12, 3), (3, 6), (12, 6), (5, 5), (10, 7))  # load, K: neither was profiled
-SHALLOW = ((3, 3), (5, 3), (6, 3), (10, 3), (12, 3))  # the same of heads, which are four
+SHALLOW = ((3, 3), (6, 3), (10, 3), (12, 3))  # the same of heads, which are four
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,16 @@ class Way:
     draft: str | None
     rule: VerifyRule
     depths: tuple[int, ...]
+    contexts: tuple[int, ...]
     held_out: tuple[tuple[int, int], ...]
 
 
 WAYS = {
-    "draft_model": Way(str(demo.DRAFT), VerifyRule.REJECTION, (1, 2, 4, 8), HELD_OUT),
-    "medusa": Way(str(demo.HEADS / "medusa"), VerifyRule.REJECTION, (1, 2, 4), SHALLOW),
-    "eagle3": Way(str(demo.HEADS / "eagle3"), VerifyRule.REJECTION, (1, 2, 4), SHALLOW),
-    "ngram": Way(None, VerifyRule.GREEDY_DRAFT, (1, 2, 4, 8), HELD_OUT),
-    "suffix": Way(None, VerifyRule.GREEDY_DRAFT, (1, 2, 4, 8), HELD_OUT),
+    "draft_model": Way(str(demo.DRAFT), VerifyRule.REJECTION, (1, 2, 4, 8), (64, 256, 512), HELD_OUT),
+    "medusa": Way(str(demo.HEADS / "medusa"), VerifyRule.REJECTION, (1, 2, 4), (64, 256), SHALLOW),
+    "eagle3": Way(str(demo.HEADS / "eagle3"), VerifyRule.REJECTION, (1, 2, 4), (64, 256), SHALLOW),
+    "ngram": Way(None, VerifyRule.GREEDY_DRAFT, (1, 2, 4), (64, 256), SHALLOW),
+    "suffix": Way(None, VerifyRule.GREEDY_DRAFT, (1, 2, 4), (64, 256), SHALLOW),
 }
 LOOKUPS = ("ngram", "suffix")
 OUTPUT_TOKENS = 48
@@ -144,7 +145,7 @@ def measured(
     target: LoadedModel, candidate: Candidate, texts: list[tuple[int, ...]], blocks: int, way: Way, *, is_greedy: bool
 ) -> list[dict[str, Any]]:
     """Profile, and after each round of the profile some blocks of every cell: a machine's slow minutes hit both."""
-    grid = Grid(LOADS, way.depths, CONTEXTS, is_greedy)
+    grid = Grid(LOADS, way.depths, way.contexts, is_greedy)
     cells = [Cell((target, candidate), texts, load, depth, is_greedy=is_greedy) for load, depth in way.held_out]
     with Progress() as progress:
         task = progress.add_task("greedy" if is_greedy else "sampled", total=grid.num_runs)
