@@ -54,4 +54,4 @@ def queue_cells_text(cell: QueueCell, row: QueueRow) -> list[str]:
 def _waits(arm: ArmQueue) -> str:
     if arm.is_overloaded:
         return OVERLOADED
-    return ", ".join(milliseconds(own) for own in (arm.mean_ms, arm.p95_ms, arm.p99_ms))
+    return ", ".join(milliseconds(own) for own in (arm.mean_queue_ms, arm.p95_queue_ms, arm.p99_queue_ms))

@@ -46,15 +46,15 @@ class ArmQueue:
     """What one arm's queue comes to; the times are None where more comes in than is served."""
 
     utilisation: float
-    mean_ms: float | None
-    p95_ms: float | None
-    p99_ms: float | None
+    mean_queue_ms: float | None
+    p95_queue_ms: float | None
+    p99_queue_ms: float | None
     waiting_share: float | None  # of the requests
     mean_response_ms: float | None  # queue, prefill and decode
 
     @property
     def is_overloaded(self) -> bool:
-        return self.mean_ms is None
+        return self.mean_queue_ms is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +202,9 @@ def _arm(queue: Queue) -> ArmQueue:
         return ArmQueue(queue.utilisation, None, None, None, None, None)
     return ArmQueue(
         utilisation=queue.utilisation,
-        mean_ms=queue.mean_ms,
-        p95_ms=queue.quantile_ms(0.95),
-        p99_ms=queue.quantile_ms(0.99),
+        mean_queue_ms=queue.mean_ms,
+        p95_queue_ms=queue.quantile_ms(0.95),
+        p99_queue_ms=queue.quantile_ms(0.99),
         waiting_share=queue.waiting_share,
         mean_response_ms=queue.mean_response_ms,
     )
