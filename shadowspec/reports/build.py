@@ -65,6 +65,7 @@ def build_report(
     *,
     data_note: str,
     loads: Mapping[str, Collection[int]] | None = None,
+    price_per_hour: float | None = None,
     title: str = "Speculative decoding: gating report",
 ) -> Report:
     """The report of everything in the source, as of its latest decisions.
@@ -75,6 +76,7 @@ def build_report(
         now: the moment the report speaks of; aware, UTC.
         data_note: what the data is and is not, in a sentence; a synthetic store says it itself.
         loads: each endpoint's configured loads, by concurrency; decisions at others are said to be left over.
+        price_per_hour: of the device; None: as each endpoint's policy has it.
         title: heading of the report.
     """
     decisions = defaultdict(list)
@@ -98,6 +100,7 @@ def build_report(
             policies.get(name),
             [order for order in orders if order.endpoint == name],
             now,
+            price_per_hour,
         )
         for name in names
     )
@@ -126,6 +129,7 @@ def _endpoint(
     policy: GatePolicy | None,
     orders: Sequence[Override],
     now: datetime,
+    price_per_hour: float | None,
 ) -> EndpointReport:
     measured = _measured(records, blocks, runs)
     by_key: dict[HypothesisId, Decision] = {hypothesis_id(d): d for d in decisions}
@@ -165,6 +169,7 @@ def _endpoint(
         predictions=tuple(predictions(cells, configs, costs)),
         frontiers=tuple(frontiers(cells, configs, costs, replayed)),
         queues=tuple(queue_cells(arrived(records), served(runs, blocks), configs)),
+        price_per_hour=price_per_hour or (None if policy is None else policy.device_price_per_hour),
     )
 
 

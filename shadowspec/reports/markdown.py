@@ -247,8 +247,10 @@ def _predicted(report: Report) -> list[str]:
         if not endpoint.predictions:
             continue
         parts += [f"### {_text(endpoint.name)}", _text(prediction_summary(endpoint.predictions))]
-        rows = ([_text(part) for part in prediction_cells(own, endpoint.price)] for own in endpoint.predictions)
-        parts += [table(predicted_words.HEAD, rows), _text(cost_note(endpoint.price))]
+        rows = (
+            [_text(part) for part in prediction_cells(own, endpoint.price_per_hour)] for own in endpoint.predictions
+        )
+        parts += [table(predicted_words.HEAD, rows), _text(cost_note(endpoint.price_per_hour))]
         for frontier in endpoint.frontiers:
             lines = "\n".join(f"- {_text(line)}" for line in frontier_lines(frontier))
             parts.append(f"Frontier, {_text(slice_title(frontier.slice_key))}:\n\n{lines}")

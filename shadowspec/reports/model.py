@@ -226,14 +226,9 @@ class EndpointReport:
     predictions: tuple[Prediction, ...]  # of the slices' cells
     frontiers: tuple[SliceFrontier, ...]
     queues: tuple[QueueCell, ...]  # derived; in no test
+    price_per_hour: float | None  # of the device
     replays: tuple[ReplayRow, ...] = ()  # what logged responses say; in no test
     audits: tuple[AuditRow, ...] = ()  # of loop against replay
-
-    @property
-    def price(self) -> float | None:
-        """Of an hour of the device, as the policy has it."""
-        value = self.policy.get("device_price_per_hour")
-        return value if isinstance(value, float) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,9 +54,7 @@ def cost_note(price_per_hour: float | None) -> str:
         "With speculation, in brackets without it. A request at load b holds 1/b of the device for its end-to-end time."
     )
     if price_per_hour is None:
-        return (
-            f"Cost: device time per million output tokens; no price is set (device_price_per_hour of the policy). {how}"
-        )
+        return f"Cost: device time per million output tokens; no price is set ([dashboard] price_per_gpu_hour). {how}"
     return f"Cost: per million output tokens, at {number(price_per_hour)} per device-hour. {how}"
 
 

@@ -400,3 +400,15 @@ def test_the_stores_cells_are_those_of_the_runs() -> None:
             assert getattr(cell, name) == pytest.approx(getattr(other, name)), name
         for arm in Arm:
             assert cell.device.ms_per_token(arm) == pytest.approx(other.device.ms_per_token(arm))
+
+
+def test_the_operators_price_goes_before_the_policys() -> None:
+    policies = {"editor": GatePolicy(device_price_per_hour=7.2)}
+    reports = [
+        build_report(world(profiled()), policies, NOW, data_note="Made up.", price_per_hour=price)
+        for price in (None, 3.6)
+    ]
+    own, operators = (each.endpoints[0].price_per_hour for each in reports)
+    assert (own, operators) == (7.2, 3.6)
+    assert "at 3.60 per device-hour" in render_markdown(reports[1])
+    assert report_of(world(profiled())).endpoints[0].price_per_hour is None
