@@ -127,7 +127,7 @@ class _Watched:
 
     def __init__(self, proposer: Proposer, timeline: Timeline, filled_depth: int) -> None:
         self._proposer, self._timeline, self._filled_depth = proposer, timeline, filled_depth
-        self._steps: list[tuple[int, int]] = []  # marks: before and after each proposal
+        self._prefills: list[tuple[int, int]] = []  # marks: before and after what is done once
 
     @property
     def hidden(self) -> HiddenStates | None:
@@ -136,12 +136,15 @@ class _Watched:
     def begin(self, batch: Batch) -> None:
         start = self._timeline.mark()
         self._proposer.begin(batch)
-        self._begun = (start, self._timeline.mark())
+        self._prefills.append((start, self._timeline.mark()))
+
+    def admit(self, batch: Batch, slots: Sequence[int]) -> None:
+        start = self._timeline.mark()
+        self._proposer.admit(batch, slots)
+        self._prefills.append((start, self._timeline.mark()))
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
-        start = self._timeline.mark()
         proposal = self._proposer.propose(batch, span)
-        self._steps.append((start, self._timeline.mark()))
         if not self._filled_depth:
             return proposal
         tokens = batch.last_tokens[:, None].expand(-1, self._filled_depth).contiguous()
@@ -154,12 +157,8 @@ class _Watched:
         return self._proposer.cache_bytes()
 
     def prefill_ms(self) -> float:
-        """What it does once: the draft's own prefill, and what the first step takes more than the others.
-
-        A layer over the target's hidden states takes in the prompt with its first step.
-        """
-        begun, *own = (self._timeline.elapsed_ms(*marks) for marks in (self._begun, *self._steps))
-        return max(0.0, begun + (own[0] - median(own[1:]) if len(own) > 1 else 0.0))
+        """What it does once: taking in the prompts."""
+        return sum(self._timeline.elapsed_ms(*marks) for marks in self._prefills)
 
 
 def num_steps(decoded: Decoded) -> int:
