@@ -118,8 +118,8 @@ class Cell:
         length = 1.0 + pooled.num_accepted_tokens / steps
         drafts = None
         if self._pair[1].config.config.proposer in LOOKUPS:
-            drafted = pooled.num_draft_tokens + pooled.num_cut_draft_tokens
-            drafts = Drafts(pooled.num_drafts / steps, drafted / max(1, pooled.num_drafts))
+            num_drafted = pooled.num_draft_tokens + pooled.num_cut_draft_tokens
+            drafts = Drafts(pooled.num_drafts / steps, num_drafted / max(1, pooled.num_drafts))
         prompt = statistics.mean(each.counts.num_prompt_tokens for each in drafted)
         measured = sum(each.timing.end_to_end_ms for each in plain) / sum(each.timing.end_to_end_ms for each in drafted)
         predicted = surface.end_to_end_speedup(length, Place(load, depth, prompt), OUTPUT_TOKENS, drafts)
