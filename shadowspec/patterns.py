@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import re2  # linear in the text, whatever it is, and ten times as fast as `re` on these rules
 
@@ -22,9 +22,13 @@ def _words(words: str) -> str:
     return r"\b(?:" + "|".join(w.replace("_", " ").replace("*", r"\w*") for w in words.split()) + r")\b"
 
 
-def _rule(*patterns: str) -> str:
+def _rule(*patterns: str) -> Sequence[str]:
     """Any of these, whatever the case; ^ and $ are ends of lines."""
-    return "(?im)" + "|".join(patterns)
+    return [f"(?im){pattern}" for pattern in patterns]
+
+
+def _compiled(rule: Sequence[str]) -> Any:
+    return re2.compile("|".join(rule))
 
 
 class Rules:
@@ -32,25 +36,29 @@ class Rules:
 
     A rule that counts how far apart two words are has a state for every distance, so that every text would have
     states of its own; yet most texts do not hold both words.  The one pass therefore takes them at any distance,
-    which holds wherever the rule does, and a rule that counts is tried itself only where that holds.
+    which holds wherever the rule does, and a rule that counts is tried itself only where that holds: first what in it
+    does not count, then each pattern that does, as all of them at once would have far more states.
     """
 
-    def __init__(self, *rules: str) -> None:
+    def __init__(self, *rules: Sequence[str]) -> None:
+        """Each rule is the patterns of which one has to match."""
         options = re2.Options()
         options.max_mem = RULES_BYTES
+        self.rules = rules
         self._screen = re2.Set.SearchSet(options)
-        self.exact = tuple(re2.compile(rule) for rule in rules)
-        self._counting: set[int] = set()
+        self._counting: dict[int, Sequence[Any]] = {}
         for place, rule in enumerate(rules):
-            at_any_distance = _DISTANCE.sub(lambda found: "*" if found[1] == "0" else "+", rule)
-            self._screen.Add(at_any_distance)
-            if at_any_distance != rule:
-                self._counting.add(place)
+            at_any_distance = [_DISTANCE.sub(lambda found: "*" if found[1] == "0" else "+", each) for each in rule]
+            self._screen.Add("|".join(at_any_distance))
+            counting = [each for each in rule if _DISTANCE.search(each)]
+            if counting:
+                others = [each for each in rule if each not in counting]
+                self._counting[place] = [_compiled(each) for each in (others, *([each] for each in counting)) if each]
         self._screen.Compile()
 
     def all_hold(self, text: bytes) -> bool:
         possible = self.possible(text)
-        return len(possible) == len(self.exact) and all(self.holds(place, text) for place in possible)
+        return len(possible) == len(self.rules) and all(self.holds(place, text) for place in possible)
 
     def possible(self, text: bytes) -> Sequence[int]:
         """The places of the rules that may hold in the text; the others do not."""
@@ -58,7 +66,8 @@ class Rules:
 
     def holds(self, place: int, text: bytes) -> bool:
         """Whether a possible rule does hold."""
-        return place not in self._counting or self.exact[place].search(text) is not None
+        parts = self._counting.get(place)
+        return parts is None or any(part.search(text) is not None for part in parts)
 
 
 # Between a verb and what it asks for: the rest of one sentence, not the next.
@@ -178,15 +187,24 @@ _ADDRESSES_SOMEONE = _rule(
 )
 
 
-# Rules that are tried together, and their places.
-INSTRUCTIONS = Rules(
+# Where `str.splitlines` ends a line, but for the ordinary end.
+_ODD_LINE_END = r"[\r\v\f\x1c-\x1e\x{85}\x{2028}\x{2029}]"
+
+# Rules that are tried together, and their places.  Those on lines have a pass of their own: what the pass remembers of
+# a line, for each thing that it may remember of a text, would be more than a processor's nearest memory holds.
+TEXT = Rules(
     _TRANSLATION, _SUMMARISATION, _SQL, _FORMAT, _CODE_ASKED, _CREATIVE,
-    _PROOF, _MATHS_ASKED, _WORD_PROBLEM, _ADDRESSES_SOMEONE,
+    _PROOF, _MATHS_ASKED, _WORD_PROBLEM, _ADDRESSES_SOMEONE, _NUMBER,
 )  # fmt: skip
-TRANSLATION, SUMMARISATION, SQL, FORMAT, CODE_ASKED, CREATIVE, PROOF, MATHS_ASKED, WORD_PROBLEM, ADDRESS = range(10)
+TRANSLATION, SUMMARISATION, SQL, FORMAT, CODE_ASKED, CREATIVE, PROOF, MATHS_ASKED, WORD_PROBLEM, ADDRESS, HAS_NUMBER = (
+    range(11)
+)
 NUMBER = Rules(_NUMBER)  # whether there is any
-NUMBERS = re2.compile(_NUMBER)  # where they are
-FUNCTIONS = Rules(_FUNCTION_SCHEMA, _FUNCTIONS_OFFERED)
-BODY = Rules(_PROGRAM_LINE, _SOURCE_LINE, _SQL, _FORMAT)
-PROGRAM_LINE, SOURCE_LINE, SQL_HELD, FORMAT_HELD = range(4)
+NUMBERS = _compiled(_NUMBER)  # where they are
+FUNCTIONS = Rules([_FUNCTION_SCHEMA], _FUNCTIONS_OFFERED)
+LINES = Rules([_PROGRAM_LINE], [_SOURCE_LINE], [_ODD_LINE_END])
+BODY = Rules([_PROGRAM_LINE], [_SOURCE_LINE], _SQL, _FORMAT)
+PROGRAM_LINE, SOURCE_LINE = range(2)  # of both
+ODD_LINE_END = 2
+SQL_HELD, FORMAT_HELD = 2, 3
 CODE_LINES = re2.compile(_CODE_LINE)

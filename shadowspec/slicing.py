@@ -51,10 +51,12 @@ TAIL_CHARACTERS = 1_500  # an instruction at the end
 INSTRUCTION_CHARACTERS = 400  # how far from either end a summary or a translation is asked for
 MIN_CODE_LINE_SHARE = 0.3  # of the lines that are not empty
 MIN_PROBLEM_NUMBERS = 3  # numbers in a text that ends in a question, to be a word problem without other signs
+# In the order in which they count.
 _CLASS_ASKED: Final[Mapping[int, str]] = {
     patterns.TRANSLATION: TRANSLATION, patterns.SUMMARISATION: SUMMARISATION, patterns.SQL: STRUCTURED,
     patterns.FORMAT: STRUCTURED, patterns.CODE_ASKED: CODE, patterns.CREATIVE: CREATIVE,
 }  # fmt: skip
+_ASKING: Final = frozenset(_CLASS_ASKED)
 _DATA: Final = (patterns.SQL_HELD, patterns.FORMAT_HELD)
 
 
@@ -69,12 +71,14 @@ def prompt_class(
         offers_tools: the request offers tools to call.
         asks_for_json: the request asks for a format by parameter.
     """
-    if declared in PROMPT_CLASSES:
+    if declared is not None and declared in PROMPT_CLASSES:
         return declared
     if offers_tools:
         return TOOL_CALLING
     if asks_for_json:
         return STRUCTURED
+    if len(texts) == 1:
+        return classify_text(texts[0])
     found = [classify_text(text) for text in texts]
     if TOOL_CALLING in found:  # offered once, at the beginning, for the whole conversation
         return TOOL_CALLING
@@ -92,19 +96,26 @@ def classify_text(text: str) -> str:
         return TOOL_CALLING
     is_short = len(read) <= 2 * INSTRUCTION_CHARACTERS  # all of it is near one of its ends
     ends = whole if is_short else (read[:INSTRUCTION_CHARACTERS] + "\n" + read[-INSTRUCTION_CHARACTERS:]).encode()
-    rules = patterns.INSTRUCTIONS.possible(ends)
-    # An instruction in the first line says what all the rest is for, be it a poem or a program.  The line is one of
-    # the ends' own, unless there is space before it: nothing is asked in it that may not be in them.
-    if read[:1].isspace() or not _CLASS_ASKED.keys().isdisjoint(rules):
+    rules = patterns.TEXT.possible(ends)
+    is_asked = not _ASKING.isdisjoint(rules)
+    # An instruction in the first line says what all the rest is for, be it a poem or a program.  A short text has the
+    # line in it, unless it is cut: nothing is asked in the line that may not be in the text.  Of a longer one it is an
+    # end's own, unless there is space before it.
+    if is_asked or read[:1].isspace():
         first_line = read.lstrip().partition("\n")[0][:INSTRUCTION_CHARACTERS]
-        line = first_line.encode()
-        asked = _asked_for(line, patterns.INSTRUCTIONS.possible(line))
-        if asked is not None and not _is_source_text(*_body(first_line, line)):
-            return asked
-    lines, body, found = _body(read, whole)
-    if _is_source_text(lines, body, found):
-        return CODE
-    asked = _asked_for(ends, rules)
+        if is_asked or not is_short or len(first_line) == INSTRUCTION_CHARACTERS:
+            asked = _asked_in_line(first_line)
+            if asked is not None:
+                return asked
+    found: Sequence[int] = ()
+    # To rules on lines a text is the same as its lines with ordinary ends, and to be split only where one may hold.
+    if not is_short or (found := patterns.LINES.possible(whole)):
+        lines, body = _body(read)
+        if not is_short or patterns.ODD_LINE_END in found:
+            found = patterns.BODY.possible(body)
+        if _is_source_text(lines, body, found):
+            return CODE
+    asked = _asked_for(ends, rules) if is_asked else None
     if asked is not None:
         return asked
     if not is_short and any(place in found and patterns.BODY.holds(place, body) for place in _DATA):
@@ -118,25 +129,35 @@ def classify_text(text: str) -> str:
 
 def _asked_for(text: bytes, rules: Sequence[int]) -> str | None:
     """The class that an instruction names, of the rules that may hold; None if it names none."""
-    for place in sorted(rules):
-        if place in _CLASS_ASKED and patterns.INSTRUCTIONS.holds(place, text):
-            return _CLASS_ASKED[place]
+    for place, asked in _CLASS_ASKED.items():
+        if place in rules and patterns.TEXT.holds(place, text):
+            return asked
     return None
 
 
-def _body(text: str, encoded: bytes) -> tuple[Sequence[str], bytes, Sequence[int]]:
-    """A text's lines, the text with "\\n" between them, and the rules for bodies that may hold in it."""
+def _asked_in_line(first_line: str) -> str | None:
+    """The class that an instruction names in a line that is no source text."""
+    line = first_line.encode()
+    asked = _asked_for(line, patterns.TEXT.possible(line))
+    if asked is None:
+        return None
+    lines, body = _body(first_line)
+    return None if _is_source_text(lines, body, patterns.BODY.possible(body)) else asked
+
+
+def _body(text: str) -> tuple[Sequence[str], bytes]:
+    """A text's lines, and the text with "\\n" between them."""
     lines = text.splitlines()
-    body = "\n".join(lines).encode()
-    return lines, body, patterns.BODY.possible(body)
+    return lines, "\n".join(lines).encode()
 
 
 def _is_maths(whole: bytes, ends: bytes, rules: Sequence[int]) -> bool:
-    if patterns.PROOF in rules and patterns.INSTRUCTIONS.holds(patterns.PROOF, ends):
+    if patterns.PROOF in rules and patterns.TEXT.holds(patterns.PROOF, ends):
         return True
-    is_problem = patterns.WORD_PROBLEM in rules and patterns.INSTRUCTIONS.holds(patterns.WORD_PROBLEM, ends)
-    if patterns.MATHS_ASKED in rules or is_problem:
-        return bool(patterns.NUMBER.possible(whole))
+    if patterns.MATHS_ASKED in rules or (
+        patterns.WORD_PROBLEM in rules and patterns.TEXT.holds(patterns.WORD_PROBLEM, ends)
+    ):
+        return patterns.HAS_NUMBER in rules if ends is whole else bool(patterns.NUMBER.possible(whole))
     if not whole.rstrip(patterns.SPACES).endswith(b"?"):
         return False
     return sum(1 for _ in islice(patterns.NUMBERS.finditer(whole), MIN_PROBLEM_NUMBERS)) == MIN_PROBLEM_NUMBERS
@@ -169,8 +190,11 @@ def _is_source_text(lines: Sequence[str], body: bytes, found: Sequence[int]) -> 
     if patterns.SOURCE_LINE not in found:
         if patterns.PROGRAM_LINE not in found:  # comments alone are none: Markdown has headings, logs have hashes
             return False
-        num_code_lines = sum(1 for _ in patterns.CODE_LINES.finditer(body))
-        if num_code_lines / sum(1 for line in lines if line.strip()) < MIN_CODE_LINE_SHARE:
+        num_lines = sum(1 for line in lines if line.strip())
+        if not any(
+            number / num_lines >= MIN_CODE_LINE_SHARE
+            for number, _ in enumerate(patterns.CODE_LINES.finditer(body), start=1)
+        ):
             return False
     first_line = next(line for line in lines if line.strip())
     return patterns.TABLE_MADE.match(first_line.encode()) is None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -101,3 +102,17 @@ def test_any_text_has_one_class(text: str) -> None:
 def test_no_line_begins_in_the_middle_of_a_text() -> None:
     """Of a text that lies near its two ends as a whole, no cut makes a word the first of a line."""
     assert classify_text("word " * 40 + "show " + "word " * 79) == "other"
+
+
+LINE_ENDS = [chr(code) for code in range(sys.maxunicode + 1) if len(f"a{chr(code)}b".splitlines()) == 2]
+
+
+@pytest.mark.parametrize("end", [*LINE_ENDS, "\r\n"], ids=ascii)
+def test_a_line_of_source_text_is_one_whatever_ended_the_line_before(end: str) -> None:
+    assert classify_text(f"A note on wool{end}def knit(yarn):{end}    return yarn") == "code"
+    assert classify_text(f"A note on wool, def knit(yarn):{end}and its end") == "other"
+
+
+def test_an_instruction_may_stand_behind_empty_lines() -> None:
+    assert classify_text("\n \n  Translate to German:\nimport os") == "translation"
+    assert classify_text("  import os\nTranslate to German") == "code"

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from shadowspec.errors import RecordError
 from shadowspec.tap.endpoints import EndpointRule
@@ -34,12 +35,15 @@ from shadowspec.types import (
     ShadowPrompt,
     StoredRecord,
     UnitMemory,
+    quickly,
 )
+
+_prompt, _record = quickly(ShadowPrompt), quickly(StoredRecord)  # of nearly every message one
 
 SliceRate = Callable[[EndpointRule, str], float]  # the present inclusion rate of a slice of an endpoint
 
 
-class Admitted(NamedTuple):
+class Admitted(Struct, frozen=True, gc=False):
     """A request to measure, at the load `concurrency`.  Its record becomes `failed` if measuring it fails."""
 
     prompt: ShadowPrompt
@@ -47,7 +51,7 @@ class Admitted(NamedTuple):
     concurrency: int
 
 
-class Rejected(NamedTuple):
+class Rejected(Struct, frozen=True, gc=False):
     """A record that is not measured; its counter and reason say why."""
 
     record: StoredRecord
@@ -76,7 +80,13 @@ class Admission:
         self._reader = Reader(rules, tokenizers, keyed_hash)
         self._hash = keyed_hash
         self._slice_rate = slice_rate
+        self._partitions: dict[tuple[str, int], PartitionId] = {}  # one of each, not one of each record
         self._memories = {rule.name: EndpointMemory(rule.forget_unit_after) for rule in rules}
+
+    @property
+    def id_bound(self) -> int:
+        """The size of the largest vocabulary: no prompt has a token id that is not below it."""
+        return self._reader.id_bound
 
     def restore(
         self, partition: PartitionId, endpoint: str, units: Mapping[str, UnitMemory], request_ids: Iterable[str]
@@ -139,7 +149,9 @@ class Admission:
             return Rejected(_stored(reading, FunnelCounter(error.counter), error.reason, reading.sampling_rate))
         # Step 3
         assert reading.slice_key is not None, "read to the end without a slice"
-        partition = PartitionId(reading.key.source, reading.key.partition)
+        place_of = reading.key[:2]
+        if (partition := self._partitions.get(place_of)) is None:
+            partition = self._partitions[place_of] = PartitionId(*place_of)
         if memory.is_duplicate(reading.identities, partition):
             return Rejected(_stored(reading, FunnelCounter.DUPLICATE, "seen_before"))
         # Step 4
@@ -156,7 +168,7 @@ class Admission:
         # Step 6
         if unit.position != 1 + self._hash.choice("timed_position", rule.timed_positions, rule.name, unit_key):
             return Rejected(_stored(reading, FunnelCounter.SAMPLED_OUT, "not_timed", *place))
-        prompt = ShadowPrompt(
+        prompt = _prompt(
             reading.key, rule.name, event_time, reading.labels, reading.prompt_token_ids, reading.sampling,
             reading.session_hash, reading.user_hash, reading.request_id_hash, reading.logged,
             contract_of(rule, reading.labels["prompt_class"], reading.request),
@@ -187,7 +199,7 @@ def _stored(
     position: int | None = None,
 ) -> StoredRecord:
     """The row of a record that was read so far; by place, as that takes half the time of naming every field."""
-    return StoredRecord(
+    return _record(
         reading.key, counter, reason, reading.rule.name, reading.slice_key, reading.labels, reading.event_time,
         reading.session_hash, reading.user_hash, reading.request_id_hash, unit_key, position, sampling_rate,
         reading.num_prompt_tokens,

@@ -42,7 +42,7 @@ def asked_beside_content(
         RecordError: as `check_parameters`, or malformed.
     """
     parameters = {name: value for name, value in body.items() if name not in SAID_ONCE}
-    said = (parameters, is_chat, is_format_enforced, has_ids, dict(defaults))
+    said = (parameters, is_chat, is_format_enforced, has_ids, dict(defaults) if defaults else {})
     return _asked(marshal.dumps(said, MARSHAL_VERSION))
 
 

@@ -17,10 +17,11 @@ from datetime import UTC, datetime
 from typing import Final
 
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.types import Arm, Block, PartitionId, ShadowPrompt, format_slice_key
+from shadowspec.types import Arm, Block, PartitionId, ShadowPrompt, format_slice_key, quickly
 
 REMEMBERED_PROMPTS = 64  # timed prompts kept per slice to fill short blocks from; at least the usual loads
 _NO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
+_block = quickly(Block)
 
 
 @dataclass(slots=True)
@@ -50,19 +51,21 @@ class BlockFormer:
     def __init__(self, rules: Iterable[EndpointRule]) -> None:
         self._endpoints = {rule.name: _EndpointBlocks(rule) for rule in rules}
 
-    def add(self, prompt: ShadowPrompt, concurrency: int) -> list[Block]:
+    def add(self, prompt: ShadowPrompt, concurrency: int, slice_key: str | None = None) -> list[Block]:
         """Put an admitted prompt into its block; the blocks that this completes, in start order.
 
-        Blocks whose wait is over at the prompt's event time start first.
+        Blocks whose wait is over at the prompt's event time start first.  `slice_key` is the prompt's, where the
+        caller has it.
         """
         started = self.advance(prompt.endpoint, prompt.event_time)
         blocks = self._endpoints[prompt.endpoint]
-        slice_key = format_slice_key(prompt.labels, blocks.rule.slice_by)
+        if slice_key is None:
+            slice_key = format_slice_key(prompt.labels, blocks.rule.slice_by)
         place = (slice_key, concurrency)
-        if place not in blocks.open:
-            blocks.open[place] = _OpenBlock(slice_key, concurrency, blocks.watermark)
-        blocks.open[place].requests.append(prompt)
-        if len(blocks.open[place].requests) == concurrency * blocks.rule.requests_per_slot:
+        if (waiting := blocks.open.get(place)) is None:
+            waiting = blocks.open[place] = _OpenBlock(slice_key, concurrency, blocks.watermark)
+        waiting.requests.append(prompt)
+        if len(waiting.requests) == concurrency * blocks.rule.requests_per_slot:
             started.append(_start(blocks, blocks.open.pop(place)))
         return started
 
@@ -72,8 +75,12 @@ class BlockFormer:
         Worth calling for records that are not admitted, where admitted ones are rare.
         """
         blocks = self._endpoints[endpoint]
-        blocks.watermark = max(blocks.watermark, event_time)
+        if event_time > blocks.watermark:
+            blocks.watermark = event_time
         limit = blocks.rule.block_max_wait
+        oldest = next(iter(blocks.open.values()), None)
+        if oldest is None or blocks.watermark - oldest.opened < limit:
+            return []
         overdue = [place for place, block in blocks.open.items() if blocks.watermark - block.opened >= limit]
         return [_start(blocks, blocks.open.pop(place)) for place in overdue]
 
@@ -112,9 +119,9 @@ def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
     requests = tuple(waiting.requests)
     missing = waiting.concurrency * blocks.rule.requests_per_slot - len(requests)
     timed = _timed(blocks, waiting.slice_key)
-    pool = tuple(timed) or requests
+    pool = (tuple(timed) or requests) if missing else ()
     block_id = _block_id(blocks.rule.name, waiting.slice_key, waiting.concurrency, requests)
-    block = Block(
+    block = _block(
         block_id=block_id,
         sequence=blocks.next_sequence,
         endpoint=blocks.rule.name,

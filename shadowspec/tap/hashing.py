@@ -7,9 +7,11 @@ a user of the same name differ, and whether a session is sampled says nothing ab
 from __future__ import annotations
 
 import hashlib
+from struct import Struct
 
 MIN_SECRET_BYTES = 16  # 128 bits: below this a list of likely ids could be tried against the stored hashes
 _UINT64 = 2**64
+_LENGTH = Struct(">Q").pack
 _BLOCK_BYTES = 64  # of SHA-256
 _INNER_PAD, _OUTER_PAD = 0x36, 0x5C  # of HMAC (RFC 2104)
 
@@ -32,24 +34,24 @@ class KeyedHash:
 
     def identifier(self, purpose: str, value: str) -> str:
         """HMAC-SHA256 of an id, 64 hex digits."""
-        return self._digest((purpose,), value).hex()
+        return self._hashed((purpose,), value).hexdigest()
 
     def uniform(self, purpose: str, endpoint: str, unit: str) -> float:
         """A number in [0, 1) that is the same for the same endpoint and unit for as long as the secret stands."""
-        return (int.from_bytes(self._digest((purpose, endpoint), unit)[:8], "big") >> 11) * 2.0**-53
+        return (int.from_bytes(self._hashed((purpose, endpoint), unit).digest()[:8], "big") >> 11) * 2.0**-53
 
     def choice(self, purpose: str, count: int, endpoint: str, unit: str) -> int:
         """An integer in 0..count-1, uniform but for 2^-64."""
         if count == 1:
             return 0
-        return int.from_bytes(self._digest((purpose, endpoint), unit)[:8], "big") * count // _UINT64
+        return int.from_bytes(self._hashed((purpose, endpoint), unit).digest()[:8], "big") * count // _UINT64
 
-    def _digest(self, begin: tuple[str, ...], last: str) -> bytes:
+    def _hashed(self, begin: tuple[str, ...], last: str) -> hashlib._Hash:
         inner = (self._begun.get(begin) or self._begin(begin)).copy()
         inner.update(_framed(last))
         outer = self._outer.copy()
         outer.update(inner.digest())
-        return outer.digest()
+        return outer
 
     def _begin(self, parts: tuple[str, ...]) -> hashlib._Hash:
         inner = self._begun[parts] = self._inner.copy()
@@ -61,4 +63,4 @@ class KeyedHash:
 def _framed(part: str) -> bytes:
     """A part with its length before it, so that ("ab", "c") and ("a", "bc") are two inputs."""
     encoded = part.encode("utf-8", "surrogatepass")
-    return len(encoded).to_bytes(8, "big") + encoded
+    return _LENGTH(len(encoded)) + encoded

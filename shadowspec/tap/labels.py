@@ -26,26 +26,18 @@ def prompt_class(record: MirroredRecord, request: ParsedRequest) -> str:
     )
 
 
-def slice_labels(
-    record: MirroredRecord,
-    class_name: str,
-    rule: EndpointRule,
-    regime: SamplingRegime,
-    num_prompt_tokens: int,
-    tenant_hash: str | None,
-) -> dict[str, str]:
-    """Every label of a request, the endpoint's configured ones included where the record has them.
+def common_labels(class_name: str, regime: SamplingRegime, context_bucket: str) -> dict[str, str]:
+    """The labels that every request has."""
+    return {"prompt_class": class_name, "sampling_regime": regime.value, "context_bucket": context_bucket}
+
+
+def own_labels(record: MirroredRecord, rule: EndpointRule, tenant_hash: str | None) -> dict[str, str]:
+    """The labels that only some requests have: the tenant, and the endpoint's configured ones.
 
     A value is kept if it is a short word (letters, digits, _ . : / + -, at most 64), so that no text gets
     into a label; any other is "invalid".
     """
-    labels = {
-        "prompt_class": class_name,
-        "sampling_regime": regime.value,
-        "context_bucket": slicing.context_bucket(num_prompt_tokens),
-    }
-    if tenant_hash is not None:
-        labels["tenant"] = tenant_hash[:TENANT_HASH_CHARACTERS]
+    labels = {} if tenant_hash is None else {"tenant": tenant_hash[:TENANT_HASH_CHARACTERS]}
     for name in rule.labels:
         value = record.annotations.get(name)
         if value is not None:

@@ -42,7 +42,8 @@ class EndpointMemory:
 
     def advance(self, event_time: datetime) -> None:
         """Move the watermark, and drop the units that would by now begin anew."""
-        self.newest = max(self.newest, event_time)
+        if event_time > self.newest:
+            self.newest = event_time
         while self._units and self.newest - next(iter(self._units.values())).last_seen > self._forget_unit_after:
             self._units.popitem(last=False)
 
@@ -50,7 +51,8 @@ class EndpointMemory:
         """The unit with one more usable request."""
         unit = self._units.get(unit_key)
         if unit is None:
-            unit = self._units[unit_key] = Unit(0, self.newest, partition)
+            unit = self._units[unit_key] = Unit(1, self.newest, partition)
+            return unit
         unit.position += 1
         unit.last_seen, unit.partition = self.newest, partition
         self._units.move_to_end(unit_key)

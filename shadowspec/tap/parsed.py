@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from msgspec import Struct
+
+from shadowspec.tap.bodies import MAX_COUNT
 from shadowspec.types import LoggedResponse, SamplingParameters
 
 
-class ParsedResponse(NamedTuple):
-    """What production answered; `prompt_token_ids` and `model` as the server saw them."""
+class ParsedResponse(Struct, frozen=True, gc=False):
+    """What production answered; `prompt_token_ids`, all below `id_bound`, and `model` as the server saw them."""
 
     logged: LoggedResponse | None
     prompt_token_ids: tuple[int, ...] | None = None
     model: str | None = None
+    id_bound: int = MAX_COUNT
 
     def __repr__(self) -> str:
         return f"ParsedResponse(logged={self.logged!r}, model={self.model!r})"
 
 
-class ParsedRequest(NamedTuple):
+class ParsedRequest(Struct, frozen=True, gc=False):
     """One request ready for a tokenizer.
 
     Exactly one of `prompt_token_ids`, `messages` and `text` is what the prompt is made from; `texts` holds

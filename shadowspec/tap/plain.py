@@ -7,7 +7,7 @@ Of every other body these functions say None, and of one that is refused as well
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Generic, TypeVar, cast
 
 from msgspec import Meta, Struct, ValidationError, convert
 
@@ -15,20 +15,21 @@ from shadowspec.errors import RecordError
 from shadowspec.tap.asked import asked_beside_content
 from shadowspec.tap.bodies import MAX_COUNT
 from shadowspec.tap.parsed import ParsedRequest, ParsedResponse
-from shadowspec.types import LoggedResponse
+from shadowspec.types import LoggedResponse, quickly
 
 TRUNCATION_MARKER: Final = "litellm_truncated"  # LiteLLM writes it in place of what it cut out of a logged prompt
 READ_ROLES: Final = frozenset({"system", "developer", "user"})  # whose messages say what is asked
 _MESSAGE_FIELDS: Final = frozenset({"role", "content"})
-
+_logged = quickly(LoggedResponse)
 
 _Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
 _TokenIds = tuple[_Count, ...]
+PromptId = TypeVar("PromptId")
 
 
-class _PlainChoice(Struct, gc=False):
+class _PlainChoice(Struct, Generic[PromptId], gc=False):
     token_ids: _TokenIds | None = None
-    prompt_token_ids: _TokenIds | None = None
+    prompt_token_ids: tuple[PromptId, ...] | None = None
     finish_reason: str | None = None
     logprobs: None = None
 
@@ -37,10 +38,10 @@ class _PlainUsage(Struct, gc=False):
     completion_tokens: _Count | None = None
 
 
-class PlainAnswer(Struct, gc=False):
-    """An answer of one choice whose token ids, if it has any, are such."""
+class PlainAnswer(Struct, Generic[PromptId], gc=False):
+    """An answer of one choice whose token ids, if it has any, are such, and those of the prompt `PromptId`s."""
 
-    choices: Annotated[tuple[_PlainChoice, ...], Meta(min_length=1, max_length=1)]
+    choices: tuple[_PlainChoice[PromptId]]
     usage: _PlainUsage | None = None
     model: str | None = None
     id: str | int | None = None
@@ -48,20 +49,28 @@ class PlainAnswer(Struct, gc=False):
     error: None = None
     prompt_token_ids: None = None
 
-    def parsed(self) -> ParsedResponse:
-        """What is measured of it."""
+    def parsed(self, id_bound: int) -> ParsedResponse:
+        """What is measured of it, read so that the prompt's token ids are below `id_bound`."""
         choice = self.choices[0]
         token_ids = choice.token_ids
         counted = None if self.usage is None else self.usage.completion_tokens
         num_output_tokens = len(token_ids) if counted is None and token_ids is not None else counted
-        logged = LoggedResponse(token_ids, None, choice.finish_reason, num_output_tokens)
-        return ParsedResponse(logged, choice.prompt_token_ids, self.model)
+        logged = _logged(token_ids, None, choice.finish_reason, num_output_tokens)
+        return ParsedResponse(logged, choice.prompt_token_ids, self.model, id_bound)  # type: ignore[arg-type] # ints
+
+
+def prompt_id(bound: int) -> Any:
+    """The type of a prompt's token ids below a bound."""
+    return Annotated[int, Meta(ge=0, lt=bound)]
+
+
+_ANSWER: Final[Any] = PlainAnswer[prompt_id(MAX_COUNT)]  # type: ignore[misc]
 
 
 def plain_response(body: Mapping[str, Any]) -> ParsedResponse | None:
     """What a plain answer says."""
     try:
-        return convert(body, PlainAnswer).parsed()
+        return cast(PlainAnswer[int], convert(body, _ANSWER)).parsed(MAX_COUNT)
     except ValidationError:
         return None
 

@@ -9,18 +9,20 @@ that nobody reads may hold what they refuse: deeper nesting, and numbers of thou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, Generic
 
 from msgspec import UNSET, MsgspecError, UnsetType
 from msgspec.json import Decoder
 
-from shadowspec.tap.plain import PlainAnswer
+from shadowspec.tap.bodies import MAX_COUNT
+from shadowspec.tap.plain import PlainAnswer, PromptId, prompt_id
 from shadowspec.tap.records import Envelope, MirroredRecord
 
 MAX_BRACKETS = 200  # the depth to which documents are read: with fewer brackets than that, none is deeper
 
 
-class _PlainEnvelope(Envelope[PlainAnswer], gc=False, kw_only=True):
+class _PlainEnvelope(Envelope[PlainAnswer[PromptId]], Generic[PromptId], gc=False, kw_only=True):
     """Ours alone: a message with one of these, whatever it is, may be in another format."""
 
     call_type: UnsetType = UNSET
@@ -29,18 +31,23 @@ class _PlainEnvelope(Envelope[PlainAnswer], gc=False, kw_only=True):
 
 
 _CONTAINERS: Final = frozenset({list, dict})
-_DECODER: Final = Decoder(_PlainEnvelope)
 
 
-def plain_record(value: bytes, headers: Mapping[str, str]) -> MirroredRecord | None:
+@lru_cache
+def _decoder(id_bound: int) -> Decoder[_PlainEnvelope[int]]:
+    return Decoder(_PlainEnvelope[prompt_id(id_bound)])  # type: ignore[misc]
+
+
+def plain_record(value: bytes, headers: Mapping[str, str], id_bound: int = MAX_COUNT) -> MirroredRecord | None:
     """The record that a message holds.
 
     Args:
         value: the message.
         headers: what the transport's headers say, as `decoded_headers` gives them.
+        id_bound: a message whose prompt has a token id that is not below it is left to others.
     """
     try:
-        envelope = _DECODER.decode(value)
+        envelope = _decoder(id_bound).decode(value)
         if not value.isascii():
             value.decode()  # the decoder takes any bytes in what it steps over
     except (MsgspecError, UnicodeDecodeError, RecursionError):
@@ -50,7 +57,7 @@ def plain_record(value: bytes, headers: Mapping[str, str]) -> MirroredRecord | N
     answer = envelope.response
     if answer is None:
         return MirroredRecord(envelope, headers, None)
-    return MirroredRecord(envelope, headers, {"id": answer.id, "created": answer.created}, answer.parsed())
+    return MirroredRecord(envelope, headers, {"id": answer.id, "created": answer.created}, answer.parsed(id_bound))
 
 
 def _is_surely_shallow(request: Mapping[str, Any], value: bytes) -> bool:

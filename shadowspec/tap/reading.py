@@ -14,12 +14,14 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from shadowspec.errors import RecordError
+from shadowspec.slicing import context_bucket
 from shadowspec.tap import openai
+from shadowspec.tap.bodies import MAX_COUNT
 from shadowspec.tap.endpoints import EndpointRule, match_endpoint
 from shadowspec.tap.hashing import KeyedHash
-from shadowspec.tap.labels import prompt_class, slice_labels
+from shadowspec.tap.labels import common_labels, own_labels, prompt_class
 from shadowspec.tap.parameters import unsupported
-from shadowspec.tap.parsed import ParsedRequest
+from shadowspec.tap.parsed import ParsedRequest, ParsedResponse
 from shadowspec.tap.records import EPOCH, MirroredRecord
 from shadowspec.tap.routing import Hints
 from shadowspec.types import (
@@ -28,6 +30,7 @@ from shadowspec.types import (
     LoggedResponse,
     RecordKey,
     SamplingParameters,
+    SamplingRegime,
     format_slice_key,
 )
 
@@ -102,6 +105,9 @@ class Reader:
         self._tokenizers = tokenizers
         self._hash = keyed_hash
         self._matched: dict[tuple[str | None, str | None, str | None], EndpointRule | None] = {}
+        # What hardly varies is made once, and is the same for all: by class, regime, context and endpoint.
+        self._labelled: dict[tuple[str, SamplingRegime, str, str], tuple[Mapping[str, str], str]] = {}
+        self.id_bound = min(MAX_COUNT, max((each.vocabulary_size for each in tokenizers.values()), default=MAX_COUNT))
 
     def presample(self, hints: Hints) -> FunnelKey | None:
         """Where a record ends whose key or headers already say that its session is not sampled, else None."""
@@ -197,19 +203,25 @@ class Reader:
         reading.logged = response.logged
         # Step 8
         tokenizer = self._tokenizers[rule.name]
-        reading.prompt_token_ids = ids = _prompt_token_ids(request, tokenizer)
+        reading.prompt_token_ids = ids = _prompt_token_ids(request, tokenizer, response)
         reading.num_prompt_tokens = len(ids)
         reading.sampling = _bounded(request, rule, len(ids), tokenizer.context_length)
 
     def _label(self, reading: Reading, class_name: str) -> None:
         """Step 9."""
-        rule, tenant = reading.rule, reading.record.tenant_id()
+        rule, regime, num_tokens = reading.rule, reading.sampling.regime, reading.num_prompt_tokens
+        assert num_tokens is not None, "labelled before its tokens were counted"
+        bucket = context_bucket(num_tokens)
+        asked = (class_name, regime, bucket, rule.name)
+        if (found := self._labelled.get(asked)) is None:
+            labels = common_labels(class_name, regime, bucket)
+            found = self._labelled[asked] = (labels, format_slice_key(labels, rule.slice_by))
+        reading.labels, reading.slice_key = found
+        tenant = reading.record.tenant_id()
         tenant_hash = None if tenant is None else self._hash.identifier("tenant", tenant)
-        assert reading.num_prompt_tokens is not None, "labelled before its tokens were counted"
-        reading.labels = labels = slice_labels(
-            reading.record, class_name, rule, reading.sampling.regime, reading.num_prompt_tokens, tenant_hash
-        )
-        reading.slice_key = format_slice_key(labels, rule.slice_by)
+        if own := own_labels(reading.record, rule, tenant_hash):
+            reading.labels = labels = {**reading.labels, **own}
+            reading.slice_key = format_slice_key(labels, rule.slice_by)
 
     def _match(self, endpoint: str | None, model: str | None, path: str | None) -> EndpointRule | None:
         """The rule of what a record says of itself; what was looked up lately is not looked up again."""
@@ -229,7 +241,7 @@ def _check_model(rule: EndpointRule, asked: str | None, answered: str | None) ->
             raise unsupported("other_model")
 
 
-def _prompt_token_ids(request: ParsedRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _prompt_token_ids(request: ParsedRequest, tokenizer: Tokenizer, response: ParsedResponse) -> tuple[int, ...]:
     if request.prompt_token_ids is not None:
         ids = request.prompt_token_ids
     elif request.is_chat:
@@ -238,7 +250,10 @@ def _prompt_token_ids(request: ParsedRequest, tokenizer: Tokenizer) -> tuple[int
         ids = tuple(tokenizer.encode(request.text or ""))
     if not ids:
         raise unsupported("empty_prompt")
-    if max(max(ids), *request.sampling.stop_token_ids, -1) >= tokenizer.vocabulary_size:
+    vocabulary_size = tokenizer.vocabulary_size
+    is_bounded = ids is response.prompt_token_ids and response.id_bound <= vocabulary_size
+    stops = request.sampling.stop_token_ids
+    if (not is_bounded and max(ids) >= vocabulary_size) or (stops and max(stops) >= vocabulary_size):
         raise unsupported("token_not_in_vocabulary")
     return ids
 
@@ -255,7 +270,7 @@ def _bounded(
         raise unsupported("longer_than_context")
     sampling = request.sampling
     min_tokens = min(sampling.min_tokens, max_tokens)
-    if (max_tokens, min_tokens) == (sampling.max_tokens, sampling.min_tokens):
+    if max_tokens == sampling.max_tokens and min_tokens == sampling.min_tokens:
         return sampling
     return replace(sampling, max_tokens=max_tokens, min_tokens=min_tokens)
 

@@ -187,9 +187,9 @@ class MirroredRecord:
         is_failed = _is_failure(self.status) or (self.response or {}).get("error") is not None
         if is_failed and said.get("intervention") != Intervention.REJECTED:
             raise unsupported("failed_request")
-        if _is_set(self.cache_hit) or _is_set(said.get("cache_hit")):
+        if _is_set(self.cache_hit) or (said and _is_set(said.get("cache_hit"))):
             raise unsupported("cache_hit")
-        if _is_set(self.is_silent_experiment) or _is_set(said.get("is_silent_experiment")):
+        if _is_set(self.is_silent_experiment) or (said and _is_set(said.get("is_silent_experiment"))):
             raise unsupported("silent_experiment")
         for name in DISQUALIFYING_ANNOTATIONS if said else ():
             if _is_set(said.get(name)):
@@ -287,6 +287,8 @@ def invalid_field(error: ValidationError, prefix: str = "") -> RecordError:
 def _first(*candidates: Any) -> str | None:
     """The first candidate that is a usable id (text that is not empty, or a number), as text."""
     for candidate in candidates:
+        if candidate is None:
+            continue
         if isinstance(candidate, str) and candidate.strip():
             return candidate.strip()
         if isinstance(candidate, int) and not isinstance(candidate, bool):

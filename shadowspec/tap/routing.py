@@ -7,6 +7,7 @@ decoded.  What stands there is believed before what the body says.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from shadowspec.errors import ConfigError
@@ -54,11 +55,15 @@ class Routing:
         return Hints(endpoint, session)
 
 
+@lru_cache
+def _header_name(wanted: str) -> str | None:
+    return wanted[len(HEADER) :].lower() if wanted.startswith(HEADER) else None
+
+
 def _header(raw: RawRecord, wanted: str) -> str | None:
     """The last header of that name, whatever its case."""
-    if not wanted.startswith(HEADER):
+    if (name := _header_name(wanted)) is None:
         return None
-    name = wanted[len(HEADER) :].lower()
     for key, value in reversed(raw.headers):
         if key == name or key.lower() == name:
             return _text(value)

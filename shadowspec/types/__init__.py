@@ -38,6 +38,7 @@ from shadowspec.types.requests import (
 from shadowspec.types.rollouts import Rollout, Stage
 from shadowspec.types.schedules import Delivery, DeliveryState, Period
 from shadowspec.types.speculation import SUFFIX_OPTIONS, FingerprintedConfig, SpeculationConfig, VerifyRule
+from shadowspec.types.twins import quickly
 from shadowspec.types.verdicts import Decision, TestResult, Verdict
 
 __all__ = [
@@ -115,4 +116,5 @@ __all__ = [
     "WriteOutcome",
     "format_slice_key",
     "parse_slice_key",
+    "quickly",
 ]

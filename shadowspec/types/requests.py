@@ -18,6 +18,8 @@ class SamplingRegime(StrEnum):
     LOW = "low"
     HIGH = "high"
 
+    __hash__ = str.__hash__  # an enum's own is a call in Python, and labels are looked up under
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:

@@ -51,7 +51,7 @@ class Outbox:
 
     def tracker(self, key: RecordKey) -> PartitionTracker | None:
         """That of the record's partition, if it is read here."""
-        return self._trackers.get((key.source, key.partition))
+        return self._trackers.get(key[:2])
 
     def claim(self, partition: PartitionId) -> None:
         """Let the ledger tell of the partition with the next batch, whatever is finished of it by then."""
@@ -71,12 +71,14 @@ class Outbox:
 
     def end(self, record: StoredRecord, *, row: StoredRecord | None) -> None:
         """A record ended in its counter; `row` is what is to be stored of it beside a block's own."""
-        tracker = self.tracker(record.key)
-        if tracker is not None and tracker.is_unfinished(record.key.offset):
-            counted = (record.endpoint, record.counter, record.reason)
+        key = record.key
+        tracker = self.tracker(key)
+        if tracker is None:
+            return
+        counted = (record.endpoint, record.counter, record.reason)
+        if tracker.end(key.offset, counted, record.event_time, row):
             self.num_finished += 1
             self.counts[counted] += 1
-            tracker.end(record.key.offset, counted, record.event_time, row)
 
     def pass_over(
         self, tracker: PartitionTracker, offset: int, counted: FunnelKey, event_time: datetime | None
@@ -149,6 +151,8 @@ def partition_of(key: RecordKey) -> PartitionId:
 def with_failures(result: BlockResult, records: Sequence[StoredRecord]) -> list[StoredRecord]:
     """The block's records, those whose measurement failed counted as failed."""
     failures = {run.key: run.failure for run in result.runs if run.failure is not None}
+    if not failures:
+        return list(records)
     return [
         replace(record, counter=FunnelCounter.FAILED, reason=failures[record.key]) if record.key in failures else record
         for record in records

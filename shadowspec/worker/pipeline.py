@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from shadowspec.errors import RecordError
 from shadowspec.garbage import uncollected
@@ -59,7 +61,7 @@ class DeadLetters(Protocol):
         """Hand over a message; it is safe once whoever writes the batch has flushed."""
 
 
-class _Waiting(NamedTuple):
+class _Waiting(Struct, frozen=True, gc=False):
     """An admitted request whose block is not measured yet; its message is kept where it may become a dead letter."""
 
     record: StoredRecord
@@ -92,7 +94,7 @@ class Pipeline:
         self._messages: dict[RecordKey, tuple[RawRecord, Hints]] = {}  # halves whose other half has not come
         self.ready: deque[Block] = deque()
         self.is_shedding = False  # admitted requests are shed instead of measured
-        self._watermark = EPOCH
+        self._next_tick = EPOCH + TICK
         self.num_admitted = 0
         self.num_found = 0  # admitted requests whose rows were stored already
 
@@ -171,7 +173,8 @@ class Pipeline:
 
     def _take_in(self, taken: Sequence[_Taken]) -> None:
         """Read what is to be read of messages, then decide them one after the other."""
-        messages = [open_message(raw, self._format) for raw, _, early in taken if early is None]
+        bound = self._admission.id_bound
+        messages = [open_message(raw, self._format, id_bound=bound) for raw, _, early in taken if early is None]
         hints_of = [hints for _, hints, early in taken if early is None]
         readings = iter(
             self._admission.read(
@@ -246,7 +249,7 @@ class Pipeline:
             self._reject(fate, raw)
             return
         key = fate.record.key
-        found = self._stored.get((key.source, key.partition))
+        found = self._stored.get(key[:2])
         stored = found.get(key) if found else None
         if stored is not None:
             self.num_found += 1
@@ -262,12 +265,12 @@ class Pipeline:
         self.num_admitted += 1
         self._waiting[fate.prompt.key] = _Waiting(fate.record, raw if self._dead_letters is not None else None)
         self._pass_time(fate.prompt.event_time)
-        self.ready += self._former.add(fate.prompt, fate.concurrency)
+        self.ready += self._former.add(fate.prompt, fate.concurrency, fate.record.slice_key)
 
     def _pass_time(self, event_time: datetime) -> None:
         """Let what waits feel the time, of every endpoint: a quiet one's blocks do not wait for its next record."""
-        if event_time - self._watermark >= TICK:
-            self._watermark = event_time
+        if event_time >= self._next_tick:
+            self._next_tick = event_time + TICK
             self._joined(self._joiner.expire(event_time))
             self.ready += self._former.advance_all(event_time)
 

@@ -27,16 +27,22 @@ class _Span:
     rows: list[StoredRecord] = field(default_factory=list)
     watermark: datetime | None = None
 
-    def count(self, key: FunnelKey, number: int = 1) -> None:
-        self.funnel[key] = self.funnel.get(key, 0) + number
+    def count(self, key: FunnelKey) -> None:
+        self.funnel[key] = self.funnel.get(key, 0) + 1
 
     def absorb(self, later: _Span) -> None:
         self.last_offset = later.last_offset
         self.num_messages += later.num_messages
+        funnel = self.funnel
         for key, number in later.funnel.items():
-            self.count(key, number)
-        self.rows += later.rows
-        self.watermark = _newest(self.watermark, later.watermark)
+            funnel[key] = funnel.get(key, 0) + number
+        if later.rows:
+            self.rows += later.rows
+        self.pass_time(later.watermark)
+
+    def pass_time(self, event_time: datetime | None) -> None:
+        if event_time is not None and (self.watermark is None or event_time > self.watermark):
+            self.watermark = event_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,28 +138,29 @@ class PartitionTracker:
         span.last_offset = offset
         span.num_messages += 1
         span.count(key)
-        span.watermark = _newest(span.watermark, event_time)
+        span.pass_time(event_time)
         return True
 
-    def end(self, offset: int, key: FunnelKey | None, event_time: datetime | None, row: StoredRecord | None) -> None:
+    def end(self, offset: int, key: FunnelKey | None, event_time: datetime | None, row: StoredRecord | None) -> bool:
         """One of the message's records ended; `key` is None where it counts under another message (a join).
 
-        Records of messages that the ledger has passed, or that this tracker never saw, are ignored.
+        Records of messages that the ledger has passed, or that this tracker never saw, are ignored; False of those.
         """
         span = self._pending.get(offset)
         if span is None:
-            return
+            return False
         span.pending -= 1
         if key is not None:
             span.count(key)
         if row is not None:
             span.rows.append(row)
-        span.watermark = _newest(span.watermark, event_time)
+        span.pass_time(event_time)
         if span.pending == 0:
             del self._pending[offset]
             if span is self._spans[-1]:
                 self._spans.pop()
                 self._settle(span)
+        return True
 
     def tie(self, first: int, second: int) -> None:
         """Two messages make one record: whoever reads the later one again must read the earlier one too."""

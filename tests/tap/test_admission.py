@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -15,9 +16,10 @@ from scipy import stats
 
 from shadowspec.tap.admission import Admission, Admitted
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
+from shadowspec.tap.formats import Format, open_message
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.types import FunnelCounter, StoredRecord
-from tests.tap.mirror import RULE, START, ByteTokenizer, chat, fates, first_only
+from tests.tap.mirror import RULE, START, ByteTokenizer, chat, fates, first_only, raw
 
 # A chi-square this unlikely under the promise fails; seeds are fixed, so a pass stays a pass.
 LEVEL = 1e-3
@@ -184,6 +186,44 @@ def test_ids_are_stored_only_as_hashes_under_the_secret() -> None:
 def test_a_label_is_a_short_word_or_invalid(value: Any) -> None:
     rule = replace(first_only(RULE), labels=("tier",), slice_by=("tier",))
     assert stored([chat(metadata={"tier": value})], rule)[0].slice_key == "tier=invalid"
+
+
+def test_labels_of_one_request_are_no_others() -> None:
+    rule = replace(RULE, labels=("tier",), slice_by=("prompt_class", "tier", "tenant"))
+    plain, gold, again = stored(
+        [
+            chat(session_id="a", response_id="1"),
+            chat(session_id="b", response_id="2", metadata={"tier": "gold"}, tenant="t"),
+            chat(session_id="c", response_id="3"),
+        ],
+        rule,
+    )
+    assert plain.labels == again.labels
+    assert set(plain.labels) == {"prompt_class", "sampling_regime", "context_bucket"}
+    assert plain.slice_key == again.slice_key == "prompt_class=chat,tier=unknown,tenant=unknown"
+    assert {**plain.labels, "tier": "gold", "tenant": gold.labels["tenant"]} == gold.labels
+    assert gold.slice_key == f"prompt_class=chat,tier=gold,tenant={gold.labels['tenant']}"
+
+
+def test_a_token_id_is_held_against_the_vocabulary_of_its_own_endpoint() -> None:
+    """Where the largest of several is looked for first."""
+
+    class Larger(ByteTokenizer):
+        vocabulary_size = 512
+
+    rule = replace(RULE, timed_positions=1)
+    rules = [replace(rule, name="small", match=MatchRule(endpoint="small")), replace(rule, name="large")]
+    reader = Admission(rules, {"small": ByteTokenizer(), "large": Larger()}, KeyedHash(b"a secret for the tests alone"))
+    ends = {}
+    for line, (endpoint, token) in enumerate(itertools.product(("small", "large"), (255, 256, 511, 512)), start=1):
+        choices = [{"token_ids": [9_999], "prompt_token_ids": [1, token, 2]}]
+        record = chat(endpoint=endpoint, session_id=str(line), response_id=str(line), response_choices=choices)
+        (opened,) = open_message(raw(record, line), Format.AUTO, id_bound=reader.id_bound)
+        assert opened.record is not None
+        ends[endpoint, token] = reader.admit_record(opened.key, opened.record).record.reason
+    refused = "token_not_in_vocabulary"
+    assert [ends["small", token] for token in (255, 256, 511, 512)] == [None, refused, refused, refused]
+    assert [ends["large", token] for token in (255, 256, 511, 512)] == [None, None, None, refused]
 
 
 def test_the_same_name_as_session_and_as_user_gives_two_hashes() -> None:

@@ -7,6 +7,7 @@ from unittest import mock
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from shadowspec.errors import RecordError
 from shadowspec.tap import asked, openai
@@ -80,7 +81,7 @@ def read(request: dict[str, Any], response: dict[str, Any] | None, path: str | N
         request_read = openai.parse_request(record, served_prompt_token_ids=ids, default_sampling={"top_p": 0.5})
     except RecordError as error:
         return error.counter, error.reason
-    return repr((tuple(answered), tuple(request_read)))  # True is not 1, nor is 1.0
+    return repr((astuple(answered), astuple(request_read)))  # True is not 1, nor is 1.0
 
 
 @settings(max_examples=1_500, deadline=None)

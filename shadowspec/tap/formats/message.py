@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from shadowspec.errors import RecordError
+from shadowspec.tap.bodies import MAX_COUNT
 from shadowspec.tap.documents import split_message
 from shadowspec.tap.formats import cloudevents, kong, litellm
 from shadowspec.tap.formats.cloudevents import EVENT_SUFFIXES, EventSuffixes
@@ -34,7 +35,9 @@ _FOREIGN_FIELDS: Final = frozenset({"call_type", "specversion", "started_at"})
 _BODY_FIELDS: Final = frozenset({"model", "messages", "prompt", "prompt_token_ids", "input"})
 
 
-def open_message(raw: RawRecord, format: Format, *, event_suffixes: EventSuffixes = EVENT_SUFFIXES) -> list[Opened]:
+def open_message(
+    raw: RawRecord, format: Format, *, event_suffixes: EventSuffixes = EVENT_SUFFIXES, id_bound: int = MAX_COUNT
+) -> list[Opened]:
     """The records of one message, at least one.  Never raises for what the message holds.
 
     Several records (a JSON array, or ndjson) are numbered by `key.item` in their order, and one that cannot be
@@ -45,6 +48,7 @@ def open_message(raw: RawRecord, format: Format, *, event_suffixes: EventSuffixe
         raw: the message.
         format: what it is written in.
         event_suffixes: how the types of CloudEvents that are requests and responses end.
+        id_bound: below which the token ids of a prompt are looked for first; how far they go changes nothing else.
     """
     try:
         if raw.problem is not None:
@@ -60,7 +64,7 @@ def open_message(raw: RawRecord, format: Format, *, event_suffixes: EventSuffixe
             if mode is cloudevents.ContentMode.STRUCTURED:
                 format = Format.CLOUDEVENTS
         if format in (Format.AUTO, Format.OPENAI):
-            plain = plain_record(raw.value, headers)
+            plain = plain_record(raw.value, headers, id_bound)
             if plain is not None and (format is Format.OPENAI or not _BODY_FIELDS.isdisjoint(plain.request)):
                 return [Opened(raw.key, plain)]
         documents = split_message(raw.value)

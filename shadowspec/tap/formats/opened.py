@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from shadowspec.errors import RecordError
 from shadowspec.tap.records import MirroredRecord
@@ -47,7 +49,7 @@ class EventHalf:
         return self.scope[0]
 
 
-class Opened(NamedTuple):
+class Opened(Struct, frozen=True):
     """One record of a message, or why it is none, or half of one: exactly one of the three is set."""
 
     key: RecordKey

@@ -12,6 +12,7 @@ Checksums, transactions, positions and everything else are still the library's.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from kafka import TopicPartition, errors
@@ -21,6 +22,7 @@ from kafka.record.default_records import DefaultRecordBatch
 
 NEWEST_FORMAT: Final = 2  # of batches, since Kafka 0.11; a broker that was upgraded may still hold older ones
 _VARINT_BITS = 64
+MAX_REMEMBERED_NAMES = 1_000  # of headers; a mirror's hardly vary
 
 
 class Message(NamedTuple):
@@ -70,7 +72,7 @@ class LenientBatch(DefaultRecordBatch):  # type: ignore[misc] # kafka-python has
                 for _ in range(count):
                     name, position = _bytes(buffer, position)
                     content, position = _bytes(buffer, position)
-                    headers.append(((name or b"").decode("utf-8", "backslashreplace"), content))
+                    headers.append((_header_name(name), content))
                 if position != end or count < 0:
                     raise ValueError("a record does not end where it says")
                 yield Message(base_offset + delta, timestamp, key, value, tuple(headers))
@@ -154,8 +156,17 @@ def _varint(buffer: bytes, position: int) -> tuple[int, int]:
 
 def _bytes(buffer: bytes, position: int) -> tuple[bytes | None, int]:
     """A field with its length before it, and the place behind it; a negative length is null."""
-    length, position = _varint(buffer, position)
+    length = buffer[position]
+    if length > 0x7F:
+        length, position = _varint(buffer, position)
+    else:  # most are short: not worth a call
+        length, position = (length >> 1) ^ -(length & 1), position + 1
     if length < 0:
         return None, position
     end = position + length
     return buffer[position:end], end
+
+
+@lru_cache(maxsize=MAX_REMEMBERED_NAMES)
+def _header_name(name: bytes | None) -> str:
+    return (name or b"").decode("utf-8", "backslashreplace")

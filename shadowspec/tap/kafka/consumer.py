@@ -241,14 +241,17 @@ def _is_login(error: Exception) -> bool:
 
 def _raw_records(messages: Sequence[Message], id: PartitionId, max_bytes: int) -> list[RawRecord]:
     """Messages of one partition as records.  One that is too large keeps its value, for its dead letter."""
-    source, partition = id.source, id.partition
+    source, partition, made = id.source, id.partition, tuple.__new__  # a named tuple's own is a call in Python
     return [
-        RawRecord(
-            RecordKey(source, partition, offset, timestamp if timestamp > 0 else 0),
-            value,
-            "too_large" if value is not None and len(value) > max_bytes else None,
-            key,
-            headers,
+        made(
+            RawRecord,
+            (
+                made(RecordKey, (source, partition, offset, timestamp if timestamp > 0 else 0, 0)),
+                value,
+                "too_large" if value is not None and len(value) > max_bytes else None,
+                key,
+                headers,
+            ),
         )
         for offset, timestamp, key, value, headers in messages
     ]

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from shadowspec.errors import RecordError
 from shadowspec.tap import openai
@@ -38,7 +39,7 @@ def said(each: Opened) -> Any:
         except RecordError as error:
             found.append((error.counter, error.reason))
     try:
-        answer = tuple(openai.parse_response(record))
+        answer = astuple(openai.parse_response(record))
     except RecordError as error:
         answer = (error.counter, error.reason)
     return each.key, repr((fields, found, answer))  # True is not 1, nor is 1.0
@@ -123,3 +124,16 @@ def test_what_no_document_may_hold_is_refused(field: bytes, odd: bytes) -> None:
     directly, by_document = opened_both_ways(value, (), Format.OPENAI)
     assert directly == by_document
     assert directly[0][2][0] == "malformed"
+
+
+@pytest.mark.parametrize("bound", [256, 512])
+def test_a_prompts_token_ids_are_read_directly_below_the_bound_alone(bound: int) -> None:
+    def read(token: int) -> Any:
+        choices = [{"token_ids": [9_999], "prompt_token_ids": [token]}]
+        return plain_record(json.dumps(chat(response_choices=choices)).encode(), {}, bound)
+
+    answer = read(bound - 1).answer
+    assert (answer.prompt_token_ids, answer.id_bound) == ((bound - 1,), bound)
+    assert answer.logged.token_ids == (9_999,)
+    assert read(bound) is None
+    assert read(-1) is None
