@@ -6,7 +6,9 @@ import gc
 import importlib
 import inspect
 import sys
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 
 def main() -> None:
@@ -23,6 +25,7 @@ def main() -> None:
     # its 250,000 objects would take a quarter of a second of every answer.
     gc.collect()
     gc.freeze()
+    Thread(target=_read_ahead, args=(app.PACKAGE,), daemon=True).start()
     sys.argv = ["streamlit", "run", str(folder / "app.py"), *sys.argv[1:]]
     cli.main()
 
@@ -33,6 +36,14 @@ def _warm(package: str) -> None:
     inspect.stack()  # which module lies in which file: Streamlit asks at its first element
     charts = importlib.import_module(f"{package}.parts.charts")
     charts.specification(charts.threshold(1.0, "")[0], charts.HEIGHT)
+
+
+def _read_ahead(package: str) -> None:
+    """Read the board while nobody waits for it.  What cannot be read is said to who comes, by the page."""
+    source, errors = (importlib.import_module(name) for name in (f"{package}.parts.source", "shadowspec.errors"))
+    with suppress(errors.ShadowSpecError):
+        source.board(source.pulse())
+    gc.freeze()  # most of it stays for as long as anything does; what is replaced goes by its last reference
 
 
 if __name__ == "__main__":

@@ -49,14 +49,16 @@ def frame(rows: Rows) -> pd.DataFrame:
 
 
 def show(
-    chart: Any, title: str, *, key: str, alt_text: str, help_text: str | None = None, height: int = HEIGHT
+    chart: Any, title: str, *, key: str, alt_text: str, help_text: str | None = None, height: int | None = None
 ) -> None:
     """Draw a chart under its title; the menu at its corner saves it as PNG or SVG.
 
     `title` carries the unit; `alt_text` says for those who cannot see it what the chart shows.
     """
     st.markdown(f"**{title}**", help=help_text)
-    spec = dict(chart.spec) if isinstance(chart, Drawn) else specification(chart, height)
+    spec = dict(chart.spec) if isinstance(chart, Drawn) else specification(chart, HEIGHT)
+    if height is not None:
+        spec["height"] = height
     st.vega_lite_chart(spec, width="stretch", key=key, alt=alt_text)
 
 
@@ -94,7 +96,7 @@ alt.data_transformers.register("named_rows", _named_rows)
 def kept(height: int = HEIGHT) -> Callable[[Callable[..., Any]], Callable[..., Drawn]]:
     """Draw a chart of the same values once for each zone: Altair takes some 20 ms for one.
 
-    The values must be hashable; a chart that is kept brings its height.
+    The values must be hashable; a chart that is kept brings its height, unless it is shown with another.
     """
 
     def keep(draw: Callable[..., Any]) -> Callable[..., Drawn]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -90,42 +91,66 @@ def _is_long(own: TestPath) -> bool:
     return bool(times_) and max(times_) - min(times_) > timedelta(days=3)
 
 
-def forest(rows: Sequence[BoardRow], figure: str) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """One slice's line of a forest plot."""
+
+    slice: str
+    estimate: float
+    lower: float | None
+    upper: float | None
+    colour: str
+    verdict: str
+    text: str
+    units: str
+
+
+def forest(rows: Sequence[BoardRow], figure: str) -> charts.Drawn:
     """Bounds of every slice of one endpoint at one load and config, the whole endpoint first."""
-    is_speedup = figure == "speedup"
-    shown = times if is_speedup else percent
-    found: list[dict[str, Any]] = []
+    shown = times if figure == "speedup" else percent
+    found: list[_Bounds] = []
     for row in rows:
         interval: Interval | None = getattr(row, figure)
         if interval is not None and interval.estimate is not None:
             found.append(
-                {
-                    "slice": slice_title(row.slice_key),
-                    "estimate": interval.estimate,
-                    "lower": interval.lower,
-                    "upper": interval.upper,
-                    "colour": SIDE_COLOUR[side(interval)],
-                    "verdict": words.marked(row.verdict),
-                    "text": f"{shown(interval.estimate)} [{shown(interval.lower)}, {shown(interval.upper)}]",
-                    "units": plural(interval.num_units, interval.unit),
-                }
+                _Bounds(
+                    slice=slice_title(row.slice_key),
+                    estimate=interval.estimate,
+                    lower=interval.lower,
+                    upper=interval.upper,
+                    colour=SIDE_COLOUR[side(interval)],
+                    verdict=words.marked(row.verdict),
+                    text=f"{shown(interval.estimate)} [{shown(interval.lower)}, {shown(interval.upper)}]",
+                    units=plural(interval.num_units, interval.unit),
+                )
             )
-    order: list[str] = [each["slice"] for each in found]
-    domain = list(speedup_range(rows))
-    scale = alt.Scale(type="log", nice=False, domain=domain) if is_speedup else alt.Scale(domain=[0, 1])
-    x = alt.X("lower:Q", scale=scale, title="speedup (\u00d7, log scale)" if is_speedup else "acceptance",
-              axis=alt.Axis(format=".2~f", values=SPEEDUP_TICKS) if is_speedup else SHARES)  # fmt: skip
+    thresholds = {getattr(row, figure).threshold for row in rows if getattr(row, figure) is not None} - {None}
+    return _forest(tuple(found), tuple(sorted(thresholds)), speedup_range(rows) if figure == "speedup" else None)
+
+
+@charts.kept()
+def _forest(found: Sequence[_Bounds], thresholds: Sequence[float], range_: tuple[float, float] | None) -> Any:
+    """The plot of these lines; `range_` is the axis of speedups, None for shares."""
+    shown = percent if range_ is None else times
+    if range_ is None:
+        x = alt.X("lower:Q", scale=alt.Scale(domain=[0, 1]), title="acceptance", axis=SHARES)
+    else:
+        x = alt.X(
+            "lower:Q",
+            scale=alt.Scale(type="log", nice=False, domain=list(range_)),
+            title="speedup (\u00d7, log scale)",
+            axis=alt.Axis(format=".2~f", values=SPEEDUP_TICKS),
+        )
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("slice", "verdict", "text", "units")]
-    base = alt.Chart(charts.frame(found)).encode(
-        y=alt.Y("slice:N", sort=order, title=None, axis=alt.Axis(labelLimit=220))
+    base = alt.Chart(charts.frame([asdict(each) for each in found])).encode(
+        y=alt.Y("slice:N", sort=[each.slice for each in found], title=None, axis=alt.Axis(labelLimit=220))
     )
     colour = alt.Color("colour:N", scale=None)
     bounds = base.mark_rule(strokeWidth=3).encode(x=x, x2=alt.X2("upper:Q"), color=colour, tooltip=tooltip)
     point = base.mark_point(filled=True, size=70, opacity=1).encode(
         x=alt.X("estimate:Q"), color=colour, tooltip=tooltip
     )
-    thresholds = {getattr(row, figure).threshold for row in rows if getattr(row, figure) is not None} - {None}
-    lines = [charts.threshold(value, f"threshold {shown(value)}", is_vertical=True) for value in sorted(thresholds)]
+    lines = [charts.threshold(value, f"threshold {shown(value)}", is_vertical=True) for value in thresholds]
     return alt.layer(bounds, point, *(layer for line in lines for layer in line))
 
 

@@ -20,14 +20,17 @@ WIDTHS = (1280, 390)
 THEMES = ("light", "dark")
 ZONE = "Europe/Berlin"  # of the reader: never UTC, so that a time that was not turned shows
 
-# When the page last changed and was last touched, by its own clock, and what of it changed when.  Marks of the page's
-# own that nobody sees (`data-`) are changes, but of nothing that is shown.
+# When the page last changed and was last touched, by its own clock, and what is drawn of it changed when: neither the
+# page's own marks (`data-`) are, nor what stands within a canvas for those who listen to it (a table's cells, which
+# the grid writes there a third of a second after it has drawn them).
 _WATCH = """() => {
     window.lastChange = 0, window.lastInput = 0, window.changes = [];
     const watch = new MutationObserver((records) => {
         const now = window.lastChange = performance.now(), changed = new Set();
         for (const record of records) {
             if (record.type === 'attributes' && record.attributeName.startsWith('data-')) continue;
+            const target = record.target.nodeType === Node.ELEMENT_NODE ? record.target : record.target.parentElement;
+            if (target?.closest('canvas')) continue;
             for (const node of record.addedNodes.length ? record.addedNodes : [record.target]) changed.add(node);
         }
         if (changed.size) window.changes.push([now, changed]);
@@ -90,7 +93,7 @@ _OVERFLOW = """() => {
 
 @dataclass(frozen=True)
 class Answered:
-    """How long a page took to answer, ms: until what lies within the window stood, and until all of the page did."""
+    """How long a page took to answer, ms: until what lies within the window was drawn, and until the whole page was."""
 
     seen_ms: float
     all_ms: float
@@ -117,7 +120,7 @@ class Reader:
         return last
 
     def act(self, action: Callable[[], object]) -> Answered:
-        """Do what the server must answer, and wait until it has, as `settle`; timed from the click or key, where there is one.
+        """Do what the server must answer, and wait until it has, as `settle`; timed from the click or key, if any.
 
         Raises:
             TimeoutError: nothing came back.
@@ -130,9 +133,11 @@ class Reader:
             if time.monotonic() > deadline:
                 raise TimeoutError("the server did not answer")
             self.page.wait_for_timeout(10)
-        last = self.settle()
-        started, seen = self.page.evaluate(f"() => [window.lastInput, ({_SEEN})()]")
-        return Answered(seen - started, last - started)
+        self.settle()
+        started, seen, drawn = self.page.evaluate(
+            f"() => [window.lastInput, ({_SEEN})(), window.changes.at(-1)?.[0] ?? window.lastInput]"
+        )
+        return Answered(seen - started, drawn - started)
 
     def expect(self, word: str) -> None:
         """Wait until the page says this; raises playwright's TimeoutError if it never does."""

@@ -14,7 +14,7 @@ TAG = re.compile(r"<[^>]+>")
 def said(app: AppTest) -> str:
     """Everything that the page says, without its mark-up."""
     texts = [said_raw(app)]
-    texts += [element.value for kind in ("markdown", "caption", "info", "warning", "code") for element in app.get(kind)]
+    texts += [element.value for kind in ("markdown", "caption", "info", "warning") for element in app.get(kind)]
     texts += [f"{metric.label} {metric.value}" for metric in app.metric]
     texts += [table for table in [board_html(app)] if table]
     return html.unescape(TAG.sub(" ", " ".join(texts)))

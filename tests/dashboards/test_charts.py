@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import altair as alt
+import pyarrow as pa
 import pytest
 
 from dashboards.parts import charts
@@ -32,5 +33,21 @@ def test_a_chart_is_saved_as_png_or_svg_and_shows_no_source() -> None:
     found = charts.specification(alt.layer(chart, *charts.threshold(2.0, "limit 2")), 200)
     actions = found["usermeta"]["embedOptions"]["actions"]
     assert actions == {"export": True, "source": False, "compiled": False, "editor": False}
-    labels = [row.get("text") for rows in found["datasets"].values() for row in rows]
+    labels = [
+        row.get("text")
+        for rows in found["datasets"].values()
+        for row in pa.ipc.open_stream(rows).read_all().to_pylist()
+    ]
     assert "limit 2" in labels
+
+
+def test_rows_that_several_layers_draw_are_sent_once() -> None:
+    rows = charts.frame([{"x": 1, "y": 2.5, "name": "a"}, {"x": 2, "y": None, "name": "b"}])
+    lines = alt.Chart(rows).mark_line().encode(x="x:Q", y="y:Q")
+    points = alt.Chart(charts.frame([{"x": 1, "y": 2.5, "name": "a"}, {"x": 2, "y": None, "name": "b"}])).mark_point()
+    found = charts.specification(alt.layer(lines, points.encode(x="x:Q"), *charts.threshold(2.0, "limit 2")), 200)
+    assert len(found["datasets"]) == 2
+    first = pa.ipc.open_stream(found["datasets"]["rows_0"]).read_all()
+    assert first.to_pylist() == [{"x": 1, "y": 2.5, "name": "a"}, {"x": 2, "y": None, "name": "b"}]
+    named = {each["data"]["name"] for each in found["layer"] if "data" in each} | {found.get("data", {}).get("name")}
+    assert set(found["datasets"]) <= named
