@@ -29,7 +29,6 @@ HOURS = alt.Axis(format="%d %b %H:%M", labelOverlap=True)  # as the tables write
 BELOW = alt.Legend(orient="bottom", labelLimit=260, columns=3)  # beside a chart it would leave a phone no width
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY)
 
-_ACTIONS = {"export": True, "source": False, "compiled": False, "editor": False}  # of the menu at a chart's corner
 _STACKED = {"bottom": {"anchor": "start", "direction": "vertical"}}
 _altair = Lock()  # what is enabled in it is enabled in every thread
 NUM_KEPT = 128  # drawings of each chart; some tens of kB each
@@ -51,7 +50,7 @@ def frame(rows: Rows) -> pd.DataFrame:
 def show(
     chart: Any, title: str, *, key: str, alt_text: str, help_text: str | None = None, height: int | None = None
 ) -> None:
-    """Draw a chart under its title; the menu at its corner saves it as PNG or SVG.
+    """Draw a chart under its title; the tools at its corner save it as PNG or (`chart_files`) SVG.
 
     `title` carries the unit; `alt_text` says for those who cannot see it what the chart shows.
     """
@@ -72,7 +71,6 @@ def specification(chart: Any, height: int) -> dict[str, Any]:
     return found | {
         "datasets": rows,
         "height": height,
-        "usermeta": {"embedOptions": {"actions": _ACTIONS}},
         # Legends stand below each other: side by side, a phone would cut the second off.
         "config": {**found.get("config", {}), "view": {"strokeWidth": 0}, "legend": {"layout": _STACKED}},
     }

@@ -247,7 +247,11 @@ def parts(found: Sequence[TimeParts]) -> Any:
         .encode(
             y=alt.Y("arm:N", title=None, sort=[arm.value for arm in Arm]),
             x=alt.X("ms:Q", title="mean ms of a request", stack="zero"),
-            color=alt.Color("part:N", scale=alt.Scale(domain=order, range=colours), legend=LEGEND_TOP),
+            color=alt.Color(
+                "part:N",
+                scale=alt.Scale(domain=order, range=colours),
+                legend=alt.Legend(orient="top", title=None, columns=3),  # five beside each other are cut on a phone
+            ),
             order=alt.Order("order:Q"),
             tooltip=[alt.Tooltip("arm:N"), alt.Tooltip("part:N"), alt.Tooltip("ms:Q", format=",.1f")],
         )

@@ -106,7 +106,8 @@ def _title(row: BoardRow) -> str:
 
 
 def _figures(row: BoardRow) -> None:
-    cells = st.columns(6)
+    with st.container(key="figures"):
+        cells = st.columns(6)
     own = row.speedup
     bounds = None if own is None else f"{times(own.lower)} to {times(own.upper)}"
     cells[0].metric("Speedup", DASH if own is None else times(own.estimate), help=words.definition("speedup"))

@@ -27,8 +27,8 @@ def said_raw(app: AppTest) -> str:
 
 def board_html(app: AppTest) -> str:
     """The board's table; empty where there is none."""
-    found = app.get("bidi_component")
-    return str(json.loads(found[0].proto.json)["html"]) if found else ""
+    given = [json.loads(each.proto.json or "null") for each in app.get("bidi_component")]
+    return next((str(each["html"]) for each in given if each and "html" in each), "")
 
 
 def endpoints_shown(app: AppTest) -> list[str]:
