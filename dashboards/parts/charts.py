@@ -61,12 +61,29 @@ def show(
     st.vega_lite_chart(spec, width="stretch", key=key, alt=alt_text)
 
 
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Charts on top of each other, the first at the bottom; `alt.layer` would copy them several times."""
+
+    charts: tuple[Any, ...]
+    independent: tuple[str, ...]  # channels whose scales they do not share
+
+
+def layered(*layers: Any, independent: tuple[str, ...] = ()) -> Layers:
+    """These charts on top of each other."""
+    return Layers(layers, independent)
+
+
 def specification(chart: Any, height: int) -> dict[str, Any]:
     """The chart as Vega-Lite takes it, its rows as Arrow's bytes by name: Streamlit sends them as they are."""
     rows: dict[str, bytes] = {}
     with _altair, alt.theme.enable("none"), alt.data_transformers.enable("named_rows", found=rows):
         # Checking against the schema takes most of a second for a page.
-        found: dict[str, Any] = chart.to_dict(validate=False)
+        parts = [each.to_dict(validate=False) for each in (chart.charts if isinstance(chart, Layers) else (chart,))]
+    found: dict[str, Any] = parts[0]
+    if isinstance(chart, Layers):
+        scales = dict.fromkeys(chart.independent, "independent")
+        found = {"$schema": found["$schema"], "layer": [_layer(each) for each in parts], "resolve": {"scale": scales}}
     # Altair would copy the whole chart for each of these.
     return found | {
         "datasets": rows,
@@ -74,6 +91,11 @@ def specification(chart: Any, height: int) -> dict[str, Any]:
         # Legends stand below each other: side by side, a phone would cut the second off.
         "config": {**found.get("config", {}), "view": {"strokeWidth": 0}, "legend": {"layout": _STACKED}},
     }
+
+
+def _layer(found: dict[str, Any]) -> dict[str, Any]:
+    """A chart as a layer: what is of the whole alone is left out."""
+    return {name: value for name, value in found.items() if name not in ("$schema", "config", "datasets")}
 
 
 def _named_rows(data: Any, **options: Any) -> dict[str, str]:

@@ -83,7 +83,7 @@ def path(own: TestPath, axis_title: str) -> Any:
                 text=alt.Text("text:N"), y=charts.fixed(alt.YValue, 12)
             )
         )
-    return alt.layer(*layers)
+    return charts.layered(*layers)
 
 
 def _is_long(own: TestPath) -> bool:
@@ -151,7 +151,7 @@ def _forest(found: Sequence[_Bounds], thresholds: Sequence[float], range_: tuple
         x=alt.X("estimate:Q"), color=colour, tooltip=tooltip
     )
     lines = [charts.threshold(value, f"threshold {shown(value)}", is_vertical=True) for value in thresholds]
-    return alt.layer(bounds, point, *(layer for line in lines for layer in line))
+    return charts.layered(bounds, point, *(layer for line in lines for layer in line))
 
 
 @charts.kept()
@@ -222,7 +222,7 @@ def latency(found: Sequence[Distribution]) -> Any:
     point = alt.Chart(charts.frame(marks)).mark_point(filled=True, size=55, opacity=1)
     tooltip = [alt.Tooltip("arm:N"), alt.Tooltip("name:N"), alt.Tooltip("ms:Q", format=",.2f")]
     of_arm = alt.Color("arm:N", scale=ARMS, legend=None)
-    return alt.layer(
+    return charts.layered(
         line.encode(x=x, y=y, color=colour, strokeDash=dash),
         point.encode(x=alt.X("ms:Q"), y=alt.Y("share:Q"), color=of_arm, tooltip=tooltip),
     )
@@ -293,4 +293,4 @@ def differences(bars: Sequence[SpeedupBin], threshold: float | None) -> Any:
     )
     if threshold is None:
         return chart
-    return alt.layer(chart, *charts.threshold(threshold, f"threshold {times(threshold)}", is_vertical=True))
+    return charts.layered(chart, *charts.threshold(threshold, f"threshold {times(threshold)}", is_vertical=True))

@@ -157,7 +157,7 @@ def _draw(grid: Grid, view: str) -> None:
             text=alt.Text("n:N"), color=alt.Color("ink:N", scale=None, legend=None)
         )
         charts.show(
-            alt.layer(cells, words, numbers).resolve_scale(color="independent"),
+            charts.layered(cells, words, numbers, independent=("color",)),
             title,
             key="grid",
             alt_text=f"Heat map: {title}",
@@ -185,7 +185,7 @@ def _draw(grid: Grid, view: str) -> None:
         )
         chart: Any = lines
         if own.kind == "times":
-            chart = alt.layer(lines, *charts.threshold(1.0, "1\u00d7: as fast as without speculation"))
+            chart = charts.layered(lines, *charts.threshold(1.0, "1\u00d7: as fast as without speculation"))
         charts.show(chart, title, key="grid", alt_text=f"Curves: {title}", help_text=own.definition, height=340)
     with st.expander("As a table", icon=":material/table_rows:"):
         st.dataframe(
