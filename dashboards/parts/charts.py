@@ -24,7 +24,8 @@ BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY = (
 )  # fmt: skip
 ARM_COLOUR = {Arm.BASELINE: GREY, Arm.SPECULATIVE: "#2B8CCB"}
 HEIGHT = 260
-DAYS = alt.Axis(format="%d %b", labelOverlap=True)
+DAY_MS = 86_400_000
+DAYS = alt.Axis(format="%d %b", labelOverlap=True, tickMinStep=DAY_MS)  # no day twice
 HOURS = alt.Axis(format="%d %b %H:%M", labelOverlap=True)  # as the tables write them
 BELOW = alt.Legend(orient="bottom", labelLimit=260, columns=3)  # beside a chart it would leave a phone no width
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY)

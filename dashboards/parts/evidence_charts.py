@@ -69,7 +69,7 @@ def path(own: TestPath, axis_title: str) -> Any:
     if own.threshold is not None:
         layers.extend(charts.threshold(own.threshold, f"threshold {shown(own.threshold)}"))
         if own.name == "parity_sampled":  # it must lie between the two
-            layers.extend(charts.threshold(-own.threshold, f"threshold {shown(-own.threshold)}"))
+            layers.extend(charts.threshold(-own.threshold, f"threshold {shown(-own.threshold)}", is_below=True))
     moments = [
         {"at": formats.in_zone(p.at), "text": words.marked(p.verdict)}
         for p in own.changes[1:]  # the first is no change: it is the first look
@@ -143,7 +143,9 @@ def _forest(found: Sequence[_Bounds], thresholds: Sequence[float], range_: tuple
         )
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("slice", "verdict", "text", "units")]
     base = alt.Chart(charts.frame([asdict(each) for each in found])).encode(
-        y=alt.Y("slice:N", sort=[each.slice for each in found], title=None, axis=alt.Axis(labelLimit=220))
+        y=alt.Y(
+            "slice:N", sort=[each.slice for each in found], title=None, axis=alt.Axis(labelLimit=220, labelFlush=False)
+        )
     )
     colour = alt.Color("colour:N", scale=None)
     bounds = base.mark_rule(strokeWidth=3).encode(x=x, x2=alt.X2("upper:Q"), color=colour, tooltip=tooltip)
