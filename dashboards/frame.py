@@ -6,7 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from .parts import access, links, source, states, style
+from .parts import access, chart_files, links, source, states, style
 from .parts.header import header
 from .views import audit, before_after, board, changes, evidence, explorer, loads
 
@@ -31,6 +31,7 @@ def draw() -> None:
             links.resumed(page)
             chosen.run()
             links.left(page)
+            chart_files.offer()
 
 
 def _pages() -> list[st.Page]:

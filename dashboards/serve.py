@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import sys
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 
 def main() -> None:
     """Run until stopped; the arguments are Streamlit's own options."""
     folder = Path(__file__).resolve().parent
     app = importlib.import_module("app")  # beside this file, whose folder leads the search path
-    sys.path.remove(str(folder))
+    sys.path.pop(0)
     app.load_package()
     importlib.import_module(f"{app.PACKAGE}.frame")
     _warm(app.PACKAGE)
     from streamlit.web import cli
 
+    # Streamlit collects garbage after every draw, and nothing is sent meanwhile.  What was imported is none: looking at
+    # its 250,000 objects would take a quarter of a second of every answer.
+    gc.collect()
+    gc.freeze()
+    Thread(target=_read_ahead, args=(app.PACKAGE,), daemon=True).start()
     sys.argv = ["streamlit", "run", str(folder / "app.py"), *sys.argv[1:]]
     cli.main()
 
@@ -28,6 +36,14 @@ def _warm(package: str) -> None:
     inspect.stack()  # which module lies in which file: Streamlit asks at its first element
     charts = importlib.import_module(f"{package}.parts.charts")
     charts.specification(charts.threshold(1.0, "")[0], charts.HEIGHT)
+
+
+def _read_ahead(package: str) -> None:
+    """Read the board while nobody waits for it.  What cannot be read is said to who comes, by the page."""
+    source, errors = (importlib.import_module(name) for name in (f"{package}.parts.source", "shadowspec.errors"))
+    with suppress(errors.ShadowSpecError):
+        source.board(source.pulse())
+    gc.freeze()  # most of it stays for as long as anything does; what is replaced goes by its last reference
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache, wraps
+from threading import Lock
 from typing import Any
 
 import altair as alt
 import pandas as pd
+import pyarrow as pa
 import streamlit as st
 
 from shadowspec.types import Arm
@@ -22,13 +24,14 @@ BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY = (
 )  # fmt: skip
 ARM_COLOUR = {Arm.BASELINE: GREY, Arm.SPECULATIVE: "#2B8CCB"}
 HEIGHT = 260
-DAYS = alt.Axis(format="%d %b", labelOverlap=True)
+DAY_MS = 86_400_000
+DAYS = alt.Axis(format="%d %b", labelOverlap=True, tickMinStep=DAY_MS)  # no day twice
 HOURS = alt.Axis(format="%d %b %H:%M", labelOverlap=True)  # as the tables write them
 BELOW = alt.Legend(orient="bottom", labelLimit=260, columns=3)  # beside a chart it would leave a phone no width
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY)
 
-_ACTIONS = {"export": True, "source": False, "compiled": False, "editor": False}  # of the menu at a chart's corner
 _STACKED = {"bottom": {"anchor": "start", "direction": "vertical"}}
+_altair = Lock()  # what is enabled in it is enabled in every thread
 NUM_KEPT = 128  # drawings of each chart; some tens of kB each
 Rows = Sequence[dict[str, Any]]
 
@@ -46,35 +49,76 @@ def frame(rows: Rows) -> pd.DataFrame:
 
 
 def show(
-    chart: Any, title: str, *, key: str, alt_text: str, help_text: str | None = None, height: int = HEIGHT
+    chart: Any, title: str, *, key: str, alt_text: str, help_text: str | None = None, height: int | None = None
 ) -> None:
-    """Draw a chart under its title; the menu at its corner saves it as PNG or SVG.
+    """Draw a chart under its title; the tools at its corner save it as PNG or (`chart_files`) SVG.
 
     `title` carries the unit; `alt_text` says for those who cannot see it what the chart shows.
     """
     st.markdown(f"**{title}**", help=help_text)
-    spec = dict(chart.spec) if isinstance(chart, Drawn) else specification(chart, height)
+    spec = dict(chart.spec) if isinstance(chart, Drawn) else specification(chart, HEIGHT)
+    if height is not None:
+        spec["height"] = height
     st.vega_lite_chart(spec, width="stretch", key=key, alt=alt_text)
 
 
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Charts on top of each other, the first at the bottom; `alt.layer` would copy them several times."""
+
+    charts: tuple[Any, ...]
+    independent: tuple[str, ...]  # channels whose scales they do not share
+
+
+def layered(*layers: Any, independent: tuple[str, ...] = ()) -> Layers:
+    """These charts on top of each other."""
+    return Layers(layers, independent)
+
+
 def specification(chart: Any, height: int) -> dict[str, Any]:
-    """The chart as Vega-Lite takes it."""
-    with alt.theme.enable("none"):  # Streamlit's own is laid over it
+    """The chart as Vega-Lite takes it, its rows as Arrow's bytes by name: Streamlit sends them as they are."""
+    rows: dict[str, bytes] = {}
+    with _altair, alt.theme.enable("none"), alt.data_transformers.enable("named_rows", found=rows):
         # Checking against the schema takes most of a second for a page.
-        found: dict[str, Any] = chart.to_dict(validate=False)
+        parts = [each.to_dict(validate=False) for each in (chart.charts if isinstance(chart, Layers) else (chart,))]
+    found: dict[str, Any] = parts[0]
+    if isinstance(chart, Layers):
+        scales = dict.fromkeys(chart.independent, "independent")
+        found = {"$schema": found["$schema"], "layer": [_layer(each) for each in parts], "resolve": {"scale": scales}}
     # Altair would copy the whole chart for each of these.
     return found | {
+        "datasets": rows,
         "height": height,
-        "usermeta": {"embedOptions": {"actions": _ACTIONS}},
         # Legends stand below each other: side by side, a phone would cut the second off.
         "config": {**found.get("config", {}), "view": {"strokeWidth": 0}, "legend": {"layout": _STACKED}},
     }
 
 
-def kept(height: int = HEIGHT) -> Callable[[Callable[..., Any]], Callable[..., Drawn]]:
-    """Draw a chart of the same values once for each zone: Altair takes some 50 ms for one.
+def _layer(found: dict[str, Any]) -> dict[str, Any]:
+    """A chart as a layer: what is of the whole alone is left out."""
+    return {name: value for name, value in found.items() if name not in ("$schema", "config", "datasets")}
 
-    The values must be hashable; a chart that is kept brings its height.
+
+def _named_rows(data: Any, **options: Any) -> dict[str, str]:
+    """Write rows to the option `found`, once each, and name them; Altair's own way takes longer than all else of it."""
+    found: dict[str, bytes] = options["found"]
+    table = pa.Table.from_pandas(data, preserve_index=False)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    own = sink.getvalue().to_pybytes()
+    name = next((name for name, known in found.items() if known == own), f"rows_{len(found)}")
+    found[name] = own
+    return {"name": name}
+
+
+alt.data_transformers.register("named_rows", _named_rows)
+
+
+def kept(height: int = HEIGHT) -> Callable[[Callable[..., Any]], Callable[..., Drawn]]:
+    """Draw a chart of the same values once for each zone: Altair takes some 20 ms for one.
+
+    The values must be hashable; a chart that is kept brings its height, unless it is shown with another.
     """
 
     def keep(draw: Callable[..., Any]) -> Callable[..., Drawn]:

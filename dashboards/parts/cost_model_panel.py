@@ -101,7 +101,7 @@ def _row(each: Gain, *, is_best: bool) -> dict[str, Any]:
     }
 
 
-def _chart(rows: charts.Rows) -> alt.LayerChart | alt.FacetChart:
+def _chart(rows: charts.Rows) -> charts.Layers:
     base = alt.Chart(charts.frame(rows)).encode(
         x=alt.X(
             "load:Q",
@@ -122,4 +122,4 @@ def _chart(rows: charts.Rows) -> alt.LayerChart | alt.FacetChart:
     band = base.mark_area(opacity=0.15).encode(y=alt.Y("lower:Q"), y2=alt.Y2("upper:Q"))
     lines = base.mark_line(strokeWidth=2).encode(y=y)
     best = base.mark_point(filled=True, size=110, opacity=1, shape="diamond").encode(y=y).transform_filter("datum.best")
-    return alt.layer(band, lines, best, *charts.threshold(1.0, "as fast as without", is_below=True))
+    return charts.layered(band, lines, best, *charts.threshold(1.0, "as fast as without", is_below=True))

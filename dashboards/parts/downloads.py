@@ -32,17 +32,18 @@ _REALS = ("divergence_gap", "z_sum", "sampling_rate")
 
 def buttons(wanted: RunFilter) -> None:
     """A button for each kind of file."""
-    for column, kind in zip(st.columns([1, 1, 6]), _KINDS, strict=False):
-        column.download_button(
-            kind.title,
-            partial(_file, kind, wanted),
-            f"runs-{wanted.endpoint}.{kind.suffix}",
-            kind.media_type,
-            icon=":material/download:",
-            on_click="ignore",
-            key=f"runs-{kind.suffix}",
-            help=f"The newest {MAX_ROWS:,} that match.",
-        )
+    with st.container(horizontal=True):
+        for kind in _KINDS:
+            st.download_button(
+                kind.title,
+                partial(_file, kind, wanted),
+                f"runs-{wanted.endpoint}.{kind.suffix}",
+                kind.media_type,
+                icon=":material/download:",
+                on_click="ignore",
+                key=f"runs-{kind.suffix}",
+                help=f"The newest {MAX_ROWS:,} that match.",
+            )
 
 
 def pages(store: Store, wanted: RunFilter, max_rows: int = MAX_ROWS) -> Iterator[list[Row]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -68,7 +69,7 @@ def path(own: TestPath, axis_title: str) -> Any:
     if own.threshold is not None:
         layers.extend(charts.threshold(own.threshold, f"threshold {shown(own.threshold)}"))
         if own.name == "parity_sampled":  # it must lie between the two
-            layers.extend(charts.threshold(-own.threshold, f"threshold {shown(-own.threshold)}"))
+            layers.extend(charts.threshold(-own.threshold, f"threshold {shown(-own.threshold)}", is_below=True))
     moments = [
         {"at": formats.in_zone(p.at), "text": words.marked(p.verdict)}
         for p in own.changes[1:]  # the first is no change: it is the first look
@@ -82,7 +83,7 @@ def path(own: TestPath, axis_title: str) -> Any:
                 text=alt.Text("text:N"), y=charts.fixed(alt.YValue, 12)
             )
         )
-    return alt.layer(*layers)
+    return charts.layered(*layers)
 
 
 def _is_long(own: TestPath) -> bool:
@@ -90,43 +91,69 @@ def _is_long(own: TestPath) -> bool:
     return bool(times_) and max(times_) - min(times_) > timedelta(days=3)
 
 
-def forest(rows: Sequence[BoardRow], figure: str) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """One slice's line of a forest plot."""
+
+    slice: str
+    estimate: float
+    lower: float | None
+    upper: float | None
+    colour: str
+    verdict: str
+    text: str
+    units: str
+
+
+def forest(rows: Sequence[BoardRow], figure: str) -> charts.Drawn:
     """Bounds of every slice of one endpoint at one load and config, the whole endpoint first."""
-    is_speedup = figure == "speedup"
-    shown = times if is_speedup else percent
-    found: list[dict[str, Any]] = []
+    shown = times if figure == "speedup" else percent
+    found: list[_Bounds] = []
     for row in rows:
         interval: Interval | None = getattr(row, figure)
         if interval is not None and interval.estimate is not None:
             found.append(
-                {
-                    "slice": slice_title(row.slice_key),
-                    "estimate": interval.estimate,
-                    "lower": interval.lower,
-                    "upper": interval.upper,
-                    "colour": SIDE_COLOUR[side(interval)],
-                    "verdict": words.marked(row.verdict),
-                    "text": f"{shown(interval.estimate)} [{shown(interval.lower)}, {shown(interval.upper)}]",
-                    "units": plural(interval.num_units, interval.unit),
-                }
+                _Bounds(
+                    slice=slice_title(row.slice_key),
+                    estimate=interval.estimate,
+                    lower=interval.lower,
+                    upper=interval.upper,
+                    colour=SIDE_COLOUR[side(interval)],
+                    verdict=words.marked(row.verdict),
+                    text=f"{shown(interval.estimate)} [{shown(interval.lower)}, {shown(interval.upper)}]",
+                    units=plural(interval.num_units, interval.unit),
+                )
             )
-    order: list[str] = [each["slice"] for each in found]
-    domain = list(speedup_range(rows))
-    scale = alt.Scale(type="log", nice=False, domain=domain) if is_speedup else alt.Scale(domain=[0, 1])
-    x = alt.X("lower:Q", scale=scale, title="speedup (\u00d7, log scale)" if is_speedup else "acceptance",
-              axis=alt.Axis(format=".2~f", values=SPEEDUP_TICKS) if is_speedup else SHARES)  # fmt: skip
+    thresholds = {getattr(row, figure).threshold for row in rows if getattr(row, figure) is not None} - {None}
+    return _forest(tuple(found), tuple(sorted(thresholds)), speedup_range(rows) if figure == "speedup" else None)
+
+
+@charts.kept()
+def _forest(found: Sequence[_Bounds], thresholds: Sequence[float], range_: tuple[float, float] | None) -> Any:
+    """The plot of these lines; `range_` is the axis of speedups, None for shares."""
+    shown = percent if range_ is None else times
+    if range_ is None:
+        x = alt.X("lower:Q", scale=alt.Scale(domain=[0, 1]), title="acceptance", axis=SHARES)
+    else:
+        x = alt.X(
+            "lower:Q",
+            scale=alt.Scale(type="log", nice=False, domain=list(range_)),
+            title="speedup (\u00d7, log scale)",
+            axis=alt.Axis(format=".2~f", values=SPEEDUP_TICKS),
+        )
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("slice", "verdict", "text", "units")]
-    base = alt.Chart(charts.frame(found)).encode(
-        y=alt.Y("slice:N", sort=order, title=None, axis=alt.Axis(labelLimit=220))
+    base = alt.Chart(charts.frame([asdict(each) for each in found])).encode(
+        y=alt.Y(
+            "slice:N", sort=[each.slice for each in found], title=None, axis=alt.Axis(labelLimit=220, labelFlush=False)
+        )
     )
     colour = alt.Color("colour:N", scale=None)
     bounds = base.mark_rule(strokeWidth=3).encode(x=x, x2=alt.X2("upper:Q"), color=colour, tooltip=tooltip)
     point = base.mark_point(filled=True, size=70, opacity=1).encode(
         x=alt.X("estimate:Q"), color=colour, tooltip=tooltip
     )
-    thresholds = {getattr(row, figure).threshold for row in rows if getattr(row, figure) is not None} - {None}
-    lines = [charts.threshold(value, f"threshold {shown(value)}", is_vertical=True) for value in sorted(thresholds)]
-    return alt.layer(bounds, point, *(layer for line in lines for layer in line))
+    lines = [charts.threshold(value, f"threshold {shown(value)}", is_vertical=True) for value in thresholds]
+    return charts.layered(bounds, point, *(layer for line in lines for layer in line))
 
 
 @charts.kept()
@@ -197,7 +224,7 @@ def latency(found: Sequence[Distribution]) -> Any:
     point = alt.Chart(charts.frame(marks)).mark_point(filled=True, size=55, opacity=1)
     tooltip = [alt.Tooltip("arm:N"), alt.Tooltip("name:N"), alt.Tooltip("ms:Q", format=",.2f")]
     of_arm = alt.Color("arm:N", scale=ARMS, legend=None)
-    return alt.layer(
+    return charts.layered(
         line.encode(x=x, y=y, color=colour, strokeDash=dash),
         point.encode(x=alt.X("ms:Q"), y=alt.Y("share:Q"), color=of_arm, tooltip=tooltip),
     )
@@ -222,7 +249,11 @@ def parts(found: Sequence[TimeParts]) -> Any:
         .encode(
             y=alt.Y("arm:N", title=None, sort=[arm.value for arm in Arm]),
             x=alt.X("ms:Q", title="mean ms of a request", stack="zero"),
-            color=alt.Color("part:N", scale=alt.Scale(domain=order, range=colours), legend=LEGEND_TOP),
+            color=alt.Color(
+                "part:N",
+                scale=alt.Scale(domain=order, range=colours),
+                legend=alt.Legend(orient="top", title=None, columns=3),  # five beside each other are cut on a phone
+            ),
             order=alt.Order("order:Q"),
             tooltip=[alt.Tooltip("arm:N"), alt.Tooltip("part:N"), alt.Tooltip("ms:Q", format=",.1f")],
         )
@@ -264,4 +295,4 @@ def differences(bars: Sequence[SpeedupBin], threshold: float | None) -> Any:
     )
     if threshold is None:
         return chart
-    return alt.layer(chart, *charts.threshold(threshold, f"threshold {times(threshold)}", is_vertical=True))
+    return charts.layered(chart, *charts.threshold(threshold, f"threshold {times(threshold)}", is_vertical=True))

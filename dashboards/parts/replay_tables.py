@@ -33,7 +33,7 @@ def replays_table(rows: Sequence[ReplayRow]) -> str:
 
 def _replay(row: ReplayRow) -> str:
     cells = (
-        f'<th scope="row">{row.num_speculative_tokens}</th>',
+        f'<th scope="row">K = {row.num_speculative_tokens}</th>',  # a phone shows no heads
         f'<td data-label="Verify rule">{escape(row.verify_rule.replace("_", " "))}</td>',
         f'<td data-label="Requests, replay">{row.num_requests:,}</td>',
         f'<td data-label="Length, replay">{number(row.mean_acceptance_length)}</td>',

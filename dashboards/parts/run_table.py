@@ -10,7 +10,7 @@ import streamlit as st
 
 from shadowspec.metrics import ratio
 from shadowspec.store import RunFilter
-from shadowspec.words import plain_text, slice_title
+from shadowspec.words import plain_text, plural, slice_title
 
 from . import charts, downloads, formats, queries, source, states
 
@@ -62,14 +62,14 @@ def draw(endpoint: str, since: datetime | None) -> None:
     st.dataframe(
         charts.frame([_shown_run(row) for row in found.rows]),
         hide_index=True,
-        height=320,
+        height=min(320, 38 + 35 * len(found.rows)),
         column_config=_RUN_COLUMNS,
         key="runs",
     )
     more = found.next_place is not None
     st.caption(
-        f"The newest {len(found.rows):,} that match{'; there are more' if more else ''}. Read along an index of the "
-        f"endpoint's event times, {found.num_walked:,} runs looked at."
+        f"{plural(len(found.rows), 'request')}, newest first{'; there are more' if more else ''}. Read along an index "
+        f"of the endpoint's event times, {plural(found.num_walked, 'run')} looked at."
     )
     downloads.buttons(wanted)
 

@@ -7,12 +7,15 @@ database one small question.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Thread
 
 import streamlit as st
 
 from shadowspec.config import Config, find_config, load_config
+from shadowspec.errors import ShadowSpecError
 from shadowspec.gate.overrides import active
 from shadowspec.gate.sequences import SequencePoint
 from shadowspec.gating import EndpointEvidence, HypothesisId
@@ -29,6 +32,7 @@ from shadowspec.types import FunnelKey, OverrideRecord
 
 UnitSequences = Mapping[HypothesisId, Mapping[str, tuple[SequencePoint, ...]]]
 
+READER = "read-ahead"  # the thread that reads what the end of a page needs
 MAX_AGE = timedelta(minutes=10)  # of anything kept, whatever the pulse says
 
 
@@ -101,6 +105,20 @@ def failures(
 ) -> Failures:
     """What was counted of a hypothesis's failures over the same time as `measured`, and what is suspected."""
     return _failures(config().database_url, of, endpoint, slice_key, concurrency, fingerprint, window)
+
+
+def read_ahead(
+    of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, window: timedelta | None
+) -> None:
+    """Begin to read `measured` and `failures`, which wait for it: the database works while the page above is drawn."""
+    own = of, endpoint, slice_key, concurrency, fingerprint, window
+
+    def read() -> None:
+        with suppress(ShadowSpecError):  # it is met again, and said, where the page asks
+            measured(*own)
+            failures(*own)
+
+    Thread(target=read, name=READER, daemon=True).start()
 
 
 def window_start(hours: tuple[datetime, datetime] | None, window: timedelta | None) -> datetime | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html import escape
 
 import streamlit as st
 
@@ -34,18 +35,21 @@ def empty(title: str, text: str, *, commands: tuple[str, ...] = ()) -> None:
     with st.container(border=True):
         st.markdown(f"##### :material/inbox: {title}")
         st.markdown(text)
-        for command in commands:
-            st.code(
-                command, language=None, wrap_lines=True
-            )  # coloured words are too pale, and what scrolls needs a focus
+        if commands:
+            st.html("".join(_verbatim(command) for command in commands))
 
 
 def broken(title: str, message: str, advice: str) -> None:
     """Something does not work: what, in the words of the error, and a way to try again."""
     with st.container(border=True):
         st.markdown(f"##### :material/error: {title}")
-        st.code(message, language=None, wrap_lines=True)
+        st.html(_verbatim(message))
         st.markdown(advice)
         if st.button("Try again", icon=":material/refresh:", key=f"retry-{title}"):
             source.forget()
             st.rerun()
+
+
+def _verbatim(words: str) -> str:
+    """A command or an error as it is.  Streamlit's own box would load 1.5 MB of colours for it."""
+    return f'<pre class="ss-verbatim">{escape(words)}</pre>'

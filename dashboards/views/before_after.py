@@ -147,7 +147,7 @@ def _hours(points: Sequence[HourPoint], own: Enabling) -> None:
         )
     )
     charts.show(
-        alt.layer(lines, *moment),
+        charts.layered(lines, *moment),
         "Mean end-to-end time by hour (ms), both arms in the shadow",
         key="latency-by-hour",
         alt_text="Mean end-to-end time of both arms by hour, with the moment of enabling",
@@ -167,7 +167,7 @@ def _hours(points: Sequence[HourPoint], own: Enabling) -> None:
         )
     )
     charts.show(
-        alt.layer(bars, *moment),
+        charts.layered(bars, *moment),
         "Request rate (requests per hour)",
         key="rate-by-hour",
         alt_text="Requests per hour, with the moment of enabling",

@@ -116,13 +116,14 @@ def _draw(shown: Sequence[Change]) -> None:
         }
         for each in shown
     ]
+    is_long = bool(shown) and max(each.at for each in shown) - min(each.at for each in shown) > timedelta(days=3)
     kinds = [kind for kind in Kind if any(each.kind is kind for each in shown)]
     names = [kind.value for kind in kinds]
     chart = (
         alt.Chart(charts.frame(rows))
         .mark_point(filled=True, size=110, opacity=0.9)
         .encode(
-            x=alt.X("at:T", title="time (your clock)", axis=charts.HOURS),
+            x=alt.X("at:T", title="time (your clock)", axis=charts.DAYS if is_long else charts.HOURS),
             y=alt.Y("endpoint:N", title="endpoint", axis=alt.Axis(labelLimit=140)),
             yOffset=alt.YOffset("kind:N"),
             color=alt.Color(
@@ -180,6 +181,7 @@ def _table(shown: Sequence[Change]) -> None:
         key="changes",
         column_config={
             "When": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="On your clock; UTC at the end."),
+            "What": st.column_config.TextColumn(width=220),
             "Evidence": st.column_config.LinkColumn(display_text="open", help="The hypothesis that it was about."),
             "Why": st.column_config.TextColumn(width="large"),
         },

@@ -40,17 +40,19 @@ def page() -> None:
         )
         return
     row = _chosen(board)
+    own = row.endpoint, row.slice_key, row.concurrency, row.fingerprint
+    asked = st.session_state.get("measured") or links.asked("measured") or DEFAULT_WINDOW
+    source.read_ahead(pulse, *own, WINDOWS.get(asked, WINDOWS[DEFAULT_WINDOW]))
     st.html(_title(row))
     _figures(row)
     _notes(row)
     _sequences(pulse, row)
     _forest(board, row)
     window = _window()
-    found = source.measured(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint, window)
+    found = source.measured(pulse, *own, window)
     evidence_sections.acceptance(found)
     evidence_sections.replays(row)
     evidence_sections.latency(found, row)
-    own = row.endpoint, row.slice_key, row.concurrency, row.fingerprint
     evidence_sections.failures(source.failures(pulse, *own, window))
     context_section.draw(row, window)
     evidence_sections.tests(row)
@@ -106,7 +108,8 @@ def _title(row: BoardRow) -> str:
 
 
 def _figures(row: BoardRow) -> None:
-    cells = st.columns(6)
+    with st.container(key="figures"):
+        cells = st.columns(6)
     own = row.speedup
     bounds = None if own is None else f"{times(own.lower)} to {times(own.upper)}"
     cells[0].metric("Speedup", DASH if own is None else times(own.estimate), help=words.definition("speedup"))

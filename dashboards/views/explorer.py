@@ -143,12 +143,12 @@ def _draw(grid: Grid, view: str) -> None:
     ]
     across = alt.X("x:N", sort=list(grid.x_values), title=_title(grid.x), axis=alt.Axis(labelAngle=0, labelLimit=110))
     if view == VIEWS[0]:
-        height = 56 * len(grid.y_values) + 110
+        height = max(56 * len(grid.y_values) + 110, 220)  # beside one row the title of the axis would be cut
         down = alt.Y("y:N", sort=list(grid.y_values), title=_title(grid.y), axis=alt.Axis(labelLimit=120))
         base = alt.Chart(drawn).encode(x=across, y=down, tooltip=tooltip)
         cells = base.mark_rect(cornerRadius=3).encode(
             color=alt.Color("figure:Q", scale=_scale(grid, own.kind), title=None, legend=None),
-            opacity=alt.condition(alt.datum.is_few, alt.value(0.55), alt.value(1.0)),
+            opacity=alt.condition(alt.datum.is_few, alt.value(0.7), alt.value(1.0)),
         )
         words = base.mark_text(fontSize=14, fontWeight=600, dy=-6).encode(
             text=alt.Text("text:N"), color=alt.Color("ink:N", scale=None, legend=None)
@@ -157,7 +157,7 @@ def _draw(grid: Grid, view: str) -> None:
             text=alt.Text("n:N"), color=alt.Color("ink:N", scale=None, legend=None)
         )
         charts.show(
-            alt.layer(cells, words, numbers).resolve_scale(color="independent"),
+            charts.layered(cells, words, numbers, independent=("color",)),
             title,
             key="grid",
             alt_text=f"Heat map: {title}",
@@ -185,7 +185,7 @@ def _draw(grid: Grid, view: str) -> None:
         )
         chart: Any = lines
         if own.kind == "times":
-            chart = alt.layer(lines, *charts.threshold(1.0, "1\u00d7: as fast as without speculation"))
+            chart = charts.layered(lines, *charts.threshold(1.0, "1\u00d7: as fast as without speculation"))
         charts.show(chart, title, key="grid", alt_text=f"Curves: {title}", help_text=own.definition, height=340)
     with st.expander("As a table", icon=":material/table_rows:"):
         st.dataframe(

@@ -103,7 +103,7 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: G
         )
         proven = charts.threshold(1.0 + policy.margin, f"to be proven: {times(1.0 + policy.margin)}")
         charts.show(
-            alt.layer(bars, points, *proven, *charts.threshold(1.0, "as fast as without", is_below=True)),
+            charts.layered(bars, points, *proven, *charts.threshold(1.0, "as fast as without", is_below=True)),
             "Speedup by load (\u00d7), with the gate's bounds",
             key="by-load",
             alt_text=f"Speedup and its bounds at each measured load of {endpoint}",

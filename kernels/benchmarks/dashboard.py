@@ -158,8 +158,9 @@ def interactions(browser: Any, base: str, statements: Statements) -> list[dict[s
         statements.new()
 
         def act(name: str, action: Callable[[], None]) -> None:
-            seconds = own.act(action) / 1000.0
-            found.append({"name": name, "s": round(seconds, 3), "sql": statements.new()})
+            answered = own.act(action)
+            figures = {"seen_s": round(answered.seen_ms / 1000.0, 3), "s": round(answered.all_ms / 1000.0, 3)}
+            found.append({"name": name, **figures, "sql": statements.new()})
 
         page = own.page
         act("board: one verdict", lambda: page.get_by_role("button", name="DISABLE").first.click())

@@ -20,11 +20,38 @@ WIDTHS = (1280, 390)
 THEMES = ("light", "dark")
 ZONE = "Europe/Berlin"  # of the reader: never UTC, so that a time that was not turned shows
 
-# When the page last changed, by its own clock.
+# When the page last changed and was last touched, by its own clock, and what is drawn of it changed when: neither the
+# page's own marks (`data-`) are, nor what stands within a canvas for those who listen to it (a table's cells, which
+# the grid writes there a third of a second after it has drawn them).
 _WATCH = """() => {
-    window.lastChange = 0;
-    const watch = new MutationObserver(() => { window.lastChange = performance.now(); });
+    window.lastChange = 0, window.lastInput = 0, window.changes = [];
+    const watch = new MutationObserver((records) => {
+        const now = window.lastChange = performance.now(), changed = new Set();
+        for (const record of records) {
+            if (record.type === 'attributes' && record.attributeName.startsWith('data-')) continue;
+            const target = record.target.nodeType === Node.ELEMENT_NODE ? record.target : record.target.parentElement;
+            if (target?.closest('canvas')) continue;
+            for (const node of record.addedNodes.length ? record.addedNodes : [record.target]) changed.add(node);
+        }
+        if (changed.size) window.changes.push([now, changed]);
+    });
     watch.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
+    for (const kind of ['pointerdown', 'keydown']) {
+        window.addEventListener(kind, () => { window.lastInput = performance.now(); }, true);
+    }
+}"""
+
+# When something last changed that now lies within the window.
+_SEEN = """() => {
+    const isSeen = (node) => {
+        const element = node.nodeType === Node.ELEMENT_NODE ? node : node.parentElement;
+        if (!element || !element.isConnected) return false;
+        const box = element.getBoundingClientRect();
+        return box.width > 0 && box.height > 0 && box.top < window.innerHeight && box.bottom > 0
+            && box.left < window.innerWidth && box.right > 0;
+    };
+    for (const [at, changed] of window.changes.slice().reverse()) if ([...changed].some(isSeen)) return at;
+    return window.lastInput;
 }"""
 
 # The script has run, nothing is on its way, and nothing has changed for as long as it is given, ms.
@@ -64,6 +91,14 @@ _OVERFLOW = """() => {
 }"""
 
 
+@dataclass(frozen=True)
+class Answered:
+    """How long a page took to answer, ms: until what lies within the window was drawn, and until the whole page was."""
+
+    seen_ms: float
+    all_ms: float
+
+
 @dataclass
 class Reader:
     """One open page, with everything that came to it over the wire."""
@@ -84,20 +119,25 @@ class Reader:
         last: float = self.page.evaluate("() => window.lastChange")
         return last
 
-    def act(self, action: Callable[[], object]) -> float:
-        """Do what the server must answer, and wait until it has, as `settle`; ms from the action to the last change.
+    def act(self, action: Callable[[], object]) -> Answered:
+        """Do what the server must answer, and wait until it has, as `settle`; timed from the click or key, if any.
 
         Raises:
             TimeoutError: nothing came back.
         """
-        num_before, started = len(self.frames), float(self.page.evaluate("() => performance.now()"))
+        num_before = len(self.frames)
+        self.page.evaluate("() => { window.changes = []; window.lastInput = performance.now(); }")
         action()
         deadline = time.monotonic() + SETTLE_TIMEOUT_MS / 1000.0
         while len(self.frames) == num_before:
             if time.monotonic() > deadline:
                 raise TimeoutError("the server did not answer")
             self.page.wait_for_timeout(10)
-        return self.settle() - started
+        self.settle()
+        started, seen, drawn = self.page.evaluate(
+            f"() => [window.lastInput, ({_SEEN})(), window.changes.at(-1)?.[0] ?? window.lastInput]"
+        )
+        return Answered(seen - started, drawn - started)
 
     def expect(self, word: str) -> None:
         """Wait until the page says this; raises playwright's TimeoutError if it never does."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from playwright.sync_api import Page
@@ -160,6 +161,19 @@ def test_runs_are_downloaded_without_a_word_of_a_prompt(dashboards: Callable[[st
     found = list(csv.DictReader(io.StringIO(text)))
     assert found
     assert not [each for each in CANARIES if each in text]
+
+
+def test_a_chart_is_downloaded_as_svg_and_as_png(site: Served, reader: Reader) -> None:
+    reader.open(site.address("changes"))
+    with reader.page.expect_download() as waiting:
+        reader.page.get_by_role("button", name=re.compile("^Download as SVG")).first.press("Enter")
+    drawn = Path(waiting.value.path()).read_text(encoding="utf-8")
+    assert re.fullmatch("Timeline-of-[0-9]+-changes-at-[0-9]+-endpoints.svg", waiting.value.suggested_filename)
+    assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
+    assert "time (your clock)" in drawn
+    with reader.page.expect_download() as waiting:
+        reader.page.get_by_role("button", name=re.compile("^Download as PNG")).first.press("Enter")
+    assert Path(waiting.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_kill_switch(site: Served, reader: Reader, tmp_path: Path) -> None:

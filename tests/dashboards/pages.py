@@ -14,7 +14,7 @@ TAG = re.compile(r"<[^>]+>")
 def said(app: AppTest) -> str:
     """Everything that the page says, without its mark-up."""
     texts = [said_raw(app)]
-    texts += [element.value for kind in ("markdown", "caption", "info", "warning", "code") for element in app.get(kind)]
+    texts += [element.value for kind in ("markdown", "caption", "info", "warning") for element in app.get(kind)]
     texts += [f"{metric.label} {metric.value}" for metric in app.metric]
     texts += [table for table in [board_html(app)] if table]
     return html.unescape(TAG.sub(" ", " ".join(texts)))
@@ -27,8 +27,8 @@ def said_raw(app: AppTest) -> str:
 
 def board_html(app: AppTest) -> str:
     """The board's table; empty where there is none."""
-    found = app.get("bidi_component")
-    return str(json.loads(found[0].proto.json)["html"]) if found else ""
+    given = [json.loads(each.proto.json or "null") for each in app.get("bidi_component")]
+    return next((str(each["html"]) for each in given if each and "html" in each), "")
 
 
 def endpoints_shown(app: AppTest) -> list[str]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, delete, func, insert, make_url, select
 from streamlit.testing.v1 import AppTest
 
-from shadowspec.store import RunFilter, Store, tables
+from dashboards.parts import source
+from shadowspec.store import Histogram, RunFilter, Store, tables
 from shadowspec.types import Decision
 from tests.dashboards.pages import said
 
@@ -217,3 +220,26 @@ def test_prompt_lengths_are_read_when_they_are_asked_for(
     assert table["Tokens per step"].str.match(r"\d\.\d\d").all()
     assert table["Cache, speculative"].str.contains("B").all()
     assert f"The newest {table['Requests'].sum():,} runs of the window." in said(app)
+
+
+@pytest.mark.parametrize("window", [{}, {"measured": "28 days"}])
+def test_what_was_measured_is_read_once_while_the_page_above_it_is_drawn(
+    filled_url: str,
+    configured: Configure,
+    open_page: Open,
+    decision: Decision,
+    monkeypatch: pytest.MonkeyPatch,
+    window: dict[str, str],
+) -> None:
+    configured(filled_url)
+    readers = []
+    histograms = Store.histograms
+
+    def noted(*given: Any) -> dict[str, Histogram]:
+        readers.append(threading.current_thread().name)
+        return histograms(*given)
+
+    monkeypatch.setattr(Store, "histograms", noted)
+    app = open_page("evidence", endpoint=decision.endpoint, load=str(decision.concurrency), **window)
+    assert not app.exception
+    assert readers == [source.READER]
