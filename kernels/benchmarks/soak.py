@@ -4,10 +4,10 @@
 
 Blocks are queues of 16 requests of the bundled traffic at concurrency 4, whose slots are refilled, greedy and sampled,
 with a draft model, prompt lookup and an EAGLE-3 head as candidates.  The same blocks are measured again and again.
-After each pass the process's resident memory is read, and the counts and reasons to finish of every run are held
-against the first pass's.  The time of a step is held against a piece of reference work that runs before and after each
-block (a product of matrices and a loop, the same every time), so that a machine that changes its speed is no drift of
-the engine.
+After each pass the process's memory is read, once the allocator has given back what is free, and the counts and reasons
+to finish of every run are held against the first pass's.  A step is the processor time per forward pass of the target,
+as a multiple of that of a piece of reference work which runs before and after each block (a product of matrices and a
+loop, the same every time): a machine that changes its speed or does something else meanwhile is no drift of the engine.
 
 Exit code 1 where memory after the first five minutes varies by more than 2%, results differ, or the 95% interval of the
 steps' trend (Theil and Sen's, of the logarithm) lies beyond 0 by more than 2% over the whole time.
@@ -16,6 +16,7 @@ steps' trend (Theil and Sen's, of the logarithm) lies beyond 0 by more than 2% o
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import hashlib
 import json
@@ -26,6 +27,7 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,13 +62,13 @@ MOST_DRIFT = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass over the blocks came to.  A step is the decode time of a request per forward pass of the target."""
+    """What one pass over the blocks came to."""
 
     ended_s: float  # since the start
-    resident_bytes: int
-    reference_ms: float  # median over blocks
-    baseline_step: float  # median over blocks of the median over requests, as a multiple of the reference work
-    speculative_step: float
+    used_bytes: int  # resident, after the allocator gave back what is free
+    resident_bytes: int  # before that
+    reference_ms: float  # processor time, median over blocks
+    step: float  # median over blocks
     realised_concurrency: float  # of the baseline, mean over requests
     digest: str  # of every run's counts and reason to finish
 
@@ -95,23 +97,29 @@ def blocks() -> list[Block]:
 
 
 def reference_ms() -> float:
-    """The time of a fixed piece of work of the kinds that a step does; the median of seven."""
+    """The processor time of a fixed piece of work of the kinds that a step does; the median of seven."""
     left = torch.linspace(-1.0, 1.0, 512 * 512).view(512, 512)
     times = []
     for _ in range(7):
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(4):
             left @ left
         sum(number for number in range(100_000))
-        times.append(1e3 * (time.perf_counter() - start))
+        times.append(1e3 * (time.process_time() - start))
     return statistics.median(times)
 
 
 def resident_bytes() -> int:
     """Of this process, now."""
-    gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize()
+
+
+def used_bytes() -> int:
+    """What of it is not free memory that the allocator keeps."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return resident_bytes()
 
 
 def one_pass(engine: Engine, work: list[Block], since: float) -> Pass:
@@ -119,38 +127,30 @@ def one_pass(engine: Engine, work: list[Block], since: float) -> Pass:
     texts: list[str] = []
     realised: list[float] = []
     references = [reference_ms()]
-    steps: dict[Arm, list[float]] = {arm: [] for arm in Arm}
+    steps: list[float] = []
     for own in work:
+        start = time.process_time()
         runs = engine.measure(own).runs
+        spent = 1e3 * (time.process_time() - start)
         references.append(reference_ms())
-        reference = statistics.fmean(references[-2:])
-        times = [step_ms(run) for run in runs]
-        for arm in Arm:
-            steps[arm].append(statistics.median(found[arm] for found in times if found) / reference)
+        steps.append(spent / num_passes(runs) / statistics.fmean(references[-2:]))
         realised += [run.baseline.concurrency or 0.0 for run in runs if run.baseline is not None]
         texts += [digested(run) for run in runs]
     return Pass(
         ended_s=time.monotonic() - since,
         resident_bytes=resident_bytes(),
+        used_bytes=used_bytes(),
         reference_ms=statistics.median(references),
-        baseline_step=statistics.median(steps[Arm.BASELINE]),
-        speculative_step=statistics.median(steps[Arm.SPECULATIVE]),
+        step=statistics.median(steps),
         realised_concurrency=statistics.fmean(realised),
         digest=hashlib.sha256("\n".join(texts).encode()).hexdigest(),
     )
 
 
-def step_ms(run: Run) -> dict[Arm, float]:
-    """Decode time per forward pass of the target, of both arms; empty for a request that made none but the first."""
-    assert run.counts is not None
-    assert run.baseline is not None
-    assert run.speculative is not None
-    if run.baseline.num_output_tokens < 2 or run.counts.target_passes < 2:
-        return {}
-    return {
-        Arm.BASELINE: run.baseline.decode_ms / (run.baseline.num_output_tokens - 1),
-        Arm.SPECULATIVE: run.speculative.decode_ms / (run.counts.target_passes - 1),
-    }
+def num_passes(runs: Sequence[Run]) -> int:
+    """Forward passes of the target that the requests took part in, in all arms."""
+    baseline = {run.key: run.baseline.num_output_tokens for run in runs if run.baseline is not None}
+    return sum(baseline.values()) + sum(run.counts.target_passes for run in runs if run.counts is not None)
 
 
 def digested(run: Run) -> str:
@@ -159,13 +159,12 @@ def digested(run: Run) -> str:
     return json.dumps([run.key.offset, run.fingerprint, asdict(run.counts), run.finish_reason])
 
 
-def trend(passes: list[Pass], arm: Arm) -> tuple[float, float, float]:
-    """Change of the logarithm of the arm's step over the whole time, with its 95% interval."""
+def trend(passes: list[Pass]) -> dict[str, float]:
+    """Change of the logarithm of the step over the whole time, with its 95% interval."""
     times = [own.ended_s for own in passes]
-    logs = [math.log(getattr(own, f"{arm}_step")) for own in passes]
-    slope, _, low, high = stats.theilslopes(logs, times)
+    slope, _, low, high = stats.theilslopes([math.log(own.step) for own in passes], times)
     span = times[-1] - times[0]
-    return float(slope) * span, float(low) * span, float(high) * span
+    return {"change": float(slope) * span, "low": float(low) * span, "high": float(high) * span}
 
 
 def main() -> None:
@@ -191,18 +190,15 @@ def main() -> None:
             progress.update(task, completed=passes[-1].ended_s)
     settled = [own for own in passes if own.ended_s >= SETTLING_S]
     settled = settled if len(settled) >= MIN_PASSES else passes
-    sizes = [own.resident_bytes for own in settled]
+    sizes = [own.used_bytes for own in settled]
     growth = (max(sizes) - min(sizes)) / min(sizes)
-    trends = {arm.value: trend(settled, arm) for arm in Arm}
+    drift = trend(settled)
+    words = f"steps drift by {drift['change']:+.1%} [{drift['low']:+.1%}, {drift['high']:+.1%}]"
     digests = {own.digest for own in passes}
     faults = [
         *([f"memory varies by {growth:.1%} after {SETTLING_S:.0f} s"] if growth > MOST_GROWTH else []),
         *([f"{len(digests)} different results"] if len(digests) > 1 else []),
-        *(
-            f"steps of the {name} arm drift by {change:+.1%} [{low:+.1%}, {high:+.1%}]"
-            for name, (change, low, high) in trends.items()
-            if low > MOST_DRIFT or high < -MOST_DRIFT
-        ),
+        *([words] if drift["low"] > MOST_DRIFT or drift["high"] < -MOST_DRIFT else []),
     ]
     found = {
         "machine": {"cpu": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
@@ -211,14 +207,13 @@ def main() -> None:
         "requests_a_pass": NUM_BLOCKS * CONCURRENCY * REQUESTS_PER_SLOT,
         "passes": [asdict(own) for own in passes],
         "growth": growth,
-        "trends": {name: dict(zip(("change", "low", "high"), own, strict=True)) for name, own in trends.items()},
+        "drift": drift,
         "faults": faults,
     }
     arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(
         f"{len(passes)} passes in {passes[-1].ended_s / 60:.0f} min; memory {min(sizes) / 2**20:.0f} to "
-        f"{max(sizes) / 2**20:.0f} MiB ({growth:.2%}); step trends "
-        + ", ".join(f"{name} {change:+.1%} [{low:+.1%}, {high:+.1%}]" for name, (change, low, high) in trends.items())
+        f"{max(sizes) / 2**20:.0f} MiB ({growth:.2%}); {words}"
     )
     for fault in faults:
         print(fault)
