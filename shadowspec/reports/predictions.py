@@ -36,7 +36,7 @@ NOT_PROFILED: Final = "not profiled: run shadowspec profile-device"
 BY_TEXT: Final = "what a step costs depends on the text"
 HEADS: Final = "heads are not profiled"
 PLAIN_STEPS: Final = "some steps drafted nothing"
-PROFILED_PROPOSER: Final = "draft_model"
+PROFILED_PROPOSERS: Final = ("draft_model", "heterogeneous_draft_model")
 LOOKUPS: Final = ("ngram", "suffix")
 REGIME_LABEL: Final = "sampling_regime"
 LEVEL: Final = 0.95  # of the bounds of replayed tokens per step, two-sided, for one look
@@ -268,7 +268,7 @@ def _why_not(cell: MeasuredCell, config: SpeculationConfig) -> str | None:
     """Why nothing can be predicted of this, whatever is profiled."""
     if config.proposer in LOOKUPS or config.is_adaptive:
         return BY_TEXT
-    if config.proposer != PROFILED_PROPOSER:
+    if config.proposer not in PROFILED_PROPOSERS:
         return HEADS
     if cell.num_plain_steps:  # where the draft's context ends before the request
         return PLAIN_STEPS
