@@ -9,19 +9,32 @@ so that L must be above `step_ms(b, K) / step_ms(b, 0)` for speculation to pay: 
 al. (2211.17192) say the same with costs in units of a target pass: a gain of E[tokens] / (gamma * c + 1).  End to end
 the prefill, which speculation makes longer by the draft's own, is not sped up (Amdahl).
 
+Prompt lookup and suffix drafts find nothing for some steps and little for others.  What a step costs them depends on
+how often a row drafts and how deep (`Drafts`), and at a load of b on the row that drafts deepest.
+
 Costs are measured (`engine.profiling`) and interpolated between measured points; beyond them nothing is said.  A
 prediction is no evidence: the gate reads measured pairs alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
 from shadowspec.errors import InputError
 from shadowspec.types import BASELINE, Place, StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """How a row drafts where that depends on the text: in a share of its steps, and so many tokens then on average."""
+
+    share: float
+    mean_tokens: float
 
 
 class CostSurface:
@@ -42,40 +55,61 @@ class CostSurface:
         if BASELINE not in self.depths:
             raise InputError("the cost surface has no baseline")
         self._steps = self._interpolators(at, "step_ms")
+        self._drafts = self._interpolators(at, "draft_ms")
         self._prefills = self._interpolators(at, "prefill_ms")
 
-    def step_ms(self, place: Place) -> float:
+    def step_ms(self, place: Place, drafts: Drafts | None = None) -> float:
         """A step's time.
+
+        A batch pays for its deepest row.  Rows are taken to draft independently of each other, and where one drafts,
+        either a single token or all K, so that the mean is met.
+
+        Args:
+            drafts: how a row drafts at this K; None: all K tokens in every step.
 
         Raises:
             InputError: the place lies beyond what was measured.
         """
-        return self._read(self._steps, place)
+        deep = self._read(self._steps, place)
+        if drafts is None or place.num_speculative_tokens == BASELINE:
+            return deep
+        shallow = self._read(self._steps, place._replace(num_speculative_tokens=1))
+        looking = self._read(self._drafts, place) - self._read(self._drafts, place.baseline)
+        plain = self._read(self._steps, place.baseline) + looking  # and nothing found
+        depth = place.num_speculative_tokens
+        is_deep = drafts.share * ((drafts.mean_tokens - 1.0) / (depth - 1.0) if depth > 1 else 1.0)
+        none_drafts = math.pow(1.0 - drafts.share, place.concurrency)
+        none_is_deep = math.pow(1.0 - is_deep, place.concurrency)
+        return none_drafts * plain + (none_is_deep - none_drafts) * shallow + (1.0 - none_is_deep) * deep
 
     def prefill_ms(self, place: Place) -> float:
         """The prefill's time; raises as `step_ms`."""
         return self._read(self._prefills, place)
 
-    def break_even_length(self, place: Place) -> float:
+    def break_even_length(self, place: Place, drafts: Drafts | None = None) -> float:
         """Tokens per step from which on decoding is faster than without speculation."""
-        return self.step_ms(place) / self.step_ms(place.baseline)
+        return self.step_ms(place, drafts) / self.step_ms(place.baseline)
 
-    def decode_speedup(self, mean_acceptance_length: float, place: Place) -> float:
+    def decode_speedup(self, tokens_per_step: float, place: Place, drafts: Drafts | None = None) -> float:
         """Baseline's time over speculation's, of the tokens after the first."""
-        return mean_acceptance_length / self.break_even_length(place)
+        return tokens_per_step / self.break_even_length(place, drafts)
 
-    def end_to_end_ms(self, mean_acceptance_length: float, place: Place, num_output_tokens: float) -> float:
+    def end_to_end_ms(
+        self, tokens_per_step: float, place: Place, num_output_tokens: float, drafts: Drafts | None = None
+    ) -> float:
         """From the start of the prefill, which gives the first token, to the last one.
 
         The prefill is that of the place's context, the prompt; steps cost what they do half-way through the output.
         """
-        steps = max(0.0, num_output_tokens - 1.0) / mean_acceptance_length
-        return self.prefill_ms(place) + steps * self.step_ms(place.grown(num_output_tokens / 2.0))
+        steps = num_steps(tokens_per_step, num_output_tokens)
+        return self.prefill_ms(place) + steps * self.step_ms(place.grown(num_output_tokens / 2.0), drafts)
 
-    def end_to_end_speedup(self, mean_acceptance_length: float, place: Place, num_output_tokens: float) -> float:
+    def end_to_end_speedup(
+        self, tokens_per_step: float, place: Place, num_output_tokens: float, drafts: Drafts | None = None
+    ) -> float:
         """Baseline's time over speculation's from prefill to last token."""
         baseline = self.end_to_end_ms(1.0, place.baseline, num_output_tokens)
-        return baseline / self.end_to_end_ms(mean_acceptance_length, place, num_output_tokens)
+        return baseline / self.end_to_end_ms(tokens_per_step, place, num_output_tokens, drafts)
 
     def _interpolators(
         self, at: Mapping[Place, StepCost], name: str
@@ -112,6 +146,16 @@ class CostSurface:
 def _at_least_two(axis: Sequence[int]) -> tuple[float, ...]:
     """An axis of one point as two beside each other: what is asked of it is that point alone."""
     return (float(axis[0]), float(axis[0]) + 0.5) if len(axis) == 1 else tuple(map(float, axis))
+
+
+def num_steps(tokens_per_step: float, num_output_tokens: float) -> float:
+    """Passes of the target after the prefill, which gives the first token."""
+    return max(0.0, num_output_tokens - 1.0) / tokens_per_step
+
+
+def target_passes_saved(tokens_per_step: float, num_output_tokens: float) -> float:
+    """Target passes of a request that plain decoding would need beyond those of speculation."""
+    return num_steps(1.0, num_output_tokens) - num_steps(tokens_per_step, num_output_tokens)
 
 
 def expected_tokens(acceptance: float, num_speculative_tokens: int) -> float:

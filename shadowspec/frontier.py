@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shadowspec.cost_model import CostSurface
+from shadowspec.cost_model import CostSurface, Drafts, target_passes_saved
 from shadowspec.types import Place
 
 
@@ -27,7 +27,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Tokens that a step emits (mean acceptance length), with bounds where they are known."""
+    """Tokens that a step emits (mean acceptance length, plain steps counted in), with bounds where they are known."""
 
     estimate: float
     lower: float | None = None
@@ -42,6 +42,7 @@ class Drafting:
     num_speculative_tokens: int
     length: Length
     surface: CostSurface
+    drafts: Drafts | None = None  # how often and how deep; None: all K tokens in every step
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,9 @@ class Gain:
     lower: float | None
     upper: float | None
     break_even_length: float
+    baseline_ms: float  # end to end, of the request in question
+    speculative_ms: float
+    target_passes_saved: float  # of that request
 
     @property
     def most(self) -> float:
@@ -104,21 +108,25 @@ def gain(drafting: Drafting, concurrency: float, work: Work) -> Gain:
     """
     place = Place(concurrency, drafting.num_speculative_tokens, work.num_prompt_tokens)
 
-    def at(length: float | None) -> float | None:
-        if length is None:
-            return None
-        return drafting.surface.end_to_end_speedup(length, place, work.num_output_tokens)
+    surface, length, output = drafting.surface, drafting.length, work.num_output_tokens
+    baseline_ms = surface.end_to_end_ms(1.0, place.baseline, output)
 
-    length = drafting.length
-    speedup = at(length.estimate)
-    assert speedup is not None, "a way of drafting has a length"
+    def at(tokens_per_step: float | None) -> float | None:
+        if tokens_per_step is None:
+            return None
+        return baseline_ms / surface.end_to_end_ms(tokens_per_step, place, output, drafting.drafts)
+
+    speculative_ms = surface.end_to_end_ms(length.estimate, place, output, drafting.drafts)
     return Gain(
         drafting,
         concurrency,
-        speedup,
+        baseline_ms / speculative_ms,
         at(length.lower),
         at(length.upper),
-        drafting.surface.break_even_length(place.grown(work.num_output_tokens / 2.0)),
+        surface.break_even_length(place.grown(output / 2.0), drafting.drafts),
+        baseline_ms,
+        speculative_ms,
+        target_passes_saved(length.estimate, output),
     )
 
 

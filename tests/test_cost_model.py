@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from shadowspec.cost_model import (
     CostSurface,
+    Drafts,
     amdahl,
     expected_tokens,
     operations_factor,
+    target_passes_saved,
     walltime_gain,
 )
 from shadowspec.engine.replay.law import StepChances, step_law
@@ -110,3 +112,38 @@ def test_a_surface_is_a_whole_grid_with_a_baseline() -> None:
     assert only.step_ms(Place(2, 4, 128)) == pytest.approx(cost(2, 4, 128).step_ms)
     with pytest.raises(InputError, match=r"K 2 lies beyond what was profiled \(4 to 4\)"):
         only.step_ms(Place(2, 2, 128))
+
+
+@given(st.integers(1, 16), st.integers(2, 8), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_a_step_that_drafts_less_lies_between_a_plain_and_a_deep_one(
+    load: int, depth: int, share: float, deep: float
+) -> None:
+    """And a batch pays for its deepest row: the more rows, the more of the steps are deep."""
+    own, place = surface(), Place(load, depth, 512)
+    plain = own.step_ms(place.baseline) + cost(load, depth, 512).draft_ms
+    shallow, full = own.step_ms(Place(load, 1, 512)), own.step_ms(place)
+    found = own.step_ms(place, Drafts(share, 1.0 + deep * (depth - 1)))
+    assert min(plain, shallow, full) - 1e-9 <= found <= max(plain, shallow, full) + 1e-9
+    assert own.step_ms(place, Drafts(1.0, depth)) == pytest.approx(full)
+    assert own.step_ms(place, Drafts(0.0, 1.0)) == pytest.approx(plain)
+    assert own.step_ms(place, Drafts(1.0, 1.0)) == pytest.approx(shallow)
+    if load == 1:  # one row: the mean of what it does
+        expected = (1 - share) * plain + share * ((1 - deep) * shallow + deep * full)
+        assert found == pytest.approx(expected)
+
+
+def test_a_batch_drafts_where_any_row_does() -> None:
+    """By drawing the rows: two drafts of a depth in half of the steps each."""
+    draw, rows, steps = np.random.default_rng(5), 3, 200_000
+    own, place = surface(), Place(rows, 4, 512)
+    depth_of = draw.choice([0, 1, 4], p=[0.5, 0.3, 0.2], size=(steps, rows)).max(axis=1)
+    plain = own.step_ms(place.baseline) + cost(rows, 4, 512).draft_ms
+    costs = {0: plain, 1: own.step_ms(Place(rows, 1, 512)), 4: own.step_ms(place)}
+    expected = sum(costs[depth] * float((depth_of == depth).mean()) for depth in costs)
+    assert own.step_ms(place, Drafts(0.5, (0.3 + 0.8) / 0.5)) == pytest.approx(expected, rel=0.005)
+
+
+def test_passes_saved_are_those_of_plain_decoding_less_those_made() -> None:
+    assert target_passes_saved(2.5, 51.0) == pytest.approx(50.0 - 20.0)
+    assert target_passes_saved(1.0, 51.0) == 0.0
+    assert target_passes_saved(3.0, 1.0) == 0.0  # the prefill gives the only token

@@ -9,7 +9,7 @@ import altair as alt
 import streamlit as st
 
 from shadowspec.frontier import Gain
-from shadowspec.reports.predicted_words import frontier_lines, prediction_summary
+from shadowspec.reports.predicted_words import HEAD, cost_note, frontier_lines, prediction_cells, prediction_summary
 from shadowspec.reports.predictions import (
     Prediction,
     SliceFrontier,
@@ -17,9 +17,17 @@ from shadowspec.reports.predictions import (
     frontiers,
     predictions,
 )
-from shadowspec.words import number, percent, plain_text, slice_title, times
+from shadowspec.words import plain_text, slice_title
 
-from . import charts, queries, states, words
+from . import charts, queries, source, states, words
+
+_TERMS = {
+    "Tokens per step": "mean-length",
+    "Pays from": "pays-from",
+    "Predicted": "predicted",
+    "Measured": "total-times",
+    "Passes saved": "passes-saved",
+}
 
 
 def draw(endpoint: str, slice_key: str) -> None:
@@ -42,38 +50,27 @@ def draw(endpoint: str, slice_key: str) -> None:
     )
     st.caption(prediction_summary(found))
     if found:
-        _table(found)
+        _table(found, _price(endpoint))
     for own in frontiers(cells, queries.configs(), costs, queries.replayed_ways(endpoint)):
         _frontier(endpoint, own)
 
 
-def _table(found: Sequence[Prediction]) -> None:
+def _price(endpoint: str) -> float | None:
+    """Of an hour of the device."""
+    own = source.config()
+    policy = own.endpoints[endpoint].policy if endpoint in own.endpoints else own.policy
+    return own.dashboard.price_per_gpu_hour or policy.device_price_per_hour
+
+
+def _table(found: Sequence[Prediction], price_per_hour: float | None) -> None:
     st.dataframe(
         charts.frame(
-            [
-                {
-                    "Slice": plain_text(slice_title(own.cell.slice_key)),
-                    "Config": plain_text(own.config.name),
-                    "Load": own.cell.concurrency,
-                    "K": own.config.num_speculative_tokens,
-                    "Tokens per step": number(own.cell.mean_acceptance_length),
-                    "Pays from": number(own.break_even_length),
-                    "Predicted": times(own.speedup),
-                    "Measured": times(own.cell.ratio_of_total_times),
-                    "Off by": percent(own.error),
-                    "Note": own.reason or "",
-                }
-                for own in found
-            ]
+            [dict(zip(HEAD, map(plain_text, prediction_cells(own, price_per_hour)), strict=True)) for own in found]
         ),
         hide_index=True,
-        column_config={
-            "Tokens per step": st.column_config.TextColumn(help=words.definition("mean-length")),
-            "Pays from": st.column_config.TextColumn(help=words.definition("pays-from")),
-            "Predicted": st.column_config.TextColumn(help=words.definition("predicted")),
-            "Measured": st.column_config.TextColumn(help=words.definition("total-times")),
-        },
+        column_config={name: st.column_config.TextColumn(help=words.definition(term)) for name, term in _TERMS.items()},
     )
+    st.caption(cost_note(price_per_hour))
 
 
 def _frontier(endpoint: str, own: SliceFrontier) -> None:

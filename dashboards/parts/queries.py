@@ -15,9 +15,10 @@ import streamlit as st
 from shadowspec.frontier import Length
 from shadowspec.gate.overrides import effective_decisions
 from shadowspec.reports import changes as line
-from shadowspec.reports import predictions, replays
+from shadowspec.reports import predictions, queues, replays
 from shadowspec.reports.changes import Change
 from shadowspec.reports.contexts import CacheCost, ContextPoint, ContextRow, by_context
+from shadowspec.reports.queues import MAX_ARRIVALS, QueueCell
 from shadowspec.reports.replays import AuditRow, ReplayRow
 from shadowspec.reports.tally import Tally
 from shadowspec.store import AdviceChange, GroupSums, Histogram, RunFilter, VerdictChange
@@ -110,6 +111,16 @@ def replayed_ways(endpoint: str) -> list[tuple[str, FingerprintedConfig, Length]
     """Tokens per step of everything that was replayed, by slice and config."""
     store = source.store()
     return predictions.replayed_ways(store.replay_sums(endpoint), store.replay_configs())
+
+
+@_keep
+def queue_cells(endpoint: str, busy: tuple[float, ...]) -> list[QueueCell]:
+    """What both arms' queues would be under the newest arrivals, and where the baseline is busy so much of the time."""
+    store = source.store()
+    arrivals = store.arrivals(endpoint, limit=MAX_ARRIVALS)
+    if not arrivals:
+        return []
+    return queues.queue_cells(arrivals, store.served(endpoint, arrivals[0].at), configs(), busy)
 
 
 @_keep

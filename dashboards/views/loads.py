@@ -13,7 +13,7 @@ from shadowspec.reports.words import bounds_text, shown_as
 from shadowspec.types import Verdict
 from shadowspec.words import DASH, plain_text, slice_title, times
 
-from ..parts import charts, cost_model_panel, links, queries, source, states, what_if_panel, words
+from ..parts import charts, cost_model_panel, links, queries, queue_panel, source, states, what_if_panel, words
 from ..parts.what_if_panel import config_title
 
 
@@ -41,6 +41,7 @@ def page() -> None:
     cells = load_cells(decisions, slice_key)
     _by_load(endpoint, slice_key, cells, policy)
     cost_model_panel.draw(endpoint, slice_key)
+    queue_panel.draw(endpoint)
     st.divider()
     what_if_panel.draw(endpoint, slice_key, cells, policy)
 

@@ -1,11 +1,12 @@
-"""The cost model against the loop on the bundled pair: predicted and measured time, at loads and depths not profiled.
+"""The cost model against the loop on the bundled target: predicted and measured time, at loads and depths not profiled.
 
-    make bench-costs          (or: python kernels/benchmarks/cost_model.py [--blocks N] [--out FILE])
+    make bench-costs          (or: python kernels/benchmarks/cost_model.py [--way medusa] [--blocks N] [--out FILE])
 
-The surface is profiled on made-up prompts, as `shadowspec profile-device` does it; in turns with it blocks of the
-bundled traffic's prompts run through both arms at loads and depths that lie between its points.  Predicted are the
-time of a step, from the surface alone, and the end-to-end speedup, from the surface and the mean acceptance length of
-the cell.  Nothing else may run meanwhile.
+One way of drafting at a time: the bundled draft model, the bundled heads, or a lookup.  The surface is profiled on
+made-up prompts, as `shadowspec profile-device` does it; in turns with it blocks of the bundled traffic's prompts run
+through both arms at loads and depths that lie between its points.  Predicted are the time of a step, from the surface
+(and, of a lookup, from how often and how deep it drafted), and the end-to-end speedup, from the surface and the tokens
+per step of the cell.  Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import platform
 import statistics
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +27,49 @@ from rich.progress import Progress
 from rich.table import Table
 
 from shadowspec import demo, metrics
-from shadowspec.cost_model import CostSurface
+from shadowspec.cost_model import CostSurface, Drafts
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate, Models
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.profiling import Grid, num_steps, profile
-from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.types import Place, SamplingParameters, SpeculationConfig, VerifyRule
 
-PROFILED = Grid(loads=(1, 2, 4, 8, 16), depths=(1, 2, 4, 8), contexts=(64, 256, 512))
+LOADS = (1, 2, 4, 8, 16)
 HELD_OUT = ((3, 3), (6, 3), (6, 6), (12, 3), (3, 6), (12, 6), (5, 5), (10, 7))  # load, K: neither was profiled
+SHALLOW = ((3, 3), (6, 3), (10, 3), (12, 3))  # the same of heads, which are four
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of drafting for the bundled target, and where it is profiled and measured."""
+
+    draft: str | None
+    rule: VerifyRule
+    depths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    held_out: tuple[tuple[int, int], ...]
+
+
+WAYS = {
+    "draft_model": Way(str(demo.DRAFT), VerifyRule.REJECTION, (1, 2, 4, 8), (64, 256, 512), HELD_OUT),
+    "medusa": Way(str(demo.HEADS / "medusa"), VerifyRule.REJECTION, (1, 2, 4), (64, 256), SHALLOW),
+    "eagle3": Way(str(demo.HEADS / "eagle3"), VerifyRule.REJECTION, (1, 2, 4), (64, 256), SHALLOW),
+    "ngram": Way(None, VerifyRule.GREEDY_DRAFT, (1, 2, 4), (64, 256), SHALLOW),
+    "suffix": Way(None, VerifyRule.GREEDY_DRAFT, (1, 2, 4), (64, 256), SHALLOW),
+}
+LOOKUPS = ("ngram", "suffix")
 OUTPUT_TOKENS = 48
 WARM_UP = 2
 
 
-def batch(pair: tuple[Any, Any], requests: list[Request], depth: int, rule: VerifyRule) -> tuple[Decoded, ...]:
+def batch(target: LoadedModel, candidate: Candidate, requests: list[Request], depth: int) -> tuple[Decoded, ...]:
     """One arm; the baseline at depth 0."""
-    target, draft = pair
-    proposer = DraftModelProposer(draft.model, depth, is_sampling=rule is VerifyRule.REJECTION) if depth else None
+    config = candidate.config
+    at_depth = replace(candidate, config=replace(config, config=replace(config.config, num_speculative_tokens=depth)))
     return decode_batch(
-        target.model, requests, proposer=proposer, num_speculative_tokens=depth, verify_rule=rule,
-        end_token_ids=target.end_token_ids,
+        target.model, requests, proposer=at_depth.proposer() if depth else None, num_speculative_tokens=depth,
+        verify_rule=config.config.verify_rule, end_token_ids=target.end_token_ids,
     ).decoded  # fmt: skip
 
 
@@ -54,7 +77,13 @@ class Cell:
     """One load and depth: blocks of the bundled traffic's prompts through both arms, some at a time."""
 
     def __init__(
-        self, pair: tuple[Any, Any], texts: list[tuple[int, ...]], load: int, depth: int, *, is_greedy: bool
+        self,
+        pair: tuple[LoadedModel, Candidate],
+        texts: list[tuple[int, ...]],
+        load: int,
+        depth: int,
+        *,
+        is_greedy: bool,
     ) -> None:
         self.load, self.depth, self.is_greedy = load, depth, is_greedy
         self._pair, self._texts, self._next = pair, texts, -WARM_UP
@@ -73,7 +102,7 @@ class Cell:
             chosen = [self._texts[(first + row) % len(self._texts)] for row in range(self.load)]
             requests = [Request(prompt, self._sampling, first + row & 0xFFFF) for row, prompt in enumerate(chosen)]
             for own, found in ((0, self._plain), (self.depth, self._drafted)):
-                decoded = batch(self._pair, requests, own, VerifyRule.REJECTION)
+                decoded = batch(*self._pair, requests, own)
                 if self._next >= 0:
                     longest = max(decoded, key=num_steps)
                     self._step_ms[own].append(longest.timing.decode_ms / num_steps(longest))
@@ -85,20 +114,25 @@ class Cell:
         load, depth, plain, drafted = self.load, self.depth, self._plain, self._drafted
         pooled = metrics.pooled([each.counts for each in drafted])
         assert pooled is not None, "something was decoded"
-        length = metrics.mean_acceptance_length(pooled)
-        assert length is not None, "something was drafted"
+        steps = pooled.num_drafts + pooled.num_plain_steps
+        length = 1.0 + pooled.num_accepted_tokens / steps
+        drafts = None
+        if self._pair[1].config.config.proposer in LOOKUPS:
+            drafted = pooled.num_draft_tokens + pooled.num_cut_draft_tokens
+            drafts = Drafts(pooled.num_drafts / steps, drafted / max(1, pooled.num_drafts))
         prompt = statistics.mean(each.counts.num_prompt_tokens for each in drafted)
         measured = sum(each.timing.end_to_end_ms for each in plain) / sum(each.timing.end_to_end_ms for each in drafted)
-        predicted = surface.end_to_end_speedup(length, Place(load, depth, prompt), OUTPUT_TOKENS)
+        predicted = surface.end_to_end_speedup(length, Place(load, depth, prompt), OUTPUT_TOKENS, drafts)
         found: dict[str, Any] = {
             "load": load, "num_speculative_tokens": depth, "is_greedy": self.is_greedy,
-            "mean_prompt_tokens": round(prompt), "mean_acceptance_length": length,
+            "mean_prompt_tokens": round(prompt), "tokens_per_step": length,
+            "drafting_share": pooled.num_drafts / steps,
             "measured_speedup": measured, "predicted_speedup": predicted, "speedup_error": predicted / measured - 1.0,
         }  # fmt: skip
         for own, name in ((0, "baseline"), (depth, "speculative")):
             found_ms, expected_ms = (
                 statistics.median(self._step_ms[own]),
-                surface.step_ms(Place(load, own, prompt + OUTPUT_TOKENS / 2)),
+                surface.step_ms(Place(load, own, prompt + OUTPUT_TOKENS / 2), drafts),
             )
             found |= {
                 f"measured_{name}_step_ms": found_ms, f"predicted_{name}_step_ms": expected_ms,
@@ -108,12 +142,11 @@ class Cell:
 
 
 def measured(
-    target: LoadedModel, candidate: Candidate, texts: list[tuple[int, ...]], blocks: int, *, is_greedy: bool
+    target: LoadedModel, candidate: Candidate, texts: list[tuple[int, ...]], blocks: int, way: Way, *, is_greedy: bool
 ) -> list[dict[str, Any]]:
     """Profile, and after each round of the profile some blocks of every cell: a machine's slow minutes hit both."""
-    grid = Grid(PROFILED.loads, PROFILED.depths, PROFILED.contexts, is_greedy)
-    pair = (target, candidate.draft)
-    cells = [Cell(pair, texts, load, depth, is_greedy=is_greedy) for load, depth in HELD_OUT]
+    grid = Grid(LOADS, way.depths, way.contexts, is_greedy)
+    cells = [Cell((target, candidate), texts, load, depth, is_greedy=is_greedy) for load, depth in way.held_out]
     with Progress() as progress:
         task = progress.add_task("greedy" if is_greedy else "sampled", total=grid.num_runs)
 
@@ -131,23 +164,27 @@ def main() -> None:
     """Profile, run the held-out cells, print a table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=2, help="per cell and arm, after each round of the profile")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "cost_model.json")
+    parser.add_argument("--way", choices=sorted(WAYS), default="draft_model", help="of drafting")
+    parser.add_argument("--out", type=Path, help="default: results/cost_model.json, or cost_model_WAY.json")
     arguments = parser.parse_args()
+    name, way = arguments.way, WAYS[arguments.way]
+    file = "cost_model.json" if name == "draft_model" else f"cost_model_{name}.json"
+    out = arguments.out or Path(__file__).parent / "results" / file
     console = Console()
     target, (candidate,) = Models("cpu", "float32").candidates(
         str(demo.TARGET),
-        [SpeculationConfig("draft", str(demo.TARGET), str(demo.DRAFT), "draft_model", 4, VerifyRule.REJECTION)],
+        [SpeculationConfig("draft", str(demo.TARGET), way.draft, name, max(way.depths[:3]), way.rule)],
         console.print,
     )
     texts = [prompt for _, prompt in prompts(400) if 64 <= len(prompt) <= 400]
     rows = []
     for is_greedy in (True, False):
-        rows += measured(target, candidate, texts, arguments.blocks, is_greedy=is_greedy)
+        rows += measured(target, candidate, texts, arguments.blocks, way, is_greedy=is_greedy)
     table = Table("regime", "load", "K", "L", "step ms", "predicted", "speedup", "predicted")
     for row in rows:
         table.add_row(
             "greedy" if row["is_greedy"] else "sampled", str(row["load"]), str(row["num_speculative_tokens"]),
-            f"{row['mean_acceptance_length']:.2f}", f"{row['measured_speculative_step_ms']:.2f}",
+            f"{row['tokens_per_step']:.2f}", f"{row['measured_speculative_step_ms']:.2f}",
             f"{row['predicted_speculative_step_ms']:.2f}", f"{row['measured_speedup']:.2f}",
             f"{row['predicted_speedup']:.2f}",
         )  # fmt: skip
@@ -162,9 +199,9 @@ def main() -> None:
             "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__,
             "load average": [round(each, 1) for each in os.getloadavg()],
         },
-        "blocks": arguments.blocks, "median_absolute_error": errors, "cells": rows,
+        "way": name, "blocks": arguments.blocks, "median_absolute_error": errors, "cells": rows,
     }  # fmt: skip
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

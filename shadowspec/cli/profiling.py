@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import product
 
 from transformers.utils import logging as transformers_logging
 
@@ -16,7 +15,7 @@ from shadowspec.config import Config
 from shadowspec.cost_model import CostSurface
 from shadowspec.engine.candidate import Candidate, Models
 from shadowspec.engine.models import LoadedModel
-from shadowspec.engine.profiling import Grid, profile
+from shadowspec.engine.profiling import Grid, max_depth, profile
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.types import CostKey, FingerprintedConfig, ProfiledCosts
 
@@ -38,43 +37,62 @@ def profile_pairs(
 ) -> list[Profile]:
     """Profile each pair once on each grid, with a progress bar on stderr.
 
-    Candidates without a draft model, and those whose depth is adaptive, are left out, and told.
+    Candidates whose depth is adaptive are left out, and told; so are depths that a candidate's heads do not reach.
 
     Args:
         on_profile: called with every profile once it is complete.
 
     Raises:
         UsageError: there is no such endpoint.
-        NoDataError: no candidate drafts with a model to a fixed depth.
+        NoDataError: no candidate drafts to a fixed depth.
     """
     require_endpoints(config)
     if endpoint is not None and endpoint not in config.endpoints:
         raise UsageError(f"--endpoint {endpoint}: not one of {', '.join(config.endpoints)}")
-    pairs: dict[tuple[str, str | None, str], tuple[list[str], LoadedModel, Candidate]] = {}
+    pairs: dict[tuple[str, str | None, str, str], _Pair] = {}
     for name, target, candidate in _candidates(config, endpoint):
         own = candidate.config.config
-        if not isinstance(candidate.draft, LoadedModel):
-            log.warning("%s: %s drafts without a model of its own and is not profiled", name, own.name)
-            continue
         if own.is_adaptive:
             log.warning("%s: %s drafts to a depth by its confidence and is not profiled", name, own.name)
             continue
-        key = (own.target, own.draft, own.verify_rule.value)
-        pairs.setdefault(key, ([], target, candidate))[0].append(name)
-    if not pairs:
-        raise NoDataError("no candidate drafts with a model to a fixed depth: there is nothing to profile")
+        key = (own.target, own.draft, own.proposer, own.verify_rule.value)
+        if key not in pairs:
+            own_grids = [reached for grid in grids if (reached := _reached(grid, candidate)) is not None]
+            pairs[key] = _Pair([], target, candidate, own_grids)
+        pairs[key].endpoints.append(name)
+    if not any(own.grids for own in pairs.values()):
+        raise NoDataError("no candidate drafts to a fixed depth of the grid: there is nothing to profile")
     found = []
     with progress_bar() as bar:
-        task = bar.add_task("profiling", total=sum(grid.num_runs for grid in grids) * len(pairs), detail="")
-        for (names, target, candidate), grid in product(pairs.values(), grids):
-            bar.update(task, detail=f"{candidate.config.config.name}, {'greedy' if grid.is_greedy else 'sampled'}")
-            points = profile(target, candidate, grid, on_run=lambda: bar.update(task, advance=1))
-            costs = ProfiledCosts(
-                CostKey.of(candidate.config, is_greedy=grid.is_greedy), datetime.now(UTC), tuple(points)
-            )
-            found.append(Profile(tuple(dict.fromkeys(names)), candidate.config, costs, CostSurface(points)))
+        wanted = [(pair, grid) for pair in pairs.values() for grid in pair.grids]
+        task = bar.add_task("profiling", total=sum(grid.num_runs for _, grid in wanted), detail="")
+        for pair, grid in wanted:
+            fingerprinted = pair.candidate.config
+            bar.update(task, detail=f"{fingerprinted.config.name}, {'greedy' if grid.is_greedy else 'sampled'}")
+            points = profile(pair.target, pair.candidate, grid, on_run=lambda: bar.update(task, advance=1))
+            costs = ProfiledCosts(CostKey.of(fingerprinted, is_greedy=grid.is_greedy), datetime.now(UTC), tuple(points))
+            found.append(Profile(tuple(dict.fromkeys(pair.endpoints)), fingerprinted, costs, CostSurface(points)))
             on_profile(found[-1])
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A target and a way of drafting for it, and where it is measured."""
+
+    endpoints: list[str]
+    target: LoadedModel
+    candidate: Candidate
+    grids: list[Grid]
+
+
+def _reached(grid: Grid, candidate: Candidate) -> Grid | None:
+    """The grid without the depths that the candidate's heads do not reach; None where none is left."""
+    most = max_depth(candidate)
+    depths = tuple(depth for depth in grid.depths if most is None or depth <= most)
+    if len(depths) < len(grid.depths):
+        log.warning("%s drafts %s tokens at most: greater depths are not profiled", candidate.config.config.name, most)
+    return replace(grid, depths=depths) if depths else None
 
 
 def _candidates(config: Config, endpoint: str | None) -> Iterator[tuple[str, LoadedModel, Candidate]]:

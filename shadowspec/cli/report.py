@@ -90,7 +90,8 @@ def _full(config: Config, store: Store, form: Format) -> str:
 
     policies = {name: settings.policy for name, settings in config.endpoints.items()}
     loads = {name: [load.concurrency for load in own.rule.loads] for name, own in config.endpoints.items()}
-    built = build_report(store, policies, datetime.now(UTC), data_note=DATA_NOTE, loads=loads)
+    price = config.dashboard.price_per_gpu_hour
+    built = build_report(store, policies, datetime.now(UTC), data_note=DATA_NOTE, loads=loads, price_per_hour=price)
     return {Format.HTML: render_html, Format.MD: render_markdown, Format.JSON: render_json}[form](built)
 
 

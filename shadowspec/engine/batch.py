@@ -12,6 +12,7 @@ import torch
 from shadowspec.early import EARLY_STEPS, is_early_rejection
 from shadowspec.engine.randomness import uniforms
 from shadowspec.engine.sampling import BatchSampling
+from shadowspec.engine.transfer import to_device
 from shadowspec.types import SamplingParameters, SpeculationCounts
 
 # Dropping slots costs a copy of the rows that move; below this share of finished ones it costs more than it saves.
@@ -302,10 +303,9 @@ class Batch:
 
     def _settle(self, taken: list[list[int]]) -> None:
         """Move lengths and last tokens on; a finished row is frozen where it can always write K + 1 tokens."""
+        self.sampling.note_emitted(taken)
         lengths, last, previous, emitted = [], [], [], []
-        for index, (row, tokens) in enumerate(zip(self.rows, taken, strict=True)):
-            if tokens:
-                self.sampling.note_emitted(index, tokens)
+        for row in self.rows:
             frozen = row.finish_reason is not None
             lengths.append(0 if frozen else len(row.request.prompt) + len(row.output) - 1)
             last.append(row.output[-1])
@@ -313,6 +313,6 @@ class Batch:
             emitted.append(len(row.output))
         # A frozen row goes on at length 1: the draft starts one token before a row's end.
         lengths = [max(1, length) for length in lengths]
-        state = torch.tensor([lengths, last, previous, emitted], device=self.device)
+        state = to_device([lengths, last, previous, emitted], self.device)
         self.lengths, self.last_tokens, self.previous_tokens, self.emitted = state.unbind(0)
         self.longest = max(lengths)

@@ -1,30 +1,36 @@
 """Profiling: the costs of the loop's steps on this device, measured with the loop itself.
 
 Every point is a batch of made-up prompts that is decoded as a block is, all rows to the same length, so that the load
-stands throughout.  What is accepted does not matter: a step of a draft model costs the same whatever comes of it.
+stands throughout.  What is accepted does not matter: a step of a draft costs the same whatever comes of it.
 Points take turns, round after round, and each gives its medians, so that a slow moment hits one round of some points
-and not one point.  Of prompt lookup, suffix drafts and adaptive depth there is no such surface: what a step costs
-there depends on the text.
-Heads over the target's hidden states are not profiled.
+and not one point.
+
+Prompt lookup and suffix drafts find nothing in made-up prompts.  They look all the same, and every row is then given K
+made-up tokens to verify: the cost of looking and that of a step that drafts to the full depth.  What becomes of steps
+that draft less is the cost model's to say (`cost_model.Drafts`).  Of an adaptive depth there is no such surface.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
 
-from shadowspec.engine.batch import Request
+import torch
+
+from shadowspec.engine.batch import Batch, Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
+from shadowspec.engine.heads.loading import LoadedHeads
+from shadowspec.engine.hidden import HiddenStates
+from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.models import LoadedModel
-from shadowspec.engine.proposers.draft_model import DraftModelProposer
-from shadowspec.engine.runner import Runner
+from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.timing import Timeline
 from shadowspec.errors import InputError
-from shadowspec.types import BASELINE, SamplingParameters, StepCost, VerifyRule
+from shadowspec.types import BASELINE, SamplingParameters, StepCost
 
 PROFILED_TOKENS = 32  # of each row's output: some ten steps at the least, and the context hardly grows meanwhile
 SAMPLED_TEMPERATURE = 0.8
@@ -64,54 +70,95 @@ def profile(
         on_run: called after each of `grid.num_runs` runs.
 
     Raises:
-        InputError: the candidate drafts without a model of its own or to an adaptive depth, or a context leaves no
+        InputError: the candidate drafts to an adaptive depth or to fewer tokens than the grid's, or a context leaves no
             room for the output.
     """
     draft, config = candidate.draft, candidate.config.config
-    if not isinstance(draft, LoadedModel):
-        raise InputError(f"{config.name}: only drafting with a model of its own is profiled")
     if config.is_adaptive:
         raise InputError(f"{config.name}: a step costs what the draft is sure of; not profiled")
-    longest = min(int(each.model.config.max_position_embeddings) for each in (target, draft)) - PROFILED_TOKENS
+    most = max_depth(candidate)
+    if most is not None and max(grid.depths) > most:
+        raise InputError(f"{config.name}: {max(grid.depths)} tokens cannot be profiled: it drafts {most} at most")
+    models = [target, *([draft] if isinstance(draft, LoadedModel) else [])]
+    longest = min(int(each.model.config.max_position_embeddings) for each in models) - PROFILED_TOKENS
     if max(grid.contexts) > longest:
         raise InputError(f"a context of {max(grid.contexts)} tokens leaves no room: at most {longest} here")
-    rule = config.verify_rule
     found: dict[tuple[int, int, int], list[StepCost]] = {place: [] for place in grid.places}
     for load, depth in product(grid.loads, (BASELINE, *grid.depths)):  # untimed: allocation and choice of kernels
-        _measured(target, draft, rule, load, depth, min(grid.contexts), grid.is_greedy, seed)
+        _measured(target, candidate, load, depth, min(grid.contexts), grid.is_greedy, seed)
     for number in range(grid.rounds):
         for place in grid.places:
-            found[place].append(_measured(target, draft, rule, *place, grid.is_greedy, seed + number))
+            found[place].append(_measured(target, candidate, *place, grid.is_greedy, seed + number))
             on_run()
     return [_medians(own) for own in found.values()]
 
 
+def max_depth(candidate: Candidate) -> int | None:
+    """The most tokens that a candidate can draft in a step; None: as many as one likes."""
+    return candidate.draft.max_speculative_tokens if isinstance(candidate.draft, LoadedHeads) else None
+
+
 def _measured(
-    target: LoadedModel,
-    draft: LoadedModel,
-    rule: VerifyRule,
-    load: int,
-    depth: int,
-    context: int,
-    is_greedy: bool,
-    seed: int,
+    target: LoadedModel, candidate: Candidate, load: int, depth: int, context: int, is_greedy: bool, seed: int
 ) -> StepCost:
     """One batch at one place."""
-    requests = _requests(target, load, context, is_greedy, seed)
+    config = candidate.config.config
     proposer = None
-    draft_prefill = 0.0
     if depth:
-        proposer = DraftModelProposer(draft.model, depth, is_sampling=rule is VerifyRule.REJECTION)
-        draft_prefill = _prefill_ms(draft, [each.prompt[:-1] for each in requests])
+        at_depth = replace(candidate.config, config=replace(config, num_speculative_tokens=depth))
+        filled = depth if candidate.draft is None else 0
+        proposer = _Watched(replace(candidate, config=at_depth).proposer(), Timeline(target.model.device), filled)
     result = decode_batch(
         target.model,
-        requests,
+        _requests(target, load, context, is_greedy, seed),
         proposer=proposer,
         num_speculative_tokens=depth,
-        verify_rule=rule,
+        verify_rule=config.verify_rule,
         end_token_ids=target.end_token_ids,
     )
-    return _step_cost(result, load, depth, context, draft_prefill)
+    return _step_cost(result, load, depth, context, 0.0 if proposer is None else proposer.prefill_ms())
+
+
+class _Watched:
+    """A proposer under a clock, which tells what it does for a batch once from what it does in every step.
+
+    With a depth to be filled, every row is given so many tokens to verify, whatever was proposed.
+    """
+
+    def __init__(self, proposer: Proposer, timeline: Timeline, filled_depth: int) -> None:
+        self._proposer, self._timeline, self._filled_depth = proposer, timeline, filled_depth
+        self._prefills: list[tuple[int, int]] = []  # marks: before and after what is done once
+
+    @property
+    def hidden(self) -> HiddenStates | None:
+        return self._proposer.hidden
+
+    def begin(self, batch: Batch) -> None:
+        start = self._timeline.mark()
+        self._proposer.begin(batch)
+        self._prefills.append((start, self._timeline.mark()))
+
+    def admit(self, batch: Batch, slots: Sequence[int]) -> None:
+        start = self._timeline.mark()
+        self._proposer.admit(batch, slots)
+        self._prefills.append((start, self._timeline.mark()))
+
+    def propose(self, batch: Batch, span: Span) -> Proposal:
+        proposal = self._proposer.propose(batch, span)
+        if not self._filled_depth:
+            return proposal
+        tokens = batch.last_tokens[:, None].expand(-1, self._filled_depth).contiguous()
+        return Proposal(tokens, torch.full_like(batch.lengths, self._filled_depth), None)
+
+    def keep(self, slots: list[int]) -> None:
+        self._proposer.keep(slots)
+
+    def cache_bytes(self) -> int:
+        return self._proposer.cache_bytes()
+
+    def prefill_ms(self) -> float:
+        """What it does once: taking in the prompts."""
+        return sum(self._timeline.elapsed_ms(*marks) for marks in self._prefills)
 
 
 def num_steps(decoded: Decoded) -> int:
@@ -146,15 +193,6 @@ def _requests(target: LoadedModel, load: int, context: int, is_greedy: bool, see
         Request(tuple(draw.randrange(vocabulary) for _ in range(context)), sampling, seed * load + row)
         for row in range(load)
     ]
-
-
-def _prefill_ms(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> float:
-    """The draft's prefill as the proposer does it."""
-    timeline = Timeline(model.model.device)
-    runner = Runner(model.model, len(prompts), max(len(prompt) for prompt in prompts) + 1)
-    start = timeline.mark()
-    runner.prefill(prompts)
-    return timeline.elapsed_ms(start, timeline.mark())
 
 
 def _medians(own: Sequence[StepCost]) -> StepCost:

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 
 import torch
 
+from shadowspec.engine.transfer import to_device
 from shadowspec.types import SamplingParameters
 
 # Top-p needs the head of the sorted distribution only.  This many entries usually hold it; rows for which they
 # do not are looked at again with HEAD_GROWTH times as many.
 TOP_P_HEAD = 64
 HEAD_GROWTH = 8
+ONE_BITS = 0x3F800000  # of 1.0 as a 32-bit float
 
 
 class BatchSampling:
@@ -88,11 +90,16 @@ class BatchSampling:
     def _by_row(self) -> list[tuple[str, torch.Tensor]]:
         return [(name, value) for name, value in vars(self).items() if isinstance(value, torch.Tensor)]
 
-    def note_emitted(self, row: int, token_ids: Sequence[int]) -> None:
-        """Count emitted tokens for the penalties."""
-        if self.has_penalties:
-            index = torch.tensor(list(token_ids), device=self.output_counts.device)
-            self.output_counts[row].index_add_(0, index, torch.ones(len(token_ids), device=index.device))
+    def note_emitted(self, taken: Sequence[Sequence[int]]) -> None:
+        """Count each row's emitted tokens for the penalties."""
+        width = max((len(tokens) for tokens in taken), default=0)
+        if not self.has_penalties or width == 0:
+            return
+        device = self.output_counts.device
+        padded = to_device([[*tokens, *[0] * (width - len(tokens))] for tokens in taken], device)  # [rows, width]
+        lengths = to_device([len(tokens) for tokens in taken], device)
+        is_token = torch.arange(width, device=device) < lengths[:, None]
+        self.output_counts.scatter_add_(1, padded, is_token.to(torch.float32))
 
     def processed_logits(
         self,
@@ -179,13 +186,15 @@ class BatchSampling:
         """Keep the smallest head of the sorted distribution whose mass reaches top-p; ties at its edge stay."""
         rows, tokens, vocabulary = probs.shape
         needed = self.nucleus.repeat_interleave(tokens)
-        edges = _edges(probs.view(-1, vocabulary), needed, TOP_P_HEAD).view(rows, tokens, 1)
+        flat = probs.view(-1, vocabulary)
+        edges = edges_by_bisection(flat, needed) if probs.is_cuda else edges_by_sorting(flat, needed)
+        edges = edges.view(rows, tokens, 1)
         is_cut = (probs < edges) & (self.nucleus > 0.0)[:, None, None]
         kept_probs = probs.masked_fill(is_cut, 0.0)
         return kept_probs.div_(kept_probs.sum(-1, keepdim=True))
 
 
-def _edges(probs: torch.Tensor, needed: torch.Tensor, head: int) -> torch.Tensor:
+def edges_by_sorting(probs: torch.Tensor, needed: torch.Tensor, head: int = TOP_P_HEAD) -> torch.Tensor:
     """The least probable entry of each row's smallest head with mass `needed`.
 
     Args:
@@ -202,8 +211,23 @@ def _edges(probs: torch.Tensor, needed: torch.Tensor, head: int) -> torch.Tensor
     edges = ordered.gather(-1, (kept - 1)[:, None])[:, 0]
     is_short = reached[:, -1] < needed
     if head < probs.shape[1] and bool(is_short.any()):
-        edges[is_short] = _edges(probs[is_short], needed[is_short], head * HEAD_GROWTH)
+        edges[is_short] = edges_by_sorting(probs[is_short], needed[is_short], head * HEAD_GROWTH)
     return edges
+
+
+def edges_by_bisection(probs: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
+    """The same entries, found by passes over all probabilities and without asking the device how far it has come.
+
+    It is the largest number at or above which mass `needed` lies; non-negative floats are in the order of their bits.
+    """
+    low = torch.zeros_like(needed, dtype=torch.int32)
+    high = torch.full_like(low, ONE_BITS)
+    for _ in range(ONE_BITS.bit_length()):
+        middle = low + (high - low + 1) // 2
+        mass = torch.where(probs >= middle.view(torch.float32)[:, None], probs, 0.0).sum(-1)
+        is_enough = mass >= needed
+        low, high = torch.where(is_enough, middle, low), torch.where(is_enough, high, middle - 1)
+    return torch.minimum(low.view(torch.float32), probs.amax(-1))
 
 
 def greedy_tokens(processed: torch.Tensor) -> torch.Tensor:

@@ -21,13 +21,22 @@ from shadowspec.gate.sequences import SequencePoint
 from shadowspec.gating import EndpointEvidence, HypothesisId, hypothesis_id
 from shadowspec.reports import figures
 from shadowspec.reports.contexts import CacheCost, ContextPoint, by_context
+from shadowspec.reports.costs import DeviceTime
 from shadowspec.reports.data_note import data_note as noted
 from shadowspec.reports.evidence import interval, sequences
 from shadowspec.reports.failures import failures_of
 from shadowspec.reports.figures import MeasuredRun
 from shadowspec.reports.model import EndpointReport, Funnel, FunnelRow, Hypothesis, Report
 from shadowspec.reports.notes import IS_LOAD_CONFIGURED, with_forbidding
-from shadowspec.reports.predictions import MeasuredCell, frontiers, predictions, replayed_ways, work_of
+from shadowspec.reports.predictions import (
+    MeasuredCell,
+    frontiers,
+    passes_saved,
+    predictions,
+    replayed_ways,
+    work_of,
+)
+from shadowspec.reports.queues import arrived, queue_cells, served
 from shadowspec.reports.replays import audit_rows, replay_rows
 from shadowspec.reports.source import ReportSource
 from shadowspec.reports.tally import Tally
@@ -56,6 +65,7 @@ def build_report(
     *,
     data_note: str,
     loads: Mapping[str, Collection[int]] | None = None,
+    price_per_hour: float | None = None,
     title: str = "Speculative decoding: gating report",
 ) -> Report:
     """The report of everything in the source, as of its latest decisions.
@@ -66,6 +76,7 @@ def build_report(
         now: the moment the report speaks of; aware, UTC.
         data_note: what the data is and is not, in a sentence; a synthetic store says it itself.
         loads: each endpoint's configured loads, by concurrency; decisions at others are said to be left over.
+        price_per_hour: of the device; None: as each endpoint's policy has it.
         title: heading of the report.
     """
     decisions = defaultdict(list)
@@ -89,6 +100,7 @@ def build_report(
             policies.get(name),
             [order for order in orders if order.endpoint == name],
             now,
+            price_per_hour,
         )
         for name in names
     )
@@ -117,6 +129,7 @@ def _endpoint(
     policy: GatePolicy | None,
     orders: Sequence[Override],
     now: datetime,
+    price_per_hour: float | None,
 ) -> EndpointReport:
     measured = _measured(records, blocks, runs)
     by_key: dict[HypothesisId, Decision] = {hypothesis_id(d): d for d in decisions}
@@ -141,7 +154,7 @@ def _endpoint(
         for key in {*by_key, *list(runs_by_key)}
     ]
     ordered = tuple(sorted(_with_forbidding(hypotheses), key=_reading_order))
-    cells = _cells(ordered)
+    cells = _cells(ordered, runs_by_key)
     events = [record.event_time for record in records if record.event_time is not None]
     starts = [block.started_at for block in blocks]
     return EndpointReport(
@@ -155,10 +168,12 @@ def _endpoint(
         policy={} if policy is None else _plain(policy),
         predictions=tuple(predictions(cells, configs, costs)),
         frontiers=tuple(frontiers(cells, configs, costs, replayed)),
+        queues=tuple(queue_cells(arrived(records), served(runs, blocks), configs)),
+        price_per_hour=price_per_hour or (None if policy is None else policy.device_price_per_hour),
     )
 
 
-def _cells(hypotheses: Iterable[Hypothesis]) -> list[MeasuredCell]:
+def _cells(hypotheses: Iterable[Hypothesis], runs: Mapping[HypothesisId, Sequence[MeasuredRun]]) -> list[MeasuredCell]:
     """What predictions are made for: the slices.  The whole endpoint is their mixture, and no cell of its own."""
     return [
         MeasuredCell(
@@ -170,10 +185,33 @@ def _cells(hypotheses: Iterable[Hypothesis]) -> list[MeasuredCell]:
             mean_acceptance_length=pooled.mean_acceptance_length,
             work=work_of(pooled.counts.num_prompt_tokens, pooled.counts.num_output_tokens, pooled.num_requests),
             ratio_of_total_times=None if own.latency is None else own.latency.ratio_of_total_times,
+            num_drafts=pooled.counts.num_drafts,
+            num_drafted_tokens=pooled.counts.num_draft_tokens + pooled.counts.num_cut_draft_tokens,
+            target_passes_saved=passes_saved(
+                pooled.counts.num_output_tokens,
+                pooled.counts.num_drafts + pooled.counts.num_plain_steps,
+                pooled.num_requests,
+            ),
+            device=_device_time(runs[own.slice_key, own.concurrency, own.fingerprint]),
         )
         for own in hypotheses
         if own.slice_key and (pooled := own.acceptance) is not None
     ]
+
+
+def _device_time(runs: Iterable[MeasuredRun]) -> DeviceTime:
+    """Of the requests that were timed in both arms."""
+    found = DeviceTime()
+    for item in runs:
+        baseline, speculative = item.run.baseline, item.run.speculative
+        if baseline is not None and speculative is not None:
+            found += DeviceTime(
+                baseline.end_to_end_ms / item.concurrency,
+                speculative.end_to_end_ms / item.concurrency,
+                baseline.num_output_tokens,
+                speculative.num_output_tokens,
+            )
+    return found
 
 
 def _with_replays(source: ReportSource, endpoint: EndpointReport) -> EndpointReport:

@@ -21,7 +21,7 @@ HOURS_PER_MONTH = 365.25 * 24 / 12
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """Device time and output tokens of both arms over the same timed requests, plain sums; they add up.
+    """Device time and output tokens of both arms over the same requests, timed or predicted, plain sums; they add up.
 
     `weighted_tokens` are the speculative arm's tokens with each request weighed by the inverse of its inclusion rate:
     what the traffic as a whole would have been.
@@ -29,8 +29,8 @@ class DeviceTime:
 
     baseline_ms: float = 0.0
     speculative_ms: float = 0.0
-    baseline_tokens: int = 0
-    speculative_tokens: int = 0
+    baseline_tokens: float = 0
+    speculative_tokens: float = 0
     weighted_tokens: float = 0.0
 
     def __add__(self, other: DeviceTime) -> DeviceTime:

@@ -10,10 +10,12 @@ from datetime import datetime
 from enum import Enum
 
 from shadowspec.frontier import Gain
+from shadowspec.reports.costs import DeviceTime
 from shadowspec.reports.model import SCHEMA_VERSION, Funnel, Hypothesis, Report
-from shadowspec.reports.predictions import Prediction, SliceFrontier
+from shadowspec.reports.predictions import Prediction, SliceFrontier, predicted_device
+from shadowspec.reports.queues import QueueCell, QueueRow
 from shadowspec.reports.replays import AuditRow, ReplayRow
-from shadowspec.types import Decision, Override, parse_slice_key
+from shadowspec.types import Arm, Decision, Override, parse_slice_key
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -41,8 +43,9 @@ def report_document(report: Report) -> dict[str, Json]:
                 "policy": plain(endpoint.policy),
                 "overrides": [_order(order) for order in endpoint.overrides],
                 "hypotheses": [_hypothesis(h) for h in endpoint.hypotheses],
-                "predictions": [_prediction(own) for own in endpoint.predictions],
-                "frontier": [_frontier(own) for own in endpoint.frontiers],
+                "predictions": [_prediction(own, endpoint.price_per_hour) for own in endpoint.predictions],
+                "frontier": [_frontier(own, endpoint.price_per_hour) for own in endpoint.frontiers],
+                "derived_queues": [_queue(own) for own in endpoint.queues],
                 "replays": [replay_document(row) for row in endpoint.replays],
                 "audits": [audit_document(row) for row in endpoint.audits],
             }
@@ -86,7 +89,7 @@ def _hypothesis(h: Hypothesis) -> dict[str, Json]:
     }
 
 
-def _prediction(own: Prediction) -> dict[str, Json]:
+def _prediction(own: Prediction, price_per_hour: float | None) -> dict[str, Json]:
     cell = own.cell
     return {
         "slice": dict[str, Json](parse_slice_key(cell.slice_key)),
@@ -95,15 +98,37 @@ def _prediction(own: Prediction) -> dict[str, Json]:
         "num_speculative_tokens": own.config.num_speculative_tokens,
         "fingerprint": cell.fingerprint,
         "mean_acceptance_length": plain(cell.mean_acceptance_length),
+        "tokens_per_step": plain(cell.tokens_per_step),
         "break_even_length": plain(own.break_even_length),
         "predicted_speedup": plain(own.speedup),
         "measured_speedup": plain(cell.ratio_of_total_times),
         "relative_error": plain(own.error),
+        "predicted_target_passes_saved": plain(own.target_passes_saved),
+        "measured_target_passes_saved": plain(cell.target_passes_saved),
+        "price_per_hour": price_per_hour,
+        "predicted_cost": _cost(own.device, price_per_hour),
+        "measured_cost": _cost(cell.device, price_per_hour),
+        "cost_relative_error": plain(own.cost_error),
         "why_not": own.reason,
     }
 
 
-def _frontier(own: SliceFrontier) -> dict[str, Json]:
+def _cost(device: DeviceTime, price_per_hour: float | None) -> Json:
+    """Of an output token in either arm; without a price there is device time alone."""
+    if device.ms_per_token(Arm.BASELINE) is None:
+        return None
+    return {
+        arm.value: {
+            "device_ms_per_token": plain(device.ms_per_token(arm)),
+            "cost_per_million_tokens": None
+            if price_per_hour is None
+            else plain(device.cost_per_million(arm, price_per_hour)),
+        }
+        for arm in Arm
+    }
+
+
+def _frontier(own: SliceFrontier, price_per_hour: float | None) -> dict[str, Json]:
     def gain(found: Gain) -> dict[str, Json]:
         return {
             "config": found.drafting.name,
@@ -113,6 +138,8 @@ def _frontier(own: SliceFrontier) -> dict[str, Json]:
             "lower": plain(found.lower),
             "upper": plain(found.upper),
             "break_even_length": plain(found.break_even_length),
+            "target_passes_saved": plain(found.target_passes_saved),
+            "cost": _cost(predicted_device(found, own.work), price_per_hour),
         }
 
     return {
@@ -130,6 +157,32 @@ def _frontier(own: SliceFrontier) -> dict[str, Json]:
             for choice in own.choices
         ],
         "break_even_loads": [plain(each) for each in own.crossings],
+    }
+
+
+def _queue(own: QueueCell) -> dict[str, Json]:
+    def row(found: QueueRow) -> dict[str, Json]:
+        return {
+            "traffic": plain(found.traffic),
+            "baseline": plain(found.baseline),
+            "speculative": plain(found.speculative),
+            "response_speedup": plain(found.response_speedup),
+        }
+
+    return {
+        "source": "derived",
+        "load": {"concurrency": own.concurrency},
+        "config": own.config.name,
+        "num_speculative_tokens": own.config.num_speculative_tokens,
+        "fingerprint": own.fingerprint,
+        "num_arrivals": own.num_arrivals,
+        "num_timed": own.num_timed,
+        "num_borrowed": own.num_borrowed,
+        "thinning": plain(own.thinning),
+        "first_arrival": plain(own.first),
+        "last_arrival": plain(own.last),
+        "rows": [row(found) for found in own.rows],
+        "why_not": own.reason,
     }
 
 

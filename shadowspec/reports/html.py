@@ -10,16 +10,24 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from shadowspec import words
-from shadowspec.reports import charts
+from shadowspec.reports import charts, predicted_words
 from shadowspec.reports import words as meanings
 from shadowspec.reports.model import Distribution, EndpointReport, Funnel, Hypothesis, Latency, Report
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
-from shadowspec.reports.predicted_words import frontier_lines, prediction_summary
+from shadowspec.reports.predicted_words import cost_note, frontier_lines, prediction_cells, prediction_summary
+from shadowspec.reports.queue_words import DERIVED, HEAD, QUEUE_NOTE, queue_basis, queue_cells_text
 from shadowspec.types import FunnelCounter, Verdict
 
 OUTCOME_MARK = {"pass": "\u2713", "fail": "\u2717", "open": "\u25cb"}
 MEASURE_TERM = {"end_to_end_ms": "end-to-end", "ttft_ms": "ttft", "tpot_ms": "tpot", "queue_ms": "queue"}
 ARM_KEY = Markup('<span class="key k-base"></span>baseline <span class="key k-spec"></span>speculative')
+PREDICTED_TERMS = {  # of the columns that have a definition
+    "Tokens per step": "mean-length",
+    "Pays from": "pays-from",
+    "Predicted": "predicted",
+    "Measured": "total-times",
+    "Passes saved": "passes-saved",
+}
 POSITION_KEY = Markup(
     '<span class="key k-spec"></span><a class="term" href="#def-marginal" title="{marginal}">marginal</a> '
     '<span class="key k-soft"></span><a class="term" href="#def-conditional" title="{conditional}">conditional</a>'
@@ -50,6 +58,7 @@ def render_html(report: Report) -> str:
         drawn=[h for h in report.hypotheses if _has_estimate(h)],
         speedup_axis=charts.speedup_range([h.speedup for h in report.hypotheses]),
         policies=_policies(report),
+        has_queues=any(own.rows for endpoint in report.endpoints for own in endpoint.queues),
         has_costs=any(own.speedup is not None for endpoint in report.endpoints for own in endpoint.predictions),
     )
 
@@ -77,7 +86,8 @@ def _vocabulary() -> dict[str, object]:
         **{f.__name__: f for f in (decision_notes, detector_lines, order_note, override_notes)},
         **{f.__name__: f for f in (charts.forest, charts.sequence, charts.speedup_histogram, charts.latency_ecdf)},
         **{f.__name__: f for f in (charts.acceptance_positions, charts.acceptance_histogram, charts.gains_by_load)},
-        **{f.__name__: f for f in (prediction_summary, frontier_lines)},
+        **{f.__name__: f for f in (prediction_summary, prediction_cells, cost_note, frontier_lines)},
+        **{f.__name__: f for f in (queue_basis, queue_cells_text)},
         "strip": charts.interval_strip,
         "by_measure": _by_measure,
         "funnel_bar": lambda funnel: charts.funnel_bar([(row.counter, row.num_records) for row in funnel.rows]),
@@ -90,6 +100,10 @@ def _vocabulary() -> dict[str, object]:
         "arm_note": ARM_KEY,
         "audit_note": meanings.AUDIT_NOTE,
         "replay_note": meanings.REPLAY_NOTE,
+        "predicted_head": [(name, PREDICTED_TERMS.get(name)) for name in predicted_words.HEAD],
+        "queue_head": HEAD,
+        "queue_derived": DERIVED,
+        "queue_note": QUEUE_NOTE,
         "per_position_note": POSITION_KEY,
     }
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from shadowspec.reports import predicted_words
 from shadowspec.reports.charts import interval_text
 from shadowspec.reports.contexts import ContextRow
 from shadowspec.reports.model import EndpointReport, Hypothesis, Report
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
-from shadowspec.reports.predicted_words import frontier_lines, prediction_summary
+from shadowspec.reports.predicted_words import cost_note, frontier_lines, prediction_cells, prediction_summary
+from shadowspec.reports.queue_words import DERIVED, HEAD, QUEUE_NOTE, queue_basis, queue_cells_text
 from shadowspec.reports.words import AUDIT_NOTE, REPLAY_NOTE, bounds_text, shown_as, threshold_text, title_of_test
 from shadowspec.types import Arm
 from shadowspec.words import (
@@ -39,6 +41,7 @@ def render_markdown(report: Report) -> str:
         _verdicts(report),
         *(part for endpoint in report.endpoints for part in _endpoint(endpoint)),
         *_predicted(report),
+        *_queues(report),
         "## Funnel",
         _funnel(report),
         "## Speculation configs",
@@ -244,28 +247,29 @@ def _predicted(report: Report) -> list[str]:
         if not endpoint.predictions:
             continue
         parts += [f"### {_text(endpoint.name)}", _text(prediction_summary(endpoint.predictions))]
-        parts.append(
-            table(
-                ["Slice", "Config", "Load", "K", "Tokens per step", "Pays from", "Predicted", "Measured", "Off by"],
-                (
-                    [
-                        _text(slice_title(own.cell.slice_key)),
-                        _text(own.config.name),
-                        str(own.cell.concurrency),
-                        str(own.config.num_speculative_tokens),
-                        number(own.cell.mean_acceptance_length),
-                        number(own.break_even_length),
-                        _text(own.reason) if own.reason else times(own.speedup),
-                        times(own.cell.ratio_of_total_times),
-                        percent(own.error),
-                    ]
-                    for own in endpoint.predictions
-                ),
-            )
+        rows = (
+            [_text(part) for part in prediction_cells(own, endpoint.price_per_hour)] for own in endpoint.predictions
         )
+        parts += [table(predicted_words.HEAD, rows), _text(cost_note(endpoint.price_per_hour))]
         for frontier in endpoint.frontiers:
             lines = "\n".join(f"- {_text(line)}" for line in frontier_lines(frontier))
             parts.append(f"Frontier, {_text(slice_title(frontier.slice_key))}:\n\n{lines}")
+    return parts
+
+
+def _queues(report: Report) -> list[str]:
+    """What the queue would be under the recorded arrivals, where enough was timed to derive it."""
+    if not any(own.rows for endpoint in report.endpoints for own in endpoint.queues):
+        return []
+    parts = ["## Derived queue times", f"{DERIVED} {QUEUE_NOTE}"]
+    for endpoint in report.endpoints:
+        if not endpoint.queues:
+            continue
+        parts.append(f"### {_text(endpoint.name)}")
+        if any(own.rows for own in endpoint.queues):
+            rows = ([_text(part) for part in queue_cells_text(own, row)] for own in endpoint.queues for row in own.rows)
+            parts.append(table(HEAD, rows))
+        parts.append("\n".join(f"- {_text(queue_basis(own))}" for own in endpoint.queues))
     return parts
 
 

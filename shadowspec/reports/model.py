@@ -16,6 +16,7 @@ from shadowspec.gate.sequences import SequencePoint
 from shadowspec.reports.contexts import ContextRow
 from shadowspec.reports.failures import Failures
 from shadowspec.reports.predictions import Prediction, SliceFrontier
+from shadowspec.reports.queues import QueueCell
 from shadowspec.reports.replays import AuditRow, ReplayRow
 from shadowspec.types import (
     Arm,
@@ -226,6 +227,8 @@ class EndpointReport:
     policy: Mapping[str, float | int | str | None]
     predictions: tuple[Prediction, ...]  # of the slices' cells
     frontiers: tuple[SliceFrontier, ...]
+    queues: tuple[QueueCell, ...]  # derived; in no test
+    price_per_hour: float | None  # of the device
     replays: tuple[ReplayRow, ...] = ()  # what logged responses say; in no test
     audits: tuple[AuditRow, ...] = ()  # of loop against replay
 

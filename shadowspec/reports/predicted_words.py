@@ -3,10 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from shadowspec.frontier import Choice, Gain
+from shadowspec.reports.costs import DeviceTime
 from shadowspec.reports.predictions import Prediction, SliceFrontier, median_error
-from shadowspec.words import percent, plural, times
+from shadowspec.types import Arm
+from shadowspec.words import DASH, number, percent, plural, slice_title, times
+
+HEAD: Final = (
+    *("Slice", "Config", "Load", "K", "Tokens per step", "Pays from", "Predicted", "Measured", "Off by"),
+    *("Passes saved", "Cost predicted (baseline)", "Cost measured (baseline)", "Cost off by"),
+)
+
+
+def prediction_cells(own: Prediction, price_per_hour: float | None) -> list[str]:
+    """One row of the table, under `HEAD`; where nothing is predicted the reason stands for the prediction."""
+    return [
+        slice_title(own.cell.slice_key),
+        own.config.name,
+        str(own.cell.concurrency),
+        str(own.config.num_speculative_tokens),
+        number(own.cell.tokens_per_step),
+        number(own.break_even_length),
+        own.reason or times(own.speedup),
+        times(own.cell.ratio_of_total_times),
+        percent(own.error),
+        number(own.target_passes_saved, 1),
+        cost_text(own.device, price_per_hour),
+        cost_text(own.cell.device, price_per_hour),
+        percent(own.cost_error),
+    ]
+
+
+def cost_text(device: DeviceTime, price_per_hour: float | None) -> str:
+    """With speculation, against the baseline: a million output tokens' cost, or device time where no price is set."""
+    speculative, baseline = (
+        device.seconds_per_million(arm) if price_per_hour is None else device.cost_per_million(arm, price_per_hour)
+        for arm in (Arm.SPECULATIVE, Arm.BASELINE)
+    )
+    if speculative is None or baseline is None:
+        return DASH
+    unit = "" if price_per_hour is not None else " s"
+    return f"{number(speculative)}{unit} ({number(baseline)}{unit})"
+
+
+def cost_note(price_per_hour: float | None) -> str:
+    """What stands in the cost columns."""
+    how = (
+        "With speculation, in brackets without it. A request at load b holds 1/b of the device for its end-to-end time."
+    )
+    if price_per_hour is None:
+        return f"Cost: device time per million output tokens; no price is set ([dashboard] price_per_gpu_hour). {how}"
+    return f"Cost: per million output tokens, at {number(price_per_hour)} per device-hour. {how}"
 
 
 def prediction_summary(found: Sequence[Prediction]) -> str:

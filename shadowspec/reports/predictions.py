@@ -16,14 +16,16 @@ from typing import Final
 from scipy.stats import t as student
 
 from shadowspec import metrics
-from shadowspec.cost_model import CostSurface
+from shadowspec.cost_model import CostSurface, Drafts
 from shadowspec.errors import InputError
-from shadowspec.frontier import Choice, Crossing, Drafting, Length, Work, crossings, frontier, gain
+from shadowspec.frontier import Choice, Crossing, Drafting, Gain, Length, Work, crossings, frontier, gain
 from shadowspec.reports import tally
+from shadowspec.reports.costs import DeviceTime, device_time
 from shadowspec.reports.tally import Tally
 from shadowspec.store import GroupSums
 from shadowspec.types import (
     AcceptanceSums,
+    Arm,
     CostKey,
     FingerprintedConfig,
     ProfiledCosts,
@@ -33,12 +35,11 @@ from shadowspec.types import (
 )
 
 NOT_PROFILED: Final = "not profiled: run shadowspec profile-device"
-BY_TEXT: Final = "what a step costs depends on the text"
-HEADS: Final = "heads are not profiled"
+BY_TEXT: Final = "how deep a step drafts depends on how sure the draft is"
 PLAIN_STEPS: Final = "some steps drafted nothing"
-PROFILED_PROPOSERS: Final = ("draft_model", "heterogeneous_draft_model")
 LOOKUPS: Final = ("ngram", "suffix")
 REGIME_LABEL: Final = "sampling_regime"
+NO_TIME: Final = DeviceTime()
 LEVEL: Final = 0.95  # of the bounds of replayed tokens per step, two-sided, for one look
 MIN_UNITS: Final = 2  # sessions, for any bounds
 
@@ -57,6 +58,26 @@ class MeasuredCell:
     mean_acceptance_length: float | None
     work: Work | None
     ratio_of_total_times: float | None
+    num_drafts: int = 0  # steps that drafted
+    num_drafted_tokens: int = 0  # in these, with those cut off at the end
+    target_passes_saved: float | None = None  # of a request, mean
+    device: DeviceTime = NO_TIME
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """The mean acceptance length, with the steps that drafted nothing counted in."""
+        length, steps = self.mean_acceptance_length, self.num_drafts + self.num_plain_steps
+        if length is None or not self.num_plain_steps:
+            return length
+        drafting = metrics.ratio(self.num_drafts, steps)
+        return None if drafting is None else 1.0 + (length - 1.0) * drafting
+
+    @property
+    def drafts(self) -> Drafts | None:
+        """How often and how deep a row drafted; None where nothing was."""
+        share = metrics.ratio(self.num_drafts, self.num_drafts + self.num_plain_steps)
+        tokens = metrics.ratio(self.num_drafted_tokens, self.num_drafts)
+        return None if share is None or tokens is None else Drafts(share, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +88,8 @@ class Prediction:
     config: SpeculationConfig
     break_even_length: float | None = None  # tokens per step from which on speculation pays there
     speedup: float | None = None  # end to end, of an average request
+    target_passes_saved: float | None = None  # of an average request
+    device: DeviceTime = NO_TIME  # of an average request
     reason: str | None = None
 
     @property
@@ -74,6 +97,13 @@ class Prediction:
         """How far the prediction lies above what was measured, as a share of it."""
         measured = self.cell.ratio_of_total_times
         over = None if self.speedup is None or measured is None else metrics.ratio(self.speedup, measured)
+        return None if over is None else over - 1.0
+
+    @property
+    def cost_error(self) -> float | None:
+        """The same of an output token's device time with speculation, and so of its cost at any price."""
+        predicted, measured = (own.device.ms_per_token(Arm.SPECULATIVE) for own in (self, self.cell))
+        over = None if predicted is None or measured is None else metrics.ratio(predicted, measured)
         return None if over is None else over - 1.0
 
 
@@ -103,9 +133,20 @@ def cells_of_groups(groups: Iterable[GroupSums]) -> list[MeasuredCell]:
                 mean_acceptance_length=tally.mean_acceptance_length(pooled),
                 work=work_of(own.sums.num_prompt_tokens, own.sums.num_output_tokens, num_counted),
                 ratio_of_total_times=tally.ratio_of_total_times(pooled),
+                num_drafts=own.sums.num_drafts,
+                num_drafted_tokens=own.sums.num_draft_tokens + own.sums.num_cut_draft_tokens,
+                target_passes_saved=passes_saved(
+                    own.sums.num_output_tokens, own.sums.num_drafts + own.sums.num_plain_steps, num_counted
+                ),
+                device=device_time([own]),
             )
         )
     return found
+
+
+def passes_saved(num_output_tokens: int, num_steps: int, num_requests: int) -> float | None:
+    """Target passes saved by a request on average: each has one more than its steps, the prefill."""
+    return metrics.ratio(num_output_tokens - num_steps - num_requests, num_requests)
 
 
 def work_of(num_prompt_tokens: int, num_output_tokens: int, num_requests: int) -> Work | None:
@@ -162,20 +203,21 @@ def frontiers(
     """For each measured slice, on the engine and device profiled last, over the loads profiled of all its ways.
 
     Tokens per step belong to weights and rule, not to the load: those of the load with the most requests count, and
-    what replay says of a config in their place.  A way of which nothing can be predicted is left out, and so is a slice
-    that has no other; `predictions` says why.
+    what replay says of a config in their place, where its every step drafts to the same depth.  A way of which nothing
+    can be predicted is left out, and so is a slice that has no other; `predictions` says why.
     """
     surfaces = _Surfaces(costs)
     ways: dict[str, dict[str, _Way]] = {}
     works: dict[str, Work] = {}
     for cell in sorted(cells, key=lambda own: own.num_requests):
-        length = cell.mean_acceptance_length
-        if cell.fingerprint in configs and cell.work is not None and length is not None and not cell.num_plain_steps:
-            ways.setdefault(cell.slice_key, {})[cell.fingerprint] = _Way(configs[cell.fingerprint], Length(length))
-            works[cell.slice_key] = cell.work
+        config, length = configs.get(cell.fingerprint), cell.tokens_per_step
+        if config is None or cell.work is None or length is None or _why_not(cell, config.config) is not None:
+            continue
+        ways.setdefault(cell.slice_key, {})[cell.fingerprint] = _Way(config, Length(length), _drafts(cell, config))
+        works[cell.slice_key] = cell.work
     for slice_key, config, length_of_replay in replayed:
-        if slice_key in ways:
-            ways[slice_key][config.fingerprint] = _Way(config, length_of_replay)
+        if slice_key in ways and config.config.proposer not in LOOKUPS:
+            ways[slice_key][config.fingerprint] = _Way(config, length_of_replay, None)
     found = [
         _slice_frontier(slice_key, works[slice_key], list(own.values()), surfaces)
         for slice_key, own in sorted(ways.items())
@@ -187,6 +229,7 @@ def frontiers(
 class _Way:
     config: FingerprintedConfig
     length: Length
+    drafts: Drafts | None
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -200,7 +243,7 @@ def _slice_frontier(slice_key: str, work: Work, ways: Sequence[_Way], surfaces: 
         return None
     latest, _ = max(profiled, key=lambda pair: pair[1].profiled_at)
     drafted = [
-        Drafting(_name(way, ways), way.config.config.num_speculative_tokens, way.length, own.surface)
+        Drafting(_name(way, ways), way.config.config.num_speculative_tokens, way.length, own.surface, way.drafts)
         for way, own in profiled
         if way.place == latest.place
     ]
@@ -266,13 +309,16 @@ class _Surfaces:
 
 def _why_not(cell: MeasuredCell, config: SpeculationConfig) -> str | None:
     """Why nothing can be predicted of this, whatever is profiled."""
-    if config.proposer in LOOKUPS or config.is_adaptive:
+    if config.is_adaptive:
         return BY_TEXT
-    if config.proposer not in PROFILED_PROPOSERS:
-        return HEADS
-    if cell.num_plain_steps:  # where the draft's context ends before the request
+    if config.proposer not in LOOKUPS and cell.num_plain_steps:  # where the draft's context ends before the request
         return PLAIN_STEPS
     return None
+
+
+def _drafts(cell: MeasuredCell, config: FingerprintedConfig) -> Drafts | None:
+    """How often and how deep its rows draft, of a proposer that finds its drafts in the text."""
+    return cell.drafts if config.config.proposer in LOOKUPS else None
 
 
 def _prediction(cell: MeasuredCell, config: FingerprintedConfig, surfaces: _Surfaces) -> Prediction:
@@ -282,11 +328,29 @@ def _prediction(cell: MeasuredCell, config: FingerprintedConfig, surfaces: _Surf
     profiled = surfaces.of(config, cell.slice_key)
     if profiled is None:
         return Prediction(cell, own, reason=NOT_PROFILED)
-    if cell.mean_acceptance_length is None or cell.work is None:
+    length = cell.tokens_per_step
+    if length is None or cell.work is None:
         return Prediction(cell, own, reason="nothing was drafted")
-    drafting = Drafting(own.name, own.num_speculative_tokens, Length(cell.mean_acceptance_length), profiled.surface)
+    drafting = Drafting(own.name, own.num_speculative_tokens, Length(length), profiled.surface, _drafts(cell, config))
     try:
         found = gain(drafting, cell.concurrency, cell.work)
     except InputError as error:
         return Prediction(cell, own, reason=str(error))
-    return Prediction(cell, own, found.break_even_length, found.speedup)
+    return Prediction(
+        cell,
+        own,
+        break_even_length=found.break_even_length,
+        speedup=found.speedup,
+        target_passes_saved=found.target_passes_saved,
+        device=predicted_device(found, cell.work),
+    )
+
+
+def predicted_device(found: Gain, work: Work) -> DeviceTime:
+    """The device time of one average request: at load b it holds 1/b of the device from prefill to last token."""
+    return DeviceTime(
+        baseline_ms=found.baseline_ms / found.concurrency,
+        speculative_ms=found.speculative_ms / found.concurrency,
+        baseline_tokens=work.num_output_tokens,
+        speculative_tokens=work.num_output_tokens,
+    )

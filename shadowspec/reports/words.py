@@ -121,6 +121,14 @@ DEFINITIONS = {
         "up until it runs dry.",
     ),
     "queue": ("Queue", "The shadow's own waiting time, milliseconds; shown apart and never judged."),
+    "derived-queue": (
+        "Derived queue times",
+        "What each arm would make of the recorded arrivals, first come, first served, with as many slots as the load: "
+        "busy is the share of the slots' time that is asked for, the queue is the wait for a slot. Every request takes "
+        "as long as it was measured to take there with all slots busy, which is the longest it takes. The other speeds "
+        "of the arrivals are those at which the baseline is busy for 50, 80 and 95% of the time. The last figure is "
+        "the baseline's mean time from arrival to last token over the speculative arm's.",
+    ),
     "quantile": (
         "Quantile",
         "Exact order statistic over requests. Undefined below 1 / (1 - p) requests, where it would only be the maximum "

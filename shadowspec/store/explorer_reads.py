@@ -8,12 +8,12 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from shadowspec.store import changes, cost_surfaces, evidence_snapshot, rollup_sums, run_pages, session
+from shadowspec.store import arrival_reads, changes, cost_surfaces, evidence_snapshot, rollup_sums, run_pages, session
 from shadowspec.store.changes import AdviceChange, VerdictChange
 from shadowspec.store.rollup_sums import GroupSums, Step
 from shadowspec.store.rollups import SUM_NAMES
 from shadowspec.store.run_pages import Place, RunFilter, RunPage
-from shadowspec.types import CostKey, Memory, ProfiledCosts, StoredEvidence
+from shadowspec.types import ArrivedRequest, CostKey, Memory, ProfiledCosts, ServedRequest, StoredEvidence
 
 
 class ExplorerReads:
@@ -69,6 +69,16 @@ class ExplorerReads:
         """The newest profile of each pair, rule, engine, device and kind of requests."""
         with session.read(self._engine) as connection:
             return cost_surfaces.read_costs(connection)
+
+    def arrivals(self, endpoint: str, *, limit: int) -> list[ArrivedRequest]:
+        """The endpoint's newest usable requests, measured or not, in the order in which they came."""
+        with session.read(self._engine) as connection:
+            return arrival_reads.read_arrivals(connection, endpoint, limit)
+
+    def served(self, endpoint: str, since: datetime) -> list[ServedRequest]:
+        """The requests since then that were timed in both arms, at every load and with every config."""
+        with session.read(self._engine) as connection:
+            return arrival_reads.read_served(connection, endpoint, since)
 
     def verdict_changes(
         self, endpoint: str | None = None, since: datetime | None = None, until: datetime | None = None, *, limit: int

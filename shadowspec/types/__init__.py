@@ -5,6 +5,7 @@ Counts are stored, ratios are formed in `shadowspec.metrics` alone.  Names are t
 those are kept out of every repr.
 """
 
+from shadowspec.types.arrivals import ARRIVING, ArrivedRequest, ServedRequest
 from shadowspec.types.audits import AcceptanceSums, AuditedRun, AuditedUnit, ReplayedRecord, StoredAudit
 from shadowspec.types.costs import BASELINE, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
@@ -40,6 +41,7 @@ from shadowspec.types.speculation import SUFFIX_OPTIONS, FingerprintedConfig, Sp
 from shadowspec.types.verdicts import Decision, TestResult, Verdict
 
 __all__ = [
+    "ARRIVING",
     "BASELINE",
     "FORCEABLE",
     "NO_FLAGS",
@@ -49,6 +51,7 @@ __all__ = [
     "Arm",
     "ArmTiming",
     "Arrival",
+    "ArrivedRequest",
     "AuditedRun",
     "AuditedUnit",
     "Block",
@@ -89,6 +92,7 @@ __all__ = [
     "RunFlags",
     "SamplingParameters",
     "SamplingRegime",
+    "ServedRequest",
     "ShadowPrompt",
     "SliceKey",
     "Span",

@@ -65,7 +65,13 @@ def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
     assert workspace.run("report").code == 0
     page = (workspace.folder / "report.html").read_text(encoding="utf-8")
     assert "letters" in page
-    assert json.loads(workspace.run("report", "--format", "json").out)["schema_version"] == 1
+    workspace.replace_in_config("[gate]", "[dashboard]\nprice_per_gpu_hour = 2.5\n\n[gate]")
+    report = json.loads(workspace.run("report", "--format", "json").out)
+    assert report["schema_version"] == 1
+    predicted = report["endpoints"][0]["predictions"]
+    assert {each["price_per_hour"] for each in predicted} == {2.5}
+    cost = predicted[0]["measured_cost"]["baseline"]  # a million tokens at so many ms each, in hours
+    assert cost["cost_per_million_tokens"] == pytest.approx(cost["device_ms_per_token"] * 1_000 / 3_600 * 2.5)
     assert "letters" in workspace.run("gate").out
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shadowspec import demo
 from shadowspec.engine import Models
 from shadowspec.engine.profiling import Grid, profile
 from shadowspec.errors import InputError
@@ -21,6 +23,19 @@ NGRAM = """
 name = "lookup"
 proposer = "ngram"
 num_speculative_tokens = 3
+"""
+SUFFIX = """
+[[endpoints.letters.candidates]]
+name = "suffixes"
+proposer = "suffix"
+num_speculative_tokens = 3
+"""
+MEDUSA = f"""
+[[endpoints.letters.candidates]]
+name = "medusa"
+proposer = "medusa"
+draft = "{demo.HEADS / "medusa"}"
+num_speculative_tokens = 2
 """
 SMALL = ("--loads", "1,3", "--k", "1,2", "--contexts", "8,16", "--rounds", "2")
 
@@ -85,16 +100,40 @@ def test_the_table_says_from_where_on_speculation_pays(workspace: Workspace) -> 
     assert "K 2" in result.out
 
 
-def test_prompt_lookup_is_left_out_and_told(workspace: Workspace) -> None:
+def test_every_way_of_drafting_has_a_surface_of_its_own(workspace: Workspace) -> None:
     config = workspace.folder / "shadowspec.toml"
-    whole = config.read_text(encoding="utf-8")
-    config.write_text(whole + NGRAM, encoding="utf-8")
-    both = workspace.run("profile-device", *SMALL, "--no-store", "--json")
-    assert {each["config"] for each in both.document["profiles"]} == {"draft"}
-    config.write_text(whole.split("[[endpoints.letters.candidates]]")[0] + NGRAM, encoding="utf-8")
-    alone = workspace.run("profile-device", *SMALL, "--no-store")
-    assert alone.code == 4
-    assert "there is nothing to profile" in alone.err
+    config.write_text(config.read_text(encoding="utf-8") + NGRAM + SUFFIX, encoding="utf-8")
+    result = workspace.run("profile-device", *SMALL, "--greedy", "--no-store", "--json")
+    assert result.code == 0, result.err
+    own = {each["config"]: each["points"] for each in result.document["profiles"]}
+    assert set(own) == {"draft", "lookup", "suffixes"}
+    for points in own.values():
+        assert len(points) == 2 * 3 * 2
+        assert all(each["draft_ms"] > 0 for each in points if each["num_speculative_tokens"])
+
+
+def test_depths_that_heads_do_not_reach_are_left_out_and_told(
+    workspace: Workspace, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = (workspace.folder / "shadowspec.toml").read_text(encoding="utf-8")
+    bundled = re.sub(r'target = ".*"', f'target = "{demo.TARGET}"', text.split("[[endpoints.letters.candidates]]")[0])
+    (workspace.folder / "shadowspec.toml").write_text(bundled + MEDUSA, encoding="utf-8")
+    loads = ("--loads", "1", "--contexts", "8", "--rounds", "1", "--greedy", "--no-store", "--json")
+    most = load_most()
+    result = workspace.run("profile-device", "--k", f"1,{most},{most + 1}", *loads)
+    assert result.code == 0, result.err
+    (own,) = result.document["profiles"]
+    assert {each["num_speculative_tokens"] for each in own["points"]} == {0, 1, most}
+    assert f"medusa drafts {most} tokens at most: greater depths are not profiled" in caplog.text
+    beyond = workspace.run("profile-device", "--k", str(most + 1), *loads)
+    assert beyond.code == 4
+    assert "there is nothing to profile" in beyond.err
+
+
+def load_most() -> int:
+    """Of the bundled Medusa heads, one for each token."""
+    config = json.loads((demo.HEADS / "medusa" / "config.json").read_text(encoding="utf-8"))
+    return int(config["num_heads"])
 
 
 def test_adaptive_depth_is_left_out_and_told(workspace: Workspace) -> None:
@@ -111,7 +150,6 @@ def test_adaptive_depth_is_left_out_and_told(workspace: Workspace) -> None:
     ("changes", "says"),
     [
         ({"draft_confidence_threshold": 0.4}, "k3: a step costs what the draft is sure of; not profiled"),
-        ({"proposer": "suffix", "draft": None}, "k3: only drafting with a model of its own is profiled"),
     ],
 )
 def test_a_step_that_depends_on_the_text_has_no_surface(

@@ -15,12 +15,16 @@ from streamlit.testing.v1 import AppTest
 
 from dashboards.parts import downloads
 from shadowspec.reports.predictions import NOT_PROFILED
+from shadowspec.reports.queue_words import queue_basis, queue_cells_text
+from shadowspec.reports.queues import arrived, queue_cells, served
 from shadowspec.store import RunFilter, Store
 from shadowspec.store.run_pages import COLUMNS
 from shadowspec.types import CostKey, ProfiledCosts, StepCost
+from shadowspec.words import DASH, plain_text
 from tests.dashboards.conftest import Open
 from tests.dashboards.pages import said
 
+COST = r"[\d.,]+ \([\d.,]+\)"  # with speculation, and without it
 VIEWS = ("explorer", "loads", "changes", "before_after")
 Configure = Callable[..., Path]
 
@@ -140,11 +144,36 @@ def test_loads_show_what_the_cost_model_predicts(
     assert "No verdict rests on this." in text
     assert "median absolute error against what was measured there" in text
     table = next(each.value for each in app.dataframe if "Pays from" in each.value)
-    known = table[table["Note"] == ""]
-    assert not known.empty
-    assert known["Predicted"].str.endswith("\u00d7").all()
-    assert set(table["Note"]) == {"", NOT_PROFILED}  # sampled requests were not profiled
+    is_known = table["Predicted"].str.endswith("\u00d7")
+    assert is_known.any()
+    assert set(table["Predicted"][~is_known]) == {NOT_PROFILED}  # sampled requests were not profiled
+    predicted, measured = (table[f"Cost {kind} (baseline)"] for kind in ("predicted", "measured"))
+    assert predicted[is_known].str.fullmatch(COST).all()
+    assert (predicted[~is_known] == DASH).all()
+    assert measured.str.fullmatch(COST).all()
+    assert "per device-hour" in text  # the store's file names a price
     assert "load 16: " in text
+
+
+def test_loads_show_the_queues_that_the_arrivals_would_make(filled: str, open_page: Open) -> None:
+    """The same as the report's, from the store's newest rows."""
+    app = open_page("loads", endpoint="assistant")
+    text = words(app)
+    assert "**Derived, not measured.**" in text
+    assert "No verdict reads it" in text
+    with Store.open(filled) as store:
+        records, runs = store.records("assistant"), store.runs("assistant")
+        expected = queue_cells(arrived(records), served(runs, store.blocks("assistant")), store.fingerprints())
+    rows = [queue_cells_text(cell, row) for cell in expected for row in cell.rows]
+    assert rows
+    table = next(each.value for each in app.dataframe if "Traffic" in each.value)
+    assert table.to_numpy().tolist() == rows
+    assert all(plain_text(queue_basis(cell)) in text for cell in expected)
+    app.slider(key="busy").set_value(33).run()
+    tried = next(each.value for each in app.dataframe if "Traffic" in each.value)
+    assert not app.exception
+    assert len(tried) == len(rows) + len([cell for cell in expected if cell.rows])
+    assert "33.0%" in set(tried["Baseline busy"])
 
 
 def test_a_slider_changes_what_is_tried_and_nothing_else(filled: str, open_page: Open) -> None:

@@ -26,8 +26,7 @@ def processed_probs(
 ) -> torch.Tensor:
     """Our distribution for one row whose `output` was emitted; float32 [vocabulary]."""
     batch = BatchSampling([sampling], [prompt], [[1]], VOCABULARY, CPU)
-    if output:
-        batch.note_emitted(0, output)
+    batch.note_emitted([output])
     nothing = torch.zeros((1, 0), dtype=torch.int64)
     processed = batch.processed_logits(logits[None, None], nothing, torch.tensor([len(output)]))
     return batch.probs(processed)[0, 0]

@@ -38,8 +38,9 @@ def test_verify(kinds, rule, has_draft_probs) -> None:
     ends = [[row % VOCABULARY, 1] for row in range(ROWS)]
     batch = BatchSampling(sampling, prompts, ends, VOCABULARY, torch.device("cpu"))
     emitted = torch.tensor([row % 6 for row in range(ROWS)])
-    for row in emitted.nonzero()[:, 0].tolist():
-        batch.note_emitted(row, [(3 * row + index) % VOCABULARY for index in range(int(emitted[row]))])
+    batch.note_emitted(
+        [[(3 * row + index) % VOCABULARY for index in range(count)] for row, count in enumerate(emitted.tolist())]
+    )
 
     step = a_step(rule.value, 11, rows=ROWS, vocabulary=VOCABULARY, has_draft_probs=has_draft_probs)
     step = replace(step, temperature=torch.tensor([each.temperature for each in sampling]))

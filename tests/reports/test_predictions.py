@@ -9,22 +9,35 @@ from datetime import timedelta
 
 import pytest
 
-from shadowspec.cost_model import CostSurface
+from shadowspec import metrics
+from shadowspec.cost_model import CostSurface, Drafts
 from shadowspec.frontier import Length, Work
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports import Report, build_report, render_html, render_json, render_markdown
 from shadowspec.reports.predictions import (
     BY_TEXT,
-    HEADS,
     NOT_PROFILED,
     PLAIN_STEPS,
     MeasuredCell,
+    cells_of_groups,
     frontiers,
     median_error,
     predictions,
     replayed_ways,
 )
-from shadowspec.types import AcceptanceSums, CostKey, Place, ProfiledCosts, StepCost, VerifyRule
+from shadowspec.store import GroupSums, RollupSums
+from shadowspec.store.rollups import SUM_NAMES, additions
+from shadowspec.types import (
+    AcceptanceSums,
+    Arm,
+    Block,
+    BlockResult,
+    CostKey,
+    Place,
+    ProfiledCosts,
+    StepCost,
+    VerifyRule,
+)
 from tests.reports.worlds import NOW, MemorySource, add_slice, config
 
 CODE = "prompt_class=code,sampling_regime=greedy"
@@ -194,14 +207,14 @@ def test_what_was_replayed_of_a_slice_without_measurements_has_no_frontier() -> 
 @pytest.mark.parametrize(
     ("changed", "num_plain_steps", "reason"),
     [
-        ({"proposer": "ngram", "draft": None}, 5, BY_TEXT),
-        ({"proposer": "suffix", "draft": None}, 5, BY_TEXT),
-        ({"proposer": "eagle3"}, 0, HEADS),
+        ({"proposer": "ngram", "draft": None}, 5, NOT_PROFILED),
+        ({"proposer": "eagle3"}, 0, NOT_PROFILED),
+        ({"draft_confidence_threshold": 0.4}, 0, BY_TEXT),
         ({}, 1, PLAIN_STEPS),  # the draft's context ended before the request did
     ],
 )
-def test_what_can_never_be_predicted_says_why(
-    changed: dict[str, str | None], num_plain_steps: int, reason: str
+def test_what_cannot_be_predicted_says_why(
+    changed: dict[str, str | float | None], num_plain_steps: int, reason: str
 ) -> None:
     own = config()
     other = replace(own, config=replace(own.config, **changed))  # type: ignore[arg-type]
@@ -256,3 +269,146 @@ def test_ways_of_one_name_are_told_apart() -> None:
     known = {each.fingerprint: each for each in (rejection, one_hot)}
     (found,) = frontiers([at(4, name) for name in known], known, costs)
     assert [each.drafting.name for each in found.choices[0].gains] == ["draft-k4 greedy_draft", "draft-k4 rejection"]
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "suffix", "medusa", "mlp_speculator", "eagle3"])
+def test_every_proposer_that_was_profiled_is_predicted(proposer: str) -> None:
+    """With the costs of its own kind alone; a lookup's steps cost what its drafts and the load make of them."""
+    own = config()
+    other = replace(own, config=replace(own.config, proposer=proposer), fingerprint="other")
+    key = CostKey.of(other, is_greedy=True)
+    is_lookup = proposer in ("ngram", "suffix")
+    drafts, plain, drafted = 60, 40 if is_lookup else 0, 180 if is_lookup else 240
+    cell = MeasuredCell(
+        CODE, 4, "other", 10, plain, 2.5, Work(90.0, 36.0), 1.2, num_drafts=drafts, num_drafted_tokens=drafted
+    )
+    costs = {profiled().key: profiled(), key: ProfiledCosts(key, NOW, with_depth_1(profiled().points))}
+    (found,) = predictions([cell], {"other": other}, costs)
+    length = 1.0 + 1.5 * drafts / (drafts + plain)
+    assert cell.tokens_per_step == pytest.approx(length)
+    surface = CostSurface(costs[key].points)
+    pattern = Drafts(0.6, 3.0) if is_lookup else None
+    assert found.speedup == pytest.approx(surface.end_to_end_speedup(length, Place(4, 4, 90.0), 36.0, pattern))
+    assert found.target_passes_saved == pytest.approx(35.0 - 35.0 / length)
+    (frontier,) = frontiers([cell], {"other": other}, costs)
+    assert [choice.gains[0].drafting.drafts for choice in frontier.choices] == [pattern] * 3
+    by_load = {choice.concurrency: choice.gains[0].speedup for choice in frontier.choices}
+    assert by_load[4] == pytest.approx(found.speedup)
+    replayed = [(CODE, replace(other, fingerprint="replayed"), Length(9.0))]
+    (again,) = frontiers([cell], {"other": other}, costs, replayed)
+    # Replay does not say how often a lookup drafts, so that nothing can be made of its tokens per step.
+    assert len(again.choices[0].gains) == (1 if is_lookup else 2)
+
+
+def with_depth_1(points: tuple[StepCost, ...]) -> tuple[StepCost, ...]:
+    shallow = [replace(each, num_speculative_tokens=1, draft_ms=1.0) for each in points if each.place[1] == 2]
+    return (*points, *shallow)
+
+
+def test_a_lookup_that_never_drafted_is_not_predicted() -> None:
+    own = config()
+    other = replace(own, config=replace(own.config, proposer="ngram"), fingerprint="other")
+    key = CostKey.of(other, is_greedy=True)
+    cell = MeasuredCell(CODE, 4, "other", 10, 40, None, Work(90.0, 36.0), 0.9)
+    costs = {key: ProfiledCosts(key, NOW, with_depth_1(profiled().points))}
+    assert predictions([cell], {"other": other}, costs)[0].reason == "nothing was drafted"
+    assert frontiers([cell], {"other": other}, costs) == []
+
+
+def test_device_time_and_cost_stand_beside_what_was_measured() -> None:
+    source = world(profiled())
+    (endpoint,) = build_report(
+        source, {"editor": GatePolicy(device_price_per_hour=7.2)}, NOW, data_note="Made up."
+    ).endpoints
+    code = next(each for each in endpoint.predictions if each.reason is None)
+    runs = [run for run in source.measured_runs["editor"] if f"-{CODE}-" in run.block_id]
+    arms = {arm: [getattr(run, arm.value) for run in runs if run.baseline is not None] for arm in Arm}
+    for arm, own in arms.items():
+        tokens = sum(each.num_output_tokens for each in own)
+        expected = sum(each.prefill_ms + each.decode_ms for each in own) / 4 / tokens  # a quarter of the device each
+        assert code.cell.device.ms_per_token(arm) == pytest.approx(expected)
+    work = code.cell.work
+    assert work is not None
+    assert code.cell.mean_acceptance_length is not None
+    surface, place = CostSurface(profiled().points), Place(4, 4, work.num_prompt_tokens)
+    predicted = {
+        Arm.BASELINE: surface.end_to_end_ms(1.0, place.baseline, work.num_output_tokens),
+        Arm.SPECULATIVE: surface.end_to_end_ms(code.cell.mean_acceptance_length, place, work.num_output_tokens),
+    }
+    for arm, total in predicted.items():
+        assert code.device.ms_per_token(arm) == pytest.approx(total / 4 / work.num_output_tokens)
+    ours, theirs = (each.ms_per_token(Arm.SPECULATIVE) for each in (code.device, code.cell.device))
+    assert ours is not None
+    assert theirs is not None
+    assert code.cost_error == pytest.approx(ours / theirs - 1.0)
+    counts = [run.counts for run in runs if run.counts is not None]
+    assert code.cell.target_passes_saved == pytest.approx(
+        sum(metrics.target_passes_saved(each) for each in counts) / len(counts)
+    )
+
+    report = build_report(source, {"editor": GatePolicy(device_price_per_hour=7.2)}, NOW, data_note="Made up.")
+    document = json.loads(render_json(report))["endpoints"][0]
+    own = next(each for each in document["predictions"] if each["why_not"] is None)
+    assert own["price_per_hour"] == 7.2
+    assert own["predicted_cost"]["speculative"]["device_ms_per_token"] == pytest.approx(ours)
+    # 7.2 an hour is 0.002 a second: a million tokens at so many ms each take so many thousand seconds
+    assert own["predicted_cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(2 * ours)
+    assert own["measured_cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(2 * theirs)
+    assert own["cost_relative_error"] == pytest.approx(code.cost_error)
+    assert own["measured_target_passes_saved"] == pytest.approx(code.cell.target_passes_saved)
+    assert own["predicted_target_passes_saved"] == pytest.approx(
+        (work.num_output_tokens - 1) * (1 - 1 / code.cell.mean_acceptance_length)
+    )
+    gain = document["frontier"][0]["loads"][1]["gains"][0]
+    assert gain["cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(2 * ours)
+    assert gain["target_passes_saved"] == pytest.approx(own["predicted_target_passes_saved"])
+    plain = code.device.ms_per_token(Arm.BASELINE)
+    assert plain is not None
+    for form in (render_html(report), render_markdown(report)):
+        assert f"{2 * ours:.2f} ({2 * plain:.2f})" in form.replace("\\", "")
+        assert "at 7.20 per device-hour" in form
+    unpriced = render_markdown(report_of(source))
+    assert f"{1000 * ours:,.2f} s (" in unpriced.replace("\\", "")
+    assert "no price is set" in unpriced
+
+
+def test_the_stores_cells_are_those_of_the_runs() -> None:
+    """The dashboard makes cells of rollups, the report of runs."""
+    source = world(profiled())
+    (endpoint,) = report_of(source).endpoints
+    results = {
+        own.block_id: BlockResult(
+            Block(own.block_id, own.sequence, "editor", own.slice_key, own.concurrency, (), (), own.first_arm),
+            own.started_at, (), own.memory,
+        )
+        for own in source.measured_blocks["editor"]
+    }  # fmt: skip
+    record_of = {own.key: own for own in source.records("editor")}
+    runs = [(run, results[run.block_id], record_of[run.key]) for run in source.measured_runs["editor"]]
+    totals: dict[str, list[float]] = {}
+    for key, addition in additions(runs).items():
+        before = totals.setdefault(key.slice_key, [0.0] * len(SUM_NAMES))
+        totals[key.slice_key] = [own + more for own, more in zip(before, addition.sums, strict=True)]
+    groups = [
+        GroupSums("editor", name, config().fingerprint, 4, None, RollupSums(**dict(zip(SUM_NAMES, own, strict=True))))  # type: ignore[arg-type]
+        for name, own in totals.items()
+    ]
+    assert len(groups) == 2
+    for cell in cells_of_groups(groups):
+        other = next(each.cell for each in endpoint.predictions if each.cell.slice_key == cell.slice_key)
+        for name in ("num_drafts", "num_drafted_tokens", "num_plain_steps", "target_passes_saved", "tokens_per_step"):
+            assert getattr(cell, name) == pytest.approx(getattr(other, name)), name
+        for arm in Arm:
+            assert cell.device.ms_per_token(arm) == pytest.approx(other.device.ms_per_token(arm))
+
+
+def test_the_operators_price_goes_before_the_policys() -> None:
+    policies = {"editor": GatePolicy(device_price_per_hour=7.2)}
+    reports = [
+        build_report(world(profiled()), policies, NOW, data_note="Made up.", price_per_hour=price)
+        for price in (None, 3.6)
+    ]
+    own, operators = (each.endpoints[0].price_per_hour for each in reports)
+    assert (own, operators) == (7.2, 3.6)
+    assert "at 3.60 per device-hour" in render_markdown(reports[1])
+    assert report_of(world(profiled())).endpoints[0].price_per_hour is None

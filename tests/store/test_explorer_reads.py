@@ -7,11 +7,12 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from shadowspec.reports.queues import arrived, served
 from shadowspec.store import RunFilter, Store
 from shadowspec.store.rollups import SUM_NAMES
-from shadowspec.types import Decision, RecordKey, StoredEvidence, Verdict
+from shadowspec.types import Decision, FunnelCounter, RecordKey, StoredEvidence, Verdict
 from tests.store import examples
-from tests.store.saving import save_block
+from tests.store.saving import save_block, save_records
 
 NOON = examples.NOON
 
@@ -175,3 +176,26 @@ def test_a_key_of_the_same_time_is_not_lost_between_pages(store: Store) -> None:
         if place is None:
             break
     assert seen == [6, 5, 4, 3, 2, 1, 0]
+
+
+def test_arrivals_and_served_requests_are_those_of_the_stored_rows(measured: Store) -> None:
+    """What the dashboard derives queues from is what the report derives them from."""
+    code, out = "prompt_class=code", FunnelCounter.SAMPLED_OUT
+    idle = [
+        replace(examples.record(90, counter=out, reason="not_sampled"), slice_key=code, sampling_rate=0.25),
+        replace(examples.record(91, counter=out, reason="not_timed"), slice_key=code, sampling_rate=0.25),
+        replace(examples.record(92, counter=FunnelCounter.DUPLICATE), slice_key=code),
+    ]
+    save_records(measured, idle)
+    expected = arrived(measured.records("chat"))
+    assert {own.weight for own in expected} == {0.0, 2.0, 4.0}
+    found = measured.arrivals("chat", limit=1_000)
+    assert found == expected
+    assert measured.arrivals("chat", limit=4) == expected[-4:]
+    runs = served(measured.runs("chat"), measured.blocks("chat"))
+    assert len(runs) == 15
+    assert sorted(measured.served("chat", found[0].at)) == sorted(runs)
+    since = NOON + timedelta(hours=20)
+    times = {own.key: own.at for own in found}
+    assert sorted(measured.served("chat", since)) == sorted(own for own in runs if times[own.key] >= since)
+    assert measured.arrivals("nobody", limit=10) == []

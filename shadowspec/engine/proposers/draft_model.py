@@ -12,6 +12,7 @@ from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.proposers.choice import Draft
 from shadowspec.engine.runner import Runner
+from shadowspec.engine.transfer import to_device
 
 
 class DraftModelProposer:
@@ -90,7 +91,7 @@ class DraftModelProposer:
         """The rows that draft at all, bool [rows]: those with room; a finished one must not keep the passes going."""
         begun = torch.ones_like(batch.lengths, dtype=torch.bool)
         if self._confidence_threshold > 0.0:
-            begun = torch.tensor([batch.is_active(row) for row in range(batch.num_rows)], device=batch.device)
+            begun = to_device([batch.is_active(row) for row in range(batch.num_rows)], batch.device)
         if self._context_limit is not None:
             begun &= batch.lengths + self._num_speculative_tokens <= self._context_limit
         return begun

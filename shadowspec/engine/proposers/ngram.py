@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from shadowspec.engine.batch import Batch
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
+from shadowspec.engine.transfer import to_device
 
 
 def lookup(tokens: npt.NDArray[np.int64], shortest: int, longest: int, count: int) -> npt.NDArray[np.int64]:
@@ -58,7 +58,7 @@ class NgramProposer:
                 drafted[row, : len(found)] = found
                 counts[row] = len(found)
         drafted = drafted[:, : counts.max()]
-        return Proposal(torch.from_numpy(drafted).to(batch.device), torch.from_numpy(counts).to(batch.device), None)
+        return Proposal(to_device(drafted, batch.device), to_device(counts, batch.device), None)
 
     def keep(self, slots: list[int]) -> None:
         """Nothing is held per slot."""

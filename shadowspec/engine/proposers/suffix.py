@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from shadowspec.engine.batch import Batch
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
 from shadowspec.engine.proposers.suffix_text import SuffixOptions, SuffixText
+from shadowspec.engine.transfer import to_device
 
 
 class SuffixProposer:
@@ -47,7 +47,7 @@ class SuffixProposer:
                 drafted[row, : len(found)] = found
                 counts[row] = len(found)
         drafted = drafted[:, : counts.max()]
-        return Proposal(torch.from_numpy(drafted).to(batch.device), torch.from_numpy(counts).to(batch.device), None)
+        return Proposal(to_device(drafted, batch.device), to_device(counts, batch.device), None)
 
     def keep(self, slots: list[int]) -> None:
         self._texts = {place: self._texts[slot] for place, slot in enumerate(slots)}

@@ -115,8 +115,8 @@ def _scored(
         sampling = BatchSampling(
             [request.sampling] * count, [request.prompt] * count, [ends] * count, vocabulary, device
         )
-        for row in range(count if sampling.has_penalties else 0):
-            sampling.note_emitted(row, output[: first + row])
+        if sampling.has_penalties:
+            sampling.note_emitted([output[: first + row] for row in range(count)])
         following = text[len(request.prompt) + starts[:, None] + torch.arange(depth, device=device)]  # [rows, depth]
         for ahead, logits in enumerate(chains.logits(starts, following)):
             processed = sampling.draft_logits(logits, following[:, :ahead], starts)

@@ -125,10 +125,7 @@ def _batch_scores(
         gaps.append((processed.amax(-1) - processed.gather(-1, chosen)[..., 0]).double())
         if with_probs:
             probs.append(sampling.probs(processed).gather(-1, chosen)[..., 0].double())
-        if sampling.has_penalties:
-            for row, response in enumerate(batch):
-                if len(response.output) > start:
-                    sampling.note_emitted(row, response.output[start:stop])
+        sampling.note_emitted([response.output[start:stop] for response in batch])
     every_best, every_gap = torch.cat(bests, 1).cpu().numpy(), torch.cat(gaps, 1).cpu().numpy()
     every_prob = torch.cat(probs, 1).cpu().numpy() if with_probs else None
     return [

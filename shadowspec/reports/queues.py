@@ -1,0 +1,233 @@
+"""The queue time that each arm would see under the recorded arrivals: derived, and judged by nobody.
+
+The newest requests of an endpoint, measured or not, are sent at the times at which they came through a server with as
+many slots as the load at which the arms were timed.  A request that was timed there takes what it took; any other one
+takes what a timed request of its slice took, drawn by a hash of its key: the same one for both arms, whose difference
+is then theirs and not the draw's.  Where only some of the sessions are sampled the clock runs as much faster.
+
+Recorded traffic is that of all replicas, or of a mirror's part of it: what it does to one server says little by itself.
+So the same arrivals are also sent at the speeds at which the baseline's slots would be busy for a given share of the
+time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from shadowspec import metrics
+from shadowspec.queueing import Queue, replay_queue, utilisation
+from shadowspec.types import (
+    ARRIVING,
+    Arm,
+    ArrivedRequest,
+    FingerprintedConfig,
+    RecordKey,
+    Run,
+    ServedRequest,
+    SpeculationConfig,
+    StoredBlock,
+    StoredRecord,
+)
+
+MAX_ARRIVALS: Final = 5_000  # the newest; some hundredths of a second for a load and config
+MIN_ARRIVALS: Final = 100
+MIN_SERVED: Final = 30  # timed requests from which the others draw
+BUSY: Final = (0.5, 0.8, 0.95)  # of the baseline's slots
+MS_PER_S: Final = 1_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class ArmQueue:
+    """What one arm's queue comes to; the times are None where more comes in than is served."""
+
+    utilisation: float
+    mean_queue_ms: float | None
+    p95_queue_ms: float | None
+    p99_queue_ms: float | None
+    waiting_share: float | None  # of the requests
+    mean_response_ms: float | None  # queue, prefill and decode
+
+    @property
+    def is_overloaded(self) -> bool:
+        return self.mean_queue_ms is None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """Both arms under the same arrivals; `traffic` is how many times what was recorded."""
+
+    traffic: float
+    baseline: ArmQueue
+    speculative: ArmQueue
+
+    @property
+    def response_speedup(self) -> float | None:
+        """Baseline over speculative mean time from arrival to last token."""
+        times = self.baseline.mean_response_ms, self.speculative.mean_response_ms
+        return None if times[0] is None or times[1] is None else metrics.ratio(times[0], times[1])
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCell:
+    """An endpoint's queue at one load with one config; where it has no rows `reason` says why."""
+
+    concurrency: int
+    fingerprint: str
+    config: SpeculationConfig
+    num_arrivals: int
+    num_timed: int  # of the arrivals, in both arms
+    num_borrowed: int  # of a slice of which nothing was timed: they drew from the whole endpoint
+    thinning: float  # requests of the traffic for each one that was recorded
+    first: datetime
+    last: datetime
+    rows: tuple[QueueRow, ...] = ()  # at the recorded traffic, then by the share of the baseline's time
+    reason: str | None = None
+
+
+def arrived(records: Iterable[StoredRecord]) -> list[ArrivedRequest]:
+    """The newest usable requests among stored records, in the order in which they came."""
+    found = [
+        ArrivedRequest(
+            own.key,
+            own.slice_key,
+            own.event_time,
+            ArrivedRequest.weight_of(own.counter, own.reason, own.sampling_rate),
+        )
+        for own in records
+        if own.counter in ARRIVING and own.slice_key is not None and own.event_time is not None
+    ]
+    return sorted(found, key=lambda own: (own.at, own.key))[-MAX_ARRIVALS:]
+
+
+def served(runs: Iterable[Run], blocks: Iterable[StoredBlock]) -> list[ServedRequest]:
+    """The runs that were timed in both arms."""
+    block_of = {block.block_id: block for block in blocks}
+    return [
+        ServedRequest(
+            run.key,
+            block_of[run.block_id].slice_key,
+            block_of[run.block_id].concurrency,
+            run.fingerprint,
+            run.baseline.end_to_end_ms,
+            run.speculative.end_to_end_ms,
+        )
+        for run in runs
+        if run.baseline is not None and run.speculative is not None
+    ]
+
+
+def queue_cells(
+    arrivals: Sequence[ArrivedRequest],
+    timed: Iterable[ServedRequest],
+    configs: Mapping[str, FingerprintedConfig],
+    busy: Sequence[float] = BUSY,
+) -> list[QueueCell]:
+    """One for each load and known config that was timed, by config, K and load.
+
+    Args:
+        arrivals: in the order in which they came; only what was timed of these counts.
+        busy: the shares of the time, above 0, at which the baseline's slots are to be busy, beside the recorded one.
+    """
+    known = {own.key for own in arrivals}
+    by_cell: dict[tuple[int, str], list[ServedRequest]] = defaultdict(list)
+    for own in timed:
+        if own.key in known and own.fingerprint in configs:
+            by_cell[own.concurrency, own.fingerprint].append(own)
+    found = [
+        _cell(concurrency, configs[fingerprint], arrivals, own, busy)
+        for (concurrency, fingerprint), own in by_cell.items()
+    ]
+    return sorted(
+        found, key=lambda own: (own.config.name, own.config.num_speculative_tokens, own.fingerprint, own.concurrency)
+    )
+
+
+def _cell(
+    concurrency: int,
+    config: FingerprintedConfig,
+    arrivals: Sequence[ArrivedRequest],
+    timed: Sequence[ServedRequest],
+    busy: Sequence[float],
+) -> QueueCell:
+    weight = sum(own.weight for own in arrivals)
+    chosen, num_borrowed = _services(arrivals, timed)
+    cell = QueueCell(
+        concurrency=concurrency,
+        fingerprint=config.fingerprint,
+        config=config.config,
+        num_arrivals=len(arrivals),
+        num_timed=len({own.key for own in timed}),
+        num_borrowed=num_borrowed,
+        thinning=max(1.0, weight / len(arrivals)),
+        first=arrivals[0].at,
+        last=arrivals[-1].at,
+    )
+    return _with_rows(cell, arrivals, chosen, busy)
+
+
+def _with_rows(
+    cell: QueueCell, arrivals: Sequence[ArrivedRequest], chosen: Sequence[ServedRequest], busy: Sequence[float]
+) -> QueueCell:
+    if cell.num_arrivals < MIN_ARRIVALS:
+        return replace(cell, reason=f"{cell.num_arrivals} recorded arrivals, of {MIN_ARRIVALS} that are needed")
+    if cell.num_timed < MIN_SERVED:
+        return replace(cell, reason=f"{cell.num_timed} timed requests, of {MIN_SERVED} that are needed")
+    first = arrivals[0].at
+    arrivals_ms = [(own.at - first).total_seconds() * MS_PER_S for own in arrivals]
+    services = {
+        Arm.BASELINE: [own.baseline_ms for own in chosen],
+        Arm.SPECULATIVE: [own.speculative_ms for own in chosen],
+    }
+    recorded = utilisation(arrivals_ms, services[Arm.BASELINE], cell.concurrency, cell.thinning)
+    if not recorded:
+        return replace(cell, reason="all requests were recorded at one moment")
+    rows = []
+    for traffic in (1.0, *(share / recorded for share in busy)):
+        found = {
+            arm: _arm(replay_queue(arrivals_ms, own, cell.concurrency, cell.thinning * traffic))
+            for arm, own in services.items()
+        }
+        rows.append(QueueRow(traffic, found[Arm.BASELINE], found[Arm.SPECULATIVE]))
+    return replace(cell, rows=tuple(rows))
+
+
+def _arm(queue: Queue) -> ArmQueue:
+    assert queue.utilisation is not None, "requests came over a span of time"
+    if queue.is_overloaded:
+        return ArmQueue(queue.utilisation, None, None, None, None, None)
+    return ArmQueue(
+        utilisation=queue.utilisation,
+        mean_queue_ms=queue.mean_ms,
+        p95_queue_ms=queue.quantile_ms(0.95),
+        p99_queue_ms=queue.quantile_ms(0.99),
+        waiting_share=queue.waiting_share,
+        mean_response_ms=queue.mean_response_ms,
+    )
+
+
+def _services(arrivals: Sequence[ArrivedRequest], timed: Sequence[ServedRequest]) -> tuple[list[ServedRequest], int]:
+    """Whose times each arrival takes, and how many took them of another slice."""
+    own = {each.key: each for each in timed}
+    everywhere = [own[key] for key in sorted(own)]
+    by_slice: dict[str, list[ServedRequest]] = defaultdict(list)
+    for each in everywhere:
+        by_slice[each.slice_key].append(each)
+    chosen, num_borrowed = [], 0
+    for arrival in arrivals:
+        if (found := own.get(arrival.key)) is None:
+            pool = by_slice.get(arrival.slice_key)
+            num_borrowed += pool is None
+            pool = pool or everywhere
+            found = pool[_drawn(arrival.key) % len(pool)]
+        chosen.append(found)
+    return chosen, num_borrowed
+
+
+def _drawn(key: RecordKey) -> int:
+    """A number that is the same for a record whenever and wherever it is asked for."""
+    return int.from_bytes(hashlib.blake2b(str(key).encode(), digest_size=8).digest(), "big")

@@ -1,0 +1,134 @@
+"""What a step asks of the device: its outcome is read back once, and nothing else in it makes the host wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shadowspec.engine import sampling
+from shadowspec.engine.batch import Batch, Request
+from shadowspec.engine.decode import decode_batch
+from shadowspec.engine.proposers import Proposer
+from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.engine.proposers.ngram import NgramProposer
+from shadowspec.engine.sampling import edges_by_bisection, edges_by_sorting
+from shadowspec.types import SamplingParameters, VerifyRule
+
+READERS = ("tolist", "numpy", "cpu")
+# Operations whose result the host has to wait for: a number taken out, or a size that depends on values.
+WAITING = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.masked_select.default,
+}
+
+
+class _Dispatched(TorchDispatchMode):  # type: ignore[misc]
+    def __init__(self, seen: Counter[str]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in WAITING:
+            self._seen[str(func)] += 1
+        if func is torch.ops.aten.index.Tensor and any(i is not None and i.dtype is torch.bool for i in args[1]):
+            self._seen["index by bool"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watched() -> Iterator[Counter[str]]:
+    """Counts what makes the host wait for a device."""
+    seen: Counter[str] = Counter()
+    with pytest.MonkeyPatch.context() as patch, _Dispatched(seen):
+        for name in READERS:
+            real = getattr(torch.Tensor, name)
+
+            def counted(self: torch.Tensor, *args: Any, _name: str = name, _real: Any = real, **kwargs: Any) -> Any:
+                seen[_name] += 1
+                return _real(self, *args, **kwargs)
+
+            patch.setattr(torch.Tensor, name, counted)
+        yield seen
+
+
+@pytest.mark.parametrize("kind", ["baseline", "draft", "ngram"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        SamplingParameters(temperature=0.0, max_tokens=20, ignore_eos=True),
+        SamplingParameters(temperature=0.8, max_tokens=20, ignore_eos=True, top_p=0.9, top_k=8, min_p=0.01),
+        SamplingParameters(
+            temperature=0.8, max_tokens=20, min_tokens=5, repetition_penalty=1.1, presence_penalty=0.1, top_p=0.95
+        ),
+    ],
+    ids=["greedy", "sampled", "penalties"],
+)
+def test_a_step_waits_for_the_device_once(
+    kind: str, parameters: SamplingParameters, target: Any, draft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "edges_by_sorting", edges_by_bisection)  # as on a GPU
+    proposers: dict[str, Proposer | None] = {
+        "baseline": None,
+        "draft": DraftModelProposer(draft, 3, is_sampling=True),
+        "ngram": NgramProposer(3, 1, 3),
+    }
+    commits: list[int] = []
+    commit = Batch.commit
+
+    with watched() as seen:
+
+        def counted(batch: Batch, outcomes: list[list[int]]) -> None:
+            commits.append(sum(seen.values()))
+            commit(batch, outcomes)
+
+        monkeypatch.setattr(Batch, "commit", counted)
+        decode_batch(
+            target,
+            [Request((2, 3 + row, 4, 2, 3 + row), parameters, row) for row in range(4)],
+            proposer=proposers[kind],
+            num_speculative_tokens=3,
+            verify_rule=VerifyRule.REJECTION if kind == "draft" else VerifyRule.GREEDY_DRAFT,
+            end_token_ids=frozenset(),
+        )
+    assert len(commits) > 5
+    steps = [after - before for before, after in pairwise(commits)]
+    assert set(steps) == {1}, f"{seen}"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_bisection_finds_the_edge_that_sorting_finds(data: st.DataObject) -> None:
+    """Multiples of 1/256, whose sums are exact in any order; ties, zeros and rows that need nothing among them."""
+    rows, vocabulary = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 90))
+    counts = data.draw(
+        st.lists(
+            st.lists(st.integers(0, 40), min_size=vocabulary, max_size=vocabulary).filter(any),
+            min_size=rows,
+            max_size=rows,
+        )
+    )
+    probs = torch.tensor(counts, dtype=torch.float32) / 256
+    shares = data.draw(st.lists(st.integers(0, 8), min_size=rows, max_size=rows))
+    needed = probs.sum(-1) * torch.tensor(shares) / 8
+    assert edges_by_bisection(probs, needed).tolist() == edges_by_sorting(probs, needed).tolist()
+
+
+def test_bisection_reaches_the_last_bit() -> None:
+    probs = torch.softmax(torch.linspace(-30.0, 8.0, 5_000)[torch.randperm(5_000)], 0)[None].repeat(3, 1)
+    needed = torch.tensor([0.5, 0.99, 0.0])
+    kept = probs >= edges_by_bisection(probs, needed)[:, None]
+    expected = probs >= edges_by_sorting(probs, needed)[:, None]
+    assert kept[2].sum() == 1
+    for row in range(2):
+        assert abs(int(kept[row].sum()) - int(expected[row].sum())) <= 1  # sums in another order
+        assert probs[row][kept[row]].sum() >= needed[row] - 1e-5
