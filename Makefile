@@ -117,6 +117,10 @@ bench-replay: $(VENV)/.installed-base ## Hold replay against the loop on the bun
 bench-lookup: $(VENV)/.installed-base ## Hold suffix drafts against prompt lookup, by replay of the bundled traffic
 	$(BIN)/python kernels/benchmarks/lookup.py $(ARGS)
 
+.PHONY: bench-vllm
+bench-vllm: $(VENV)/.installed-base ## Hold the engine against vLLM in an environment of its own (ARGS="--vllm-python PATH", nothing else may run)
+	$(BIN)/python kernels/benchmarks/vllm.py $(ARGS)
+
 .PHONY: bench-tap
 bench-tap: $(VENV)/.installed-base ## Measure the tap against a bare poll loop, on a Kafka of its own
 	@.ci/kafka

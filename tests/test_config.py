@@ -193,8 +193,10 @@ def test_contracts_that_are_none(tmp_path: Path, keys: str, says: str) -> None:
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("proposer", ["medusa", "mlp_speculator", "eagle3"])
-def test_heads_draft_their_arg_max_unless_told_otherwise(tmp_path: Path, proposer: str) -> None:
+@pytest.mark.parametrize("proposer", ["heterogeneous_draft_model", "medusa", "mlp_speculator", "eagle3"])
+def test_heads_and_drafts_of_another_vocabulary_draft_their_arg_max_unless_told_otherwise(
+    tmp_path: Path, proposer: str
+) -> None:
     (config,) = load(tmp_path, f"{ENDPOINT}proposer = '{proposer}'\n").endpoints["chat"].candidates
     assert (config.proposer, config.draft, config.verify_rule) == (proposer, "models/draft", VerifyRule.GREEDY_DRAFT)
     text = f"{ENDPOINT}proposer = '{proposer}'\nverify_rule = 'rejection'\n"

@@ -200,8 +200,11 @@ def _endpoint(
                 )
             draft = models.heads(candidate.draft, candidate.proposer, models.load(own.target))
         else:
-            draft = models.load(candidate.draft)
-            check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
+            model = models.draft_model(candidate, tokenizer, own.target)
+            assert model is not None, "it drafts with a model"
+            draft = model
+            if draft.num_shared_tokens is None:
+                check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
             try:
                 check_contexts(own.target, tokenizer, candidate.draft, draft.tokenizer)
             except ModelError as error:

@@ -151,7 +151,9 @@ class CandidateSection(Section):
     """[[endpoints.NAME.candidates]]"""
 
     name: Name
-    proposer: Literal["draft_model", "ngram", "suffix", "medusa", "mlp_speculator", "eagle3"] = "draft_model"
+    proposer: Literal[
+        "draft_model", "heterogeneous_draft_model", "ngram", "suffix", "medusa", "mlp_speculator", "eagle3"
+    ] = "draft_model"
     draft: Text | None = None
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)]
     verify_rule: Literal["rejection", "greedy_draft", "exact_match"] | None = None

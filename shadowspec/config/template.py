@@ -158,8 +158,9 @@ name = "draft-k4"
 proposer = "draft_model"     # or "ngram", "suffix", which need no draft; "medusa", "mlp_speculator", "eagle3": below
 draft = "models/draft"
 num_speculative_tokens = 4
-# verify_rule = "rejection"  # draft_model: rejection, greedy_draft, exact_match; heads: all three, by default
-#                            greedy_draft; the others: greedy_draft, exact_match
+#                            # a draft of another vocabulary: "heterogeneous_draft_model" (docs/engine.md)
+# verify_rule = "rejection"  # draft_model: rejection, greedy_draft, exact_match; heads and drafts of another
+#                            vocabulary: all three, by default greedy_draft; the others: greedy_draft, exact_match
 # draft_confidence_threshold = 0.0  # above it, e.g. 0.4: a row drafts no token that the draft model gives less
 
 # [[endpoints.chat.candidates]]

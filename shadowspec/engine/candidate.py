@@ -14,7 +14,14 @@ import torch
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.heads.folder import KINDS
 from shadowspec.engine.heads.loading import LoadedHeads, load_heads
-from shadowspec.engine.models import LoadedModel, check_pair, choose_device, choose_dtype, load_model
+from shadowspec.engine.models import (
+    LoadedModel,
+    check_pair,
+    choose_device,
+    choose_dtype,
+    load_model,
+    sharing_tokens,
+)
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.eagle3 import Eagle3Proposer
@@ -23,10 +30,12 @@ from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.engine.proposers.suffix import SuffixProposer
 from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
 from shadowspec.engine.proposers.suffix_text import SuffixOptions
+from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
 from shadowspec.types import SUFFIX_OPTIONS, FingerprintedConfig, SpeculationConfig, VerifyRule
 
 BACKEND = "torch"
+HETEROGENEOUS = "heterogeneous_draft_model"  # the proposer that drafts the tokens that both vocabularies have
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,7 @@ class Models:
         self.dtype = choose_dtype(dtype, self.device)
         self._loaded: dict[str, LoadedModel] = {}
         self._heads: dict[tuple[str, str, str], LoadedHeads] = {}  # by folder, kind and target
+        self._sharing: dict[tuple[str, str], LoadedModel] = {}  # drafts of another vocabulary, by folder and target
 
     def load(self, path: str) -> LoadedModel:
         """The model of a folder, loaded at its first use.
@@ -96,6 +106,22 @@ class Models:
             self._heads[key] = load_heads(path, kind, target)
         return self._heads[key]
 
+    def draft_model(self, config: SpeculationConfig, target: FolderTokenizer, target_path: str) -> LoadedModel | None:
+        """The draft model of a config for a target that need not be loaded; None where it drafts without one.
+
+        Raises:
+            ModelError: it cannot be loaded, or has no token in common with the target where that is asked for.
+        """
+        if config.draft is None or config.proposer in KINDS:
+            return None
+        draft = self.load(config.draft)
+        if config.proposer != HETEROGENEOUS:
+            return draft
+        key = (config.draft, target_path)
+        if key not in self._sharing:
+            self._sharing[key] = sharing_tokens(draft, target, target_path)
+        return self._sharing[key]
+
     def draft(self, config: SpeculationConfig, target: LoadedModel) -> LoadedModel | LoadedHeads | None:
         """The draft of a config, loaded at its first use; heads are loaded for their target.
 
@@ -103,7 +129,7 @@ class Models:
             ModelError: it cannot be loaded, does not fit the target or drafts fewer tokens than are asked for.
         """
         if config.draft is None or config.proposer not in KINDS:
-            return self.load(config.draft) if config.draft is not None else None
+            return self.draft_model(config, target.tokenizer, target.path)
         heads = self.heads(config.draft, config.proposer, target)
         most = heads.max_speculative_tokens
         if most is not None and config.num_speculative_tokens > most:
@@ -175,6 +201,8 @@ def fingerprinted(
         "target_forward": target.forward_name,
         "draft_forward": draft.forward_name if draft is not None else "",
     }
+    if isinstance(draft, LoadedModel) and draft.num_shared_tokens is not None:
+        details |= {"draft_tokenizer": draft.tokenizer_digest, "shared_tokens": str(draft.num_shared_tokens)}
     if requests_per_slot > 1:  # left out of a batch's, which fingerprints had before there were queues
         details["requests_per_slot"] = str(requests_per_slot)
     device = device_name(target.model.device)

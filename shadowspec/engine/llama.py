@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # its name everywhere
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from shadowspec.engine.hidden import FINAL, side_by_side
 from shadowspec.engine.kv_cache import RaggedCache
 from shadowspec.engine.llama_layer import Norm, projections, rotation_table, taken_over, turned
+from shadowspec.engine.matrix import Matrix
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 # Angles that depend on the position alone; the others ("dynamic", "longrope") change with the longest row.
@@ -67,15 +67,17 @@ class DirectLlama:
         head_dim = int(body.layers[0].self_attn.head_dim)
         self._rotations = rotation_table(body.rotary_emb, int(config.max_position_embeddings), model.device)
         self.embedding = body.embed_tokens.weight.data  # [vocabulary, hidden]
-        self._head = model.lm_head.weight.data  # [vocabulary, hidden]; the same tensor where the two are tied
+        head = model.lm_head.weight.data  # [vocabulary, hidden]; the same tensor where the two are tied
+        self._is_tied = head.data_ptr() == self.embedding.data_ptr()
+        self._head = Matrix.of(head, is_held=self._is_tied)
         self._norm = Norm.of(body.norm, body.norm.weight.data)
         self._layers = tuple(taken_over(layer, head_dim) for layer in body.layers)
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """All weights, each once."""
         yield self.embedding
-        if self._head.data_ptr() != self.embedding.data_ptr():
-            yield self._head
+        if not self._is_tied:
+            yield self._head.weight()
         yield self._norm.weight
         for layer in self._layers:
             yield from layer.tensors()
@@ -83,6 +85,12 @@ class DirectLlama:
     def buffers(self) -> Iterator[torch.Tensor]:
         """What is held beside the weights."""
         yield self._rotations
+        if self._head.packed is not None and self._is_tied:
+            yield self._head.packed
+        elif not self._is_tied:
+            yield from self._head.copies()
+        for layer in self._layers:
+            yield from layer.copies()
 
     def num_parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.parameters())
@@ -116,4 +124,4 @@ class DirectLlama:
         normed = self._norm(hidden)
         if FINAL in hidden_layers:
             states.append(normed.view(rows, keep, -1))
-        return F.linear(normed, self._head).view(rows, keep, -1), side_by_side(states)
+        return self._head(normed).view(rows, keep, -1), side_by_side(states)

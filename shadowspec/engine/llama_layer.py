@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # its name everywhere
 
 from shadowspec.engine.kv_cache import RaggedLayer
+from shadowspec.engine.matrix import Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer; matrices are [in, out], which is faster than [out, in] for a few rows on a CPU.
+    """Weights of one layer.
 
     Queries and keys lie with the two halves of each head interleaved, so that a rotation is one product of
     complex numbers; their inner products are the same.
@@ -51,17 +52,26 @@ class Layer:
     heads: int
     kv_heads: int
     attention_norm: Norm
-    qkv: torch.Tensor  # [in, (heads + 2 * kv_heads) * head_dim]: queries, keys, values
+    qkv: Matrix  # [in, (heads + 2 * kv_heads) * head_dim]: queries, keys, values
     qkv_bias: torch.Tensor | None  # [(heads + 2 * kv_heads) * head_dim]
     query_norm: Norm | None
     key_norm: Norm | None
-    output: torch.Tensor  # [heads * head_dim, hidden]
+    output: Matrix  # [heads * head_dim, hidden]
     mlp_norm: Norm
-    gate_up: torch.Tensor  # [hidden, 2 * intermediate]
-    down: torch.Tensor  # [intermediate, hidden]
+    gate_up: Matrix  # [hidden, 2 * intermediate]
+    down: Matrix  # [intermediate, hidden]
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
+    def copies(self) -> Iterator[torch.Tensor]:
+        """What is held beside the weights."""
+        for matrix in self.matrices():
+            yield from matrix.copies()
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        yield from (self.qkv, self.output, self.gate_up, self.down)
+        """The weights."""
+        yield from (matrix.weight() for matrix in self.matrices())
         if self.qkv_bias is not None:
             yield self.qkv_bias
         for norm in (self.attention_norm, self.query_norm, self.key_norm, self.mlp_norm):
@@ -79,7 +89,7 @@ class Layer:
         """Outputs of the heads side by side, of the last `keep` columns, [rows * keep, heads * head_dim]."""
         rows, count = angles.shape[:2]
         heads, kv_heads, head_dim = self.heads, self.kv_heads, self.head_dim
-        mixed = torch.mm(normed, self.qkv)
+        mixed = self.qkv(normed)
         if self.qkv_bias is not None:
             mixed += self.qkv_bias
         mixed = mixed.view(rows, count, heads + 2 * kv_heads, head_dim)
@@ -107,9 +117,9 @@ class Layer:
 
     def add_to(self, hidden: torch.Tensor, attended: torch.Tensor) -> None:
         """What the heads gave and then the feed-forward part, added in place to `hidden` ([rows * tokens, hidden])."""
-        hidden.addmm_(attended, self.output)
-        gate, up = torch.mm(self.mlp_norm(hidden), self.gate_up).chunk(2, 1)
-        hidden.addmm_(F.silu(gate).mul_(up), self.down)
+        self.output.add_to(hidden, attended)
+        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, 1)
+        self.down.add_to(hidden, F.silu(gate).mul_(up))
 
 
 def turned(rotations: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -168,9 +178,9 @@ def _interleaved(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
     return halves.transpose(1, 2).reshape(weight.shape)
 
 
-def _fused(*linears: Any) -> torch.Tensor:
+def _fused(*linears: Any) -> Matrix:
     """The weights of linear layers side by side, [in, all outs]; the layers let go of theirs."""
-    fused = torch.cat([linear.weight.data for linear in linears]).t().contiguous()
+    fused = Matrix.of(torch.cat([linear.weight.data for linear in linears]))
     for linear in linears:
         linear.weight = None
     return fused

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shadowspec.engine.llama import DirectLlama, why_not_direct
 from shadowspec.engine.runner import Runner
+from shadowspec.engine.shared_vocabulary import shared_vocabulary, translated
 from shadowspec.engine.tokenizer import LOADING_ERRORS, FolderTokenizer, load_config, load_tokenizer, unloadable
 from shadowspec.errors import ModelError
 
@@ -38,6 +39,7 @@ class LoadedModel:
     end_token_ids: frozenset[int]
     weights_digest: str
     tokenizer_digest: str
+    num_shared_tokens: int | None = None  # of a draft of another vocabulary than its target's, which drafts these alone
 
     @property
     def context_length(self) -> int:
@@ -249,7 +251,10 @@ def check_tokenizers(target_path: str, target: FolderTokenizer, draft_path: str,
     target_vocabulary, draft_vocabulary = target.raw.get_vocab(), draft.raw.get_vocab()
     if target_vocabulary != draft_vocabulary:
         changed = sum(1 for token, index in target_vocabulary.items() if draft_vocabulary.get(token) != index)
-        raise ModelError(f"{where}: the tokenizers differ ({changed} tokens have another id or are missing)")
+        raise ModelError(
+            f"{where}: the tokenizers differ ({changed} tokens have another id or are missing); the proposer "
+            "heterogeneous_draft_model drafts the tokens that both have"
+        )
     if set(target.raw.all_special_ids) != set(draft.raw.all_special_ids):
         raise ModelError(f"{where}: the tokenizers' special tokens differ")
 
@@ -272,10 +277,16 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
     """Whether `draft` can draft for `target`; warnings for what is allowed but unwise.
 
     Raises:
-        ModelError: as `check_tokenizers`.
+        ModelError: as `check_tokenizers`, unless the draft drafts shared tokens alone.
     """
-    check_tokenizers(target.path, target.tokenizer, draft.path, draft.tokenizer)
     warnings = []
+    if draft.num_shared_tokens is None:
+        check_tokenizers(target.path, target.tokenizer, draft.path, draft.tokenizer)
+    else:
+        warnings.append(
+            f"draft {draft.path} has {draft.num_shared_tokens} of the {target.tokenizer.vocabulary_size} tokens of its "
+            "target and drafts no others"
+        )
     ratio = target.num_parameters / draft.num_parameters
     if ratio < MIN_SIZE_RATIO:
         warnings.append(
@@ -287,6 +298,16 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
             f"{target.context_length}; requests are decoded plainly from there on, and flagged"
         )
     return warnings
+
+
+def sharing_tokens(draft: LoadedModel, target: FolderTokenizer, target_path: str) -> LoadedModel:
+    """A draft of another vocabulary, drafting for this target the tokens that both have; it shares its weights.
+
+    Raises:
+        ModelError: as `shared_vocabulary`.
+    """
+    shared = shared_vocabulary(target, target_path, draft.tokenizer, draft.path, draft.model.device)
+    return replace(draft, model=translated(draft.model, shared), num_shared_tokens=shared.num_shared)
 
 
 def input_embedding(model: Any) -> torch.Tensor:

@@ -26,7 +26,7 @@ TOLERANCE = 0.02  # ModelOpt's own, of the mean's consistency with the rates
 DIGITS = 6
 BLOCKED = "blocked"  # a decision that is on by itself, and off for the sake of a slice
 # They always draft all they may: a shallower draft is a prefix of a deeper one.
-CHAIN_METHODS = ("draft_model", "medusa", "mlp_speculator", "eagle", "eagle3")
+CHAIN_METHODS = ("draft_model", "heterogeneous_draft_model", "medusa", "mlp_speculator", "eagle", "eagle3")
 
 
 def render(

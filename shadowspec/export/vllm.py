@@ -10,6 +10,7 @@ Read in vLLM's source (fields, versions and licence: tests/data/peers/vllm.json)
   (vllm-project/vllm#46399): none is written for it, and it runs at every batch size that the server lets be;
 - a draft model drafts as many tokens as it may, whatever its confidence;
 - an unknown key is refused, so that no decision id can be written;
+- a draft model of another vocabulary drafts the arg-max of the shared tokens (`use_heterogeneous_vocab`), no samples;
 - Medusa drafts the arg-max of every head that the checkpoint holds, whatever the sampling;
 - `mlp_speculator` passes the configuration, and the engine then does not start (vllm-project/vllm issue 47825).
 """
@@ -35,7 +36,12 @@ SUFFIX = (
 )
 MEDUSA = "vLLM drafts with every Medusa head of the checkpoint: let it hold num_speculative_tokens of them"
 MEDUSA_SAMPLED = "vLLM's Medusa heads draft their arg-max, and rejection was measured: exported as off"
-PROPOSERS = frozenset({"draft_model", "ngram", "suffix", "medusa", "eagle3"})
+HETEROGENEOUS = "heterogeneous_draft_model"
+HETEROGENEOUS_SAMPLED = (
+    "vLLM drafts the arg-max of shared tokens where vocabularies differ, and rejection was measured: exported as off"
+)
+SHARED_TOKENS = "vLLM finds shared tokens by their spelling: of other kinds of tokenizers fewer may be shared than here"
+PROPOSERS = frozenset({"draft_model", HETEROGENEOUS, "ngram", "suffix", "medusa", "eagle3"})
 
 
 def render(schedule: Schedule) -> Document:
@@ -50,6 +56,8 @@ def render(schedule: Schedule) -> Document:
     is_sampling = config.verify_rule is VerifyRule.REJECTION
     if config.proposer == "medusa" and is_sampling:
         return Document("null\n", (MEDUSA_SAMPLED,))
+    if config.proposer == HETEROGENEOUS and is_sampling:
+        return Document("null\n", (HETEROGENEOUS_SAMPLED,))
     values: dict[str, object] = {"num_speculative_tokens": schedule.max_num_speculative_tokens}
     remarks = [DATA_PARALLEL]
     if config.proposer == "ngram":
@@ -58,6 +66,9 @@ def render(schedule: Schedule) -> Document:
     elif config.proposer == "medusa":
         values |= {"method": "medusa", "model": config.draft}
         remarks.append(MEDUSA)
+    elif config.proposer == HETEROGENEOUS:
+        values |= {"method": "draft_model", "model": config.draft, "use_heterogeneous_vocab": True}
+        remarks.append(SHARED_TOKENS)
     else:
         values |= {
             "method": config.proposer,

@@ -24,7 +24,8 @@ class SpeculationConfig:
     name: str  # the operator's name for it, unique within the endpoint
     target: str  # path or id
     draft: str | None  # folder of a model or of heads; None: the proposer needs none
-    proposer: str  # "draft_model" | "ngram" | "suffix" | "medusa" | "mlp_speculator" | "eagle3"
+    # "draft_model" | "heterogeneous_draft_model" | "ngram" | "suffix" | "medusa" | "mlp_speculator" | "eagle3"
+    proposer: str
     num_speculative_tokens: int
     verify_rule: VerifyRule  # rule for sampled requests; a greedy request is always verified by `greedy`
     backend: str = "torch"

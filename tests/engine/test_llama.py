@@ -211,4 +211,5 @@ def test_the_forward_in_use_is_part_of_the_fingerprint(tmp_path: Path, changed: 
     config = SpeculationConfig("a", "t", None, "ngram", 2, VerifyRule.GREEDY_DRAFT)
     assert fingerprinted(config, loaded, None).details["target_forward"] == name
     weights = sum(parameter.numel() * 4 for parameter in model.parameters())
-    assert weights <= loaded.weight_bytes <= weights + CONTEXT * 16 * 4
+    # What is multiplied with is held in two forms by the direct one, beside a table of angles.
+    assert weights <= loaded.weight_bytes <= (2 * weights if name == "direct_llama" else weights) + CONTEXT * 16 * 4

@@ -143,6 +143,21 @@ def test_vllm_runs_heads_as_they_were_measured_or_not_at_all() -> None:
         assert any(why in remark for remark in document.remarks)
 
 
+def test_vllm_drafts_the_arg_max_of_shared_tokens() -> None:
+    of = config(4, proposer="heterogeneous_draft_model", draft="org/other", rule=VerifyRule.GREEDY_DRAFT)
+    value, document = exported_vllm([decision(of=of)])
+    assert set(value) <= set(fields("vllm")["SpeculativeConfig"])
+    assert (value["method"], value["model"], value["use_heterogeneous_vocab"]) == ("draft_model", "org/other", True)
+    assert "draft_sample_method" not in value
+    assert vllm.SHARED_TOKENS in document.remarks
+    value, document = exported_vllm([decision(of=replace(of, verify_rule=VerifyRule.REJECTION))])
+    assert value is None
+    assert document.remarks == (vllm.HETEROGENEOUS_SAMPLED,)
+    flags, _, _ = exported_sglang([decision(of=of)])
+    assert flags == {}
+    assert exported_tensorrt([decision(of=of)])[0] == {"speculative_config": None}
+
+
 def test_vllm_warns_of_data_parallelism() -> None:
     assert vllm.DATA_PARALLEL in exported_vllm([decision()])[1].remarks
 

@@ -110,6 +110,7 @@ class Eagle3Draft:
             self.head,
             self.rotations,
             *self.layer.tensors(),
+            *self.layer.copies(),
             *(norm.weight for norm in norms if norm is not None),
             *(tensor for tensor in optional if tensor is not None),
         )

@@ -45,7 +45,7 @@ class LoadedHeads:
         if not isinstance(self.heads, Eagle3Draft):
             return 0
         layer = self.heads.layer
-        return 2 * layer.kv_heads * layer.head_dim * layer.qkv.element_size()
+        return 2 * layer.kv_heads * layer.head_dim * layer.qkv.weight().element_size()
 
 
 def load_heads(path: str, kind: str, target: LoadedModel) -> LoadedHeads:
