@@ -209,13 +209,13 @@ class Batch:
         return self._num_admitted < len(self.all_rows)
 
     def slots_to_keep(self) -> list[int]:
-        """The slots of active rows once it pays to drop the others; else none.
+        """The slots of active rows once it pays to drop the others and nobody waits for them; else none.
 
         Rows from the end move into the slots of finished ones, so that no other row need be copied.
         """
         active = [slot for slot in range(self.num_rows) if self.is_active(slot)]
         count = len(active)
-        if MIN_RELEASED_SHARE * self.num_rows > self.num_rows - count:
+        if self.has_waiting or MIN_RELEASED_SHARE * self.num_rows > self.num_rows - count:
             return []
         movers = [slot for slot in active if slot >= count]
         return [slot if self.is_active(slot) else movers.pop() for slot in range(count)]

@@ -95,11 +95,23 @@ def test_each_request_is_decoded_as_in_one_batch(
         assert timing.draft_ms + timing.verify_ms + timing.other_ms == pytest.approx(timing.decode_ms)
 
 
-def test_released_slots_give_the_same(target: Any, draft: Any) -> None:
+def test_released_slots_give_the_same_and_none_is_released_that_somebody_waits_for(
+    target: Any, draft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = requests(0.8)
     kept = decoded(target, own, proposer("draft", draft, is_sampling=True), 4)
+    released_while_waiting: list[bool] = []
+    keep = Batch.keep
+
+    def watched(batch: Batch, slots: list[int]) -> None:
+        released_while_waiting.append(batch.has_waiting)
+        keep(batch, slots)
+
+    monkeypatch.setattr(Batch, "keep", watched)
     released = decoded(target, own, proposer("draft", draft, is_sampling=True), 4, releases_slots=True)
     assert [each.counts for each in released] == [each.counts for each in kept]
+    assert released_while_waiting
+    assert not any(released_while_waiting)
 
 
 def test_a_request_takes_the_slot_that_is_free_at_once(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
