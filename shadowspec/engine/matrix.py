@@ -35,7 +35,7 @@ class Matrix:
             is_held: whether the weight is kept elsewhere anyway, so that its plain form takes no memory.
         """
         is_float = weight.device.type == "cpu" and weight.dtype == torch.float32
-        is_packable = is_float and torch.backends.mkldnn.is_available()
+        is_packable = is_float and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         packed = torch.ops.mkldnn._reorder_linear_weight(weight) if is_packable else None  # noqa: SLF001 (has no other name)
         if packed is not None and weight.numel() >= PACKED_ALONE:
             return cls(None, packed)
