@@ -36,6 +36,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from scipy.stats import t as student
+from shifted import Shifted
 from transformers import AutoModelForCausalLM
 
 from shadowspec import demo
@@ -171,20 +172,6 @@ def cell(loop: Reals, replay: Reals) -> dict[str, Any]:
         "loop_variance": float(loop_moves.var(ddof=1)),
         "replay_variance": float(replay_moves.var(ddof=1)),
     }
-
-
-class Shifted(torch.nn.Module):
-    """A model whose logits are those of the position before, but for the first of a pass."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.config, self.device, self.dtype, self._model = model.config, model.device, model.dtype, model
-
-    def forward(self, **given: Any) -> Any:
-        kept = given.pop("logits_to_keep")
-        result = self._model(**given, logits_to_keep=0)
-        result.logits = torch.cat((result.logits[:, :1], result.logits[:, :-1]), 1)[:, -kept:]
-        return result
 
 
 def audit(decoded: Sequence[Decoded], expected: Sequence[ExpectedCounts]) -> float:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from kernels.benchmarks.shifted import Shifted
 from shadowspec import demo
 from shadowspec.engine import Candidate, Engine, LoadedModel, Models
 from shadowspec.engine import measure as measuring
@@ -28,7 +29,6 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
-from tests.engine.shifted import Shifted
 
 pytestmark = pytest.mark.slow  # all of them together
 

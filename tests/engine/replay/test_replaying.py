@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.benchmarks.shifted import Shifted
 from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import Decoded, decode_batch
@@ -45,7 +46,6 @@ from shadowspec.types import (
     SpeculationCounts,
     VerifyRule,
 )
-from tests.engine.shifted import Shifted
 from tests.small_models import disturbed, tiny_llama
 
 ENDS = frozenset({1})
