@@ -40,7 +40,7 @@ test: $(VENV)/.installed-test ## Run the tests, with a real Postgres and Kafka, 
 	@.ci/kafka
 	@.ci/chromium
 	@# Threads of several processes would stand in each other's way on two cores.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 --cov --cov-report=term --cov-report=xml $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m slipcover -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 
 .PHONY: test-browser
 test-browser: $(VENV)/.installed-test ## Look at every page of the dashboard in a real browser, in every state (ARGS="-k board")
@@ -154,6 +154,6 @@ wheel: $(VENV)/.installed-base ## Build dist/shadowspec-*.whl
 
 .PHONY: clean
 clean: ## Remove what building and testing leave behind, and the virtual environment
-	rm -rf $(VENV) build dist *.egg-info .coverage coverage.xml htmlcov
+	rm -rf $(VENV) build dist *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -33,15 +33,10 @@ hypothesis.settings.register_profile(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on real servers and processes are tried a second time, and the summary shows why; slow files go first.
-
-    Slow tests run without coverage, which takes a third of the time of ordinary Python; the others cover the same code.
-    """
+    """Tests on real servers and processes are tried a second time, and the summary shows why; slow files go first."""
     for item in items:
         if item.get_closest_marker("integration") is not None:
             item.add_marker(pytest.mark.flaky(reruns=1))
-        if item.get_closest_marker("slow") is not None:
-            item.add_marker(pytest.mark.no_cover)
     # Files with slow tests come first, so that no process is left with one when the others are done.
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in slow)
