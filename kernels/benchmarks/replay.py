@@ -1,6 +1,6 @@
 """Replay against the loop on the bundled pair: the same figures, in how much less time, and whether an error is seen.
 
-    python kernels/benchmarks/replay.py [--requests N] [--k K...] [--out FILE]
+    python kernels/benchmarks/replay.py [--requests N] [--tokens N] [--k K...] [--out FILE]
 
 The baseline loop answers the bundled traffic's prompts, as production would, and replay tells from these answers what
 each rule accepts at every K. Then the speculative loop runs for every rule and K with random numbers of its own.  A
@@ -58,8 +58,8 @@ from shadowspec.types import (
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 MIN_CELL = 20  # requests: of fewer an interval says little
-SAMPLED = SamplingParameters(temperature=0.8, top_p=0.95, max_tokens=32)
-GREEDY = SamplingParameters(temperature=0.0, max_tokens=32)
+SAMPLED = SamplingParameters(temperature=0.8, top_p=0.95, max_tokens=128)
+GREEDY = SamplingParameters(temperature=0.0, max_tokens=128)
 SAMPLED_RULES = (VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH)
 BATCH = 64
 LEVEL = 0.99
@@ -189,6 +189,7 @@ def main() -> None:
     """Compare, print the summary and write all cells."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--tokens", type=int, default=SAMPLED.max_tokens, help="length of an answer, at most")
     parser.add_argument("--k", type=int, nargs="+", default=DEPTHS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
@@ -206,7 +207,7 @@ def main() -> None:
     cells, rows = [], []
     course = 0
     for rule in track((*SAMPLED_RULES, VerifyRule.GREEDY), "rules", console=Console(stderr=True)):
-        sampling = GREEDY if rule is VerifyRule.GREEDY else SAMPLED
+        sampling = replace(GREEDY if rule is VerifyRule.GREEDY else SAMPLED, max_tokens=arguments.tokens)
         course += 1  # of its own, lest the rules share the luck of one set of answers
         answered = asked(sampling, course)
         logged = responses(answered, loop(answered, rule, 0))
@@ -241,7 +242,7 @@ def main() -> None:
                 "cells": len(own_cells),
             }
         )
-    requests = asked(SAMPLED, course + 1)
+    requests = asked(replace(SAMPLED, max_tokens=arguments.tokens), course + 1)
     decoded = loop(requests, VerifyRule.REJECTION, AUDIT_DEPTH)
     theirs = AutoModelForCausalLM.from_pretrained(demo.DRAFT, dtype=torch.float32, attn_implementation="sdpa").eval()
     audits = {}
@@ -250,6 +251,7 @@ def main() -> None:
         audits[name] = audit(decoded, [each.counts[0][0] for each in results])
     document = {
         "requests": len(chosen),
+        "tokens": arguments.tokens,
         "depths": arguments.k,
         "level": LEVEL,
         "share_inside": sum(own["is_inside"] for own in cells) / len(cells),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from shadowspec.engine.transfer import to_device
@@ -18,7 +19,7 @@ from shadowspec.types import SamplingParameters
 
 # Top-p needs the head of the sorted distribution only.  This many entries usually hold it; rows for which they
 # do not are looked at again with HEAD_GROWTH times as many.
-TOP_P_HEAD = 64
+TOP_P_HEAD = 512
 HEAD_GROWTH = 8
 ONE_BITS = 0x3F800000  # of 1.0 as a 32-bit float
 
@@ -152,8 +153,7 @@ class BatchSampling:
             highest = logits.amax(-1, keepdim=True)
             logits = logits.masked_fill(logits < highest + torch.log(self.min_p)[:, None], float("-inf"))
         if self.has_top_k:
-            ordered = logits.sort(-1, descending=True).values
-            last = ordered.gather(-1, (self.top_k - 1)[:, None].expand(rows, tokens, 1))
+            last = highest_first(logits).gather(-1, (self.top_k - 1)[:, None].expand(rows, tokens, 1))
             logits = logits.masked_fill(logits < last, float("-inf"))
         result = torch.softmax(logits, -1)
         if self.has_top_p:
@@ -194,6 +194,20 @@ class BatchSampling:
         return kept_probs.div_(kept_probs.sum(-1, keepdim=True))
 
 
+def highest_first(values: torch.Tensor, count: int | None = None) -> torch.Tensor:
+    """The highest `count` entries of the last dimension (None: all), in descending order; float32 [..., count].
+
+    On a CPU numpy finds them, which sorts with vector instructions and takes a tenth of torch's time.
+    """
+    size = values.shape[-1]
+    count = size if count is None else count
+    if values.device.type != "cpu":
+        return values.topk(count, -1).values
+    every = values.numpy()
+    found = np.sort(every if count == size else np.partition(every, size - count, -1)[..., size - count :], -1)
+    return torch.from_numpy(found).flip(-1)
+
+
 def edges_by_sorting(probs: torch.Tensor, needed: torch.Tensor, head: int = TOP_P_HEAD) -> torch.Tensor:
     """The least probable entry of each row's smallest head with mass `needed`.
 
@@ -205,7 +219,7 @@ def edges_by_sorting(probs: torch.Tensor, needed: torch.Tensor, head: int = TOP_
     Returns:
         Float32 [rows].
     """
-    ordered = probs.topk(min(head, probs.shape[1]), -1).values
+    ordered = highest_first(probs, min(head, probs.shape[1]))
     reached = ordered.cumsum(-1)
     kept = (reached - ordered < needed[:, None]).sum(-1).clamp_(min=1)  # entries with too little mass ahead of them
     edges = ordered.gather(-1, (kept - 1)[:, None])[:, 0]

@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from shadowspec.engine.sampling import BatchSampling
+from shadowspec.engine.sampling import BatchSampling, highest_first
 from shadowspec.types import SamplingParameters
 
 VOCABULARY = 40
@@ -141,3 +141,13 @@ def test_top_p_of_rows_that_need_heads_of_any_length(vocabulary: int) -> None:
             # Where the mass is reached to the last bits, either side of the edge is right.
             assert (probs[row, token] - expected[0]).abs().sum() < 2e-3
             assert (probs[row, token].count_nonzero() - expected.count_nonzero()).abs() <= 1
+
+
+@pytest.mark.parametrize("count", [None, 1, 7, 60])
+def test_the_highest_entries_are_torchs_own(count: int | None) -> None:
+    values = torch.randn(3, 4, 60, generator=torch.Generator().manual_seed(1))
+    values[0, 0, :20] = values[0, 0, 20]  # equal ones
+    values[1, 1, 5:] = float("-inf")
+    before = values.clone()
+    assert torch.equal(highest_first(values, count), values.topk(count or 60, -1).values)
+    assert torch.equal(values, before)

@@ -77,6 +77,7 @@ def test_a_step_waits_for_the_device_once(
     kind: str, parameters: SamplingParameters, target: Any, draft: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "edges_by_sorting", edges_by_bisection)  # as on a GPU
+    monkeypatch.setattr(sampling, "highest_first", lambda values: values.sort(-1, descending=True).values)
     proposers: dict[str, Proposer | None] = {
         "baseline": None,
         "draft": DraftModelProposer(draft, 3, is_sampling=True),

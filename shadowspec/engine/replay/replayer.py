@@ -97,7 +97,7 @@ class Replayer:
         self._recent = [RecentOutputs.of(drafting.config) for drafting in draftings]
         self._target, self._end_token_ids = target, end_token_ids
         self._logprobs_mode, self._near_tie_logit = logprobs_mode, near_tie_logit
-        self._budget = budget or Budget()
+        self._budget = budget
 
     def replay(self, responses: Sequence[Response]) -> list[Replayed | RecordError]:
         """The counters of each response, in their order, or why it is refused."""

@@ -20,6 +20,9 @@ from shadowspec.engine.runner import Runner
 from shadowspec.engine.sampling import BatchSampling, greedy_tokens
 
 TOKENS_PER_BATCH: Final = 16_384  # padded; what the key-value cache of a batch holds at most, one long row excepted
+# On a CPU more tokens at once give nothing: fewer of more equal length, whose states stay in its caches, take 3/4 of
+# the time.
+TOKENS_PER_THREAD: Final = 1_024
 LOGITS_PER_PASS: Final = 2**25  # float32 entries, 128 MB; of sampled rows some five such tensors live at once
 
 
@@ -39,6 +42,13 @@ class Budget:
     tokens: int = TOKENS_PER_BATCH
     logits: int = LOGITS_PER_PASS
 
+    @classmethod
+    def of(cls, device: torch.device) -> Budget:
+        """What is fastest on a device."""
+        if device.type != "cpu":
+            return cls()
+        return cls(tokens=min(TOKENS_PER_BATCH, TOKENS_PER_THREAD * torch.get_num_threads()))
+
 
 @torch.inference_mode()
 def token_scores(
@@ -56,11 +66,12 @@ def token_scores(
         responses: with their requests, whose sampling parameters apply.
         end_token_ids: those that end the target's texts, which minimum length forbids.
         with_probs: whether the probabilities of sampled responses are wanted; those of greedy ones never are.
+        budget: None: what is fastest on the model's device.
 
     Returns:
         In the order of the responses.
     """
-    budget = budget or Budget()
+    budget = budget or Budget.of(model.device)
     scores: dict[int, TokenScores] = {}
     for rows in packed(responses, budget.tokens):
         batch = [responses[row] for row in rows]
