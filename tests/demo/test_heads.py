@@ -23,7 +23,7 @@ from shadowspec.types import SpeculationConfig, VerifyRule
 from tests.engine.test_decode import GREEDY, assert_equal_but_for_near_ties, decode_greedy, traffic_prompts
 
 MAX_BYTES = 6_000_000  # of both together
-SAMPLE = 24  # requests of each endpoint
+SAMPLE = 12  # requests of each endpoint
 CLOSE = {"atol": 1e-3, "rtol": 1e-4}  # of logits in the tens, in float32 on the same bf16 weights
 
 
