@@ -47,7 +47,7 @@ def build_engines(config: Config) -> dict[str, Engine]:
     scorers = {name: _scorer(config, name, endpoint) for name, endpoint in config.endpoints.items()}
     for name, endpoint in config.endpoints.items():
         _check_contracts(config, name, endpoint)
-    models = Models(config.engine.device, config.engine.dtype)
+    models = Models(config.engine.device, config.engine.dtype, config.engine.passes)
     engines: dict[str, Engine] = {}
     shared: dict[tuple[object, ...], Engine] = {}
     for name, endpoint in config.endpoints.items():

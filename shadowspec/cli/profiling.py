@@ -97,7 +97,7 @@ def _reached(grid: Grid, candidate: Candidate) -> Grid | None:
 
 def _candidates(config: Config, endpoint: str | None) -> Iterator[tuple[str, LoadedModel, Candidate]]:
     transformers_logging.disable_progress_bar()  # stderr is ours
-    models = Models(config.engine.device, config.engine.dtype)
+    models = Models(config.engine.device, config.engine.dtype, config.engine.passes)
     for name, own in config.endpoints.items():
         if endpoint in (None, name):
             target, candidates = models.candidates(own.target, own.candidates, log.warning)

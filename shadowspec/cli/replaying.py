@@ -140,7 +140,7 @@ def replay_files(
     with notes.status("loading models"):
         transformers_logging.disable_progress_bar()  # stderr is ours
         tokenizers = load_tokenizers(config)
-        models = Models(config.engine.device, config.engine.dtype)
+        models = Models(config.engine.device, config.engine.dtype, config.engine.passes)
         endpoints = {
             name: _endpoint(
                 own,

@@ -174,9 +174,13 @@ def _scores(config: Config) -> str:
 def _device(config: Config) -> str:
     from shadowspec.engine.candidate import device_name
     from shadowspec.engine.models import choose_device, choose_dtype
+    from shadowspec.engine.recording import choose_recorder
 
     device = choose_device(config.engine.device)
-    return f"{device_name(device)}, {str(choose_dtype(config.engine.dtype, device)).removeprefix('torch.')}"
+    dtype = str(choose_dtype(config.engine.dtype, device)).removeprefix("torch.")
+    new_recorder = choose_recorder(config.engine.passes, device)
+    passes = "dynamic" if new_recorder is None else new_recorder().name
+    return f"{device_name(device)}, {dtype}, passes: {passes}"
 
 
 def _models(config: Config) -> str:

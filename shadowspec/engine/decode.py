@@ -14,6 +14,7 @@ from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.randomness import ACCEPT_STREAM, TARGET_STREAM, at_positions
 from shadowspec.engine.runner import Runner
 from shadowspec.engine.sampling import greedy_tokens
+from shadowspec.engine.static_passes import StaticPasses, runner_for
 from shadowspec.engine.step_clock import StepClock
 from shadowspec.engine.timing import Timeline
 from shadowspec.engine.verify import Verification, verify_matching, verify_sampled
@@ -52,6 +53,7 @@ def decode_batch(
     detokenize: Detokenize | None = None,
     num_slots: int | None = None,
     releases_slots: bool = False,
+    passes: StaticPasses | None = None,
 ) -> ArmResult:
     """Decode `requests` with the target, `num_slots` at a time (None: all together); without a `proposer` this is
     the baseline arm.
@@ -59,7 +61,7 @@ def decode_batch(
     Rows are ragged and end each on its own; the random numbers of a request depend on its seed and position.  A
     finished row's slot is taken by the next request that waits.  Once none does a finished row keeps its slot, so that
     the load stays what it is labelled with; with `releases_slots` such rows are dropped along the way, which gives the
-    same outputs sooner.
+    same outputs sooner, but not with `passes`: those of the target, where its steps are recorded ones.
     """
     device: torch.device = target.device
     timeline = Timeline(device)
@@ -74,7 +76,8 @@ def decode_batch(
         detokenize=detokenize,
         device=device,
     )
-    runner = Runner(target, batch.num_rows, batch.capacity, proposer.hidden if proposer is not None else None)
+    hidden = proposer.hidden if proposer is not None else None
+    runner = runner_for(target, passes, batch.num_rows, batch.capacity, hidden)
     clock = StepClock(timeline, batch, start)
     if proposer is not None:
         proposer.begin(batch)
@@ -111,7 +114,7 @@ def decode_batch(
         for row, timing in zip(batch.all_rows, clock.timings(), strict=True)
     )
     held = proposer.cache_bytes() if proposer is not None else 0
-    return ArmResult(decoded, runner.cache.allocated_bytes() + held, clock.duration_ms)
+    return ArmResult(decoded, runner.cache_bytes() + held, clock.duration_ms)
 
 
 def _nothing_proposed(num_rows: int, device: torch.device) -> Proposal:

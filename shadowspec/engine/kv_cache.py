@@ -7,7 +7,7 @@ overwritten later.  Works with unmodified transformers models that take explicit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
 from typing import Any
 
 import torch
@@ -16,22 +16,41 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 HIDDEN = float("-inf")  # added to the score of what may not be seen
 
 
-@dataclass(frozen=True, slots=True)
+def look_back(columns: torch.Tensor, order: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What tokens at these columns (int64 [rows, count]) may see of those in `order` (int64 [width]: 0, 1, ...).
+
+    Returns:
+        Float [rows, 1, count, width]: 0 where a token may look (its row up to itself), else -inf.
+    """
+    is_hidden = order > columns[:, :, None]
+    mask = torch.zeros(is_hidden.shape, dtype=dtype, device=columns.device)
+    return mask.masked_fill_(is_hidden, HIDDEN)[:, None]
+
+
 class Span:
     """Consecutive columns of every row, prepared once for all passes of a step that write within them."""
 
-    columns: torch.Tensor  # int64 [rows, count]: columns of the cache, which are positions of the text
-    mask: torch.Tensor  # float [rows, 1, count, width]: 0 where a token may look (its row up to itself), else -inf
-    longest: int  # upper bound of the first column, known to the host
+    __slots__ = ("_mask", "_order", "columns", "dtype", "longest")
+
+    def __init__(self, columns: torch.Tensor, longest: int, order: torch.Tensor, dtype: torch.dtype) -> None:
+        self.columns = columns  # int64 [rows, count]: columns of the cache, which are positions of the text
+        self.longest = longest  # upper bound of the first column, known to the host
+        self.dtype = dtype  # of the mask
+        self._order = order  # int64 [width]: 0, 1, ...
+        self._mask: torch.Tensor | None = None
 
     @classmethod
     def after(cls, lengths: torch.Tensor, longest: int, count: int, dtype: torch.dtype) -> Span:
         """`count` columns from `lengths` (int64 [rows]) on; `longest` is the host's upper bound of `lengths`."""
-        width = torch.arange(longest + count, device=lengths.device)
-        columns = lengths[:, None] + width[:count]
-        is_hidden = width > columns[:, :, None]
-        mask = torch.zeros(is_hidden.shape, dtype=dtype, device=lengths.device).masked_fill_(is_hidden, HIDDEN)
-        return cls(columns, mask[:, None], longest)
+        order = torch.arange(longest + count, device=lengths.device)
+        return cls(lengths[:, None] + order[:count], longest, order, dtype)
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """`look_back` of all columns, made at its first use: passes over static buffers make their own."""
+        if self._mask is None:
+            self._mask = look_back(self.columns, self._order, self.dtype)
+        return self._mask
 
 
 class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships no types
@@ -91,6 +110,12 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         states = self.states[: self.slots, :, : self.read_width]
         return states[:, : self.heads, :, : self.key_dim], states[:, self.heads :, :, : self.value_dim]
 
+    def first(self, slots: int) -> RaggedLayer:
+        """The first slots alone, over the same memory."""
+        own = copy.copy(self)
+        own.slots, own.states, own.place = slots, self.states[:slots], None
+        return own
+
     def keep(self, sources: list[int], places: list[int], count: int) -> None:
         """Copy slots `sources` to `places` and drop all but the first `count`."""
         if sources:
@@ -143,6 +168,20 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         self._tell_layers((self._rows, span.columns[:, start:stop]), width)
         return span.mask[:, :, start:stop, :width]
 
+    def begin_columns(self, columns: torch.Tensor, order: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Prepare a pass of all slots at columns that lie anywhere.
+
+        Args:
+            columns: where it writes, int64 [slots, count]; `capacity`: nowhere that is read.
+            order: the columns that it reads, int64 [columns read]: 0, 1, ...
+            dtype: that of the mask.
+
+        Returns:
+            The attention mask, float [slots, 1, count, columns read].
+        """
+        self._tell_layers((self._rows, columns), order.shape[0])
+        return look_back(columns, order, dtype)
+
     def _tell_layers(self, place: tuple[torch.Tensor, torch.Tensor], read_width: int) -> None:
         for layer in self.layers:
             layer.place, layer.read_width = place, read_width
@@ -155,6 +194,19 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         self._rows = self._rows[: self.slots]
         for layer in self.layers:
             layer.keep(sources, places, self.slots)
+
+    def allocate(self, heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        """Allocate all layers now instead of at their first states."""
+        empty = torch.empty((0, heads, 0, head_dim), dtype=dtype, device=self._rows.device)
+        for layer in self.layers:
+            layer.lazy_initialization(empty, empty)
+
+    def first(self, slots: int) -> RaggedCache:
+        """The first slots of an allocated cache alone, over the same memory."""
+        own = copy.copy(self)
+        own.layers = [layer.first(slots) for layer in self.layers]
+        own.keep([*range(slots)])
+        return own
 
     def allocated_bytes(self) -> int:
         """Bytes of keys and values allocated so far."""

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from shadowspec.engine.llama import DirectLlama, why_not_direct
 from shadowspec.engine.runner import Runner
 from shadowspec.engine.shared_vocabulary import shared_vocabulary, translated
+from shadowspec.engine.static_passes import StaticPasses
 from shadowspec.engine.tokenizer import LOADING_ERRORS, FolderTokenizer, load_config, load_tokenizer, unloadable
 from shadowspec.errors import ModelError
 
@@ -40,6 +41,7 @@ class LoadedModel:
     weights_digest: str
     tokenizer_digest: str
     num_shared_tokens: int | None = None  # of a draft of another vocabulary than its target's, which drafts these alone
+    passes: StaticPasses | None = None  # its recorded passes; None: every step launches its own
 
     @property
     def context_length(self) -> int:

@@ -77,9 +77,19 @@ class Runner:
     prefill [prompts, columns, ...], where the column is the position, or there is one for each prompt's last token.
     """
 
-    def __init__(self, model: Any, slots: int, capacity: int, hidden: HiddenStates | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        slots: int,
+        capacity: int,
+        hidden: HiddenStates | None = None,
+        cache: RaggedCache | None = None,
+    ) -> None:
+        """`cache`: of so many slots and as many columns at least, whatever it holds; None: a new one."""
         self.device: torch.device = model.device
-        self.cache = RaggedCache(model.config.num_hidden_layers, slots, capacity, self.device)
+        if cache is None:
+            cache = RaggedCache(model.config.num_hidden_layers, slots, capacity, self.device)
+        self.cache = cache
         self._forward: Forward = model if isinstance(model, DirectLlama) else TransformersForward(model)
         self._dtype: torch.dtype = model.dtype
         self._last_position = int(model.config.max_position_embeddings) - 1
@@ -166,6 +176,10 @@ class Runner:
     def keep(self, slots: list[int]) -> None:
         """Drop all slots but these, which come to lie in this order."""
         self.cache.keep(slots)
+
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values that the rows take."""
+        return self.cache.allocated_bytes()
 
 
 def prefill_groups(lengths: Sequence[int]) -> list[list[int]]:
