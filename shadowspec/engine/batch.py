@@ -127,6 +127,7 @@ class Drawing:
     sampling: BatchSampling
     uniforms: torch.Tensor  # float32 [rows, streams, positions]
     emitted: torch.Tensor  # int64 [rows]: tokens emitted so far
+    rows: Sequence[Row]
 
 
 class Batch:
@@ -203,9 +204,10 @@ class Batch:
     def drawing(self, slots: Sequence[int] | None = None) -> Drawing:
         """What verifying the rows in these slots draws on (None: in all)."""
         if slots is None or len(slots) == self.num_rows:
-            return Drawing(self.sampling, self.uniforms, self.emitted)
+            return Drawing(self.sampling, self.uniforms, self.emitted, self.rows)
         index = torch.tensor(slots, device=self.device)
-        return Drawing(self.sampling.of(index), self.uniforms[index], self.emitted[index])
+        rows = [self.rows[slot] for slot in slots]
+        return Drawing(self.sampling.of(index), self.uniforms[index], self.emitted[index], rows)
 
     @property
     def has_waiting(self) -> bool:

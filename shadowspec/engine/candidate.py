@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from shadowspec.engine.fused import choose_kernels
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.heads.folder import KINDS
 from shadowspec.engine.heads.loading import LoadedHeads, load_heads
@@ -37,7 +38,7 @@ from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
 from shadowspec.types import SUFFIX_OPTIONS, FingerprintedConfig, SpeculationConfig, VerifyRule
 
-BACKEND = "torch"
+BACKEND = "torch"  # without kernels
 HETEROGENEOUS = "heterogeneous_draft_model"  # the proposer that drafts the tokens that both vocabularies have
 
 
@@ -65,6 +66,7 @@ class Candidate:
                 confidence_threshold=wanted.draft_confidence_threshold,
                 context_limit=self.context_limit,
                 passes=self.draft.passes,
+                kernels=self.draft.kernels,
             )
         if self.draft is not None:
             if isinstance(self.draft.heads, Eagle3Draft):
@@ -89,16 +91,20 @@ class Candidate:
 class Models:
     """Loads each model folder once onto one device; lives as long as the engines that share it."""
 
-    def __init__(self, device: str = "auto", dtype: str = "auto", passes: str = "auto") -> None:
-        """`passes`: "graphs" (CUDA graphs), "dynamic" (none), "auto" (where device and forward pass have them).
+    def __init__(self, device: str = "auto", dtype: str = "auto", passes: str = "auto", kernels: str = "auto") -> None:
+        """
+        Args:
+            passes: "graphs" (CUDA graphs), "dynamic" (none), "auto" (where device and forward pass have them).
+            kernels: "triton", "torch" (the engine's own code), "auto" (Triton's on a GPU that can run them).
 
         Raises:
-            ModelError: the device is not there, or has no graphs.
+            ModelError: the device is not there, or does not have what is asked for.
         """
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
         self._passes = passes
         self._new_recorder = choose_recorder(passes, self.device)
+        self.kernels = choose_kernels(kernels, self.device)
         self._loaded: dict[str, LoadedModel] = {}
         self._heads: dict[tuple[str, str, str], LoadedHeads] = {}  # by folder, kind and target
         self._sharing: dict[tuple[str, str], LoadedModel] = {}  # drafts of another vocabulary, by folder and target
@@ -110,7 +116,8 @@ class Models:
             ModelError: it cannot be loaded or measured.
         """
         if path not in self._loaded:
-            self._loaded[path] = self._recorded(load_model(path, self.device, self.dtype))
+            loaded = load_model(path, self.device, self.dtype)
+            self._loaded[path] = self._recorded(replace(loaded, kernels=self.kernels))
         return self._loaded[path]
 
     def _recorded(self, loaded: LoadedModel) -> LoadedModel:
@@ -118,7 +125,7 @@ class Models:
         if self._new_recorder is None:
             return loaded
         if isinstance(loaded.model, DirectLlama):
-            return replace(loaded, passes=StaticPasses(loaded.model, self._new_recorder))
+            return replace(loaded, passes=StaticPasses(loaded.model, self._new_recorder, self.kernels))
         if self._passes == "graphs":
             raise ModelError(
                 f'{loaded.path}: passes = "graphs" is configured, but this model runs through the forward pass of '
@@ -185,7 +192,7 @@ class Models:
         target = self.load(target_path)
         ready = []
         for config in configs:
-            if config.backend != BACKEND:
+            if config.backend not in (BACKEND, _backend(target)):
                 raise ModelError(f"candidate {config.name!r}: backend {config.backend!r} is not available here")
             draft = self.draft(config, target)
             if isinstance(draft, LoadedModel):
@@ -223,8 +230,9 @@ def fingerprinted(
     """The config with everything its figures depend on.
 
     Names and paths are left out: the same weights under another path are the same config.  Latencies in a queue that
-    refills slots (`requests_per_slot` above 1) are not those of a batch.
+    refills slots (`requests_per_slot` above 1) are not those of a batch.  The backend is that of the target's kernels.
     """
+    config = replace(config, backend=_backend(target))
     details = {
         "target_weights": target.weights_digest,
         "target_tokenizer": target.tokenizer_digest,
@@ -251,6 +259,11 @@ def fingerprinted(
     }
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return FingerprintedConfig(config, engine_name(), device, dtype, details, digest)
+
+
+def _backend(target: LoadedModel) -> str:
+    """What verifies the target's steps, in both arms."""
+    return BACKEND if target.kernels is None else target.kernels.backend
 
 
 def _settings(config: SpeculationConfig) -> dict[str, object]:

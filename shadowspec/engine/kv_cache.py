@@ -8,10 +8,13 @@ overwritten later.  Works with unmodified transformers models that take explicit
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.dispatch import Kernels
 
 HIDDEN = float("-inf")  # added to the score of what may not be seen
 
@@ -132,11 +135,36 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         return self.capacity
 
 
+class FusedLayer(RaggedLayer):
+    """A layer to which a kernel appends."""
+
+    def __init__(self, slots: int, capacity: int, kernels: Kernels) -> None:
+        super().__init__(slots, capacity)
+        self._kernels = kernels
+
+    def append(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        heads = states.shape[2] // 2
+        keys, values = states[:, :, :heads].transpose(1, 2), states[:, :, heads:].transpose(1, 2)
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+        assert self.place is not None, "the cache was not told where this pass writes"
+        rows, columns = self.place
+        self._kernels.append(self.states, states, rows[:, 0], columns)
+        return self._readable() if self.read_width else (keys, values)
+
+
 class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
     """The cache of one arm: `slots` rows of up to `capacity` tokens, in every layer."""
 
-    def __init__(self, layers: int, slots: int, capacity: int, device: torch.device) -> None:
-        super().__init__(layers=[RaggedLayer(slots, capacity) for _ in range(layers)])
+    def __init__(
+        self, layers: int, slots: int, capacity: int, device: torch.device, kernels: Kernels | None = None
+    ) -> None:
+        """`kernels`: what keys and values side by side are appended with (None: torch)."""
+        if kernels is None:
+            held = [RaggedLayer(slots, capacity) for _ in range(layers)]
+        else:
+            held = [FusedLayer(slots, capacity, kernels) for _ in range(layers)]
+        super().__init__(layers=held)
         self.slots, self.capacity = slots, capacity
         self._rows = torch.arange(slots, device=device)[:, None]  # [slots, 1]
 

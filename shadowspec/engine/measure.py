@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -43,6 +43,10 @@ from shadowspec.types import (
     ShadowPrompt,
     VerifyRule,
 )
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.backends import Backend
+    from shadowspec_kernels.dispatch import Kernel
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +86,11 @@ class Engine:
     def configs(self) -> tuple[FingerprintedConfig, ...]:
         """What every block is measured with."""
         return tuple(candidate.config for candidate in self.candidates)
+
+    def kernels_ran(self) -> dict[Kernel, dict[Backend, int]]:
+        """Rows that each kernel was given by whoever shares the models, by backend; none: without kernels."""
+        kernels = self.target.kernels
+        return {} if kernels is None else kernels.ran()
 
     def measure(self, block: Block) -> BlockResult:
         """Run both arms of every candidate on the block's requests, fillers along with them."""
@@ -218,6 +227,7 @@ class Engine:
             detokenize=self._detokenize,
             num_slots=slots,
             passes=passes,
+            kernels=self.target.kernels,
         )
 
     def _runs(

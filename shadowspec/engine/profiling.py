@@ -120,6 +120,7 @@ def _measured(
         verify_rule=config.verify_rule,
         end_token_ids=target.end_token_ids,
         passes=target.passes,
+        kernels=target.kernels,
     )
     return _step_cost(result, load, depth, context, 0.0 if proposer is None else proposer.prefill_ms())
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from shadowspec.engine.hidden import HiddenStates, side_by_side
 from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.llama import DirectLlama
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.dispatch import Kernels
 
 # Rows are prefilled together while padding them to the longest wastes at most this share of the tokens.
 MAX_PADDING_SHARE = 0.25
@@ -84,11 +87,16 @@ class Runner:
         capacity: int,
         hidden: HiddenStates | None = None,
         cache: RaggedCache | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
-        """`cache`: of so many slots and as many columns at least, whatever it holds; None: a new one."""
+        """
+        Args:
+            cache: of so many slots and as many columns at least, whatever it holds; None: a new one.
+            kernels: what a new one is appended to with (None: torch).
+        """
         self.device: torch.device = model.device
         if cache is None:
-            cache = RaggedCache(model.config.num_hidden_layers, slots, capacity, self.device)
+            cache = RaggedCache(model.config.num_hidden_layers, slots, capacity, self.device, kernels)
         self.cache = cache
         self._forward: Forward = model if isinstance(model, DirectLlama) else TransformersForward(model)
         self._dtype: torch.dtype = model.dtype

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -22,6 +22,9 @@ from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.recording import Recorder, Work
 from shadowspec.engine.runner import Runner
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.dispatch import Kernels
 
 LEAST_STEP: Final = 256  # columns between two widths at which passes are recorded
 # Beyond as many of them: at most an eighth is read for nothing, and each doubling of the context takes 8 passes more.
@@ -78,9 +81,15 @@ class StaticPasses:
     What a pass returns stands until the model's next pass, and is to be used before that.
     """
 
-    def __init__(self, model: DirectLlama, new_recorder: Callable[[], Recorder]) -> None:
-        """`new_recorder` makes what records the passes over one cache, and goes with it."""
-        self._model, self._new_recorder = model, new_recorder
+    def __init__(
+        self, model: DirectLlama, new_recorder: Callable[[], Recorder], kernels: Kernels | None = None
+    ) -> None:
+        """
+        Args:
+            new_recorder: makes what records the passes over one cache, and goes with it.
+            kernels: what the cache is appended to with (None: torch).
+        """
+        self._model, self._new_recorder, self._kernels = model, new_recorder, kernels
         self._last_position = int(model.config.max_position_embeddings) - 1
         self.num_recorded = 0  # passes, ever
         self._forget()
@@ -120,7 +129,7 @@ class StaticPasses:
             rows, columns = max(rows, self._cache.slots), max(columns, self._cache.capacity)
         if self._cache is None or (rows, columns) != (self._cache.slots, self._cache.capacity):
             self._forget()
-            cache = RaggedCache(model.config.num_hidden_layers, rows, columns, model.device)
+            cache = RaggedCache(model.config.num_hidden_layers, rows, columns, model.device, self._kernels)
             cache.allocate(*model.kv_shape, model.dtype)
             self._cache = cache
         return self._cache.first(slots)
@@ -244,7 +253,15 @@ class StaticRunner(Runner):
 
 
 def runner_for(
-    model: Any, passes: StaticPasses | None, slots: int, capacity: int, hidden: HiddenStates | None = None
+    model: Any,
+    slots: int,
+    capacity: int,
+    *,
+    hidden: HiddenStates | None = None,
+    passes: StaticPasses | None,
+    kernels: Kernels | None,
 ) -> Runner:
     """What runs a model over so many rows of up to `capacity` tokens, by its static passes where it has them."""
-    return Runner(model, slots, capacity, hidden) if passes is None else passes.runner(slots, capacity, hidden)
+    if passes is not None:
+        return passes.runner(slots, capacity, hidden)
+    return Runner(model, slots, capacity, hidden, kernels=kernels)
