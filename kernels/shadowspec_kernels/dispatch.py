@@ -7,6 +7,7 @@ rows with min-p, top-k or top-p, which need a sorted vocabulary, runs on torch b
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -18,6 +19,12 @@ from shadowspec_kernels.operands import Scored, check_append, check_score
 from shadowspec_kernels.step import Step, Verified
 
 Kernel = Literal["verify", "score", "append"]
+
+
+def _on_device(rows: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Numbers of rows, int64, without making the host wait for what the device has yet to do."""
+    tensor = torch.tensor(rows)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Kernels:
@@ -48,11 +55,11 @@ class Kernels:
 
         others = None
         if truncated:
-            others = torch.tensor(sorted(set(range(step.num_rows)) - set(truncated)), device=step.logits.device)
+            others = _on_device(sorted(set(range(step.num_rows)) - set(truncated)), step.logits.device)
         verified = verification.verify(step, others)
         self._rows["verify", "triton"] += step.num_rows - len(truncated)
         if truncated:
-            slots = torch.tensor(truncated, device=step.logits.device)
+            slots = _on_device(truncated, step.logits.device)
             by_twin = self._by_twin(step.take(slots))
             verified.num_accepted[slots] = by_twin.num_accepted
             verified.next_tokens[slots] = by_twin.next_tokens

@@ -36,6 +36,16 @@ def require_endpoints(config: Config) -> None:
         raise ConfigError(f"{config.path}: no endpoint is configured; add [endpoints.NAME] (see `shadowspec init`)")
 
 
+def new_models(config: Config) -> Models:
+    """What loads models, as the settings of the engine say.
+
+    Raises:
+        ModelError: the device is not there, or cannot run what is asked for.
+    """
+    settings = config.engine
+    return Models(settings.device, settings.dtype, settings.passes, settings.kernels)
+
+
 def build_engines(config: Config) -> dict[str, Engine]:
     """The engine of each endpoint; models are loaded once and shared, pairs are checked.
 
@@ -47,7 +57,7 @@ def build_engines(config: Config) -> dict[str, Engine]:
     scorers = {name: _scorer(config, name, endpoint) for name, endpoint in config.endpoints.items()}
     for name, endpoint in config.endpoints.items():
         _check_contracts(config, name, endpoint)
-    models = Models(config.engine.device, config.engine.dtype)
+    models = new_models(config)
     engines: dict[str, Engine] = {}
     shared: dict[tuple[object, ...], Engine] = {}
     for name, endpoint in config.endpoints.items():
@@ -113,6 +123,8 @@ def measure_files(config: Config, paths: Sequence[str], *, max_requests: int | N
             store.save_fingerprints([candidate.config for candidate in engine.candidates])
         before = store.funnel()
         progress = tuple(_measure_file(config, path, secret, engines, store, max_requests) for path in paths)
+        if ran := next(iter(engines.values())).kernels_ran():  # of all: they share what runs kernels
+            log.info("rows that kernels took, by backend: %s", ran)
         return Measured(progress, Counter(store.funnel()) - Counter(before))
 
 

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.cli.console import progress_bar
-from shadowspec.cli.pipeline import require_endpoints
+from shadowspec.cli.pipeline import new_models, require_endpoints
 from shadowspec.config import Config
 from shadowspec.cost_model import CostSurface
-from shadowspec.engine.candidate import Candidate, Models
+from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.profiling import Grid, max_depth, profile
 from shadowspec.errors import NoDataError, UsageError
@@ -97,7 +97,7 @@ def _reached(grid: Grid, candidate: Candidate) -> Grid | None:
 
 def _candidates(config: Config, endpoint: str | None) -> Iterator[tuple[str, LoadedModel, Candidate]]:
     transformers_logging.disable_progress_bar()  # stderr is ours
-    models = Models(config.engine.device, config.engine.dtype)
+    models = new_models(config)
     for name, own in config.endpoints.items():
         if endpoint in (None, name):
             target, candidates = models.candidates(own.target, own.candidates, log.warning)

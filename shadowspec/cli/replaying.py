@@ -11,7 +11,7 @@ from typing import Any, Final
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.cli.console import notes, progress_bar
-from shadowspec.cli.pipeline import load_tokenizers, require_endpoints
+from shadowspec.cli.pipeline import load_tokenizers, new_models, require_endpoints
 from shadowspec.cli.replay_store import fingerprints_of, replayed_record
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine import Models
@@ -140,7 +140,7 @@ def replay_files(
     with notes.status("loading models"):
         transformers_logging.disable_progress_bar()  # stderr is ours
         tokenizers = load_tokenizers(config)
-        models = Models(config.engine.device, config.engine.dtype)
+        models = new_models(config)
         endpoints = {
             name: _endpoint(
                 own,

@@ -173,10 +173,16 @@ def _scores(config: Config) -> str:
 
 def _device(config: Config) -> str:
     from shadowspec.engine.candidate import device_name
+    from shadowspec.engine.fused import choose_kernels
     from shadowspec.engine.models import choose_device, choose_dtype
+    from shadowspec.engine.recording import choose_recorder
 
     device = choose_device(config.engine.device)
-    return f"{device_name(device)}, {str(choose_dtype(config.engine.dtype, device)).removeprefix('torch.')}"
+    dtype = str(choose_dtype(config.engine.dtype, device)).removeprefix("torch.")
+    new_recorder = choose_recorder(config.engine.passes, device)
+    passes = "dynamic" if new_recorder is None else new_recorder().name
+    kernels = choose_kernels(config.engine.kernels, device)
+    return f"{device_name(device)}, {dtype}, passes: {passes}, kernels: {kernels.backend if kernels else 'torch'}"
 
 
 def _models(config: Config) -> str:

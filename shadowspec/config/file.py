@@ -47,10 +47,16 @@ MAKE_A_SECRET: Final = "head -c 32 /dev/urandom | base64"  # noqa: S105 - how to
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How the engine runs.  "auto": a GPU if there is one; bfloat16 on a GPU, float32 on a CPU."""
+    """How the engine runs.
+
+    "auto": a GPU if there is one; bfloat16 on a GPU, float32 on a CPU; on a GPU CUDA graphs of the models' steps, and
+    Triton's kernels where it can run them.
+    """
 
     device: str = "auto"
     dtype: str = "auto"
+    passes: str = "auto"
+    kernels: str = "auto"
     seed: int = 0
     warmup_blocks: int = 2  # blocks run and thrown away before the first that counts
     audit_share: float = 0.05  # of the measured requests whose outputs are replayed after their block; 0: none

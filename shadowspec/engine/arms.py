@@ -18,7 +18,8 @@ class MeasuredArm:
     cache_bytes: int  # of all parts together
     duration_ms: float = 0.0  # from its start to its last token
     num_halved: int = 0
-    peak_bytes: int = 0
+    peak_bytes: int = 0  # what the arm needs by itself
+    static_bytes: int = 0  # of this, what lies there from batch to batch for its recorded passes
 
 
 def delayed(decoded: Decoded | None, waited_ms: float) -> Decoded | None:

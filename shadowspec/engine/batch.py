@@ -35,6 +35,13 @@ class Request:
         return own if self.sampling.ignore_eos else own | end_token_ids
 
 
+def needed_capacity(requests: Sequence[Request], num_speculative_tokens: int) -> int:
+    """Columns of the cache that decoding these requests together may fill."""
+    # One step may write K + 1 tokens past the last one that can be emitted.
+    longest = max(len(request.prompt) + request.sampling.max_tokens for request in requests)
+    return longest + num_speculative_tokens + 2
+
+
 class Row:
     """One request in its slot: output so far and counters, cut at the last emitted token."""
 
@@ -120,6 +127,7 @@ class Drawing:
     sampling: BatchSampling
     uniforms: torch.Tensor  # float32 [rows, streams, positions]
     emitted: torch.Tensor  # int64 [rows]: tokens emitted so far
+    rows: Sequence[Row]
 
 
 class Batch:
@@ -152,10 +160,7 @@ class Batch:
         self.prompts = [row.request.prompt for row in self.rows]
         self._num_admitted = self.num_rows
         longest_output = max(request.sampling.max_tokens for request in requests)
-        # One step may write K + 1 tokens past the last one that can be emitted.
-        self.capacity = (
-            max(len(request.prompt) + request.sampling.max_tokens for request in requests) + num_speculative_tokens + 2
-        )
+        self.capacity = needed_capacity(requests, num_speculative_tokens)
         self._every_sampling = BatchSampling(
             [request.sampling for request in requests],
             [request.prompt for request in requests],
@@ -199,9 +204,10 @@ class Batch:
     def drawing(self, slots: Sequence[int] | None = None) -> Drawing:
         """What verifying the rows in these slots draws on (None: in all)."""
         if slots is None or len(slots) == self.num_rows:
-            return Drawing(self.sampling, self.uniforms, self.emitted)
+            return Drawing(self.sampling, self.uniforms, self.emitted, self.rows)
         index = torch.tensor(slots, device=self.device)
-        return Drawing(self.sampling.of(index), self.uniforms[index], self.emitted[index])
+        rows = [self.rows[slot] for slot in slots]
+        return Drawing(self.sampling.of(index), self.uniforms[index], self.emitted[index], rows)
 
     @property
     def has_waiting(self) -> bool:

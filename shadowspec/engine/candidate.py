@@ -11,9 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from shadowspec.engine.fused import choose_kernels
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.heads.folder import KINDS
 from shadowspec.engine.heads.loading import LoadedHeads, load_heads
+from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import (
     LoadedModel,
     check_pair,
@@ -30,11 +32,13 @@ from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.engine.proposers.suffix import SuffixProposer
 from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
 from shadowspec.engine.proposers.suffix_text import SuffixOptions
+from shadowspec.engine.recording import choose_recorder
+from shadowspec.engine.static_passes import StaticPasses
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
 from shadowspec.types import SUFFIX_OPTIONS, FingerprintedConfig, SpeculationConfig, VerifyRule
 
-BACKEND = "torch"
+BACKEND = "torch"  # without kernels
 HETEROGENEOUS = "heterogeneous_draft_model"  # the proposer that drafts the tokens that both vocabularies have
 
 
@@ -61,6 +65,8 @@ class Candidate:
                 is_sampling=is_sampling,
                 confidence_threshold=wanted.draft_confidence_threshold,
                 context_limit=self.context_limit,
+                passes=self.draft.passes,
+                kernels=self.draft.kernels,
             )
         if self.draft is not None:
             if isinstance(self.draft.heads, Eagle3Draft):
@@ -70,6 +76,13 @@ class Candidate:
             return SuffixProposer(count, SuffixOptions.of(wanted), self.recent)
         return NgramProposer(count, wanted.ngram_min, wanted.ngram_max)
 
+    def num_verified(self) -> tuple[int, ...]:
+        """How many tokens of a row the target may be given in a step: the drafted ones and the one before them."""
+        deepest = self.config.config.num_speculative_tokens + 1
+        if self.draft is None or self.config.config.is_adaptive:
+            return tuple(range(1, deepest + 1))
+        return (deepest,) if self.context_limit is None else (1, deepest)
+
     def drafting_from(self, recent: SuffixAutomaton | None) -> Candidate:
         """The same, drafting from recent outputs too where there are any."""
         return replace(self, recent=recent)
@@ -78,9 +91,20 @@ class Candidate:
 class Models:
     """Loads each model folder once onto one device; lives as long as the engines that share it."""
 
-    def __init__(self, device: str = "auto", dtype: str = "auto") -> None:
+    def __init__(self, device: str = "auto", dtype: str = "auto", passes: str = "auto", kernels: str = "auto") -> None:
+        """
+        Args:
+            passes: "graphs" (CUDA graphs), "dynamic" (none), "auto" (where device and forward pass have them).
+            kernels: "triton", "torch" (the engine's own code), "auto" (Triton's on a GPU that can run them).
+
+        Raises:
+            ModelError: the device is not there, or does not have what is asked for.
+        """
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device)
+        self._passes = passes
+        self._new_recorder = choose_recorder(passes, self.device)
+        self.kernels = choose_kernels(kernels, self.device)
         self._loaded: dict[str, LoadedModel] = {}
         self._heads: dict[tuple[str, str, str], LoadedHeads] = {}  # by folder, kind and target
         self._sharing: dict[tuple[str, str], LoadedModel] = {}  # drafts of another vocabulary, by folder and target
@@ -92,8 +116,22 @@ class Models:
             ModelError: it cannot be loaded or measured.
         """
         if path not in self._loaded:
-            self._loaded[path] = load_model(path, self.device, self.dtype)
+            loaded = load_model(path, self.device, self.dtype)
+            self._loaded[path] = self._recorded(replace(loaded, kernels=self.kernels))
         return self._loaded[path]
+
+    def _recorded(self, loaded: LoadedModel) -> LoadedModel:
+        """The model with passes that are recorded, where that is asked for and can be done."""
+        if self._new_recorder is None:
+            return loaded
+        if isinstance(loaded.model, DirectLlama):
+            return replace(loaded, passes=StaticPasses(loaded.model, self._new_recorder, self.kernels))
+        if self._passes == "graphs":
+            raise ModelError(
+                f'{loaded.path}: passes = "graphs" is configured, but this model runs through the forward pass of '
+                'transformers, which is not recorded; set passes = "auto" or "dynamic"'
+            )
+        return loaded
 
     def heads(self, path: str, kind: str, target: LoadedModel) -> LoadedHeads:
         """The heads of a folder over a target, loaded at their first use.
@@ -119,7 +157,7 @@ class Models:
             return draft
         key = (config.draft, target_path)
         if key not in self._sharing:
-            self._sharing[key] = sharing_tokens(draft, target, target_path)
+            self._sharing[key] = self._recorded(sharing_tokens(draft, target, target_path))
         return self._sharing[key]
 
     def draft(self, config: SpeculationConfig, target: LoadedModel) -> LoadedModel | LoadedHeads | None:
@@ -154,7 +192,7 @@ class Models:
         target = self.load(target_path)
         ready = []
         for config in configs:
-            if config.backend != BACKEND:
+            if config.backend not in (BACKEND, _backend(target)):
                 raise ModelError(f"candidate {config.name!r}: backend {config.backend!r} is not available here")
             draft = self.draft(config, target)
             if isinstance(draft, LoadedModel):
@@ -192,8 +230,9 @@ def fingerprinted(
     """The config with everything its figures depend on.
 
     Names and paths are left out: the same weights under another path are the same config.  Latencies in a queue that
-    refills slots (`requests_per_slot` above 1) are not those of a batch.
+    refills slots (`requests_per_slot` above 1) are not those of a batch.  The backend is that of the target's kernels.
     """
+    config = replace(config, backend=_backend(target))
     details = {
         "target_weights": target.weights_digest,
         "target_tokenizer": target.tokenizer_digest,
@@ -201,6 +240,11 @@ def fingerprinted(
         "target_forward": target.forward_name,
         "draft_forward": draft.forward_name if draft is not None else "",
     }
+    # Left out where they are not recorded, which fingerprints had before any were.
+    if target.passes is not None:
+        details["target_passes"] = target.passes.name
+    if isinstance(draft, LoadedModel) and draft.passes is not None:
+        details["draft_passes"] = draft.passes.name
     if isinstance(draft, LoadedModel) and draft.num_shared_tokens is not None:
         details |= {"draft_tokenizer": draft.tokenizer_digest, "shared_tokens": str(draft.num_shared_tokens)}
     if requests_per_slot > 1:  # left out of a batch's, which fingerprints had before there were queues
@@ -215,6 +259,11 @@ def fingerprinted(
     }
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return FingerprintedConfig(config, engine_name(), device, dtype, details, digest)
+
+
+def _backend(target: LoadedModel) -> str:
+    """What verifies the target's steps, in both arms."""
+    return BACKEND if target.kernels is None else target.kernels.backend
 
 
 def _settings(config: SpeculationConfig) -> dict[str, object]:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowspec.engine.batch import Batch, Detokenize, Drawing, Request
+from shadowspec.engine.fused import verify_fused
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.randomness import ACCEPT_STREAM, TARGET_STREAM, at_positions
 from shadowspec.engine.runner import Runner
 from shadowspec.engine.sampling import greedy_tokens
+from shadowspec.engine.static_passes import StaticPasses, runner_for
 from shadowspec.engine.step_clock import StepClock
 from shadowspec.engine.timing import Timeline
 from shadowspec.engine.verify import Verification, verify_matching, verify_sampled
 from shadowspec.types import ArmTiming, SpeculationCounts, VerifyRule
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.dispatch import Kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ def decode_batch(
     detokenize: Detokenize | None = None,
     num_slots: int | None = None,
     releases_slots: bool = False,
+    passes: StaticPasses | None = None,
+    kernels: Kernels | None = None,
 ) -> ArmResult:
     """Decode `requests` with the target, `num_slots` at a time (None: all together); without a `proposer` this is
     the baseline arm.
@@ -59,7 +66,8 @@ def decode_batch(
     Rows are ragged and end each on its own; the random numbers of a request depend on its seed and position.  A
     finished row's slot is taken by the next request that waits.  Once none does a finished row keeps its slot, so that
     the load stays what it is labelled with; with `releases_slots` such rows are dropped along the way, which gives the
-    same outputs sooner.
+    same outputs sooner, but not with `passes`: those of the target, where its steps are recorded ones.
+    `kernels` verify and append (None: torch).
     """
     device: torch.device = target.device
     timeline = Timeline(device)
@@ -74,7 +82,8 @@ def decode_batch(
         detokenize=detokenize,
         device=device,
     )
-    runner = Runner(target, batch.num_rows, batch.capacity, proposer.hidden if proposer is not None else None)
+    hidden = proposer.hidden if proposer is not None else None
+    runner = runner_for(target, batch.num_rows, batch.capacity, hidden=hidden, passes=passes, kernels=kernels)
     clock = StepClock(timeline, batch, start)
     if proposer is not None:
         proposer.begin(batch)
@@ -82,7 +91,7 @@ def decode_batch(
     nothing = _nothing_proposed(batch.num_rows, device)
     while batch.has_active:
         if slots := batch.admit():
-            batch.begin(slots, _first_tokens(batch, runner, slots, verify_rule))
+            batch.begin(slots, _first_tokens(batch, runner, slots, verify_rule, kernels))
             clock.prefilled(slots)
             if proposer is not None:
                 proposer.admit(batch, slots)
@@ -93,7 +102,7 @@ def decode_batch(
         tokens = torch.cat((batch.last_tokens[:, None], proposal.tokens), 1)  # [rows, width + 1]
         runner.begin(span, column=1)
         logits = runner.append(tokens, keep=tokens.shape[1])
-        verification = _verify(batch.drawing(), logits, proposal, verify_rule)
+        verification = _verify(batch.drawing(), logits, proposal, verify_rule, kernels)
         batch.see(runner.hidden_states, verification.num_accepted)
         clock.verified()
         outcome = (proposal.num_drafted, verification.num_accepted, verification.next_tokens)
@@ -111,7 +120,7 @@ def decode_batch(
         for row, timing in zip(batch.all_rows, clock.timings(), strict=True)
     )
     held = proposer.cache_bytes() if proposer is not None else 0
-    return ArmResult(decoded, runner.cache.allocated_bytes() + held, clock.duration_ms)
+    return ArmResult(decoded, runner.cache_bytes() + held, clock.duration_ms)
 
 
 def _nothing_proposed(num_rows: int, device: torch.device) -> Proposal:
@@ -119,15 +128,22 @@ def _nothing_proposed(num_rows: int, device: torch.device) -> Proposal:
     return Proposal(empty, torch.zeros(num_rows, dtype=torch.int64, device=device), None)
 
 
-def _first_tokens(batch: Batch, runner: Runner, slots: Sequence[int], rule: VerifyRule) -> torch.Tensor:
+def _first_tokens(
+    batch: Batch, runner: Runner, slots: Sequence[int], rule: VerifyRule, kernels: Kernels | None
+) -> torch.Tensor:
     """Prefill the rows in these slots; the tokens that the target makes of their prompts, int64 [slots]."""
     logits = runner.prefill([batch.prompts[slot] for slot in slots], slots)[:, None]  # [slots, 1, vocabulary]
     batch.see_prompts(slots, runner.hidden_states)
-    return _verify(batch.drawing(slots), logits, _nothing_proposed(len(slots), logits.device), rule).next_tokens
+    nothing = _nothing_proposed(len(slots), logits.device)
+    return _verify(batch.drawing(slots), logits, nothing, rule, kernels).next_tokens
 
 
-def _verify(own: Drawing, logits: torch.Tensor, proposal: Proposal, rule: VerifyRule) -> Verification:
+def _verify(
+    own: Drawing, logits: torch.Tensor, proposal: Proposal, rule: VerifyRule, kernels: Kernels | None
+) -> Verification:
     """Verify one step: logits [rows, K + 1, vocabulary] against K drafted tokens per row."""
+    if kernels is not None:
+        return verify_fused(kernels, own, logits, proposal, rule)
     processed = own.sampling.processed_logits(logits, proposal.tokens, own.emitted)
     if own.sampling.all_greedy:
         return verify_matching(greedy_tokens(processed), proposal.tokens, proposal.num_drafted)

@@ -7,31 +7,53 @@ overwritten later.  Works with unmodified transformers models that take explicit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import copy
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+if TYPE_CHECKING:
+    from shadowspec_kernels.dispatch import Kernels
+
 HIDDEN = float("-inf")  # added to the score of what may not be seen
 
 
-@dataclass(frozen=True, slots=True)
+def look_back(columns: torch.Tensor, order: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What tokens at these columns (int64 [rows, count]) may see of those in `order` (int64 [width]: 0, 1, ...).
+
+    Returns:
+        Float [rows, 1, count, width]: 0 where a token may look (its row up to itself), else -inf.
+    """
+    is_hidden = order > columns[:, :, None]
+    mask = torch.zeros(is_hidden.shape, dtype=dtype, device=columns.device)
+    return mask.masked_fill_(is_hidden, HIDDEN)[:, None]
+
+
 class Span:
     """Consecutive columns of every row, prepared once for all passes of a step that write within them."""
 
-    columns: torch.Tensor  # int64 [rows, count]: columns of the cache, which are positions of the text
-    mask: torch.Tensor  # float [rows, 1, count, width]: 0 where a token may look (its row up to itself), else -inf
-    longest: int  # upper bound of the first column, known to the host
+    __slots__ = ("_mask", "_order", "columns", "dtype", "longest")
+
+    def __init__(self, columns: torch.Tensor, longest: int, order: torch.Tensor, dtype: torch.dtype) -> None:
+        self.columns = columns  # int64 [rows, count]: columns of the cache, which are positions of the text
+        self.longest = longest  # upper bound of the first column, known to the host
+        self.dtype = dtype  # of the mask
+        self._order = order  # int64 [width]: 0, 1, ...
+        self._mask: torch.Tensor | None = None
 
     @classmethod
     def after(cls, lengths: torch.Tensor, longest: int, count: int, dtype: torch.dtype) -> Span:
         """`count` columns from `lengths` (int64 [rows]) on; `longest` is the host's upper bound of `lengths`."""
-        width = torch.arange(longest + count, device=lengths.device)
-        columns = lengths[:, None] + width[:count]
-        is_hidden = width > columns[:, :, None]
-        mask = torch.zeros(is_hidden.shape, dtype=dtype, device=lengths.device).masked_fill_(is_hidden, HIDDEN)
-        return cls(columns, mask[:, None], longest)
+        order = torch.arange(longest + count, device=lengths.device)
+        return cls(lengths[:, None] + order[:count], longest, order, dtype)
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """`look_back` of all columns, made at its first use: passes over static buffers make their own."""
+        if self._mask is None:
+            self._mask = look_back(self.columns, self._order, self.dtype)
+        return self._mask
 
 
 class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships no types
@@ -91,6 +113,12 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         states = self.states[: self.slots, :, : self.read_width]
         return states[:, : self.heads, :, : self.key_dim], states[:, self.heads :, :, : self.value_dim]
 
+    def first(self, slots: int) -> RaggedLayer:
+        """The first slots alone, over the same memory."""
+        own = copy.copy(self)
+        own.slots, own.states, own.place = slots, self.states[:slots], None
+        return own
+
     def keep(self, sources: list[int], places: list[int], count: int) -> None:
         """Copy slots `sources` to `places` and drop all but the first `count`."""
         if sources:
@@ -107,11 +135,36 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         return self.capacity
 
 
+class FusedLayer(RaggedLayer):
+    """A layer to which a kernel appends."""
+
+    def __init__(self, slots: int, capacity: int, kernels: Kernels) -> None:
+        super().__init__(slots, capacity)
+        self._kernels = kernels
+
+    def append(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        heads = states.shape[2] // 2
+        keys, values = states[:, :, :heads].transpose(1, 2), states[:, :, heads:].transpose(1, 2)
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+        assert self.place is not None, "the cache was not told where this pass writes"
+        rows, columns = self.place
+        self._kernels.append(self.states, states, rows[:, 0], columns)
+        return self._readable() if self.read_width else (keys, values)
+
+
 class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
     """The cache of one arm: `slots` rows of up to `capacity` tokens, in every layer."""
 
-    def __init__(self, layers: int, slots: int, capacity: int, device: torch.device) -> None:
-        super().__init__(layers=[RaggedLayer(slots, capacity) for _ in range(layers)])
+    def __init__(
+        self, layers: int, slots: int, capacity: int, device: torch.device, kernels: Kernels | None = None
+    ) -> None:
+        """`kernels`: what keys and values side by side are appended with (None: torch)."""
+        if kernels is None:
+            held = [RaggedLayer(slots, capacity) for _ in range(layers)]
+        else:
+            held = [FusedLayer(slots, capacity, kernels) for _ in range(layers)]
+        super().__init__(layers=held)
         self.slots, self.capacity = slots, capacity
         self._rows = torch.arange(slots, device=device)[:, None]  # [slots, 1]
 
@@ -143,6 +196,20 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         self._tell_layers((self._rows, span.columns[:, start:stop]), width)
         return span.mask[:, :, start:stop, :width]
 
+    def begin_columns(self, columns: torch.Tensor, order: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Prepare a pass of all slots at columns that lie anywhere.
+
+        Args:
+            columns: where it writes, int64 [slots, count]; `capacity`: nowhere that is read.
+            order: the columns that it reads, int64 [columns read]: 0, 1, ...
+            dtype: that of the mask.
+
+        Returns:
+            The attention mask, float [slots, 1, count, columns read].
+        """
+        self._tell_layers((self._rows, columns), order.shape[0])
+        return look_back(columns, order, dtype)
+
     def _tell_layers(self, place: tuple[torch.Tensor, torch.Tensor], read_width: int) -> None:
         for layer in self.layers:
             layer.place, layer.read_width = place, read_width
@@ -155,6 +222,19 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         self._rows = self._rows[: self.slots]
         for layer in self.layers:
             layer.keep(sources, places, self.slots)
+
+    def allocate(self, heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        """Allocate all layers now instead of at their first states."""
+        empty = torch.empty((0, heads, 0, head_dim), dtype=dtype, device=self._rows.device)
+        for layer in self.layers:
+            layer.lazy_initialization(empty, empty)
+
+    def first(self, slots: int) -> RaggedCache:
+        """The first slots of an allocated cache alone, over the same memory."""
+        own = copy.copy(self)
+        own.layers = [layer.first(slots) for layer in self.layers]
+        own.keep([*range(slots)])
+        return own
 
     def allocated_bytes(self) -> int:
         """Bytes of keys and values allocated so far."""

@@ -92,6 +92,11 @@ class DirectLlama:
         for layer in self._layers:
             yield from layer.copies()
 
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        """Heads that have keys and values of their own, and their dimension."""
+        return self._layers[0].kv_heads, self._layers[0].head_dim
+
     def num_parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.parameters())
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -21,11 +21,14 @@ from shadowspec.engine.audit import Auditor
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
+from shadowspec.engine.memory import Gauge, allocator_of, models_of
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.outcomes import Answers
 from shadowspec.engine.parity import divergence_gap, first_divergence, z_scores
 from shadowspec.engine.proposers.recent_outputs import OutputsByEndpoint
+from shadowspec.engine.recording_ahead import record_ahead
 from shadowspec.engine.repetition import is_repetition_loop
+from shadowspec.engine.static_passes import StaticPasses
 from shadowspec.scoring import Scorer
 from shadowspec.types import (
     Arm,
@@ -40,6 +43,10 @@ from shadowspec.types import (
     ShadowPrompt,
     VerifyRule,
 )
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.backends import Backend
+    from shadowspec_kernels.dispatch import Kernel
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +80,17 @@ class Engine:
         self._detokenize = target.tokenizer.decode
         self._outputs = OutputsByEndpoint()
         self._answers = Answers(target.tokenizer, target.end_token_ids)
+        self._allocator = allocator_of(target.model.device)
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]:
         """What every block is measured with."""
         return tuple(candidate.config for candidate in self.candidates)
+
+    def kernels_ran(self) -> dict[Kernel, dict[Backend, int]]:
+        """Rows that each kernel was given by whoever shares the models, by backend; none: without kernels."""
+        kernels = self.target.kernels
+        return {} if kernels is None else kernels.ran()
 
     def measure(self, block: Block) -> BlockResult:
         """Run both arms of every candidate on the block's requests, fillers along with them."""
@@ -145,20 +158,18 @@ class Engine:
     def _arm(self, requests: Sequence[Request], candidate: Candidate | None, slots: int) -> MeasuredArm:
         """Decode the requests in one arm, so many at a time.
 
-        The peak is what the whole arm needs, as far as known: on a GPU the most that was allocated, tries that
+        The peak is what the whole arm needs, as far as known: on a GPU the most that was allocated for it, tries that
         ran out of memory included; elsewhere the weights and all caches, as if no part had waited.
         """
-        device = self.target.model.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-        measured = self._in_parts(requests, candidate, slots)
-        if device.type == "cuda":
-            return replace(measured, peak_bytes=torch.cuda.max_memory_allocated(device))
         weights = self.target.weight_bytes
         if candidate is not None and candidate.draft is not None:
             weights += candidate.draft.weight_bytes
-        return replace(measured, peak_bytes=weights + measured.cache_bytes)
+        if self._allocator is None:
+            measured = self._in_parts(requests, candidate, slots)
+            return replace(measured, peak_bytes=weights + measured.cache_bytes)
+        gauge = Gauge.begin(self._allocator, models_of(self.target, self.candidates))
+        measured = self._in_parts(requests, candidate, slots)
+        return replace(measured, peak_bytes=gauge.peak_bytes(weights, measured.static_bytes))
 
     def _in_parts(self, requests: Sequence[Request], candidate: Candidate | None, slots: int) -> MeasuredArm:
         """Decode the requests, so many at a time, or in halves, one after the other, where they do not fit into memory.
@@ -167,9 +178,10 @@ class Engine:
         That is what so many requests that arrive together would see on this device.  Of a queue that is longer than
         its slots the second half would not have been issued meanwhile, and has not waited.
         """
-        result = self._fitting("an arm", min(slots, len(requests)), lambda: self._decode(requests, candidate, slots))
-        if result is not None:
-            return MeasuredArm(result.decoded, result.cache_bytes, result.duration_ms)
+        found = self._fitting("an arm", min(slots, len(requests)), lambda: self._recorded(requests, candidate, slots))
+        if found is not None:
+            result, static_bytes = found
+            return MeasuredArm(result.decoded, result.cache_bytes, result.duration_ms, static_bytes=static_bytes)
         if len(requests) == 1:
             return MeasuredArm((None,), 0)
         middle = len(requests) // 2
@@ -182,6 +194,7 @@ class Engine:
             max(first.cache_bytes, second.cache_bytes) if is_queue else first.cache_bytes + second.cache_bytes,
             first.duration_ms + second.duration_ms,
             1 + first.num_halved + second.num_halved,
+            static_bytes=max(first.static_bytes, second.static_bytes),
         )
 
     def _fitting(self, what: str, num_requests: int, work: Callable[[], Result]) -> Result | None:
@@ -195,7 +208,14 @@ class Engine:
             torch.cuda.empty_cache()
         return None
 
-    def _decode(self, requests: Sequence[Request], candidate: Candidate | None, slots: int) -> ArmResult:
+    def _recorded(self, requests: Sequence[Request], candidate: Candidate | None, slots: int) -> tuple[ArmResult, int]:
+        """Decode by recorded passes where there are any; and the bytes that these hold."""
+        static_bytes = record_ahead(self.target, candidate, requests, slots)
+        return self._decode(requests, candidate, slots, self.target.passes), static_bytes
+
+    def _decode(
+        self, requests: Sequence[Request], candidate: Candidate | None, slots: int, passes: StaticPasses | None = None
+    ) -> ArmResult:
         config = candidate.config.config if candidate is not None else None
         return decode_batch(
             self.target.model,
@@ -206,6 +226,8 @@ class Engine:
             end_token_ids=self.target.end_token_ids,
             detokenize=self._detokenize,
             num_slots=slots,
+            passes=passes,
+            kernels=self.target.kernels,
         )
 
     def _runs(
@@ -315,18 +337,12 @@ class Engine:
         }
 
     def _memory(self, candidate: Candidate, baseline: MeasuredArm, speculative: MeasuredArm) -> Memory:
-        """Peaks of both arms.  On a GPU the drafts' weights lie there throughout; each is its own arm's cost."""
         draft = candidate.draft
-        draft_bytes = draft.weight_bytes if draft is not None else 0
-        on_gpu = self.target.model.device.type == "cuda"
-        resident = sum({id(c.draft): c.draft.weight_bytes for c in self.candidates if c.draft is not None}.values())
         return Memory(
-            baseline_peak_bytes=baseline.peak_bytes - resident if on_gpu else baseline.peak_bytes,
-            speculative_peak_bytes=(
-                speculative.peak_bytes - resident + draft_bytes if on_gpu else speculative.peak_bytes
-            ),
+            baseline_peak_bytes=baseline.peak_bytes,
+            speculative_peak_bytes=speculative.peak_bytes,
             kv_bytes_per_token=self.target.kv_bytes_per_token,
-            draft_weight_bytes=draft_bytes,
+            draft_weight_bytes=draft.weight_bytes if draft is not None else 0,
             draft_kv_bytes_per_token=draft.kv_bytes_per_token if draft is not None else 0,
-            source="cuda_peak" if on_gpu else "accounted",
+            source="accounted" if self._allocator is None else "cuda_peak",
         )

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
@@ -19,8 +19,12 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from shadowspec.engine.llama import DirectLlama, why_not_direct
 from shadowspec.engine.runner import Runner
 from shadowspec.engine.shared_vocabulary import shared_vocabulary, translated
+from shadowspec.engine.static_passes import StaticPasses
 from shadowspec.engine.tokenizer import LOADING_ERRORS, FolderTokenizer, load_config, load_tokenizer, unloadable
 from shadowspec.errors import ModelError
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.dispatch import Kernels
 
 SAMPLED_CHUNKS = 64  # pieces read of each weight file for its digest: enough to tell fine-tunes apart
 CHUNK_BYTES = 65_536
@@ -40,6 +44,8 @@ class LoadedModel:
     weights_digest: str
     tokenizer_digest: str
     num_shared_tokens: int | None = None  # of a draft of another vocabulary than its target's, which drafts these alone
+    passes: StaticPasses | None = None  # its recorded passes; None: every step launches its own
+    kernels: Kernels | None = None  # what verifies its steps and appends to its cache; None: torch
 
     @property
     def context_length(self) -> int:

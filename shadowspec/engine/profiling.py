@@ -28,6 +28,7 @@ from shadowspec.engine.hidden import HiddenStates
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.proposers import Proposal, Proposer
+from shadowspec.engine.recording_ahead import record_ahead
 from shadowspec.engine.timing import Timeline
 from shadowspec.errors import InputError
 from shadowspec.types import BASELINE, SamplingParameters, StepCost
@@ -103,18 +104,23 @@ def _measured(
 ) -> StepCost:
     """One batch at one place."""
     config = candidate.config.config
-    proposer = None
+    requests = _requests(target, load, context, is_greedy, seed)
+    proposer, drafting = None, None
     if depth:
         at_depth = replace(candidate.config, config=replace(config, num_speculative_tokens=depth))
         filled = depth if candidate.draft is None else 0
-        proposer = _Watched(replace(candidate, config=at_depth).proposer(), Timeline(target.model.device), filled)
+        drafting = replace(candidate, config=at_depth)
+        proposer = _Watched(drafting.proposer(), Timeline(target.model.device), filled)
+    record_ahead(target, drafting, requests, load)
     result = decode_batch(
         target.model,
-        _requests(target, load, context, is_greedy, seed),
+        requests,
         proposer=proposer,
         num_speculative_tokens=depth,
         verify_rule=config.verify_rule,
         end_token_ids=target.end_token_ids,
+        passes=target.passes,
+        kernels=target.kernels,
     )
     return _step_cost(result, load, depth, context, 0.0 if proposer is None else proposer.prefill_ms())
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from shadowspec.engine.hidden import HiddenStates, side_by_side
 from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.llama import DirectLlama
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.dispatch import Kernels
 
 # Rows are prefilled together while padding them to the longest wastes at most this share of the tokens.
 MAX_PADDING_SHARE = 0.25
@@ -77,9 +80,24 @@ class Runner:
     prefill [prompts, columns, ...], where the column is the position, or there is one for each prompt's last token.
     """
 
-    def __init__(self, model: Any, slots: int, capacity: int, hidden: HiddenStates | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        slots: int,
+        capacity: int,
+        hidden: HiddenStates | None = None,
+        cache: RaggedCache | None = None,
+        kernels: Kernels | None = None,
+    ) -> None:
+        """
+        Args:
+            cache: of so many slots and as many columns at least, whatever it holds; None: a new one.
+            kernels: what a new one is appended to with (None: torch).
+        """
         self.device: torch.device = model.device
-        self.cache = RaggedCache(model.config.num_hidden_layers, slots, capacity, self.device)
+        if cache is None:
+            cache = RaggedCache(model.config.num_hidden_layers, slots, capacity, self.device, kernels)
+        self.cache = cache
         self._forward: Forward = model if isinstance(model, DirectLlama) else TransformersForward(model)
         self._dtype: torch.dtype = model.dtype
         self._last_position = int(model.config.max_position_embeddings) - 1
@@ -166,6 +184,10 @@ class Runner:
     def keep(self, slots: list[int]) -> None:
         """Drop all slots but these, which come to lie in this order."""
         self.cache.keep(slots)
+
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values that the rows take."""
+        return self.cache.allocated_bytes()
 
 
 def prefill_groups(lengths: Sequence[int]) -> list[list[int]]:

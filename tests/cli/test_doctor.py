@@ -82,6 +82,17 @@ def test_without_a_schedule_there_is_nothing_to_check(workspace: Workspace) -> N
     assert "receiver" not in done.out
 
 
+def test_how_the_engine_would_run_is_said(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    done = workspace.run("doctor", "--json")
+    found = {each["check"]: each["found"] for each in done.document["checks"]}
+    assert found["device"].endswith("float32, passes: dynamic, kernels: torch")
+    workspace.replace_in_config(
+        "[endpoints.letters]", '[engine]\ndevice = "cpu"\npasses = "graphs"\n\n[endpoints.letters]'
+    )
+    assert "CUDA graphs need a GPU" in wrong(workspace, 2)["device"]
+
+
 def test_a_cron_expression_that_cannot_be_read(scheduled: Workspace) -> None:
     scheduled.replace_in_config("0 7 * * 1", "0 25 * * 1")
     assert "schedule.jobs.weekly.cron" in wrong(scheduled, 2)["schedule"]

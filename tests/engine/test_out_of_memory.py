@@ -42,11 +42,11 @@ def small_memory(model: Any, fits: Callable[[int, int], bool]) -> Iterator[list[
     refused: list[int] = []
     begin = Runner.__init__
 
-    def check(self: Runner, wanted: Any, slots: int, capacity: int, hidden: Any = None) -> None:
+    def check(self: Runner, wanted: Any, slots: int, capacity: int, hidden: Any = None, **more: Any) -> None:
         if wanted is model and not fits(slots, capacity):
             refused.append(slots)
             raise torch.OutOfMemoryError("none left")
-        begin(self, wanted, slots, capacity, hidden)
+        begin(self, wanted, slots, capacity, hidden, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Runner, "__init__", check)

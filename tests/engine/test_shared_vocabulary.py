@@ -11,12 +11,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from shadowspec.engine import candidate as candidates
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Models, fingerprinted
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import LoadedModel, check_pair, load_model, sharing_tokens
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.engine.recording import Rerun
 from shadowspec.engine.replay.replayer import Drafting, Replayer
 from shadowspec.engine.replay.responses import Response
 from shadowspec.engine.replay.scoring import token_scores
@@ -255,6 +257,29 @@ def test_penalties_go_by_the_targets_tokens(pair: tuple[LoadedModel, LoadedModel
         end_token_ids=frozenset({1}),
     )
     assert sum(each.counts.num_accepted_tokens for each in result.decoded) > 0
+
+
+def test_its_recorded_passes_are_its_own(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of the draft whose weights it shares, which goes by other tokens."""
+    config = SpeculationConfig("h", "t", str(folders[1]), "heterogeneous_draft_model", 3, VerifyRule.REJECTION)
+    sampling = SamplingParameters(temperature=0.9, max_tokens=12)
+    found = []
+    for new_recorder in (None, Rerun):
+        monkeypatch.setattr(candidates, "choose_recorder", lambda *_, new=new_recorder: new)
+        ready = Models("cpu", "float32")
+        target, (own,) = ready.candidates(str(folders[0]), [config], lambda _: None)
+        result = decode_batch(
+            target.model,
+            [Request((5, 6, 7, 2 + seed), sampling, seed) for seed in range(8)],
+            proposer=own.proposer(),
+            num_speculative_tokens=3,
+            verify_rule=VerifyRule.REJECTION,
+            end_token_ids=frozenset({1}),
+            passes=target.passes,
+        )
+        found.append([(each.output, each.counts) for each in result.decoded])
+    assert own.config.details["draft_passes"] == "rerun"
+    assert found[0] == found[1]
 
 
 def test_candidates_share_weights_warn_and_are_told_apart(folders: tuple[Path, Path]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,8 +11,11 @@ from shadowspec.engine.batch import Batch
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.proposers.choice import Draft
-from shadowspec.engine.runner import Runner
+from shadowspec.engine.static_passes import StaticPasses, runner_for
 from shadowspec.engine.transfer import to_device
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.dispatch import Kernels
 
 
 class DraftModelProposer:
@@ -36,16 +39,25 @@ class DraftModelProposer:
         is_sampling: bool,
         confidence_threshold: float = 0.0,
         context_limit: int | None = None,
+        passes: StaticPasses | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
-        """`context_limit`: tokens up to which the draft can follow its target (None: to the end)."""
-        self._model = model
+        """
+        Args:
+            context_limit: tokens up to which the draft can follow its target (None: to the end).
+            passes: the draft's, where they are recorded.
+            kernels: what its cache is appended to with (None: torch).
+        """
+        self._model, self._passes, self._kernels = model, passes, kernels
         self._num_speculative_tokens = num_speculative_tokens
         self._is_sampling = is_sampling
         self._confidence_threshold = confidence_threshold
         self._context_limit = context_limit
 
     def begin(self, batch: Batch) -> None:
-        self._runner = Runner(self._model, batch.num_rows, batch.capacity)
+        self._runner = runner_for(
+            self._model, batch.num_rows, batch.capacity, passes=self._passes, kernels=self._kernels
+        )
 
     def admit(self, batch: Batch, slots: Sequence[int]) -> None:
         prompts = (batch.prompts[slot] for slot in slots)
@@ -85,7 +97,7 @@ class DraftModelProposer:
         self._runner.keep(slots)
 
     def cache_bytes(self) -> int:
-        return self._runner.cache.allocated_bytes()
+        return self._runner.cache_bytes()
 
     def _begun(self, batch: Batch) -> torch.Tensor:
         """The rows that draft at all, bool [rows]: those with room; a finished one must not keep the passes going."""

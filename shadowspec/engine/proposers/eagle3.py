@@ -56,7 +56,7 @@ class Eagle3Proposer:
         states = self._take_in(batch)
         chosen = draft.choose(self._draft.logits(states[:, 0]))
         if self._num_speculative_tokens > 1:
-            ahead = Span.after(batch.lengths, batch.longest, self._num_speculative_tokens - 1, span.mask.dtype)
+            ahead = Span.after(batch.lengths, batch.longest, self._num_speculative_tokens - 1, span.dtype)
             for depth in range(self._num_speculative_tokens - 1):
                 states = self._pass(ahead, depth, chosen[:, None], states)
                 chosen = draft.choose(self._draft.logits(states[:, 0]))

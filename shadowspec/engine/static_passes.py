@@ -1,0 +1,267 @@
+"""Passes of a model over buffers that stay where they are, recorded once and run again at every step.
+
+On a GPU a small model's pass is hundreds of launches, which take the host longer than they take the device.  A CUDA
+graph launches them all at once, on the addresses and shapes that it was recorded with.  So a model has one cache for
+all its batches, and a recorded pass for every number of rows, of new tokens and of columns that are read.  Rows are
+never padded to a number that was recorded before: that would change the load that is measured.  Columns are read up to
+a round number, so that few passes are needed: what lies past a row's end is masked, and finite whoever wrote it.
+
+Both arms run the same passes of the target.  Prefills are not recorded: every prompt has another length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shadowspec.engine.hidden import HiddenStates
+from shadowspec.engine.kv_cache import RaggedCache, Span
+from shadowspec.engine.llama import DirectLlama
+from shadowspec.engine.recording import Recorder, Work
+from shadowspec.engine.runner import Runner
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.dispatch import Kernels
+
+LEAST_STEP: Final = 256  # columns between two widths at which passes are recorded
+# Beyond as many of them: at most an eighth is read for nothing, and each doubling of the context takes 8 passes more.
+STEPS_PER_DOUBLING: Final = 8
+
+
+def rounded_up(columns: int) -> int:
+    """The least width of at least so many columns at which passes are recorded."""
+    step = max(LEAST_STEP, (1 << (columns.bit_length() - 1)) // STEPS_PER_DOUBLING)
+    return -(-columns // step) * step
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What the passes of a batch will be given."""
+
+    slots: int  # rows
+    shortest: int  # tokens of the shortest prompt: no pass reads fewer columns
+    capacity: int  # columns that the rows may fill
+
+    def widths(self) -> list[int]:
+        """All widths at which its passes may read the cache."""
+        found = [rounded_up(self.shortest)]
+        while found[-1] < rounded_up(self.capacity):
+            found.append(rounded_up(found[-1] + 1))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a pass is recorded for."""
+
+    slots: int
+    count: int  # new tokens of each row
+    keep: int  # of these the last ones, whose logits are wanted
+    width: int  # columns of the cache that are read
+    layers: tuple[int, ...]  # whose hidden states are handed out (`HiddenStates`)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A recorded pass with the buffers that it reads and writes."""
+
+    tokens: torch.Tensor  # int64 [slots, count]
+    columns: torch.Tensor  # int64 [slots, count]
+    logits: torch.Tensor  # [slots, keep, vocabulary]
+    hidden_states: torch.Tensor | None  # [slots, columns, layers * hidden]
+    again: Work
+
+
+class StaticPasses:
+    """The recorded passes of one model and the cache that they share; as long-lived as the model.
+
+    What a pass returns stands until the model's next pass, and is to be used before that.
+    """
+
+    def __init__(
+        self, model: DirectLlama, new_recorder: Callable[[], Recorder], kernels: Kernels | None = None
+    ) -> None:
+        """
+        Args:
+            new_recorder: makes what records the passes over one cache, and goes with it.
+            kernels: what the cache is appended to with (None: torch).
+        """
+        self._model, self._new_recorder, self._kernels = model, new_recorder, kernels
+        self._last_position = int(model.config.max_position_embeddings) - 1
+        self.num_recorded = 0  # passes, ever
+        self._forget()
+
+    @property
+    def name(self) -> str:
+        """How passes are recorded."""
+        return self._recorder.name
+
+    def _forget(self) -> None:
+        self._passes: dict[_Shape, _Pass] = {}  # before their cache and their memory
+        self._buffers: dict[tuple[object, ...], torch.Tensor] = {}
+        self._cache: RaggedCache | None = None
+        self._recorder = self._new_recorder()
+
+    @torch.inference_mode()
+    def prepare(self, reach: Reach, counts: Sequence[tuple[int, int]], layers: tuple[int, ...] = ()) -> None:
+        """Record what a batch may need and what was not recorded before, so that no step of it waits for that.
+
+        Args:
+            reach: of the batch.
+            counts: of every kind of pass the new tokens of a row and how many of them are kept.
+            layers: whose hidden states the passes hand out.
+        """
+        self.cache(reach.slots, reach.capacity)
+        for count, keep in counts:
+            for width in reach.widths():
+                self._pass(_Shape(reach.slots, count, keep, width, layers))
+
+    def cache(self, slots: int, capacity: int) -> RaggedCache:
+        """So many slots of the cache, with as many columns at least; what they hold is of earlier batches.
+
+        A cache that is too small gives way to a larger one, over which everything is recorded anew.
+        """
+        model, rows, columns = self._model, slots, rounded_up(capacity)
+        if self._cache is not None:
+            rows, columns = max(rows, self._cache.slots), max(columns, self._cache.capacity)
+        if self._cache is None or (rows, columns) != (self._cache.slots, self._cache.capacity):
+            self._forget()
+            cache = RaggedCache(model.config.num_hidden_layers, rows, columns, model.device, self._kernels)
+            cache.allocate(*model.kv_shape, model.dtype)
+            self._cache = cache
+        return self._cache.first(slots)
+
+    def runner(self, slots: int, capacity: int, hidden: HiddenStates | None = None) -> StaticRunner:
+        """What runs the model over so many rows of up to `capacity` tokens."""
+        return StaticRunner(self, self._model, slots, capacity, hidden)
+
+    def run(
+        self, tokens: torch.Tensor, columns: torch.Tensor, keep: int, read: int, layers: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One pass.
+
+        Args:
+            tokens: int64 [slots, count].
+            columns: where in the cache they go, int64 [slots, count].
+            keep: how many of them, the last ones, logits are wanted of.
+            read: upper bound of the columns, plus 1.
+            layers: whose hidden states are handed out.
+
+        Returns:
+            As `Forward.forward`, in buffers that the next pass writes over.
+        """
+        slots, count = tokens.shape
+        own = self._pass(_Shape(slots, count, keep, rounded_up(read), layers))
+        own.tokens.copy_(tokens)
+        own.columns.copy_(columns)
+        own.again()
+        return own.logits, own.hidden_states
+
+    def _pass(self, shape: _Shape) -> _Pass:
+        found = self._passes.get(shape)
+        if found is None:
+            found = self._passes[shape] = self._recorded(shape)
+            self.num_recorded += 1
+        return found
+
+    def _recorded(self, shape: _Shape) -> _Pass:
+        assert self._cache is not None, "a runner has made the cache"
+        model, device, cache = self._model, self._model.device, self._cache.first(shape.slots)
+        size = (shape.slots, shape.count)
+        tokens = self._buffer("tokens", torch.zeros(size, dtype=torch.int64, device=device))
+        columns = self._buffer("columns", torch.zeros(size, dtype=torch.int64, device=device))
+        # Where padding goes: what is tried while a pass is recorded spoils no row.
+        tokens.zero_()
+        columns.fill_(cache.capacity)
+
+        def forward() -> tuple[torch.Tensor, torch.Tensor | None]:
+            order = torch.arange(shape.width, device=device)
+            mask = cache.begin_columns(columns, order, model.dtype)
+            # As in `Runner`: tokens past the model's context can never be emitted.
+            angles = model.angles(columns.clamp(max=self._last_position))
+            return model.forward(tokens, angles, mask, cache, shape.keep, shape.layers)
+
+        like, states_like = forward()
+        logits = self._buffer("logits", like)
+        states = self._buffer("states", states_like) if states_like is not None else None
+
+        def work() -> None:
+            # Into buffers outside of the graphs' memory, which all graphs of a model share.
+            new_logits, new_states = forward()
+            logits.copy_(new_logits)
+            if states is not None and new_states is not None:
+                states.copy_(new_states)
+
+        again = self._recorder.record(work)
+        again()  # what is done first of all is done now: a graph is loaded onto the device
+        return _Pass(tokens, columns, logits, states, again)
+
+    def _buffer(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """The buffer of this name for tensors of this form, which passes of several widths share."""
+        key = (name, like.shape)
+        if key not in self._buffers:
+            self._buffers[key] = torch.zeros_like(like)
+        return self._buffers[key]
+
+    def allocated_bytes(self) -> int:
+        """Bytes of the cache and the buffers: what lies on the device from batch to batch, but for recordings."""
+        cache = self._cache.allocated_bytes() if self._cache is not None else 0
+        return cache + sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def bytes_for(self, reach: Reach, counts: Sequence[tuple[int, int]]) -> int:
+        """Bytes of what a batch has use for, of all that is held, and of all recordings, which share their memory.
+
+        Args:
+            reach: of the batch.
+            counts: of its passes, as `prepare` was given them.
+        """
+        columns = {number for pair in counts for number in pair}
+        buffers = [own for own in self._buffers.values() if own.shape[0] == reach.slots and own.shape[1] in columns]
+        cache_bytes = self.runner(reach.slots, reach.capacity).cache_bytes()
+        return cache_bytes + sum(buffer.nbytes for buffer in buffers) + self._recorder.held_bytes()
+
+
+class StaticRunner(Runner):
+    """A `Runner` whose steps are static passes; its rows keep their slots."""
+
+    def __init__(
+        self, passes: StaticPasses, model: DirectLlama, slots: int, capacity: int, hidden: HiddenStates | None
+    ) -> None:
+        super().__init__(model, slots, capacity, hidden, passes.cache(slots, capacity))
+        self._passes = passes
+        self._bytes_per_column = self.cache.allocated_bytes() // (self.cache.capacity + 1)
+        self._used_columns = rounded_up(capacity) + 1
+
+    def begin(self, span: Span, column: int = 0) -> None:
+        self._span, self._column = span, column
+
+    def append(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        start, stop = self._column, self._column + tokens.shape[1]
+        self._column = stop
+        columns = self._span.columns[:, start:stop]
+        logits, self.hidden_states = self._passes.run(tokens, columns, keep, self._span.longest + stop, self._layers)
+        return logits
+
+    def keep(self, slots: list[int]) -> None:
+        raise ValueError("rows that are dropped along the way need passes that are not static")
+
+    def cache_bytes(self) -> int:
+        return self._bytes_per_column * self._used_columns
+
+
+def runner_for(
+    model: Any,
+    slots: int,
+    capacity: int,
+    *,
+    hidden: HiddenStates | None = None,
+    passes: StaticPasses | None,
+    kernels: Kernels | None,
+) -> Runner:
+    """What runs a model over so many rows of up to `capacity` tokens, by its static passes where it has them."""
+    if passes is not None:
+        return passes.runner(slots, capacity, hidden)
+    return Runner(model, slots, capacity, hidden, kernels=kernels)

@@ -1,0 +1,192 @@
+"""With Triton's kernels the loop gives the tokens that it gives on torch; on a CPU they run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from shadowspec.engine import Engine, Models
+from shadowspec.engine.batch import Request
+from shadowspec.engine.candidate import fingerprinted
+from shadowspec.engine.decode import decode_batch
+from shadowspec.engine.fused import choose_kernels
+from shadowspec.engine.models import LoadedModel, load_model
+from shadowspec.engine.proposers import Proposer
+from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.engine.proposers.ngram import NgramProposer
+from shadowspec.engine.static_passes import StaticPasses
+from shadowspec.errors import ModelError
+from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
+from shadowspec_kernels import backends
+from shadowspec_kernels.dispatch import Kernels
+from tests.engine.test_measure import block, prompt
+from tests.engine.test_static_passes import new_recorder
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEPTH = 2
+SAMPLING = {
+    "greedy": SamplingParameters(temperature=0.0, max_tokens=8),
+    "sampled": SamplingParameters(temperature=0.8, max_tokens=8),
+    "penalties": SamplingParameters(
+        temperature=0.8,
+        max_tokens=8,
+        min_tokens=4,
+        repetition_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=0.2,
+    ),
+    "truncated": SamplingParameters(temperature=0.9, max_tokens=8, top_p=0.8, top_k=9, min_p=0.01),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(pair_folders: tuple[Path, Path]) -> tuple[LoadedModel, LoadedModel]:
+    target, draft = (load_model(str(folder), DEVICE, torch.float32) for folder in pair_folders)
+    return target, draft
+
+
+def fusing(own: LoadedModel, kernels: Kernels, *, is_static: bool = False) -> LoadedModel:
+    own = replace(own, kernels=kernels)
+    if not is_static:
+        return own
+    return replace(own, passes=StaticPasses(own.model, new_recorder, kernels))
+
+
+def requests(*kinds: str) -> list[Request]:
+    """Ragged, more than there are slots."""
+    return [
+        Request(
+            tuple(2 + (row * row + step) % 10 for step in range(1 + row % 4)), SAMPLING[kinds[row % len(kinds)]], row
+        )
+        for row in range(5)
+    ]
+
+
+def decoded(
+    target: LoadedModel, draft: LoadedModel | None, own: list[Request], rule: VerifyRule, *, is_lookup: bool = False
+) -> list[tuple[object, ...]]:
+    proposer: Proposer | None = None
+    if is_lookup:
+        proposer = NgramProposer(DEPTH, 1, 3)
+    elif draft is not None:
+        is_sampling = rule is VerifyRule.REJECTION
+        proposer = DraftModelProposer(
+            draft.model, DEPTH, is_sampling=is_sampling, passes=draft.passes, kernels=draft.kernels
+        )
+    result = decode_batch(
+        target.model,
+        own,
+        proposer=proposer,
+        num_speculative_tokens=DEPTH,
+        verify_rule=rule,
+        end_token_ids=frozenset({1}),
+        num_slots=4,
+        passes=target.passes,
+        kernels=target.kernels,
+    )
+    return [(each.output, each.finish_reason, each.counts) for each in result.decoded]
+
+
+@pytest.mark.parametrize(
+    ("rule", "kinds"),
+    [
+        (VerifyRule.GREEDY, ("greedy",)),
+        *(
+            (rule, kinds)
+            for rule in (VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH)
+            for kinds in (("greedy",), ("sampled", "greedy"), ("penalties", "greedy"), ("truncated", "sampled"))
+        ),
+    ],
+)
+def test_the_same_tokens_under_every_rule(
+    rule: VerifyRule, kinds: tuple[str, ...], pair: tuple[LoadedModel, LoadedModel]
+) -> None:
+    kernels = Kernels("triton", DEVICE)
+    target, draft = (fusing(own, kernels) for own in pair)
+    own = requests(*kinds)
+    assert decoded(target, draft, own, rule) == decoded(*pair, own, rule)
+    ran = kernels.ran()
+    assert ran["verify"]["triton"] > len(own)
+    assert ran["append"].keys() == {"triton"}
+    if "truncated" in kinds:
+        assert ran["verify"]["torch"] > 3
+    else:
+        assert ran["verify"].keys() == {"triton"}
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+@pytest.mark.parametrize("kind", ["baseline", "draft", "ngram"])
+def test_both_arms_and_lookups(kind: str, is_static: bool, pair: tuple[LoadedModel, LoadedModel]) -> None:
+    kernels = Kernels("triton", DEVICE)
+    target, draft = (fusing(own, kernels, is_static=is_static) for own in pair)
+    own = requests("sampled", "penalties", "greedy")
+    rule = VerifyRule.GREEDY_DRAFT if kind == "ngram" else VerifyRule.REJECTION
+    drafts = (draft, pair[1]) if kind == "draft" else (None, None)
+    found = decoded(target, drafts[0], own, rule, is_lookup=kind == "ngram")
+    assert found == decoded(pair[0], drafts[1], own, rule, is_lookup=kind == "ngram")
+    assert kernels.ran()["append"]["triton"] > 0
+
+
+def test_a_batch_that_is_truncated_throughout_runs_on_torch(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    kernels = Kernels("triton", DEVICE)
+    target, draft = (fusing(own, kernels) for own in pair)
+    own = requests("truncated")
+    assert decoded(target, draft, own, VerifyRule.REJECTION) == decoded(*pair, own, VerifyRule.REJECTION)
+    assert kernels.ran()["verify"].keys() == {"torch"}
+
+
+def test_what_is_chosen_is_what_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert choose_kernels("auto", cpu) is None
+    assert choose_kernels("torch", gpu) is None
+    asked: list[str] = []
+
+    def why_unavailable(backend: str, device: torch.device) -> str | None:
+        asked.append(f"{backend} on {device}")
+        return "triton is not installed; install shadowspec[kernels]" if len(asked) < 3 else None
+
+    monkeypatch.setattr(backends, "why_unavailable", why_unavailable)
+    monkeypatch.setattr("shadowspec_kernels.dispatch.why_unavailable", why_unavailable)
+    assert choose_kernels("auto", gpu) is None
+    with pytest.raises(ModelError, match=r'kernels = "triton" is configured.*install shadowspec\[kernels\]'):
+        choose_kernels("triton", gpu)
+    chosen = choose_kernels("auto", gpu)
+    assert chosen is not None
+    assert chosen.backend == "triton"
+    assert set(asked) == {"triton on cuda"}
+
+
+def test_the_backend_is_in_the_fingerprint(pair_folders: tuple[Path, Path]) -> None:
+    config = SpeculationConfig("draft", "t", str(pair_folders[1]), "draft_model", 2, VerifyRule.REJECTION)
+    target, (own,) = Models(str(DEVICE), "float32", kernels="triton").candidates(str(pair_folders[0]), [config], print)
+    _, (plain,) = Models(str(DEVICE), "float32", kernels="torch").candidates(str(pair_folders[0]), [config], print)
+    assert own.config.config.backend == "triton"
+    assert plain.config.config.backend == "torch"
+    assert own.config.fingerprint != plain.config.fingerprint
+    assert own.config.details == plain.config.details
+    assert isinstance(own.draft, LoadedModel)
+    assert own.draft.kernels is target.kernels is not None
+    assert fingerprinted(config, target, own.draft) == own.config
+    engine = Engine(target, [own], warmup_blocks=0)
+    assert engine.kernels_ran() == {}
+    result = engine.measure(block([prompt(1, max_tokens=3), prompt(2, 0.7, max_tokens=3)]))
+    assert {run.failure for run in result.runs} == {None}
+    assert {name: rows.keys() for name, rows in engine.kernels_ran().items()} == {
+        "append": {"triton"},
+        "verify": {"triton"},
+    }
+
+
+def test_without_kernels_none_are_imported() -> None:
+    """The extra need not be installed."""
+    code = "import sys; from shadowspec.engine import Models; Models('cpu'); print(*sys.modules)"
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "shadowspec_kernels" not in ran.stdout
