@@ -23,9 +23,9 @@ from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.outcomes import Answers
-from shadowspec.engine.parity import divergence_gap, first_divergence, z_scores
+from shadowspec.engine.parity import divergence_gap, z_scores
 from shadowspec.engine.proposers.recent_outputs import OutputsByEndpoint
-from shadowspec.engine.repetition import is_repetition_loop
+from shadowspec.outputs import first_divergence, is_repetition_loop
 from shadowspec.scoring import Scorer
 from shadowspec.types import (
     Arm,
