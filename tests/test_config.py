@@ -25,6 +25,7 @@ from shadowspec.config import (
 )
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.servers.settings import ServerSettings, Waits
 from shadowspec.tap.endpoints import Load, MatchRule
 from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
 
@@ -37,6 +38,16 @@ name = "k4"
 draft = "models/draft"
 num_speculative_tokens = 4
 """
+SERVED = (
+    ENDPOINT.replace("[[", "engine = 'openai'\n[[", 1)
+    + """
+[endpoints.chat.servers]
+baseline_url = "http://a:8000"
+speculative_url = "https://b.example/llm/"
+device = "2x H100"
+dtype = "bfloat16"
+"""
+)
 SUFFIX = ENDPOINT.replace('draft = "models/draft"', 'proposer = "suffix"')
 
 
@@ -82,6 +93,9 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     assert (shown.engine, shown.database_url) == (plain.engine, plain.database_url)
     assert [c.name for c in shown.endpoints["chat"].candidates] == ["draft-k4", "ngram-k4", "suffix-k8", "eagle-k4"]
     assert shown.endpoints["chat"].candidates[0] == plain.endpoints["chat"].candidates[0]
+    servers = shown.endpoints["served"].servers
+    assert servers is not None
+    assert (servers.waits, servers.max_attempts, servers.reachable_within_s) == (Waits(), 3, 60.0)
     suffix = shown.endpoints["chat"].candidates[2]
     assert suffix == SpeculationConfig("suffix-k8", suffix.target, None, "suffix", 8, VerifyRule.GREEDY_DRAFT)
 
@@ -203,6 +217,18 @@ def test_heads_and_drafts_of_another_vocabulary_draft_their_arg_max_unless_told_
     assert load(tmp_path, text).endpoints["chat"].candidates[0].verify_rule is VerifyRule.REJECTION
 
 
+def test_servers(tmp_path: Path) -> None:
+    found = load(tmp_path, SERVED + "token_timeout_s = 2.5\nca_file = 'ca.pem'\nmodel = 'n'\n").endpoints["chat"]
+    assert found.servers == ServerSettings(
+        "http://a:8000", "https://b.example/llm/", "n", "2x H100", "bfloat16", ca_file=Path("ca.pem"),
+        waits=Waits(token_s=2.5),
+    )  # fmt: skip
+    assert found.candidates[0].backend == "openai"
+    plain = load(tmp_path, SERVED).endpoints["chat"].servers
+    assert plain is not None
+    assert plain.model == "m", "the first name under which the target is served"
+
+
 def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) -> None:
     assert load(tmp_path, ENDPOINT).endpoints["chat"].rule.match == MatchRule(endpoint="chat")
 
@@ -253,6 +279,17 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (ENDPOINT.replace("[[", "sample_rate = 0\n[[", 1), "endpoints.chat.sample_rate"),
         (ENDPOINT.replace("[[", "sample_rate = nan\n[[", 1), "endpoints.chat.sample_rate"),
         (ENDPOINT.replace("chat", "'a b'"), "endpoints.a b"),
+        (ENDPOINT.replace("[[", "engine = 'openai'\n[[", 1), 'engine = "openai" and the table servers'),
+        (SERVED.replace("engine = 'openai'", ""), 'engine = "openai" and the table servers'),
+        (SERVED.replace("b.example/llm", "b.example/v1"), "speculative_url: is the server's root, without /v1"),
+        (SERVED.replace("http://a:8000", "http://key@a:8000"), "endpoints.chat.servers.baseline_url"),
+        (SERVED.replace("http://a:8000", "ftp://a"), "endpoints.chat.servers.baseline_url"),
+        (SERVED.replace("https://b.example/llm/", "http://a:8000/"), "a server cannot be both arms"),
+        (SERVED.replace('dtype = "bfloat16"', ""), "endpoints.chat.servers.dtype: is missing"),
+        (SERVED + "total_timeout_s = 0\n", "endpoints.chat.servers.total_timeout_s"),
+        (SERVED + "api_key = 'x'\n", "endpoints.chat.servers.api_key: is not a known key"),
+        (SERVED + ENDPOINT.partition("[[")[2].join(("[[", "")).replace("k4", "k5"), "one speculative server"),
+        (SERVED + "[worker]\ndevices = ['cuda:0', 'cuda:1']\n", "worker.devices: endpoints.chat is measured through"),
         ("endpoints = 3\n", "endpoints: should be a valid dictionary"),
     ],
 )  # fmt: skip

@@ -26,7 +26,17 @@ PAGE_ROWS = 5_000
 
 Row = dict[str, Any]
 
-_TEXTS = ("slice_key", "failure", "finish_reason", "contract", "intervention", "source", "fingerprint", "block_id")
+_TEXTS = (
+    "slice_key",
+    "failure",
+    "finish_reason",
+    "contract",
+    "counts_source",
+    "intervention",
+    "source",
+    "fingerprint",
+    "block_id",
+)
 _REALS = ("divergence_gap", "z_sum", "sampling_rate")
 
 

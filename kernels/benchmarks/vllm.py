@@ -44,9 +44,10 @@ from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel, load_model
-from shadowspec.engine.parity import divergence_gap, first_divergence
+from shadowspec.engine.parity import divergence_gap
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.gate.policy import NEAR_TIE_LOGIT
+from shadowspec.outputs import first_divergence
 from shadowspec.types import SamplingParameters, VerifyRule
 
 NUM_SPECULATIVE_TOKENS = 4

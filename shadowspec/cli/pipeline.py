@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers.utils import logging as transformers_logging
 
@@ -17,6 +17,7 @@ from shadowspec.engine.audit import Auditor
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.errors import ConfigError
 from shadowspec.scoring import Scorer, load_scorer
+from shadowspec.servers.measure import ServerEngine, connect
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
@@ -25,7 +26,7 @@ from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
 from shadowspec.tap.sources import RawRecord, read_records
 from shadowspec.types import Contract, FunnelKey
 from shadowspec.worker.files import FileRun, Progress
-from shadowspec.worker.pipeline import Pipeline
+from shadowspec.worker.pipeline import BlockEngine, Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -46,22 +47,33 @@ def new_models(config: Config) -> Models:
     return Models(settings.device, settings.dtype, settings.passes, settings.kernels)
 
 
-def build_engines(config: Config) -> dict[str, Engine]:
-    """The engine of each endpoint; models are loaded once and shared, pairs are checked.
+def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
+    """The engine of each endpoint; models are loaded once and shared, pairs are checked, servers are looked at.
 
     Raises:
         ConfigError: a function that scores outputs is not there, or what judges SQL.
         ModelError: a model cannot be loaded, or a pair does not fit together.
+        ServiceUnavailableError: a server gives no usable answer.
     """
     transformers_logging.disable_progress_bar()  # stderr is ours
     scorers = {name: _scorer(config, name, endpoint) for name, endpoint in config.endpoints.items()}
     for name, endpoint in config.endpoints.items():
         _check_contracts(config, name, endpoint)
     models = new_models(config)
-    engines: dict[str, Engine] = {}
+    engines: dict[str, Engine | ServerEngine] = {}
     shared: dict[tuple[object, ...], Engine] = {}
     for name, endpoint in config.endpoints.items():
         requests_per_slot = endpoint.rule.requests_per_slot
+        if endpoint.servers is not None:
+            engines[name] = connect(
+                endpoint.servers,
+                endpoint.candidates[0],
+                requests_per_slot=requests_per_slot,
+                seed=config.engine.seed,
+                warmup_blocks=config.engine.warmup_blocks,
+                scorer=scorers[name],
+            )
+            continue
         key = (endpoint.target, requests_per_slot, *endpoint.candidates)
         if key not in shared:
             target, candidates = models.candidates(endpoint.target, endpoint.candidates, log.warning, requests_per_slot)
@@ -101,7 +113,14 @@ def load_tokenizers(config: Config) -> dict[str, FolderTokenizer]:
     for endpoint in config.endpoints.values():
         if endpoint.target not in read:
             read[endpoint.target] = load_tokenizer(endpoint.target)
-    return {name: read[endpoint.target] for name, endpoint in config.endpoints.items()}
+    return {name: _as_served(read[endpoint.target], endpoint) for name, endpoint in config.endpoints.items()}
+
+
+def _as_served(tokenizer: FolderTokenizer, endpoint: EndpointConfig) -> FolderTokenizer:
+    """The tokenizer with the length that the endpoint's servers take, where they are configured to take less."""
+    most = endpoint.servers.max_model_len if endpoint.servers is not None else None
+    length = tokenizer.context_length
+    return tokenizer if most is None else replace(tokenizer, context_length=min(length, most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +139,14 @@ def measure_files(config: Config, paths: Sequence[str], *, max_requests: int | N
         engines = build_engines(config)
         status.stop()
         for engine in {id(engine): engine for engine in engines.values()}.values():
-            store.save_fingerprints([candidate.config for candidate in engine.candidates])
+            store.save_fingerprints(engine.configs)
         before = store.funnel()
-        progress = tuple(_measure_file(config, path, secret, engines, store, max_requests) for path in paths)
-        if ran := next(iter(engines.values())).kernels_ran():  # of all: they share what runs kernels
+        tokenizers = load_tokenizers(config)
+        progress = tuple(
+            _measure_file(config, path, secret, engines, tokenizers, store, max_requests) for path in paths
+        )
+        in_process = (engine for engine in engines.values() if isinstance(engine, Engine))
+        if ran := next((engine.kernels_ran() for engine in in_process), {}):  # of all: they share what runs kernels
             log.info("rows that kernels took, by backend: %s", ran)
         return Measured(progress, Counter(store.funnel()) - Counter(before))
 
@@ -132,12 +155,12 @@ def _measure_file(
     config: Config,
     path: str,
     secret: bytes,
-    engines: dict[str, Engine],
+    engines: Mapping[str, BlockEngine],
+    tokenizers: Mapping[str, FolderTokenizer],
     store: Store,
     max_requests: int | None,
 ) -> Progress:
     rules = [endpoint.rule for endpoint in config.endpoints.values()]
-    tokenizers = {name: engine.target.tokenizer for name, engine in engines.items()}
     with progress_bar() as bar:
         records: Iterable[RawRecord] = read_records(path)
         total = None

@@ -31,7 +31,7 @@ from shadowspec.worker.supervisor import Supervisor
 from shadowspec.worker.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from shadowspec.engine import Engine
+    from shadowspec.worker.engine_process import ConfiguredEngine
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class ConfiguredEngines:
     config: Config
     device: str
 
-    def __call__(self) -> Mapping[str, Engine]:
+    def __call__(self) -> Mapping[str, ConfiguredEngine]:
         from shadowspec.cli.pipeline import build_engines
 
         engine = replace(self.config.engine, device=self.device)

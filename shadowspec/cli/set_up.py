@@ -49,9 +49,9 @@ class Finding:
 
 
 def doctor(config_path: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Check configuration, secret, database, broker, schedule, receivers, scores, device and models.
+    """Check configuration, secret, database, broker, schedule, receivers, scores, device, models and servers.
 
-    Say how to mend what is wrong. Nothing is sent to a receiver.
+    Say how to mend what is wrong. Nothing is sent to a receiver; each server is asked one tiny request.
     """
     findings = examine(config_path)
     if as_json:
@@ -90,6 +90,7 @@ def examine(config_path: Path | None) -> list[Finding]:
             ("scores", _scores),
             ("device", _device),
             ("models", _models),
+            *((f"servers {name}", _servers(name)) for name, own in config.endpoints.items() if own.servers is not None),
         )
     ]
     return findings
@@ -186,11 +187,37 @@ def _device(config: Config) -> str:
 
 
 def _models(config: Config) -> str:
+    from dataclasses import replace
+
     from shadowspec.cli.pipeline import build_engines, require_endpoints
 
     require_endpoints(config)
-    engines = build_engines(config)
-    configs = {candidate.config.config.name for engine in engines.values() for candidate in engine.candidates}
-    return (
-        f"{len({id(engine.target) for engine in engines.values()})} target(s); candidates: {', '.join(sorted(configs))}"
-    )
+    own = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.servers is None}
+    if not own:
+        return "no endpoint is measured in this process"
+    engines = build_engines(replace(config, endpoints=own))
+    configs = {each.config.name for engine in engines.values() for each in engine.configs}
+    targets = {endpoint.target for endpoint in own.values()}
+    return f"{len(targets)} target(s); candidates: {', '.join(sorted(configs))}"
+
+
+def _servers(name: str) -> Callable[[Config], str]:
+    """The check of one endpoint's two servers, each asked one tiny request."""
+
+    def check(config: Config) -> str:
+        from shadowspec.cli.pipeline import load_tokenizers
+        from shadowspec.servers.probing import counts_source, probe_both, remarks, require_length
+
+        endpoint = config.endpoints[name]
+        assert endpoint.servers is not None, "an endpoint without servers has none to check"
+        baseline, speculative = probe_both(endpoint.servers)
+        source = counts_source(endpoint.candidates[0], baseline, speculative)
+        length = load_tokenizers(config)[name].context_length
+        require_length(f"{config.path}: endpoints.{name}.servers", length, baseline, speculative)
+        found = (
+            f"{endpoint.servers.model} on {baseline.identity.name}, and with {speculative.num_speculative_tokens} "
+            f"speculative tokens on {speculative.identity.name}; acceptance from {source.meaning}"
+        )
+        return "; ".join([found, *remarks(baseline, speculative)])
+
+    return check

@@ -28,11 +28,12 @@ from shadowspec.config.policy import (
     read_toml,
 )
 from shadowspec.config.schedule import schedule_settings
-from shadowspec.config.sections import CandidateSection, EndpointSection, FileSection
+from shadowspec.config.sections import CandidateSection, EndpointSection, FileSection, ServersSection
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.settings import ScheduleSettings
+from shadowspec.servers.settings import ServerSettings, Waits
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
@@ -89,6 +90,7 @@ class EndpointConfig:
     policy: GatePolicy
     rollout: RolloutPolicy = field(default_factory=RolloutPolicy)
     scores: tuple[str, ...] = ()  # what both arms' outputs are scored by: "json_valid", "package.module:function"
+    servers: ServerSettings | None = None  # through which it is measured; None: by the engine in this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,12 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
         sections = FileSection.model_validate(document)
     except ValidationError as error:
         raise ConfigError(_explained(path, error)) from None
+    served = [name for name, section in sections.endpoints.items() if section.servers is not None]
+    if served and len(sections.worker.devices) > 1:
+        raise ConfigError(
+            f"{path}: worker.devices: endpoints.{served[0]} is measured through servers, on which blocks of several "
+            "devices would lie at once"
+        )
     tables = _policy_tables(path, sections)
     default = default_policy(tables)
     return Config(
@@ -233,7 +241,8 @@ def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> Endpo
             for name, kind in section.contracts.items()
         },
     )
-    candidates = tuple(_speculation_config(section.target, candidate) for candidate in section.candidates)
+    backend = "torch" if section.servers is None else "openai"
+    candidates = tuple(_speculation_config(section.target, candidate, backend) for candidate in section.candidates)
     return EndpointConfig(
         rule=rule,
         target=section.target,
@@ -241,10 +250,32 @@ def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> Endpo
         policy=policy,
         rollout=own.rollout,
         scores=tuple(section.scores),
+        servers=None if section.servers is None else _servers(section.servers, section.served_models[0]),
     )
 
 
-def _speculation_config(target: str, candidate: CandidateSection) -> SpeculationConfig:
+def _servers(section: ServersSection, served_model: str) -> ServerSettings:
+    return ServerSettings(
+        baseline_url=section.baseline_url,
+        speculative_url=section.speculative_url,
+        model=section.model or served_model,
+        device=section.device,
+        dtype=section.dtype,
+        api_key_variable=section.api_key_variable,
+        ca_file=Path(section.ca_file) if section.ca_file else None,
+        waits=Waits(
+            connect_s=section.connect_timeout_s,
+            first_token_s=section.first_token_timeout_s,
+            token_s=section.token_timeout_s,
+            total_s=section.total_timeout_s,
+        ),
+        max_model_len=section.max_model_len,
+        max_attempts=section.max_attempts,
+        reachable_within_s=section.reachable_within_s,
+    )
+
+
+def _speculation_config(target: str, candidate: CandidateSection, backend: str) -> SpeculationConfig:
     default_rule = VerifyRule.REJECTION if candidate.proposer == "draft_model" else VerifyRule.GREEDY_DRAFT
     return SpeculationConfig(
         name=candidate.name,
@@ -253,6 +284,7 @@ def _speculation_config(target: str, candidate: CandidateSection) -> Speculation
         proposer=candidate.proposer,
         num_speculative_tokens=candidate.num_speculative_tokens,
         verify_rule=VerifyRule(candidate.verify_rule) if candidate.verify_rule else default_rule,
+        backend=backend,
         ngram_min=candidate.ngram_min,
         ngram_max=candidate.ngram_max,
         suffix_decoding_max_tree_depth=candidate.suffix_decoding_max_tree_depth,

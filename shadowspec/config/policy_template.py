@@ -39,7 +39,7 @@ version = 1
 # z_clip = 0.2                  # and its mean z is cut at this
 # z_bound = 0.02                # the mean z of sampled outputs lies within plus or minus this
 # memory_budget_share = 0.25    # extra peak memory, of the baseline's own; or "none"
-# memory_budget_tokens = "none" # KV-cache tokens that the draft may displace
+# memory_budget_tokens = "none" # KV-cache tokens that the draft may displace; both "none": memory is not judged
 
 # Guardrails: each is required where it is set
 # ttft_margin = "none"          # time to the first token may be longer by this

@@ -28,6 +28,8 @@ PROPOSER_OPTIONS: Final = {
 _TOPIC = r"^[A-Za-z0-9._-]{1,249}$"
 _LABEL = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 _DIALECT = r"^[a-z][a-z0-9_]{0,31}$"
+_URL = r"^https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[A-Za-z0-9._~/-]*)?$"  # neither login nor query
+_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _SCORE = r"^(json_valid|contract_valid|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
 Topic = Annotated[str, Field(pattern=_TOPIC)]
 Milliseconds = Annotated[int, Field(ge=1, lt=2**31)]
@@ -200,6 +202,34 @@ class DefaultSamplingSection(Section):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
 
 
+class ServersSection(Section):
+    """[endpoints.NAME.servers]"""
+
+    baseline_url: Annotated[str, Field(pattern=_URL)]
+    speculative_url: Annotated[str, Field(pattern=_URL)]
+    model: Text | None = None
+    device: Text
+    dtype: Literal["float32", "bfloat16", "float16"]
+    api_key_variable: Annotated[str, Field(pattern=_VARIABLE)] | None = None
+    ca_file: Text | None = None
+    max_model_len: Positive | None = None
+    connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0
+    first_token_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    token_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    total_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    reachable_within_s: Annotated[float, Field(ge=0)] = 60.0
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for name, url in (("baseline_url", self.baseline_url), ("speculative_url", self.speculative_url)):
+            if url.rstrip("/").endswith("/v1"):
+                raise ValueError(f"{name}: is the server's root, without /v1")
+        if self.baseline_url.rstrip("/") == self.speculative_url.rstrip("/"):
+            raise ValueError("baseline_url and speculative_url: a server cannot be both arms")
+        return self
+
+
 class EndpointSection(Section):
     """[endpoints.NAME]"""
 
@@ -217,6 +247,8 @@ class EndpointSection(Section):
     scores: list[Annotated[str, Field(pattern=_SCORE)]] = []
     contract: str | dict[str, str] = {}
     sql_dialect: Annotated[str, Field(pattern=_DIALECT)] | None = None
+    engine: Literal["in_process", "openai"] = "in_process"
+    servers: ServersSection | None = None
     candidates: Annotated[list[CandidateSection], Field(min_length=1)]
     gate: dict[str, Any] = {}
 
@@ -232,6 +264,10 @@ class EndpointSection(Section):
         if unknown := [name for name in self.slice_by if name not in (*BUILT_IN_LABELS, *self.labels)]:
             raise ValueError(f"slice_by: {unknown[0]} is no label; add it to labels to take it from the metadata")
         _check_contract(self.contracts, self.sql_dialect)
+        if (self.engine == "openai") != (self.servers is not None):
+            raise ValueError('engine = "openai" and the table servers belong together')
+        if self.servers is not None and len(self.candidates) != 1:
+            raise ValueError("candidates: there is one speculative server, and so one candidate")
         if len([name for name in self.scores if ":" in name]) > 1:
             raise ValueError("scores: one function of yours at most, beside json_valid or contract_valid")
         if {JSON_VALID, CONTRACT_VALID} <= set(self.scores):

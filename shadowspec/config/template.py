@@ -187,6 +187,34 @@ num_speculative_tokens = 4
 # proposer = "eagle3"        # or "medusa", "mlp_speculator", which draft at most one token per head
 # draft = "models/eagle3"
 # num_speculative_tokens = 4
+
+# An endpoint may be measured through two deployments of its target behind the OpenAI API (docs/servers.md) instead of
+# by the engine in this process.  It has one candidate then; `target` is its tokenizer's folder: no weights are loaded.
+# [endpoints.served]
+# engine = "openai"           # default: "in_process"
+# target = "models/target"
+# served_models = ["served-model"]
+# requests_per_slot = 4       # servers keep no slot that nobody uses: only a queue keeps its load
+# [endpoints.served.servers]
+# baseline_url = "https://baseline.example:8000"        # roots, without /v1; no other host is contacted
+# speculative_url = "https://speculative.example:8000"
+# model = "served-model"      # the name under which both serve the target; default: the first of served_models
+# device = "2x H100"          # what both run on, and in which dtype
+# dtype = "bfloat16"
+# api_key_variable = "VLLM_API_KEY"  # variable of the environment that holds the key
+# ca_file = "servers-ca.pem"  # default: the system's authorities
+# max_model_len = 8192        # tokens that both take; default: as many as the target
+# connect_timeout_s = 5.0
+# first_token_timeout_s = 60.0
+# token_timeout_s = 30.0      # between two chunks with tokens
+# total_timeout_s = 300.0
+# max_attempts = 3            # at a request that was refused for now, or whose answer was cut off
+# reachable_within_s = 60.0   # that a server may be away before a block; then the run ends
+# [[endpoints.served.candidates]]
+# name = "served-k4"          # what the speculative server does
+# proposer = "draft_model"
+# draft = "models/draft"
+# num_speculative_tokens = 4
 """
 
 

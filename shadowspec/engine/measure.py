@@ -24,11 +24,11 @@ from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.memory import Gauge, allocator_of, models_of
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.outcomes import Answers
-from shadowspec.engine.parity import divergence_gap, first_divergence, z_scores
+from shadowspec.engine.parity import divergence_gap, z_scores
 from shadowspec.engine.proposers.recent_outputs import OutputsByEndpoint
 from shadowspec.engine.recording_ahead import record_ahead
-from shadowspec.engine.repetition import is_repetition_loop
 from shadowspec.engine.static_passes import StaticPasses
+from shadowspec.outputs import first_divergence, is_repetition_loop
 from shadowspec.scoring import Scorer
 from shadowspec.types import (
     Arm,

@@ -24,14 +24,6 @@ class Score:
     tokens: int
 
 
-def first_divergence(first: Sequence[int], second: Sequence[int]) -> int | None:
-    """The first output position at which two outputs differ (a missing token differs), or None."""
-    for position, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            return position
-    return None if len(first) == len(second) else min(len(first), len(second))
-
-
 @torch.inference_mode()
 def teacher_forced_logits(
     target: Any, requests: Sequence[Request], *alternatives: Sequence[Sequence[int]]

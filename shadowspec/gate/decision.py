@@ -179,6 +179,11 @@ def _judge(results: Sequence[TestResult], evidence: HypothesisEvidence, policy: 
     unknown = _unknown_parity(evidence)
     if unknown is None or unknown > policy.max_missing:
         return _hold("unknown_parity", "parity was not measured for all requests")
+    if by_name["memory"].details["is_required"] and evidence.runs.num_blocks and not evidence.runs.num_memory_blocks:
+        return _hold(
+            "unknown_memory",
+            "the engine that measured does not say what memory the arms took, and the policy sets a budget for it",
+        )
     if all(result.outcome == "pass" for result in required):
         waiting, restarts = _dependence(required)
         if waiting or restarts:

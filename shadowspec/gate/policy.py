@@ -92,6 +92,7 @@ class GatePolicy:
     parity_tokens: int = 64  # a cluster's weight in the z score is capped at so many tokens
     z_clip: float = 0.2
     z_bound: float = 0.02  # the mean teacher-forced z must lie within plus or minus this
+    # With neither budget memory is not judged: what a server's operator, who has sized it, may choose.
     memory_budget_share: float | None = 0.25  # extra peak memory over the baseline's own peak
     memory_budget_tokens: int | None = None  # KV-cache tokens of the target that the draft may displace
 
@@ -144,8 +145,6 @@ class GatePolicy:
         for name in ("validity_margin", "score_margin"):
             if (getattr(self, name) or 0.0) >= 1.0:
                 raise ConfigError(f"policy key {name!r} must be below 1, or nothing is tested")
-        if self.memory_budget_share is None and self.memory_budget_tokens is None:
-            raise ConfigError("policy needs 'memory_budget_share' or 'memory_budget_tokens'")
         if self.max_cost_per_million_tokens == 0:
             raise ConfigError("policy key 'max_cost_per_million_tokens' must be above 0, or nothing could prove it")
         for clash in self.clashes():

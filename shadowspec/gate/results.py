@@ -138,7 +138,7 @@ def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) 
 
 
 def memory_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResult:
-    """Measured, no test: the largest extra peak memory of any block against the budget."""
+    """Measured, no test: the largest extra peak memory of any block against the budget; shown where there is none."""
     share, tokens = runs.max_extra_peak_share, runs.max_displaced_kv_tokens
     budgets: list[tuple[float | None, float | None]] = [
         (share, policy.memory_budget_share),
@@ -147,10 +147,10 @@ def memory_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResu
     set_ = [(measured, budget) for measured, budget in budgets if budget is not None]
     is_over = any(measured is not None and measured > budget for measured, budget in set_)
     is_known = all(measured is not None for measured, _ in set_)
-    measured, budget = set_[0]
+    measured, budget = set_[0] if set_ else (share, None)
     return TestResult(
         name="memory",
-        outcome="fail" if is_over else "pass" if is_known else "open",
+        outcome="fail" if is_over else "pass" if is_known and set_ else "open",
         estimate=measured,
         lower=measured,
         upper=measured,
@@ -166,7 +166,7 @@ def memory_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResu
             "displaced_kv_tokens": tokens,
             "budget_tokens": policy.memory_budget_tokens,
             "mean_displaced_kv_tokens": ratio(runs.displaced_kv_tokens_total, runs.num_memory_blocks),
-            "is_required": 1,
+            "is_required": int(bool(set_)),
         },
     )
 

@@ -22,6 +22,7 @@ from shadowspec.types import (
     RecordKey,
     Run,
     RunFlags,
+    ServedRun,
     SpeculationCounts,
     StoredRecord,
     Validity,
@@ -33,7 +34,7 @@ _COUNTERS = {counter.value: counter for counter in FunnelCounter}
 # In this order the columns make the values, field by field.
 _RUN_NAMES = (
     *(*RECORD_KEY, *rows.RUN, *rows.COUNTS, *rows.TIMINGS[Arm.BASELINE], *rows.TIMINGS[Arm.SPECULATIVE]),
-    *("has_parity", *rows.PARITY, "scores", *rows.FLAGS),
+    *("has_parity", *rows.PARITY, "scores", *rows.FLAGS, *rows.SERVED),
 )
 
 
@@ -41,6 +42,7 @@ _COUNTS = len(rows.COUNTS)
 _TIMING = len(rows.TIMINGS[Arm.BASELINE])
 _PARITY = len(rows.PARITY)
 _FLAGS = len(rows.FLAGS)
+_SERVED = len(rows.SERVED)
 assert rows.RUN == ("fingerprint", "block_id", "failure", "is_repetition_loop", "finish_reason")
 assert rows.COUNTS[3:5] == ("num_accepted_tokens_per_pos", "acceptance_histogram")
 assert rows.RECORD[:4] == ("counter", "reason", "endpoint", "slice_key")
@@ -88,7 +90,7 @@ def _run(row: Sequence[Any], same: dict[Any, Any]) -> Run:
     kept = same.setdefault
     counts, baseline = rest[:_COUNTS], rest[_COUNTS : _COUNTS + _TIMING]
     speculative = rest[_COUNTS + _TIMING :][:_TIMING]
-    has_parity, *parity, scores = rest[-_PARITY - _FLAGS - 2 : -_FLAGS]
+    has_parity, *parity, scores = rest[-_PARITY - _FLAGS - _SERVED - 2 : -_FLAGS - _SERVED]
     return Run(
         RecordKey(kept(source, source), partition, offset, timestamp_ms, item),
         kept(fingerprint, fingerprint),
@@ -101,7 +103,8 @@ def _run(row: Sequence[Any], same: dict[Any, Any]) -> Run:
         is_loop,
         kept(finish_reason, finish_reason),
         {} if scores is None else _scores(scores),
-        _flags(*rest[-_FLAGS:]),
+        _flags(*rest[-_FLAGS - _SERVED : -_SERVED]),
+        None if rest[-_SERVED] is None else ServedRun(*rest[-_SERVED:]),
     )
 
 

@@ -26,6 +26,7 @@ from shadowspec.types import (
     RecordKey,
     Run,
     RunFlags,
+    ServedRun,
     SpeculationConfig,
     SpeculationCounts,
     StoredBlock,
@@ -44,6 +45,7 @@ CONFIG = _names(SpeculationConfig)
 COUNTS = _names(SpeculationCounts)
 PARITY = _names(Parity)
 FLAGS = _names(RunFlags)
+SERVED = _names(ServedRun)
 TIMING = _names(ArmTiming)
 MEMORY = _names(Memory)
 RECORD = _names(StoredRecord, "key")
@@ -58,15 +60,15 @@ OF_BLOCK = ("endpoint", "slice_key", "concurrency")  # repeated in every run, so
 TIMINGS = {arm: tuple(f"{arm}_{name}" for name in TIMING) for arm in Arm}
 RUN_NAMES = (
     *(*RECORD_KEY, *RUN, *OF_BLOCK, "event_time", "sampling_rate"),
-    *(*COUNTS, *TIMINGS[Arm.BASELINE], *TIMINGS[Arm.SPECULATIVE], "has_parity", *PARITY, "scores", *FLAGS),
+    *(*COUNTS, *TIMINGS[Arm.BASELINE], *TIMINGS[Arm.SPECULATIVE], "has_parity", *PARITY, "scores", *FLAGS, *SERVED),
 )
 DECISION = _names(Decision, "config", "tests", "decision_id")
 TEST = _names(TestResult)
 
 
-_no_counts, _no_parity, _no_timing = ((None,) * len(names) for names in (COUNTS, PARITY, TIMING))
+_no_counts, _no_parity, _no_timing, _no_served = ((None,) * len(names) for names in (COUNTS, PARITY, TIMING, SERVED))
 _record, _run, _of_block = attrgetter(*RECORD), attrgetter(*RUN), attrgetter(*OF_BLOCK)
-_flags = attrgetter(*FLAGS)
+_flags, _served = attrgetter(*FLAGS), attrgetter(*SERVED)
 _counts, _parity, _timing, _memory = attrgetter(*COUNTS), attrgetter(*PARITY), attrgetter(*TIMING), attrgetter(*MEMORY)
 _block = attrgetter(*(name for name in BLOCK if name != "started_at"))
 
@@ -130,6 +132,7 @@ def run_tuple(run: Run, result: BlockResult, record: StoredRecord) -> tuple[Any,
         *(_no_parity if run.parity is None else _parity(run.parity)),
         _scores(run),
         *_flags(run.flags),
+        *(_no_served if run.served is None else _served(run.served)),
     )
 
 

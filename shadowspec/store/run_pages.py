@@ -31,6 +31,7 @@ SHOWN = (
     *("first_divergence", "divergence_gap", "z_sum", "z_tokens", "is_repetition_loop", "finish_reason"),
     *("is_early_rejection", "is_beyond_draft_context", "contract", "baseline_validity", "speculative_validity"),
     *("intervention", "sampling_rate"),
+    *("counts_source", "baseline_cached_tokens", "speculative_cached_tokens", "num_retries"),
 )
 SHORTENED = ("source", "fingerprint", "block_id")
 COLUMNS = (*SHOWN, *SHORTENED, "source_partition", "source_offset", "source_item", "num_first_accepted_tokens")

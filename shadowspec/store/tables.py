@@ -160,6 +160,8 @@ runs = Table(  # one row per request and config, both arms in it; what reads nee
     *integers("baseline_validity", "speculative_validity", nullable=True),  # `Validity`
     Column("intervention", Text),
     *reals("baseline_concurrency", "speculative_concurrency", nullable=True),  # NULL where measured before 0013
+    Column("counts_source", Text),  # this and what follows: NULL where no server answered
+    *integers("baseline_cached_tokens", "speculative_cached_tokens", "num_retries", nullable=True),
     Index(None, "endpoint", "event_time"),
 )
 

@@ -20,6 +20,7 @@ from shadowspec.types.measurement import (
     PairedScore,
     Parity,
     Run,
+    ServedRun,
     SpeculationCounts,
 )
 from shadowspec.types.overrides import FORCEABLE, Clearing, Override, OverrideRecord
@@ -94,6 +95,7 @@ __all__ = [
     "SamplingParameters",
     "SamplingRegime",
     "ServedRequest",
+    "ServedRun",
     "ShadowPrompt",
     "SliceKey",
     "Span",

@@ -114,6 +114,21 @@ class PairedScore:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedRun:
+    """What is known of a run only where servers answered it.
+
+    `counts_source` says where the accepted tokens were read: "response", of the request that was timed, or "counters",
+    those of the server around the same request sent once more, alone.  Cached tokens are those of the prompt that came
+    from a server's prefix cache (None: it does not say).  Attempts that were thrown away are counted over both arms.
+    """
+
+    counts_source: str
+    baseline_cached_tokens: int | None
+    speculative_cached_tokens: int | None
+    num_retries: int
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One request measured with one speculation config beside its baseline.
 
@@ -134,6 +149,7 @@ class Run:
     finish_reason: str | None = None
     scores: Mapping[str, PairedScore | None] = field(default_factory=dict)
     flags: RunFlags = NO_FLAGS
+    served: ServedRun | None = None  # None: measured by the in-process engine
 
 
 @dataclass(frozen=True, slots=True)

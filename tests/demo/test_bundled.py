@@ -14,7 +14,7 @@ import pytest
 from shadowspec import demo
 from shadowspec.config import load_config
 from shadowspec.demo.making.records import BAD_KINDS, BAD_OF_EACH_KIND
-from shadowspec.engine.repetition import is_repetition_loop
+from shadowspec.outputs import is_repetition_loop
 from shadowspec.tap.admission import Admission, Admitted
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule

@@ -19,13 +19,14 @@ from shadowspec.engine.batch import Batch, Request, Row
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.models import load_model
-from shadowspec.engine.parity import divergence_gap, first_divergence
+from shadowspec.engine.parity import divergence_gap
 from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer, lookup
 from shadowspec.engine.proposers.recent_outputs import RecentOutputs
 from shadowspec.engine.proposers.suffix import SuffixProposer
 from shadowspec.engine.proposers.suffix_text import SuffixOptions
+from shadowspec.outputs import first_divergence
 from shadowspec.types import RecordKey, SamplingParameters, VerifyRule
 
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)

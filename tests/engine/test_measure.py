@@ -16,8 +16,8 @@ import torch
 from shadowspec import metrics
 from shadowspec.engine import Candidate, Engine, Models, decode, measure
 from shadowspec.engine.candidate import fingerprinted
-from shadowspec.engine.parity import divergence_gap, first_divergence, teacher_forced_logits
-from shadowspec.engine.repetition import is_repetition_loop
+from shadowspec.engine.parity import divergence_gap, teacher_forced_logits
+from shadowspec.outputs import first_divergence, is_repetition_loop
 from shadowspec.types import (
     SUFFIX_OPTIONS,
     Arm,

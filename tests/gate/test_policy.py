@@ -33,7 +33,6 @@ from shadowspec.gate.policy import GatePolicy
         ("tail_share", True),
         ("parity_tokens", "64"),
         ("near_tie_logit", "small"),
-        ("memory_budget_share", None),
         ("ttft_margin", 1.0),
         ("tpot_margin", 1.5),
         ("validity_margin", 1.0),

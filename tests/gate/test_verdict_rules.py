@@ -208,6 +208,12 @@ def test_memory_at_its_budget_is_within_it_and_unknown_memory_holds() -> None:
     bare = [replace(unit, block=replace(unit.block, memory={})) for unit in evidence.blocks]
     decision = look(replace(evidence, blocks=tuple(bare)))
     assert (result(decision, "memory").outcome, decision.verdict) == ("open", Verdict.HOLD)
+    assert (decision.reason_code, decision.clusters_needed) == ("unknown_memory", None)
+    unjudged = look(replace(evidence, blocks=tuple(bare)), replace(POLICY, memory_budget_share=None))
+    assert (result(unjudged, "memory").outcome, unjudged.verdict) == ("open", Verdict.ENABLE)
+    heavy = [replace(u, block=replace(u.block, memory={CONFIG.fingerprint: Memory(1, 9, 1, 0, 0)})) for u in bare]
+    shown = look(replace(evidence, blocks=tuple(heavy)), replace(POLICY, memory_budget_share=None))
+    assert (result(shown, "memory").estimate, shown.verdict) == (8.0, Verdict.ENABLE)
     exact = Memory(100, 125, 1, 0, 0)
     level = [replace(unit, block=replace(unit.block, memory={CONFIG.fingerprint: exact})) for unit in evidence.blocks]
     assert look(replace(evidence, blocks=tuple(level))).verdict is Verdict.ENABLE

@@ -23,6 +23,7 @@ from shadowspec.types import (
     RecordKey,
     Run,
     RunFlags,
+    ServedRun,
     SpeculationConfig,
     SpeculationCounts,
     StoredRecord,
@@ -51,6 +52,7 @@ def optional(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
     return st.none() | strategy
 
 
+SERVED = st.builds(ServedRun, TEXT, optional(COUNT), optional(COUNT), COUNT)
 KEYS = st.builds(
     RecordKey,
     NAMES,
@@ -171,6 +173,7 @@ def measured_blocks(draw: st.DrawFn) -> tuple[list[FingerprintedConfig], list[St
             finish_reason=draw(optional(TEXT)),
             scores=draw(st.dictionaries(TEXT, optional(SCORES), max_size=2)),
             flags=draw(FLAGS),
+            served=draw(optional(SERVED)),
         )
         for record in own
         for config in configs

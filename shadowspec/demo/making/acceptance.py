@@ -21,8 +21,8 @@ from shadowspec.demo.making.responses import load_model, request_seed, respond
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import Decoded
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
-from shadowspec.engine.repetition import is_repetition_loop
 from shadowspec.metrics import first_position_acceptance_rate, mean_acceptance_length, pooled, ratio
+from shadowspec.outputs import is_repetition_loop
 from shadowspec.types import SamplingParameters, VerifyRule
 
 NUM_SPECULATIVE_TOKENS = 4

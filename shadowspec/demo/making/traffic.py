@@ -31,7 +31,7 @@ from shadowspec.demo.making.records import Record, public_id, record, with_bad_l
 from shadowspec.demo.making.responses import load_model, load_tokenizer, prompt_token_ids, request_seed, respond
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import Decoded
-from shadowspec.engine.repetition import is_repetition_loop
+from shadowspec.outputs import is_repetition_loop
 from shadowspec.types import SamplingParameters
 
 log = logging.getLogger("shadowspec.demo.making.traffic")

@@ -1,4 +1,7 @@
-"""Outputs stuck in a repetition loop, which inflate acceptance because a loop is easy to draft."""
+"""What token ids alone tell of outputs: where two part, and whether one is stuck in a repetition loop.
+
+A loop is easy to draft, and so inflates acceptance.
+"""
 
 from __future__ import annotations
 
@@ -19,3 +22,11 @@ def is_repetition_loop(token_ids: Sequence[int]) -> bool:
         if all(token_ids[i] == token_ids[i + period] for i in range(start, length - period)):
             return True
     return False
+
+
+def first_divergence(first: Sequence[int], second: Sequence[int]) -> int | None:
+    """The first output position at which two outputs differ (a missing token differs), or None."""
+    for position, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return position
+    return None if len(first) == len(second) else min(len(first), len(second))

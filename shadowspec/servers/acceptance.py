@@ -1,0 +1,172 @@
+"""From what a server counted of one request to our counters, which stop at the last emitted token.
+
+Servers count a step before its output is cut: at a stop, or at the most tokens that were asked for.  What the last step
+emitted is therefore worked out from how many tokens came.  Where that is not certain nothing is made up: the run fails
+as `uncountable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from shadowspec.early import EARLY_STEPS, is_early_rejection
+from shadowspec.servers.counters import Counters
+from shadowspec.servers.stream import Completion
+from shadowspec.types import SpeculationCounts
+
+
+class UncountableError(Exception):
+    """What was counted does not say what the last step emitted, or contradicts the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of the target's that had a draft to verify.  `emitted` is at most accepted + 1."""
+
+    drafted: int
+    accepted: int
+    emitted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The counters of one request, and whether its draft was rejected from the start (None: not known)."""
+
+    counts: SpeculationCounts
+    is_early_rejection: bool | None
+
+
+def from_steps(
+    metrics: Mapping[str, Any], completion: Completion, num_prompt_tokens: int, num_speculative_tokens: int
+) -> Accepted:
+    """The counters from vLLM's `metrics.speculative_decoding`, at its level `detailed`.
+
+    Raises:
+        UncountableError: the steps are missing, or do not add up to the output.
+    """
+    accepted, drafted = (_integers(metrics.get(name)) for name in ("per_step_accepted", "per_step_drafted"))
+    steps = list(zip(drafted, accepted, strict=False))
+    if len(drafted) != len(accepted) or len(steps) != metrics.get("num_spec_steps"):
+        raise UncountableError("per_step_accepted and per_step_drafted are missing: the level is not detailed")
+    if any(not 0 <= took <= of <= num_speculative_tokens or of == 0 for of, took in steps):
+        raise UncountableError("a step accepted more than it drafted, or drafted more than was configured")
+    num_plain, last = _last_step(steps, completion)
+    early = accepted[:EARLY_STEPS]
+    counts = _counts(
+        _histogram(accepted, num_speculative_tokens), sum(drafted), last, num_plain, completion, num_prompt_tokens
+    )
+    return Accepted(counts, is_early_rejection(len(early), early.count(0)))
+
+
+def from_counters(
+    counted: Counters, completion: Completion, num_prompt_tokens: int, num_speculative_tokens: int
+) -> Accepted:
+    """The counters from what the server counted while it served this request and no other.
+
+    Only for proposers that draft in every step: chunk by chunk the steps are then seen in the stream, and every chunk
+    but the first is one.
+
+    Raises:
+        UncountableError: another request was served meanwhile, a step drafted fewer tokens than were configured, or
+            chunks came together.
+    """
+    if counted.num_finished != 1 or counted.num_generated != completion.num_output_tokens:
+        raise UncountableError("the server served another request meanwhile")
+    per_pos = counted.num_accepted_tokens_per_pos
+    if len(per_pos) != num_speculative_tokens or counted.num_draft_tokens != len(per_pos) * counted.num_drafts:
+        raise UncountableError("a step drafted fewer tokens than were configured")
+    if len(completion.chunk_sizes) != 1 + counted.num_drafts:
+        raise UncountableError("chunks of the stream came together, or a step had no draft")
+    histogram = [before - after for before, after in zip((counted.num_drafts, *per_pos), (*per_pos, 0), strict=True)]
+    cut = 1 + counted.num_drafts + counted.num_accepted_tokens - completion.num_output_tokens
+    emitted = completion.chunk_sizes[-1]
+    last = Step(len(per_pos), emitted + cut - 1, emitted) if counted.num_drafts else None
+    if cut < 0 or (last is not None and not (last.accepted <= last.drafted and histogram[last.accepted])):
+        raise UncountableError("the steps do not add up to the output")
+    return Accepted(_counts(histogram, counted.num_draft_tokens, last, 0, completion, num_prompt_tokens), None)
+
+
+def _last_step(steps: Sequence[tuple[int, int]], completion: Completion) -> tuple[int, Step | None]:
+    """Steps without a draft, and the last step of all if it had one.
+
+    Where every step had a draft the output's length says how many tokens the last one lost.  Else each chunk but the
+    first is a step, and they are counted; a single token at the end is then taken for a step without a draft, by which
+    no drafted token is left out of the count.
+    """
+    emittable = 1 + sum(accepted + 1 for _, accepted in steps)
+    cut = emittable - completion.num_output_tokens
+    if not steps:
+        return -cut, None
+    drafted, accepted = steps[-1]
+    if 0 <= cut <= accepted and _has_only_drafts(steps, completion):
+        return 0, Step(drafted, accepted, accepted + 1 - cut)
+    num_plain = len(completion.chunk_sizes) - 1 - len(steps)
+    cut += num_plain
+    if num_plain < 1 or not 0 <= cut <= accepted:
+        raise UncountableError("the steps do not add up to the output: chunks of the stream came together")
+    emitted = completion.chunk_sizes[-1]
+    if cut and emitted != accepted + 1 - cut:
+        raise UncountableError("the steps do not add up to the output's last chunk")
+    if not cut and emitted == 1:
+        return num_plain, None
+    if not cut and emitted != accepted + 1:
+        raise UncountableError("the steps do not add up to the output's last chunk")
+    return num_plain, Step(drafted, accepted, emitted)
+
+
+def _has_only_drafts(steps: Sequence[tuple[int, int]], completion: Completion) -> bool:
+    """Whether no more chunks came than steps with a draft make; where chunks came together, fewer did."""
+    return len(completion.chunk_sizes) <= 1 + len(steps)
+
+
+def _counts(
+    histogram: Sequence[int],
+    num_draft_tokens: int,
+    last: Step | None,
+    num_plain_steps: int,
+    completion: Completion,
+    num_prompt_tokens: int,
+) -> SpeculationCounts:
+    """Counters cut at the last emitted token, from uncut ones and the last step."""
+    own = list(histogram)
+    num_cut_steps = num_cut_draft = num_cut_accepted = 0
+    if last is not None:
+        kept_accepted, kept_drafted = min(last.accepted, last.emitted), min(last.drafted, last.emitted)
+        own[last.accepted] -= 1
+        own[kept_accepted] += 1
+        num_cut_steps = int(last.emitted < last.accepted + 1)
+        num_cut_draft, num_cut_accepted = last.drafted - kept_drafted, last.accepted - kept_accepted
+    per_pos = tuple(accumulate(reversed(own[1:])))[::-1]
+    num_drafts, num_accepted = sum(own), sum(per_pos)
+    if num_plain_steps < 0 or completion.num_output_tokens != (
+        1 + num_drafts + num_plain_steps + num_accepted - num_cut_steps
+    ):
+        raise UncountableError("the steps do not add up to the output")
+    return SpeculationCounts(
+        num_drafts=num_drafts,
+        num_draft_tokens=num_draft_tokens - num_cut_draft,
+        num_accepted_tokens=num_accepted,
+        num_accepted_tokens_per_pos=per_pos,
+        acceptance_histogram=tuple(own),
+        num_output_tokens=completion.num_output_tokens,
+        num_prompt_tokens=num_prompt_tokens,
+        num_plain_steps=num_plain_steps,
+        num_cut_steps=num_cut_steps,
+        num_cut_draft_tokens=num_cut_draft,
+        num_cut_accepted_tokens=num_cut_accepted,
+    )
+
+
+def _histogram(accepted: Sequence[int], num_speculative_tokens: int) -> list[int]:
+    return [accepted.count(number) for number in range(num_speculative_tokens + 1)]
+
+
+def _integers(value: Any) -> list[int]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        raise UncountableError("a list of steps holds something else than counts")
+    return value

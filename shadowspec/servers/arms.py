@@ -1,0 +1,66 @@
+"""One arm of a block through one server: a closed loop with as many requests in flight as the load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from shadowspec.servers.client import Client
+from shadowspec.servers.faults import ServerError
+from shadowspec.servers.request import ServerRequest
+from shadowspec.servers.stream import Completion
+from shadowspec.types import ArmTiming
+
+Outcome = Completion | ServerError
+
+
+async def run_arm(client: Client, requests: Sequence[ServerRequest], slots: int, salt: str) -> tuple[Outcome, ...]:
+    """Every request's answer or fault, in the order given; the next one is sent as soon as one has ended."""
+    outcomes: dict[int, Outcome] = {}
+    waiting = iter(enumerate(requests))
+
+    async def serve_slot() -> None:
+        for index, request in waiting:  # shared by all slots: nothing waits between taking a request and sending it
+            try:
+                outcomes[index] = await client.complete(request, f"{salt}-{index}")
+            except ServerError as fault:
+                outcomes[index] = fault
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(slots):
+            group.create_task(serve_slot())
+    return tuple(outcomes[index] for index in range(len(requests)))
+
+
+def concurrencies(outcomes: Sequence[Outcome]) -> Mapping[int, float]:
+    """The mean number of answered requests in flight while each one was, itself included, by index."""
+    answered = {index: each for index, each in enumerate(outcomes) if isinstance(each, Completion)}
+    if not answered:
+        return {}
+    begun, ended = np.array([[each.sent_s, each.last_token_s] for each in answered.values()]).T
+    shared = np.minimum(ended[:, None], ended) - np.maximum(begun[:, None], begun)  # [requests, requests], s
+    lasted = np.maximum(ended - begun, np.finfo(np.float64).tiny)
+    return dict(zip(answered, (np.clip(shared, 0.0, None).sum(1) / lasted).tolist(), strict=True))
+
+
+def timing(completion: Completion, concurrency: float, *, tells_queue: bool) -> ArmTiming:
+    """The latency of one answer, by this process's clock.
+
+    What a step spent on drafting and verifying no server says, so that decoding is all of it "other".
+
+    Args:
+        tells_queue: both servers say how long this request waited in them; that time is then no part of the prefill,
+            as nowhere.  Taken from one arm alone it would favour that arm.
+    """
+    queued_ms = (completion.queue_ms or 0.0) if tells_queue else 0.0
+    decode_ms = 1e3 * (completion.last_token_s - completion.first_token_s)
+    return ArmTiming(
+        queue_ms=1e3 * completion.waited_s + queued_ms,
+        prefill_ms=max(0.0, 1e3 * (completion.first_token_s - completion.sent_s) - queued_ms),
+        decode_ms=decode_ms,
+        other_ms=decode_ms,
+        num_output_tokens=completion.num_output_tokens,
+        concurrency=concurrency,
+    )

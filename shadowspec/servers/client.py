@@ -1,0 +1,215 @@
+"""One server, spoken to: a client that contacts its host and no other, gives up in time, and never counts twice.
+
+A request is sent anew only whole, and nothing of an attempt that failed is kept: neither its tokens nor its time.  It
+is sent anew where it was refused for now (429, 503, no connection), where the server failed (5xx) and where its answer
+was cut off; not where time ran out, which a second try would hide, and not where the answer makes no sense.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from shadowspec.errors import ConfigError
+from shadowspec.servers.faults import ServerError
+from shadowspec.servers.request import ServerRequest, body_of
+from shadowspec.servers.settings import MAX_RETRY_WAIT_S, ServerSettings, Waits
+from shadowspec.servers.stream import DONE, Completion, StreamedAnswer, events
+
+FIRST_RETRY_S: Final = 0.5  # doubled with every attempt, where the server does not say how long to wait
+LOOK_S: Final = 10.0  # that a look at a server (its models, its counters) may take
+END_S: Final = 1.0  # that a whole answer's connection may take to end
+_AGAIN: Final = frozenset({429, 500, 502, 503, 504})
+
+
+class Client:
+    """Speaks to one server while `open_client` lasts."""
+
+    def __init__(self, name: str, http: httpx.AsyncClient, model: str, waits: Waits, max_attempts: int) -> None:
+        """
+        Args:
+            name: of the server, for messages: its arm and host.
+        """
+        self.name = name
+        self._http, self._model, self._waits, self._max_attempts = http, model, waits, max_attempts
+
+    async def look(self, path: str) -> str | None:
+        """The text at a path of the server; None where it has none (404).
+
+        Raises:
+            ServerError: it cannot be reached, answers with an error, or points elsewhere.
+        """
+        try:
+            async with asyncio.timeout(LOOK_S):
+                response = await self._http.get(path)
+        except (TimeoutError, httpx.HTTPError) as error:
+            raise self._unreachable(error, "unreachable") from error
+        if response.status_code == httpx.codes.NOT_FOUND:
+            return None
+        self._check_status(response)
+        return response.text
+
+    async def complete(self, request: ServerRequest, salt: str) -> Completion:
+        """The answer to a request, by as many attempts as it takes and is allowed.
+
+        Raises:
+            ServerError: there is none; the last attempt says why.
+        """
+        began = time.perf_counter()
+        for attempt in range(1, self._max_attempts + 1):
+            try:
+                completion = await self._attempt(request, f"{salt}-{attempt}")
+            except ServerError as fault:
+                wait_s = FIRST_RETRY_S * 2.0 ** (attempt - 1) if fault.retry_after_s is None else fault.retry_after_s
+                if not fault.is_retryable or attempt == self._max_attempts or wait_s > MAX_RETRY_WAIT_S:
+                    raise
+            else:
+                waited_s = completion.sent_s - began if attempt > 1 else 0.0
+                return replace(completion, num_attempts=attempt, waited_s=waited_s)
+            await asyncio.sleep(wait_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _attempt(self, request: ServerRequest, salt: str) -> Completion:
+        """One attempt.  The clock that gives it up is set further by tokens alone, not by whatever else comes."""
+        waits, loop = self._waits, asyncio.get_running_loop()
+        body = body_of(request, self._model, salt)
+        sent_s = time.perf_counter()
+        end = loop.time() + waits.total_s
+        answer = StreamedAnswer(self.name, self._model, request, sent_s)
+        try:
+            async with asyncio.timeout_at(min(end, loop.time() + waits.first_token_s)) as clock:
+                async with self._http.stream("POST", "v1/completions", json=body) as response:
+                    self._check_status(response)
+                    received = events(self.name, response.aiter_bytes())
+                    async for data in received:
+                        if data == DONE:
+                            break
+                        if answer.take(data, time.perf_counter()):
+                            clock.reschedule(min(end, loop.time() + waits.token_s))
+                    completion = answer.completion()
+                    await _ended(received)
+                return completion
+        except TimeoutError as error:
+            if loop.time() >= end:
+                raise ServerError(self.name, "total_timeout", f"no whole answer within {waits.total_s:g} s") from error
+            if answer.has_begun:
+                raise ServerError(self.name, "token_timeout", f"no further token within {waits.token_s:g} s") from error
+            raise ServerError(self.name, "first_token_timeout", f"no token within {waits.first_token_s:g} s") from error
+        except httpx.HTTPError as error:
+            raise self._unreachable(error, "cut_off" if answer.has_begun else "unreachable") from error
+
+    def _check_status(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if response.is_redirect:
+            host = urlsplit(response.headers.get("location", "")).hostname or "no host"
+            raise ServerError(
+                self.name, "redirected", f"it points to {host}; redirects are not followed: name the server itself"
+            )
+        if not response.is_success:
+            raise ServerError(
+                self.name,
+                f"http_{status}",
+                f"it answered with HTTP {status}" + (f"{_hint(status)}" if _hint(status) else ""),
+                is_retryable=status in _AGAIN,
+                retry_after_s=_retry_after(response.headers.get("retry-after")),
+            )
+
+    def _unreachable(self, error: Exception, code: str) -> ServerError:
+        """The class of an error alone: its message may name more than the host."""
+        word = "the answer was cut off" if code == "cut_off" else "it cannot be reached"
+        return ServerError(self.name, code, f"{word} ({type(error).__name__})", is_retryable=True)
+
+
+async def _ended(received: AsyncIterator[str]) -> None:
+    """Read what follows the end, for a connection whose answer is read to its end may serve the next request."""
+    try:
+        async with asyncio.timeout(END_S):
+            async for _ in received:
+                pass
+    except (TimeoutError, httpx.HTTPError, ServerError):
+        return  # the answer was whole; the connection is not used again
+
+
+def _hint(status: int) -> str:
+    return {
+        401: ": is the key right, and its variable set?",
+        403: ": may this key ask?",
+        404: ": is this its root?",
+    }.get(status, "")
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds of a Retry-After header, which is a number or a date; None of what is neither."""
+    if value is None:
+        return None
+    if value.strip().isdigit():
+        return float(value)
+    try:
+        moment = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+
+
+def server_name(arm: str, url: str) -> str:
+    """A server as messages name it: its arm, host and port."""
+    parts = urlsplit(url)
+    return f"{arm} server {parts.hostname}" + (f":{parts.port}" if parts.port else "")
+
+
+def trust(ca_file: Path | None) -> ssl.SSLContext:
+    """Certificates are always verified, against this file or the system's authorities.
+
+    Raises:
+        ConfigError: the file cannot be read or holds no certificate.
+    """
+    try:
+        return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"ca_file: {ca_file}: no certificate can be read of it") from error
+
+
+def authorization(settings: ServerSettings, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The header that the servers want, from the environment; {} where they want none.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    if settings.api_key_variable is None:
+        return {}
+    key = (os.environ if environment is None else environment).get(settings.api_key_variable)
+    if not key:
+        raise ConfigError(f"api_key_variable: {settings.api_key_variable} is not set")
+    return {"Authorization": f"Bearer {key}"}
+
+
+@asynccontextmanager
+async def open_client(
+    arm: str, url: str, settings: ServerSettings, context: ssl.SSLContext, connections: int
+) -> AsyncIterator[Client]:
+    """A client of one server with so many connections at most; none of the environment's proxies is used."""
+    headers: dict[str, Any] = {"Accept-Encoding": "identity", **authorization(settings)}
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=None)
+    async with httpx.AsyncClient(
+        base_url=url,
+        headers=headers,
+        verify=context,
+        trust_env=False,
+        follow_redirects=False,
+        limits=limits,
+        timeout=httpx.Timeout(None, connect=settings.waits.connect_s),
+    ) as http:
+        yield Client(server_name(arm, url), http, settings.model, settings.waits, settings.max_attempts)

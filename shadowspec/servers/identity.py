@@ -1,0 +1,63 @@
+"""What a server says of itself: its engine, its version, the model that it serves and from where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shadowspec.servers.client import Client
+from shadowspec.servers.faults import ServerError
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A server as it stands; another answer is another server."""
+
+    engine: str  # e.g. "vllm"
+    version: str
+    root: str  # where it took the model's weights from
+    max_model_len: int | None
+
+    @property
+    def name(self) -> str:
+        """Engine and version, as a fingerprint has them."""
+        return f"{self.engine}/{self.version}"
+
+
+async def identify(client: Client, model: str) -> Identity:
+    """What the server serves under the model's name.
+
+    Raises:
+        ServerError: it cannot be reached, points elsewhere, or does not serve this model.
+    """
+    listed = _document(client, await client.look("v1/models"), "/v1/models")
+    entries = listed.get("data")
+    if not isinstance(entries, list):
+        raise ServerError(client.name, "garbage", "/v1/models lists no models")
+    own = [each for each in entries if isinstance(each, dict) and each.get("id") == model]
+    if not own:
+        names = ", ".join(sorted(str(each.get("id")) for each in entries if isinstance(each, dict))) or "none"
+        raise ServerError(client.name, "other_model", f"it serves {names}, and not {model}")
+    text = await client.look("version")
+    version = UNKNOWN if text is None else str(_document(client, text, "/version").get("version", UNKNOWN))
+    length = own[0].get("max_model_len")
+    return Identity(
+        str(own[0].get("owned_by") or UNKNOWN),
+        version,
+        str(own[0].get("root") or UNKNOWN),
+        length if type(length) is int else None,
+    )
+
+
+def _document(client: Client, text: str | None, path: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(text or "")
+    except ValueError as error:
+        raise ServerError(client.name, "garbage", f"{path} is missing or no JSON") from error
+    if not isinstance(document, dict):
+        raise ServerError(client.name, "garbage", f"{path} is no object")
+    return document

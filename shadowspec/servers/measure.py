@@ -1,0 +1,362 @@
+"""Measuring a block through two servers of the same target: the in-process engine's interface, other machines' time.
+
+The arm drawn by hash goes first; the other begins when it has ended.  Connections, warm-up, parity and the pass that
+counts where answers do not say are outside the timed arms.  What a server does not say stays unknown: memory, and the
+target's logits, without which a divergence cannot be told from a near-tie nor sampled outputs be scored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from shadowspec.contracts import judge
+from shadowspec.errors import ServiceUnavailableError
+from shadowspec.outputs import first_divergence, is_repetition_loop
+from shadowspec.scoring import Scorer
+from shadowspec.servers.acceptance import Accepted, UncountableError, from_counters, from_steps
+from shadowspec.servers.arms import Outcome, concurrencies, run_arm, timing
+from shadowspec.servers.client import Client, open_client, trust
+from shadowspec.servers.counters import scrape
+from shadowspec.servers.faults import ServerError
+from shadowspec.servers.identity import Identity, identify
+from shadowspec.servers.probing import CountsSource, counts_source, probe_both, remarks
+from shadowspec.servers.request import ServerRequest
+from shadowspec.servers.settings import ServerSettings
+from shadowspec.servers.stream import Completion
+from shadowspec.types import (
+    Arm,
+    Block,
+    BlockResult,
+    Contract,
+    FingerprintedConfig,
+    Parity,
+    Run,
+    RunFlags,
+    SamplingRegime,
+    ServedRun,
+    ShadowPrompt,
+    SpeculationConfig,
+    Validity,
+)
+
+log = logging.getLogger(__name__)
+
+WARM_TOKENS: Final = 8
+COUNTING_TRIES: Final = 3  # of a request whose window another one fell into
+SETTLING_S: Final = 2.0  # that counters may lag behind an answer
+LOOK_AGAIN_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Arms:
+    """Both arms' answers, in the order of the block's requests."""
+
+    baseline: tuple[Outcome, ...]
+    speculative: tuple[Outcome, ...]
+
+
+class ServerEngine:
+    """Measures the blocks of one endpoint through two servers."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        config: FingerprintedConfig,
+        identities: Mapping[Arm, Identity],
+        source: CountsSource,
+        *,
+        seed: int = 0,
+        warmup_blocks: int = 2,
+        scorer: Scorer | None = None,
+    ) -> None:
+        """`identities` are the servers that the config's fingerprint names; a block is measured on no others."""
+        self._settings, self._config, self._identities, self._source = settings, config, dict(identities), source
+        self._seed, self._warmup_blocks, self._scorer = seed, warmup_blocks, scorer or Scorer()
+        self._context = trust(settings.ca_file)
+        self._warm: set[tuple[int, int]] = set()  # slots, requests
+
+    @property
+    def configs(self) -> tuple[FingerprintedConfig, ...]:
+        """What every block is measured with."""
+        return (self._config,)
+
+    def measure(self, block: Block) -> BlockResult:
+        """Send the block's requests, fillers along with them, to both servers.
+
+        Raises:
+            ServiceUnavailableError: a server is away, or is not the one that it was.
+        """
+        return asyncio.run(self._measure(block))
+
+    async def _measure(self, block: Block) -> BlockResult:
+        requests = [self._request(prompt) for prompt in (*block.requests, *block.fillers)]
+        slots = min(block.concurrency, len(requests))
+        async with AsyncExitStack() as stack:
+            clients = {
+                arm: await stack.enter_async_context(open_client(arm, url, self._settings, self._context, slots))
+                for arm, url in (
+                    (Arm.BASELINE, self._settings.baseline_url),
+                    (Arm.SPECULATIVE, self._settings.speculative_url),
+                )
+            }
+            for arm, client in clients.items():
+                await self._await_server(arm, client)
+            await self._warm_up(clients, requests, slots)
+            started_at = datetime.now(UTC)
+            second = Arm.SPECULATIVE if block.first_arm is Arm.BASELINE else Arm.BASELINE
+            outcomes = {}
+            for arm in (block.first_arm, second):
+                outcomes[arm] = await run_arm(clients[arm], requests, slots, _salt())
+            arms = _Arms(outcomes[Arm.BASELINE], outcomes[Arm.SPECULATIVE])
+            own = range(len(block.requests))
+            accepted = {i: await self._accepted(clients[Arm.SPECULATIVE], requests[i], arms, i) for i in own}
+            parities = {i: await self._parity(clients[Arm.BASELINE], requests[i], arms, i) for i in own}
+        runs = self._runs(block, arms, accepted, parities)
+        failed = sorted({run.failure for run in runs if run.failure is not None})
+        if failed:
+            log.warning("block %s: requests failed: %s", block.block_id, ", ".join(failed))
+        return BlockResult(block, started_at, runs, memory={})
+
+    def _request(self, prompt: ShadowPrompt) -> ServerRequest:
+        """Both arms draw from the same seed: the request's own, or one made of its key."""
+        contract, seed = prompt.contract, prompt.sampling.seed
+        is_marked = contract is not None and (contract.kind is Contract.TOOL_CALL or bool(contract.tools))
+        if seed is None:
+            digest = hashlib.sha256(f"{self._seed}\0{prompt.key}".encode()).digest()
+            seed = int.from_bytes(digest[:8], "big") >> 1
+        return ServerRequest(prompt.prompt_token_ids, prompt.sampling, seed, is_marked)
+
+    async def _await_server(self, arm: Arm, client: Client) -> None:
+        """Wait until the server is there, but not for ever, and see that it is the one that it was."""
+        deadline, wait_s = time.monotonic() + self._settings.reachable_within_s, 0.5
+        while True:
+            try:
+                found = await identify(client, self._settings.model)
+                break
+            except ServerError as fault:
+                if not fault.is_retryable or time.monotonic() + wait_s > deadline:
+                    raise
+                log.warning("%s; waiting for it", fault)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2.0 * wait_s, 10.0)
+        known = self._identities[arm]
+        if found != known:
+            raise ServiceUnavailableError(
+                f"{client.name}: it was {known.name} and is now {found.name}, or serves other weights or another "
+                "length: its figures would be another config's; start again"
+            )
+
+    async def _warm_up(self, clients: Mapping[Arm, Client], requests: Sequence[ServerRequest], slots: int) -> None:
+        """Open all connections; then, once for blocks of this size, untimed blocks of the same prompts."""
+        for client in clients.values():
+            await asyncio.gather(*(identify(client, self._settings.model) for _ in range(slots)))
+        if (slots, len(requests)) in self._warm:
+            return
+        self._warm.add((slots, len(requests)))
+        short = [
+            replace(each, sampling=replace(each.sampling, max_tokens=min(WARM_TOKENS, each.sampling.max_tokens)))
+            for each in requests
+        ]
+        for _ in range(self._warmup_blocks):
+            for client in clients.values():
+                await run_arm(client, short, slots, _salt())
+
+    async def _accepted(self, client: Client, request: ServerRequest, arms: _Arms, index: int) -> Accepted | str:
+        """What was accepted of a request that both arms answered; else why that is not known."""
+        spec = arms.speculative[index]
+        if not isinstance(spec, Completion) or not isinstance(arms.baseline[index], Completion):
+            return "unanswered"
+        width, length = self._config.config.num_speculative_tokens, len(request.prompt_token_ids)
+        try:
+            if self._source is CountsSource.COUNTERS:
+                return await self._counted(client, request)
+            if spec.speculation is None:
+                return "no_acceptance"
+            return from_steps(spec.speculation, spec, length, width)
+        except UncountableError as error:
+            log.warning("%s: a request's acceptance is not known: %s", client.name, error)
+            return "uncountable"
+        except ServerError as fault:
+            return fault.code
+
+    async def _counted(self, client: Client, request: ServerRequest) -> Accepted:
+        """Send the request once more, alone, and read the server's counters before and after it."""
+        model, width = self._settings.model, self._config.config.num_speculative_tokens
+        refused: UncountableError | None = None
+        for _ in range(COUNTING_TRIES):
+            before = (await scrape(client, model)).counters
+            answer = await client.complete(request, _salt())
+            deadline = time.monotonic() + SETTLING_S
+            while True:
+                after = (await scrape(client, model)).counters
+                counted = after.since(before) if before is not None and after is not None else None
+                if counted is None:
+                    raise UncountableError("the server's counters are gone, or began anew")
+                if counted.num_finished or time.monotonic() > deadline:
+                    break
+                await asyncio.sleep(LOOK_AGAIN_S)
+            try:
+                return from_counters(counted, answer, len(request.prompt_token_ids), width)
+            except UncountableError as error:
+                refused = error
+        assert refused is not None
+        raise refused
+
+    async def _parity(self, client: Client, request: ServerRequest, arms: _Arms, index: int) -> Parity | None:
+        """Where greedy answers part, and whether the baseline alone parts from itself; None where nothing is known.
+
+        How far from a tie the target was where they part, and the score of sampled outputs, no server says.
+        """
+        base, spec = arms.baseline[index], arms.speculative[index]
+        if not isinstance(base, Completion) or not isinstance(spec, Completion):
+            return None
+        if base.token_ids is None or spec.token_ids is None:
+            return None
+        if request.sampling.regime is not SamplingRegime.GREEDY:
+            return Parity()
+        position = first_divergence(base.token_ids, spec.token_ids)
+        if position is None:
+            return Parity()
+        try:
+            alone = await client.complete(request, _salt())
+        except ServerError:
+            return Parity(first_divergence=position)
+        return Parity(first_divergence=position, rerun_differs=alone.token_ids != base.token_ids)
+
+    def _runs(
+        self, block: Block, arms: _Arms, accepted: Mapping[int, Accepted | str], parities: Mapping[int, Parity | None]
+    ) -> tuple[Run, ...]:
+        """One run per own request; fillers are dropped here, and so are texts."""
+        loads = [concurrencies(own) for own in (arms.baseline, arms.speculative)]
+        runs = []
+        for index, prompt in enumerate(block.requests):
+            base, spec, known = arms.baseline[index], arms.speculative[index], accepted[index]
+            failure = _failure(base, spec, known)
+            if failure is not None or isinstance(base, ServerError) or isinstance(spec, ServerError):
+                runs.append(Run(prompt.key, self._config.fingerprint, block.block_id, failure=failure))
+                continue
+            assert isinstance(known, Accepted), "a run without a failure has its counts"
+            tells_queue = base.queue_ms is not None and spec.queue_ms is not None
+            flags = _flags(prompt, base, spec, known)
+            scores = self._scorer.paired([base.text], [spec.text])[0]
+            runs.append(
+                Run(
+                    key=prompt.key,
+                    fingerprint=self._config.fingerprint,
+                    block_id=block.block_id,
+                    counts=known.counts,
+                    baseline=timing(base, loads[0][index], tells_queue=tells_queue),
+                    speculative=timing(spec, loads[1][index], tells_queue=tells_queue),
+                    parity=parities[index],
+                    is_repetition_loop=is_repetition_loop(spec.token_ids or ()),
+                    finish_reason=spec.finish_reason,
+                    scores=scores | self._scorer.of_flags(flags),
+                    flags=flags,
+                    served=ServedRun(
+                        counts_source=self._source.value,
+                        baseline_cached_tokens=base.cached_tokens,
+                        speculative_cached_tokens=spec.cached_tokens,
+                        num_retries=base.num_attempts + spec.num_attempts - 2,
+                    ),
+                )
+            )
+        return tuple(runs)
+
+
+def connect(
+    settings: ServerSettings,
+    config: SpeculationConfig,
+    *,
+    requests_per_slot: int = 1,
+    seed: int = 0,
+    warmup_blocks: int = 2,
+    scorer: Scorer | None = None,
+) -> ServerEngine:
+    """An engine on two servers that were looked at and fit the config.
+
+    Raises:
+        ServerError: one of them gives no usable answer.
+        ModelError: they do not fit; the message says what is missing.
+        ConfigError: the key's variable is not set, or the file of certificates cannot be read.
+    """
+    baseline, speculative = probe_both(settings)
+    source = counts_source(config, baseline, speculative)
+    for remark in remarks(baseline, speculative):
+        log.warning("candidate %r: %s", config.name, remark)
+    identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
+    known = fingerprinted(config, settings, identities, source, requests_per_slot)
+    return ServerEngine(settings, known, identities, source, seed=seed, warmup_blocks=warmup_blocks, scorer=scorer)
+
+
+def fingerprinted(
+    config: SpeculationConfig,
+    settings: ServerSettings,
+    identities: Mapping[Arm, Identity],
+    source: CountsSource,
+    requests_per_slot: int,
+) -> FingerprintedConfig:
+    """The config with everything known of the servers that its figures depend on; where they stand is no part of it.
+
+    Of a server's weights no digest is known: what it took them from stands for them, and the draft's name in the
+    configuration for the draft's.
+    """
+    own, other = identities[Arm.BASELINE], identities[Arm.SPECULATIVE]
+    details = {
+        "served_model": settings.model,
+        "target_root": other.root,
+        "baseline_root": own.root,
+        "draft": config.draft or "",
+        "baseline_engine": own.name,
+        "max_model_len": f"{own.max_model_len}, {other.max_model_len}",
+        "counts_source": source.value,
+        "requests_per_slot": str(requests_per_slot),
+    }
+    settings_of = {name: value for name, value in asdict(config).items() if name not in ("name", "target", "draft")}
+    identity = settings_of | {
+        "details": details,
+        "engine": other.name,
+        "device": settings.device,
+        "dtype": settings.dtype,
+    }
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return FingerprintedConfig(config, other.name, settings.device, settings.dtype, details, digest)
+
+
+def _failure(base: Outcome, spec: Outcome, known: Accepted | str) -> str | None:
+    """The short code of what failed first, with its arm; None where nothing did."""
+    if isinstance(base, ServerError):
+        return f"{Arm.BASELINE}_{base.code}"
+    word = spec.code if isinstance(spec, ServerError) else known
+    return f"{Arm.SPECULATIVE}_{word}" if isinstance(word, str) else None
+
+
+def _flags(prompt: ShadowPrompt, base: Completion, spec: Completion, known: Accepted) -> RunFlags:
+    contract = prompt.contract
+
+    def validity(answer: Completion) -> Validity | None:
+        return None if contract is None else judge(contract, answer.text, answer.finish_reason)
+
+    own, other = validity(base), validity(spec)
+    applies = own is not None or other is not None
+    return RunFlags(
+        is_early_rejection=known.is_early_rejection,
+        contract=contract.kind if contract is not None and applies else None,
+        baseline_validity=own,
+        speculative_validity=other,
+        intervention=prompt.intervention,
+    )
+
+
+def _salt() -> str:
+    """Another one each time: a block that is measured again must not find its prompts in a server's cache."""
+    return secrets.token_hex(16)

@@ -1,0 +1,151 @@
+"""What two servers say of themselves and do with one tiny request, and whether a pair of them can be measured."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from shadowspec.errors import ConfigError, ModelError
+from shadowspec.servers.client import Client, open_client, trust
+from shadowspec.servers.counters import scrape
+from shadowspec.servers.identity import Identity, identify
+from shadowspec.servers.request import ServerRequest
+from shadowspec.servers.settings import ServerSettings
+from shadowspec.types import SamplingParameters, SpeculationConfig
+
+LOOKUPS: Final = ("ngram", "suffix")  # what may have nothing to propose in a step
+TINY: Final = ServerRequest((5, 6, 7, 8) * 4, SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True), 0)
+DETAILED: Final = "--per-request-spec-decode-metrics detailed"
+
+
+class CountsSource(StrEnum):
+    """Where the accepted tokens of a request come from."""
+
+    RESPONSE = "response"  # vLLM's metrics.speculative_decoding, of the very request that was timed
+    COUNTERS = "counters"  # the server's counters around the same request, sent once more, alone and untimed
+
+    @property
+    def meaning(self) -> str:
+        return "each answer" if self is CountsSource.RESPONSE else "the server's counters, in a pass of its own"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What one server showed.  `num_speculative_tokens`: 0 where it does not speculate, None where it does not say."""
+
+    identity: Identity
+    num_speculative_tokens: int | None
+    counts_by_request: bool  # each answer says step by step what was accepted
+    has_counters: bool
+    has_metrics: bool
+    returns_token_ids: bool
+    tells_queue: bool
+    tells_cached: bool
+
+
+async def probe(client: Client, model: str) -> Probe:
+    """Look at a server and ask it one tiny request.
+
+    Raises:
+        ServerError: it cannot be reached, does not serve the model, or gives no usable answer.
+    """
+    identity = await identify(client, model)
+    found = await scrape(client, model)
+    answer = await client.complete(TINY, "probe")
+    own = answer.speculation or {}
+    said = own.get("num_spec_tokens")
+    number: int | None = None
+    if type(said) is int:
+        number = said
+    elif found.counters is not None:
+        number = len(found.counters.num_accepted_tokens_per_pos)
+    elif found.is_known:
+        number = 0  # a vLLM that speculates has those counters from its start
+    return Probe(
+        identity,
+        number,
+        counts_by_request=bool(number) and bool(own) and ("per_step_accepted" in own or not own.get("num_spec_steps")),
+        has_counters=found.counters is not None,
+        has_metrics=found.is_known,
+        returns_token_ids=answer.token_ids is not None,
+        tells_queue=answer.queue_ms is not None,
+        tells_cached=answer.cached_tokens is not None,
+    )
+
+
+def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
+    """The baseline and the speculative server, one after the other.
+
+    Raises:
+        ServerError: one of them gives no usable answer.
+        ConfigError: the key's variable is not set, or the file of certificates cannot be read.
+    """
+
+    async def look() -> tuple[Probe, Probe]:
+        context = trust(settings.ca_file)
+        async with (
+            open_client("baseline", settings.baseline_url, settings, context, 1) as baseline,
+            open_client("speculative", settings.speculative_url, settings, context, 1) as speculative,
+        ):
+            return await probe(baseline, settings.model), await probe(speculative, settings.model)
+
+    return asyncio.run(look())
+
+
+def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe) -> CountsSource:
+    """Where acceptance is read, once the pair fits the config.
+
+    Raises:
+        ModelError: it cannot be measured with these servers; the message says what is missing.
+    """
+    wanted, found = config.num_speculative_tokens, speculative.num_speculative_tokens
+    where = f"candidate {config.name!r}"
+    if baseline.num_speculative_tokens:
+        raise ModelError(f"{where}: the baseline server speculates ({baseline.num_speculative_tokens} tokens)")
+    if not found:
+        word = "does not speculate" if found == 0 else "does not say that it speculates"
+        raise ModelError(f"{where}: the speculative server {word}; start vLLM with --speculative-config")
+    if found != wanted:
+        raise ModelError(f"{where}: num_speculative_tokens is {wanted}, and the speculative server drafts {found}")
+    if speculative.counts_by_request:
+        return CountsSource.RESPONSE
+    if speculative.has_counters and speculative.returns_token_ids and config.proposer not in LOOKUPS:
+        return CountsSource.COUNTERS
+    raise ModelError(f"{where}: the speculative server does not say what it accepted; start vLLM with {DETAILED}")
+
+
+def require_length(where: str, wanted: int, *probes: Probe) -> None:
+    """Raise ConfigError where a server takes fewer tokens than requests may have: it would refuse the longer ones."""
+    least = min((own.identity.max_model_len or wanted for own in probes), default=wanted)
+    if least < wanted:
+        raise ConfigError(
+            f"{where}: a server takes {least} tokens of prompt and output, and the target {wanted}: set "
+            f"max_model_len = {least}, so that longer requests are told apart beforehand"
+        )
+
+
+def remarks(baseline: Probe, speculative: Probe) -> list[str]:
+    """What keeps a pair from being the best it could be, though it can be measured."""
+    own, other = baseline.identity, speculative.identity
+    found = []
+    if own.name != other.name:
+        found.append(f"the servers differ in more than speculation: {own.name}, {other.name}")
+    if own.root != other.root:
+        found.append("the servers took their weights from different places")
+    if own.max_model_len != other.max_model_len:
+        found.append(f"the servers differ in max_model_len: {own.max_model_len}, {other.max_model_len}")
+    if baseline.num_speculative_tokens is None:
+        found.append("the baseline server does not say whether it speculates")
+    if not speculative.counts_by_request:
+        found.append(f"acceptance takes a second, untimed pass, which {DETAILED} would save")
+    if not speculative.has_metrics:
+        found.append("the speculative server shows no /metrics of vLLM's")
+    if not (baseline.returns_token_ids and speculative.returns_token_ids):
+        found.append("no token ids are returned: parity stays unknown")
+    if not (baseline.tells_queue and speculative.tells_queue):
+        found.append("queue times are not told apart (--enable-per-request-metrics)")
+    if not (baseline.tells_cached and speculative.tells_cached):
+        found.append("cached tokens are not told (--enable-prompt-tokens-details)")
+    return found

@@ -1,0 +1,56 @@
+"""One request as a server is sent it: token ids in, token ids out, every sampling parameter spelled out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from shadowspec.types import SamplingParameters
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRequest:
+    """What is asked of both servers.
+
+    `keeps_special_tokens`: the text is wanted with them, as some models mark tool calls by them.
+    """
+
+    prompt_token_ids: tuple[int, ...] = field(repr=False)
+    sampling: SamplingParameters
+    seed: int  # int64: what vLLM takes
+    keeps_special_tokens: bool = False
+
+
+def body_of(request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
+    """The body of /v1/completions, streamed.
+
+    A parameter that is left out would be the server's to choose (its generation_config), so that none is.  `salt` keeps
+    a prompt apart from every other one in the server's prefix cache; servers that know no `cache_salt` ignore it.
+    """
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": list(request.prompt_token_ids),
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "min_tokens": sampling.min_tokens,
+        "ignore_eos": sampling.ignore_eos,
+        "seed": request.seed,
+        "n": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "skip_special_tokens": not request.keeps_special_tokens,
+        "cache_salt": salt,
+    }
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        body["stop_token_ids"] = list(sampling.stop_token_ids)
+    return body

@@ -1,0 +1,181 @@
+"""A streamed answer taken together: server-sent events in, one completion out.
+
+Times are those of this process's clock when the bytes of an event arrived.  An answer counts only when it is whole: it
+said why it ended, what it used, and nothing in it contradicts what was asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from shadowspec.servers.faults import ServerError
+from shadowspec.servers.request import ServerRequest
+
+MAX_LINE_BYTES: Final = 16 * 1024 * 1024  # an event of tens of thousands of token ids is far smaller
+DONE: Final = "[DONE]"
+FINISHED: Final = ("stop", "length")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One request's whole answer.  Times are seconds of one clock."""
+
+    token_ids: tuple[int, ...] | None = field(repr=False)  # None: the server returns none
+    chunk_sizes: tuple[int, ...]  # tokens of each chunk; () where the server returns no ids
+    text: str = field(repr=False)
+    finish_reason: str
+    num_output_tokens: int
+    sent_s: float
+    first_token_s: float
+    last_token_s: float
+    cached_tokens: int | None = None  # of the prompt, from the server's prefix cache; None: it does not say
+    queue_ms: float | None = None  # in the server, by its own clock; None: it does not say
+    speculation: Mapping[str, Any] | None = None  # the server's own metrics of this request's drafts
+    num_attempts: int = 1
+    waited_s: float = 0.0  # for earlier attempts, which were thrown away
+
+
+class StreamedAnswer:
+    """Takes the events of one answer."""
+
+    def __init__(self, server: str, model: str, request: ServerRequest, sent_s: float) -> None:
+        self._server, self._model, self._request, self._sent_s = server, model, request, sent_s
+        self._ids: list[int] = []
+        self._sizes: list[int] = []
+        self._texts: list[str] = []
+        self._finish_reason: str | None = None
+        self._usage: Mapping[str, Any] | None = None
+        self._metrics: Mapping[str, Any] = {}
+        self._has_ids = True
+        self._first_s: float | None = None
+        self._last_s = sent_s
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a token has come."""
+        return self._first_s is not None
+
+    def take(self, data: str, now_s: float) -> bool:
+        """Take the data of one event; whether it brought tokens.
+
+        Raises:
+            ServerError: it is not what a server sends, or of another model.
+        """
+        try:
+            event = json.loads(data)
+        except ValueError as error:
+            raise self._fault("garbage", "an event is not JSON") from error
+        if not isinstance(event, dict):
+            raise self._fault("garbage", "an event is no object")
+        if failed := event.get("error"):
+            kind = failed.get("type") if isinstance(failed, dict) else None
+            word = kind if isinstance(kind, str) and kind.isidentifier() else "without a type"
+            raise self._fault("server_error", f"the answer ended in an error ({word})", is_retryable=True)
+        if (model := event.get("model")) is not None and model != self._model:
+            raise self._fault("other_model", "another model answered than was asked for")
+        if isinstance(usage := event.get("usage"), dict):
+            self._usage = usage
+        if isinstance(metrics := event.get("metrics"), dict):
+            self._metrics = metrics
+        choices = event.get("choices")
+        if not isinstance(choices, list) or len(choices) > 1:
+            raise self._fault("garbage", "an event has no list of at most one choice")
+        return bool(choices) and self._take_choice(choices[0], now_s)
+
+    def _take_choice(self, choice: Any, now_s: float) -> bool:
+        if not isinstance(choice, dict) or not isinstance(text := choice.get("text", ""), str):
+            raise self._fault("garbage", "a choice has no text")
+        ids = choice.get("token_ids")
+        if ids is None:
+            self._has_ids = self._has_ids and not text
+            ids = []
+        elif not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
+            raise self._fault("garbage", "token_ids are no token ids")
+        self._ids += ids
+        self._texts.append(text)
+        if len(self._ids) > self._request.sampling.max_tokens:
+            raise self._fault("garbage", "more tokens came than were asked for")
+        if (reason := choice.get("finish_reason")) is not None:
+            self._finish_reason = str(reason)
+        if not ids and not text:
+            return False
+        if ids:
+            self._sizes.append(len(ids))
+        self._first_s = now_s if self._first_s is None else self._first_s
+        self._last_s = now_s
+        return True
+
+    def completion(self) -> Completion:
+        """The whole answer.
+
+        Raises:
+            ServerError: something is missing, or contradicts what was asked or sent.
+        """
+        if self._finish_reason is None:
+            raise self._fault("cut_off", "the answer ended before it was finished", is_retryable=True)
+        if self._finish_reason not in FINISHED:
+            raise self._fault("unfinished", "the answer was ended by the server, neither by a stop nor at its length")
+        if self._first_s is None:
+            raise self._fault("no_tokens", "the answer has no token")
+        if self._usage is None:
+            raise self._fault("no_usage", "the answer does not say what it used (stream_options.include_usage)")
+        prompt_tokens, output_tokens = (self._usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
+        if prompt_tokens != len(self._request.prompt_token_ids):
+            raise self._fault("other_prompt", "the server counts another number of prompt tokens than were sent")
+        if type(output_tokens) is not int or (self._has_ids and output_tokens != len(self._ids)):
+            raise self._fault("miscounted", "the server counts another number of output tokens than it sent")
+        details = self._usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        queue_ms, speculation = (self._metrics.get(name) for name in ("queue_time_ms", "speculative_decoding"))
+        return Completion(
+            token_ids=tuple(self._ids) if self._has_ids else None,
+            chunk_sizes=tuple(self._sizes) if self._has_ids else (),
+            text="".join(self._texts),
+            finish_reason=self._finish_reason,
+            num_output_tokens=output_tokens,
+            sent_s=self._sent_s,
+            first_token_s=self._first_s,
+            last_token_s=self._last_s,
+            cached_tokens=cached if type(cached) is int else None,
+            queue_ms=float(queue_ms) if isinstance(queue_ms, int | float) and queue_ms >= 0 else None,
+            speculation=speculation if isinstance(speculation, dict) else None,
+        )
+
+    def _fault(self, code: str, message: str, *, is_retryable: bool = False) -> ServerError:
+        return ServerError(self._server, code, message, is_retryable=is_retryable)
+
+
+async def events(server: str, received: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """The data of each server-sent event of one line, from the bytes as they come.
+
+    Lines end at a line feed alone: texts hold other characters that Python takes for ends of lines.
+
+    Raises:
+        ServerError: what comes is no stream of events.
+    """
+    rest = b""
+    async for part in received:
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            raise ServerError(server, "garbage", "a line of the answer does not end")
+        for line in lines:
+            if (data := _data(server, line.rstrip(b"\r"))) is not None:
+                yield data
+    if rest.strip() and (data := _data(server, rest.rstrip(b"\r"))) is not None:
+        yield data
+
+
+def _data(server: str, line: bytes) -> str | None:
+    """The data of a line; None of one that separates, comments or names."""
+    name, colon, value = line.partition(b":")
+    if not line or (colon and name in (b"", b"event", b"id", b"retry")):
+        return None
+    if not colon or name != b"data":
+        raise ServerError(server, "garbage", "the answer is no stream of events")
+    try:
+        return value.strip().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ServerError(server, "garbage", "an event is not UTF-8") from error

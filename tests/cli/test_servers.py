@@ -1,0 +1,194 @@
+"""`run` and `doctor` where an endpoint is measured through two servers."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shadowspec.cli.serving import ConfiguredEngines
+from shadowspec.config import load_config
+from shadowspec.store import Store
+from shadowspec.types import Arm, Block
+from shadowspec.worker.engine_process import EngineProcess
+from shadowspec.worker.messages import Event, Failed, Measured, Ready
+from tests.cli.conftest import Workspace, record, write_traffic
+from tests.servers.fake_server import FakeServer, running, silent, well
+from tests.servers.test_measure import prompt
+
+SERVERS = """
+[endpoints.letters.servers]
+baseline_url = "{baseline}"
+speculative_url = "{speculative}"
+device = "a fake"
+dtype = "float32"
+first_token_timeout_s = 0.5
+token_timeout_s = 0.5
+max_attempts = 2
+reachable_within_s = 0.0
+max_model_len = {length}
+"""
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
+    own = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
+    with running(*own):
+        yield own
+
+
+@pytest.fixture
+def served(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> Workspace:
+    """The endpoint of the workspace, measured through servers."""
+    path = workspace.folder / "shadowspec.toml"
+    workspace.replace_in_config("loads =", 'engine = "openai"\nrequests_per_slot = 2\nloads =')
+    workspace.replace_in_config("[gate]", "[engine]\nwarmup_blocks = 0\n\n[gate]")
+    tables = SERVERS.format(baseline=servers[0].url, speculative=servers[1].url, length=64)
+    path.write_text(path.read_text(encoding="utf-8") + tables, encoding="utf-8")
+    assert workspace.run("db", "upgrade").code == 0
+    return workspace
+
+
+def measured(workspace: Workspace, *numbers: int) -> Any:
+    traffic = write_traffic(workspace.folder / "traffic.jsonl", [record(number) for number in numbers])
+    return workspace.run("run", str(traffic), "--json")
+
+
+def test_traffic_is_measured_and_says_by_which_engine(
+    served: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    done = measured(served, *range(6))
+    assert done.code == 0, done.err
+    assert done.document["requests_measured"] == 6
+    with Store.open(f"sqlite:///{served.folder}/shadow.db") as store:
+        runs = store.runs("letters")
+        configs = store.fingerprints()
+    assert [run.failure for run in runs] == [None] * 6
+    assert {run.served.counts_source for run in runs if run.served is not None} == {"response"}
+    (config,) = configs.values()
+    assert (config.engine, config.device, config.config.backend) == ("vllm/0.32.0", "a fake", "openai")
+    gated = served.run("gate", "--json")
+    assert gated.code == 0, gated.err
+    assert {each["verdict"] for each in gated.document["decisions"]} == {"HOLD"}
+    assert "abcdefgh" not in done.err + done.out
+    reported = served.run("report", "--format", "json")
+    assert reported.code == 0, reported.err
+    (shown,) = reported.document["speculation_configs"]
+    assert (shown["engine"], shown["details"]["counts_source"]) == ("vllm/0.32.0", "response")
+    assert served.run("report", "--out", "report.html").code == 0
+    assert "counts source response" in (served.folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_requests_that_fail_stand_in_the_funnel_with_their_reason(
+    served: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    servers[1].script.extend([well, silent(2)])  # the first is the look at the server
+    traffic = write_traffic(served.folder / "more.jsonl", [record(number) for number in (10, 11, 12)])
+    done = served.run("run", str(traffic), "--json")
+    assert done.code == 0, done.err
+    failed = [each for each in done.document["funnel"] if each["counter"] == "failed"]
+    assert [(each["reason"], each["num_records"]) for each in failed] == [("speculative_token_timeout", 1)]
+
+
+def test_servers_that_are_away_end_the_run_with_the_code_of_a_service(
+    served: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    with running(gone := FakeServer()):
+        pass
+    served.replace_in_config(servers[1].url, gone.url)
+    done = measured(served, 0)
+    assert done.code == 5
+    assert "speculative server 127.0.0.1" in done.err
+
+
+def events_of(process: EngineProcess) -> list[Event]:
+    """What the process says next."""
+    deadline = time.monotonic() + 60.0
+    while not (found := process.poll()) and time.monotonic() < deadline:
+        select.select([process], [], [], 0.1)
+    return found
+
+
+def test_a_workers_process_measures_through_servers_and_ends_when_they_are_gone(
+    served: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    """An ended process is the supervisor's to start anew; nothing is counted against the draft."""
+    config = load_config(served.folder / "shadowspec.toml")
+    prompts = tuple(prompt(line) for line in range(4))
+    block = Block("b" * 64, 0, "letters", "", 2, prompts, (), Arm.BASELINE, 2)
+    process = EngineProcess(ConfiguredEngines(config, "cpu"))
+    process.start()
+    try:
+        (ready,) = events_of(process)
+        assert isinstance(ready, Ready)
+        process.submit(block)
+        (measured_block,) = events_of(process)
+        assert isinstance(measured_block, Measured)
+        assert [run.fingerprint for run in measured_block.result.runs] == [ready.fingerprints[0].fingerprint] * 4
+        servers[1].version = "0.33.0"
+        process.submit(block)
+        failed = events_of(process)[0]
+        assert isinstance(failed, Failed)
+        assert failed.error == "ServiceUnavailableError"
+    finally:
+        process.stop(5.0)
+
+
+def checks(workspace: Workspace) -> dict[str, tuple[bool, str]]:
+    found = workspace.run("doctor", "--json").document["checks"]
+    return {each["check"]: (each["ok"], each["found"]) for each in found}
+
+
+def test_doctor_says_what_both_servers_are(served: Workspace) -> None:
+    found = checks(served)
+    assert found["servers letters"] == (
+        True,
+        "m on vllm/0.32.0, and with 3 speculative tokens on vllm/0.32.0; acceptance from each answer",
+    )
+    assert found["models"] == (True, "no endpoint is measured in this process")
+
+
+@pytest.mark.parametrize(
+    ("arm", "changes", "is_ok", "says"),
+    [
+        (0, {"num_speculative_tokens": 2}, False, "the baseline server speculates (2 tokens)"),
+        (1, {"num_speculative_tokens": 0}, False, "does not speculate; start vLLM with --speculative-config"),
+        (1, {"num_speculative_tokens": 4}, False, "is 3, and the speculative server drafts 4"),
+        (1, {"model": "n"}, False, "it serves n, and not m"),
+        (1, {"level": "none", "returns_token_ids": False}, False, "--per-request-spec-decode-metrics detailed"),
+        (1, {"redirect": "http://elsewhere.example/x"}, False, "it points to elsewhere.example"),
+        (0, {"key": "wanted"}, False, "HTTP 401"),
+        (1, {"level": "none"}, True, "acceptance takes a second, untimed pass"),
+        (1, {"version": "0.33.0"}, True, "the servers differ in more than speculation"),
+        (0, {"tells_queue": False}, True, "--enable-per-request-metrics"),
+        (0, {"tells_cached": False}, True, "--enable-prompt-tokens-details"),
+        (0, {"has_metrics": False}, True, "does not say whether it speculates"),
+        (1, {"has_metrics": False}, True, "shows no /metrics"),
+        (0, {"returns_token_ids": False}, True, "parity stays unknown"),
+    ],
+)
+def test_doctor_says_what_is_missing(
+    served: Workspace,
+    servers: tuple[FakeServer, FakeServer],
+    arm: int,
+    changes: dict[str, Any],
+    is_ok: bool,
+    says: str,
+) -> None:
+    for name, value in changes.items():
+        setattr(servers[arm], name, value)
+    found = checks(served)["servers letters"]
+    assert found[0] is is_ok
+    assert says in found[1]
+
+
+def test_doctor_compares_lengths(served: Workspace, servers: tuple[FakeServer, FakeServer]) -> None:
+    servers[1].max_model_len = 32
+    assert checks(served)["servers letters"] == (
+        False,
+        "shadowspec.toml: endpoints.letters.servers: a server takes 32 tokens of prompt and output, and the target "
+        "64: set max_model_len = 32, so that longer requests are told apart beforehand",
+    )

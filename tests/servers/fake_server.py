@@ -1,0 +1,297 @@
+"""A server with an OpenAI API on a real socket, which answers as vLLM does, or as badly as it is told to.
+
+What it emits is a function of the prompt alone, so that two of them agree; one that speculates accepts as many tokens
+at each step as the step's place says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+STEP_S = 0.001
+Headers = dict[str, str]
+Behaviour = Callable[["FakeServer", dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class FakeServer:
+    """`script` holds what becomes of the next completions; when it is empty they are answered well."""
+
+    num_speculative_tokens: int = 0
+    model: str = "m"
+    version: str = "0.32.0"
+    max_model_len: int = 1024
+    level: str = "detailed"  # of per-request metrics: "none", "summary", "detailed"
+    has_metrics: bool = True
+    tells_queue: bool = False
+    tells_cached: bool = False
+    returns_token_ids: bool = True
+    key: str | None = None  # the bearer token that is wanted
+    lost_token: int | None = None  # the output position at which this server's output is another one
+    step_s: float = STEP_S
+    redirect: str | None = None  # where everything points
+    script: deque[Behaviour] = field(default_factory=deque)
+    url: str = ""
+    bodies: list[dict[str, Any]] = field(default_factory=list)  # of completions, in the order in which they came
+    most_in_flight: int = 0
+    num_connections: int = 0
+    counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("drafts", "draft", "accepted", "done"), 0))
+    per_pos: list[int] = field(default_factory=list)
+    num_generated: int = 0
+    _in_flight: int = 0
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        self._writers.add(writer)
+        try:
+            while (head := await reader.readuntil(b"\r\n\r\n")) is not None:
+                first, *lines = head.decode().split("\r\n")
+                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+                content = await reader.readexactly(int(headers.get("content-length", "0")))
+                method, path, _ = first.split(" ")
+                if self.redirect is not None:
+                    location = f"location: {self.redirect}?secret=1\r\n"
+                    await respond(writer, 307, "", location)
+                elif self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
+                    await respond(writer, 401, "{}")
+                elif method == "POST":
+                    await self._complete(json.loads(content), writer)
+                else:
+                    await self._look(path, writer)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the client has gone, or the server is stopped
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    def kill(self) -> None:
+        """Cut every connection, in the middle of whatever it carries."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def _look(self, path: str, writer: asyncio.StreamWriter) -> None:
+        if path == "/v1/models":
+            entry = {"id": self.model, "owned_by": "vllm", "root": "/models/t", "max_model_len": self.max_model_len}
+            await respond(writer, 200, json.dumps({"object": "list", "data": [entry]}))
+        elif path == "/version":
+            await respond(writer, 200, json.dumps({"version": self.version}))
+        elif path == "/metrics" and self.has_metrics:
+            await respond(writer, 200, self._metrics())
+        else:
+            await respond(writer, 404, "{}")
+
+    def _metrics(self) -> str:
+        own = f'engine="0",model_name="{self.model}"'
+        lines = ["# TYPE vllm:request_success_total counter"]
+        lines.append(f'vllm:request_success_total{{{own},finished_reason="stop"}} {self.counters["done"]}.0')
+        lines += [
+            "# TYPE vllm:generation_tokens_total counter",
+            f"vllm:generation_tokens_total{{{own}}} {self.num_generated}",
+        ]
+        if self.num_speculative_tokens:
+            for name, key in (
+                ("num_drafts", "drafts"),
+                ("num_draft_tokens", "draft"),
+                ("num_accepted_tokens", "accepted"),
+            ):
+                lines += [
+                    f"# TYPE vllm:spec_decode_{name}_total counter",
+                    f"vllm:spec_decode_{name}_total{{{own}}} {self.counters[key]}.0",
+                ]
+            name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+            lines.append(f"# TYPE {name} counter")
+            for position in range(self.num_speculative_tokens):
+                number = self.per_pos[position] if self.per_pos else 0
+                lines.append(f'{name}{{{own},position="{position}"}} {number}.0')
+        return "\n".join(lines) + "\n"
+
+    async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        self.bodies.append(body)
+        self._in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        try:
+            behave = self.script.popleft() if self.script else well
+            await behave(self, body, writer)
+        finally:
+            self._in_flight -= 1
+
+    def output(self, body: dict[str, Any]) -> list[int]:
+        tokens = [(sum(body["prompt"]) + 7 * place) % 50 + 3 for place in range(body["max_tokens"])]
+        if self.lost_token is not None and self.lost_token < len(tokens):
+            tokens[self.lost_token] += 100
+        return tokens
+
+    def chunks(self, body: dict[str, Any]) -> tuple[list[list[int]], dict[str, Any] | None]:
+        """The tokens of each step, and what the answer says of its drafts."""
+        tokens, width = self.output(body), self.num_speculative_tokens
+        parts, accepted, place = [tokens[:1]], [], 1
+        while place < len(tokens):
+            number = (len(accepted) + len(body["prompt"])) % (width + 1)
+            if width:
+                accepted.append(number)
+            parts.append(tokens[place : place + number + 1])
+            place += number + 1
+        histogram = [accepted.count(number) for number in range(width + 1)]
+        said: dict[str, Any] = {
+            "num_spec_tokens": width,
+            "num_spec_steps": len(accepted),
+            "num_draft_tokens": width * len(accepted),
+            "num_accepted_draft_tokens": sum(accepted),
+            "acceptance_histogram": histogram,
+        }
+        if self.level == "detailed" and accepted:
+            said |= {"per_step_accepted": accepted, "per_step_drafted": [width] * len(accepted)}
+        self.per_pos = self.per_pos or [0] * width
+        self.per_pos = [own + sum(histogram[place + 1 :]) for place, own in enumerate(self.per_pos)]
+        for name, number in (("drafts", len(accepted)), ("draft", width * len(accepted)), ("accepted", sum(accepted))):
+            self.counters[name] += number
+        self.counters["done"] += 1
+        self.num_generated += len(tokens)
+        return parts, said if width and self.level != "none" else None
+
+    def events(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Every event of a good answer, the last of them what it used."""
+        parts, said = self.chunks(body)
+        events = []
+        for place, part in enumerate(parts):
+            choice: dict[str, Any] = {"index": 0, "text": "".join(chr(97 + each % 26) for each in part)}
+            if self.returns_token_ids:
+                choice["token_ids"] = part
+            choice["finish_reason"] = "length" if place == len(parts) - 1 else None
+            events.append({"model": self.model, "choices": [choice]})
+        usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"]), "completion_tokens": sum(map(len, parts))}
+        if self.tells_cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": 0}
+        metrics: dict[str, Any] = {"queue_time_ms": 0.25} if self.tells_queue else {}
+        metrics |= {} if said is None else {"speculative_decoding": said}
+        return [*events, {"model": self.model, "choices": [], "usage": usage, "metrics": metrics}]
+
+
+async def respond(writer: asyncio.StreamWriter, status: int, body: str, headers: str = "") -> None:
+    content = body.encode()
+    writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(content)}\r\n{headers}\r\n".encode() + content)
+    await writer.drain()
+
+
+def begin(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+
+
+async def send(writer: asyncio.StreamWriter, text: str) -> None:
+    content = text.encode()
+    writer.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
+    await writer.drain()
+
+
+async def send_event(writer: asyncio.StreamWriter, event: Any) -> None:
+    await send(writer, f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n")
+
+
+async def end(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"0\r\n\r\n")
+    await writer.drain()
+
+
+def after(change: Callable[[list[Any]], list[Any]], *, is_ended: bool = True) -> Behaviour:
+    """An answer whose events are changed, [DONE] among them."""
+
+    async def behave(server: FakeServer, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        begin(writer)
+        for event in change([*server.events(body), "[DONE]"]):
+            await asyncio.sleep(server.step_s)
+            await send_event(writer, event)
+        if is_ended:
+            await end(writer)
+
+    return behave
+
+
+well = after(list)
+
+
+def status(code: int, headers: str = "") -> Behaviour:
+    async def behave(_: FakeServer, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        await respond(writer, code, '{"error": {"message": "the prompt was: hush"}}', headers)
+
+    return behave
+
+
+def raw(content: bytes) -> Behaviour:
+    """These bytes, and the end of the connection."""
+
+    async def behave(_: FakeServer, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(content)
+        await writer.drain()
+        writer.close()
+
+    return behave
+
+
+def killed(num_events: int) -> Behaviour:
+    """So many events, then every connection of the server is cut."""
+
+    async def behave(server: FakeServer, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        begin(writer)
+        for event in server.events(body)[:num_events]:
+            await send_event(writer, event)
+        server.kill()
+
+    return behave
+
+
+def silent(num_events: int, comment_s: float | None = None) -> Behaviour:
+    """So many events, then none, though the connection stays; with comments meanwhile where a time is given."""
+
+    async def behave(server: FakeServer, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        begin(writer)
+        for event in server.events(body)[:num_events]:
+            await send_event(writer, event)
+        while not writer.is_closing():
+            await asyncio.sleep(comment_s or 0.02)
+            if comment_s is not None:
+                await send(writer, ": alive\n\n")
+            elif writer.transport.is_closing():
+                break
+
+    return behave
+
+
+@contextmanager
+def running(*servers: FakeServer, tls: ssl.SSLContext | None = None) -> Iterator[None]:
+    """The servers on ports of their own, in a thread, as long as the block lasts."""
+    loop = asyncio.new_event_loop()
+    listening: list[asyncio.Server] = []
+
+    async def start() -> None:
+        for server in servers:
+            own = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+            server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{own.sockets[0].getsockname()[1]}/"
+            listening.append(own)
+
+    async def stop() -> None:
+        for own in listening:
+            own.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    try:
+        yield
+    finally:
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()

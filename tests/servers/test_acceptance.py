@@ -1,0 +1,174 @@
+"""Servers count before the cut: their figures made ours, against the loop's own counting of the same steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowspec import metrics
+from shadowspec.engine.batch import Request, Row
+from shadowspec.servers.acceptance import UncountableError, from_counters, from_steps
+from shadowspec.servers.counters import Counters, parse
+from shadowspec.servers.stream import Completion
+from shadowspec.types import SamplingParameters, SpeculationCounts
+
+WIDTH = 4
+Steps = list[tuple[int, int]]  # drafted and accepted of each; 0 drafted: a plain step
+
+
+def loop(steps: Steps, max_tokens: int) -> tuple[SpeculationCounts, Completion, Steps, bool | None]:
+    """The steps through the in-process engine's own row, until it ends; what a server would have sent and said."""
+    most = min(max_tokens, 1 + sum(accepted + 1 for _, accepted in steps))
+    row = Row(Request((1, 2, 3), SamplingParameters(max_tokens=most), 0), WIDTH, frozenset(), None)
+    sizes = [row.emit([7])]
+    taken: Steps = []
+    for drafted, accepted in steps:
+        if row.finish_reason is not None:
+            break
+        sizes.append(row.emit([7] * (accepted + 1)))
+        row.note_step(drafted, accepted, sizes[-1])
+        taken.append((drafted, accepted))
+    answer = Completion(tuple(row.output), tuple(sizes), "", "length", len(row.output), 0.0, 1.0, 2.0)
+    return row.counts(), answer, taken, row.was_rejected_early()
+
+
+def said(steps: Steps) -> dict[str, Any]:
+    own = [step for step in steps if step[0]]
+    return {
+        "num_spec_steps": len(own),
+        **({"per_step_drafted": [d for d, _ in own], "per_step_accepted": [a for _, a in own]} if own else {}),
+    }
+
+
+ALWAYS = st.lists(st.tuples(st.just(WIDTH), st.integers(0, WIDTH)), min_size=1, max_size=30)
+SOMETIMES = st.lists(
+    st.one_of(st.just((0, 0)), st.integers(1, WIDTH).flatmap(lambda d: st.tuples(st.just(d), st.integers(0, d)))),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(ALWAYS, st.integers(1, 60), st.booleans())
+def test_steps_that_all_had_drafts_count_as_the_loop_counts_them(steps: Steps, most: int, are_merged: bool) -> None:
+    """Wherever the output ends, and also where chunks of the stream came together or no ids came at all."""
+    expected, answer, taken, early = loop(steps, most)
+    if are_merged:
+        answer = Completion(answer.token_ids, (len(answer.token_ids or ()),), "", "length", answer.num_output_tokens,
+                            0.0, 1.0, 2.0)  # fmt: skip
+    found = from_steps(said(taken), answer, 3, WIDTH)
+    metrics.check_identities(found.counts)
+    assert found.counts == expected
+    assert found.is_early_rejection == early
+
+
+@given(SOMETIMES, st.integers(1, 60))
+def test_steps_without_drafts_are_seen_in_the_stream(steps: Steps, most: int) -> None:
+    """All but one figure is the loop's: whether a last single token was a plain step's nobody says."""
+    expected, answer, taken, early = loop(steps, most)
+    found = from_steps(said(taken), answer, 3, WIDTH)
+    metrics.check_identities(found.counts)
+    drafted = found.counts.num_draft_tokens - expected.num_draft_tokens
+    has_plain = any(of == 0 for of, _ in taken)
+    is_last_unsure = (
+        has_plain and bool(taken) and taken[-1][1] == 0 and taken[-1][0] > 1 and answer.chunk_sizes[-1] == 1
+    )
+    assert drafted == (taken[-1][0] - 1 if is_last_unsure else 0)
+    assert found.counts.num_cut_draft_tokens + drafted == expected.num_cut_draft_tokens
+    for name in ("num_drafts", "num_accepted_tokens", "acceptance_histogram", "num_plain_steps", "num_cut_steps",
+                 "num_cut_accepted_tokens", "num_accepted_tokens_per_pos", "num_output_tokens"):  # fmt: skip
+        assert getattr(found.counts, name) == getattr(expected, name), name
+    assert found.is_early_rejection == early
+
+
+def counted(steps: Steps, answer: Completion, **changes: int) -> Counters:
+    accepted = [took for _, took in steps]
+    per_pos = tuple(sum(took > place for took in accepted) for place in range(WIDTH))
+    values = {"num_finished": 1, "num_generated": answer.num_output_tokens, "num_draft_tokens": WIDTH * len(steps)}
+    return Counters(num_drafts=len(steps), num_accepted_tokens=sum(accepted), num_accepted_tokens_per_pos=per_pos,
+                    **values | changes)  # fmt: skip
+
+
+@given(ALWAYS, st.integers(1, 60))
+def test_counters_around_one_request_count_as_the_loop_does(steps: Steps, most: int) -> None:
+    expected, answer, taken, _ = loop(steps, most)
+    found = from_counters(counted(taken, answer), answer, 3, WIDTH)
+    assert found.counts == expected
+    assert found.is_early_rejection is None, "the order of the steps is not known"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_finished": 2}, "another request"),
+        ({"num_generated": 99}, "another request"),
+        ({"num_draft_tokens": 11}, "fewer tokens"),
+    ],
+)
+def test_a_window_that_another_request_fell_into_counts_nothing(changes: dict[str, int], says: str) -> None:
+    _, answer, taken, _ = loop([(WIDTH, 2)] * 3, 8)
+    with pytest.raises(UncountableError, match=says):
+        from_counters(counted(taken, answer, **changes), answer, 3, WIDTH)
+
+
+def test_chunks_that_came_together_leave_counters_uncertain() -> None:
+    _, answer, taken, _ = loop([(WIDTH, 2)] * 3, 8)
+    merged = Completion(answer.token_ids, (1, 7), "", "length", 8, 0.0, 1.0, 2.0)
+    with pytest.raises(UncountableError, match="came together"):
+        from_counters(counted(taken, answer), merged, 3, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ({"num_spec_steps": 2}, "not detailed"),
+        ({"num_spec_steps": 1, "per_step_accepted": [3], "per_step_drafted": [2]}, "more than it drafted"),
+        ({"num_spec_steps": 1, "per_step_accepted": [5], "per_step_drafted": [9]}, "more than was configured"),
+        ({"num_spec_steps": 1, "per_step_accepted": [0], "per_step_drafted": [4]}, "do not add up"),
+        ({"num_spec_steps": 1, "per_step_accepted": ["4"], "per_step_drafted": [4]}, "something else than counts"),
+        ({"num_spec_steps": 3, "per_step_accepted": [4, 4, 4], "per_step_drafted": [4, 4, 4]}, "do not add up"),
+    ],
+)
+def test_what_does_not_add_up_is_not_made_up(own: dict[str, Any], says: str) -> None:
+    _, answer, _, _ = loop([(WIDTH, 4), (WIDTH, 1)], 8)
+    with pytest.raises(UncountableError, match=says):
+        from_steps(own, answer, 3, WIDTH)
+
+
+PAGE = """\
+# TYPE vllm:request_success_total counter
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 3.0
+vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 4.0
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="another"} 50.0
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0",model_name="m"} 60.0
+vllm:generation_tokens_total{engine="1",model_name="m"} 1.0
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 10.0
+# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 20.0
+# TYPE vllm:spec_decode_num_accepted_tokens_total counter
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 9.0
+# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 3.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 6.0
+"""
+
+
+def test_counters_are_summed_over_engines_and_of_one_model() -> None:
+    found = parse(PAGE, "m")
+    assert found.counters == Counters(10, 20, 9, (6, 3), 7, 61)
+    plain = parse("".join(line + "\n" for line in PAGE.splitlines() if "spec_decode" not in line), "m")
+    assert (plain.is_known, plain.counters) == (True, None)
+    assert not parse("# TYPE sglang:x counter\nsglang:x_total 1\n", "m").is_known
+    with pytest.raises(ValueError, match="<html>"):
+        parse("<html>\n", "m")
+
+
+def test_a_server_that_began_anew_is_noticed() -> None:
+    earlier, later = Counters(10, 20, 9, (6, 3), 7, 61), Counters(12, 24, 10, (7, 3), 8, 70)
+    assert later.since(earlier) == Counters(2, 4, 1, (1, 0), 1, 9)
+    assert earlier.since(later) is None
+    assert Counters(12, 24, 10, (7, 3, 0), 8, 70).since(earlier) is None

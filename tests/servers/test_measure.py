@@ -1,0 +1,288 @@
+"""A block through two servers: one run per own request, arms one after the other, and what each fault leaves behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from shadowspec import metrics
+from shadowspec.errors import ModelError, ServiceUnavailableError
+from shadowspec.servers.measure import ServerEngine, connect
+from shadowspec.servers.probing import DETAILED
+from shadowspec.servers.settings import ServerSettings, Waits
+from shadowspec.types import Arm, Block, RecordKey, SamplingParameters, ShadowPrompt, SpeculationConfig, VerifyRule
+from tests.servers.fake_server import FakeServer, after, killed, running, silent, status
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+CONFIG = SpeculationConfig("draft", "t", "d", "draft_model", 3, VerifyRule.REJECTION, backend="openai")
+
+
+def prompt(line: int, temperature: float = 0.0) -> ShadowPrompt:
+    sampling = SamplingParameters(temperature=temperature, max_tokens=10 + line % 3, ignore_eos=True)
+    ids = tuple(range(2, 5 + line % 4))
+    return ShadowPrompt(RecordKey("f" * 64, 0, line), "e", NOON, {}, ids, sampling)
+
+
+def block(own: int, fillers: int = 0, *, load: int = 2, per_slot: int = 3, first: Arm = Arm.BASELINE) -> Block:
+    prompts = tuple(prompt(line) for line in range(own))
+    return Block("b" * 64, 0, "e", "", load, prompts, tuple(prompt(90) for _ in range(fillers)), first, per_slot)
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
+    own = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
+    with running(*own):
+        yield own
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shadowspec.servers.client.FIRST_RETRY_S", 0.01)
+
+
+def settings(servers: tuple[FakeServer, FakeServer], **changes: Any) -> ServerSettings:
+    waits = Waits(connect_s=1.0, first_token_s=0.5, token_s=0.3, total_s=3.0)
+    urls = servers[0].url, servers[1].url
+    own = ServerSettings(*urls, "m", "cpu", "float32", waits=waits, max_attempts=2, reachable_within_s=0.0)
+    return replace(own, **changes)
+
+
+def connected(servers: tuple[FakeServer, FakeServer], **changes: Any) -> ServerEngine:
+    engine = connect(settings(servers, **changes), CONFIG, requests_per_slot=3, warmup_blocks=0)
+    for server in servers:
+        server.bodies.clear()
+    return engine
+
+
+def test_every_own_request_has_a_run_with_counts_and_times(servers: tuple[FakeServer, FakeServer]) -> None:
+    engine = connected(servers)
+    result = engine.measure(block(5, fillers=1))
+    assert [run.key.offset for run in result.runs] == [0, 1, 2, 3, 4]
+    assert result.memory == {}, "no server says what it peaked at"
+    for run, own in zip(result.runs, result.block.requests, strict=True):
+        assert run.failure is None
+        assert run.fingerprint == engine.configs[0].fingerprint
+        assert run.counts is not None
+        metrics.check_identities(run.counts)
+        assert run.counts.num_output_tokens == own.sampling.max_tokens
+        assert run.counts.num_prompt_tokens == len(own.prompt_token_ids)
+        for timing in (run.baseline, run.speculative):
+            assert timing is not None
+            assert timing.queue_ms == 0.25
+            assert timing.prefill_ms > 0.0
+            assert timing.decode_ms > 0.0
+            assert 1.0 <= (timing.concurrency or 0.0) <= 2.0 + 1e-9
+        assert run.parity is not None
+        assert run.parity.first_divergence is None
+        assert run.served is not None
+        assert (run.served.counts_source, run.served.num_retries) == ("response", 0)
+        assert (run.served.baseline_cached_tokens, run.served.speculative_cached_tokens) == (0, 0)
+    assert [server.most_in_flight for server in servers] == [2, 2]
+    assert [len(server.bodies) for server in servers] == [6, 6]
+    salts = [body["cache_salt"] for server in servers for body in server.bodies]
+    assert len(set(salts)) == len(salts), "a prompt may be found in a server's prefix cache"
+    for base, spec in zip(*(server.bodies for server in servers), strict=True):
+        assert base | {"cache_salt": ""} == spec | {"cache_salt": ""}
+
+
+@pytest.mark.parametrize("first", list(Arm))
+def test_arms_run_one_after_the_other_in_the_order_drawn(
+    servers: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch, first: Arm
+) -> None:
+    from shadowspec.servers import measure
+
+    engine, order, run_arm = connected(servers), [], measure.run_arm
+
+    async def watched(client: Any, *args: Any) -> Any:
+        order.append(client.name.split()[0])
+        found = await run_arm(client, *args)
+        order.append("end")
+        return found
+
+    monkeypatch.setattr(measure, "run_arm", watched)
+    engine.measure(block(4, first=first))
+    second = Arm.SPECULATIVE if first is Arm.BASELINE else Arm.BASELINE
+    assert order == [first, "end", second, "end"]
+
+
+def test_blocks_of_a_new_size_are_warmed_up_once(servers: tuple[FakeServer, FakeServer]) -> None:
+    engine = connect(settings(servers), CONFIG, warmup_blocks=2)
+    for server in servers:
+        server.bodies.clear()
+    engine.measure(block(2))
+    assert [len(server.bodies) for server in servers] == [6, 6]
+    assert [body["max_tokens"] for body in servers[0].bodies] == [8] * 4 + [10, 11]
+    engine.measure(block(2))
+    assert len(servers[0].bodies) == 8
+
+
+def test_queue_time_of_one_arm_alone_is_taken_from_neither(servers: tuple[FakeServer, FakeServer]) -> None:
+    servers[0].tells_queue = False
+    run = connected(servers).measure(block(1)).runs[0]
+    assert run.baseline is not None
+    assert run.speculative is not None
+    assert (run.baseline.queue_ms, run.speculative.queue_ms) == (0.0, 0.0)
+
+
+def saying(**metrics: Any) -> Any:
+    """An answer that says this of its drafts."""
+    return after(lambda events: [each if each == "[DONE]" else each | {"metrics": metrics} for each in events])
+
+
+FAULTS = [  # in which arm, what its server does, the failure, and whether a request is sent once only
+    (0, killed(0), "baseline_unreachable", False),
+    (1, killed(3), "speculative_cut_off", False),
+    (1, status(500), "speculative_http_500", False),
+    (0, status(429), "baseline_http_429", False),
+    (1, silent(2), "speculative_token_timeout", True),
+    (0, silent(0), "baseline_first_token_timeout", True),
+    (1, after(lambda events: ["not json"]), "speculative_garbage", True),
+    (1, saying(), "speculative_no_acceptance", True),
+    (1, saying(speculative_decoding={"num_spec_steps": 9}), "speculative_uncountable", True),
+]
+
+
+@pytest.mark.parametrize(("arm", "behaviour", "failure", "is_once"), FAULTS, ids=[each[2] for each in FAULTS])
+def test_a_request_that_fails_in_one_arm_fails_its_run_and_no_other(
+    servers: tuple[FakeServer, FakeServer],
+    caplog: pytest.LogCaptureFixture,
+    arm: int,
+    behaviour: Any,
+    failure: str,
+    is_once: bool,
+) -> None:
+    engine = connected(servers)
+    servers[arm].script.extend([behaviour, behaviour])
+    with caplog.at_level(logging.WARNING):
+        result = engine.measure(block(3, load=1))
+    assert [run.failure for run in result.runs] == [failure, failure if is_once else None, None]
+    failed = result.runs[0]
+    assert (failed.counts, failed.baseline, failed.speculative, failed.parity) == (None, None, None, None)
+    assert result.runs[2].counts is not None
+    assert failure in caplog.text
+
+
+def test_a_server_killed_in_the_middle_leaves_failed_runs_and_the_block_ends(
+    servers: tuple[FakeServer, FakeServer],
+) -> None:
+    engine = connected(servers)
+    servers[1].script.extend([killed(2)] * 12)
+    result = engine.measure(block(6))
+    assert {run.failure for run in result.runs} <= {"speculative_cut_off", "speculative_unreachable"}
+
+
+def test_attempts_that_were_thrown_away_are_counted(servers: tuple[FakeServer, FakeServer]) -> None:
+    engine = connected(servers)
+    servers[0].script.append(status(503))
+    servers[1].script.append(killed(2))
+    runs = engine.measure(block(2, load=1)).runs
+    assert [run.served.num_retries for run in runs if run.served is not None] == [2, 0]
+    assert [run.counts.num_output_tokens for run in runs if run.counts is not None] == [10, 11]
+
+
+def test_outputs_that_part_are_seen_and_the_baseline_is_asked_again(servers: tuple[FakeServer, FakeServer]) -> None:
+    engine = connected(servers)
+    servers[1].lost_token = 4
+    first = engine.measure(block(1)).runs[0].parity
+    assert first is not None
+    assert (first.first_divergence, first.divergence_gap, first.rerun_differs) == (4, None, False)
+
+
+def test_parity_of_sampled_outputs_is_unknown(servers: tuple[FakeServer, FakeServer]) -> None:
+    own = replace(block(1), requests=(prompt(1, temperature=0.8),))
+    parity = connected(servers).measure(own).runs[0].parity
+    assert parity is not None
+    assert (parity.z_sum, parity.z_tokens) == (None, None)
+
+
+def test_without_token_ids_nothing_is_known_of_parity(servers: tuple[FakeServer, FakeServer]) -> None:
+    servers[0].returns_token_ids = False
+    run = connected(servers).measure(block(1)).runs[0]
+    assert run.failure is None
+    assert run.parity is None
+
+
+def test_where_answers_do_not_say_a_second_pass_is_counted_alone(servers: tuple[FakeServer, FakeServer]) -> None:
+    """The figures are those that the answers would have given, and the runs say where they come from."""
+    told = connected(servers).measure(block(4)).runs
+    servers[1].level = "none"
+    engine = connected(servers)
+    counted = engine.measure(block(4)).runs
+    assert [run.counts for run in counted] == [run.counts for run in told]
+    assert {run.served.counts_source for run in counted if run.served is not None} == {"counters"}
+    assert engine.configs[0].details["counts_source"] == "counters"
+    assert len(servers[1].bodies) == 8
+
+
+def test_a_window_that_is_shared_is_tried_again_and_then_given_up(servers: tuple[FakeServer, FakeServer]) -> None:
+    servers[1].level = "none"
+    engine = connected(servers)
+
+    async def disturbed(server: FakeServer, body: dict[str, Any], writer: Any) -> None:
+        server.chunks(body)  # somebody else's request
+        await after(list)(server, body, writer)
+
+    servers[1].script.extend([after(list), disturbed, after(list)])
+    assert engine.measure(block(1)).runs[0].failure is None
+    servers[1].script.extend([after(list), disturbed, disturbed, disturbed])
+    assert engine.measure(block(1)).runs[0].failure == "speculative_uncountable"
+
+
+def test_a_server_that_is_away_or_another_one_ends_the_block(servers: tuple[FakeServer, FakeServer]) -> None:
+    """Nothing is counted against a draft because its server was down, and no figure of another server is taken."""
+    engine = connected(servers)
+    servers[0].version = "0.33.0"
+    with pytest.raises(ServiceUnavailableError, match=r"it was vllm/0\.32\.0 and is now vllm/0\.33\.0"):
+        engine.measure(block(1))
+    servers[0].version = "0.32.0"
+    servers[1].redirect = "http://elsewhere.example/"
+    with pytest.raises(ServiceUnavailableError, match=r"points to elsewhere\.example"):
+        engine.measure(block(1))
+    with running(gone := FakeServer()):
+        pass
+    away = settings((servers[0], gone))
+    engine = ServerEngine(away, engine.configs[0], engine._identities, engine._source)
+    with pytest.raises(ServiceUnavailableError, match=r"speculative server .* cannot be reached"):
+        engine.measure(block(1))
+    assert [len(server.bodies) for server in servers] == [0, 0]
+
+
+def test_the_fingerprint_names_the_servers_and_changes_with_them(servers: tuple[FakeServer, FakeServer]) -> None:
+    first = connected(servers).configs[0]
+    assert (first.engine, first.device, first.dtype) == ("vllm/0.32.0", "cpu", "float32")
+    assert first.details["baseline_engine"] == "vllm/0.32.0"
+    assert connected(servers).configs[0] == first
+    servers[0].version = "0.33.0"
+    second = connected(servers).configs[0]
+    servers[1].version = "0.33.0"
+    third = connected(servers).configs[0]
+    assert third.engine == "vllm/0.33.0"
+    prints = [first, second, third, connected(servers, device="another").configs[0]]
+    assert len({each.fingerprint for each in prints}) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (({"num_speculative_tokens": 2}, {}), "the baseline server speculates"),
+        (({}, {"num_speculative_tokens": 0}), "the speculative server does not speculate"),
+        (({}, {"num_speculative_tokens": 0, "has_metrics": False}), "does not say that it speculates"),
+        (({}, {"num_speculative_tokens": 5}), "is 3, and the speculative server drafts 5"),
+        (({}, {"level": "none", "has_metrics": False}), "does not say that it speculates"),
+        (({}, {"level": "summary", "has_metrics": False}), DETAILED),
+        (({}, {"level": "none", "returns_token_ids": False}), DETAILED),
+    ],
+)
+def test_servers_that_do_not_fit_are_refused_with_what_is_missing(
+    servers: tuple[FakeServer, FakeServer], changes: tuple[dict[str, Any], ...], says: str
+) -> None:
+    for server, own in zip(servers, changes, strict=True):
+        for name, value in own.items():
+            setattr(server, name, value)
+    with pytest.raises(ModelError, match=says):
+        connected(servers)
