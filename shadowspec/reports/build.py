@@ -83,11 +83,12 @@ def build_report(
     for decision in source.latest_decisions():
         decisions[decision.endpoint].append(decision)
     funnel = source.funnel()
-    configs, costs = source.fingerprints(), source.costs()
+    configs, costs, replay_configs = source.fingerprints(), source.costs(), source.replay_configs()
     orders = active(source.overrides(), now)
     told = {name for name, _, _ in funnel if name is not None}
     names = sorted({*source.endpoints(), *decisions, *policies, *told, *(order.endpoint for order in orders)})
-    endpoints = tuple(
+    replayed = source.replay_sums(names)
+    endpoints = [
         _endpoint(
             name,
             source.records(name),
@@ -96,15 +97,16 @@ def build_report(
             [_with_load(decision, (loads or {}).get(name)) for decision in decisions[name]],
             configs,
             costs,
-            replayed_ways(source.replay_sums(name), source.replay_configs()),
+            replayed_ways(replayed[name], replay_configs),
             policies.get(name),
             [order for order in orders if order.endpoint == name],
             now,
             price_per_hour,
         )
         for name in names
-    )
-    endpoints = tuple(_with_replays(source, endpoint) for endpoint in endpoints)
+    ]
+    replays, audits = replay_rows(source, replayed), audit_rows(source, names)
+    endpoints = [dataclasses.replace(own, replays=replays[own.name], audits=audits[own.name]) for own in endpoints]
     unnamed = [None] if any(name is None for name, _, _ in funnel) else []
     return Report(
         title=title,
@@ -212,12 +214,6 @@ def _device_time(runs: Iterable[MeasuredRun]) -> DeviceTime:
                 speculative.num_output_tokens,
             )
     return found
-
-
-def _with_replays(source: ReportSource, endpoint: EndpointReport) -> EndpointReport:
-    return dataclasses.replace(
-        endpoint, replays=replay_rows(source, endpoint.name), audits=audit_rows(source, endpoint.name)
-    )
 
 
 def _with_forbidding(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:

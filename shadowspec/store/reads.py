@@ -125,8 +125,8 @@ class Reads(AuditReads, ExplorerReads, BoardReads, ScheduleReads):
         with session.read(self._engine) as connection:
             return rollouts.read_rollouts(connection, endpoint)
 
-    def rollout_history(self, endpoint: str) -> list[Rollout]:
-        """Every change of stage or depth at an endpoint, oldest first."""
+    def rollout_history(self, endpoint: str | None = None) -> list[Rollout]:
+        """Every change of stage or depth at every endpoint (or one), oldest first."""
         with session.read(self._engine) as connection:
             return rollouts.read_rollout_history(connection, endpoint)
 
