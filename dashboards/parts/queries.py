@@ -15,7 +15,7 @@ import streamlit as st
 from shadowspec.frontier import Length
 from shadowspec.gate.overrides import effective_decisions
 from shadowspec.reports import changes as line
-from shadowspec.reports import predictions, queues, replays
+from shadowspec.reports import frontiers, queues, replays
 from shadowspec.reports.changes import Change
 from shadowspec.reports.contexts import CacheCost, ContextPoint, ContextRow, by_context
 from shadowspec.reports.queues import MAX_ARRIVALS, QueueCell
@@ -115,7 +115,7 @@ def _replay_sums(endpoints: tuple[str, ...]) -> ReplaySums:
 def replayed_ways(endpoint: str) -> list[tuple[str, FingerprintedConfig, Length]]:
     """Tokens per step of everything that was replayed, by slice and config."""
     sums = _replay_sums((endpoint,))[endpoint]
-    return predictions.replayed_ways(sums, source.store().replay_configs()) if sums else []
+    return frontiers.replayed_ways(sums, source.store().replay_configs()) if sums else []
 
 
 @_keep

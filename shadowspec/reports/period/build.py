@@ -18,9 +18,9 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.restarts import is_superseded
 from shadowspec.gating.plans import EndpointPlan, plan_stored
 from shadowspec.gating.runs import WATERMARK_HELD_BY
-from shadowspec.reports.build import funnel_of
 from shadowspec.reports.data_note import data_note
 from shadowspec.reports.evidence import interval
+from shadowspec.reports.funnel import funnel_of
 from shadowspec.reports.period.changes import changes_within
 from shadowspec.reports.period.model import BoardRow, Need, PeriodReport, Quality, SimulatedRate
 from shadowspec.reports.period.source import PeriodSource
