@@ -9,14 +9,10 @@ import altair as alt
 import streamlit as st
 
 from shadowspec.frontier import Gain
+from shadowspec.reports.cells import cells_of_groups
+from shadowspec.reports.frontiers import SliceFrontier, frontiers
 from shadowspec.reports.predicted_words import HEAD, cost_note, frontier_lines, prediction_cells, prediction_summary
-from shadowspec.reports.predictions import (
-    Prediction,
-    SliceFrontier,
-    cells_of_groups,
-    frontiers,
-    predictions,
-)
+from shadowspec.reports.predictions import Prediction, predictions
 from shadowspec.words import plain_text, slice_title
 
 from . import charts, queries, source, states, words

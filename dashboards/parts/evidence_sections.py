@@ -142,7 +142,7 @@ def replays(row: BoardRow) -> None:
     name = None if row.config is None else row.config.name
     own = [
         each
-        for each in queries.replay_rows(row.endpoint)
+        for each in queries.replay_rows((row.endpoint,))[row.endpoint]
         if (each.slice_key, each.config_name) == (row.slice_key, name)
     ]
     if own:
@@ -151,7 +151,7 @@ def replays(row: BoardRow) -> None:
         st.caption("Expected counts given logged responses (`shadowspec replay`). No test rests on them.")
     audits = [
         (row.endpoint, each)
-        for each in queries.audit_rows(row.endpoint)
+        for each in queries.audit_rows((row.endpoint,))[row.endpoint]
         if (each.slice_key, each.fingerprint) == (row.slice_key, row.fingerprint)
     ]
     if audits:

@@ -15,11 +15,11 @@ import streamlit as st
 from shadowspec.frontier import Length
 from shadowspec.gate.overrides import effective_decisions
 from shadowspec.reports import changes as line
-from shadowspec.reports import predictions, queues, replays
+from shadowspec.reports import frontiers, queues, replays
 from shadowspec.reports.changes import Change
 from shadowspec.reports.contexts import CacheCost, ContextPoint, ContextRow, by_context
 from shadowspec.reports.queues import MAX_ARRIVALS, QueueCell
-from shadowspec.reports.replays import AuditRow, ReplayRow
+from shadowspec.reports.replays import AuditRow, ReplayRow, ReplaySums
 from shadowspec.reports.tally import Tally
 from shadowspec.store import AdviceChange, GroupSums, Histogram, RunFilter, VerdictChange
 from shadowspec.store.rollup_sums import Step
@@ -107,10 +107,15 @@ def costs() -> Mapping[CostKey, ProfiledCosts]:
 
 
 @_keep
+def _replay_sums(endpoints: tuple[str, ...]) -> ReplaySums:
+    return source.store().replay_sums(endpoints)
+
+
+@_keep
 def replayed_ways(endpoint: str) -> list[tuple[str, FingerprintedConfig, Length]]:
     """Tokens per step of everything that was replayed, by slice and config."""
-    store = source.store()
-    return predictions.replayed_ways(store.replay_sums(endpoint), store.replay_configs())
+    sums = _replay_sums((endpoint,))[endpoint]
+    return frontiers.replayed_ways(sums, source.store().replay_configs()) if sums else []
 
 
 @_keep
@@ -181,15 +186,15 @@ def histogram(
 
 
 @_keep
-def replay_rows(endpoint: str) -> tuple[ReplayRow, ...]:
-    """What logged responses of the endpoint were replayed to, beside the loop."""
-    return replays.replay_rows(source.store(), endpoint)
+def replay_rows(endpoints: tuple[str, ...]) -> Mapping[str, tuple[ReplayRow, ...]]:
+    """What logged responses of each of the endpoints were replayed to, beside the loop."""
+    return replays.replay_rows(source.store(), _replay_sums(endpoints))
 
 
 @_keep
-def audit_rows(endpoint: str) -> tuple[AuditRow, ...]:
-    """The audits of the endpoint's loop."""
-    return replays.audit_rows(source.store(), endpoint)
+def audit_rows(endpoints: tuple[str, ...]) -> Mapping[str, tuple[AuditRow, ...]]:
+    """The audits of each of the endpoints' loops."""
+    return replays.audit_rows(source.store(), endpoints)
 
 
 @_keep
@@ -206,11 +211,10 @@ def _advice_changes(endpoint: str | None, since: datetime | None) -> list[Advice
 def changes(endpoint: str | None, since: datetime | None) -> list[Change]:
     """Everything that changed (at one endpoint), newest first."""
     store, known = source.store(), configs()
-    names = endpoints() if endpoint is None else [endpoint]
     found = [
         *line.verdict_changes(verdict_changes(endpoint, since), known),
         *line.advice_changes(_advice_changes(endpoint, since), known),
         *line.override_changes(store.overrides(endpoint), now()),
-        *(each for name in names for each in line.rollout_changes(store.rollout_history(name), known)),
+        *line.rollout_changes(store.rollout_history(endpoint), known),
     ]
     return line.timeline(found, since=since)

@@ -201,13 +201,10 @@ def _measured(
     store_ = _store(url)
     since = window_start(store_.rollup_hours(endpoint), window)
     own = slice_key or None
-    sums = [
-        each.sums
-        for each in store_.group_sums(endpoint, since, slice_key=own)
-        if (each.concurrency, each.fingerprint) == (concurrency, fingerprint)
-    ]
+    groups = store_.group_sums(endpoint, since, slice_key=own, place=(fingerprint, concurrency))
     counts = store_.position_counts(endpoint, own, concurrency, fingerprint, since)
-    return build_measured(sums, counts, store_.histograms(endpoint, own, concurrency, fingerprint, since))
+    histograms = store_.histograms(endpoint, own, concurrency, fingerprint, since)
+    return build_measured([each.sums for each in groups], counts, histograms)
 
 
 @st.cache_resource(show_spinner=False, max_entries=64, ttl=MAX_AGE)
@@ -220,12 +217,12 @@ def _failures(
     fingerprint: str,
     window: timedelta | None,
 ) -> Failures:
-    store_ = _store(url)
+    store_, place = _store(url), (fingerprint, concurrency)
     since = window_start(store_.rollup_hours(endpoint), window)
     return stored_failures(
         slice_key,
-        (fingerprint, concurrency),
-        store_.group_sums(endpoint, since, names=FAILURE_SUMS),
-        store_.failure_counts(endpoint, since),
-        store_.position_counts(endpoint, slice_key or None, concurrency, fingerprint, since),
+        place,
+        store_.group_sums(endpoint, since, place=place, names=FAILURE_SUMS),
+        store_.failure_counts(endpoint, since, place=place),
+        _measured(url, of, endpoint, slice_key, concurrency, fingerprint, window).counts,
     )

@@ -47,7 +47,7 @@ def page() -> None:
     window = second.segmented_control(
         "Time", list(WINDOWS), default="30 days", key="window", bind="query-params", required=True
     )
-    _audits(queries.endpoints() if endpoint == EVERYWHERE else [endpoint])
+    _audits(tuple(queries.endpoints()) if endpoint == EVERYWHERE else (endpoint,))
     days = WINDOWS[window or "30 days"]
     since = None if days is None else formats.now().replace(second=0, microsecond=0) - timedelta(days=days)
     every = queries.changes(None if endpoint == EVERYWHERE else endpoint, since)
@@ -77,9 +77,9 @@ def page() -> None:
     _table(shown[:MAX_SHOWN])
 
 
-def _audits(endpoints: Sequence[str]) -> None:
+def _audits(endpoints: tuple[str, ...]) -> None:
     """The audits of the loop, alarms first, and where production answers otherwise; nothing where there is none."""
-    rows = [(name, row) for name in endpoints for row in queries.audit_rows(name)]
+    rows = [(name, row) for name, own in queries.audit_rows(endpoints).items() for row in own]
     alarms = [pair for pair in rows if pair[1].state.has_alarmed]
     if alarms:
         st.error(
@@ -90,7 +90,8 @@ def _audits(endpoints: Sequence[str]) -> None:
     if rows:
         with st.expander(f"Audits of the loop ({len(rows)})", expanded=bool(alarms)):
             st.html(audits_table([*alarms, *(pair for pair in rows if not pair[1].state.has_alarmed)]))
-    differing = [(name, row) for name in endpoints for row in queries.replay_rows(name) if row.is_mismatch]
+    replayed = queries.replay_rows(endpoints)
+    differing = [(name, row) for name, own in replayed.items() for row in own if row.is_mismatch]
     if differing:
         name, row = differing[0]
         where = f"{name}, {slice_title(row.slice_key)}, {row.config_name} at K = {row.num_speculative_tokens}"

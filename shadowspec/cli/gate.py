@@ -49,7 +49,7 @@ def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) ->
             run_audits(store, name, datetime.now(UTC))  # first: an alarm holds whatever else goes wrong
         decisions = run_gate(store, policies, input_ended=input_ended)
         now = datetime.now(UTC)
-        audits = {name: audit_rows(store, name) for name in policies}
+        audits = audit_rows(store, policies)
         steps = [advance_rollouts(store, name, config.endpoints[name].rollout, now) for name in policies]
     return GateRun(decisions, audits, [step for own in steps for step in own])
 

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 DATA_NOTE = "Mirrored traffic, measured in shadow: nothing was returned to anyone."
 
 
+def told_note(config: Config) -> str:
+    """What the configuration says that its data is and is not; else what holds of every mirror."""
+    return config.dashboard.data_note or DATA_NOTE
+
+
 def period_settings(config: Config) -> PeriodSettings:
     """Policies, sampling rates and simulated error rates, by endpoint."""
     from shadowspec.reports.period.build import PeriodSettings
@@ -23,7 +28,7 @@ def period_settings(config: Config) -> PeriodSettings:
         policies=policies,
         sample_rates={name: own.rule.sample_rate for name, own in config.endpoints.items()},
         simulated=simulated_rates(policies),
-        data_note=DATA_NOTE,
+        data_note=told_note(config),
     )
 
 

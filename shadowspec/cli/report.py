@@ -11,7 +11,7 @@ import typer
 
 from shadowspec.cli.console import notes, results
 from shadowspec.cli.options import ConfigOption
-from shadowspec.cli.periods import DATA_NOTE, period_settings, span_of
+from shadowspec.cli.periods import period_settings, span_of, told_note
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
@@ -90,8 +90,8 @@ def _full(config: Config, store: Store, form: Format) -> str:
 
     policies = {name: settings.policy for name, settings in config.endpoints.items()}
     loads = {name: [load.concurrency for load in own.rule.loads] for name, own in config.endpoints.items()}
-    price = config.dashboard.price_per_gpu_hour
-    built = build_report(store, policies, datetime.now(UTC), data_note=DATA_NOTE, loads=loads, price_per_hour=price)
+    note, price = told_note(config), config.dashboard.price_per_gpu_hour
+    built = build_report(store, policies, datetime.now(UTC), data_note=note, loads=loads, price_per_hour=price)
     return {Format.HTML: render_html, Format.MD: render_markdown, Format.JSON: render_json}[form](built)
 
 

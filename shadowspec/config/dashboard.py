@@ -24,7 +24,7 @@ class DashboardSettings:
     stale_after: timedelta = timedelta(days=1)  # since the newest measured event; older evidence is said to be stale
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
-    data_note: str | None = None  # what the data is and is not, shown on every page
+    data_note: str | None = None  # what the data is and is not, said on every page and report
     access: AccessSettings = field(default_factory=AccessSettings)
 
 

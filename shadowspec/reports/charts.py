@@ -8,8 +8,8 @@ from markupsafe import Markup
 
 from shadowspec.frontier import Gain
 from shadowspec.gate.sequences import SequencePoint
+from shadowspec.reports.frontiers import SliceFrontier
 from shadowspec.reports.model import Acceptance, Distribution, Hypothesis, Interval, SpeedupBin
-from shadowspec.reports.predictions import SliceFrontier
 from shadowspec.reports.svg import Scale, element, log_ticks, path, svg, ticks, tooltip
 from shadowspec.reports.words import MEASURE_TITLE, bounds_text, shown_as, title_of_test
 from shadowspec.types import FunnelCounter, TestResult

@@ -11,8 +11,9 @@ from enum import Enum
 
 from shadowspec.frontier import Gain
 from shadowspec.reports.costs import DeviceTime
+from shadowspec.reports.frontiers import SliceFrontier
 from shadowspec.reports.model import SCHEMA_VERSION, Funnel, Hypothesis, Report
-from shadowspec.reports.predictions import Prediction, SliceFrontier, predicted_device
+from shadowspec.reports.predictions import Prediction, predicted_device
 from shadowspec.reports.queues import QueueCell, QueueRow
 from shadowspec.reports.replays import AuditRow, ReplayRow
 from shadowspec.types import Arm, Decision, Override, parse_slice_key

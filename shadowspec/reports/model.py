@@ -15,7 +15,8 @@ from shadowspec.gate.overrides import order_words
 from shadowspec.gate.sequences import SequencePoint
 from shadowspec.reports.contexts import ContextRow
 from shadowspec.reports.failures import Failures
-from shadowspec.reports.predictions import Prediction, SliceFrontier
+from shadowspec.reports.frontiers import SliceFrontier
+from shadowspec.reports.predictions import Prediction
 from shadowspec.reports.queues import QueueCell
 from shadowspec.reports.replays import AuditRow, ReplayRow
 from shadowspec.types import (

@@ -7,7 +7,8 @@ from typing import Final
 
 from shadowspec.frontier import Choice, Gain
 from shadowspec.reports.costs import DeviceTime
-from shadowspec.reports.predictions import Prediction, SliceFrontier, median_error
+from shadowspec.reports.frontiers import SliceFrontier
+from shadowspec.reports.predictions import Prediction, median_error
 from shadowspec.types import Arm
 from shadowspec.words import DASH, number, percent, plural, slice_title, times
 

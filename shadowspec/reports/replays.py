@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Protocol
 
 from shadowspec import metrics
 from shadowspec.gate.audit import AuditState
 from shadowspec.gate.mismatch import Mismatch, mismatches
 from shadowspec.gating.audits import stored_audits
-from shadowspec.types import AcceptanceSums, FingerprintedConfig, StoredAudit
+from shadowspec.types import AcceptanceSums, FingerprintedConfig, LoopSpan, StoredAudit
 from shadowspec.words import DASH, number, plural, signed
+
+ReplaySums = Mapping[str, Sequence[AcceptanceSums]]  # by endpoint
 
 
 class ReplaySource(Protocol):
@@ -30,18 +31,16 @@ class ReplaySource(Protocol):
         """Every config that responses were replayed with."""
         ...
 
-    def replay_sums(self, endpoint: str) -> Sequence[AcceptanceSums]:
-        """What replays add up to, by slice and config."""
+    def replay_sums(self, endpoints: Collection[str]) -> ReplaySums:
+        """What the replays of each of the endpoints add up to, by slice and config."""
         ...
 
-    def loop_sums(
-        self, endpoint: str, fingerprints: Collection[str], since: datetime, until: datetime
-    ) -> Sequence[AcceptanceSums]:
-        """What the loop counted with these configs in this time, likewise."""
+    def loop_sums(self, spans: Collection[LoopSpan]) -> ReplaySums:
+        """What the loop counted in each of the spans, by their endpoints, likewise."""
         ...
 
-    def audit_states(self, endpoint: str) -> Sequence[StoredAudit]:
-        """How far the audits have come."""
+    def audit_states(self, endpoints: Collection[str]) -> Mapping[str, Sequence[StoredAudit]]:
+        """How far the audits of each of the endpoints have come."""
         ...
 
 
@@ -114,16 +113,32 @@ class AuditRow:
         return f"10^{number(self.state.log10_peak, 1)} of 10^{number(self.state.log10_threshold, 1)}"
 
 
-def replay_rows(source: ReplaySource, endpoint: str) -> tuple[ReplayRow, ...]:
-    """Everything replayed at the endpoint, by slice (the whole endpoint first), config, rule and K."""
-    replayed = list(source.replay_sums(endpoint))
-    if not replayed:
-        return ()
-    since, until = min(sums.first_event for sums in replayed), max(sums.last_event for sums in replayed)
+def replay_rows(source: ReplaySource, replayed: ReplaySums) -> dict[str, tuple[ReplayRow, ...]]:
+    """Everything replayed at each endpoint, by slice (the whole endpoint first), config, rule and K.
+
+    `replayed` is what the source's replays add up to; an endpoint without any has no rows.
+    """
+    spans = [_span(endpoint, sums) for endpoint, sums in replayed.items() if sums]
+    looped = source.loop_sums(spans) if spans else {}
+    configs = source.replay_configs() if spans else {}
+    return {endpoint: _rows(sums, looped.get(endpoint, ()), configs) for endpoint, sums in replayed.items()}
+
+
+def _span(endpoint: str, replayed: Sequence[AcceptanceSums]) -> LoopSpan:
+    """The loop's side of what was replayed: the same configs in the same time."""
+    return LoopSpan(
+        endpoint,
+        {sums.fingerprint for sums in replayed},
+        min(sums.first_event for sums in replayed),
+        max(sums.last_event for sums in replayed),
+    )
+
+
+def _rows(
+    replayed: Sequence[AcceptanceSums], found: Iterable[AcceptanceSums], configs: Mapping[str, FingerprintedConfig]
+) -> tuple[ReplayRow, ...]:
     both = {(sums.slice_key, sums.fingerprint) for sums in replayed}
-    found = source.loop_sums(endpoint, {fingerprint for _, fingerprint in both}, since, until)
     looped = [sums for sums in found if (sums.slice_key, sums.fingerprint) in both]  # the whole is of the same slices
-    configs = source.replay_configs()
     # What remembers other outputs remembers other ones in replay than in the loop: that is no mismatch of production.
     alike = [sums for sums in replayed if not configs[sums.fingerprint].config.remembers]
     compared = {(own.slice_key, own.fingerprint): own for own in mismatches(alike, looped)}
@@ -137,10 +152,14 @@ def replay_rows(source: ReplaySource, endpoint: str) -> tuple[ReplayRow, ...]:
     )
 
 
-def audit_rows(source: ReplaySource, endpoint: str) -> tuple[AuditRow, ...]:
-    """Every audit of the endpoint, alarms first."""
-    states = source.audit_states(endpoint)
-    configs = source.fingerprints() if states else {}
+def audit_rows(source: ReplaySource, endpoints: Collection[str]) -> dict[str, tuple[AuditRow, ...]]:
+    """Every audit of each of the endpoints, alarms first."""
+    states = source.audit_states(endpoints)
+    configs = source.fingerprints() if any(states.values()) else {}
+    return {endpoint: _audit_rows(own, configs) for endpoint, own in states.items()}
+
+
+def _audit_rows(states: Sequence[StoredAudit], configs: Mapping[str, FingerprintedConfig]) -> tuple[AuditRow, ...]:
     rows = []
     for audit in stored_audits(states):
         config = configs.get(audit.fingerprint)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
 
 from sqlalchemy import Engine
 
 from shadowspec.store import audits, replays, session
-from shadowspec.types import AcceptanceSums, FingerprintedConfig, StoredAudit
+from shadowspec.types import AcceptanceSums, FingerprintedConfig, LoopSpan, StoredAudit
 
 
 class AuditReads:
@@ -21,19 +20,17 @@ class AuditReads:
         with session.read(self._engine) as connection:
             return replays.read_replay_configs(connection)
 
-    def replay_sums(self, endpoint: str) -> list[AcceptanceSums]:
-        """What the endpoint's newest replays add up to, by slice and config; a unit is a session."""
+    def replay_sums(self, endpoints: Collection[str]) -> dict[str, list[AcceptanceSums]]:
+        """What the newest replays of each of the endpoints add up to, by slice and config; a unit is a session."""
         with session.read(self._engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
-            return replays.read_replay_sums(connection, endpoint)
+            return replays.read_replay_sums(connection, endpoints)
 
-    def loop_sums(
-        self, endpoint: str, fingerprints: Collection[str], since: datetime, until: datetime
-    ) -> list[AcceptanceSums]:
-        """What the loop counted with these configs at event times from `since` to `until`, both included, likewise."""
+    def loop_sums(self, spans: Collection[LoopSpan]) -> dict[str, list[AcceptanceSums]]:
+        """What the loop counted in each of the spans, by their endpoints, which differ; likewise."""
         with session.read(self._engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
-            return replays.read_loop_sums(connection, endpoint, fingerprints, since, until)
+            return replays.read_loop_sums(connection, spans)
 
-    def audit_states(self, endpoint: str) -> list[StoredAudit]:
-        """How far the endpoint's audits have come, by slice ("": the whole endpoint) and config."""
+    def audit_states(self, endpoints: Collection[str]) -> dict[str, list[StoredAudit]]:
+        """How far the audits of each of the endpoints have come, by slice ("": the whole endpoint) and config."""
         with session.read(self._engine) as connection:
-            return audits.read_states(connection, endpoint)
+            return audits.read_states(connection, endpoints)

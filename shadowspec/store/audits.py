@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
@@ -28,12 +28,17 @@ def insert_audits(connection: Connection, runs: Sequence[tuple[Run, BlockResult,
     bulk.insert_new(connection, audits, AUDIT_NAMES, [values[key] for key in sorted(values)])
 
 
-def read_states(connection: Connection, endpoint: str) -> list[StoredAudit]:
-    """What the endpoint's audits have come to, sorted by slice and config."""
+def read_states(connection: Connection, endpoints: Collection[str]) -> dict[str, list[StoredAudit]]:
+    """What the audits of each of the endpoints have come to, sorted by slice and config."""
     own = audit_states.c
-    statement = select(own.slice_key, own.fingerprint, own.document).where(own.endpoint == endpoint)
-    found = [StoredAudit(**row) for row in connection.execute(statement).mappings()]
-    return sorted(found, key=lambda state: (state.slice_key, state.fingerprint))
+    found: dict[str, list[StoredAudit]] = {endpoint: [] for endpoint in endpoints}
+    statement = select(own.endpoint, own.slice_key, own.fingerprint, own.document)
+    for endpoint, *values in connection.execute(statement.where(own.endpoint.in_(sorted(found)))):
+        found[endpoint].append(StoredAudit(*values))
+    return {
+        endpoint: sorted(each, key=lambda state: (state.slice_key, state.fingerprint))
+        for endpoint, each in found.items()
+    }
 
 
 class AuditSession:
@@ -61,7 +66,7 @@ class AuditSession:
 
     def states(self) -> list[StoredAudit]:
         """What the audits have come to so far."""
-        return read_states(self._connection, self._endpoint)
+        return read_states(self._connection, [self._endpoint])[self._endpoint]
 
     def save(self, changed: Sequence[StoredAudit]) -> None:
         """Keep these, in place of what was kept of the same slices and configs."""

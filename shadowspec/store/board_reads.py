@@ -234,6 +234,5 @@ def read_histograms(
 def _of_hypothesis(
     endpoint: str, slice_key: str | None, concurrency: int, fingerprint: str, since: datetime | None
 ) -> list[ColumnElement[bool]]:
-    where = of_hours(endpoint, since, None)
-    where += [_rollups.concurrency == concurrency, _rollups.fingerprint == fingerprint]
+    where = of_hours(endpoint, since, None, (fingerprint, concurrency))
     return where if slice_key is None else [*where, _rollups.slice_key == slice_key]

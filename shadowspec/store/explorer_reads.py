@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from shadowspec.store import arrival_reads, changes, cost_surfaces, evidence_snapshot, rollup_sums, run_pages, session
 from shadowspec.store.changes import AdviceChange, VerdictChange
-from shadowspec.store.rollup_sums import GroupSums, Step
+from shadowspec.store.rollup_sums import ConfigAndLoad, GroupSums, Step
 from shadowspec.store.rollups import SUM_NAMES
 from shadowspec.store.run_pages import Place, RunFilter, RunPage
 from shadowspec.types import ArrivedRequest, CostKey, Memory, ProfiledCosts, ServedRequest, StoredEvidence
@@ -30,12 +30,13 @@ class ExplorerReads:
         *,
         step: Step | None = None,
         slice_key: str | None = None,
+        place: ConfigAndLoad | None = None,
         names: Sequence[str] = SUM_NAMES,
     ) -> list[GroupSums]:
         """What rollups add up to by slice, config and load (and hour or day); sums not in `names` stay 0."""
         with session.read(self._engine) as connection:
             return rollup_sums.read_group_sums(
-                connection, endpoint, since, until, step=step, slice_key=slice_key, names=names
+                connection, endpoint, since, until, step=step, slice_key=slice_key, place=place, names=names
             )
 
     def rollup_hours(self, endpoint: str) -> tuple[datetime, datetime] | None:

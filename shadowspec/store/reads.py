@@ -14,6 +14,7 @@ from shadowspec.store.evidence_rows import EvidenceRows
 from shadowspec.store.explorer_reads import ExplorerReads
 from shadowspec.store.failure_reads import FailureKey, read_failure_counts
 from shadowspec.store.histograms import Histogram
+from shadowspec.store.rollup_sums import ConfigAndLoad
 from shadowspec.store.rollups import SHARE_WINDOW, Rollup, Traffic
 from shadowspec.store.schedule_reads import ScheduleReads
 from shadowspec.store.snapshots import TestSnapshot
@@ -125,8 +126,8 @@ class Reads(AuditReads, ExplorerReads, BoardReads, ScheduleReads):
         with session.read(self._engine) as connection:
             return rollouts.read_rollouts(connection, endpoint)
 
-    def rollout_history(self, endpoint: str) -> list[Rollout]:
-        """Every change of stage or depth at an endpoint, oldest first."""
+    def rollout_history(self, endpoint: str | None = None) -> list[Rollout]:
+        """Every change of stage or depth at every endpoint (or one), oldest first."""
         with session.read(self._engine) as connection:
             return rollouts.read_rollout_history(connection, endpoint)
 
@@ -143,11 +144,16 @@ class Reads(AuditReads, ExplorerReads, BoardReads, ScheduleReads):
             return rollup_queries.read_traffic(connection, endpoint, span)
 
     def failure_counts(
-        self, endpoint: str, since: datetime | None = None, until: datetime | None = None
+        self,
+        endpoint: str,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        *,
+        place: ConfigAndLoad | None = None,
     ) -> Mapping[FailureKey, Counter[str]]:
         """The endpoint's counts of failures (`shadowspec.failures`) by slice, fingerprint and load."""
         with session.read(self._engine) as connection:
-            return read_failure_counts(connection, endpoint, since, until)
+            return read_failure_counts(connection, endpoint, since, until, place)
 
     def histogram(
         self,

@@ -1,14 +1,17 @@
-"""Expected counts in the database, apart from what the loop counted; written once, and added up by slice and config."""
+"""Expected counts in the database, apart from what the loop counted; written once, and added up by slice and config.
+
+Many endpoints are added up by one statement, in which each has its own part: a limit is of one endpoint, and its newest
+rows are found through the index of endpoints and times.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, fields
-from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Select, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Select, func, literal, select, union_all
 
 from shadowspec.store import bulk
 from shadowspec.store.columns import RECORD_KEY
@@ -17,6 +20,7 @@ from shadowspec.types import (
     AcceptanceSums,
     ExpectedCounts,
     FingerprintedConfig,
+    LoopSpan,
     ReplayedRecord,
     SpeculationConfig,
     VerifyRule,
@@ -29,7 +33,8 @@ REPLAY_NAMES = (
 )
 CONFIG_NAMES = ("fingerprint", "config", "engine", "device", "dtype", "details")
 
-MAX_REPLAYS = 200_000  # rows added up at a read, the newest: 12,500 responses at 16 configs and K, a second or two
+# Rows of an endpoint added up at a read, the newest: 12,500 responses at 16 configs and K, a second or two.
+MAX_REPLAYS = 200_000
 MAX_RUNS = 50_000  # likewise
 
 _expected = attrgetter(*EXPECTED)
@@ -63,35 +68,46 @@ def read_replay_configs(connection: Connection) -> dict[str, FingerprintedConfig
     }
 
 
-def read_replay_sums(connection: Connection, endpoint: str) -> list[AcceptanceSums]:
-    """What the endpoint's newest MAX_REPLAYS rows add up to by slice and config, sorted; a unit is a session."""
-    newest = select(replays).where(replays.c.endpoint == endpoint).order_by(replays.c.event_time.desc())
-    own = newest.limit(MAX_REPLAYS).subquery().c
+def read_replay_sums(connection: Connection, endpoints: Collection[str]) -> dict[str, list[AcceptanceSums]]:
+    """What each endpoint's newest MAX_REPLAYS rows add up to by slice and config, sorted; a unit is a session."""
+    row = replays.c
+    names = ("endpoint", "slice_key", "fingerprint", "unit_key", "event_time")
+    columns = [row[name] for name in (*names, "num_drafts", "num_draft_tokens", "num_accepted_tokens")]
+    newest = [
+        select(*columns, _first(row).label("first"))
+        .where(row.endpoint == endpoint)
+        .order_by(row.event_time.desc())
+        .limit(MAX_REPLAYS)
+        for endpoint in endpoints
+    ]
+    if not newest:
+        return {}
+    own = _together(newest)
     units = (
         select(
+            own.endpoint,
             own.slice_key,
             own.fingerprint,
             func.count().label("num_requests"),
-            *_sums(own.num_drafts, own.num_draft_tokens, own.num_accepted_tokens, _first(own)),
+            *_sums(own.num_drafts, own.num_draft_tokens, own.num_accepted_tokens, own.first),
             func.min(own.event_time).label("first_event"),
             func.max(own.event_time).label("last_event"),
         )
-        .group_by(own.slice_key, own.fingerprint, own.unit_key)
+        .group_by(own.endpoint, own.slice_key, own.fingerprint, own.unit_key)
         .subquery()
     )
-    return _added_up(connection, units)
+    return _added_up(connection, units.c, endpoints)
 
 
-def read_loop_sums(
-    connection: Connection, endpoint: str, fingerprints: Collection[str], since: datetime, until: datetime
-) -> list[AcceptanceSums]:
-    """What the loop counted with these configs from `since` to `until`, likewise, of the newest MAX_RUNS.
+def read_loop_sums(connection: Connection, spans: Collection[LoopSpan]) -> dict[str, list[AcceptanceSums]]:
+    """What the loop counted in these spans, each of another endpoint; likewise, of the newest MAX_RUNS of each.
 
     A run is a unit: a session is timed once at an endpoint.
     """
     own = runs.c
-    units = (
+    newest = [
         select(
+            own.endpoint,
             own.slice_key,
             own.fingerprint,
             literal(1).label("num_requests"),
@@ -103,16 +119,22 @@ def read_loop_sums(
             own.event_time.label("last_event"),
         )
         .where(
-            own.endpoint == endpoint,
-            own.event_time.between(since, until),
-            own.fingerprint.in_(sorted(fingerprints)),
+            own.endpoint == span.endpoint,
+            own.event_time.between(span.since, span.until),
+            own.fingerprint.in_(sorted(span.fingerprints)),
             own.failure.is_(None),
         )
         .order_by(own.event_time.desc())
         .limit(MAX_RUNS)
-        .subquery()
-    )
-    return _added_up(connection, units)
+        for span in spans
+    ]
+    return _added_up(connection, _together(newest), [span.endpoint for span in spans]) if newest else {}
+
+
+def _together(each: Collection[Select[Any]]) -> Any:
+    """The columns of all of these rows; each select keeps its own order and limit."""
+    own = [newest.subquery() for newest in each]  # SQLite takes a limit within a union in this form alone
+    return union_all(*(select(*newest.c) for newest in own)).subquery().c
 
 
 def _first(own: Any) -> ColumnElement[float]:
@@ -126,10 +148,9 @@ def _sums(*values: ColumnElement[Any]) -> list[ColumnElement[Any]]:
     return [func.sum(value).label(name) for name, value in zip(names, values, strict=True)]
 
 
-def _added_up(connection: Connection, units: FromClause) -> list[AcceptanceSums]:
-    """Units, one a row, added up by slice and config."""
-    own = units.c
-    key = (own.slice_key, own.fingerprint)
+def _added_up(connection: Connection, own: Any, endpoints: Collection[str]) -> dict[str, list[AcceptanceSums]]:
+    """Units with these columns, one a row, added up by slice and config; of each of the endpoints."""
+    key = (own.endpoint, own.slice_key, own.fingerprint)
     sums = {
         "num_drafts": own.drafts,
         "num_draft_tokens": own.draft_tokens,
@@ -147,13 +168,14 @@ def _added_up(connection: Connection, units: FromClause) -> list[AcceptanceSums]
         func.min(own.first_event).label("first_event"),
         func.max(own.last_event).label("last_event"),
     ).group_by(*key)
-    found = [
-        AcceptanceSums(
-            **(dict(row) | {name: float(row[name]) for name in sums} | {"num_requests": int(row["num_requests"])})
-        )
-        for row in connection.execute(statement).mappings()
-    ]
-    return sorted(found, key=lambda sums: (sums.slice_key, sums.fingerprint))
+    found: dict[str, list[AcceptanceSums]] = {endpoint: [] for endpoint in endpoints}
+    for row in connection.execute(statement).mappings():
+        values = {name: value for name, value in row.items() if name != "endpoint"}
+        values |= {name: float(row[name]) for name in sums} | {"num_requests": int(row["num_requests"])}
+        found[row["endpoint"]].append(AcceptanceSums(**values))
+    return {
+        endpoint: sorted(each, key=lambda sums: (sums.slice_key, sums.fingerprint)) for endpoint, each in found.items()
+    }
 
 
 def _config_tuple(own: FingerprintedConfig) -> tuple[Any, ...]:

@@ -29,9 +29,11 @@ def read_rollouts(connection: Connection, endpoint: str | None) -> list[Rollout]
     return sorted(found, key=lambda rollout: (rollout.endpoint, rollout.concurrency))
 
 
-def read_rollout_history(connection: Connection, endpoint: str) -> list[Rollout]:
-    """Every change at one endpoint, oldest first."""
-    statement = select(rollouts).where(rollouts.c.endpoint == endpoint).order_by(rollouts.c.rollout_id)
+def read_rollout_history(connection: Connection, endpoint: str | None) -> list[Rollout]:
+    """Every change at every endpoint (or one), oldest first."""
+    statement = select(rollouts).order_by(rollouts.c.rollout_id)
+    if endpoint is not None:
+        statement = statement.where(rollouts.c.endpoint == endpoint)
     return [_value(row) for row in connection.execute(statement).mappings()]
 
 

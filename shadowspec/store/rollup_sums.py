@@ -15,6 +15,7 @@ from shadowspec.store.rollups import SUM_NAMES, RollupSums
 _rollups = tables.rollups.c
 
 Step = Literal["hour", "day"]
+ConfigAndLoad = tuple[str, int]  # fingerprint, concurrency
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,14 @@ def read_group_sums(
     *,
     step: Step | None = None,
     slice_key: str | None = None,
+    place: ConfigAndLoad | None = None,
     names: Sequence[str] = SUM_NAMES,
 ) -> list[GroupSums]:
-    """The sums of the hours from `since` up to, but without, `until`, sorted; one slice's alone where it is given.
+    """The sums of the hours from `since` up to, but without, `until`, sorted; one slice's or place's where it is given.
 
     Those not in `names` are not read and stay 0: adding up all of them takes several times as long as a few.
     """
-    where = of_hours(endpoint, since, until)
+    where = of_hours(endpoint, since, until, place)
     where += [] if slice_key is None else [_rollups.slice_key == slice_key]
     key: list[ColumnElement[Any]] = [_rollups.slice_key, _rollups.fingerprint, _rollups.concurrency]
     if step is not None:
@@ -64,12 +66,14 @@ def read_group_sums(
     )
 
 
-def of_hours(endpoint: str, since: datetime | None, until: datetime | None) -> list[ColumnElement[bool]]:
-    """That a rollup is the endpoint's, of an hour from `since` up to, but without, `until`."""
+def of_hours(
+    endpoint: str, since: datetime | None, until: datetime | None, place: ConfigAndLoad | None = None
+) -> list[ColumnElement[bool]]:
+    """That a rollup is the endpoint's (at a place), of an hour from `since` up to, but without, `until`."""
     where: list[ColumnElement[bool]] = [_rollups.endpoint == endpoint]
     where += [] if since is None else [_rollups.hour >= since]
     where += [] if until is None else [_rollups.hour < until]
-    return where
+    return where if place is None else [*where, _rollups.fingerprint == place[0], _rollups.concurrency == place[1]]
 
 
 def read_hours(connection: Connection, endpoint: str) -> tuple[datetime, datetime] | None:

@@ -6,7 +6,7 @@ those are kept out of every repr.
 """
 
 from shadowspec.types.arrivals import ARRIVING, ArrivedRequest, ServedRequest
-from shadowspec.types.audits import AcceptanceSums, AuditedRun, AuditedUnit, ReplayedRecord, StoredAudit
+from shadowspec.types.audits import AcceptanceSums, AuditedRun, AuditedUnit, LoopSpan, ReplayedRecord, StoredAudit
 from shadowspec.types.costs import BASELINE, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
 from shadowspec.types.flags import NO_FLAGS, Contract, Intervention, OutputContract, RunFlags, Validity
@@ -75,6 +75,7 @@ __all__ = [
     "Intervention",
     "LedgerEntry",
     "LoggedResponse",
+    "LoopSpan",
     "Memory",
     "OpenBlock",
     "OpenKey",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 
@@ -53,6 +53,16 @@ class ReplayedRecord:
     unit_key: str  # the session, or what stands for it; hashed
     event_time: datetime  # aware, UTC
     counts: tuple[tuple[FingerprintedConfig, ExpectedCounts], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSpan:
+    """What of an endpoint's loop is asked for: runs with these configs from `since` to `until`, both included."""
+
+    endpoint: str
+    fingerprints: Collection[str]
+    since: datetime  # event times; aware, UTC
+    until: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,14 @@ def test_the_whole_way(workspace: Workspace, traffic: str) -> None:
     assert "letters" in workspace.run("gate").out
 
 
+@pytest.mark.parametrize("span", [(), ("--period", "day")])
+def test_a_report_says_of_its_data_what_it_was_told(workspace: Workspace, span: tuple[str, ...]) -> None:
+    workspace.run("db", "upgrade")
+    assert workspace.run("report", *span, "--json").document["data_note"].startswith("Mirrored traffic")
+    workspace.replace_in_config("[gate]", '[dashboard]\ndata_note = "A rehearsal."\n\n[gate]')
+    assert workspace.run("report", *span, "--json").document["data_note"] == "A rehearsal."
+
+
 def test_rows_equal_records_and_identities_hold(workspace: Workspace, traffic: str) -> None:
     workspace.run("db", "upgrade")
     workspace.run("run", traffic)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import streamlit as st
+from sqlalchemy import Engine, event
 from streamlit.testing.v1 import AppTest
 
 from shadowspec.gate import asymptotic
+from shadowspec.gate.audit import AuditState
 from shadowspec.gating.audits import folded, run_audits
 from shadowspec.store import Store
 from shadowspec.types import AuditedRun, AuditedUnit, Decision, ExpectedCounts, RecordKey, ReplayedRecord, StoredAudit
@@ -89,6 +92,48 @@ def test_changes_open_the_audits_where_one_alarms(
     assert "\u2715 alarm since" in said(app)
     assert any("Production mismatch in 1 comparison" in warning.value for warning in app.warning)
     assert any("audit alarm: the loop accepts otherwise" in why for why in app.dataframe[0].value["Why"])
+
+
+@pytest.fixture
+def num_statements() -> Iterator[Callable[[], int]]:
+    """How many statements were sent to any database since one last asked."""
+    sent: list[str] = []
+
+    def keep(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        sent.append(statement)
+
+    def number() -> int:
+        found = len([each for each in sent if not each.startswith("PRAGMA")])
+        sent.clear()
+        return found
+
+    event.listen(Engine, "before_cursor_execute", keep)
+    yield number
+    event.remove(Engine, "before_cursor_execute", keep)
+
+
+def test_changes_ask_no_more_of_many_endpoints_than_of_one(
+    url: str, configured: Configure, open_page: Open, decision: Decision, num_statements: Callable[[], int]
+) -> None:
+    with Store.open(url) as store:
+        others = [name for name in store.endpoints() if name != decision.endpoint]
+        (fingerprint, config), *_ = store.fingerprints().items()
+        counts = ExpectedCounts(20.0, 60.0, 1.0, (1.0, 0.0), (19.0, 1.0, 0.0), 22, 90)
+        for name in others:  # so that everything is asked of each: replays, the loop beside them, audits
+            own = RecordKey(name, 0, 1)
+            store.save_replays([ReplayedRecord(own, name, decision.slice_key, "s", NOW, ((config, counts),))])
+            with store.audit_session(name) as session:
+                session.save([StoredAudit("", fingerprint, AuditState(1).document())])
+    assert len(others) > 1
+    asked = []
+    for where in ({"endpoint": decision.endpoint}, {}):
+        configured(url)
+        num_statements()
+        app = open_page("changes", window="all", **where)
+        assert not app.exception
+        asked.append(num_statements())
+        st.cache_resource.clear()
+    assert asked[0] == asked[1] > 5
 
 
 def test_without_replays_and_audits_nothing_is_said(

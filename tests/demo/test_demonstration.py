@@ -13,6 +13,7 @@ from shadowspec import demo, metrics
 from shadowspec.cli import main
 from shadowspec.store import Store
 from shadowspec.types import FunnelCounter
+from tests.cli_process import run_command
 
 REQUESTS = 48
 
@@ -58,6 +59,16 @@ def test_the_report_is_one_file_that_asks_the_network_for_nothing(finished: tupl
     assert not re.search(r"@import|url\(\s*['\"]?(?:https?:)?//", page)
     for endpoint in demo.SERVED_MODELS:
         assert endpoint in page
+
+
+@pytest.mark.slow
+def test_a_report_written_later_says_the_same_of_the_data(
+    finished: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ("--config", str(finished[0] / "shadowspec.toml"))
+    for span in ((), ("--period", "day")):
+        done = run_command(monkeypatch, capsys, "report", *config, *span, "--json")
+        assert done.document["data_note"] == demo.DATA_NOTE
 
 
 def test_the_demo_departs_from_the_default_policy_in_three_values_only(tmp_path: Path) -> None:

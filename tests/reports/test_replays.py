@@ -11,7 +11,7 @@ from shadowspec.gate.audit import AuditState
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports import build_report, render_html, render_json, render_markdown
 from shadowspec.reports.changes import Kind, override_changes
-from shadowspec.reports.replays import audit_rows, replay_rows
+from shadowspec.reports.replays import ReplayRow, audit_rows, replay_rows
 from shadowspec.types import AcceptanceSums, AuditedRun, Override, OverrideRecord, RecordKey, StoredAudit, Verdict
 from tests.reports.worlds import NOW, START, MemorySource, config
 
@@ -65,8 +65,12 @@ def source() -> MemorySource:
     return made
 
 
+def rows_of(source: MemorySource, endpoint: str) -> tuple[ReplayRow, ...]:
+    return replay_rows(source, source.replay_sums([endpoint]))[endpoint]
+
+
 def test_rows_pool_and_stand_beside_the_loop(source: MemorySource) -> None:
-    rows = {(row.slice_key, row.num_speculative_tokens): row for row in replay_rows(source, "editor")}
+    rows = {(row.slice_key, row.num_speculative_tokens): row for row in rows_of(source, "editor")}
     assert list(rows) == [("", 2), ("", 8), (CHAT, 2), (CODE, 2), (CODE, 8)]
     code = rows[CODE, 2]
     assert (code.num_requests, code.mean_acceptance_length, code.loop_mean_acceptance_length) == (800, 2.5, 2.5)
@@ -80,21 +84,21 @@ def test_rows_pool_and_stand_beside_the_loop(source: MemorySource) -> None:
     assert (whole.mismatch, whole.difference_text) == (None, "\u2014")
     deep = rows[CODE, 8]
     assert (deep.loop_num_requests, deep.loop_mean_acceptance_length, deep.state) == (0, None, "\u2014")
-    assert replay_rows(source, "elsewhere") == ()
+    assert rows_of(source, "elsewhere") == ()
 
 
 def test_too_few_sessions_are_said(source: MemorySource) -> None:
     source.replayed["editor"] = [sums(CODE, SHALLOW.fingerprint, 1.5, units=50)]
-    row = replay_rows(source, "editor")[1]
+    row = rows_of(source, "editor")[1]
     assert row.state == "too few sessions (50 replayed, 400 measured)"
     assert row.difference_text == "+0.00 \u2014"
 
 
 def test_audits_that_alarm_come_first(source: MemorySource) -> None:
-    code, chat = audit_rows(source, "editor")
+    code, chat = audit_rows(source, ["editor"])["editor"]
     assert (code.slice_key, code.config_name, code.words) == (CODE, "draft-k4", "alarm since 2026-03-02 09:30 UTC")
     assert (chat.words, chat.state.num_refused, chat.state.difference) == ("no alarm in 60 outputs", 1, 0.0)
-    assert audit_rows(source, "elsewhere") == ()
+    assert audit_rows(source, ["elsewhere"]) == {"elsewhere": ()}
 
 
 def test_every_format_shows_them(source: MemorySource) -> None:
@@ -133,6 +137,6 @@ def test_what_remembers_other_outputs_is_no_mismatch_of_production(source: Memor
     assert remembering.config.remembers
     assert not replace(remembering.config, suffix_memory_tokens=0).remembers
     source.replayed_with[SHALLOW.fingerprint] = remembering
-    rows = {(row.slice_key, row.num_speculative_tokens): row for row in replay_rows(source, "editor")}
+    rows = {(row.slice_key, row.num_speculative_tokens): row for row in rows_of(source, "editor")}
     assert rows[CHAT, 2].loop_mean_acceptance_length == 2.0  # shown beside it
     assert (rows[CHAT, 2].mismatch, rows[CHAT, 2].state) == (None, "\u2014")

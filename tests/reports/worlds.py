@@ -16,6 +16,7 @@ from shadowspec.types import (
     Decision,
     FingerprintedConfig,
     FunnelCounter,
+    LoopSpan,
     Memory,
     OverrideRecord,
     Parity,
@@ -73,17 +74,22 @@ class MemorySource:
     def replay_configs(self) -> dict[str, FingerprintedConfig]:
         return self.replayed_with
 
-    def replay_sums(self, endpoint: str) -> Sequence[AcceptanceSums]:
-        return self.replayed.get(endpoint, [])
+    def replay_sums(self, endpoints: Collection[str]) -> dict[str, list[AcceptanceSums]]:
+        return {name: self.replayed.get(name, []) for name in endpoints}
 
-    def loop_sums(
-        self, endpoint: str, fingerprints: Collection[str], since: datetime, until: datetime
-    ) -> Sequence[AcceptanceSums]:
-        own = self.looped.get(endpoint, [])
-        return [s for s in own if s.fingerprint in fingerprints and since <= s.first_event and s.last_event <= until]
+    def loop_sums(self, spans: Collection[LoopSpan]) -> dict[str, list[AcceptanceSums]]:
+        return {
+            span.endpoint: [
+                own
+                for own in self.looped.get(span.endpoint, [])
+                if own.fingerprint in span.fingerprints
+                if span.since <= own.first_event and own.last_event <= span.until
+            ]
+            for span in spans
+        }
 
-    def audit_states(self, endpoint: str) -> Sequence[StoredAudit]:
-        return self.audits.get(endpoint, [])
+    def audit_states(self, endpoints: Collection[str]) -> dict[str, list[StoredAudit]]:
+        return {name: self.audits.get(name, []) for name in endpoints}
 
     def latest_decisions(self) -> Sequence[Decision]:
         return self.decisions

@@ -13,6 +13,7 @@ from shadowspec.types import (
     AuditedUnit,
     BlockResult,
     FingerprintedConfig,
+    LoopSpan,
     RecordKey,
     Run,
     SpeculationConfig,
@@ -36,10 +37,10 @@ def sliced(result: BlockResult, slice_key: str) -> BlockResult:
 def test_a_record_replayed_twice_changes_nothing(store: Store) -> None:
     wanted = [examples.replayed(1, examples.config(), other("g")), examples.replayed(2)]
     assert store.save_replays(wanted) == 3
-    before = store.replay_sums("chat")
+    before = store.replay_sums(["chat"])["chat"]
     changed = replace(wanted[0], counts=tuple((config, examples.expected(9.0)) for config, _ in wanted[0].counts))
     assert store.save_replays([changed, wanted[1], wanted[1]]) == 0
-    assert store.replay_sums("chat") == before
+    assert store.replay_sums(["chat"])["chat"] == before
     assert store.save_replays([examples.replayed(1, other("h"))]) == 1
     assert store.save_replays([]) == 0
 
@@ -61,7 +62,7 @@ def test_replays_add_up_by_slice_and_config_over_sessions(store: Store) -> None:
             replace(examples.replayed(5), endpoint="elsewhere"),
         ]
     )
-    whole, single, slice_c = store.replay_sums("chat")
+    whole, single, slice_c = store.replay_sums(["chat"])["chat"]
     assert (whole.slice_key, whole.fingerprint, whole.num_requests, whole.num_units) == ("a=b", "fp", 3, 2)
     assert (whole.num_drafts, whole.num_draft_tokens, whole.num_accepted_tokens) == (6.75, 13.5, 13.5)
     assert whole.num_first_accepted_tokens == pytest.approx(9.0)
@@ -82,9 +83,9 @@ def test_the_newest_are_added_up(store: Store, monkeypatch: pytest.MonkeyPatch) 
     save_block(store, examples.block("b", range(1, 6)), records)
     monkeypatch.setattr(replays, "MAX_REPLAYS", 2)
     monkeypatch.setattr(replays, "MAX_RUNS", 3)
-    (own,) = store.replay_sums("chat")
+    (own,) = store.replay_sums(["chat"])["chat"]
     assert (own.num_requests, own.first_event, own.last_event) == (2, times[3], times[4])
-    (loop,) = store.loop_sums("chat", {"fp"}, times[0], times[4])
+    (loop,) = store.loop_sums([LoopSpan("chat", {"fp"}, times[0], times[4])])["chat"]
     assert (loop.num_requests, loop.first_event, loop.last_event) == (3, times[2], times[4])
 
 
@@ -97,13 +98,56 @@ def test_the_loops_runs_add_up_likewise(store: Store) -> None:
     later = replace(examples.record(5), event_time=examples.NOON + timedelta(hours=1))
     save_block(store, sliced(examples.block("d", range(5, 6)), "a=b"), [later])
     save_block(store, sliced(examples.block("e", range(6, 7), fingerprint="g"), "a=b"), [examples.record(6)])
-    (own,) = store.loop_sums("chat", {"fp"}, examples.NOON, examples.NOON)
+    (own,) = store.loop_sums([LoopSpan("chat", {"fp"}, examples.NOON, examples.NOON)])["chat"]
     assert (own.slice_key, own.fingerprint, own.num_requests, own.num_units) == ("a=b", "fp", 3, 3)
     assert (own.num_drafts, own.num_draft_tokens, own.num_accepted_tokens) == (6.0, 24.0, 15.0)
     assert own.num_first_accepted_tokens == 6.0
     assert (own.drafts_squares, own.accepted_drafts, own.accepted_squares) == (12.0, 30.0, 75.0)
-    assert [each.num_units for each in store.loop_sums("chat", {"fp"}, examples.NOON, later.event_time)] == [4]
-    assert store.loop_sums("chat", set(), examples.NOON, later.event_time) == []
+    (own,) = store.loop_sums([LoopSpan("chat", {"fp"}, examples.NOON, later.event_time)])["chat"]
+    assert own.num_units == 4
+    assert store.loop_sums([LoopSpan("chat", set(), examples.NOON, later.event_time)]) == {"chat": []}
+
+
+def test_each_endpoint_has_its_own_newest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endpoints asked for together are limited apart, and one without rows is there too."""
+    store.save_fingerprints([examples.config()])
+    for place, endpoint in enumerate(("chat", "editor")):
+        lines = range(10 * place + 1, 10 * place + 5)
+        times = {line: examples.NOON + timedelta(hours=place, minutes=line) for line in lines}
+        store.save_replays(
+            [replace(examples.replayed(line), endpoint=endpoint, event_time=time) for line, time in times.items()]
+        )
+        block = examples.block(endpoint, lines)
+        block = replace(block, block=replace(block.block, endpoint=endpoint))
+        records = [replace(examples.record(line), endpoint=endpoint, event_time=time) for line, time in times.items()]
+        save_block(store, block, records)
+        with store.audit_session(endpoint) as session:
+            session.save([StoredAudit("", "fp", {"x": place})])
+    monkeypatch.setattr(replays, "MAX_REPLAYS", 3)
+    monkeypatch.setattr(replays, "MAX_RUNS", 2)
+    names = ("chat", "editor", "elsewhere")
+    found = store.replay_sums(names)
+    assert {name: [sums.num_requests for sums in own] for name, own in found.items()} == {
+        "chat": [3],
+        "editor": [3],
+        "elsewhere": [],
+    }
+    assert found == {name: store.replay_sums([name])[name] for name in names}
+    spans = [LoopSpan(name, {"fp"}, examples.NOON, examples.NOON + timedelta(hours=2)) for name in names]
+    looped = store.loop_sums(spans)
+    assert {name: [sums.num_requests for sums in own] for name, own in looped.items()} == {
+        "chat": [2],
+        "editor": [2],
+        "elsewhere": [],
+    }
+    assert looped["editor"][0].first_event == examples.NOON + timedelta(hours=1, minutes=13)
+    assert looped == {span.endpoint: store.loop_sums([span])[span.endpoint] for span in spans}
+    assert store.audit_states(names) == {
+        "chat": [StoredAudit("", "fp", {"x": 0})],
+        "editor": [StoredAudit("", "fp", {"x": 1})],
+        "elsewhere": [],
+    }
+    assert (store.replay_sums([]), store.loop_sums([]), store.audit_states([])) == ({}, {}, {})
 
 
 def test_audited_runs_are_taken_in_once_and_in_order(store: Store) -> None:
@@ -123,12 +167,12 @@ def test_audited_runs_are_taken_in_once_and_in_order(store: Store) -> None:
         session.save([StoredAudit("", "fp", {"x": 2})])
         session.save([])
         states = session.states()
-    assert states == store.audit_states("chat")
-    assert store.audit_states("chat") == [
+    assert states == store.audit_states(["chat"])["chat"]
+    assert store.audit_states(["chat"])["chat"] == [
         StoredAudit("", "fp", {"x": 2}),
         StoredAudit("a=b", "fp", {"x": 1.5, "y": None}),
     ]
-    assert store.audit_states("elsewhere") == []
+    assert store.audit_states(["elsewhere"]) == {"elsewhere": []}
 
 
 def test_what_fails_leaves_everything_to_the_next(store: Store) -> None:
@@ -142,7 +186,7 @@ def test_what_fails_leaves_everything_to_the_next(store: Store) -> None:
 
     with pytest.raises(RuntimeError, match="killed"):
         killed()
-    assert store.audit_states("chat") == []
+    assert store.audit_states(["chat"])["chat"] == []
     with store.audit_session("chat") as session:
         assert len(session.take()) == 2
 

@@ -73,7 +73,11 @@ def test_group_sums_of_a_time_and_a_slice(measured: Store) -> None:
     assert {own.slice_key for own in measured.group_sums("chat", slice_key="prompt_class=chat")} == {
         "prompt_class=chat"
     }
-    assert measured.group_sums("nobody") == []
+    every = measured.group_sums("chat")
+    for place in {(own.fingerprint, own.concurrency) for own in every}:
+        of_place = [own for own in every if (own.fingerprint, own.concurrency) == place]
+        assert measured.group_sums("chat", place=place) == of_place
+    assert measured.group_sums("chat", place=("fp", 99)) == measured.group_sums("nobody") == []
     assert measured.rollup_hours("chat") == (NOON, NOON + timedelta(hours=20))
     assert measured.rollup_hours("nobody") is None
 

@@ -22,6 +22,7 @@ from shadowspec.types import (
     EndpointProgress,
     Fold,
     FunnelCounter,
+    LoopSpan,
     OpenBlock,
     OpenKey,
     PartitionId,
@@ -168,7 +169,7 @@ def test_a_gate_decides(url: str, make_role: Callable[[str], str]) -> None:
         for _ in range(2):
             with store.audit_session("chat") as audits:
                 audits.save([StoredAudit("", "fp", {"num_units": len(audits.take())})])
-        assert [own.num_units for own in store.replay_sums("chat")] == []
+        assert [own.num_units for own in store.replay_sums(["chat"])["chat"]] == []
         store.add_override(examples.override(Verdict.HOLD))  # as an audit does that alarms
         with store.evidence_session("chat") as session:  # twice: what is kept is also changed and forgotten
             for _ in range(2):
@@ -237,8 +238,9 @@ def test_a_reader_reads(url: str, make_role: Callable[[str], str], kind: RoleKin
     with granted(url, kind, role) as store:
         assert len(store.evidence("chat").runs) == len(store.rollups("chat")) == 1
         assert store.histogram("chat", "speedup").num_runs
-        assert (store.replay_sums("chat"), store.replay_configs(), store.audit_states("chat")) == ([], {}, [])
-        assert store.loop_sums("chat", ["fp"], examples.NOON, examples.NOON)
+        assert (store.replay_sums(["chat"]), store.replay_configs()) == ({"chat": []}, {})
+        assert store.audit_states(["chat"]) == {"chat": []}
+        assert store.loop_sums([LoopSpan("chat", ["fp"], examples.NOON, examples.NOON)])["chat"]
         with pytest.raises(StoreError, match="permission denied"), store.audit_session("chat") as audits:
             audits.take()
         with pytest.raises(StoreError, match="permission denied"):

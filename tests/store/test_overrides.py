@@ -51,7 +51,10 @@ def test_rollouts_keep_their_history_and_the_newest_stands(store: Store) -> None
     store.append_rollouts([first, other])
     store.append_rollouts([later])
     assert store.rollouts() == store.rollouts("chat") == [later, other]
+    elsewhere = replace(first, endpoint="editor")
+    store.append_rollouts([elsewhere])
     assert store.rollout_history("chat") == [first, other, later]
+    assert store.rollout_history() == [first, other, later, elsewhere]
     assert store.rollouts("code") == []
     with pytest.raises(StoreError):
         store.append_rollouts([replace(first, fingerprint="unknown")])

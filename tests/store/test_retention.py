@@ -83,8 +83,8 @@ def test_replays_and_audited_runs_go_with_the_rows_of_their_time(store: Store) -
                 audits.save([StoredAudit("", "fp", {"num_units": len(audits.take())})])
     store.append_decisions([examples.decision(Verdict.ENABLE)])
     store.retain(KEEP, now=NOW)
-    assert [own.num_requests for own in store.replay_sums("chat")] == [4]
-    assert store.audit_states("chat") == [StoredAudit("", "fp", {"num_units": 4})]
+    assert [own.num_requests for own in store.replay_sums(["chat"])["chat"]] == [4]
+    assert store.audit_states(["chat"])["chat"] == [StoredAudit("", "fp", {"num_units": 4})]
     assert count(store, "audits") == 8
     with store.audit_session("chat") as audits:
         assert len(audits.take()) == 8

@@ -177,6 +177,10 @@ def assert_failures_are_what_runs_add_up_to(store: Store, endpoint: str) -> None
     stored = store.failure_counts(endpoint)
     assert {key: +counts for key, counts in stored.items()} == {key: each for key, each in expected.items() if each}
     assert all(name in NAMES for counts in stored.values() for name in counts)
+    for place in {key[1:] for key in stored}:
+        of_place = {key: counts for key, counts in stored.items() if key[1:] == place}
+        assert store.failure_counts(endpoint, place=place) == of_place
+    assert store.failure_counts(endpoint, place=("unknown", 1)) == {}
     for hour, counts in by_hour.items():
         found: Counter[str] = Counter()
         for own_counts in store.failure_counts(endpoint, hour, hour + timedelta(hours=1)).values():

@@ -45,8 +45,8 @@ def test_upgrade_is_idempotent_and_keeps_the_data(database_url: str) -> None:
         assert store.records("chat") == [examples.record(1)]
         assert store.latest_decisions() == [examples.decision()]
         assert store.replay_configs() == {"fp": examples.config()}
-        assert [own.num_requests for own in store.replay_sums("chat")] == [1]
-        assert store.audit_states("chat") == [StoredAudit("", "fp", {"num_units": 1})]
+        assert [own.num_requests for own in store.replay_sums(["chat"])["chat"]] == [1]
+        assert store.audit_states(["chat"])["chat"] == [StoredAudit("", "fp", {"num_units": 1})]
 
 
 def test_every_revision_goes_down_and_up_with_data(blank_url: str) -> None:

@@ -18,9 +18,9 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.restarts import is_superseded
 from shadowspec.gating.plans import EndpointPlan, plan_stored
 from shadowspec.gating.runs import WATERMARK_HELD_BY
-from shadowspec.reports.build import funnel_of
 from shadowspec.reports.data_note import data_note
 from shadowspec.reports.evidence import interval
+from shadowspec.reports.funnel import funnel_of
 from shadowspec.reports.period.changes import changes_within
 from shadowspec.reports.period.model import BoardRow, Need, PeriodReport, Quality, SimulatedRate
 from shadowspec.reports.period.source import PeriodSource
@@ -61,11 +61,12 @@ def build_period_report(
     records = [record for record in (_at(own, until) for own in source.overrides()) if record is not None]
     orders = active(records, until)
     endpoints = sorted({*source.endpoints(), *settings.policies, *(own.endpoint for own in after)})
-    stages = {name: _stages(source.rollout_history(name), until) for name in endpoints}
-    board = [_row(own, orders, stages[own.endpoint], until) for own in standing]
+    rollouts = source.rollout_history()
+    stages = {(own.endpoint, own.concurrency): own for own in rollouts if own.decided_at < until}
+    board = [_row(own, orders, stages, until) for own in standing]
 
     # 2. What happened between them.
-    changes, has_left_out = changes_within(source, since, until, before, after, endpoints)
+    changes, has_left_out = changes_within(source, since, until, before, after, rollouts)
 
     # 3. What is still open, and how far the evidence can be trusted.
     plans = {name: _plan(source, settings, name, standing) for name in endpoints}
@@ -103,17 +104,15 @@ def _at(record: OverrideRecord, moment: datetime) -> OverrideRecord | None:
     return record
 
 
-def _stages(history: Sequence[Rollout], until: datetime) -> dict[int, Rollout]:
-    """The rollout of each load as it stood."""
-    return {own.concurrency: own for own in history if own.decided_at < until}
-
-
-def _row(measured: Decision, orders: Sequence[Override], stages: Mapping[int, Rollout], until: datetime) -> BoardRow:
+def _row(
+    measured: Decision, orders: Sequence[Override], stages: Mapping[tuple[str, int], Rollout], until: datetime
+) -> BoardRow:
+    """How a hypothesis stood; `stages` are the rollouts of each endpoint and load as they stood."""
     place = measured.endpoint, measured.slice_key, measured.concurrency
     standing = standing_verdict(*place, measured, orders, until)
     shown = standing.decision
     assert shown is not None, "something was decided"
-    rollout = stages.get(measured.concurrency) if not measured.slice_key else None
+    rollout = stages.get((measured.endpoint, measured.concurrency)) if not measured.slice_key else None
     share = measured.details.get("traffic_share")
     return BoardRow(
         endpoint=measured.endpoint,

@@ -27,7 +27,7 @@ def changes_within(
     until: datetime,
     before: Sequence[Decision],
     after: Sequence[Decision],
-    endpoints: Iterable[str],
+    rollouts: Iterable[Rollout],
 ) -> tuple[list[Change], bool]:
     """Everything from `since` up to, but without, `until`, by kind and each oldest first; whether some was left out.
 
@@ -42,8 +42,7 @@ def changes_within(
         *_of_fingerprints(words[:MAX_CHANGES], before, configs),
         *_of_overrides(source.overrides(), since, until),
     ]
-    for endpoint in endpoints:
-        found += _of_rollouts(source.rollout_history(endpoint), since, until, configs)
+    found += _of_rollouts(rollouts, since, until, configs)
     has_left_out = max(len(words), len(advice)) > MAX_CHANGES
     return sorted(found, key=lambda own: (_KINDS[own.kind], own.at, own.endpoint, own.slice_key)), has_left_out
 
@@ -190,13 +189,13 @@ def _of_order(own: Override, at: datetime, kind: ChangeKind, what: str) -> Chang
 
 
 def _of_rollouts(
-    history: Sequence[Rollout], since: datetime, until: datetime, configs: Mapping[str, FingerprintedConfig]
+    history: Iterable[Rollout], since: datetime, until: datetime, configs: Mapping[str, FingerprintedConfig]
 ) -> list[Change]:
     found = []
-    standing: dict[int, Rollout] = {}
+    standing: dict[tuple[str, int], Rollout] = {}
     for own in history:
-        old = standing.get(own.concurrency)
-        standing[own.concurrency] = own
+        place = own.endpoint, own.concurrency
+        old, standing[place] = standing.get(place), own
         if not since <= own.decided_at < until:
             continue
         moved = f"{old.stage} to {own.stage}" if old is not None and old.stage is not own.stage else f"{own.stage}"

@@ -45,8 +45,8 @@ class PeriodSource(Protocol):
         """Every override ever set, with what became of it."""
         ...
 
-    def rollout_history(self, endpoint: str) -> Sequence[Rollout]:
-        """Every change of stage or depth at an endpoint, oldest first."""
+    def rollout_history(self) -> Sequence[Rollout]:
+        """Every change of stage or depth, oldest first."""
         ...
 
     def group_sums(
