@@ -51,13 +51,13 @@ class EngineSettings:
     """How the engine runs.
 
     "auto": a GPU if there is one; bfloat16 on a GPU, float32 on a CPU; on a GPU CUDA graphs of the models' steps, and
-    Triton's kernels where it can run them.
+    Triton's kernels where it can run them.  These two have not run on a GPU yet, and so are no defaults.
     """
 
     device: str = "auto"
     dtype: str = "auto"
-    passes: str = "auto"
-    kernels: str = "auto"
+    passes: str = "dynamic"
+    kernels: str = "torch"
     seed: int = 0
     warmup_blocks: int = 2  # blocks run and thrown away before the first that counts
     audit_share: float = 0.05  # of the measured requests whose outputs are replayed after their block; 0: none

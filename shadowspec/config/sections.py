@@ -52,8 +52,8 @@ class EngineSection(Section):
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    passes: Literal["auto", "dynamic", "graphs"] = "auto"
-    kernels: Literal["auto", "torch", "triton"] = "auto"
+    passes: Literal["auto", "dynamic", "graphs"] = "dynamic"
+    kernels: Literal["auto", "torch", "triton"] = "torch"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     warmup_blocks: Annotated[int, Field(ge=0)] = 2
     audit_share: Annotated[float, Field(ge=0, le=1)] = 0.05

@@ -55,8 +55,8 @@ hash_secret_file = "shadowspec.secret"
 [engine]
 # device = "auto"       # "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1"
 # dtype = "auto"        # "auto" (bfloat16 on a GPU, float32 on a CPU), "float32", "bfloat16", "float16"
-# passes = "auto"       # "graphs": steps as CUDA graphs; "dynamic": none; "auto": graphs where they can be
-# kernels = "auto"      # "triton" (docs/kernels.md), "torch"; "auto": Triton's on a GPU that can run them
+# passes = "dynamic"    # "graphs": steps as CUDA graphs, not tried on a GPU yet; "auto": graphs where they can be
+# kernels = "torch"     # "triton" (docs/kernels.md), not tried on a GPU yet; "auto": Triton's where a GPU can run them
 # seed = 0              # of requests that bring none
 # warmup_blocks = 2     # run and thrown away before the first block that counts
 # audit_share = 0.05    # of the measured requests: their outputs are replayed, and compared with what the loop counted
