@@ -91,7 +91,9 @@ class Candidate:
 class Models:
     """Loads each model folder once onto one device; lives as long as the engines that share it."""
 
-    def __init__(self, device: str = "auto", dtype: str = "auto", passes: str = "dynamic", kernels: str = "torch") -> None:
+    def __init__(
+        self, device: str = "auto", dtype: str = "auto", passes: str = "dynamic", kernels: str = "torch"
+    ) -> None:
         """
         Args:
             passes: "graphs" (CUDA graphs), "dynamic" (none), "auto" (where device and forward pass have them).
