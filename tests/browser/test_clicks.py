@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 from playwright.sync_api import Page
 
+from dashboards.parts import trial_charts
 from dashboards.views import board
 from shadowspec.config import load_config
 from shadowspec.store import Store
@@ -77,6 +78,16 @@ def test_the_board_fetches_what_other_pages_need(site: Served, reader: Reader) -
         }""",
         arg=wanted,
     )
+    assert reader.errors == []
+
+
+def test_the_board_tries_charts_that_nobody_sees(site: Served, reader: Reader) -> None:
+    """So that the browser knows the library that draws them when a page with charts is asked for."""
+    reader.open(site.address())
+    reader.page.wait_for_function(
+        "number => document.querySelector('.ss-host')?.tried === number", arg=len(trial_charts.TRIALS)
+    )
+    assert reader.page.locator("canvas, svg.marks").count() == 0
     assert reader.errors == []
 
 
