@@ -146,6 +146,17 @@ def test_the_board_is_come_back_to_as_it_was_left(site: Served, reader: Reader) 
     assert page.url == evidence
 
 
+def test_a_phone_shows_every_label_of_a_heat_map(site: Served, new_reader: Callable[..., Reader]) -> None:
+    written = {}
+    for width in (1280, 390):
+        own = new_reader(width=width)
+        own.open(site.address("explorer"))
+        labels = own.page.locator("svg.marks .role-axis-label text").all()
+        written[width] = sorted(label.text_content() or "" for label in labels if label.get_attribute("opacity") != "0")
+    assert len(written[1280]) > 4
+    assert written[390] == written[1280]
+
+
 def test_the_whole_board_is_reached_by_keyboard(site: Served, reader: Reader) -> None:
     reader.open(site.address())
     seen = set()
