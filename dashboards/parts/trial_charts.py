@@ -1,8 +1,8 @@
 """Small charts that the browser draws once, unseen, while the board is read.
 
-The library that draws charts is a megabyte of script, which a browser translates as it is first run: without a trial
-the first visit of the evidence page, with its thirteen charts, spends a quarter of its time on that.  They have the
-marks, scales, axes and legends of the real ones, and no data of anyone's.
+The library that draws charts is most of a megabyte of script, which a browser translates as it is first run: without a
+trial the first visit of the evidence page takes a fifth longer (docs/dashboard.md).  They have the marks, scales, axes
+and legends of the real ones, and no data of anyone's.
 """
 
 from __future__ import annotations
