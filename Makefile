@@ -48,6 +48,11 @@ test-browser: $(VENV)/.installed-test ## Look at every page of the dashboard in 
 	@.ci/chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10 -m "browser or not browser" tests/browser $(ARGS)
 
+.PHONY: pictures
+pictures: $(VENV)/.installed-test ## Take README's pictures again (ARGS="--report shadowspec-demo/report.html", "--config large.toml")
+	@.ci/chromium
+	$(BIN)/python -m tests.browser.pictures $(ARGS)
+
 .PHONY: test-faults
 test-faults: $(VENV)/.installed-test ## Break everything around two workers, then count (SEED=1 FAULTS=40 MESSAGES=5000)
 	@.ci/postgres

@@ -2,6 +2,21 @@
 // A link is followed as the browser's own Back and Forward are: the board's address stays in the history with every
 // filter in it (a page that Python switches to writes its parameters over the address of the page that is left).
 // What is open is kept across redraws, and handed to Python so that the address says it.
+
+// Draws each chart once where nobody sees it, one whenever nobody waits: what draws them is slow at its first use alone.
+async function tryCharts(host, script, charts, idle) {
+  const { embed, expressionInterpreter } = await (await import(script)).t();
+  for (const chart of charts) {
+    await new Promise((resolve) => idle(resolve));
+    const { finalize, view } = await embed(document.createElement("div"), chart, {
+      ast: true, expr: expressionInterpreter, actions: false, renderer: "svg",
+    });
+    await view.resize().runAsync();
+    finalize();
+  }
+  host.tried = charts.length;
+}
+
 export default function ({ data, parentElement, setTriggerValue, setStateValue }) {
   let host = parentElement.querySelector(".ss-host");
   if (!host) {
@@ -35,6 +50,7 @@ export default function ({ data, parentElement, setTriggerValue, setStateValue }
     const next = () => {
       const name = host.ahead.shift();
       if (name && folder) import(new URL(name, folder).href).catch(() => {}).then(() => idle(next));
+      else if (folder && data.charts) tryCharts(host, new URL(data.charts, folder).href, data.trials, idle);
     };
     idle(next);
   }

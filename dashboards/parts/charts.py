@@ -27,10 +27,13 @@ HEIGHT = 260
 DAY_MS = 86_400_000
 DAYS = alt.Axis(format="%d %b", labelOverlap=True, tickMinStep=DAY_MS)  # no day twice
 HOURS = alt.Axis(format="%d %b %H:%M", labelOverlap=True)  # as the tables write them
-BELOW = alt.Legend(orient="bottom", labelLimit=260, columns=3)  # beside a chart it would leave a phone no width
+# Beside a chart a legend would leave a phone no width; its symbols are not as pale as a band that they stand for.
+BELOW = alt.Legend(orient="bottom", labelLimit=260, columns=3, symbolOpacity=1)
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY)
 
-_STACKED = {"bottom": {"anchor": "start", "direction": "vertical"}}
+# Legends stand below each other: side by side, a phone would cut the second off.  Close to the drawing, whose height
+# they take from.
+_LEGEND = {"layout": {"bottom": {"anchor": "start", "direction": "vertical"}}, "padding": 2, "offset": 8}
 _altair = Lock()  # what is enabled in it is enabled in every thread
 NUM_KEPT = 128  # drawings of each chart; some tens of kB each
 Rows = Sequence[dict[str, Any]]
@@ -89,8 +92,7 @@ def specification(chart: Any, height: int) -> dict[str, Any]:
     return found | {
         "datasets": rows,
         "height": height,
-        # Legends stand below each other: side by side, a phone would cut the second off.
-        "config": {**found.get("config", {}), "view": {"strokeWidth": 0}, "legend": {"layout": _STACKED}},
+        "config": {**found.get("config", {}), "view": {"strokeWidth": 0}, "legend": _LEGEND},
     }
 
 
@@ -115,24 +117,21 @@ def _named_rows(data: Any, **options: Any) -> dict[str, str]:
 alt.data_transformers.register("named_rows", _named_rows)
 
 
-def kept(height: int = HEIGHT) -> Callable[[Callable[..., Any]], Callable[..., Drawn]]:
+def kept(draw: Callable[..., Any]) -> Callable[..., Drawn]:
     """Draw a chart of the same values once for each zone: Altair takes some 20 ms for one.
 
-    The values must be hashable; a chart that is kept brings its height, unless it is shown with another.
+    The values must be hashable; a chart that is kept has the usual height, unless it is shown with another.
     """
 
-    def keep(draw: Callable[..., Any]) -> Callable[..., Drawn]:
-        @lru_cache(maxsize=NUM_KEPT)
-        def drawn(_zone: str, *values: Any) -> Drawn:
-            return Drawn(specification(draw(*values), height))
+    @lru_cache(maxsize=NUM_KEPT)
+    def drawn(_zone: str, *values: Any) -> Drawn:
+        return Drawn(specification(draw(*values), HEIGHT))
 
-        @wraps(draw)
-        def found(*values: Any) -> Drawn:
-            return drawn(str(viewer_zone()), *values)
+    @wraps(draw)
+    def found(*values: Any) -> Drawn:
+        return drawn(str(viewer_zone()), *values)
 
-        return found
-
-    return keep
+    return found
 
 
 def fixed(channel: Any, pixels: float) -> Any:

@@ -15,7 +15,7 @@ from shadowspec.reports.predicted_words import HEAD, cost_note, frontier_lines, 
 from shadowspec.reports.predictions import Prediction, predictions
 from shadowspec.words import plain_text, slice_title
 
-from . import charts, queries, source, states, words
+from . import charts, formats, queries, source, states, words
 
 _TERMS = {
     "Tokens per step": "mean-length",
@@ -47,8 +47,11 @@ def draw(endpoint: str, slice_key: str) -> None:
     st.caption(prediction_summary(found))
     if found:
         _table(found, _price(endpoint))
-    for own in frontiers(cells, queries.configs(), costs, queries.replayed_ways(endpoint)):
-        _frontier(endpoint, own)
+    drawn = frontiers(cells, queries.configs(), costs, queries.replayed_ways(endpoint))
+    for first in range(0, len(drawn), 2):
+        for column, own in zip(st.columns(2), drawn[first : first + 2], strict=False):
+            with column:
+                _frontier(endpoint, own)
 
 
 def _price(endpoint: str) -> float | None:
@@ -80,7 +83,8 @@ def _frontier(endpoint: str, own: SliceFrontier) -> None:
         help_text=words.definition("frontier"),
         height=300,
     )
-    st.markdown("\n".join(f"- {plain_text(line)}" for line in frontier_lines(own)))
+    lines = "".join(f"<li>{formats.text(line)}</li>" for line in frontier_lines(own))
+    st.html(f'<ul class="ss-notes">{lines}</ul>')
 
 
 def _row(each: Gain, *, is_best: bool) -> dict[str, Any]:

@@ -28,7 +28,7 @@ ARMS = alt.Scale(domain=[arm.value for arm in Arm], range=[charts.ARM_COLOUR[arm
 LEGEND_TOP = alt.Legend(orient="top", title=None)
 
 
-@charts.kept()
+@charts.kept
 def path(own: TestPath, axis_title: str) -> Any:
     """Estimate within its bounds at every look (or after every unit), the threshold, and where the verdict changed."""
     shown = shown_as(own.name)
@@ -63,7 +63,7 @@ def path(own: TestPath, axis_title: str) -> Any:
         layers = [bounds, base.mark_point(color=charts.BLUE, filled=True, size=90).encode(y=y, tooltip=tooltip)]
     else:
         band = base.mark_area(color=charts.BLUE, opacity=0.18).encode(
-            y=alt.Y("lower:Q", title=axis_title), y2=alt.Y2("upper:Q")
+            y=alt.Y("lower:Q", title=axis_title), y2=alt.Y2("upper:Q"), tooltip=tooltip
         )
         layers = [band, base.mark_line(color=charts.BLUE, point=len(rows) < 60).encode(y=y, tooltip=tooltip)]
     if own.threshold is not None:
@@ -128,7 +128,7 @@ def forest(rows: Sequence[BoardRow], figure: str) -> charts.Drawn:
     return _forest(tuple(found), tuple(sorted(thresholds)), speedup_range(rows) if figure == "speedup" else None)
 
 
-@charts.kept()
+@charts.kept
 def _forest(found: Sequence[_Bounds], thresholds: Sequence[float], range_: tuple[float, float] | None) -> Any:
     """The plot of these lines; `range_` is the axis of speedups, None for shares."""
     shown = percent if range_ is None else times
@@ -156,7 +156,7 @@ def _forest(found: Sequence[_Bounds], thresholds: Sequence[float], range_: tuple
     return charts.layered(bounds, point, *(layer for line in lines for layer in line))
 
 
-@charts.kept()
+@charts.kept
 def positions(counts: SpeculationCounts) -> Any:
     """Acceptance by drafted position: marginal (of all steps), conditional (of those that accepted the one before)."""
     rates = {
@@ -183,7 +183,7 @@ def positions(counts: SpeculationCounts) -> Any:
     )
 
 
-@charts.kept()
+@charts.kept
 def steps(counts: SpeculationCounts) -> Any:
     """How many drafted tokens a step accepted."""
     rows = [
@@ -205,7 +205,7 @@ def steps(counts: SpeculationCounts) -> Any:
     )
 
 
-@charts.kept()
+@charts.kept
 def latency(found: Sequence[Distribution]) -> Any:
     """Share of requests at or below each latency, both arms, with their quantiles."""
     rows = [{"ms": edge, "share": share, "arm": own.arm.value} for own in found for edge, share in own.cumulative]
@@ -230,7 +230,7 @@ def latency(found: Sequence[Distribution]) -> Any:
     )
 
 
-@charts.kept(210)
+@charts.kept
 def parts(found: Sequence[TimeParts]) -> Any:
     """Where the mean request's time goes: the compute of each arm, in the order in which it happens."""
     order = ["prefill", "decode", "draft", "verify", "other"]
@@ -245,7 +245,7 @@ def parts(found: Sequence[TimeParts]) -> Any:
     colours = [charts.PURPLE, charts.GREY, charts.ORANGE, charts.BLUE, charts.SKY]
     return (
         alt.Chart(charts.frame(rows))
-        .mark_bar(height=28)
+        .mark_bar(height=alt.RelativeBandSize(band=0.7))
         .encode(
             y=alt.Y("arm:N", title=None, sort=[arm.value for arm in Arm]),
             x=alt.X("ms:Q", title="mean ms of a request", stack="zero"),
@@ -260,7 +260,7 @@ def parts(found: Sequence[TimeParts]) -> Any:
     )
 
 
-@charts.kept(210)
+@charts.kept
 def differences(bars: Sequence[SpeedupBin], threshold: float | None) -> Any:
     """Requests by their own speedup: each is one request through both arms."""
     rows = [

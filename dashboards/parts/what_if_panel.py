@@ -175,14 +175,16 @@ def _savings(endpoint: str, slice_key: str, chosen: LoadCell, policy_price: floa
     month = saved_per_month(time, span_h, share / 100, price)
     columns = st.columns(4)
     unit = f"{settings.currency} per million output tokens"
-    columns[0].metric("Baseline", number(time.cost_per_million(Arm.BASELINE, price)), help=unit)
-    columns[1].metric("Speculative", number(time.cost_per_million(Arm.SPECULATIVE, price)), help=unit)
-    columns[2].metric("Saved", number(saved), help=f"{unit}; below 0 it costs more")
+    columns[0].metric("Baseline", number(time.cost_per_million(Arm.BASELINE, price)))
+    columns[1].metric("Speculative", number(time.cost_per_million(Arm.SPECULATIVE, price)))
+    columns[2].metric("Saved", number(saved), help="Below 0 it costs more.")
     columns[3].metric(
         "Saved per month",
         number(month, 0),
-        help=f"{settings.currency}; this traffic as it was mirrored over {span_h:,.0f} hours, as if it went on so.",
+        help=f"This traffic as it was mirrored over {span_h:,.0f} hours, as if it went on so.",
     )
+    for column, said in zip(columns, (unit, unit, unit, settings.currency), strict=True):
+        column.caption(said)
     st.caption(
         f"From measured device time of the last 30 days of traffic at load {chosen.concurrency} with "
         f"{plain_text(chosen.config_name)}, on the engine that measured; another engine has other times."
@@ -192,10 +194,12 @@ def _savings(endpoint: str, slice_key: str, chosen: LoadCell, policy_price: floa
 def _device_time(time: DeviceTime) -> None:
     baseline, speculative = (time.seconds_per_million(arm) for arm in Arm)
     columns = st.columns(3)
-    columns[0].metric("Baseline", f"{number(baseline, 0)} s", help="Device seconds per million output tokens")
-    columns[1].metric("Speculative", f"{number(speculative, 0)} s", help="Device seconds per million output tokens")
+    columns[0].metric("Baseline", f"{number(baseline, 0)} s")
+    columns[1].metric("Speculative", f"{number(speculative, 0)} s")
     if baseline is not None and speculative is not None:
-        columns[2].metric("Saved", f"{number(baseline - speculative, 0)} s", help="Below 0 it takes more")
+        columns[2].metric("Saved", f"{number(baseline - speculative, 0)} s", help="Below 0 it takes more.")
+    for column in columns:
+        column.caption("of the device per million output tokens")
     st.caption(
         "No price is set, so that this is device time: move the slider, or set `[dashboard] price_per_gpu_hour`."
     )

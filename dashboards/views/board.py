@@ -26,11 +26,13 @@ from shadowspec.words import plural
 from ..parts import formats, source, states, words
 from ..parts.board_columns import COLUMNS
 from ..parts.board_table import TableContext, speedup_range, table_html
+from ..parts.trial_charts import TRIALS
 
 AHEAD = (
     "embed", "vega-interpreter", "loadVegaEmbed", "ArrowVegaLiteChart", "DataFrame", "Metric", "DownloadButton",
     "Multiselect",
 )  # fmt: skip
+CHARTS = "loadVegaEmbed."  # the one of them that hands out what draws charts
 LABEL_KEYS = 6  # slice labels that get a filter of their own; a slice has two by default
 
 
@@ -130,6 +132,8 @@ def _table(board: Board, found: Found, sort: str) -> None:
             "open": _open(),
             "opened": opened,
             "ahead": scripts_ahead(),
+            "charts": next((name for name in scripts_ahead() if name.startswith(CHARTS)), None),
+            "trials": TRIALS,
         },
         on_sort_change=_sort,
         on_open_change=_keep_open,

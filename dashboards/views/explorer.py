@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ from ..parts import charts, formats, queries, run_table, states
 WINDOWS: Mapping[str, int | None] = {"7 days": 7, "30 days": 30, "90 days": 90, "all": None}
 VIEWS = ("heat map", "curves")
 SEQUENTIAL: Literal["viridis"] = "viridis"  # even in lightness: read by the colour-blind and in grey
+LABEL_CHARACTER_PX = 7  # of an axis, about
+MAX_SLANTED = 16  # labels that find room beside each other on a phone
 DIVERGING = ("#D55E00", "#F7F7F7", "#0072B2")  # about 1: slower and faster than the baseline
 
 
@@ -141,7 +143,7 @@ def _draw(grid: Grid, view: str) -> None:
         alt.Tooltip("text:N", title=own.title),
         alt.Tooltip("num_runs:Q", title="requests (n)", format=","),
     ]
-    across = alt.X("x:N", sort=list(grid.x_values), title=_title(grid.x), axis=alt.Axis(labelAngle=0, labelLimit=110))
+    across = alt.X("x:N", sort=list(grid.x_values), title=_title(grid.x), axis=_level_or_slanted(grid.x_values))
     if view == VIEWS[0]:
         height = max(56 * len(grid.y_values) + 110, 220)  # beside one row the title of the axis would be cut
         down = alt.Y("y:N", sort=list(grid.y_values), title=_title(grid.y), axis=alt.Axis(labelLimit=120))
@@ -195,6 +197,19 @@ def _draw(grid: Grid, view: str) -> None:
         )
 
 
+def _level_or_slanted(values: Sequence[str]) -> alt.Axis:
+    """Labels slant where the drawing is too narrow for them side by side: a phone would leave every other one out."""
+    needed = LABEL_CHARACTER_PX * len(values) * (max(map(len, values)) + 1)
+    is_narrow = f"width < {needed}"
+    return alt.Axis(
+        labelAngle=alt.ExprRef(f"{is_narrow} ? -40 : 0"),
+        labelAlign=alt.ExprRef(f"{is_narrow} ? 'right' : 'center'"),
+        labelBaseline=alt.ExprRef(f"{is_narrow} ? 'middle' : 'top'"),
+        labelLimit=110,
+        labelOverlap=len(values) > MAX_SLANTED,
+    )
+
+
 def _row(grid: Grid, cell: Cell, kind: str) -> dict[str, Any]:
     return {
         "x": plain_text(cell.x),
@@ -223,16 +238,16 @@ def _scale(grid: Grid, kind: str) -> alt.Scale:
 
 
 def _ink(grid: Grid, value: float | None, kind: str) -> str:
-    """Black on light cells, white on dark ones."""
+    """Black on light cells, white on dark ones: whichever of the two is told better from the cell's colour."""
     values = _values(grid)
     if value is None or not values:
         return "#808080"
     if kind == "times":
         reach = max(*(abs(each - 1.0) for each in values), 0.05)
-        return "#FFFFFF" if abs(value - 1.0) / reach > 0.6 else "#17202A"
+        return "#FFFFFF" if (value - 1.0) / reach > 0.85 else "#17202A"  # the slowest is not dark either
     low, high = min(values), max(values)
     place = (value - low) / (high - low) if high > low else 1.0
-    return "#17202A" if place > 0.55 else "#FFFFFF"
+    return "#17202A" if place > 0.48 else "#FFFFFF"
 
 
 def _say_what_it_is(grid: Grid, since: datetime | None, newest: datetime) -> None:

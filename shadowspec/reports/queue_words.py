@@ -42,13 +42,20 @@ def queue_cells_text(cell: QueueCell, row: QueueRow) -> list[str]:
         cell.config.name,
         str(cell.config.num_speculative_tokens),
         str(cell.concurrency),
-        "as recorded" if row.traffic == 1.0 else f"{row.traffic:.3g}\u00d7",
+        _traffic(row.traffic),
         percent(row.baseline.utilisation),
         _waits(row.baseline),
         percent(row.speculative.utilisation),
         _waits(row.speculative),
         times(row.response_speedup),
     ]
+
+
+def _traffic(factor: float) -> str:
+    """How many times as fast the recorded arrivals come, to three digits or as a whole number."""
+    if factor == 1.0:
+        return "as recorded"
+    return f"{factor:,.0f}\u00d7" if factor >= 100.0 else f"{factor:.3g}\u00d7"
 
 
 def _waits(arm: ArmQueue) -> str:

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 from playwright.sync_api import Page
 
+from dashboards.parts import trial_charts
 from dashboards.views import board
 from shadowspec.config import load_config
 from shadowspec.store import Store
@@ -80,6 +81,16 @@ def test_the_board_fetches_what_other_pages_need(site: Served, reader: Reader) -
     assert reader.errors == []
 
 
+def test_the_board_tries_charts_that_nobody_sees(site: Served, reader: Reader) -> None:
+    """So that the browser knows the library that draws them when a page with charts is asked for."""
+    reader.open(site.address())
+    reader.page.wait_for_function(
+        "number => document.querySelector('.ss-host')?.tried === number", arg=len(trial_charts.TRIALS)
+    )
+    assert reader.page.locator("canvas, svg.marks").count() == 0
+    assert reader.errors == []
+
+
 def test_a_search_finds_by_name(site: Served, reader: Reader) -> None:
     reader.open(site.address())
     every = rows(reader.page)
@@ -133,6 +144,17 @@ def test_the_board_is_come_back_to_as_it_was_left(site: Served, reader: Reader) 
     reader.act(page.get_by_role("link", name="Evidence", exact=True).first.click)
     reader.expect("Confidence sequences")
     assert page.url == evidence
+
+
+def test_a_phone_shows_every_label_of_a_heat_map(site: Served, new_reader: Callable[..., Reader]) -> None:
+    written = {}
+    for width in (1280, 390):
+        own = new_reader(width=width)
+        own.open(site.address("explorer"))
+        labels = own.page.locator("svg.marks .role-axis-label text").all()
+        written[width] = sorted(label.text_content() or "" for label in labels if label.get_attribute("opacity") != "0")
+    assert len(written[1280]) > 4
+    assert written[390] == written[1280]
 
 
 def test_the_whole_board_is_reached_by_keyboard(site: Served, reader: Reader) -> None:

@@ -14,7 +14,7 @@ from dashboards.parts import charts
 def test_a_kept_chart_is_drawn_once_for_each_value_and_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    @charts.kept(120)
+    @charts.kept
     def line(height: int) -> Any:
         calls.append(height)
         return alt.Chart(charts.frame([{"x": 1, "y": height}])).mark_line().encode(x="x:Q", y="y:Q")
@@ -25,7 +25,7 @@ def test_a_kept_chart_is_drawn_once_for_each_value_and_zone(monkeypatch: pytest.
     monkeypatch.setattr(charts, "viewer_zone", lambda: "Europe/Berlin")
     assert line(3) is not first
     assert calls == [3, 4, 3]
-    assert first.spec["height"] == 120
+    assert first.spec["height"] == charts.HEIGHT
 
 
 def test_a_chart_carries_its_words() -> None:

@@ -57,6 +57,21 @@ def cell_of(own: list[ArrivedRequest], found: list[ServedRequest]) -> QueueCell:
     return cell
 
 
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [
+        (1.0, "as recorded"),
+        (0.512, "0.512\u00d7"),
+        (12.34, "12.3\u00d7"),
+        (787.2, "787\u00d7"),
+        (1260.4, "1,260\u00d7"),
+    ],
+)
+def test_the_traffic_is_said_in_figures_that_are_read_at_a_glance(factor: float, said: str) -> None:
+    cell = cell_of(arrivals(MIN_ARRIVALS), timed(arrivals(MIN_ARRIVALS)))
+    assert queue_cells_text(cell, replace(cell.rows[0], traffic=factor))[3] == said
+
+
 def test_a_timed_request_takes_its_own_time_and_another_one_that_of_its_slice() -> None:
     own = arrivals(400, slices=(CODE, CHAT))
     code, chat = [each for each in own if each.slice_key == CODE], [each for each in own if each.slice_key == CHAT]
