@@ -47,6 +47,8 @@ SAMPLING = {
         presence_penalty=0.3,
         frequency_penalty=0.2,
     ),
+    "few": SamplingParameters(temperature=0.9, max_tokens=8, top_k=4),
+    "likely": SamplingParameters(temperature=0.9, max_tokens=8, min_p=0.05),
     "truncated": SamplingParameters(temperature=0.9, max_tokens=8, top_p=0.8, top_k=9, min_p=0.01),
 }
 
@@ -142,7 +144,7 @@ def test_both_arms_and_lookups(kind: str, is_static: bool, pair: tuple[LoadedMod
 def test_a_batch_that_is_truncated_throughout_runs_on_torch(pair: tuple[LoadedModel, LoadedModel]) -> None:
     kernels = Kernels("triton", DEVICE)
     target, draft = (fusing(own, kernels) for own in pair)
-    own = requests("truncated")
+    own = requests("truncated", "few", "likely")  # the latter with top-k and min-p alone
     assert decoded(target, draft, own, VerifyRule.REJECTION) == decoded(*pair, own, VerifyRule.REJECTION)
     assert kernels.ran()["verify"].keys() == {"torch"}
 
