@@ -110,6 +110,11 @@ bench-costs: $(VENV)/.installed-base ## Hold the cost model against the loop (no
 bench-kernels: $(VENV)/.installed-kernels ## Measure the Triton kernels against their torch twins, on a GPU (ARGS=--small tries it without)
 	$(BIN)/python kernels/benchmarks/kernel_costs.py $(ARGS)
 
+.PHONY: bench-gpu
+bench-gpu: $(VENV)/.installed-kernels ## Measure the engine on a GPU: against transformers, a step, its waits, and the kernels (ARGS=--small tries it without)
+	$(BIN)/python kernels/benchmarks/gpu_decode.py $(ARGS)
+	$(BIN)/python kernels/benchmarks/kernel_costs.py $(ARGS)
+
 .PHONY: soak
 soak: $(VENV)/.installed-base ## Measure the same blocks for 45 minutes: flat memory, steady steps, equal results (ARGS="--minutes 5")
 	$(BIN)/python kernels/benchmarks/soak.py $(ARGS)

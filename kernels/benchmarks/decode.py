@@ -96,7 +96,7 @@ def theirs_assisted(target: Any, draft: Any, requests: list[Request]) -> int:
     draft.generation_config.assistant_confidence_threshold = 0.0
     tokens = 0
     for request in requests:
-        prompt = torch.tensor([request.prompt])
+        prompt = torch.tensor([request.prompt], device=target.device)
         out = target.generate(
             prompt, attention_mask=torch.ones_like(prompt), assistant_model=draft, **_settings(request)
         )
@@ -108,8 +108,9 @@ def theirs_assisted(target: Any, draft: Any, requests: list[Request]) -> int:
 def theirs_plain(target: Any, requests: list[Request]) -> int:
     """transformers' plain generation of the whole batch, left-padded; the number of tokens."""
     longest = max(len(request.prompt) for request in requests)
-    padded = torch.tensor([[0] * (longest - len(r.prompt)) + list(r.prompt) for r in requests])
-    mask = torch.tensor([[0] * (longest - len(r.prompt)) + [1] * len(r.prompt) for r in requests])
+    device = target.device
+    padded = torch.tensor([[0] * (longest - len(r.prompt)) + list(r.prompt) for r in requests], device=device)
+    mask = torch.tensor([[0] * (longest - len(r.prompt)) + [1] * len(r.prompt) for r in requests], device=device)
     out = target.generate(padded, attention_mask=mask, **_settings(requests[0]))
     return int((out.shape[1] - longest) * len(requests))
 

@@ -226,6 +226,7 @@ def _endpoint(
         target=target,
         logprobs_mode=logprobs_mode,
         near_tie_logit=NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,
+        kernels=models.kernels,
     )
     fingerprints = fingerprints_of(models.load(own.target), draftings, depths) if is_stored else ()
     return EndpointReplay(replayer, tokenizer, ends, draftings, fingerprints)

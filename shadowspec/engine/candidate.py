@@ -108,6 +108,7 @@ class Models:
         self._new_recorder = choose_recorder(passes, self.device)
         self.kernels = choose_kernels(kernels, self.device)
         self._loaded: dict[str, LoadedModel] = {}
+        self._twins: dict[str, LoadedModel] = {}  # targets as their own drafts
         self._heads: dict[tuple[str, str, str], LoadedHeads] = {}  # by folder, kind and target
         self._sharing: dict[tuple[str, str], LoadedModel] = {}  # drafts of another vocabulary, by folder and target
 
@@ -134,6 +135,14 @@ class Models:
                 'transformers, which is not recorded; set passes = "auto" or "dynamic"'
             )
         return loaded
+
+    def _beside(self, target: LoadedModel) -> LoadedModel:
+        """A target that drafts for itself: the same weights, with passes over a cache of its own."""
+        if target.passes is None:
+            return target
+        if target.path not in self._twins:
+            self._twins[target.path] = self._recorded(target)
+        return self._twins[target.path]
 
     def heads(self, path: str, kind: str, target: LoadedModel) -> LoadedHeads:
         """The heads of a folder over a target, loaded at their first use.
@@ -169,7 +178,8 @@ class Models:
             ModelError: it cannot be loaded, does not fit the target or drafts fewer tokens than are asked for.
         """
         if config.draft is None or config.proposer not in KINDS:
-            return self.draft_model(config, target.tokenizer, target.path)
+            draft = self.draft_model(config, target.tokenizer, target.path)
+            return self._beside(target) if draft is target else draft
         heads = self.heads(config.draft, config.proposer, target)
         most = heads.max_speculative_tokens
         if most is not None and config.num_speculative_tokens > most:

@@ -9,7 +9,8 @@ weights at each load (`models.load_model`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -53,6 +54,10 @@ def why_not_direct(model: Any) -> str | None:
     return None
 
 
+def _unchanged(states: torch.Tensor) -> torch.Tensor:
+    return states
+
+
 class DirectLlama:
     """The forward pass of a model for which `why_not_direct` is None.
 
@@ -69,7 +74,9 @@ class DirectLlama:
         self.embedding = body.embed_tokens.weight.data  # [vocabulary, hidden]
         head = model.lm_head.weight.data  # [vocabulary, hidden]; the same tensor where the two are tied
         self._is_tied = head.data_ptr() == self.embedding.data_ptr()
-        self._head = Matrix.of(head, is_held=self._is_tied)
+        # As it lies on a GPU, where kernels read its rows.
+        self._head: Callable[[torch.Tensor], torch.Tensor]
+        self._head = self._matrix = Matrix.of(head, is_held=self._is_tied or head.device.type != "cpu")
         self._norm = Norm.of(body.norm, body.norm.weight.data)
         self._layers = tuple(taken_over(layer, head_dim) for layer in body.layers)
 
@@ -77,7 +84,7 @@ class DirectLlama:
         """All weights, each once."""
         yield self.embedding
         if not self._is_tied:
-            yield self._head.weight()
+            yield self._matrix.weight()
         yield self._norm.weight
         for layer in self._layers:
             yield from layer.tensors()
@@ -85,10 +92,10 @@ class DirectLlama:
     def buffers(self) -> Iterator[torch.Tensor]:
         """What is held beside the weights."""
         yield self._rotations
-        if self._head.packed is not None and self._is_tied:
-            yield self._head.packed
+        if self._matrix.packed is not None and self._is_tied:
+            yield self._matrix.packed
         elif not self._is_tied:
-            yield from self._head.copies()
+            yield from self._matrix.copies()
         for layer in self._layers:
             yield from layer.copies()
 
@@ -96,6 +103,20 @@ class DirectLlama:
     def kv_shape(self) -> tuple[int, int]:
         """Heads that have keys and values of their own, and their dimension."""
         return self._layers[0].kv_heads, self._layers[0].head_dim
+
+    def without_head(self) -> DirectLlama:
+        """The same model, whose `forward` gives what the head reads, [rows, keep, hidden], in the place of logits."""
+        own = copy.copy(self)
+        own._head = _unchanged  # noqa: SLF001
+        return own
+
+    def head_weight(self) -> torch.Tensor:
+        """The head, [vocabulary, hidden], its rows contiguous."""
+        plain, packed = self._matrix.plain, self._matrix.packed
+        if plain is not None:
+            return plain.t().contiguous()
+        assert packed is not None, "a weight has one form at least"
+        return packed.to_dense()
 
     def num_parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.parameters())

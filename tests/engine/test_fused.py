@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,17 +17,22 @@ from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import fingerprinted
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.fused import choose_kernels
+from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
+from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.scoring import Budget, token_scores
+from shadowspec.engine.shared_vocabulary import SharedVocabulary, translated
 from shadowspec.engine.static_passes import StaticPasses
 from shadowspec.errors import ModelError
-from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
+from shadowspec.types import RecordKey, SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec_kernels import backends
 from shadowspec_kernels.dispatch import Kernels
 from tests.engine.test_measure import block, prompt
 from tests.engine.test_static_passes import new_recorder
+from tests.small_models import VOCABULARY, tiny_llama
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DEPTH = 2
@@ -41,6 +47,8 @@ SAMPLING = {
         presence_penalty=0.3,
         frequency_penalty=0.2,
     ),
+    "few": SamplingParameters(temperature=0.9, max_tokens=8, top_k=4),
+    "likely": SamplingParameters(temperature=0.9, max_tokens=8, min_p=0.05),
     "truncated": SamplingParameters(temperature=0.9, max_tokens=8, top_p=0.8, top_k=9, min_p=0.01),
 }
 
@@ -136,7 +144,7 @@ def test_both_arms_and_lookups(kind: str, is_static: bool, pair: tuple[LoadedMod
 def test_a_batch_that_is_truncated_throughout_runs_on_torch(pair: tuple[LoadedModel, LoadedModel]) -> None:
     kernels = Kernels("triton", DEVICE)
     target, draft = (fusing(own, kernels) for own in pair)
-    own = requests("truncated")
+    own = requests("truncated", "few", "likely")  # the latter with top-k and min-p alone
     assert decoded(target, draft, own, VerifyRule.REJECTION) == decoded(*pair, own, VerifyRule.REJECTION)
     assert kernels.ran()["verify"].keys() == {"torch"}
 
@@ -190,3 +198,66 @@ def test_without_kernels_none_are_imported() -> None:
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "shadowspec_kernels" not in ran.stdout
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget(tokens=40, logits=64)])
+def test_replay_is_scored_from_hidden_states(budget: Budget, pair: tuple[LoadedModel, LoadedModel]) -> None:
+    """To 1e-5; what needs the whole distribution goes on being scored from logits."""
+    kernels = Kernels("triton", DEVICE)
+    names = ("sampled", "greedy", "penalties", "truncated")
+    draws = torch.Generator().manual_seed(4)
+    responses = [
+        Response(
+            RecordKey("file", 0, row),
+            Request(tuple(2 + (row + step) % 10 for step in range(1 + row % 5)), SAMPLING[names[row % 4]], row),
+            tuple(torch.randint(2, 12, (1 + (3 * row) % 8,), generator=draws).tolist()),
+        )
+        for row in range(12)
+    ]
+    for own in pair:
+        expected = token_scores(own.model, responses, frozenset({1}), with_probs=True, budget=budget)
+        found = token_scores(own.model, responses, frozenset({1}), with_probs=True, budget=budget, kernels=kernels)
+        for one, other in zip(found, expected, strict=True):
+            assert (one.is_best == other.is_best).all()
+            assert np.allclose(one.gaps, other.gaps, rtol=1e-5, atol=1e-4)
+            assert (one.probs is None) == (other.probs is None)
+            if one.probs is not None and other.probs is not None:
+                assert np.allclose(one.probs, other.probs, rtol=0.0, atol=1e-5)
+    (scored,) = kernels.ran()["score"].items()
+    plain = sum(len(response.output) for row, response in enumerate(responses) if row % 4 < 2)
+    assert scored[0] == "triton"
+    assert scored[1] >= 2 * plain
+    if budget == Budget():  # padded to the longest of each kind
+        longest = [max(len(response.output) for response in responses[kind::4]) for kind in (0, 1)]
+        assert scored[1] == 2 * 3 * sum(longest)
+    assert not token_scores(pair[0].model, responses[:1], frozenset(), with_probs=False, kernels=kernels)[0].probs
+
+
+def test_a_draft_of_another_vocabulary_is_scored_from_its_logits(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    every = torch.arange(VOCABULARY, device=DEVICE)
+    kernels, model = (
+        Kernels("triton", DEVICE),
+        translated(pair[1].model, SharedVocabulary(VOCABULARY, every, every, every)),
+    )
+    response = Response(RecordKey("file", 0, 1), Request((2, 3), SAMPLING["sampled"], 1), (4, 5, 6))
+    (found,) = token_scores(model, [response], frozenset(), with_probs=True, kernels=kernels)
+    (expected,) = token_scores(pair[1].model, [response], frozenset(), with_probs=True)
+    assert found.probs is not None
+    assert expected.probs is not None
+    assert np.allclose(found.probs, expected.probs, atol=1e-6)
+    assert kernels.ran() == {}
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_head_is_handed_out_as_the_kernel_reads_it(is_tied: bool) -> None:
+    model = tiny_llama(3)
+    if is_tied:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    expected = model.lm_head.weight.detach().clone()
+    direct = DirectLlama(model)
+    head = direct.head_weight()
+    assert head.is_contiguous()
+    assert torch.equal(head, expected)
+    states = torch.randn(3, expected.shape[1])
+    assert torch.equal(direct.without_head()._head(states), states)
+    assert torch.allclose(direct._head(states), states @ expected.t(), atol=1e-4)

@@ -285,6 +285,26 @@ def test_models_are_loaded_with_the_passes_that_are_asked_for(
         Models("cpu", passes="graphs").load(target)
 
 
+def test_a_target_that_drafts_for_itself_has_two_caches(
+    pair_folders: tuple[Path, Path], pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidate, "choose_recorder", lambda name, device: new_recorder)
+    target = str(pair_folders[0])
+    config = replace(CONFIGS[0], draft=target)
+    models = Models(str(DEVICE), "float32")
+    loaded, (own, same) = models.candidates(target, [config, replace(config, name="other")], lambda _: None)
+    assert isinstance(own.draft, LoadedModel)
+    assert own.draft is same.draft
+    assert own.draft.model is loaded.model
+    given = requests(0.8)
+    found = seen(decoded(Pair(loaded, own.draft), "draft", given))
+    for each in (loaded.passes, own.draft.passes):
+        assert each is not None
+        assert each.allocated_bytes() > 0, "it is counted as the two caches that another draft would make it"
+    assert own.draft.passes is not loaded.passes
+    assert found == seen(decoded(Pair(pair.target, pair.target), "draft", given))
+
+
 class FakeAllocator:
     """An allocator that counts what static passes really hold, and of the rest says what it is told."""
 

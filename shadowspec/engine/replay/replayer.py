@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shadowspec.engine.heads.loading import LoadedHeads
 from shadowspec.engine.models import LoadedModel
@@ -26,6 +26,9 @@ from shadowspec.engine.replay.scoring import Budget, TokenScores, token_scores
 from shadowspec.engine.replay.suffix import SuffixSteps, suffix_chances, suffix_steps
 from shadowspec.errors import ConfigError, RecordError
 from shadowspec.types import ExpectedCounts, SpeculationConfig, VerifyRule
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.dispatch import Kernels
 
 LAW_POSITIONS: Final = 65_536  # positions of responses whose laws are found at once: tens of MB at 8 depths
 # Logits by which rounding may choose another greedy token than ours.  Production mostly runs in bfloat16, whose
@@ -78,6 +81,7 @@ class Replayer:
         logprobs_mode: LogprobsMode = LogprobsMode.RAW,
         near_tie_logit: float = NEAR_TIE_LOGIT,
         budget: Budget | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
         """
         Args:
@@ -87,6 +91,7 @@ class Replayer:
                 taken from the logprobs that the record holds; heads cannot be replayed without it.
             logprobs_mode: what those are of.
             near_tie_logit: see `check_target`.
+            kernels: what scores responses straight from hidden states (None: torch, from logits as the loop has them).
 
         Raises:
             ConfigError: the depth of a way of drafting depends on more than a response shows.
@@ -97,7 +102,7 @@ class Replayer:
         self._recent = [RecentOutputs.of(drafting.config) for drafting in draftings]
         self._target, self._end_token_ids = target, end_token_ids
         self._logprobs_mode, self._near_tie_logit = logprobs_mode, near_tie_logit
-        self._budget = budget
+        self._budget, self._kernels = budget, kernels
 
     def replay(self, responses: Sequence[Response]) -> list[Replayed | RecordError]:
         """The counters of each response, in their order, or why it is refused."""
@@ -122,7 +127,19 @@ class Replayer:
     def _target_scores(self, responses: Sequence[Response]) -> Sequence[TokenScores | None]:
         if self._target is None:
             return [None] * len(responses)
-        return token_scores(self._target.model, responses, self._end_token_ids, with_probs=True, budget=self._budget)
+        return self._token_scores(self._target, responses, with_probs=True)
+
+    def _token_scores(
+        self, model: LoadedModel, responses: Sequence[Response], *, with_probs: bool
+    ) -> Sequence[TokenScores]:
+        return token_scores(
+            model.model,
+            responses,
+            self._end_token_ids,
+            with_probs=with_probs,
+            budget=self._budget,
+            kernels=self._kernels,
+        )
 
     def _judged(self, response: Response, scores: TokenScores | None) -> _Judged:
         """With the target's own probabilities, else those of the record where some way of drafting needs them."""
@@ -156,7 +173,7 @@ class Replayer:
     ) -> Scores:
         ends, budget = self._end_token_ids, self._budget
         if isinstance(draft, LoadedModel):
-            return token_scores(draft.model, responses, ends, with_probs=with_probs, budget=budget)
+            return self._token_scores(draft, responses, with_probs=with_probs)
         assert self._target is not None, "heads draft from the target's hidden states"
         deepest = max(self._depths)
         depth = min(deepest, draft.max_speculative_tokens or deepest)

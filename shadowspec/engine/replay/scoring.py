@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.replay.responses import Response
 from shadowspec.engine.runner import Runner
 from shadowspec.engine.sampling import BatchSampling, greedy_tokens
+from shadowspec.types import SamplingParameters
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.dispatch import Kernels
 
 TOKENS_PER_BATCH: Final = 16_384  # padded; what the key-value cache of a batch holds at most, one long row excepted
 # On a CPU more tokens at once give nothing: fewer of more equal length, whose states stay in its caches, take 3/4 of
@@ -58,8 +63,12 @@ def token_scores(
     *,
     with_probs: bool,
     budget: Budget | None = None,
+    kernels: Kernels | None = None,
 ) -> list[TokenScores]:
     """Score every token of every response.
+
+    With `kernels`, responses whose distribution is the softmax of the model's own logits are scored straight from the
+    hidden states, in float32 whatever the dtype of the logits, of models that can hand them out.
 
     Args:
         model: transformers' or a `DirectLlama`.
@@ -72,11 +81,31 @@ def token_scores(
         In the order of the responses.
     """
     budget = budget or Budget.of(model.device)
+    vocabulary = int(model.config.vocab_size)
+    can_fuse = kernels is not None and type(model) is DirectLlama
+    fused: list[int] = []
+    others: list[int] = []
+    for row, response in enumerate(responses):
+        (fused if can_fuse and _is_plain(response.request.sampling, vocabulary) else others).append(row)
     scores: dict[int, TokenScores] = {}
-    for rows in packed(responses, budget.tokens):
-        batch = [responses[row] for row in rows]
-        scores.update(zip(rows, _batch_scores(model, batch, end_token_ids, with_probs, budget.logits), strict=True))
+    for own in (fused, others):
+        for places in packed([responses[row] for row in own], budget.tokens):
+            rows = [own[place] for place in places]
+            batch = [responses[row] for row in rows]
+            if own is fused:
+                assert kernels is not None, "only they fuse"
+                found = _fused_scores(model, batch, with_probs, budget.logits, kernels)
+            else:
+                found = _batch_scores(model, batch, end_token_ids, with_probs, budget.logits)
+            scores.update(zip(rows, found, strict=True))
     return [scores[row] for row in range(len(responses))]
+
+
+def _is_plain(own: SamplingParameters, vocabulary: int) -> bool:
+    """Whether the model's logits at a temperature are all that these parameters look at."""
+    is_penalised = own.repetition_penalty != 1.0 or own.presence_penalty != 0.0 or own.frequency_penalty != 0.0
+    is_cut = own.temperature > 0.0 and (own.min_p > 0.0 or 0 < own.top_k < vocabulary or own.top_p < 1.0)
+    return not (is_penalised or is_cut or own.min_tokens > 0)
 
 
 def packed(responses: Sequence[Response], tokens: int) -> Iterator[list[int]]:
@@ -105,40 +134,86 @@ def _batch_scores(
 ) -> list[TokenScores]:
     device: torch.device = model.device
     vocabulary = int(model.config.vocab_size)
-    prompts = [response.request.prompt for response in batch]
-    width = max(len(response.output) for response in batch)
     sampling = BatchSampling(
         [response.request.sampling for response in batch],
-        prompts,
+        [response.request.prompt for response in batch],
         [sorted(response.request.end_ids(end_token_ids)) for response in batch],
         vocabulary,
         device,
     )
-    padded = [[*response.output, *[0] * (width - len(response.output))] for response in batch]
-    outputs = torch.tensor(padded, device=device)  # [rows, width]
-    lasts = torch.tensor([prompt[-1] for prompt in prompts], device=device)
-    inputs = torch.cat((lasts[:, None], outputs[:, :-1]), 1)  # column i is followed by output i
-    runner = Runner(model, len(batch), max(len(prompt) for prompt in prompts) + width)
-    # The last token of a prompt goes in with the response; where it is the only one its place is written twice.
-    runner.prefill([prompt[:-1] or prompt for prompt in prompts])
-    before = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
-    longest = max(len(prompt) for prompt in prompts) - 1
+    forced = _Forced(model, batch)
     columns = max(1, logits_per_pass // (len(batch) * vocabulary))
     with_probs = with_probs and not sampling.all_greedy
     probs, bests, gaps = [], [], []
-    for start in range(0, width, columns):
-        stop = min(width, start + columns)
-        chosen = outputs[:, start:stop, None]  # [rows, columns, 1]
-        logits = runner.step(inputs[:, start:stop], before + start, longest + start, keep=stop - start)
+    for start in range(0, forced.width, columns):
+        logits, tokens = forced.step(start, columns)
+        chosen = tokens[:, :, None]  # [rows, columns, 1]
         emitted = torch.full((len(batch),), start, device=device)
-        processed = sampling.processed_logits(logits, outputs[:, start:stop], emitted)
+        processed = sampling.processed_logits(logits, tokens, emitted)
         bests.append(greedy_tokens(processed) == chosen[..., 0])
         gaps.append((processed.amax(-1) - processed.gather(-1, chosen)[..., 0]).double())
         if with_probs:
             probs.append(sampling.probs(processed).gather(-1, chosen)[..., 0].double())
-        sampling.note_emitted([response.output[start:stop] for response in batch])
-    every_best, every_gap = torch.cat(bests, 1).cpu().numpy(), torch.cat(gaps, 1).cpu().numpy()
-    every_prob = torch.cat(probs, 1).cpu().numpy() if with_probs else None
+        sampling.note_emitted([response.output[start : start + columns] for response in batch])
+    return _by_response(batch, bests, gaps, probs if with_probs else None)
+
+
+def _fused_scores(
+    model: DirectLlama, batch: Sequence[Response], with_probs: bool, entries_per_pass: int, kernels: Kernels
+) -> list[TokenScores]:
+    """The same for responses whose parameters are plain: rows x vocabulary is never made."""
+    forced, head = _Forced(model.without_head(), batch), model.head_weight()
+    # What grows with the columns is the attention's mask.
+    columns = max(1, entries_per_pass // (len(batch) * forced.capacity))
+    given = [response.request.sampling.temperature for response in batch]
+    with_probs = with_probs and any(given)
+    temperature = torch.tensor([own or 1.0 for own in given], dtype=torch.float32, device=head.device)
+    probs, bests, gaps = [], [], []
+    for start in range(0, forced.width, columns):
+        states, tokens = forced.step(start, columns)  # [rows, columns, hidden], int64 [rows, columns]
+        scales = temperature[:, None].expand(tokens.shape)
+        scored = kernels.score(states.flatten(0, 1), head, tokens.flatten(), scales.flatten())
+        bests.append(scored.best_tokens.view(tokens.shape) == tokens)
+        gaps.append(((scored.best_log_probs - scored.log_probs).view(tokens.shape) * scales).double())
+        probs.append(scored.log_probs.view(tokens.shape).double().exp())
+    return _by_response(batch, bests, gaps, probs if with_probs else None)
+
+
+class _Forced:
+    """A batch of responses forced through a model, some columns at a time."""
+
+    def __init__(self, model: Any, batch: Sequence[Response]) -> None:
+        device: torch.device = model.device
+        prompts = [response.request.prompt for response in batch]
+        self.width = max(len(response.output) for response in batch)
+        padded = [[*response.output, *[0] * (self.width - len(response.output))] for response in batch]
+        self._outputs = torch.tensor(padded, device=device)  # [rows, width]
+        lasts = torch.tensor([prompt[-1] for prompt in prompts], device=device)
+        self._inputs = torch.cat((lasts[:, None], self._outputs[:, :-1]), 1)  # column i is followed by output i
+        self.capacity = max(len(prompt) for prompt in prompts) + self.width
+        self._runner = Runner(model, len(batch), self.capacity)
+        # The last token of a prompt goes in with the response; where it is the only one its place is written twice.
+        self._runner.prefill([prompt[:-1] or prompt for prompt in prompts])
+        self._before = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+        self._longest = max(len(prompt) for prompt in prompts) - 1
+
+    def step(self, start: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the model makes of the next columns, [rows, columns, ...], and the tokens that come, int64."""
+        stop = min(self.width, start + columns)
+        given = self._inputs[:, start:stop]
+        made = self._runner.step(given, self._before + start, self._longest + start, keep=stop - start)
+        return made, self._outputs[:, start:stop]
+
+
+def _by_response(
+    batch: Sequence[Response],
+    bests: Sequence[torch.Tensor],
+    gaps: Sequence[torch.Tensor],
+    probs: Sequence[torch.Tensor] | None,
+) -> list[TokenScores]:
+    """Scores of each response, from those of all columns, [rows, columns] each."""
+    every_best, every_gap = torch.cat(list(bests), 1).cpu().numpy(), torch.cat(list(gaps), 1).cpu().numpy()
+    every_prob = torch.cat(list(probs), 1).cpu().numpy() if probs is not None else None
     return [
         TokenScores(
             every_prob[row, : len(response.output)] if every_prob is not None else None,

@@ -1,0 +1,290 @@
+"""The loop on a GPU: tokens per second against transformers, a step against what the weights take, waits per step.
+
+    make bench-gpu            (or: python kernels/benchmarks/gpu_decode.py [--rounds N] [--out FILE])
+
+A target of 1B size (16 layers of 2,048, a vocabulary of 128,256) and a draft a tenth of it, both with random weights,
+in bfloat16; K = 4.  What is accepted of random weights says nothing of trained ones; it is alike on both sides, and
+shown (tokens per step).  One process, the contestants in turn within each round, medians over rounds; the first round
+warms up and records.  Nothing else may run meanwhile.
+
+Ways of running: steps launched anew, as recorded passes (CUDA graphs), and recorded with Triton's kernels.  A step at
+batch 1 is held against the target's weights at the bandwidth that a copy on the device reaches.  Waits of the host are
+counted by a profile of two lengths: what they differ by, for each step that they differ by.
+
+`--small` runs all of it in small wherever it is: on a CPU a recorded pass is called again, kernels run in Triton's
+interpreter, and waits are not counted.  Its figures say that the script runs and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from decode import machine, theirs_assisted, theirs_plain
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from shadowspec.engine.batch import Request
+from shadowspec.engine.candidate import device_name
+from shadowspec.engine.decode import ArmResult, decode_batch
+from shadowspec.engine.fused import choose_kernels
+from shadowspec.engine.llama import DirectLlama
+from shadowspec.engine.profiling import num_steps
+from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.engine.recording import CudaGraphs, Recorder, Rerun
+from shadowspec.engine.static_passes import StaticPasses
+from shadowspec.types import SamplingParameters, VerifyRule
+
+RESULTS = Path(__file__).parent / "results"
+NUM_SPECULATIVE_TOKENS = 4
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")  # calls in which the host waits
+COPIED_BYTES = 2**31  # by which the bandwidth is measured
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is run.  Widths of models are (layers, hidden, intermediate, heads, heads of keys and values)."""
+
+    vocabulary: int
+    target: tuple[int, int, int, int, int]
+    draft: tuple[int, int, int, int, int]
+    prompt: int  # tokens
+    output: int
+    requests: int  # at once
+    assisted: int  # of these, what transformers' assisted generation is given, one after the other
+
+
+FULL = Sizes(128_256, (16, 2_048, 8_192, 32, 8), (6, 640, 2_560, 10, 2), 128, 128, 16, 2)
+SMALL = Sizes(512, (2, 64, 128, 4, 2), (1, 32, 64, 2, 1), 8, 6, 2, 1)
+
+
+class Way:
+    """A way of running a pair: with passes recorded or launched anew, with kernels or without."""
+
+    def __init__(self, name: str, target: DirectLlama, draft: DirectLlama) -> None:
+        self.name, self.target, self.draft = name, target, draft
+        device = target.device
+        self.kernels = choose_kernels("triton" if name.endswith("triton") else "torch", device)
+        passes = [None, None]
+        if name.startswith("recorded"):
+            passes = [StaticPasses(own, lambda: recorder(device), self.kernels) for own in (target, draft)]
+        self.target_passes, self.draft_passes = passes
+
+    def decode(self, requests: list[Request], *, speculates: bool) -> ArmResult:
+        """One arm."""
+        is_greedy = requests[0].sampling.temperature == 0.0
+        proposer = DraftModelProposer(
+            self.draft, NUM_SPECULATIVE_TOKENS, is_sampling=not is_greedy,
+            passes=self.draft_passes, kernels=self.kernels,
+        )  # fmt: skip
+        return decode_batch(
+            self.target, requests, proposer=proposer if speculates else None,
+            num_speculative_tokens=NUM_SPECULATIVE_TOKENS,
+            verify_rule=VerifyRule.GREEDY if is_greedy else VerifyRule.REJECTION, end_token_ids=frozenset(),
+            passes=self.target_passes, kernels=self.kernels,
+        )  # fmt: skip
+
+
+def recorder(device: torch.device) -> Recorder:
+    """CUDA graphs where there are any."""
+    return CudaGraphs(device) if device.type == "cuda" else Rerun()
+
+
+def random_model(widths: tuple[int, int, int, int, int], vocabulary: int, device: torch.device, seed: int) -> Any:
+    """A Llama with random weights as transformers runs it; the same for the same seed."""
+    layers, hidden, intermediate, heads, kv_heads = widths
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=4_096,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype_on(device), attn_implementation="sdpa")
+    return model.eval()
+
+
+def dtype_on(device: torch.device) -> torch.dtype:
+    """Bfloat16 on a GPU."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def seconds(work: Callable[[], int], device: torch.device) -> tuple[float, int]:
+    """How long the work takes on the device, and its number of tokens."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    tokens = work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began, tokens
+
+
+def num_tokens(result: ArmResult) -> int:
+    """Of all requests."""
+    return sum(len(decoded.output) for decoded in result.decoded)
+
+
+def rates(
+    ways: list[Way], theirs: tuple[Any, Any], requests: list[Request], sizes: Sizes, rounds: int
+) -> list[dict[str, Any]]:
+    """Tokens per second of both arms and of transformers, at all requests at once and at one."""
+    device = ways[0].target.device
+    works: dict[str, Callable[[], int]] = {
+        "transformers assisted, one by one": lambda: theirs_assisted(*theirs, requests[: sizes.assisted]),
+        f"transformers plain, {sizes.requests} at once": lambda: theirs_plain(theirs[0], requests),
+        "transformers plain, 1 at once": lambda: theirs_plain(theirs[0], requests[:1]),
+    }
+    for way in ways:
+        for arm, speculates in (("baseline", False), ("speculative", True)):
+            for own in (requests, requests[:1]):
+                works[f"{arm}, {len(own)} at once, {way.name}"] = lambda way=way, own=own, speculates=speculates: (
+                    num_tokens(way.decode(own, speculates=speculates))
+                )
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(rounds + 1):
+        for name, work in works.items():
+            taken, tokens = seconds(work, device)
+            if turn:
+                found[name].append(tokens / taken)
+    assisted = statistics.median(found["transformers assisted, one by one"])
+    return [
+        {
+            "contestant": name,
+            "tokens_per_second": statistics.median(own),
+            "lowest": min(own),
+            "highest": max(own),
+            "ratio_to_assisted": statistics.median(own) / assisted,
+        }
+        for name, own in found.items()
+    ]
+
+
+def bandwidth(device: torch.device, sizes: Sizes) -> float:
+    """Bytes per second that a copy reads and writes on the device, the best of many."""
+    count = COPIED_BYTES if sizes is FULL else 2**22
+    source = torch.ones(count, dtype=torch.uint8, device=device)
+    goal = torch.empty_like(source)
+    taken = []
+    for _ in range(20):
+        spent, _ = seconds(lambda: int(goal.copy_(source).shape[0]), device)
+        taken.append(spent)
+    return 2 * count / min(taken)
+
+
+def steps(ways: list[Way], requests: list[Request], rounds: int, bytes_per_second: float) -> list[dict[str, Any]]:
+    """A step of both arms at one request and at all; the baseline's at one beside the time to read the weights."""
+    rows = []
+    weight_bytes = sum(weight.nbytes for weight in ways[0].target.parameters())
+    for way in ways:
+        for arm, speculates in (("baseline", False), ("speculative", True)):
+            for own in (requests[:1], requests):
+                found = []
+                for _ in range(rounds + 1):
+                    last = max(way.decode(own, speculates=speculates).decoded, key=num_steps)
+                    found.append(last.timing.decode_ms / num_steps(last))
+                step_ms, per_step = statistics.median(found[1:]), (len(last.output) - 1) / num_steps(last)
+                row: dict[str, Any] = {"arm": arm, "at_once": len(own), "way": way.name, "step_ms": step_ms}
+                row["tokens_per_step"] = per_step
+                is_bound = not speculates and len(own) == 1
+                row["ratio_to_weights"] = step_ms / (1e3 * weight_bytes / bytes_per_second) if is_bound else None
+                rows.append(row)
+    return rows
+
+
+def waits_per_step(way: Way, requests: list[Request], *, speculates: bool) -> float | None:
+    """How often the host waits for the device in a step; None on a CPU, where it never does."""
+    if way.target.device.type != "cuda":
+        return None
+    counted, made = [], []
+    for share in (2, 1):
+        own = [shortened(request, request.sampling.max_tokens // share) for request in requests]
+        way.decode(own, speculates=speculates)
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profile:
+            result = way.decode(own, speculates=speculates)
+        counted.append(sum(each.count for each in profile.key_averages() if each.key in WAITS))
+        made.append(max(num_steps(decoded) for decoded in result.decoded))
+    return (counted[1] - counted[0]) / (made[1] - made[0])
+
+
+def shortened(request: Request, max_tokens: int) -> Request:
+    """The request with so many tokens of output."""
+    return Request(request.prompt, greedy(max_tokens), request.seed)
+
+
+def greedy(max_tokens: int) -> SamplingParameters:
+    """Greedy to the full length."""
+    return SamplingParameters(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def show(title: str, rows: list[dict[str, Any]]) -> None:
+    """Print one table."""
+    table = Table(*rows[0], title=title)
+    for row in rows:
+        table.add_row(*(f"{each:.4g}" if isinstance(each, float) else str(each) for each in row.values()))
+    Console().print(table)
+
+
+def main() -> None:
+    """Run everything, print tables and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--small", action="store_true", help="try the script, with or without a GPU")
+    parser.add_argument(
+        "--out", type=Path, help="default: gpu_decode.json, or gpu_decode_small.json, among the results"
+    )
+    arguments = parser.parse_args()
+    is_gpu = torch.cuda.is_available()
+    if not is_gpu and not arguments.small:
+        sys.exit("torch finds no GPU; --small tries the script without one")
+    if not is_gpu and "TRITON_INTERPRET" not in os.environ:  # which has to be set before triton is first imported
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"TRITON_INTERPRET": "1"})  # noqa: S606
+    device = torch.device("cuda" if is_gpu else "cpu")
+    sizes, rounds = (SMALL, 1) if arguments.small else (FULL, arguments.rounds)
+
+    widths = (sizes.target, sizes.draft)
+    their_target, their_draft = (random_model(own, sizes.vocabulary, device, seed) for seed, own in enumerate(widths))
+    target, draft = (DirectLlama(random_model(own, sizes.vocabulary, device, seed)) for seed, own in enumerate(widths))
+    names = ("launched", "recorded", "recorded, triton")
+    ways = [Way(name, target, draft) for name in names]
+    generator = torch.Generator().manual_seed(3)
+    prompts = torch.randint(1, sizes.vocabulary, (sizes.requests, sizes.prompt), generator=generator).tolist()
+    requests = [Request(tuple(prompt), greedy(sizes.output), seed) for seed, prompt in enumerate(prompts)]
+    bytes_per_second = bandwidth(device, sizes)
+    document: dict[str, Any] = {
+        "is_small": arguments.small,
+        "device": device_name(device),
+        "recorder": recorder(device).name,
+        "machine": machine(),
+        "rounds": rounds,
+        "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
+        "num_parameters": {"target": target.num_parameters(), "draft": draft.num_parameters()},
+        "bytes_per_second": bytes_per_second,
+        "rates": rates(ways, (their_target, their_draft), requests, sizes, rounds),
+        "steps": steps(ways, requests, rounds, bytes_per_second),
+        "waits_per_step": [
+            {"arm": arm, "way": way.name, "waits": waits_per_step(way, requests, speculates=arm == "speculative")}
+            for way in ways
+            for arm in ("baseline", "speculative")
+        ],
+        "kernels_ran": {way.name: way.kernels.ran() for way in ways if way.kernels is not None},
+    }
+    for title in ("rates", "steps", "waits_per_step"):
+        show(f"{title.replace('_', ' ')}{', in small: means nothing' if arguments.small else ''}", document[title])
+    out = arguments.out or RESULTS / ("gpu_decode_small.json" if arguments.small else "gpu_decode.json")
+    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The benchmarks of the kernels, and of the loop on a GPU, run in small wherever the tests run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
+
+
+def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    command = [sys.executable, str(SCRIPTS / f"{script}.py"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_in_small(tmp_path: Path) -> None:
+    out = tmp_path / "kernels.json"
+    ran = run("kernel_costs", "--small", "--out", str(out))
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(out.read_text())
+    assert len(document["verification"]) == 6
+    assert all(row["rows_equal"] == row["rows"] and row["triton_ms"] > 0.0 for row in document["verification"])
+    assert all(row["largest_difference"] < 1e-4 for row in document["scoring"])
+    assert "triton" in document["machine"]
+
+
+@pytest.mark.parametrize("script", ["kernel_costs", "gpu_decode"])
+def test_without_a_gpu_it_says_so(script: str) -> None:
+    ran = run(script, CUDA_VISIBLE_DEVICES="")
+    assert ran.returncode == 1
+    assert "torch finds no GPU" in ran.stderr
+
+
+@pytest.mark.slow
+def test_the_loop_in_small(tmp_path: Path) -> None:
+    out = tmp_path / "gpu_decode.json"
+    ran = run("gpu_decode", "--small", "--out", str(out))
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(out.read_text())
+    assert document["is_small"]
+    assert len(document["rates"]) == 3 + 3 * 2 * 2
+    assert all(row["tokens_per_second"] > 0.0 for row in document["rates"])
+    by_arm = {"baseline": set(), "speculative": set()}
+    for row in document["steps"]:
+        assert row["step_ms"] > 0.0
+        by_arm[row["arm"]].add((row["at_once"], row["tokens_per_step"]))
+    assert by_arm["baseline"] == {(1, 1.0), (2, 1.0)}
+    assert len(by_arm["speculative"]) == 2, "every way of running accepts the same"
+    assert document["kernels_ran"]["recorded, triton"].keys() == {"append", "verify"}
