@@ -1,8 +1,8 @@
 """Measuring a block through two servers of the same target: the in-process engine's interface, other machines' time.
 
 The arm drawn by hash goes first; the other begins when it has ended.  Connections, warm-up, parity and the pass that
-counts where answers do not say are outside the timed arms.  What a server does not say stays unknown: memory, and the
-target's logits, without which a divergence cannot be told from a near-tie nor sampled outputs be scored.
+counts where answers do not say are outside the timed arms.  What a server does not say stays unknown: memory, and
+the target's probabilities at each place, without which sampled outputs cannot be scored.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from shadowspec.types import (
     Parity,
     Run,
     RunFlags,
+    SamplingParameters,
     SamplingRegime,
     ServedRun,
     ShadowPrompt,
@@ -213,9 +214,9 @@ class ServerEngine:
         raise refused
 
     async def _parity(self, client: Client, request: ServerRequest, arms: _Arms, index: int) -> Parity | None:
-        """Where greedy answers part, and whether the baseline alone parts from itself; None where nothing is known.
+        """Where greedy answers part, how far from a tie, and whether the baseline alone parts from itself.
 
-        How far from a tie the target was where they part, and the score of sampled outputs, no server says.
+        None where nothing is known.  The score of sampled outputs no server says.
         """
         base, spec = arms.baseline[index], arms.speculative[index]
         if not isinstance(base, Completion) or not isinstance(spec, Completion):
@@ -227,11 +228,29 @@ class ServerEngine:
         position = first_divergence(base.token_ids, spec.token_ids)
         if position is None:
             return Parity()
+        gap = await self._gap(client, request, base.token_ids[:position])
         try:
             alone = await client.complete(request, _salt())
         except ServerError:
-            return Parity(first_divergence=position)
-        return Parity(first_divergence=position, rerun_differs=alone.token_ids != base.token_ids)
+            return Parity(first_divergence=position, divergence_gap=gap)
+        return Parity(position, gap, rerun_differs=alone.token_ids != base.token_ids)
+
+    async def _gap(self, client: Client, request: ServerRequest, output: tuple[int, ...]) -> float | None:
+        """The target's top-2 logit gap after `output`, as a difference of log probabilities; None if it is not told.
+
+        Servers tell them before penalties and minimum length, so that with these the gap is not known.
+        """
+        own = request.sampling
+        is_processed = (own.repetition_penalty, own.presence_penalty, own.frequency_penalty) != (1.0, 0.0, 0.0)
+        if is_processed or len(output) < own.min_tokens:
+            return None
+        sampling = SamplingParameters(temperature=0.0, max_tokens=1, ignore_eos=True)
+        asked = ServerRequest((*request.prompt_token_ids, *output), sampling, request.seed, num_logprobs=2)
+        try:
+            first = (await client.complete(asked, _salt())).first_logprobs
+        except ServerError:
+            return None
+        return first[0] - first[1] if len(first) > 1 else None
 
     def _runs(
         self, block: Block, arms: _Arms, accepted: Mapping[int, Accepted | str], parities: Mapping[int, Parity | None]

@@ -34,6 +34,7 @@ class Completion:
     cached_tokens: int | None = None  # of the prompt, from the server's prefix cache; None: it does not say
     queue_ms: float | None = None  # in the server, by its own clock; None: it does not say
     speculation: Mapping[str, Any] | None = None  # the server's own metrics of this request's drafts
+    first_logprobs: tuple[float, ...] = ()  # of the likeliest tokens at the first place, falling; () if not asked for
     num_attempts: int = 1
     waited_s: float = 0.0  # for earlier attempts, which were thrown away
 
@@ -50,6 +51,7 @@ class StreamedAnswer:
         self._usage: Mapping[str, Any] | None = None
         self._metrics: Mapping[str, Any] = {}
         self._has_ids = True
+        self._first_logprobs: tuple[float, ...] = ()
         self._first_s: float | None = None
         self._last_s = sent_s
 
@@ -88,6 +90,8 @@ class StreamedAnswer:
     def _take_choice(self, choice: Any, now_s: float) -> bool:
         if not isinstance(choice, dict) or not isinstance(text := choice.get("text", ""), str):
             raise self._fault("garbage", "a choice has no text")
+        if not self.has_begun:
+            self._first_logprobs = _likeliest(choice.get("logprobs"))
         ids = choice.get("token_ids")
         if ids is None:
             self._has_ids = self._has_ids and not text
@@ -142,10 +146,20 @@ class StreamedAnswer:
             cached_tokens=cached if type(cached) is int else None,
             queue_ms=float(queue_ms) if isinstance(queue_ms, int | float) and queue_ms >= 0 else None,
             speculation=speculation if isinstance(speculation, dict) else None,
+            first_logprobs=self._first_logprobs,
         )
 
     def _fault(self, code: str, message: str, *, is_retryable: bool = False) -> ServerError:
         return ServerError(self._server, code, message, is_retryable=is_retryable)
+
+
+def _likeliest(logprobs: Any) -> tuple[float, ...]:
+    """The first place's log probabilities in `top_logprobs`, falling; () where there are none."""
+    places = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
+    first = places[0] if isinstance(places, list) and places else None
+    if not isinstance(first, dict) or not all(isinstance(value, int | float) for value in first.values()):
+        return ()
+    return tuple(sorted(map(float, first.values()), reverse=True))
 
 
 async def events(server: str, received: AsyncIterator[bytes]) -> AsyncIterator[str]:
