@@ -8,6 +8,7 @@ was cut off; not where time ran out, which a second try would hide, and not wher
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import ssl
 import time
@@ -201,6 +202,8 @@ async def open_client(
     arm: str, url: str, settings: ServerSettings, context: ssl.SSLContext, connections: int
 ) -> AsyncIterator[Client]:
     """A client of one server with so many connections at most; none of the environment's proxies is used."""
+    for name in ("httpx", "httpcore"):  # they log every request, and where a redirect points with its query
+        logging.getLogger(name).setLevel(logging.WARNING)
     headers: dict[str, Any] = {"Accept-Encoding": "identity", **authorization(settings)}
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=None)
     async with httpx.AsyncClient(

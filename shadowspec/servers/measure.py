@@ -53,6 +53,7 @@ from shadowspec.types import (
 log = logging.getLogger(__name__)
 
 WARM_TOKENS: Final = 8
+SEEDS: Final = 2**63  # servers take no larger ones
 COUNTING_TRIES: Final = 3  # of a request whose window another one fell into
 SETTLING_S: Final = 2.0  # that counters may lag behind an answer
 LOOK_AGAIN_S: Final = 0.05
@@ -134,8 +135,8 @@ class ServerEngine:
         is_marked = contract is not None and (contract.kind is Contract.TOOL_CALL or bool(contract.tools))
         if seed is None:
             digest = hashlib.sha256(f"{self._seed}\0{prompt.key}".encode()).digest()
-            seed = int.from_bytes(digest[:8], "big") >> 1
-        return ServerRequest(prompt.prompt_token_ids, prompt.sampling, seed, is_marked)
+            seed = int.from_bytes(digest[:8], "big")
+        return ServerRequest(prompt.prompt_token_ids, prompt.sampling, seed % SEEDS, is_marked)
 
     async def _await_server(self, arm: Arm, client: Client) -> None:
         """Wait until the server is there, but not for ever, and see that it is the one that it was."""

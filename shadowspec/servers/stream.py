@@ -7,9 +7,10 @@ said why it ended, what it used, and nothing in it contradicts what was asked.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from shadowspec.servers.faults import ServerError
 from shadowspec.servers.request import ServerRequest
@@ -68,7 +69,7 @@ class StreamedAnswer:
         """
         try:
             event = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._fault("garbage", "an event is not JSON") from error
         if not isinstance(event, dict):
             raise self._fault("garbage", "an event is no object")
@@ -129,7 +130,9 @@ class StreamedAnswer:
         prompt_tokens, output_tokens = (self._usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
         if prompt_tokens != len(self._request.prompt_token_ids):
             raise self._fault("other_prompt", "the server counts another number of prompt tokens than were sent")
-        if type(output_tokens) is not int or (self._has_ids and output_tokens != len(self._ids)):
+        most = len(self._ids) if self._has_ids else self._request.sampling.max_tokens
+        least = len(self._ids) if self._has_ids else 1
+        if type(output_tokens) is not int or not least <= output_tokens <= most:
             raise self._fault("miscounted", "the server counts another number of output tokens than it sent")
         details = self._usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
@@ -143,8 +146,8 @@ class StreamedAnswer:
             sent_s=self._sent_s,
             first_token_s=self._first_s,
             last_token_s=self._last_s,
-            cached_tokens=cached if type(cached) is int else None,
-            queue_ms=float(queue_ms) if isinstance(queue_ms, int | float) and queue_ms >= 0 else None,
+            cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt_tokens else None,
+            queue_ms=float(queue_ms) if _is_finite(queue_ms) and queue_ms >= 0.0 else None,
             speculation=speculation if isinstance(speculation, dict) else None,
             first_logprobs=self._first_logprobs,
         )
@@ -157,9 +160,13 @@ def _likeliest(logprobs: Any) -> tuple[float, ...]:
     """The first place's log probabilities in `top_logprobs`, falling; () where there are none."""
     places = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
     first = places[0] if isinstance(places, list) and places else None
-    if not isinstance(first, dict) or not all(isinstance(value, int | float) for value in first.values()):
+    if not isinstance(first, dict) or not all(map(_is_finite, first.values())):
         return ()
     return tuple(sorted(map(float, first.values()), reverse=True))
+
+
+def _is_finite(value: Any) -> TypeGuard[float]:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 async def events(server: str, received: AsyncIterator[bytes]) -> AsyncIterator[str]:
