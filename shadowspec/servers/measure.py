@@ -53,6 +53,7 @@ from shadowspec.types import (
 log = logging.getLogger(__name__)
 
 WARM_TOKENS: Final = 8
+UNSURE: Final = "_unsure"  # of the last step: what is added to where a run's counts come from
 SEEDS: Final = 2**63  # servers take no larger ones
 COUNTING_TRIES: Final = 3  # of a request whose window another one fell into
 SETTLING_S: Final = 2.0  # that counters may lag behind an answer
@@ -283,7 +284,7 @@ class ServerEngine:
                     scores=scores | self._scorer.of_flags(flags),
                     flags=flags,
                     served=ServedRun(
-                        counts_source=self._source.value,
+                        counts_source=self._source.value if known.is_sure else f"{self._source}{UNSURE}",
                         baseline_cached_tokens=base.cached_tokens,
                         speculative_cached_tokens=spec.cached_tokens,
                         num_retries=base.num_attempts + spec.num_attempts - 2,

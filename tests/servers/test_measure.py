@@ -244,6 +244,24 @@ def test_where_answers_do_not_say_a_second_pass_is_counted_alone(servers: tuple[
     assert len(servers[1].bodies) == 8
 
 
+def together(events: list[Any]) -> list[Any]:
+    """All tokens in one chunk, of a server whose only draft was verified somewhere on the way."""
+    *chunks, used, done = events
+    choices = [each["choices"][0] for each in chunks]
+    whole = choices[-1] | {"token_ids": [token for each in choices for token in each["token_ids"]]}
+    steps = {"num_spec_steps": 1, "per_step_accepted": [1], "per_step_drafted": [3]}
+    return [chunks[0] | {"choices": [whole]}, used | {"metrics": {"speculative_decoding": steps}}, done]
+
+
+def test_a_run_says_that_its_last_step_is_not_sure(servers: tuple[FakeServer, FakeServer]) -> None:
+    engine = connected(servers)
+    servers[1].script.append(after(together))
+    unsure, sure = engine.measure(block(2, load=1)).runs
+    assert unsure.counts is not None
+    assert (unsure.counts.num_drafts, unsure.counts.num_plain_steps, unsure.counts.num_accepted_tokens) == (1, 7, 1)
+    assert [run.served.counts_source for run in (unsure, sure) if run.served] == ["response_unsure", "response"]
+
+
 def test_a_window_that_is_shared_is_tried_again_and_then_given_up(servers: tuple[FakeServer, FakeServer]) -> None:
     servers[1].level = "none"
     engine = connected(servers)
