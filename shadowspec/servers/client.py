@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -163,6 +164,11 @@ def _retry_after(value: str | None) -> float | None:
         return None
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+
+
+def fresh_salt() -> str:
+    """Another one each time: what is asked again must not find its prompt in a server's cache."""
+    return secrets.token_hex(16)
 
 
 def server_name(arm: str, url: str) -> str:
