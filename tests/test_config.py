@@ -289,6 +289,7 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (SERVED + "total_timeout_s = 0\n", "endpoints.chat.servers.total_timeout_s"),
         (SERVED + "api_key = 'x'\n", "endpoints.chat.servers.api_key: is not a known key"),
         (SERVED + ENDPOINT.partition("[[")[2].join(("[[", "")).replace("k4", "k5"), "one speculative server"),
+        (SERVED.replace("= 4", "= 4\ndraft_confidence_threshold = 0.5"), "is for the engine in this process"),
         (SERVED + "[worker]\ndevices = ['cuda:0', 'cuda:1']\n", "worker.devices: endpoints.chat is measured through"),
         ("endpoints = 3\n", "endpoints: should be a valid dictionary"),
     ],

@@ -268,6 +268,8 @@ class EndpointSection(Section):
             raise ValueError('engine = "openai" and the table servers belong together')
         if self.servers is not None and len(self.candidates) != 1:
             raise ValueError("candidates: there is one speculative server, and so one candidate")
+        if self.servers is not None and "draft_confidence_threshold" in self.candidates[0].model_fields_set:
+            raise ValueError("candidates: draft_confidence_threshold is for the engine in this process")
         if len([name for name in self.scores if ":" in name]) > 1:
             raise ValueError("scores: one function of yours at most, beside json_valid or contract_valid")
         if {JSON_VALID, CONTRACT_VALID} <= set(self.scores):

@@ -1,8 +1,9 @@
 """From what a server counted of one request to our counters, which stop at the last emitted token.
 
 Servers count a step before its output is cut: at a stop, or at the most tokens that were asked for.  What the last step
-emitted is therefore worked out from how many tokens came.  Where that is not certain nothing is made up: the run fails
-as `uncountable`.
+emitted is therefore worked out from how many tokens came.  What contradicts itself is not counted: the run fails as
+`uncountable`.  Where some steps had no draft and chunks of the stream came together, all is known but how much of the
+last step was cut; the least that can have been is then taken, and the counters say that they are not sure of it.
 """
 
 from __future__ import annotations
@@ -33,10 +34,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The counters of one request, and whether its draft was rejected from the start (None: not known)."""
+    """The counters of one request, and whether its draft was rejected from the start (None: not known).
+
+    Not sure: of the last step's tokens fewer may have been emitted.  The steps with a draft and what they accepted at
+    the first position are certain all the same.
+    """
 
     counts: SpeculationCounts
     is_early_rejection: bool | None
+    is_sure: bool = True
 
 
 def from_steps(
@@ -53,12 +59,12 @@ def from_steps(
         raise UncountableError("per_step_accepted and per_step_drafted are missing: the level is not detailed")
     if any(not 0 <= took <= of <= num_speculative_tokens or of == 0 for of, took in steps):
         raise UncountableError("a step accepted more than it drafted, or drafted more than was configured")
-    num_plain, last = _last_step(steps, completion)
+    num_plain, last, is_sure = _last_step(steps, completion)
     early = accepted[:EARLY_STEPS]
     counts = _counts(
         _histogram(accepted, num_speculative_tokens), sum(drafted), last, num_plain, completion, num_prompt_tokens
     )
-    return Accepted(counts, is_early_rejection(len(early), early.count(0)))
+    return Accepted(counts, is_early_rejection(len(early), early.count(0)), is_sure)
 
 
 def from_counters(
@@ -89,37 +95,32 @@ def from_counters(
     return Accepted(_counts(histogram, counted.num_draft_tokens, last, 0, completion, num_prompt_tokens), None)
 
 
-def _last_step(steps: Sequence[tuple[int, int]], completion: Completion) -> tuple[int, Step | None]:
-    """Steps without a draft, and the last step of all if it had one.
+def _last_step(steps: Sequence[tuple[int, int]], completion: Completion) -> tuple[int, Step | None, bool]:
+    """Steps without a draft, the last step of all if it had one, and whether that is sure.
 
     Where every step had a draft the output's length says how many tokens the last one lost.  Else each chunk but the
     first is a step, and they are counted; a single token at the end is then taken for a step without a draft, by which
-    no drafted token is left out of the count.
+    no drafted token is left out of the count.  Where that does not add up, chunks came together, and as little was cut
+    as can be.
     """
-    emittable = 1 + sum(accepted + 1 for _, accepted in steps)
-    cut = emittable - completion.num_output_tokens
+    cut = 1 + sum(accepted + 1 for _, accepted in steps) - completion.num_output_tokens
     if not steps:
-        return -cut, None
+        return -cut, None, True
     drafted, accepted = steps[-1]
-    if 0 <= cut <= accepted and _has_only_drafts(steps, completion):
-        return 0, Step(drafted, accepted, accepted + 1 - cut)
+    if 0 <= cut <= accepted and len(completion.chunk_sizes) <= 1 + len(steps):
+        return 0, Step(drafted, accepted, accepted + 1 - cut), True
     num_plain = len(completion.chunk_sizes) - 1 - len(steps)
-    cut += num_plain
-    if num_plain < 1 or not 0 <= cut <= accepted:
-        raise UncountableError("the steps do not add up to the output: chunks of the stream came together")
-    emitted = completion.chunk_sizes[-1]
-    if cut and emitted != accepted + 1 - cut:
-        raise UncountableError("the steps do not add up to the output's last chunk")
-    if not cut and emitted == 1:
-        return num_plain, None
-    if not cut and emitted != accepted + 1:
-        raise UncountableError("the steps do not add up to the output's last chunk")
-    return num_plain, Step(drafted, accepted, emitted)
-
-
-def _has_only_drafts(steps: Sequence[tuple[int, int]], completion: Completion) -> bool:
-    """Whether no more chunks came than steps with a draft make; where chunks came together, fewer did."""
-    return len(completion.chunk_sizes) <= 1 + len(steps)
+    if num_plain >= 0 and 0 <= cut + num_plain <= accepted:
+        emitted = completion.chunk_sizes[-1]
+        if emitted == accepted + 1 - cut - num_plain and (emitted > 1 or cut + num_plain):
+            return num_plain, Step(drafted, accepted, emitted), True
+        if emitted == 1 and cut + num_plain == 0:
+            return num_plain, None, True
+    if cut > accepted:
+        raise UncountableError("the steps do not add up to the output: more was accepted than came")
+    if cut > 0:
+        return 0, Step(drafted, accepted, accepted + 1 - cut), False
+    return -cut, None, False
 
 
 def _counts(

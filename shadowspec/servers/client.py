@@ -8,7 +8,9 @@ was cut off; not where time ran out, which a second try would hide, and not wher
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import secrets
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -164,6 +166,11 @@ def _retry_after(value: str | None) -> float | None:
     return max(0.0, (moment - datetime.now(UTC)).total_seconds())
 
 
+def fresh_salt() -> str:
+    """Another one each time: what is asked again must not find its prompt in a server's cache."""
+    return secrets.token_hex(16)
+
+
 def server_name(arm: str, url: str) -> str:
     """A server as messages name it: its arm, host and port."""
     parts = urlsplit(url)
@@ -201,6 +208,8 @@ async def open_client(
     arm: str, url: str, settings: ServerSettings, context: ssl.SSLContext, connections: int
 ) -> AsyncIterator[Client]:
     """A client of one server with so many connections at most; none of the environment's proxies is used."""
+    for name in ("httpx", "httpcore"):  # they log every request, and where a redirect points with its query
+        logging.getLogger(name).setLevel(logging.WARNING)
     headers: dict[str, Any] = {"Accept-Encoding": "identity", **authorization(settings)}
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=None)
     async with httpx.AsyncClient(

@@ -1,34 +1,34 @@
 """Measuring a block through two servers of the same target: the in-process engine's interface, other machines' time.
 
 The arm drawn by hash goes first; the other begins when it has ended.  Connections, warm-up, parity and the pass that
-counts where answers do not say are outside the timed arms.  What a server does not say stays unknown: memory, and the
-target's logits, without which a divergence cannot be told from a near-tie nor sampled outputs be scored.
+counts where answers do not say are outside the timed arms.  What a server does not say stays unknown: memory, and
+the target's probabilities at each place, without which sampled outputs cannot be scored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from shadowspec.contracts import judge
 from shadowspec.errors import ServiceUnavailableError
-from shadowspec.outputs import first_divergence, is_repetition_loop
+from shadowspec.outputs import is_repetition_loop
 from shadowspec.scoring import Scorer
-from shadowspec.servers.acceptance import Accepted, UncountableError, from_counters, from_steps
+from shadowspec.servers.acceptance import Accepted, UncountableError, from_steps
 from shadowspec.servers.arms import Outcome, concurrencies, run_arm, timing
-from shadowspec.servers.client import Client, open_client, trust
-from shadowspec.servers.counters import scrape
+from shadowspec.servers.client import Client, fresh_salt, open_client, trust
+from shadowspec.servers.counting import count_alone
 from shadowspec.servers.faults import ServerError
+from shadowspec.servers.fingerprint import fingerprinted
 from shadowspec.servers.identity import Identity, identify
+from shadowspec.servers.parity import parity_of
 from shadowspec.servers.probing import CountsSource, counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.settings import ServerSettings
@@ -42,7 +42,6 @@ from shadowspec.types import (
     Parity,
     Run,
     RunFlags,
-    SamplingRegime,
     ServedRun,
     ShadowPrompt,
     SpeculationConfig,
@@ -52,9 +51,8 @@ from shadowspec.types import (
 log = logging.getLogger(__name__)
 
 WARM_TOKENS: Final = 8
-COUNTING_TRIES: Final = 3  # of a request whose window another one fell into
-SETTLING_S: Final = 2.0  # that counters may lag behind an answer
-LOOK_AGAIN_S: Final = 0.05
+UNSURE: Final = "_unsure"  # of the last step: what is added to where a run's counts come from
+SEEDS: Final = 2**63  # servers take no larger ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ class ServerEngine:
             second = Arm.SPECULATIVE if block.first_arm is Arm.BASELINE else Arm.BASELINE
             outcomes = {}
             for arm in (block.first_arm, second):
-                outcomes[arm] = await run_arm(clients[arm], requests, slots, _salt())
+                outcomes[arm] = await run_arm(clients[arm], requests, slots, fresh_salt())
             arms = _Arms(outcomes[Arm.BASELINE], outcomes[Arm.SPECULATIVE])
             own = range(len(block.requests))
             accepted = {i: await self._accepted(clients[Arm.SPECULATIVE], requests[i], arms, i) for i in own}
@@ -133,8 +131,8 @@ class ServerEngine:
         is_marked = contract is not None and (contract.kind is Contract.TOOL_CALL or bool(contract.tools))
         if seed is None:
             digest = hashlib.sha256(f"{self._seed}\0{prompt.key}".encode()).digest()
-            seed = int.from_bytes(digest[:8], "big") >> 1
-        return ServerRequest(prompt.prompt_token_ids, prompt.sampling, seed, is_marked)
+            seed = int.from_bytes(digest[:8], "big")
+        return ServerRequest(prompt.prompt_token_ids, prompt.sampling, seed % SEEDS, is_marked)
 
     async def _await_server(self, arm: Arm, client: Client) -> None:
         """Wait until the server is there, but not for ever, and see that it is the one that it was."""
@@ -169,7 +167,7 @@ class ServerEngine:
         ]
         for _ in range(self._warmup_blocks):
             for client in clients.values():
-                await run_arm(client, short, slots, _salt())
+                await run_arm(client, short, slots, fresh_salt())
 
     async def _accepted(self, client: Client, request: ServerRequest, arms: _Arms, index: int) -> Accepted | str:
         """What was accepted of a request that both arms answered; else why that is not known."""
@@ -179,7 +177,7 @@ class ServerEngine:
         width, length = self._config.config.num_speculative_tokens, len(request.prompt_token_ids)
         try:
             if self._source is CountsSource.COUNTERS:
-                return await self._counted(client, request)
+                return await count_alone(client, request, self._settings.model, width)
             if spec.speculation is None:
                 return "no_acceptance"
             return from_steps(spec.speculation, spec, length, width)
@@ -189,49 +187,11 @@ class ServerEngine:
         except ServerError as fault:
             return fault.code
 
-    async def _counted(self, client: Client, request: ServerRequest) -> Accepted:
-        """Send the request once more, alone, and read the server's counters before and after it."""
-        model, width = self._settings.model, self._config.config.num_speculative_tokens
-        refused: UncountableError | None = None
-        for _ in range(COUNTING_TRIES):
-            before = (await scrape(client, model)).counters
-            answer = await client.complete(request, _salt())
-            deadline = time.monotonic() + SETTLING_S
-            while True:
-                after = (await scrape(client, model)).counters
-                counted = after.since(before) if before is not None and after is not None else None
-                if counted is None:
-                    raise UncountableError("the server's counters are gone, or began anew")
-                if counted.num_finished or time.monotonic() > deadline:
-                    break
-                await asyncio.sleep(LOOK_AGAIN_S)
-            try:
-                return from_counters(counted, answer, len(request.prompt_token_ids), width)
-            except UncountableError as error:
-                refused = error
-        assert refused is not None
-        raise refused
-
     async def _parity(self, client: Client, request: ServerRequest, arms: _Arms, index: int) -> Parity | None:
-        """Where greedy answers part, and whether the baseline alone parts from itself; None where nothing is known.
-
-        How far from a tie the target was where they part, and the score of sampled outputs, no server says.
-        """
         base, spec = arms.baseline[index], arms.speculative[index]
         if not isinstance(base, Completion) or not isinstance(spec, Completion):
             return None
-        if base.token_ids is None or spec.token_ids is None:
-            return None
-        if request.sampling.regime is not SamplingRegime.GREEDY:
-            return Parity()
-        position = first_divergence(base.token_ids, spec.token_ids)
-        if position is None:
-            return Parity()
-        try:
-            alone = await client.complete(request, _salt())
-        except ServerError:
-            return Parity(first_divergence=position)
-        return Parity(first_divergence=position, rerun_differs=alone.token_ids != base.token_ids)
+        return await parity_of(client, request, base, spec)
 
     def _runs(
         self, block: Block, arms: _Arms, accepted: Mapping[int, Accepted | str], parities: Mapping[int, Parity | None]
@@ -263,7 +223,7 @@ class ServerEngine:
                     scores=scores | self._scorer.of_flags(flags),
                     flags=flags,
                     served=ServedRun(
-                        counts_source=self._source.value,
+                        counts_source=self._source.value if known.is_sure else f"{self._source}{UNSURE}",
                         baseline_cached_tokens=base.cached_tokens,
                         speculative_cached_tokens=spec.cached_tokens,
                         num_retries=base.num_attempts + spec.num_attempts - 2,
@@ -298,40 +258,6 @@ def connect(
     return ServerEngine(settings, known, identities, source, seed=seed, warmup_blocks=warmup_blocks, scorer=scorer)
 
 
-def fingerprinted(
-    config: SpeculationConfig,
-    settings: ServerSettings,
-    identities: Mapping[Arm, Identity],
-    source: CountsSource,
-    requests_per_slot: int,
-) -> FingerprintedConfig:
-    """The config with everything known of the servers that its figures depend on; where they stand is no part of it.
-
-    Of a server's weights no digest is known: what it took them from stands for them, and the draft's name in the
-    configuration for the draft's.
-    """
-    own, other = identities[Arm.BASELINE], identities[Arm.SPECULATIVE]
-    details = {
-        "served_model": settings.model,
-        "target_root": other.root,
-        "baseline_root": own.root,
-        "draft": config.draft or "",
-        "baseline_engine": own.name,
-        "max_model_len": f"{own.max_model_len}, {other.max_model_len}",
-        "counts_source": source.value,
-        "requests_per_slot": str(requests_per_slot),
-    }
-    settings_of = {name: value for name, value in asdict(config).items() if name not in ("name", "target", "draft")}
-    identity = settings_of | {
-        "details": details,
-        "engine": other.name,
-        "device": settings.device,
-        "dtype": settings.dtype,
-    }
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return FingerprintedConfig(config, other.name, settings.device, settings.dtype, details, digest)
-
-
 def _failure(base: Outcome, spec: Outcome, known: Accepted | str) -> str | None:
     """The short code of what failed first, with its arm; None where nothing did."""
     if isinstance(base, ServerError):
@@ -355,8 +281,3 @@ def _flags(prompt: ShadowPrompt, base: Completion, spec: Completion, known: Acce
         speculative_validity=other,
         intervention=prompt.intervention,
     )
-
-
-def _salt() -> str:
-    """Another one each time: a block that is measured again must not find its prompts in a server's cache."""
-    return secrets.token_hex(16)

@@ -19,6 +19,7 @@ class ServerRequest:
     sampling: SamplingParameters
     seed: int  # int64: what vLLM takes
     keeps_special_tokens: bool = False
+    num_logprobs: int = 0  # of the likeliest tokens at each place; 0: none are asked for
 
 
 def body_of(request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
@@ -51,6 +52,8 @@ def body_of(request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
     }
     if sampling.stop:
         body["stop"] = list(sampling.stop)
+    if request.num_logprobs:
+        body |= {"logprobs": request.num_logprobs, "return_tokens_as_token_ids": True}
     if sampling.stop_token_ids:
         body["stop_token_ids"] = list(sampling.stop_token_ids)
     return body

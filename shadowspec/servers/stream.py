@@ -7,9 +7,10 @@ said why it ended, what it used, and nothing in it contradicts what was asked.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from shadowspec.servers.faults import ServerError
 from shadowspec.servers.request import ServerRequest
@@ -34,6 +35,7 @@ class Completion:
     cached_tokens: int | None = None  # of the prompt, from the server's prefix cache; None: it does not say
     queue_ms: float | None = None  # in the server, by its own clock; None: it does not say
     speculation: Mapping[str, Any] | None = None  # the server's own metrics of this request's drafts
+    first_logprobs: tuple[float, ...] = ()  # of the likeliest tokens at the first place, falling; () if not asked for
     num_attempts: int = 1
     waited_s: float = 0.0  # for earlier attempts, which were thrown away
 
@@ -50,6 +52,7 @@ class StreamedAnswer:
         self._usage: Mapping[str, Any] | None = None
         self._metrics: Mapping[str, Any] = {}
         self._has_ids = True
+        self._first_logprobs: tuple[float, ...] = ()
         self._first_s: float | None = None
         self._last_s = sent_s
 
@@ -66,7 +69,7 @@ class StreamedAnswer:
         """
         try:
             event = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._fault("garbage", "an event is not JSON") from error
         if not isinstance(event, dict):
             raise self._fault("garbage", "an event is no object")
@@ -88,6 +91,8 @@ class StreamedAnswer:
     def _take_choice(self, choice: Any, now_s: float) -> bool:
         if not isinstance(choice, dict) or not isinstance(text := choice.get("text", ""), str):
             raise self._fault("garbage", "a choice has no text")
+        if not self.has_begun:
+            self._first_logprobs = _likeliest(choice.get("logprobs"))
         ids = choice.get("token_ids")
         if ids is None:
             self._has_ids = self._has_ids and not text
@@ -125,7 +130,9 @@ class StreamedAnswer:
         prompt_tokens, output_tokens = (self._usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
         if prompt_tokens != len(self._request.prompt_token_ids):
             raise self._fault("other_prompt", "the server counts another number of prompt tokens than were sent")
-        if type(output_tokens) is not int or (self._has_ids and output_tokens != len(self._ids)):
+        most = len(self._ids) if self._has_ids else self._request.sampling.max_tokens
+        least = len(self._ids) if self._has_ids else 1
+        if type(output_tokens) is not int or not least <= output_tokens <= most:
             raise self._fault("miscounted", "the server counts another number of output tokens than it sent")
         details = self._usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
@@ -139,13 +146,27 @@ class StreamedAnswer:
             sent_s=self._sent_s,
             first_token_s=self._first_s,
             last_token_s=self._last_s,
-            cached_tokens=cached if type(cached) is int else None,
-            queue_ms=float(queue_ms) if isinstance(queue_ms, int | float) and queue_ms >= 0 else None,
+            cached_tokens=cached if type(cached) is int and 0 <= cached <= prompt_tokens else None,
+            queue_ms=float(queue_ms) if _is_finite(queue_ms) and queue_ms >= 0.0 else None,
             speculation=speculation if isinstance(speculation, dict) else None,
+            first_logprobs=self._first_logprobs,
         )
 
     def _fault(self, code: str, message: str, *, is_retryable: bool = False) -> ServerError:
         return ServerError(self._server, code, message, is_retryable=is_retryable)
+
+
+def _likeliest(logprobs: Any) -> tuple[float, ...]:
+    """The first place's log probabilities in `top_logprobs`, falling; () where there are none."""
+    places = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
+    first = places[0] if isinstance(places, list) and places else None
+    if not isinstance(first, dict) or not all(map(_is_finite, first.values())):
+        return ()
+    return tuple(sorted(map(float, first.values()), reverse=True))
+
+
+def _is_finite(value: Any) -> TypeGuard[float]:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 async def events(server: str, received: AsyncIterator[bytes]) -> AsyncIterator[str]:

@@ -34,6 +34,7 @@ class FakeServer:
     tells_queue: bool = False
     tells_cached: bool = False
     returns_token_ids: bool = True
+    tells_logprobs: bool = True
     key: str | None = None  # the bearer token that is wanted
     lost_token: int | None = None  # the output position at which this server's output is another one
     step_s: float = STEP_S
@@ -166,6 +167,8 @@ class FakeServer:
             choice: dict[str, Any] = {"index": 0, "text": "".join(chr(97 + each % 26) for each in part)}
             if self.returns_token_ids:
                 choice["token_ids"] = part
+            if body.get("logprobs") and place == 0 and self.tells_logprobs:
+                choice["logprobs"] = {"top_logprobs": [{"token_id:5": -1.5, "token_id:6": -0.25, "token_id:7": -0.75}]}
             choice["finish_reason"] = "length" if place == len(parts) - 1 else None
             events.append({"model": self.model, "choices": [choice]})
         usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"]), "completion_tokens": sum(map(len, parts))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import ssl
 import subprocess
 import time
@@ -135,6 +136,7 @@ FAULTS: list[tuple[Behaviour, str, int]] = [  # what the server does, how it end
     (after(no_usage), "no_usage", 1),
     (after(with_usage(completion_tokens=11)), "miscounted", 1),
     (after(with_usage(prompt_tokens=4)), "other_prompt", 1),
+    (raw(b"HTTP/1.1 200 OK\r\n\r\ndata: " + b"[" * 100_000 + b"\n\n"), "garbage", 1),
     (after(in_first_choice(finish_reason="abort")), "unfinished", 1),
 ]
 
@@ -172,9 +174,9 @@ def test_a_redirect_is_refused_by_the_name_of_its_host_alone(server: FakeServer)
 
 
 def test_a_stream_that_never_ends_is_given_up_at_the_total_time(server: FakeServer) -> None:
-    server.step_s = 0.2
+    server.step_s = 0.1  # well within the time for a token
     with pytest.raises(ServerError) as caught:
-        ask(settings(server.url, waits=replace(WAITS, total_s=0.7)))
+        ask(settings(server.url, waits=replace(WAITS, total_s=0.35)))
     assert caught.value.code == "total_timeout"
 
 
@@ -258,6 +260,40 @@ def test_without_token_ids_the_servers_own_count_stands(server: FakeServer) -> N
     server.returns_token_ids = False
     answer = ask(settings(server.url))
     assert (answer.token_ids, answer.chunk_sizes, answer.num_output_tokens) == (None, (), 12)
+
+
+@pytest.mark.parametrize("number", [0, 13, 10**30, None, True])
+def test_a_count_that_cannot_be_is_not_taken(server: FakeServer, number: Any) -> None:
+    server.returns_token_ids = False
+    server.script.append(after(with_usage(completion_tokens=number)))
+    with pytest.raises(ServerError) as caught:
+        ask(settings(server.url))
+    assert caught.value.code == "miscounted"
+
+
+@pytest.mark.parametrize("number", [-1, 4, 10**30, "3", True])
+def test_cached_tokens_that_cannot_be_are_not_known(server: FakeServer, number: Any) -> None:
+    server.script.append(after(with_usage(prompt_tokens_details={"cached_tokens": number})))
+    assert ask(settings(server.url)).cached_tokens is None
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "1", None, True])
+def test_a_queue_time_that_cannot_be_is_not_known(server: FakeServer, value: Any) -> None:
+    server.script.append(after(other("metrics", {"queue_time_ms": value})))
+    assert ask(settings(server.url)).queue_ms is None
+
+
+def test_nothing_of_a_request_is_logged(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SERVER_KEY", "open sesame")
+    caplog.set_level(logging.DEBUG)
+    ask(settings(server.url, api_key_variable="SERVER_KEY"))
+    server.redirect = "http://elsewhere.example/v1/completions"
+    with pytest.raises(ServerError):
+        ask(settings(server.url))
+    written = "".join(record.getMessage() for record in caplog.records if not record.name.startswith("asyncio"))
+    assert written == ""
 
 
 def test_the_key_comes_from_the_environment_and_shows_nowhere(

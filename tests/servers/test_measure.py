@@ -15,7 +15,16 @@ from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.measure import ServerEngine, connect
 from shadowspec.servers.probing import DETAILED
 from shadowspec.servers.settings import ServerSettings, Waits
-from shadowspec.types import Arm, Block, RecordKey, SamplingParameters, ShadowPrompt, SpeculationConfig, VerifyRule
+from shadowspec.types import (
+    Arm,
+    Block,
+    Parity,
+    RecordKey,
+    SamplingParameters,
+    ShadowPrompt,
+    SpeculationConfig,
+    VerifyRule,
+)
 from tests.servers.fake_server import FakeServer, after, killed, running, silent, status
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -188,9 +197,25 @@ def test_attempts_that_were_thrown_away_are_counted(servers: tuple[FakeServer, F
 def test_outputs_that_part_are_seen_and_the_baseline_is_asked_again(servers: tuple[FakeServer, FakeServer]) -> None:
     engine = connected(servers)
     servers[1].lost_token = 4
-    first = engine.measure(block(1)).runs[0].parity
-    assert first is not None
-    assert (first.first_divergence, first.divergence_gap, first.rerun_differs) == (4, None, False)
+    found = engine.measure(block(1)).runs[0].parity
+    assert found == Parity(first_divergence=4, divergence_gap=0.5, rerun_differs=False)
+    asked = servers[0].bodies[-2]  # before the rerun
+    own = servers[0].bodies[0]
+    assert asked["prompt"] == own["prompt"] + servers[0].output(own)[:4]
+    assert (asked["max_tokens"], asked["temperature"], asked["logprobs"]) == (1, 0.0, 2)
+    assert "logprobs" not in own
+
+
+@pytest.mark.parametrize("unknown", ["not told", "penalty", "minimum"])
+def test_how_far_from_a_tie_outputs_part_may_stay_unknown(servers: tuple[FakeServer, FakeServer], unknown: str) -> None:
+    """What servers tell is before penalties and minimum length."""
+    engine = connected(servers)
+    servers[1].lost_token = 4
+    servers[0].tells_logprobs = unknown != "not told"
+    changes = {"penalty": {"presence_penalty": 0.5}, "minimum": {"min_tokens": 5}}.get(unknown, {})
+    own = replace(prompt(0), sampling=replace(prompt(0).sampling, **changes))
+    found = engine.measure(replace(block(1), requests=(own,))).runs[0].parity
+    assert found == Parity(first_divergence=4, divergence_gap=None, rerun_differs=False)
 
 
 def test_parity_of_sampled_outputs_is_unknown(servers: tuple[FakeServer, FakeServer]) -> None:
@@ -217,6 +242,24 @@ def test_where_answers_do_not_say_a_second_pass_is_counted_alone(servers: tuple[
     assert {run.served.counts_source for run in counted if run.served is not None} == {"counters"}
     assert engine.configs[0].details["counts_source"] == "counters"
     assert len(servers[1].bodies) == 8
+
+
+def together(events: list[Any]) -> list[Any]:
+    """All tokens in one chunk, of a server whose only draft was verified somewhere on the way."""
+    *chunks, used, done = events
+    choices = [each["choices"][0] for each in chunks]
+    whole = choices[-1] | {"token_ids": [token for each in choices for token in each["token_ids"]]}
+    steps = {"num_spec_steps": 1, "per_step_accepted": [1], "per_step_drafted": [3]}
+    return [chunks[0] | {"choices": [whole]}, used | {"metrics": {"speculative_decoding": steps}}, done]
+
+
+def test_a_run_says_that_its_last_step_is_not_sure(servers: tuple[FakeServer, FakeServer]) -> None:
+    engine = connected(servers)
+    servers[1].script.append(after(together))
+    unsure, sure = engine.measure(block(2, load=1)).runs
+    assert unsure.counts is not None
+    assert (unsure.counts.num_drafts, unsure.counts.num_plain_steps, unsure.counts.num_accepted_tokens) == (1, 7, 1)
+    assert [run.served.counts_source for run in (unsure, sure) if run.served] == ["response_unsure", "response"]
 
 
 def test_a_window_that_is_shared_is_tried_again_and_then_given_up(servers: tuple[FakeServer, FakeServer]) -> None:
