@@ -19,6 +19,7 @@ from shadowspec.engine import Engine, Models
 from shadowspec.engine.batch import Request, Row
 from shadowspec.engine.decode import Decoded
 from shadowspec.engine.outcomes import Answers, up_to_stop
+from shadowspec.engine.runner import Runner
 from shadowspec.scoring import Scorer, is_json
 from shadowspec.tap.sources import read_records
 from shadowspec.types import (
@@ -118,16 +119,14 @@ def test_a_request_beyond_the_draft_s_context_is_decoded_plainly_from_there_on(s
 
 
 def test_a_draft_that_no_request_can_use_is_not_run(short_draft: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shadowspec.engine.proposers import draft_model
-
     passes: list[int] = []
-    honest = draft_model.Runner.append
+    honest = Runner.append
 
     def counted(self: Any, *values: Any, **named: Any) -> Any:
         passes.append(1)
         return honest(self, *values, **named)
 
-    monkeypatch.setattr(draft_model.Runner, "append", counted)
+    monkeypatch.setattr(Runner, "append", counted)
     (candidate, _) = short_draft.candidates
     engine = Engine(short_draft.target, [candidate], warmup_blocks=0)
     (run,) = engine.measure(block([long_prompt(1, 60)])).runs
