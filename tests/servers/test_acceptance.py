@@ -66,6 +66,12 @@ def test_steps_that_all_had_drafts_count_as_the_loop_counts_them(steps: Steps, m
     assert found.is_early_rejection == early
 
 
+@pytest.mark.parametrize(("accepted", "number", "wanted"), [(0, 20, True), (2, 20, False), (0, 15, None)])
+def test_a_draft_that_is_rejected_from_the_start_is_flagged(accepted: int, number: int, wanted: bool | None) -> None:
+    _, answer, taken, early = loop([(WIDTH, accepted)] * number, 100)
+    assert from_steps(said(taken), answer, 3, WIDTH).is_early_rejection is early is wanted
+
+
 @given(SOMETIMES, st.integers(1, 60))
 def test_steps_without_drafts_are_seen_in_the_stream(steps: Steps, most: int) -> None:
     """All but one figure is the loop's: whether a last single token was a plain step's nobody says."""
