@@ -103,7 +103,11 @@ class StepClock:
         """The mean number of requests in progress while each one was, itself included, [requests]."""
         elapsed = self._timeline.elapsed_ms
         begun, ended = np.array([[elapsed(self._start, m) for m in (own.issued, own.ended)] for own in lives]).T
-        shared = np.minimum(ended[:, None], ended) - np.maximum(begun[:, None], begun)  # [requests, requests], ms
-        beside: npt.NDArray[np.float64] = np.clip(shared, 0.0, None).sum(1)
+        times = np.concatenate((begun, ended))
+        order = np.argsort(times, kind="stable")
+        changes = np.repeat((1.0, -1.0), len(lives))[order]
+        spent = np.diff(times[order]) * changes.cumsum()[:-1]  # requests in progress times ms, between two changes
+        area = np.concatenate(((0.0,), spent.cumsum()))  # up to each change
+        beside: npt.NDArray[np.float64] = np.interp(ended, times[order], area) - np.interp(begun, times[order], area)
         lasted: npt.NDArray[np.float64] = np.maximum(ended - begun, np.finfo(np.float64).tiny)
-        return beside / lasted
+        return np.maximum(beside / lasted, 1.0)  # each was in progress itself, whatever rounding says
