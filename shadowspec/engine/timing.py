@@ -15,6 +15,7 @@ class Timeline:
     """Marks on one device's clock, in the order they were laid."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._on_gpu = device.type == "cuda"
         self._events: list[torch.cuda.Event] = []
         self._seconds: list[float] = []
@@ -24,7 +25,7 @@ class Timeline:
         """Lay a mark here and return its number."""
         if self._on_gpu:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
+            event.record(torch.cuda.current_stream(self._device))  # which need not be that of the current device
             self._events.append(event)
             self._is_settled = False
             return len(self._events) - 1
@@ -36,6 +37,6 @@ class Timeline:
         if not self._on_gpu:
             return 1e3 * (self._seconds[second] - self._seconds[first])
         if not self._is_settled:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
             self._is_settled = True
         return float(self._events[first].elapsed_time(self._events[second]))
