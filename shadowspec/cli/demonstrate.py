@@ -20,7 +20,7 @@ def demo(
         DEFAULT_OUT
     ),
     requests: Annotated[
-        int | None, typer.Option("--requests", "-n", min=4, help="Measure at most so many requests in both arms.")
+        int | None, typer.Option("--requests", "-n", min=4, help="Measure at most so many more requests in both arms.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the requests that bring none.")] = 0,
     as_json: JsonOption = False,

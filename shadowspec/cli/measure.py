@@ -52,7 +52,12 @@ def run(
         if done.funnel:
             results.print(funnel_table(done.funnel))
     if done.funnel and all(counter in _UNUSABLE for _, counter, _ in done.funnel) and not totals["requests_found"]:
-        raise NoDataError("no record could be used; the table says why" if not as_json else "no record could be used")
+        unmatched = any(reason == "no_endpoint" for _, _, reason in done.funnel)
+        raise NoDataError(
+            "no record could be used"
+            + ("" if as_json else "; the table says why")
+            + ("; no endpoint's `match` fits what is counted as no_endpoint" if unmatched else "")
+        )
     notes.print("next: shadowspec gate, then shadowspec report", highlight=False)
 
 

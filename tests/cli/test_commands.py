@@ -203,6 +203,18 @@ def test_junk_long_lines_and_long_prompts_land_in_the_funnel(workspace: Workspac
         assert sum(n for (counter, _), n in counted.items() if counter == "malformed") == 2
 
 
+def test_records_that_no_endpoint_matches_are_told_apart(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    request = {"model": "unheard-of", "messages": [{"role": "user", "content": "canary"}]}
+    record = {"timestamp": "2026-01-01T12:00:00Z", "session_id": "s", "path": "/v9/other", "request": request}
+    path = workspace.folder / "other.jsonl"
+    path.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    done = workspace.run("run", str(path))
+    assert done.code == 4
+    assert "no endpoint's `match` fits what is counted as no_endpoint" in " ".join(done.err.split())
+    assert "canary" not in done.out + done.err
+
+
 def test_a_file_of_which_nothing_can_be_used_ends_with_4_and_says_why(workspace: Workspace) -> None:
     workspace.run("db", "upgrade")
     path = workspace.folder / "junk.bin"
