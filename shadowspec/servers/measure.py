@@ -33,6 +33,7 @@ from shadowspec.servers.probing import CountsSource, counts_source, probe_both, 
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.settings import ServerSettings
 from shadowspec.servers.stream import Completion
+from shadowspec.servers.waiting import finished
 from shadowspec.types import (
     Arm,
     Block,
@@ -94,7 +95,7 @@ class ServerEngine:
         Raises:
             ServiceUnavailableError: a server is away, or is not the one that it was.
         """
-        return asyncio.run(self._measure(block))
+        return finished(self._measure(block))
 
     async def _measure(self, block: Block) -> BlockResult:
         requests = [self._request(prompt) for prompt in (*block.requests, *block.fillers)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -13,6 +12,7 @@ from shadowspec.servers.counters import scrape
 from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.settings import ServerSettings
+from shadowspec.servers.waiting import finished
 from shadowspec.types import SamplingParameters, SpeculationConfig
 
 LOOKUPS: Final = ("ngram", "suffix")  # what may have nothing to propose in a step
@@ -91,7 +91,7 @@ def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
         ):
             return await probe(baseline, settings.model), await probe(speculative, settings.model)
 
-    return asyncio.run(look())
+    return finished(look())
 
 
 def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe) -> CountsSource:

@@ -22,6 +22,7 @@ from shadowspec.servers.identity import identify
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.settings import ServerSettings, Waits
 from shadowspec.servers.stream import Completion
+from shadowspec.servers.waiting import finished
 from shadowspec.types import SamplingParameters
 from tests.servers.fake_server import (
     Behaviour,
@@ -48,7 +49,7 @@ def ask(own: ServerSettings, request: ServerRequest = REQUEST) -> Completion:
         async with open_client("baseline", own.baseline_url, own, trust(own.ca_file), 2) as client:
             return await client.complete(request, "salt")
 
-    return asyncio.run(asked())
+    return finished(asked())
 
 
 @pytest.fixture
@@ -347,7 +348,7 @@ def test_a_server_says_what_it_is(server: FakeServer) -> None:
         async with open_client("baseline", own.baseline_url, own, trust(None), 1) as client:
             return await identify(client, model)
 
-    found = asyncio.run(look("m"))
+    found = finished(look("m"))
     assert (found.name, found.root, found.max_model_len) == ("vllm/0.32.0", "/models/t", 1024)
     with pytest.raises(ServerError, match="it serves m, and not n"):
-        asyncio.run(look("n"))
+        finished(look("n"))
