@@ -30,8 +30,7 @@ from typing import Any
 
 import torch
 from decode import machine, theirs_assisted, theirs_plain
-from rich.console import Console
-from rich.table import Table
+from printing import show
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from shadowspec.engine.batch import Request
@@ -226,14 +225,6 @@ def shortened(request: Request, max_tokens: int) -> Request:
 def greedy(max_tokens: int) -> SamplingParameters:
     """Greedy to the full length."""
     return SamplingParameters(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-
-
-def show(title: str, rows: list[dict[str, Any]]) -> None:
-    """Print one table."""
-    table = Table(*rows[0], title=title)
-    for row in rows:
-        table.add_row(*(f"{each:.4g}" if isinstance(each, float) else str(each) for each in row.values()))
-    Console().print(table)
 
 
 def main() -> None:

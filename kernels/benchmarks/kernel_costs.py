@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from printing import show
 
 RESULTS = Path(__file__).parent / "results" / "kernels.json"
 CASES = (("greedy_draft", False), ("rejection", True), ("exact_match", False))
@@ -189,14 +188,6 @@ def machine(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "triton")},
     }
-
-
-def show(name: str, rows: list[dict[str, Any]]) -> None:
-    """Print one table."""
-    table = Table(*rows[0], title=name)
-    for row in rows:
-        table.add_row(*(f"{each:.4g}" if isinstance(each, float) else str(each) for each in row.values()))
-    Console().print(table)
 
 
 def main() -> None:

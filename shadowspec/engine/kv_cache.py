@@ -105,8 +105,11 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         if not self.is_initialized:
             self.lazy_initialization(keys, values)
         assert self.place is not None, "the cache was not told where this pass writes"
-        self.states.transpose(1, 2).index_put_(self.place, states)
+        self._write(states, self.place)
         return self._readable() if self.read_width else (keys, values)
+
+    def _write(self, states: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.states.transpose(1, 2).index_put_(place, states)
 
     def _readable(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of all slots, each [slots, heads, read_width, dim]."""
@@ -142,15 +145,9 @@ class FusedLayer(RaggedLayer):
         super().__init__(slots, capacity)
         self._kernels = kernels
 
-    def append(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        heads = states.shape[2] // 2
-        keys, values = states[:, :, :heads].transpose(1, 2), states[:, :, heads:].transpose(1, 2)
-        if not self.is_initialized:
-            self.lazy_initialization(keys, values)
-        assert self.place is not None, "the cache was not told where this pass writes"
-        rows, columns = self.place
+    def _write(self, states: torch.Tensor, place: tuple[torch.Tensor, torch.Tensor]) -> None:
+        rows, columns = place
         self._kernels.append(self.states, states, rows[:, 0], columns)
-        return self._readable() if self.read_width else (keys, values)
 
 
 class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types

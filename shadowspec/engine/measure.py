@@ -7,7 +7,6 @@ fails its runs, which are stored and counted, never dropped.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -131,11 +130,8 @@ class Engine:
         return found or ()
 
     def _request(self, prompt: ShadowPrompt) -> Request:
-        """Both arms and every candidate draw from the same seed: the request's own, or one made of its key."""
-        if prompt.sampling.seed is not None:
-            return Request(prompt.prompt_token_ids, prompt.sampling, prompt.sampling.seed)
-        digest = hashlib.sha256(f"{self._seed}\0{prompt.key}".encode()).digest()
-        return Request(prompt.prompt_token_ids, prompt.sampling, int.from_bytes(digest[:8], "big"))
+        """Both arms and every candidate draw from the same seed."""
+        return Request(prompt.prompt_token_ids, prompt.sampling, prompt.seed_under(self._seed))
 
     def _warm_up(self, slots: int, *, is_queue: bool) -> None:
         """Untimed batches of this size, once, so that allocation and kernel choice stay out of the first block.

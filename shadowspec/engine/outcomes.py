@@ -10,7 +10,7 @@ from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import Decoded
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.tokenizer import FolderTokenizer
-from shadowspec.types import Contract, OutputContract, RunFlags, ShadowPrompt, Validity
+from shadowspec.types import OutputContract, RunFlags, ShadowPrompt, Validity
 
 
 class Answers:
@@ -34,23 +34,21 @@ class Answers:
         """The flags of one request measured with one candidate."""
         contract = prompt.contract
         base, spec = (self._validity(contract, request, decoded) for decoded in (baseline, speculative))
-        applies = base is not None or spec is not None
         length = len(prompt.prompt_token_ids) + len(speculative.output)
-        return RunFlags(
+        return RunFlags.judged(
+            contract,
+            base,
+            spec,
             is_early_rejection=speculative.is_early_rejection,
             is_beyond_draft_context=isinstance(candidate.draft, LoadedModel)
             and length > candidate.draft.context_length,
-            contract=contract.kind if contract is not None and applies else None,
-            baseline_validity=base,
-            speculative_validity=spec,
             intervention=prompt.intervention,
         )
 
     def _validity(self, contract: OutputContract | None, request: Request, decoded: Decoded) -> Validity | None:
         if contract is None:
             return None
-        is_marked = contract.kind is Contract.TOOL_CALL or bool(contract.tools)
-        return judge(contract, self.text(request, decoded, is_marked=is_marked), decoded.finish_reason)
+        return judge(contract, self.text(request, decoded, is_marked=contract.may_be_marked), decoded.finish_reason)
 
 
 def up_to_stop(text: str, stops: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ the target's probabilities at each place, without which sampled outputs cannot b
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -38,7 +37,6 @@ from shadowspec.types import (
     Arm,
     Block,
     BlockResult,
-    Contract,
     FingerprintedConfig,
     Parity,
     Run,
@@ -127,13 +125,9 @@ class ServerEngine:
         return BlockResult(block, started_at, runs, memory={})
 
     def _request(self, prompt: ShadowPrompt) -> ServerRequest:
-        """Both arms draw from the same seed: the request's own, or one made of its key."""
-        contract, seed = prompt.contract, prompt.sampling.seed
-        is_marked = contract is not None and (contract.kind is Contract.TOOL_CALL or bool(contract.tools))
-        if seed is None:
-            digest = hashlib.sha256(f"{self._seed}\0{prompt.key}".encode()).digest()
-            seed = int.from_bytes(digest[:8], "big")
-        return ServerRequest(prompt.prompt_token_ids, prompt.sampling, seed % SEEDS, is_marked)
+        """Both arms draw from the same seed."""
+        is_marked = prompt.contract is not None and prompt.contract.may_be_marked
+        return ServerRequest(prompt.prompt_token_ids, prompt.sampling, prompt.seed_under(self._seed) % SEEDS, is_marked)
 
     async def _await_server(self, arm: Arm, client: Client) -> None:
         """Wait until the server is there, but not for ever, and see that it is the one that it was."""
@@ -273,12 +267,10 @@ def _flags(prompt: ShadowPrompt, base: Completion, spec: Completion, known: Acce
     def validity(answer: Completion) -> Validity | None:
         return None if contract is None else judge(contract, answer.text, answer.finish_reason)
 
-    own, other = validity(base), validity(spec)
-    applies = own is not None or other is not None
-    return RunFlags(
+    return RunFlags.judged(
+        contract,
+        validity(base),
+        validity(spec),
         is_early_rejection=known.is_early_rejection,
-        contract=contract.kind if contract is not None and applies else None,
-        baseline_validity=own,
-        speculative_validity=other,
         intervention=prompt.intervention,
     )

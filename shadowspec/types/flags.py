@@ -33,6 +33,11 @@ class OutputContract:
     is_required: bool = True
     dialect: str | None = None
 
+    @property
+    def may_be_marked(self) -> bool:
+        """Whether an output may hold tool calls, which special tokens mark."""
+        return self.kind is Contract.TOOL_CALL or bool(self.tools)
+
 
 class Validity(IntEnum):
     """Whether an output keeps its contract.  One that was cut at its token limit is neither valid nor invalid."""
@@ -66,6 +71,28 @@ class RunFlags:
     baseline_validity: Validity | None = None
     speculative_validity: Validity | None = None
     intervention: Intervention | None = None
+
+    @classmethod
+    def judged(
+        cls,
+        contract: OutputContract | None,
+        baseline: Validity | None,
+        speculative: Validity | None,
+        *,
+        is_early_rejection: bool | None,
+        is_beyond_draft_context: bool | None = None,
+        intervention: Intervention | None,
+    ) -> RunFlags:
+        """Of a run whose outputs were held against a contract (None: against none), which may apply to neither."""
+        applies = contract is not None and (baseline is not None or speculative is not None)
+        return cls(
+            is_early_rejection=is_early_rejection,
+            is_beyond_draft_context=is_beyond_draft_context,
+            contract=contract.kind if contract is not None and applies else None,
+            baseline_validity=baseline,
+            speculative_validity=speculative,
+            intervention=intervention,
+        )
 
 
 NO_FLAGS = RunFlags()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -91,6 +92,13 @@ class ShadowPrompt:
     response: LoggedResponse | None = None
     contract: OutputContract | None = None  # what its output has to be
     intervention: Intervention | None = None  # what became of production's own output
+
+    def seed_under(self, seed: int) -> int:
+        """What every arm draws its random numbers from: the request's own seed, or one made of its key and this one."""
+        if self.sampling.seed is not None:
+            return self.sampling.seed
+        digest = hashlib.sha256(f"{seed}\0{self.key}".encode()).digest()
+        return int.from_bytes(digest[:8], "big")
 
 
 def format_slice_key(labels: Mapping[str, str], slice_by: tuple[str, ...]) -> str:
