@@ -14,7 +14,7 @@ from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.randomness import ACCEPT_STREAM, TARGET_STREAM, at_positions
 from shadowspec.engine.verify import Verification
 from shadowspec.errors import ModelError
-from shadowspec.types import SamplingParameters, VerifyRule
+from shadowspec.types import VerifyRule
 
 if TYPE_CHECKING:
     from shadowspec_kernels.dispatch import Kernels
@@ -98,13 +98,8 @@ def _truncation(own: Drawing, vocabulary: int) -> Truncation | None:
     sampling = own.sampling
     if not (sampling.has_min_p or sampling.has_top_k or sampling.has_top_p):
         return None
-    slots = tuple(slot for slot, row in enumerate(own.rows) if _is_cut(row.request.sampling, vocabulary))
+    slots = tuple(slot for slot, row in enumerate(own.rows) if row.request.sampling.truncates(vocabulary))
     if not slots:
         return None
     top_p = torch.where(sampling.nucleus > 0.0, sampling.nucleus, 1.0)
     return Truncation(sampling.min_p[:, 0], sampling.top_k[:, 0], top_p, slots)
-
-
-def _is_cut(own: SamplingParameters, vocabulary: int) -> bool:
-    """Whether min-p, top-k or top-p take tokens from the distribution, which needs a sorted vocabulary."""
-    return own.temperature > 0.0 and (own.min_p > 0.0 or 0 < own.top_k < vocabulary or own.top_p < 1.0)

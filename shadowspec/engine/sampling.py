@@ -56,9 +56,7 @@ class BatchSampling:
         self.has_min_p = any(s.min_p > 0.0 for s in sampled)
         self.has_top_k = any(0 < s.top_k < vocabulary for s in sampled)
         self.has_top_p = any(s.top_p < 1.0 for s in sampled)
-        self.has_penalties = any(
-            s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0 for s in sampling
-        )
+        self.has_penalties = any(s.is_penalised for s in sampling)
         self.min_tokens = torch.tensor([s.min_tokens for s in sampling], device=device)  # [rows]
         self.has_min_tokens = any(s.min_tokens > 0 for s in sampling)
         rows = len(sampling)

@@ -39,8 +39,7 @@ async def top_two_gap(client: Client, request: ServerRequest, output: tuple[int,
     Servers tell them before penalties and minimum length, so that with these the gap is not known.
     """
     own = request.sampling
-    is_processed = (own.repetition_penalty, own.presence_penalty, own.frequency_penalty) != (1.0, 0.0, 0.0)
-    if is_processed or len(output) < own.min_tokens:
+    if own.is_penalised or len(output) < own.min_tokens:
         return None
     sampling = SamplingParameters(temperature=0.0, max_tokens=1, ignore_eos=True)
     asked = ServerRequest((*request.prompt_token_ids, *output), sampling, request.seed, num_logprobs=2)

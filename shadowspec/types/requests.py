@@ -46,6 +46,15 @@ class SamplingParameters:
             return SamplingRegime.GREEDY
         return SamplingRegime.LOW if self.temperature <= 0.5 else SamplingRegime.HIGH
 
+    @property
+    def is_penalised(self) -> bool:
+        """Whether logits depend on the tokens seen before by more than the model."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def truncates(self, vocabulary: int) -> bool:
+        """Whether min-p, top-k or top-p may take tokens from the distribution that is sampled."""
+        return self.temperature > 0.0 and (self.min_p > 0.0 or 0 < self.top_k < vocabulary or self.top_p < 1.0)
+
 
 class RecordKey(NamedTuple):
     """Identity of one consumed record: topic id or file sha256, partition, offset or line, own timestamp.

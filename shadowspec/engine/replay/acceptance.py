@@ -102,8 +102,7 @@ def _is_unprocessed(sampling: SamplingParameters) -> bool:
         and sampling.top_p >= 1.0
         and sampling.top_k == 0
         and sampling.min_p == 0.0
-        and sampling.repetition_penalty == 1.0
-        and sampling.presence_penalty == sampling.frequency_penalty == 0.0
+        and not sampling.is_penalised
         and sampling.min_tokens == 0
     )
 

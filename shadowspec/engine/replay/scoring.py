@@ -103,9 +103,7 @@ def token_scores(
 
 def _is_plain(own: SamplingParameters, vocabulary: int) -> bool:
     """Whether the model's logits at a temperature are all that these parameters look at."""
-    is_penalised = own.repetition_penalty != 1.0 or own.presence_penalty != 0.0 or own.frequency_penalty != 0.0
-    is_cut = own.temperature > 0.0 and (own.min_p > 0.0 or 0 < own.top_k < vocabulary or own.top_p < 1.0)
-    return not (is_penalised or is_cut or own.min_tokens > 0)
+    return not (own.is_penalised or own.truncates(vocabulary) or own.min_tokens > 0)
 
 
 def packed(responses: Sequence[Response], tokens: int) -> Iterator[list[int]]:
