@@ -123,6 +123,10 @@ soak: $(VENV)/.installed-base ## Measure the same blocks for 45 minutes: flat me
 bench-replay: $(VENV)/.installed-base ## Hold replay against the loop on the bundled pair (nothing else may run meanwhile)
 	$(BIN)/python kernels/benchmarks/replay.py $(ARGS)
 
+.PHONY: bench-distill
+bench-distill: $(VENV)/.installed-base ## Distil the bundled draft on a shifted slice, and hold its gain against the loop
+	$(BIN)/python kernels/benchmarks/distillation.py $(ARGS)
+
 .PHONY: bench-lookup
 bench-lookup: $(VENV)/.installed-base ## Hold suffix drafts against prompt lookup, by replay of the bundled traffic
 	$(BIN)/python kernels/benchmarks/lookup.py $(ARGS)

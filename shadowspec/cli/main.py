@@ -16,6 +16,7 @@ from shadowspec.cli import (
     database,
     dead_letters,
     demonstrate,
+    distill,
     export,
     gate,
     measure,
@@ -46,7 +47,7 @@ app = typer.Typer(
 COMMANDS = (
     demonstrate.demo, set_up.init, set_up.doctor, measure.run, worker.worker, produce.produce, replay.replay,
     profile_device.profile_device, gate.gate, check.check, plan.plan, report.report, schedule.schedule,
-    dashboard.dashboard, export.export, simulate.simulate,
+    dashboard.dashboard, export.export, simulate.simulate, distill.distill,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.cli.console import notes, progress_bar
+from shadowspec.cli.logged import Ended, EndpointTexts, logged_responses, tracked
 from shadowspec.cli.pipeline import load_tokenizers, new_models, require_endpoints
 from shadowspec.cli.replay_store import fingerprints_of, replayed_record
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
@@ -21,16 +22,14 @@ from shadowspec.engine.models import LoadedModel, check_contexts, check_tokenize
 from shadowspec.engine.replay.acceptance import LogprobsMode
 from shadowspec.engine.replay.pooling import Pool
 from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayed, Replayer, require_replayable
-from shadowspec.engine.replay.responses import Response, logged_response
+from shadowspec.engine.replay.responses import Response
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ConfigError, ModelError, RecordError, ShadowSpecError, UsageError
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import LoggedCall, ResponseReader
-from shadowspec.tap.sources import RawRecord, read_records
 from shadowspec.types import (
     ExpectedCounts,
     FingerprintedConfig,
-    FunnelCounter,
     FunnelKey,
     RecordKey,
     ReplayedRecord,
@@ -96,13 +95,12 @@ class EndpointReplay:
     def __init__(
         self,
         replayer: Replayer,
-        tokenizer: FolderTokenizer,
-        end_token_ids: frozenset[int],
+        texts: EndpointTexts,
         draftings: list[Drafting],
         fingerprints: Sequence[Sequence[FingerprintedConfig]],
     ) -> None:
         """`fingerprints` are of each way of drafting, for each depth; none where nothing is stored."""
-        self.replayer, self.tokenizer, self.end_token_ids = replayer, tokenizer, end_token_ids
+        self.replayer, self.texts = replayer, texts
         self.configs = tuple(drafting.config for drafting in draftings)
         self.fingerprints = fingerprints
         self.waiting: list[tuple[LoggedCall, Response]] = []
@@ -229,7 +227,7 @@ def _endpoint(
         kernels=models.kernels,
     )
     fingerprints = fingerprints_of(models.load(own.target), draftings, depths) if is_stored else ()
-    return EndpointReplay(replayer, tokenizer, ends, draftings, fingerprints)
+    return EndpointReplay(replayer, EndpointTexts(tokenizer, ends), draftings, fingerprints)
 
 
 class _Run:
@@ -247,42 +245,22 @@ class _Run:
 
     def read(self, path: str, reader: ResponseReader, max_requests: int | None) -> None:
         """Replay one file."""
+        texts = {name: own.texts for name, own in self._endpoints.items()}
         with progress_bar() as bar:
-            records: Iterable[RawRecord] = read_records(path)
-            total = None
-            if path != "-":
-                records = list(records)  # held once, in order to know its length
-                total = len(records)
-            task = bar.add_task(f"replaying {path}", total=total, detail="")
-            for number, raw in enumerate(records, start=1):
-                self._take(reader.read(raw))
-                bar.update(task, completed=number, detail=f"{self.done.num_replayed} replayed")
-                waiting = sum(len(own.waiting) for own in self._endpoints.values())
+            raws = tracked(path, bar, "replaying", lambda: f"{self.done.num_replayed} replayed")
+            for found in logged_responses(raws, reader, texts):
+                if isinstance(found, Ended):
+                    self._end(found)
+                    continue
+                name = found[0].prompt.endpoint
+                own = self._endpoints[name]
+                own.waiting.append(found)
+                if len(own.waiting) >= WINDOW:
+                    self._replay(name)
+                waiting = sum(len(each.waiting) for each in self._endpoints.values())
                 if max_requests is not None and self.done.num_replayed + waiting >= max_requests:
                     break
-            else:
-                self._take(reader.drain())
             for name in self._endpoints:
-                self._replay(name)
-                bar.update(task, detail=f"{self.done.num_replayed} replayed")
-
-    def _take(self, found: Iterable[LoggedCall | tuple[RecordKey, FunnelKey]]) -> None:
-        for each in found:
-            if isinstance(each, tuple):
-                self._end(*each)
-                continue
-            name, key = each.prompt.endpoint, each.prompt.key
-            own = self._endpoints.get(name)
-            if own is None:
-                self._end(key, (name, FunnelCounter.SAMPLED_OUT, "other_endpoint"))
-                continue
-            try:
-                response = logged_response(each.prompt, each.text, own.tokenizer, own.end_token_ids)
-            except RecordError as error:
-                self._refuse(key, name, error)
-                continue
-            own.waiting.append((each, response))
-            if len(own.waiting) >= WINDOW:
                 self._replay(name)
 
     def _replay(self, name: str) -> None:
@@ -291,7 +269,7 @@ class _Run:
         results = own.replayer.replay([response for _, response in waiting])
         for (call, _), result in zip(waiting, results, strict=True):
             if isinstance(result, RecordError):
-                self._refuse(call.prompt.key, name, result)
+                self._end(Ended.refused(call, result))
             else:
                 self._add(name, own, call, result)
 
@@ -311,12 +289,9 @@ class _Run:
             self._on_replayed(replayed_record(call, own.fingerprints, result))
         self._on_outcome(Outcome(call.prompt.key, name, call.slice_key, call.unit_key, by_config, result.num_near_ties))
 
-    def _refuse(self, key: RecordKey, name: str, error: RecordError) -> None:
-        """A record that replay itself refuses; its message names it."""
-        log.info("%s", error)
-        self.done.refusals.setdefault(error.reason, str(error))
-        self._end(key, (name, FunnelCounter(error.counter), error.reason))
-
-    def _end(self, key: RecordKey, end: FunnelKey) -> None:
-        self.done.funnel[end] += 1
-        self._on_outcome(Outcome(key, end[0], reason=end[2]))
+    def _end(self, ended: Ended) -> None:
+        if ended.refusal is not None:
+            log.info("%s", ended.refusal)
+            self.done.refusals.setdefault(ended.refusal.reason, str(ended.refusal))
+        self.done.funnel[ended.end] += 1
+        self._on_outcome(Outcome(ended.key, ended.end[0], reason=ended.end[2]))

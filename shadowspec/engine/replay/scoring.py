@@ -139,7 +139,7 @@ def _batch_scores(
         vocabulary,
         device,
     )
-    forced = _Forced(model, batch)
+    forced = Forced(model, batch)
     columns = max(1, logits_per_pass // (len(batch) * vocabulary))
     with_probs = with_probs and not sampling.all_greedy
     probs, bests, gaps = [], [], []
@@ -160,7 +160,7 @@ def _fused_scores(
     model: DirectLlama, batch: Sequence[Response], with_probs: bool, entries_per_pass: int, kernels: Kernels
 ) -> list[TokenScores]:
     """The same for responses whose parameters are plain: rows x vocabulary is never made."""
-    forced, head = _Forced(model.without_head(), batch), model.head_weight()
+    forced, head = Forced(model.without_head(), batch), model.head_weight()
     # What grows with the columns is the attention's mask.
     columns = max(1, entries_per_pass // (len(batch) * forced.capacity))
     given = [response.request.sampling.temperature for response in batch]
@@ -177,7 +177,7 @@ def _fused_scores(
     return _by_response(batch, bests, gaps, probs if with_probs else None)
 
 
-class _Forced:
+class Forced:
     """A batch of responses forced through a model, some columns at a time."""
 
     def __init__(self, model: Any, batch: Sequence[Response]) -> None:

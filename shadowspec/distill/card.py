@@ -1,0 +1,123 @@
+"""The model card of a distilled draft: from what, on what, how, and what it gained where; no text of any request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from shadowspec.distill.comparison import LEVEL, Comparison, Gain
+from shadowspec.distill.examples import Split
+from shadowspec.distill.training import Course, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a draft was made from and with."""
+
+    target_weights: str  # digests, as in fingerprints
+    base_weights: str
+    candidate: str
+    num_speculative_tokens: int
+    verify_rule: str
+    consent: str
+    first_event: datetime
+    last_event: datetime
+    engine: str
+    device: str
+
+
+def card(origin: Origin, split: Split, settings: Settings, course: Course, comparison: Comparison) -> str:
+    """Markdown."""
+    parts = "\n".join(
+        f"| {name} | {len(own):,} | {len({(each.endpoint, each.unit_key) for each in own}):,} "
+        f"| {sum(len(each.response.output) for each in own):,} |"
+        for name, own in (
+            ("training", split.training), ("validation", split.validation), ("held out", split.held_out)
+        )
+    )  # fmt: skip
+    looks = "\n".join(
+        f"| {look.step:,} | {look.epoch:.2f} | {look.divergence:.4f} | {look.overlap:.4f} |" for look in course.looks
+    )
+    end = "stopped early, for it got no better" if course.stopped_early else "went on to the end"
+    rows = "\n".join(gain_row(gain) for gain in comparison.gains)
+    return f"""\
+# A draft distilled on its target
+
+Made by `shadowspec distill` for speculative decoding with one target. It is of no other use: alone it writes worse
+than that target, and with another target its acceptance is unknown.
+
+| | |
+|---|---|
+| target (sha256 over its weights) | `{origin.target_weights}` |
+| began from (sha256 over its weights) | `{origin.base_weights}` |
+| candidate | {origin.candidate}, K = {origin.num_speculative_tokens}, rule {origin.verify_rule} |
+| engine, device | {origin.engine}, {origin.device} |
+
+## What it learnt from
+
+Logged responses of {origin.first_event:%Y-%m-%d %H:%M} to {origin.last_event:%Y-%m-%d %H:%M} UTC. Consent to train
+on them, as it was given: {origin.consent}. Weights may hold what they were trained on: treat them as you treat that
+traffic.
+
+| part | responses | sessions | output tokens |
+|---|---|---|---|
+{parts}
+
+A session is in one part, drawn by hash (seed {settings.seed}).
+
+## How
+
+The target's distribution over the whole vocabulary, at temperature 1, at every token of a logged response (forward
+KL). AdamW, learning rate {settings.learning_rate:g} at its highest, at least {settings.tokens_per_step:,} output
+tokens a step, {course.num_steps:,} steps over {course.num_tokens:,} output tokens; training {end}. On the validation
+sessions:
+
+| step | epoch | KL, nats per token | overlap |
+|---|---|---|---|
+{looks}
+
+The weights are those of step {course.looks[course.best].step:,}, whose overlap (mean of the sum of
+min(target, draft)) is the largest.
+
+## What it gained
+
+On the held-out sessions, by exact replay at K = {origin.num_speculative_tokens}: the share of steps that accept the
+first drafted token, its difference with {LEVEL:.0%} bounds over sessions, and the mean acceptance length.
+
+{GAIN_HEADER}
+{rows}
+"""
+
+
+GAIN_HEADER = """\
+| endpoint | slice | requests | sessions | before | after | difference [bounds] | tokens per step |
+|---|---|---|---|---|---|---|---|"""
+
+
+def gain_row(gain: Gain) -> str:
+    """A row of Markdown."""
+    return (
+        f"| {gain.endpoint} | {gain.slice_key.replace(',', ', ') or '(whole endpoint)'} | {gain.num_requests:,} "
+        f"| {gain.num_sessions:,} | {share(gain.before)} | {share(gain.after)} | {difference(gain)} "
+        f"| {length(gain.length_before)} → {length(gain.length_after)} |"
+    )
+
+
+def share(value: float | None) -> str:
+    """A share in percent."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def difference(gain: Gain) -> str:
+    """In percentage points, with its bounds."""
+    if gain.difference is None:
+        return "-"
+    found = f"{100.0 * gain.difference:+.1f}"
+    if gain.lower is None or gain.upper is None:
+        return found
+    return f"{found} [{100.0 * gain.lower:+.1f}, {100.0 * gain.upper:+.1f}]"
+
+
+def length(value: float | None) -> str:
+    """A mean acceptance length."""
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,86 @@
+"""Logged responses to learn from, and those kept apart to be judged by: whole sessions on one side or the other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from shadowspec.engine.replay.responses import Response
+from shadowspec.errors import NoDataError
+
+MIN_SESSIONS: Final = 2  # of each part: fewer have no interval
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A response with where it is counted."""
+
+    endpoint: str
+    slice_key: str
+    unit_key: str  # the session, or what stands for it
+    response: Response = field(repr=False)
+
+
+class Part(StrEnum):
+    """What an example is for."""
+
+    TRAINING = "training"
+    VALIDATION = "validation"  # says when to stop, and so no longer how good the result is
+    HELD_OUT = "held_out"  # seen by nothing before the end
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of sessions, for validation and to be held out; the rest is for training."""
+
+    validation: float = 0.1
+    held_out: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not (self.validation > 0.0 and self.held_out > 0.0 and self.validation + self.held_out < 1.0):
+            raise ValueError("the shares for validation and to be held out must be above 0, and leave some to train on")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Examples by what they are for; no session is in two parts."""
+
+    training: tuple[Example, ...]
+    validation: tuple[Example, ...]
+    held_out: tuple[Example, ...]
+
+
+def part_of(example: Example, shares: Shares, seed: int) -> Part:
+    """Drawn by the hash of its session, so that a longer file moves no session to another part."""
+    digest = hashlib.sha256(f"{seed}\0{example.endpoint}\0{example.unit_key}".encode()).digest()
+    place = int.from_bytes(digest[:8], "big") / 2**64
+    if place < shares.held_out:
+        return Part.HELD_OUT
+    return Part.VALIDATION if place < shares.held_out + shares.validation else Part.TRAINING
+
+
+def split(examples: Iterable[Example], shares: Shares, seed: int) -> Split:
+    """Sort examples into parts.
+
+    Raises:
+        NoDataError: a part has too few sessions.
+    """
+    found: dict[Part, list[Example]] = {part: [] for part in Part}
+    for example in examples:
+        found[part_of(example, shares, seed)].append(example)
+    for part, own in found.items():
+        sessions = len(_sessions(own))
+        if sessions < MIN_SESSIONS:
+            raise NoDataError(
+                f"{sessions} of the {len(_sessions([each for every in found.values() for each in every]))} sessions "
+                f"with a response fell into the {part.value.replace('_', '-')} part, and {MIN_SESSIONS} are the least: "
+                "more traffic is needed"
+            )
+    return Split(*(tuple(found[part]) for part in Part))
+
+
+def _sessions(examples: Sequence[Example]) -> set[tuple[str, str]]:
+    return {(example.endpoint, example.unit_key) for example in examples}

@@ -1,0 +1,85 @@
+"""A draft's folder: loaded to be trained, and written whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from shadowspec.engine.models import refuse_unmeasurable
+from shadowspec.engine.tokenizer import LOADING_ERRORS, load_config, unloadable
+from shadowspec.errors import UsageError
+
+CARD: Final = "README.md"
+# Beside weights and configuration, which are written anew: what a folder of transformers' needs, and its licence.
+_KEPT: Final = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "vocab*",
+    "merges.txt",
+    "added_tokens.json",
+    "*.jinja",
+    "*.model",
+)
+_LICENCES: Final = ("LICENSE*", "LICENCE*", "NOTICE*")
+
+
+def load_trainable(path: str, device: torch.device) -> tuple[Any, torch.dtype]:
+    """The draft in float32, with gradients, and the dtype in which its weights are stored.
+
+    Raises:
+        ModelError: it cannot be loaded, or measured.
+    """
+    config = load_config(path)
+    refuse_unmeasurable(config, path)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except LOADING_ERRORS as error:
+        raise unloadable(path, error) from error
+    stored = getattr(config, "dtype", None)
+    return model.to(device), stored if isinstance(stored, torch.dtype) else torch.float32
+
+
+def require_free(out: Path) -> None:
+    """
+    Raises:
+        UsageError: there is something already where the draft is to be written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists already and is not empty: choose another folder for the new draft")
+
+
+def write(model: Any, dtype: torch.dtype, base: Path, out: Path) -> None:
+    """Write the draft as safetensors with its base's tokenizer; it is there whole, or not at all.
+
+    Args:
+        dtype: in which the weights are stored, as the base's are.
+        base: the folder that training began from.
+        out: as `require_free` found it.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+        made = Path(scratch) / out.name
+        model.to(dtype).save_pretrained(made, safe_serialization=True)
+        for pattern in (*_KEPT, *_LICENCES):
+            for path in base.glob(pattern):
+                shutil.copyfile(path, made / path.name)
+        if out.exists():
+            out.rmdir()  # empty
+        made.replace(out)
+
+
+def write_card(out: Path, text: str) -> None:
+    """The folder's model card."""
+    (out / CARD).write_text(text, encoding="utf-8")

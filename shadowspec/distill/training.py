@@ -1,0 +1,160 @@
+"""Training a draft on its target's distribution until it gets no better on sessions that it does not learn from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shadowspec.distill.objective import draft_logits, losses, target_logits
+from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.scoring import packed
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to train."""
+
+    epochs: int = 4  # at most; over all training responses
+    learning_rate: float = 5e-4  # AdamW's, at its highest
+    warmup_share: float = 0.05  # of the steps, in which it rises; then it falls to a tenth along a cosine
+    tokens_per_step: int = 4_096  # output tokens whose gradients are summed, at least
+    looks_per_epoch: int = 2  # at the validation sessions
+    patience: int = 3  # looks without a better one, after which training ends
+    logits_per_pass: int = 2**25  # float32 entries that a model gives at a time, 128 MB; some five such tensors live
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the draft was worth on the validation sessions after so many steps."""
+
+    step: int
+    epoch: float
+    divergence: float  # nats per token, of the target to the draft
+    overlap: float  # mean over tokens of sum(min(target, draft)), both at temperature 1
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How training went; the draft is left as it was at the best look."""
+
+    looks: tuple[Look, ...]
+    best: int  # index of the look with the largest overlap; 0: as it began
+    num_steps: int
+    num_tokens: int  # output tokens that were learnt from, each as often as it was
+    stopped_early: bool
+
+
+class Trainer:
+    """Trains one draft against one target."""
+
+    def __init__(self, target: Any, draft: nn.Module, settings: Settings) -> None:
+        """
+        Args:
+            target: what the engine runs; it is not changed.
+            draft: a transformers model in float32 on the target's device; it is trained in place.
+        """
+        self._target, self._draft, self._settings = target, draft, settings
+        self._tokens_per_pass = max(1, settings.logits_per_pass // int(target.config.vocab_size))
+
+    def train(
+        self,
+        training: Sequence[Response],
+        validation: Sequence[Response],
+        on_progress: Callable[[int, int, Look], None],
+    ) -> Course:
+        """
+        Args:
+            on_progress: called after every step with the steps done and to do, and the last look.
+        """
+        own = self._settings
+        steps_per_epoch = sum(1 for _ in self._steps(training, np.random.default_rng(own.seed)))
+        total = own.epochs * steps_per_epoch
+        looks_at = _looks(total, steps_per_epoch, own.looks_per_epoch)
+        optimizer = torch.optim.AdamW(self._draft.parameters(), lr=own.learning_rate, weight_decay=0.0)
+        looks = [self._look(validation, 0, 0.0)]
+        best, kept = 0, deepcopy(self._draft.state_dict())
+        step = num_tokens = 0
+        for epoch in range(own.epochs):
+            for batches in self._steps(training, np.random.default_rng((own.seed, epoch))):
+                _set_rate(optimizer, own.learning_rate * rate_factor(step, total, own.warmup_share))
+                num_tokens += self._learn(batches, optimizer)
+                step += 1
+                if step in looks_at:
+                    looks.append(self._look(validation, step, step / steps_per_epoch))
+                    if looks[-1].overlap > looks[best].overlap:
+                        best, kept = len(looks) - 1, deepcopy(self._draft.state_dict())
+                on_progress(step, total, looks[-1])
+                if len(looks) - 1 - best >= own.patience:
+                    break
+            if len(looks) - 1 - best >= own.patience:
+                break
+        self._draft.load_state_dict(kept)
+        self._draft.eval()
+        return Course(tuple(looks), best, step, num_tokens, step < total)
+
+    def _steps(self, responses: Sequence[Response], rng: np.random.Generator) -> Iterator[list[list[Response]]]:
+        """The batches of every step of an epoch: responses of like length together, batches in drawn order."""
+        batches = [[responses[row] for row in rows] for rows in packed(responses, self._tokens_per_pass)]
+        waiting: list[list[Response]] = []
+        num_tokens = 0
+        for index in rng.permutation(len(batches)):
+            waiting.append(batches[index])
+            num_tokens += sum(len(response.output) for response in batches[index])
+            if num_tokens >= self._settings.tokens_per_step:
+                yield waiting
+                waiting, num_tokens = [], 0
+        if waiting:
+            yield waiting
+
+    def _learn(self, batches: Sequence[Sequence[Response]], optimizer: torch.optim.Optimizer) -> int:
+        """One step; returns the tokens learnt from."""
+        self._draft.train()
+        num_tokens = sum(len(response.output) for batch in batches for response in batch)
+        for batch in batches:
+            wanted = target_logits(self._target, batch).clone()  # out of inference mode
+            divergence = losses(wanted, draft_logits(self._draft, batch)).divergence / num_tokens
+            torch.autograd.backward(divergence)
+        nn.utils.clip_grad_norm_(self._draft.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return num_tokens
+
+    @torch.no_grad()
+    def _look(self, responses: Sequence[Response], step: int, epoch: float) -> Look:
+        self._draft.eval()
+        divergence = overlap = 0.0
+        num_tokens = 0
+        for rows in packed(responses, self._tokens_per_pass):
+            batch = [responses[row] for row in rows]
+            found = losses(target_logits(self._target, batch), draft_logits(self._draft, batch))
+            divergence += float(found.divergence)
+            overlap += float(found.overlap)
+            num_tokens += found.num_tokens
+        return Look(step, epoch, divergence / num_tokens, overlap / num_tokens)
+
+
+def rate_factor(step: int, total: int, warmup_share: float) -> float:
+    """The learning rate's share of its highest: a straight rise, then half a cosine down to a tenth."""
+    warm = max(1, round(total * warmup_share))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.55 + 0.45 * math.cos(math.pi * (step - warm) / max(1, total - warm))
+
+
+def _looks(total: int, steps_per_epoch: int, looks_per_epoch: int) -> set[int]:
+    """The steps after which the validation sessions are looked at; the last is one."""
+    every = max(1, steps_per_epoch // looks_per_epoch)
+    return {*range(every, total + 1, every), total}
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,183 @@
+"""`shadowspec distill`: a folder that the engine runs, figures that replay gives of it, and refusals that say why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shadowspec.engine.batch import Request
+from shadowspec.engine.decode import decode_batch
+from shadowspec.engine.models import LoadedModel, load_model
+from shadowspec.types import SamplingParameters, VerifyRule
+from tests.cli.conftest import Workspace, record, write_traffic
+
+NUM_RECORDS = 120
+QUICK = ("--tokens-per-step", "256", "--learning-rate", "1e-3", "--epochs", "2")
+CONSENT = ("--consent", "opted in, ticket 7")
+
+
+@pytest.fixture(scope="module")
+def target(tiny_pair: tuple[Path, Path]) -> LoadedModel:
+    return load_model(str(tiny_pair[0]), torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(scope="module")
+def traffic(target: LoadedModel) -> list[dict[str, Any]]:
+    """Records with what the target answers to them, sampled."""
+    asked = [record(number, max_tokens=12, temperature=0.9) for number in range(NUM_RECORDS)]
+    sampling = SamplingParameters(temperature=0.9, max_tokens=12)
+    prompts = [tuple(target.tokenizer.encode(own["request"]["prompt"])) for own in asked]
+    answers = decode_batch(
+        target.model, [Request(prompt, sampling, number) for number, prompt in enumerate(prompts)], proposer=None,
+        num_speculative_tokens=0, verify_rule=VerifyRule.REJECTION, end_token_ids=target.end_token_ids,
+    ).decoded  # fmt: skip
+    return [
+        own
+        | {
+            "response": {
+                "model": "m",
+                "choices": [{"text": "", "token_ids": list(answer.output), "finish_reason": answer.finish_reason}],
+                "usage": {"completion_tokens": len(answer.output)},
+            }
+        }
+        for own, answer in zip(asked, answers, strict=True)
+    ]
+
+
+@pytest.fixture
+def file(traffic: list[dict[str, Any]], tmp_path: Path) -> str:
+    return str(write_traffic(tmp_path / "t.jsonl", traffic))
+
+
+def test_a_draft_is_written_and_gains_what_replay_says_of_it(workspace: Workspace, file: str) -> None:
+    result = workspace.run("distill", file, "-e", "letters", "--out", "new", *CONSENT, *QUICK, "--json")
+    assert result.code == 0, result.err
+    found = result.document
+    assert sum(found["responses"].values()) == NUM_RECORDS
+    assert found["looks"][-1]["overlap"] > found["looks"][0]["overlap"]
+    whole = next(gain for gain in found["gains"] if not gain["slice"])
+    assert whole["difference"] == pytest.approx(
+        whole["first_position_acceptance_rate_after"] - whole["first_position_acceptance_rate_before"]
+    )
+    assert whole["difference_lower"] < whole["difference"] < whole["difference_upper"]
+    assert whole["num_requests"] == found["responses"]["held_out"]
+
+    # The folder is a candidate's draft like any other: replay of all the traffic finds it nearer than the old one.
+    toml = workspace.folder / "shadowspec.toml"
+    own = '[[endpoints.letters.candidates]]\nname = "new"\nproposer = "draft_model"\ndraft = "new"\n'
+    toml.write_text(toml.read_text("utf-8") + own + "num_speculative_tokens = 3\n", encoding="utf-8")
+    replayed = workspace.run("replay", file, "--k", "3", "--json")
+    assert replayed.code == 0, replayed.err
+    rates = {cell["config"]: cell["first_position_acceptance_rate"] for cell in replayed.document["replays"]}
+    assert rates["new"] > rates["draft"]
+
+
+def test_the_card_says_from_what_and_holds_no_text(workspace: Workspace, file: str) -> None:
+    assert workspace.run("distill", file, "-e", "letters", "--out", "new", *CONSENT, *QUICK).code == 0
+    card = (workspace.folder / "new" / "README.md").read_text("utf-8")
+    assert "opted in, ticket 7" in card
+    assert "| training |" in card
+    assert "(whole endpoint)" in card
+    prompts = {json.loads(line)["request"]["prompt"] for line in Path(file).read_text("utf-8").splitlines()}
+    long = {prompt for prompt in prompts if len(prompt) > 3}  # shorter ones are part of any English word
+    assert long
+    assert not [prompt for prompt in long if prompt in card]
+    assert {path.suffix for path in (workspace.folder / "new").iterdir()} >= {".safetensors", ".json", ".md"}
+
+
+def test_a_table_is_shown_and_where_the_draft_is(workspace: Workspace, file: str) -> None:
+    result = workspace.run("distill", file, "-e", "letters", "--out", "new", *CONSENT, *QUICK)
+    assert result.code == 0, result.err
+    assert "letters, (whole endpoint)" in result.out
+    assert "overlap with the target" in result.out
+    assert "the draft and its card are in new" in result.out
+
+
+def test_the_draft_keeps_the_dtype_of_its_base(
+    workspace: Workspace, file: str, tiny_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    result = workspace.run("distill", file, "-e", "letters", "--out", "new", *CONSENT, *QUICK)
+    assert result.code == 0, result.err
+    before, after = (
+        json.loads((folder / "config.json").read_text("utf-8"))["dtype"] for folder in (tiny_pair[1], tmp_path / "new")
+    )
+    assert before == after == "float32"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-e", "nowhere"), "no endpoint 'nowhere' is configured (configured: letters)"),
+        (("-e", "letters", "--candidate", "other"), "endpoints.letters has no candidate 'other' (it has: draft)"),
+        (("-e", "letters", "--where", "consent"), "--where consent: must be NAME=VALUE"),
+        (("-e", "letters", "--held-out", "0.9", "--validation", "0.2"), "leave some to train on"),
+        (("-e", "letters", "--learning-rate", "0"), "--learning-rate must be above 0"),
+    ],
+)
+def test_what_cannot_be_asked_says_what_is_wrong(
+    workspace: Workspace, file: str, arguments: tuple[str, ...], words: str
+) -> None:
+    result = workspace.run("distill", file, "--out", "new", *CONSENT, *arguments)
+    assert result.code == 2
+    assert words in result.err
+    assert not (workspace.folder / "new").exists()
+
+
+def test_no_consent_no_training(workspace: Workspace, file: str) -> None:
+    result = workspace.run("distill", file, "-e", "letters", "--out", "new", "--consent", " ")
+    assert result.code == 2
+    assert "--consent must say on what ground" in result.err
+    assert workspace.run("distill", file, "-e", "letters", "--out", "new").code == 2
+
+
+def test_only_records_with_the_label_are_learnt_from(workspace: Workspace, traffic: list[dict[str, Any]]) -> None:
+    toml = workspace.folder / "shadowspec.toml"
+    head = "[endpoints.letters]\n"
+    assert head in toml.read_text("utf-8")
+    toml.write_text(toml.read_text("utf-8").replace(head, f'{head}labels = ["consent"]\n'), encoding="utf-8")
+    mixed = [own | {"metadata": {"consent": "yes" if row % 2 else "no"}} for row, own in enumerate(traffic)]
+    path = write_traffic(workspace.folder / "mixed.jsonl", mixed)
+    result = workspace.run(
+        "distill", str(path), "-e", "letters", "--where", "consent=yes", "--out", "new", *CONSENT, *QUICK, "--json"
+    )
+    assert result.code == 0, result.err
+    assert sum(result.document["responses"].values()) == NUM_RECORDS // 2
+    left = [row for row in result.document["funnel"] if row["reason"] == "other_label"]
+    assert [row["num_records"] for row in left] == [NUM_RECORDS // 2]
+
+
+def test_nothing_that_is_there_is_written_over(workspace: Workspace, file: str) -> None:
+    (workspace.folder / "new").mkdir()
+    (workspace.folder / "new" / "mine").write_text("kept", encoding="utf-8")
+    result = workspace.run("distill", file, "-e", "letters", "--out", "new", *CONSENT, *QUICK)
+    assert result.code == 2
+    assert "new exists already and is not empty" in result.err
+    assert (workspace.folder / "new" / "mine").read_text("utf-8") == "kept"
+
+
+def test_traffic_without_responses_says_so(workspace: Workspace) -> None:
+    path = write_traffic(workspace.folder / "bare.jsonl", [record(number) for number in range(4)])
+    result = workspace.run("distill", str(path), "-e", "letters", "--out", "new", *CONSENT)
+    assert result.code == 4
+    assert "no record holds a response that can be learnt from (no_response)" in result.err
+    assert not (workspace.folder / "new").exists()
+
+
+def test_too_few_sessions_say_so(workspace: Workspace, traffic: list[dict[str, Any]]) -> None:
+    path = write_traffic(workspace.folder / "few.jsonl", traffic[:3])
+    result = workspace.run("distill", str(path), "-e", "letters", "--out", "new", *CONSENT)
+    assert result.code == 4
+    assert "more traffic is needed" in result.err
+
+
+def test_lookup_has_nothing_to_train(workspace: Workspace, file: str) -> None:
+    toml = workspace.folder / "shadowspec.toml"
+    own = '[[endpoints.letters.candidates]]\nname = "lookup"\nproposer = "ngram"\nnum_speculative_tokens = 3\n'
+    toml.write_text(toml.read_text("utf-8") + own, encoding="utf-8")
+    result = workspace.run("distill", file, "-e", "letters", "--candidate", "lookup", "--out", "new", *CONSENT)
+    assert result.code == 2
+    assert "only a candidate with proposer = 'draft_model' can be distilled" in result.err

@@ -1,0 +1,77 @@
+"""The objective against plain forward passes of transformers, row by row and without padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from shadowspec.distill.examples import Example
+from shadowspec.distill.folder import load_trainable
+from shadowspec.distill.objective import draft_logits, losses, target_logits
+from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.replay.responses import Response
+
+
+def plain_logits(path: Path, responses: list[Response]) -> torch.Tensor:
+    """Of each token of each response, alone; [tokens, vocabulary]."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    rows = []
+    for response in responses:
+        tokens = torch.tensor([[*response.request.prompt, *response.output]])
+        with torch.no_grad():
+            rows.append(model(tokens).logits[0, len(response.request.prompt) - 1 : -1])
+    return torch.cat(rows)
+
+
+@pytest.fixture
+def responses(examples: tuple[Example, ...]) -> list[Response]:
+    own = [each.response for each in examples[:9]]
+    assert len({len(each.request.prompt) for each in own}) > 2, "prompts differ in length, so that padding shows"
+    assert len({len(each.output) for each in own}) > 2
+    return own
+
+
+def test_the_targets_logits_are_those_of_a_plain_pass(
+    pair: tuple[Path, Path], target: LoadedModel, responses: list[Response]
+) -> None:
+    torch.testing.assert_close(
+        target_logits(target.model, responses), plain_logits(pair[0], responses), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_the_drafts_logits_are_those_of_a_plain_pass_and_have_a_gradient(
+    pair: tuple[Path, Path], responses: list[Response]
+) -> None:
+    draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
+    found = draft_logits(draft, responses)
+    torch.testing.assert_close(found.detach(), plain_logits(pair[1], responses), atol=1e-4, rtol=1e-4)
+    torch.autograd.backward(found.sum())
+    assert all(parameter.grad is not None for parameter in draft.parameters())
+
+
+def test_losses_are_sums_over_tokens_and_words() -> None:
+    generator = torch.Generator().manual_seed(3)
+    target, draft = (2.0 * torch.randn(5, 7, generator=generator) for _ in range(2))
+    target_probs, draft_probs = target.double().softmax(-1), draft.double().softmax(-1)
+    found = losses(target, draft)
+    assert found.num_tokens == 5
+    assert float(found.divergence) == pytest.approx(
+        float((target_probs * (target_probs / draft_probs).log()).sum()), rel=1e-5
+    )
+    assert float(found.overlap) == pytest.approx(float(torch.minimum(target_probs, draft_probs).sum()), rel=1e-5)
+
+
+def test_the_same_distribution_diverges_by_nothing_and_overlaps_wholly() -> None:
+    logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    found = losses(logits, logits + 3.0)  # a constant changes no distribution
+    assert float(found.divergence) == pytest.approx(0.0, abs=1e-5)
+    assert float(found.overlap) == pytest.approx(4.0, rel=1e-5)
+
+
+def test_words_that_only_pad_an_embedding_are_left_out() -> None:
+    logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    padded = torch.cat((logits, torch.full((4, 2), 50.0)), 1)
+    assert float(losses(logits, padded).overlap) == pytest.approx(4.0, rel=1e-5)

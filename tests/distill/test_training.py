@@ -1,0 +1,104 @@
+"""Training: the draft comes nearer to its target, what is kept is the best that was seen, and a seed decides all."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shadowspec.distill.examples import Example
+from shadowspec.distill.folder import load_trainable
+from shadowspec.distill.objective import draft_logits, losses, target_logits
+from shadowspec.distill.training import Course, Look, Settings, Trainer, rate_factor
+from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.replay.responses import Response
+
+QUICK = Settings(epochs=3, learning_rate=1e-3, tokens_per_step=128, looks_per_epoch=2)
+
+
+def trained(
+    pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...], own: Settings
+) -> tuple[Any, Course]:
+    draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
+    responses = [each.response for each in examples]
+    course = Trainer(target.model, draft, own).train(responses[24:], responses[:24], lambda *_: None)
+    return draft, course
+
+
+def overlap(target: LoadedModel, draft: Any, responses: list[Response]) -> float:
+    with torch.no_grad():
+        found = losses(target_logits(target.model, responses), draft_logits(draft, responses))
+    return float(found.overlap) / found.num_tokens
+
+
+def test_a_draft_comes_nearer_and_is_left_as_it_was_best(
+    pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]
+) -> None:
+    draft, course = trained(pair, target, examples, QUICK)
+    assert course.best > 0
+    best, first = course.looks[course.best], course.looks[0]
+    assert best.overlap > first.overlap + 0.02
+    assert best.divergence < first.divergence
+    assert best.overlap == max(look.overlap for look in course.looks)
+    assert overlap(target, draft, [each.response for each in examples[:24]]) == pytest.approx(best.overlap, abs=1e-5)
+    assert not draft.training
+
+
+def test_what_only_gets_worse_stops_and_is_what_it_was(
+    pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]
+) -> None:
+    ruinous = Settings(epochs=50, learning_rate=2.0, warmup_share=0.0, tokens_per_step=128, patience=2)
+    draft, course = trained(pair, target, examples, ruinous)
+    before, _ = load_trainable(str(pair[1]), torch.device("cpu"))
+    assert course.stopped_early
+    assert (course.best, len(course.looks)) == (0, 3)
+    assert all(torch.equal(own, draft.state_dict()[name]) for name, own in before.state_dict().items())
+
+
+def test_a_seed_decides_everything(pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]) -> None:
+    one = Settings(epochs=1, tokens_per_step=128)
+    assert trained(pair, target, examples, one)[1] == trained(pair, target, examples, one)[1]
+
+
+def test_every_epoch_learns_from_every_token_once(
+    pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]
+) -> None:
+    _, course = trained(pair, target, examples, Settings(epochs=2, tokens_per_step=128, patience=99))
+    assert course.num_tokens == 2 * sum(len(each.response.output) for each in examples[24:])
+    assert not course.stopped_early
+
+
+def test_how_much_is_run_at_a_time_changes_nothing(
+    pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]
+) -> None:
+    """One step over everything, in many passes or in few: the same gradient."""
+    whole = {"epochs": 1, "tokens_per_step": 10**9, "looks_per_epoch": 1, "warmup_share": 0.0}
+    _, few = trained(pair, target, examples, Settings(**whole))
+    _, many = trained(pair, target, examples, Settings(**whole, logits_per_pass=12 * 64))
+    assert (few.num_steps, many.num_steps) == (1, 1)
+    assert many.looks[-1].divergence == pytest.approx(few.looks[-1].divergence, rel=1e-3)
+    assert few.looks[-1].divergence != pytest.approx(few.looks[0].divergence, rel=1e-3), "a step was made"
+
+
+def test_progress_is_told_after_every_step(
+    pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]
+) -> None:
+    told: list[tuple[int, int, Look]] = []
+    draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
+    responses = [each.response for each in examples]
+    course = Trainer(target.model, draft, Settings(epochs=1, tokens_per_step=128)).train(
+        responses[24:], responses[:24], lambda *own: told.append(own)
+    )
+    assert [step for step, _, _ in told] == list(range(1, course.num_steps + 1))
+    assert {total for _, total, _ in told} == {course.num_steps}
+    assert told[-1][2] == course.looks[-1]
+
+
+def test_the_rate_rises_then_falls_to_a_tenth() -> None:
+    rates = [rate_factor(step, 100, 0.05) for step in range(100)]
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert all(later <= sooner for sooner, later in pairwise(rates[5:]))
+    assert rates[-1] == pytest.approx(0.1, abs=0.01)
