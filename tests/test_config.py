@@ -229,6 +229,16 @@ def test_servers(tmp_path: Path) -> None:
     assert plain.model == "m", "the first name under which the target is served"
 
 
+def test_a_serving_engine_is_the_endpoints_own_and_reaches_its_policy(tmp_path: Path) -> None:
+    named = ENDPOINT.replace("[[", "serving_engine = 'vllm 0.32'\n[[", 1)
+    found = load(tmp_path, "[gate]\nrequire_serving_engine = false\n" + named)
+    assert found.endpoints["chat"].policy.serving_engine == "vllm 0.32"
+    assert not found.endpoints["chat"].policy.require_serving_engine
+    assert found.policy.serving_engine is None
+    assert load(tmp_path, named).endpoints["chat"].policy.other_engine("torch/2.13") is not None
+    assert load(tmp_path, ENDPOINT).endpoints["chat"].policy.other_engine("torch/2.13") is None
+
+
 def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) -> None:
     assert load(tmp_path, ENDPOINT).endpoints["chat"].rule.match == MatchRule(endpoint="chat")
 
@@ -291,6 +301,10 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (SERVED + ENDPOINT.partition("[[")[2].join(("[[", "")).replace("k4", "k5"), "one speculative server"),
         (SERVED.replace("= 4", "= 4\ndraft_confidence_threshold = 0.5"), "is for the engine in this process"),
         (SERVED + "[worker]\ndevices = ['cuda:0', 'cuda:1']\n", "worker.devices: endpoints.chat is measured through"),
+        (ENDPOINT.replace("[[", "serving_engine = ''\n[[", 1), "endpoints.chat.serving_engine: String should have at"),
+        (ENDPOINT.replace("[[", "serving_engine = '  '\n[[", 1), "serving_engine: names one engine, such as vllm"),
+        (ENDPOINT.replace("[[", "serving_engine = 'vllm sglang'\n[[", 1), "serving_engine: names one engine"),
+        ("[gate]\nserving_engine = 'vllm'\n", "gate.serving_engine: is not a known key; it stands in [endpoints.NAME]"),
         ("endpoints = 3\n", "endpoints: should be a valid dictionary"),
     ],
 )  # fmt: skip

@@ -96,6 +96,7 @@ def _standing(config: Config, question: Question, now: datetime) -> Standing:
     """
     from shadowspec.errors import NoDataError, UsageError
     from shadowspec.gate.overrides import active, effective_decisions
+    from shadowspec.gate.serving import for_what_serves
     from shadowspec.promote.question import Standing
     from shadowspec.store import SHARE_WINDOW, Store
 
@@ -111,13 +112,14 @@ def _standing(config: Config, question: Question, now: datetime) -> Standing:
                 f"endpoint {question.endpoint!r}: nothing has been decided yet; run `shadowspec gate` {named}"
             )
         records = store.overrides(question.endpoint)
+        policy = settings.policy if settings else config.policy
         return Standing(
-            decisions=effective_decisions(decisions, records, now),
+            decisions=effective_decisions(for_what_serves(decisions, policy), records, now),
             configs=store.fingerprints(),
             traffic=store.traffic(question.endpoint, max(SHARE_WINDOW, question.max_age or timedelta(0))),
             load_shares={load.concurrency: load.share for load in settings.rule.loads} if settings else {},
             candidates=[candidate.name for candidate in settings.candidates] if settings else [],
-            log_speedup_clip=(settings.policy if settings else config.policy).log_speedup_clip,
+            log_speedup_clip=policy.log_speedup_clip,
             orders=active(records, now),
         )
 

@@ -15,10 +15,11 @@ from shadowspec.cli.options import ConfigOption
 from shadowspec.export.document import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shadowspec.config import Config
     from shadowspec.export import Document, Standing
+    from shadowspec.gate.policy import GatePolicy
     from shadowspec.store import Store
     from shadowspec.types import Override, SpeculationCounts
 
@@ -65,7 +66,7 @@ def export(
     config = load_config(find_config(config_path))
     names = _endpoints(form, endpoint, config)
     with Store.open(config.database_url) as store:
-        standings = _standings(store, names, age, expect_engine)
+        standings = _standings(store, {name: config.endpoints[name].policy for name in names}, age, expect_engine)
         document = _render(form, names, standings, store, out)
 
     if as_json:
@@ -100,7 +101,7 @@ def _endpoints(form: Format, endpoint: str | None, config: Config) -> list[str]:
     return list(config.endpoints)
 
 
-def _standings(store: Store, names: Sequence[str], max_age: timedelta, engine: str | None) -> Standings:
+def _standings(store: Store, policies: Mapping[str, GatePolicy], max_age: timedelta, engine: str | None) -> Standings:
     """What stands on these endpoints.
 
     Raises:
@@ -109,15 +110,16 @@ def _standings(store: Store, names: Sequence[str], max_age: timedelta, engine: s
     from shadowspec.errors import NoDataError
     from shadowspec.export import evidence_times, judge_decisions
     from shadowspec.gate.overrides import active, effective_decisions
+    from shadowspec.gate.serving import for_what_serves
 
     now = datetime.now(UTC)
     candidates = {fingerprint: measured.config.name for fingerprint, measured in store.fingerprints().items()}
     standings: list[Standing] = []
     orders: list[Override] = []
-    for name in names:
+    for name, policy in policies.items():
         records = store.overrides(name)
         orders += active(records, now)
-        decisions = effective_decisions(store.latest_decisions(name), records, now)
+        decisions = effective_decisions(for_what_serves(store.latest_decisions(name), policy), records, now)
         hours = [rollup.key for rollup in store.rollups(name, since=now - max_age)]
         standings += judge_decisions(
             decisions,
@@ -129,7 +131,7 @@ def _standings(store: Store, names: Sequence[str], max_age: timedelta, engine: s
             rollouts=store.rollouts(name),
         )
     if not standings:
-        raise NoDataError(f"nothing has been decided on {', '.join(names)} yet: run `shadowspec gate` first")
+        raise NoDataError(f"nothing has been decided on {', '.join(policies)} yet: run `shadowspec gate` first")
     return Standings(tuple(standings), tuple(orders))
 
 

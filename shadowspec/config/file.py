@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -216,7 +216,7 @@ def _policy_tables(path: Path, sections: FileSection) -> PolicyTables:
 
 
 def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> EndpointConfig:
-    policy = own.gate
+    policy = replace(own.gate, serving_engine=section.serving_engine)
     # Without a match rule an endpoint takes the records that name it.
     match = MatchRule(**section.match.model_dump()) if section.match else MatchRule(endpoint=name)
     rule = EndpointRule(

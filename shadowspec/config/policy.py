@@ -19,7 +19,8 @@ from shadowspec.gate.rollout_policy import RolloutPolicy
 
 POLICY_VERSION: Final = 1
 NO_LIMIT: Final = "none"  # TOML has no null
-OPTIONAL: Final = frozenset(own.name for own in fields(GatePolicy) if "None" in str(own.type))
+OF_ENDPOINTS: Final = frozenset({"serving_engine"})  # fields that the endpoint's own table holds, and no policy
+OPTIONAL: Final = frozenset(own.name for own in fields(GatePolicy) if "None" in str(own.type)) - OF_ENDPOINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ def _rollout_table(path: Path, table: str, values: Any) -> dict[str, Any]:
 
 
 def _require_known(path: Path, table: str, values: Mapping[str, Any], kind: type[GatePolicy | RolloutPolicy]) -> None:
-    known = {own.name for own in fields(kind)}
+    known = {own.name for own in fields(kind)} - OF_ENDPOINTS
     for name in values:
         if name not in known:
-            raise ConfigError(f"{path}: {table}.{name}: is not a known key")
+            belongs = "; it stands in [endpoints.NAME]" if name in OF_ENDPOINTS else ""
+            raise ConfigError(f"{path}: {table}.{name}: is not a known key{belongs}")

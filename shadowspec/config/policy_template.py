@@ -40,6 +40,7 @@ version = 1
 # z_bound = 0.02                # the mean z of sampled outputs lies within plus or minus this
 # memory_budget_share = 0.25    # extra peak memory, of the baseline's own; or "none"
 # memory_budget_tokens = "none" # KV-cache tokens that the draft may displace; both "none": memory is not judged
+# require_serving_engine = true # latency counts from the endpoint's serving_engine alone, where one is named
 
 # Guardrails: each is required where it is set
 # ttft_margin = "none"          # time to the first token may be longer by this

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from shadowspec.config.base import Name, Positive, Section, Text
 from shadowspec.config.schedule_sections import ScheduleSection
+from shadowspec.engine_names import parse_engines
 from shadowspec.scoring import CONTRACT_VALID, JSON_VALID
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY
 from shadowspec.tap.kafka.settings import DEFAULT_DEAD_LETTER_TOPIC
@@ -248,6 +249,7 @@ class EndpointSection(Section):
     contract: str | dict[str, str] = {}
     sql_dialect: Annotated[str, Field(pattern=_DIALECT)] | None = None
     engine: Literal["in_process", "openai"] = "in_process"
+    serving_engine: Text | None = None
     servers: ServersSection | None = None
     candidates: Annotated[list[CandidateSection], Field(min_length=1)]
     gate: dict[str, Any] = {}
@@ -264,6 +266,8 @@ class EndpointSection(Section):
         if unknown := [name for name in self.slice_by if name not in (*BUILT_IN_LABELS, *self.labels)]:
             raise ValueError(f"slice_by: {unknown[0]} is no label; add it to labels to take it from the metadata")
         _check_contract(self.contracts, self.sql_dialect)
+        if self.serving_engine is not None and len(parse_engines(self.serving_engine)) != 1:
+            raise ValueError("serving_engine: names one engine, such as vllm, or vllm 0.32")
         if (self.engine == "openai") != (self.servers is not None):
             raise ValueError('engine = "openai" and the table servers belong together')
         if self.servers is not None and len(self.candidates) != 1:

@@ -143,6 +143,8 @@ loads = [{ concurrency = 4, share = 1.0 }]
 # Requests of a block for each slot of its load.  1: one batch, in which a finished request's slot idles along; 4: a
 # queue whose next request takes the slot that is free, so that as many requests as the load are in progress.
 # requests_per_slot = 1
+# serving_engine = "vllm 0.32"  # what serves this endpoint, by name, or by name and version.  Verdicts that rest on
+#                       # latency are then made of what was measured on it alone: docs/policy.md
 # max_age_s = 3600.0    # older records are expired (against the newest event time); default: none are
 # scores = ["json_valid", "package.module:function"]  # of both arms' outputs, for guardrails: docs/guardrails.md
 # contract = "sql"      # what outputs have to be: "json", "tool_call", "sql" (pip install 'shadowspec[sql]'); by class

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
+from shadowspec.engine_names import is_measured_on
 from shadowspec.gate.overrides import REASON_CODE as OVERRIDE
 from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
 
@@ -159,13 +160,9 @@ def _judge(
         off = Off.HELD
     elif expires_at <= now:
         off = Off.STALE
-    elif engine is not None and not _is_engine(engine, str(decision.details.get("engine", ""))):
+    elif engine is not None and not is_measured_on(engine, str(decision.details.get("engine", ""))):
         off = Off.OTHER_ENGINE
     return Standing(decision, expires_at, off)
-
-
-def _is_engine(expected: str, measured: str) -> bool:
-    return any(expected in (part, part.partition("/")[0]) for part in measured.split())
 
 
 def _current(newest: Mapping[Hypothesis, datetime], names: Mapping[str, str]) -> dict[tuple[str, str], set[str]]:

@@ -3,6 +3,9 @@
 ENABLE needs every required test to pass at this look, from current capitals; DISABLE needs one opposite bound
 to cross, a parity fault, or memory over budget.  Empty data never passes.  ENABLE and DISABLE stand: later
 looks show fresh figures under them and do not undo them.
+
+Where another engine serves than the one that measured, nothing that rests on latency is decided, and nothing of it
+stands: HOLD (`gate.serving`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from shadowspec.gate.guardrails import quantile_results
 from shadowspec.gate.levels import FIRST_RUN_SHARE
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.results import after_dependence, betting_results, fault_result, memory_result
+from shadowspec.gate.serving import OTHER_ENGINE, stands
 from shadowspec.metrics import ratio
 from shadowspec.types import Decision, FingerprintedConfig, TestResult, Verdict
 
@@ -63,15 +67,18 @@ def decide(
     shown_level = level or policy.alpha / policy.max_hypotheses * FIRST_RUN_SHARE
     results = test_results(hypothesis, evidence, policy, shown_level)
 
-    if previous is not None and previous.verdict is not Verdict.HOLD:
+    other_engine = policy.other_engine(hypothesis.config.engine)
+    if previous is not None and stands(previous.verdict, previous.reason_code, other_engine):
         word = _Word(previous.verdict, previous.reason_code, previous.reason)
+    elif other_engine is not None and (not has_entered or level is None):
+        word = _hold(OTHER_ENGINE, other_engine)
     elif not has_entered:
         missing = policy.entry_clusters - evidence.num_closed_clusters
         word = _hold("too_few_clusters", f"its tests are read from {missing} more closed clusters on")
     elif level is None:
         word = _hold("no_level_left", f"no level left: {policy.max_hypotheses} hypotheses have entered before it")
     else:
-        word = _judge(results, evidence, policy, now)
+        word = _judge(results, evidence, policy, now, other_engine)
 
     if word.restarts:
         results = test_results(hypothesis, evidence.restarted(word.restarts), policy, shown_level)
@@ -106,6 +113,7 @@ def decide(
             "newest_evidence": _iso(evidence.last_event),
             "newest_record": _iso(evidence.newest_event),
             "engine": hypothesis.config.engine,
+            "serving_engine": policy.serving_engine,
             "verdict_since": _since(word.verdict, previous, now),
             "frozen_parameters": policy.frozen_parameters() if level is not None else None,
         },
@@ -129,7 +137,13 @@ def test_results(
     return results
 
 
-def _judge(results: Sequence[TestResult], evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -> _Word:
+def _judge(
+    results: Sequence[TestResult],
+    evidence: HypothesisEvidence,
+    policy: GatePolicy,
+    now: datetime,
+    other_engine: str | None,
+) -> _Word:
     by_name = {result.name: result for result in results}
     required = [result for result in results if result.details["is_required"]]
 
@@ -160,7 +174,8 @@ def _judge(results: Sequence[TestResult], evidence: HypothesisEvidence, policy: 
         return _hold("stale_data", stale)
 
     # 3. DISABLE: an opposite bound crosses.
-    crossing = [result for result in results if result.outcome == "fail" and result.name in DISABLE_CODES]
+    deciding = [name for name, code in DISABLE_CODES.items() if stands(Verdict.DISABLE, code, other_engine)]
+    crossing = [result for result in results if result.outcome == "fail" and result.name in deciding]
     waiting, restarts = _dependence(crossing)
     for result in crossing:
         if result.name not in waiting and result.name not in restarts:
@@ -171,6 +186,9 @@ def _judge(results: Sequence[TestResult], evidence: HypothesisEvidence, policy: 
             return _Word(Verdict.DISABLE, DISABLE_CODES[result.name], reason)
     if crossing:
         return _dependent(waiting, restarts)
+
+    if other_engine is not None:
+        return _hold(OTHER_ENGINE, other_engine)
 
     # 4. ENABLE: every required test passes at this look.
     for result in required:

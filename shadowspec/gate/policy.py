@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from shadowspec.engine_names import is_measured_on
 from shadowspec.errors import ConfigError
 
 DAY_S = 86_400.0
@@ -106,6 +107,9 @@ class GatePolicy:
     validity_margin: float | None = None  # share of valid structured outputs may be lower by this
     score_margin: float | None = None  # the mean of the user's score, from 0 to 1, may be lower by this
 
+    require_serving_engine: bool = True  # latency counts from the engine that serves alone, where one is named
+    serving_engine: str | None = None  # what serves the endpoint: its own key, and none of the policy's
+
     drift_run_length: int = 10_000  # units between false alarms of an endpoint's detectors, on average, at least
     drift_tolerance: float = 0.02  # advisory detectors hold to the lower bound at ENABLE less this (log speedup, rate)
     on_alarm: str = "disable"  # or "hold": what becomes of ENABLE when a detector sounds
@@ -129,6 +133,9 @@ class GatePolicy:
         for name in _WHOLE_NUMBERS:
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"policy key {name!r} must be a whole number, not {getattr(self, name)!r}")
+        if not isinstance(self.require_serving_engine, bool):
+            value = self.require_serving_engine
+            raise ConfigError(f"policy key 'require_serving_engine' must be true or false, not {value!r}")
         if self.objective not in _OBJECTIVES:
             raise ConfigError(f"policy key 'objective' must be one of {_OBJECTIVES}, not {self.objective!r}")
         if self.acceptance_metric not in _ACCEPTANCE_METRICS:
@@ -177,6 +184,13 @@ class GatePolicy:
             f"{clash.limit} = {limit:.6g} cannot be proven with {clash.fixed} = {fixed or 0.0:.6g}, "
             "which was fixed when the hypothesis entered"
         )
+
+    def other_engine(self, measured: str) -> str | None:
+        """Why latency that was measured on this engine says nothing of the one that serves; None if it counts."""
+        serving = self.serving_engine
+        if serving is None or not self.require_serving_engine or is_measured_on(serving, measured):
+            return None
+        return f"its latency was measured on {measured or 'an unknown engine'}; {serving} serves"
 
     def near_tie_logit_of(self, dtype: str) -> float:
         """Top-2 logit gap up to which a greedy difference is a near-tie, for a model run in `dtype`.

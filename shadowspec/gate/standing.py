@@ -3,6 +3,8 @@
 `decide` judges one run of the tests by its evidence; here runs follow each other.  ENABLE starts the detectors.
 An alarm ends the run: ENABLE becomes DISABLE or HOLD by policy, and the next look begins a run with no evidence
 at half the level, whose own verdict then replaces the alarm's.  After a new fingerprint it is HOLD meanwhile.
+An ENABLE ends without an alarm where the endpoint's operator names another serving engine than the one that measured:
+its detectors end with it, and its evidence goes on.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from shadowspec.gate.evidence import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.restarts import CHANGED_FINGERPRINT, DRIFT, Trial, has_ended, passed_clusters
 from shadowspec.gate.series import Detail
+from shadowspec.gate.serving import OTHER_ENGINE
 from shadowspec.types import Decision, Verdict
 
 _LN10 = math.log(10.0)
@@ -60,7 +63,7 @@ def standing_decision(
         details |= _drift_details(evidence.watchers, policy)
         decision = _after_detectors(decision, evidence, policy)
         details["ends_run"] = int(decision.reason_code == DRIFT)
-    elif decision.verdict is Verdict.HOLD and trial.num_restarts:
+    elif decision.verdict is Verdict.HOLD and trial.num_restarts and decision.reason_code != OTHER_ENGINE:
         decision = _meanwhile(decision, trial, policy)
     details["verdict_since"] = _since(decision, previous, now)
     return replace(decision, details=details)
@@ -68,6 +71,8 @@ def standing_decision(
 
 def kept_evidence(evidence: HypothesisEvidence, decision: Decision) -> HypothesisEvidence:
     """What of a run's evidence is kept after `decision`: all, with its detectors started, or nothing if it ended.
+
+    Detectors watch while ENABLE stands, and no longer.
 
     What is counted of the slice whatever the run (closed clusters, late records, cut keys) is always kept.
     """
@@ -80,6 +85,8 @@ def kept_evidence(evidence: HypothesisEvidence, decision: Decision) -> Hypothesi
             num_dominant_keys=evidence.num_dominant_keys,
             newest_event=evidence.newest_event,
         )
+    if evidence.watchers and decision.verdict is not Verdict.ENABLE:
+        return replace(evidence, watchers={})
     started = watch_states(decision)
     if started and not evidence.watchers:
         return replace(evidence, watchers=started)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from shadowspec.engine_names import is_measured_on
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.gate.endpoint import bears_on_endpoint
 from shadowspec.gate.restarts import is_superseded
@@ -179,10 +180,8 @@ def _difference(question: Question, fingerprint: str, config: FingerprintedConfi
     if (revision := question.model_revision) is not None and not any(_names(revision, each) for each in revisions):
         return f"its target's revision is {' or '.join(revisions) or 'unknown'}, not {revision}"
     engine = config.engine if config else ""
-    if (expected := question.expected_engine) is not None:
-        parts = engine.split()
-        if not all(any(part in (own, own.partition("/")[0]) for own in parts) for part in expected.split() or [""]):
-            return f"its engine is {engine or 'unknown'}, not {expected}"
+    if (expected := question.expected_engine) is not None and not is_measured_on(expected, engine):
+        return f"its engine is {engine or 'unknown'}, not {expected}"
     return None
 
 

@@ -24,7 +24,7 @@ class Question:
     Without `slice_labels` the endpoint as a whole is meant, else every slice that has all these labels; without
     `concurrency` all of the endpoint's loads, by their shares.  What is expected (None: anything) is compared with
     the speculation configs that are measured now: a fingerprint or a revision of the target's weights in full or by
-    8 characters or more of its beginning, an engine by name or by name and version ("torch", "torch/2.13.0").
+    8 characters or more of its beginning, an engine by name or by name and version (`shadowspec.engine_names`).
     """
 
     endpoint: str

@@ -102,6 +102,14 @@ def test_what_another_engine_measured_is_off(enabled: Workspace) -> None:
     assert vllm(enabled, "--expect-engine", "vllm") is None
 
 
+def test_what_another_engine_measured_is_off_once_the_serving_one_is_named(enabled: Workspace) -> None:
+    enabled.replace_in_config("[endpoints.letters]\n", '[endpoints.letters]\nserving_engine = "vllm"\n')
+    assert vllm(enabled) is None
+    assert "off (held; HOLD other_engine)" in enabled.run("export", "-f", "vllm").err
+    enabled.replace_in_config('"vllm"\n', '"vllm"\ngate = { require_serving_engine = false }\n')
+    assert vllm(enabled) is not None
+
+
 def test_a_held_decision_is_off(workspace: Workspace) -> None:
     workspace.run("db", "upgrade")
     fill(Verdict.HOLD)

@@ -74,6 +74,32 @@ def test_what_is_asked_for_in_part(shop: Shop) -> None:
         assert shop.run("-e", "chat", *refused).code == 4
 
 
+def test_a_version_of_an_engine_may_be_given_in_part(shop: Shop) -> None:
+    shop.decide([decision()])
+    assert shop.run("-e", "chat", "--expect-engine", "torch 2.13").code == 0
+    refused = shop.run("-e", "chat", "--expect-engine", "torch 2.1")
+    assert refused.code == 4
+    assert "its engine is shadowspec-torch/0.1.0 torch/2.13.0, not torch 2.1" in " ".join(refused.err.split())
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("ENABLE", 0), ("DISABLE", 1)])
+def test_what_another_engine_measured_is_held_as_soon_as_the_serving_one_is_named(
+    shop: Shop, verdict: str, code: int
+) -> None:
+    """Whether the gate has looked since or not."""
+    shop.decide([decision(verdict)])
+    assert shop.run("-e", "chat").code == code
+    path = shop.folder / "shadowspec.toml"
+    plain = path.read_text(encoding="utf-8")
+    path.write_text(plain.replace('target = "target"', 'target = "target"\nserving_engine = "vllm"', 1))
+    held = shop.run("-e", "chat")
+    assert held.code == 3
+    assert "its latency was measured on shadowspec-torch/0.1.0 torch/2.13.0; vllm serves" in held.out
+    assert shop.run("-e", "chat", "--json").document["findings"][0]["loads"][0]["reason_code"] == "other_engine"
+    path.write_text(plain.replace('target = "target"', 'target = "target"\nserving_engine = "torch 2.13"', 1))
+    assert shop.run("-e", "chat").code == code
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

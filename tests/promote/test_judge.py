@@ -354,7 +354,8 @@ def test_what_is_as_expected_is_judged(expected: dict[str, str]) -> None:
         ({"model_revision": "weights-b-0123456789"}, "revision is weights-a-0123456789, not weights-b"),
         ({"model_revision": "weight"}, "revision is"),
         ({"expected_engine": "vllm"}, "its engine is shadowspec-torch/0.1.0 torch/2.13.0, not vllm"),
-        ({"expected_engine": "torch/2.13"}, "its engine is"),
+        ({"expected_engine": "torch/2.1"}, "its engine is"),
+        ({"expected_engine": "vllm 0.32"}, "its engine is shadowspec-torch/0.1.0 torch/2.13.0, not vllm 0.32"),
         ({"expected_engine": ""}, "its engine is"),
     ],
 )

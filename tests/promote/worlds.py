@@ -55,7 +55,7 @@ def decision(
         num_blocks=60,
         clusters_needed=12 if verdict is Verdict.HOLD else None,
         decided_at=NOW - HOUR,
-        details={"verdict_since": (NOW - 3 * HOUR).isoformat()},
+        details={"verdict_since": (NOW - 3 * HOUR).isoformat(), "engine": ENGINE},
         decision_id=100 + load,
     )
     return replace(own, **changes)
