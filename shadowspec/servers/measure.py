@@ -1,8 +1,7 @@
 """Measuring a block through two servers of the same target: the in-process engine's interface, other machines' time.
 
 The arm drawn by hash goes first; the other begins when it has ended.  Connections, warm-up, parity and the pass that
-counts where answers do not say are outside the timed arms.  What a server does not say stays unknown: memory, and
-the target's probabilities at each place, without which sampled outputs cannot be scored.
+counts where answers do not say are outside the timed arms.  What a server does not say stays unknown, as memory does.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from shadowspec.contracts import judge
 from shadowspec.errors import ServiceUnavailableError
 from shadowspec.outputs import is_repetition_loop
 from shadowspec.scoring import Scorer
-from shadowspec.servers.acceptance import Accepted, UncountableError, from_steps
+from shadowspec.servers.acceptance import Accepted, UncountableError, from_meta_info, from_steps
 from shadowspec.servers.arms import Outcome, concurrencies, run_arm, timing
 from shadowspec.servers.client import Client, fresh_salt, open_client, trust
 from shadowspec.servers.counting import count_alone
+from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.faults import ServerError
 from shadowspec.servers.fingerprint import fingerprinted
 from shadowspec.servers.identity import Identity, identify
@@ -100,7 +100,9 @@ class ServerEngine:
         slots = min(block.concurrency, len(requests))
         async with AsyncExitStack() as stack:
             clients = {
-                arm: await stack.enter_async_context(open_client(arm, url, self._settings, self._context, slots))
+                arm: (
+                    await stack.enter_async_context(open_client(arm, url, self._settings, self._context, slots))
+                ).speaking(Dialect.of(self._identities[arm].engine))
                 for arm, url in (
                     (Arm.BASELINE, self._settings.baseline_url),
                     (Arm.SPECULATIVE, self._settings.speculative_url),
@@ -175,6 +177,8 @@ class ServerEngine:
                 return await count_alone(client, request, self._settings.model, width)
             if spec.speculation is None:
                 return "no_acceptance"
+            if self._source is CountsSource.META_INFO:
+                return from_meta_info(spec.speculation, spec, length, width)
             return from_steps(spec.speculation, spec, length, width)
         except UncountableError as error:
             log.warning("%s: a request's acceptance is not known: %s", client.name, error)
@@ -186,7 +190,8 @@ class ServerEngine:
         base, spec = arms.baseline[index], arms.speculative[index]
         if not isinstance(base, Completion) or not isinstance(spec, Completion):
             return None
-        return await parity_of(client, request, base, spec)
+        most, length = self._settings.score_logprobs, self._identities[Arm.BASELINE].max_model_len
+        return await parity_of(client, request, base, spec, most, length)
 
     def _runs(
         self, block: Block, arms: _Arms, accepted: Mapping[int, Accepted | str], parities: Mapping[int, Parity | None]

@@ -93,7 +93,8 @@ class Parity:
     Greedy requests: `first_divergence` is the output position at which the arms differ (None: equal),
     `divergence_gap` the target's top-2 logit gap there, `rerun_differs` whether the baseline at another
     batch shape differs from itself (only measured where the arms differ).
-    Sampled requests: sums over emitted tokens of 1[y = argmax] - target(argmax), teacher-forced.
+    Sampled requests: sums over emitted tokens of 1[y = argmax] - target(argmax), teacher-forced; `z_sum` may be off by
+    `z_error` either way where a server told too little for more (None: it is exact).
     """
 
     first_divergence: int | None = None
@@ -103,6 +104,7 @@ class Parity:
     z_tokens: int | None = None
     baseline_z_sum: float | None = None
     baseline_z_tokens: int | None = None
+    z_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +119,11 @@ class PairedScore:
 class ServedRun:
     """What is known of a run only where servers answered it.
 
-    `counts_source` says where the accepted tokens were read: "response", of the request that was timed, or "counters",
-    those of the server around the same request sent once more, alone; "response_unsure" where it is not known how much
-    of the last step was cut.  Cached tokens are those of the prompt that came from a server's prefix cache (None: it
-    does not say).  Attempts that were thrown away are counted over both arms.
+    `counts_source` says where the accepted tokens were read: "response" or, of SGLang, "meta_info", of the request that
+    was timed, or "counters", those of the server around the same request sent once more, alone; "response_unsure" or
+    "meta_info_unsure" where it is not known how much of the last step was cut.  Cached tokens are those of the prompt
+    that came from a server's prefix cache (None: it does not say).  Attempts that were thrown away are counted over both
+    arms.
     """
 
     counts_source: str
