@@ -18,6 +18,7 @@ from shadowspec.cli import (
     demonstrate,
     export,
     gate,
+    live,
     measure,
     override,
     plan,
@@ -45,8 +46,8 @@ app = typer.Typer(
 )
 COMMANDS = (
     demonstrate.demo, set_up.init, set_up.doctor, measure.run, worker.worker, produce.produce, replay.replay,
-    profile_device.profile_device, gate.gate, check.check, plan.plan, report.report, schedule.schedule,
-    dashboard.dashboard, export.export, simulate.simulate,
+    profile_device.profile_device, gate.gate, check.check, plan.plan, live.live, report.report,
+    schedule.schedule, dashboard.dashboard, export.export, simulate.simulate,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
