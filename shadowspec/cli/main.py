@@ -19,6 +19,7 @@ from shadowspec.cli import (
     distill,
     export,
     gate,
+    live,
     measure,
     override,
     plan,
@@ -46,8 +47,8 @@ app = typer.Typer(
 )
 COMMANDS = (
     demonstrate.demo, set_up.init, set_up.doctor, measure.run, worker.worker, produce.produce, replay.replay,
-    profile_device.profile_device, gate.gate, check.check, plan.plan, report.report, schedule.schedule,
-    dashboard.dashboard, export.export, simulate.simulate, distill.distill,
+    profile_device.profile_device, gate.gate, check.check, plan.plan, live.live, report.report,
+    schedule.schedule, dashboard.dashboard, export.export, simulate.simulate, distill.distill,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

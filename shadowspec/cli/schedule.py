@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.cli.console import notes, print_json, results
+from shadowspec.cli.live import live_jobs
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.cli.periods import period_settings
 
@@ -37,6 +38,8 @@ def schedule(
 ) -> None:
     """Run gates and send reports when they are due, as the section schedule of the configuration says.
 
+    Production's engines are read meanwhile, where an endpoint names them (live).
+
     Of several at once one leads and the others stand by. What was missed while none ran is caught up.
     """
     from shadowspec.config import find_config, load_config
@@ -52,7 +55,7 @@ def schedule(
         with Store.open(config.database_url) as store:
             _list(config, crons, store, as_json=as_json)
         return
-    if not crons:
+    if not crons and not live_jobs(config):
         raise ConfigError(f"{config.path}: schedule.jobs: there is no job; see docs/schedule.md")
     _require_receivers(config)
     stopped = threading.Event()
@@ -62,8 +65,9 @@ def schedule(
     with Store.open(config.database_url) as store:
         scheduler = _scheduler(config, crons, store)
         if not once:
-            names = ", ".join(f"{job.name} ({job.cron})" for job in config.schedule.jobs)
-            notes.print(f"scheduled: {names}", markup=False, highlight=False)
+            names = [f"{job.name} ({job.cron})" for job in config.schedule.jobs]
+            names += [f"live evidence of {job.endpoint} (every {job.interval_s:g} s)" for job in live_jobs(config)]
+            notes.print(f"scheduled: {', '.join(names)}", markup=False, highlight=False)
             scheduler.run(stopped)
             return
         if not scheduler.run_once():
@@ -82,7 +86,7 @@ def _scheduler(config: Config, crons: dict[str, Cron], store: Store) -> Any:
         {name: own.policy for name, own in config.endpoints.items()},
         {name: own.rollout for name, own in config.endpoints.items()},
     )
-    return Scheduler(store, config.schedule, crons, policies, period_settings(config))
+    return Scheduler(store, config.schedule, crons, policies, period_settings(config), live_jobs(config))
 
 
 def _require_receivers(config: Config) -> None:
@@ -120,13 +124,20 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
             }
             for job, last, due in jobs
         ]
-        print_json({"jobs": documents, "deliveries": [delivery_document(each) for each in found]})
+        live = [
+            {"endpoint": job.endpoint, "interval_s": job.interval_s, "replicas": list(job.source.replicas)}
+            for job in live_jobs(config)
+        ]
+        print_json({"jobs": documents, "live": live, "deliveries": [delivery_document(each) for each in found]})
         return
     table = Table("job", "cron", "does", "receivers", "last due", "next due (UTC)", title="jobs", box=None)
     for job, last, due in jobs:
         cells = (job.name, f"{job.cron} {job.zone.key}", ", ".join(job.does), ", ".join(job.receivers))
         table.add_row(*map(escape, (*cells, _moment(last), _moment(due))))
     results.print(table)
+    for own in live_jobs(config):
+        words = f"live evidence of {own.endpoint}: every {own.interval_s:g} s from {', '.join(own.source.replicas)}"
+        results.print(words, markup=False, highlight=False, soft_wrap=True)
     _print_deliveries(found, as_json=False)
 
 

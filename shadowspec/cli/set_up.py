@@ -91,6 +91,7 @@ def examine(config_path: Path | None) -> list[Finding]:
             ("device", _device),
             ("models", _models),
             *((f"servers {name}", _servers(name)) for name, own in config.endpoints.items() if own.servers is not None),
+            *((f"live {name}", _live(name)) for name, own in config.endpoints.items() if own.live is not None),
         )
     ]
     return findings
@@ -103,6 +104,26 @@ def _tried(name: str, check: Callable[[Config], str], config: Config) -> Finding
         return Finding(name, True, check(config))
     except ShadowSpecError as error:
         return Finding(name, False, str(error), error.exit_code)
+
+
+def _live(endpoint: str) -> Callable[[Config], str]:
+    """The check of the engines whose counters an endpoint's live guard reads; nothing is kept."""
+
+    def check(config: Config) -> str:
+        from shadowspec.cli.live import live_jobs
+        from shadowspec.errors import ServiceUnavailableError
+        from shadowspec.servers.live import failures, scrape_all
+        from shadowspec.types import LiveScrape
+        from shadowspec.words import plural
+
+        (job,) = live_jobs(config, endpoint)
+        scrapes = scrape_all(job.source)
+        if failed := failures(scrapes):
+            raise ServiceUnavailableError("; ".join(own.message for own in failed))
+        drafting = [own for own in scrapes if isinstance(own, LiveScrape) and own.counts.num_drafts is not None]
+        return f"{plural(len(scrapes), 'replica')} of {job.source.engine} read; {len(drafting)} count drafts"
+
+    return check
 
 
 def _secret(config: Config) -> str:

@@ -28,11 +28,13 @@ from shadowspec.config.policy import (
     read_toml,
 )
 from shadowspec.config.schedule import schedule_settings
-from shadowspec.config.sections import CandidateSection, EndpointSection, FileSection, ServersSection
+from shadowspec.config.sections import CandidateSection, EndpointSection, FileSection, LiveSection, ServersSection
 from shadowspec.errors import ConfigError
+from shadowspec.gate.guard_policy import GuardPolicy
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.settings import ScheduleSettings
+from shadowspec.servers.live_settings import LiveSource
 from shadowspec.servers.settings import ServerSettings, Waits
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
@@ -81,6 +83,15 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveSettings:
+    """What the production engines of an endpoint are read from, how often, and how the guard listens."""
+
+    source: LiveSource
+    guard: GuardPolicy
+    interval_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointConfig:
     """One endpoint: what the tap, the engine and the gate each take of it."""
 
@@ -91,6 +102,7 @@ class EndpointConfig:
     rollout: RolloutPolicy = field(default_factory=RolloutPolicy)
     scores: tuple[str, ...] = ()  # what both arms' outputs are scored by: "json_valid", "package.module:function"
     servers: ServerSettings | None = None  # through which it is measured; None: by the engine in this process
+    live: LiveSettings | None = None  # None: production is not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +263,27 @@ def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> Endpo
         rollout=own.rollout,
         scores=tuple(section.scores),
         servers=None if section.servers is None else _servers(section.servers, section.served_models[0]),
+        live=None if section.live is None else _live(section.live, section.served_models[0], policy),
+    )
+
+
+def _live(section: LiveSection, served_model: str, policy: GatePolicy) -> LiveSettings:
+    return LiveSettings(
+        source=LiveSource(
+            engine=section.engine,
+            urls=tuple(section.metrics_urls),
+            model=section.model or served_model,
+            api_key_variable=section.api_key_variable,
+            ca_file=Path(section.ca_file) if section.ca_file else None,
+            timeout_s=section.timeout_s,
+        ),
+        guard=GuardPolicy(
+            metric=policy.acceptance_metric,
+            scored_drafts=section.scored_drafts,
+            run_length=section.run_length,
+            num_replicas=len(section.metrics_urls),
+        ),
+        interval_s=section.interval_s,
     )
 
 

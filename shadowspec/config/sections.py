@@ -232,6 +232,26 @@ class ServersSection(Section):
         return self
 
 
+class LiveSection(Section):
+    """[endpoints.NAME.live]"""
+
+    metrics_urls: Annotated[list[Annotated[str, Field(pattern=_URL)]], Field(min_length=1)]
+    engine: Literal["vllm", "sglang", "tensorrt-llm"] = "vllm"
+    model: Text | None = None
+    api_key_variable: Annotated[str, Field(pattern=_VARIABLE)] | None = None
+    ca_file: Text | None = None
+    interval_s: Annotated[float, Field(ge=1)] = 60.0
+    timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    scored_drafts: Positive = 256
+    run_length: Positive = 100_000
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len({url.partition("://")[2] for url in self.metrics_urls}) != len(self.metrics_urls):
+            raise ValueError("metrics_urls: the same one stands there twice")
+        return self
+
+
 class EndpointSection(Section):
     """[endpoints.NAME]"""
 
@@ -252,6 +272,7 @@ class EndpointSection(Section):
     engine: Literal["in_process", "openai"] = "in_process"
     serving_engine: Text | None = None
     servers: ServersSection | None = None
+    live: LiveSection | None = None
     candidates: Annotated[list[CandidateSection], Field(min_length=1)]
     gate: dict[str, Any] = {}
 

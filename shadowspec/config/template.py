@@ -183,6 +183,18 @@ num_speculative_tokens = 4
 # suffix_decoding_min_token_prob = 0.1   # how likely a draft must be, by its counts, up to its last token
 # suffix_memory_tokens = 100000          # of recent outputs of this endpoint; 0: the request alone
 
+# What the endpoint's production engines count, read by `shadowspec live` and `shadowspec schedule`: docs/live.md
+# [endpoints.chat.live]
+# metrics_urls = ["http://engine-0:8000/metrics"]  # one per replica; no other host is contacted
+# engine = "vllm"            # default; "sglang", "tensorrt-llm"
+# model = "my-model"         # the name under which they serve it; default: the first of served_models
+# api_key_variable = "VLLM_API_KEY"  # variable of the environment that holds the key
+# ca_file = "servers-ca.pem" # default: the system's authorities
+# interval_s = 60.0          # between two readings of the scheduler: the guard's windows
+# timeout_s = 10.0           # that a page may take
+# scored_drafts = 256        # drafts with which a window weighs in full
+# run_length = 100000        # windows between two false alarms, on average, at least
+
 # Heads that draft from the target's hidden states, as they are published (docs/engine.md, Heads).
 # [[endpoints.chat.candidates]]
 # name = "eagle-k4"

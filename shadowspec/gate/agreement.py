@@ -21,9 +21,9 @@ def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> Bett
     sums = np.array([_accepted_in(unit, policy) for unit in clusters], dtype=np.float64).reshape(-1, 3)
     accepted, scored, missing = sums.T
     series = UnitSeries(
-        lower=_capped_rates(accepted, scored + missing * cap, cap),
-        upper=_capped_rates(accepted + missing * cap, scored + missing * cap, cap),
-        observed=_capped_rates(accepted, scored, cap),
+        lower=capped_rates(accepted, scored + missing * cap, cap),
+        upper=capped_rates(accepted + missing * cap, scored + missing * cap, cap),
+        observed=capped_rates(accepted, scored, cap),
         lowest=0.0,
         highest=1.0,
     )
@@ -152,7 +152,7 @@ def _accepted_of(counts: SpeculationCounts, policy: GatePolicy) -> tuple[int, in
     return counts.num_accepted_tokens_per_pos[0], counts.num_drafts
 
 
-def _capped_rates(accepted: Floats, scored: Floats, cap: int) -> Sums:
+def capped_rates(accepted: Floats, scored: Floats, cap: int) -> Sums:
     """The rates with their weights; of nothing that was scored both are 0."""
     weights = np.minimum(scored, cap) / cap
     rates = np.divide(accepted, scored, out=np.zeros_like(scored), where=scored > 0.0)

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from shadowspec.gate.restarts import CHANGED_FINGERPRINT, DRIFT
 from shadowspec.gating.audits import AUTHOR as AUDITOR
+from shadowspec.gating.live import AUTHOR as GUARD
 from shadowspec.gating.orders import scope_words
 from shadowspec.reports.words import config_name
 from shadowspec.store import AdviceChange, VerdictChange
@@ -118,7 +119,7 @@ def override_changes(records: Iterable[OverrideRecord], now: datetime) -> list[C
         changes += [
             Change(
                 at=at,
-                kind=Kind.ALARM if own.author == AUDITOR and at == own.created_at else Kind.OVERRIDE,
+                kind=Kind.ALARM if own.author in (AUDITOR, GUARD) and at == own.created_at else Kind.OVERRIDE,
                 endpoint=own.endpoint,
                 slice_key=own.slice_key,
                 concurrency=own.concurrency,

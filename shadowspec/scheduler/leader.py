@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -28,6 +28,7 @@ from shadowspec.scheduler.cron import Cron
 from shadowspec.scheduler.deliverer import Deliverer
 from shadowspec.scheduler.gates import GatePolicies
 from shadowspec.scheduler.jobs import work_off
+from shadowspec.scheduler.live import LiveJob, run_live
 from shadowspec.scheduler.settings import JobSettings, ReceiverSettings, ScheduleSettings
 from shadowspec.scheduler.shelf import ReportShelf
 from shadowspec.store import Store
@@ -84,9 +85,10 @@ class Scheduler:
         crons: dict[str, Cron],
         policies: GatePolicies,
         reports: PeriodSettings,
+        live: Sequence[LiveJob] = (),
     ) -> None:
         self._store, self._settings, self._crons = store, settings, crons
-        self._policies, self._reports = policies, reports
+        self._policies, self._reports, self._live = policies, reports, tuple(live)
 
     def run(self, stopped: threading.Event) -> None:
         """Lead whenever nobody else does.
@@ -112,6 +114,9 @@ class Scheduler:
             return False
         try:
             term = Term()
+            for source in self._live:  # first: what it finds stands in the reports
+                term.confirm()
+                _guarded(partial(self._read_live, source, term), f"live evidence of {source.endpoint}")()
             for job in self._settings.jobs:
                 term.confirm()
                 self._work_off(job, term)
@@ -133,7 +138,9 @@ class Scheduler:
             return False
 
     def _lead(self, lead: Leadership, stopped: threading.Event) -> None:
-        _log.info("leading: %d jobs, %d receivers", len(self._settings.jobs), len(self._settings.receivers))
+        own = self._settings
+        counts = len(own.jobs), len(own.receivers), len(self._live)
+        _log.info("leading: %d jobs, %d receivers, %d endpoints read live", *counts)
         term = Term()
         with self._working(term):
             while not stopped.wait(HEARTBEAT_S):
@@ -147,7 +154,7 @@ class Scheduler:
     def _working(self, term: Term) -> Iterator[None]:
         """Everything scheduled, from configuration and database alone; left, it waits for what is being sent."""
         names = [own.name for own in self._settings.receivers]
-        size = len(self._settings.jobs) + len(names) + 1
+        size = len(self._settings.jobs) + len(names) + len(self._live) + 1
         scheduler = BackgroundScheduler(
             executors={"default": PoolExecutor(size)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
@@ -164,6 +171,10 @@ class Scheduler:
         for job in self._settings.jobs:
             trigger = Waking(self._crons[job.name])
             self._add(scheduler, f"job {job.name}", partial(wake, job), trigger)
+        for source in self._live:
+            trigger = IntervalTrigger(seconds=source.interval_s, timezone=UTC)
+            read = partial(self._read_live, source, term)
+            self._add(scheduler, f"live evidence of {source.endpoint}", read, trigger)
         abandon = partial(self._store.abandon_deliveries, names, "NotConfigured")
         scheduler.add_job(_guarded(abandon, "receivers"), next_run_time=datetime.now(UTC))
         scheduler.start()
@@ -184,6 +195,10 @@ class Scheduler:
             return Deliverer(self._store, receiver, shelf, own.retry, own.timeout_s, may_send)
 
         return {receiver.name: deliverer(receiver) for receiver in own.receivers}
+
+    def _read_live(self, source: LiveJob, term: Term) -> None:
+        if term.is_on():
+            run_live(self._store, source)
 
     def _work_off(self, job: JobSettings, term: Term) -> int:
         if not term.is_on():

@@ -185,7 +185,7 @@ class Client:
             raise ServerError(
                 self.name,
                 f"http_{status}",
-                f"it answered with HTTP {status}" + (f"{_hint(status)}" if _hint(status) else ""),
+                f"it answered with HTTP {status}{status_hint(status)}",
                 is_retryable=status in _AGAIN,
                 retry_after_s=_retry_after(response.headers.get("retry-after")),
             )
@@ -206,7 +206,8 @@ async def _ended(received: AsyncIterator[str]) -> None:
         return  # the answer was whole; the connection is not used again
 
 
-def _hint(status: int) -> str:
+def status_hint(status: int) -> str:
+    """What an HTTP status may mean, to follow it in a message; "" where it says enough itself."""
     return {
         401: ": is the key right, and its variable set?",
         403: ": may this key ask?",
@@ -257,11 +258,20 @@ def authorization(settings: ServerSettings, environment: Mapping[str, str] | Non
     Raises:
         ConfigError: the variable is not set.
     """
-    if settings.api_key_variable is None:
+    return bearer(settings.api_key_variable, environment)
+
+
+def bearer(variable: str | None, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The header with the key in this variable; {} where there is no variable.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    if variable is None:
         return {}
-    key = (os.environ if environment is None else environment).get(settings.api_key_variable)
+    key = (os.environ if environment is None else environment).get(variable)
     if not key:
-        raise ConfigError(f"api_key_variable: {settings.api_key_variable} is not set")
+        raise ConfigError(f"api_key_variable: {variable} is not set")
     return {"Authorization": f"Bearer {key}"}
 
 

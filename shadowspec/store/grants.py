@@ -48,7 +48,11 @@ _GATE = Rights(
         ("evidence", "evidence_endpoints", "evidence_cursors", "evidence_keys", "evidence_blocks", "audit_states"),
         "SELECT, INSERT, UPDATE, DELETE",
     )
-    | {"audits": "SELECT, UPDATE (is_folded)"},  # and it orders HOLD where an audit alarms
+    | {"audits": "SELECT, UPDATE (is_folded)"}  # and it orders HOLD where an audit alarms
+    | {
+        "live_replicas": "SELECT, INSERT, DELETE",
+        "live_windows": "SELECT, INSERT",
+    },  # DISABLE where the live guard does
     sequences=(
         "decisions_decision_id_seq",
         "rollouts_rollout_id_seq",

@@ -14,6 +14,7 @@ from shadowspec.store.evidence_rows import EvidenceRows
 from shadowspec.store.explorer_reads import ExplorerReads
 from shadowspec.store.failure_reads import FailureKey, read_failure_counts
 from shadowspec.store.histograms import Histogram
+from shadowspec.store.live_reads import LiveReads
 from shadowspec.store.rollup_sums import ConfigAndLoad
 from shadowspec.store.rollups import SHARE_WINDOW, Rollup, Traffic
 from shadowspec.store.schedule_reads import ScheduleReads
@@ -38,7 +39,7 @@ from shadowspec.types import (
 )
 
 
-class Reads(AuditReads, ExplorerReads, BoardReads, ScheduleReads):
+class Reads(AuditReads, ExplorerReads, BoardReads, LiveReads, ScheduleReads):
     """What can be asked of one database.  Times come back in UTC."""
 
     # what was measured and decided

@@ -1,6 +1,6 @@
 """Retention: records, runs and blocks older than a cut are removed; what was counted and decided stays for ever.
 
-Replays and audited runs go with them; what audits have come to stays.
+Replays, audited runs and windows of live evidence go with them; what audits have come to stays.
 
 The age of a row is its record's own time; files have none, theirs is the event time.  On Postgres whole months are
 dropped, and only those that lie wholly before the cut; what has no month, and everything on SQLite, is deleted in
@@ -46,7 +46,12 @@ IS_NEEDED = """(
 )"""
 TABLES = ("runs", "records")  # in this order: a record without its run is harmless, a run without its record is not
 IS_OLD = f"(({HAS_TIME}) OR ({HAS_NONE}))"
-BESIDE = (("attempts", HAS_TIME), ("replays", IS_OLD), ("audits", f"{IS_OLD} AND is_folded"))  # go with the rows
+BESIDE = (  # go with the rows
+    ("attempts", HAS_TIME),
+    ("replays", IS_OLD),
+    ("audits", f"{IS_OLD} AND is_folded"),
+    ("live_windows", "ended_at < :cut"),
+)
 
 _PARTITION = re.compile(r"^runs_(\d{4})_(\d{2})$")
 

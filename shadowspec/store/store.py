@@ -27,6 +27,7 @@ from shadowspec.store import (
 from shadowspec.store.audits import AuditSession
 from shadowspec.store.evidence import EvidenceSession
 from shadowspec.store.grants import RoleKind
+from shadowspec.store.live import LiveSession
 from shadowspec.store.partitions import Partitions
 from shadowspec.store.reads import Reads
 from shadowspec.store.retention import Removal
@@ -155,6 +156,15 @@ class Store(Reads):
         """One transaction over an endpoint's audits; it commits at the end, or leaves everything as it was."""
         with session.write(self._engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
             yield AuditSession(connection, endpoint)
+
+    @contextmanager
+    def live_session(self, endpoint: str) -> Iterator[LiveSession]:
+        """One transaction over an endpoint's live evidence; it commits at the end, or leaves everything as it was.
+
+        One at a time: what is read in it is what it goes on from.  It waits for no gate, and no gate for it.
+        """
+        with self.endpoint_lock(f"live evidence of {endpoint}"), session.write(self._engine) as connection:
+            yield LiveSession(connection, endpoint)
 
     def append_decisions(self, decisions: Sequence[Decision]) -> None:
         """Append one gate run: a row per decision, a snapshot per test.  Nothing is ever changed."""

@@ -39,6 +39,7 @@ from shadowspec.store.columns import (
     reals,
     record_key,
 )
+from shadowspec.types import COUNTS
 
 metadata = MetaData(
     naming_convention={
@@ -485,6 +486,36 @@ audit_states = Table(  # what the audit of each slice and config has come to
     Column("slice_key", Text, primary_key=True),
     Column("fingerprint", Text, primary_key=True),
     Column("document", Json, nullable=False),
+)
+
+live_replicas = Table(  # how far each replica of a production engine was read
+    "live_replicas",
+    metadata,
+    Column("endpoint", Text, primary_key=True),
+    Column("replica", Text, primary_key=True),
+    Column("series", Text),  # NULL, as the next three, until a scrape has come off
+    Column("scraped_at", UtcDateTime),
+    Column("started_at", UtcDateTime),
+    Column("counts", Json),
+    *integers("num_failed"),
+    Column("failed_at", UtcDateTime),
+    Column("error", Text),
+)
+
+live_windows = Table(  # what a replica counted between two scrapes
+    "live_windows",
+    metadata,
+    Column("endpoint", Text, primary_key=True),
+    Column("replica", Text, primary_key=True),
+    Column("ended_at", UtcDateTime, primary_key=True),
+    Column("began_at", UtcDateTime, nullable=False),
+    Column("series", Text, nullable=False),
+    Column("is_reset", Boolean, nullable=False),
+    *integers("num_failed_scrapes"),
+    *integers(*COUNTS, nullable=True),  # NULL: the engine does not count it
+    Column("num_accepted_tokens_per_pos", Json, nullable=False),
+    Column("latencies", Json, nullable=False),
+    Index(None, "endpoint", "ended_at"),
 )
 
 ROLLUP_KEY = ("endpoint", "hour", "slice_key", "fingerprint", "concurrency")

@@ -171,7 +171,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
             ("np.minimum(scored, cap) / cap", "np.maximum(scored, cap) / cap"),
             ("Sums(weights * rates,", "Sums(weights / rates,"),
             ("accepted + missing * cap, scored", "accepted - missing * cap, scored"),
-            ("lower=_capped_rates(accepted, scored + missing * cap", "lower=_capped_rates(accepted, scored + missing"),
+            ("lower=capped_rates(accepted, scored + missing * cap", "lower=capped_rates(accepted, scored + missing"),
             ("_per_pos[0], counts.num_drafts", "_per_pos[0], counts.num_drafts+1"),
             ("min(num_tokens, policy.parity_tokens)", "max(num_tokens, policy.parity_tokens)"),
             ("min(max(mean, -policy.z_clip), policy.z_clip)", "max(max(mean, -policy.z_clip), policy.z_clip)"),

@@ -8,6 +8,8 @@ from datetime import datetime
 from shadowspec.gate.overrides import order_words
 from shadowspec.gate.restarts import DRIFT
 from shadowspec.gating import HypothesisId, hypothesis_id
+from shadowspec.gating.audits import AUTHOR as AUDITOR
+from shadowspec.gating.live import AUTHOR as GUARD
 from shadowspec.reports.period.model import Change, ChangeKind
 from shadowspec.reports.period.source import PeriodSource
 from shadowspec.reports.words import config_name
@@ -164,7 +166,8 @@ def _of_overrides(records: Iterable[OverrideRecord], since: datetime, until: dat
         own, clearing = record.override, record.clearing
         if since <= own.created_at < until:
             ends = "until it is cleared" if own.expires_at is None else f"until {own.expires_at:%Y-%m-%d %H:%M} UTC"
-            found.append(_of_order(own, own.created_at, ChangeKind.OVERRIDE_SET, f"{own.verdict} {ends}"))
+            kind = ChangeKind.ALARM if own.author in (AUDITOR, GUARD) else ChangeKind.OVERRIDE_SET
+            found.append(_of_order(own, own.created_at, kind, f"{own.verdict} {ends}"))
         if clearing is not None and since <= clearing.cleared_at < until:
             what = f"override {own.override_id} cleared by {clearing.author}: {clearing.reason}"
             found.append(_of_order(own, clearing.cleared_at, ChangeKind.OVERRIDE_CLEARED, what))
@@ -183,8 +186,8 @@ def _of_order(own: Override, at: datetime, kind: ChangeKind, what: str) -> Chang
         concurrency=own.concurrency,
         what=what,
         why=order_words(own),
-        after=own.verdict.value if kind is ChangeKind.OVERRIDE_SET else None,
-        before=own.verdict.value if kind is not ChangeKind.OVERRIDE_SET else None,
+        after=own.verdict.value if at == own.created_at else None,
+        before=own.verdict.value if at != own.created_at else None,
     )
 
 

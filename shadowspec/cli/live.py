@@ -1,0 +1,200 @@
+"""`shadowspec live`: read production's own counters once, and hold them against what the shadow promised."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from shadowspec.cli.console import print_json, results
+from shadowspec.cli.options import ConfigOption, JsonOption
+
+if TYPE_CHECKING:
+    from shadowspec.config import Config
+    from shadowspec.gate.live import Guarded
+    from shadowspec.gating.live import Taken
+    from shadowspec.scheduler.live import LiveJob, LiveRun
+    from shadowspec.types import LiveWindow
+
+
+def live(
+    endpoint: Annotated[
+        str | None, typer.Option("--endpoint", "-e", help="Read this endpoint's engines alone.")
+    ] = None,
+    config_path: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read the counters of production's engines once, keep what they counted since last time, and compare.
+
+    Where a replica accepts less than what was promised when speculation was enabled, an override DISABLE is set:
+    `check` fails and exported flags are off until it is cleared. `shadowspec schedule` does the same every
+    interval_s seconds.
+    It exits with 5 if no replica could be read.
+    """
+    from shadowspec.config import find_config, load_config
+    from shadowspec.errors import ConfigError, ServiceUnavailableError
+    from shadowspec.scheduler.live import run_live
+    from shadowspec.store import Store
+
+    config = load_config(find_config(config_path))
+    jobs = live_jobs(config, endpoint)
+    if not jobs:
+        where = f"endpoints.{endpoint}.live" if endpoint else "endpoints.NAME.live"
+        raise ConfigError(f"{config.path}: {where}: is missing: no engine's metrics are named; see docs/live.md")
+    with Store.open(config.database_url) as store:
+        runs = [run_live(store, job) for job in jobs]
+    if as_json:
+        print_json({"endpoints": [live_document(run) for run in runs]})
+    else:
+        _print(runs)
+    failed = [own.message for run in runs for own in run.failed]
+    if len(failed) == sum(len(run.taken) for run in runs):
+        raise ServiceUnavailableError("; ".join(failed))
+
+
+def live_jobs(config: Config, endpoint: str | None = None) -> list[LiveJob]:
+    """The endpoints whose production is read (or one of them).
+
+    Raises:
+        ConfigError: there is no such endpoint.
+    """
+    from shadowspec.errors import ConfigError
+    from shadowspec.scheduler.live import LiveJob
+
+    if endpoint is not None and endpoint not in config.endpoints:
+        known = ", ".join(config.endpoints) or "none"
+        raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
+    return [
+        LiveJob(name, own.live.source, own.live.guard, own.live.interval_s)
+        for name, own in config.endpoints.items()
+        if own.live is not None and endpoint in (None, name)
+    ]
+
+
+def live_document(run: LiveRun) -> dict[str, Any]:
+    """One endpoint's reading, as --json shows it."""
+    from shadowspec.gate.live import windows_to_alarm
+
+    job, watched = run.job, run.watched
+    promise = watched.promise
+    guards = {own.replica: own for own in watched.replicas}
+    return {
+        "endpoint": job.endpoint,
+        "engine": job.source.engine,
+        "metric": job.guard.metric,
+        "promise": None
+        if promise is None
+        else {
+            "rate": promise.rate,
+            "since": promise.since.isoformat(),
+            "configs": list(promise.config_names),
+            "windows_to_alarm": {
+                "at_half_of_it": windows_to_alarm(promise.rate, promise.rate / 2.0, job.guard),
+                "at_zero": windows_to_alarm(promise.rate, 0.0, job.guard),
+            },
+        },
+        "threshold_log10": math.log10(job.guard.threshold),
+        "override_id": watched.ordered,
+        "replicas": [_replica_document(each, guards.get(each.replica.replica)) for each in run.taken],
+    }
+
+
+def _replica_document(taken: Taken, own: Guarded | None) -> dict[str, Any]:
+    from shadowspec.types import FailedScrape
+
+    scraped = taken.scraped
+    return {
+        "replica": scraped.replica,
+        "scraped_at": scraped.scraped_at.isoformat(),
+        "outcome": outcome(taken),
+        "error": scraped.message if isinstance(scraped, FailedScrape) else None,
+        "num_failed": taken.replica.num_failed,
+        "window": None if taken.window is None else _window_document(taken.window),
+        "since_enable": None
+        if own is None
+        else {
+            "num_windows": own.detector.num_units,
+            "num_accepted": own.num_accepted,
+            "num_drafted": own.num_drafted,
+            "rate": own.rate,
+            "log10_peak": own.log10_peak,
+            "alarmed_at": None if own.alarmed_at is None else own.alarmed_at.isoformat(),
+        },
+    }
+
+
+def outcome(taken: Taken) -> str:
+    """What a scrape came to, in a word: `window`, `reset`, `first` (where counting begins), or why it failed."""
+    from shadowspec.types import FailedScrape
+
+    if isinstance(taken.scraped, FailedScrape):
+        return taken.scraped.code
+    if taken.window is None:
+        return "first"
+    return "reset" if taken.window.is_reset else "window"
+
+
+def _window_document(own: LiveWindow) -> dict[str, Any]:
+    from shadowspec.reports.live import live_period
+    from shadowspec.types import COUNTS
+
+    period = live_period([own])
+    return {
+        "began_at": own.began_at.isoformat(),
+        "ended_at": own.ended_at.isoformat(),
+        "series": own.series,
+        "num_failed_scrapes": own.num_failed_scrapes,
+        **{name: getattr(own.counts, name) for name in COUNTS},
+        "num_accepted_tokens_per_pos": list(own.counts.num_accepted_tokens_per_pos),
+        "first_position_acceptance_rate": period.first_position_acceptance_rate,
+        "draft_acceptance_rate": period.draft_acceptance_rate,
+        "mean_acceptance_length": period.mean_acceptance_length,
+    }
+
+
+def _print(runs: list[LiveRun]) -> None:
+    from shadowspec.gating.live import alarm_words
+    from shadowspec.reports.live import live_period
+    from shadowspec.types import FailedScrape
+    from shadowspec.words import DASH, percent
+
+    table = Table("endpoint", "replica", "read", "seconds", "drafts", "accepted", "promised", "since ENABLE", box=None)
+    for run in runs:
+        guards = {own.replica: own for own in run.watched.replicas}
+        promise = run.watched.promise
+        for each in run.taken:
+            window, own = each.window, guards.get(each.replica.replica)
+            accepted = None if window is None else live_period([window]).first_position_acceptance_rate
+            drafts = None if window is None else window.counts.num_drafts
+            cells = (
+                run.job.endpoint,
+                each.replica.replica,
+                outcome(each),
+                DASH if window is None else f"{window.seconds:.0f}",
+                DASH if drafts is None else f"{drafts:,}",
+                percent(accepted),
+                DASH if promise is None else percent(promise.rate),
+                DASH if own is None else f"{percent(own.rate)} in {own.detector.num_units}{_nearness(own)}",
+            )
+            table.add_row(*map(escape, cells))
+    results.print(table)
+    for run in runs:
+        for each in run.taken:
+            if isinstance(each.scraped, FailedScrape):
+                results.print(f"{run.job.endpoint}: {each.scraped.message}", **_PLAIN)
+        if run.watched.ordered is not None:
+            words = f"{run.job.endpoint}: override {run.watched.ordered} sets DISABLE: {alarm_words(run.watched)}"
+            results.print(words, **_PLAIN)
+
+
+def _nearness(own: Guarded) -> str:
+    """How near the detector is to its alarm."""
+    if own.alarmed_at is not None:
+        return ", ALARM"
+    return "" if own.log10_peak is None else f", 10^{own.log10_peak:.1f} of 10^{math.log10(own.threshold):.1f}"
+
+
+_PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}

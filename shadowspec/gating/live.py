@@ -1,0 +1,182 @@
+"""Takes scrapes of production engines into live evidence, and orders DISABLE where the live guard sounds.
+
+An alarm says that production accepts less than what speculation was enabled on.  The guard sets an override as an
+operator would, so that whatever acts on decisions (check, export, dashboard, rollouts) acts on it.  It stands until
+somebody clears it; the detectors then begin anew, with what is counted after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final, Protocol
+
+from shadowspec.gate.guard_policy import GuardPolicy
+from shadowspec.gate.live import (
+    MAX_UNITS,
+    Guarded,
+    Promise,
+    from_then,
+    guarded,
+    promise_of,
+    window_between,
+)
+from shadowspec.gate.overrides import effective_decisions
+from shadowspec.types import (
+    Decision,
+    FailedScrape,
+    LiveReplica,
+    LiveScrape,
+    LiveWindow,
+    Override,
+    OverrideRecord,
+    Verdict,
+)
+from shadowspec.words import percent, plural
+
+AUTHOR: Final = "live guard"
+
+Scraped = LiveScrape | FailedScrape
+
+
+class LiveTransaction(Protocol):
+    """One transaction over an endpoint's live evidence."""
+
+    def replicas(self) -> Mapping[str, LiveReplica]:
+        """How far the reading of each replica has come."""
+
+    def keep(self, replicas: Collection[LiveReplica], windows: Collection[LiveWindow]) -> int:
+        """Keep how far these were read, and the windows that are new; how many of those there were."""
+
+
+class LiveStore(Protocol):
+    """What live evidence needs of a store."""
+
+    def live_session(self, endpoint: str) -> AbstractContextManager[LiveTransaction]:
+        """A transaction that commits at the end, or leaves nothing behind if an exception leaves it."""
+
+    def live_windows(
+        self,
+        endpoint: str,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        replicas: Collection[str] | None = None,
+        limit: int | None = None,
+    ) -> Sequence[LiveWindow]:
+        """The endpoint's windows in the order of their ends; the newest `limit`, without latencies."""
+
+    def endpoint_lock(self, endpoint: str) -> AbstractContextManager[object]:
+        """Held by one at a time, under this name."""
+
+    def latest_decisions(self, endpoint: str | None = None) -> Sequence[Decision]:
+        """The last decision on every hypothesis."""
+
+    def overrides(self, endpoint: str | None = None) -> Sequence[OverrideRecord]:
+        """Every override ever set, with what became of it."""
+
+    def add_override(self, override: Override) -> int:
+        """Append an override; its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of one replica's scrape: the window that it ended, if it did, and how far the reading has come."""
+
+    scraped: Scraped
+    window: LiveWindow | None
+    replica: LiveReplica
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An endpoint under its live guard.  `promise` is None where nothing is enabled; `ordered` is the id of an override
+    that this look set.
+    """
+
+    endpoint: str
+    promise: Promise | None
+    replicas: tuple[Guarded, ...]
+    ordered: int | None = None
+
+    @property
+    def alarms(self) -> tuple[Guarded, ...]:
+        """The replicas whose detectors sounded."""
+        return tuple(each for each in self.replicas if each.alarmed_at is not None)
+
+
+def take_scrapes(store: LiveStore, endpoint: str, scrapes: Iterable[Scraped]) -> list[Taken]:
+    """Keep scrapes, and the windows that they end; the same ones again change nothing."""
+    with store.live_session(endpoint) as session:
+        before = session.replicas()
+        taken = [_taken(before.get(each.replica), each) for each in scrapes]
+        changed = [each.replica for each in taken if each.replica is not before.get(each.replica.replica)]
+        session.keep(changed, [each.window for each in taken if each.window is not None])
+    return taken
+
+
+def watch(store: LiveStore, endpoint: str, replicas: Sequence[str], policy: GuardPolicy, now: datetime) -> Watched:
+    """The endpoint's detectors over its live evidence; where one has sounded, DISABLE is ordered.
+
+    While an order keeps everything off nothing is promised, and so no second one is set.
+    """
+    with store.endpoint_lock(f"live guard of {endpoint}"):
+        watched = looked_at(store, endpoint, replicas, policy, now)
+        return replace(watched, ordered=store.add_override(_order(watched, now))) if watched.alarms else watched
+
+
+def looked_at(store: LiveStore, endpoint: str, replicas: Sequence[str], policy: GuardPolicy, now: datetime) -> Watched:
+    """The endpoint's detectors over its live evidence; nothing is ordered."""
+    records = store.overrides(endpoint)
+    promise = promise_of(effective_decisions(store.latest_decisions(endpoint), records, now))
+    if promise is None:
+        return Watched(endpoint, None, ())
+    promise = from_then(promise, _last_cleared(records))
+    limit = MAX_UNITS * len(replicas)
+    windows = store.live_windows(endpoint, since=promise.since, replicas=replicas, limit=limit)
+    found = tuple(
+        guarded(name, [each for each in windows if each.replica == name], promise, policy) for name in replicas
+    )
+    return Watched(endpoint, promise, found)
+
+
+def alarm_words(watched: Watched) -> str:
+    """What an alarm says, in a sentence: which replicas, what they accept, and what was promised."""
+    assert watched.promise is not None, "only what is promised can fail"
+    told = [
+        f"{own.replica} accepts {percent(own.rate)} since then ({plural(own.detector.num_units, 'window')})"
+        for own in watched.alarms
+    ]
+    return f"live alarm: at least {percent(watched.promise.rate)} was promised at ENABLE; {'; '.join(told)}"
+
+
+def _order(watched: Watched, now: datetime) -> Override:
+    return Override(
+        override_id=0,
+        endpoint=watched.endpoint,
+        slice_key="",
+        concurrency=None,
+        verdict=Verdict.DISABLE,
+        reason=alarm_words(watched),
+        author=AUTHOR,
+        created_at=now,
+        expires_at=None,
+    )
+
+
+def _last_cleared(records: Iterable[OverrideRecord]) -> datetime | None:
+    """When an order of the guard was cleared last."""
+    cleared = [own.clearing.cleared_at for own in records if own.override.author == AUTHOR and own.clearing is not None]
+    return max(cleared, default=None)
+
+
+def _taken(before: LiveReplica | None, scraped: Scraped) -> Taken:
+    known = before or LiveReplica(scraped.replica, None)
+    if isinstance(scraped, FailedScrape):
+        is_newer = known.failed_at is None or scraped.scraped_at > known.failed_at
+        failed = replace(known, num_failed=known.num_failed + 1, failed_at=scraped.scraped_at, error=scraped.code)
+        return Taken(scraped, None, failed if is_newer else known)
+    if known.scrape is not None and scraped.scraped_at <= known.scrape.scraped_at:
+        return Taken(scraped, None, known)
+    return Taken(scraped, window_between(before, scraped), LiveReplica(scraped.replica, scraped))

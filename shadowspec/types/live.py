@@ -1,0 +1,126 @@
+"""What production engines say that they have counted: one scrape, and what was counted between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+FIRST_TOKEN: Final = "time_to_first_token_s"  # noqa: S105 - the name of a figure
+PER_TOKEN: Final = "time_per_output_token_s"  # noqa: S105 - the name of a figure
+END_TO_END: Final = "end_to_end_s"
+LATENCIES: Final = (END_TO_END, FIRST_TOKEN, PER_TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Times by bin.  `counts[i]` are those above `bounds[i-1]` and up to `bounds[i]` seconds, the last of them those
+    above every bound: one count more than there are bounds.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+    def minus(self, other: Buckets) -> Buckets:
+        """What was counted after `other`, whose bounds are the same."""
+        pairs = zip(self.counts, other.counts, strict=True)
+        return Buckets(self.bounds, tuple(own - before for own, before in pairs))
+
+    def plus(self, other: Buckets) -> Buckets:
+        """Both together; the bounds are the same."""
+        pairs = zip(self.counts, other.counts, strict=True)
+        return Buckets(self.bounds, tuple(own + more for own, more in pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCounts:
+    """Counters of one engine, summed over the ranks of its server.  None: the engine does not count it.
+
+    Counted as the engine does, which may be before an output is cut at its end.  `num_accepted_tokens_per_pos` is
+    empty where the engine does not tell positions.
+    """
+
+    num_drafts: int | None = None
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None
+    num_accepted_tokens_per_pos: tuple[int, ...] = ()
+    num_output_tokens: int | None = None
+    num_requests: int | None = None  # that ended
+    num_prompt_tokens: int | None = None  # that were looked up in the prefix cache
+    num_cached_tokens: int | None = None  # of them, those that were found there
+    latencies: Mapping[str, Buckets] = field(default_factory=dict)  # by the names of LATENCIES
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether no count is below zero."""
+        numbers = [own for name in COUNTS if (own := getattr(self, name)) is not None]
+        binned = [count for own in self.latencies.values() for count in own.counts]
+        return min((*numbers, *self.num_accepted_tokens_per_pos, *binned), default=0) >= 0
+
+
+COUNTS: Final = (
+    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_requests", "num_prompt_tokens",
+    "num_cached_tokens",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LiveScrape:
+    """What one replica said at a moment.
+
+    `series` names what was counted: engine, model, ranks, positions, bins.  Under another one the counters are other
+    counters.  `started_at` is when the server's process began, None where it does not say.
+    """
+
+    replica: str
+    series: str
+    scraped_at: datetime  # aware, UTC
+    started_at: datetime | None
+    counts: LiveCounts
+
+
+@dataclass(frozen=True, slots=True)
+class FailedScrape:
+    """A replica that said nothing usable: why, in a short code (`unreachable`, `http_500`, `no_counters`, ...)."""
+
+    replica: str
+    scraped_at: datetime
+    code: str
+    message: str  # names the replica and what is wrong; never what the server sent
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReplica:
+    """How far the reading of one replica has come: its newest scrape, and what has failed since."""
+
+    replica: str
+    scrape: LiveScrape | None
+    num_failed: int = 0  # scrapes since the newest that succeeded
+    failed_at: datetime | None = None
+    error: str | None = None  # code of the newest failure since then
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWindow:
+    """What a replica counted from `began_at` to `ended_at`: live evidence.
+
+    `is_reset`: its counters had begun anew in between, so that what it counted before that, after the scrape before,
+    is not known.  `num_failed_scrapes` lie within it.
+    """
+
+    replica: str
+    series: str
+    began_at: datetime
+    ended_at: datetime
+    is_reset: bool
+    num_failed_scrapes: int
+    counts: LiveCounts
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended_at - self.began_at).total_seconds()

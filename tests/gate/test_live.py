@@ -1,0 +1,230 @@
+"""The live guard: what a window holds after resets, gaps and other labels; when it sounds, and how seldom falsely."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shadowspec.gate.guard_policy import GuardPolicy
+from shadowspec.gate.live import (
+    Promise,
+    accepted_tokens,
+    difference,
+    from_then,
+    guarded,
+    promise_of,
+    scored,
+    window_between,
+    windows_to_alarm,
+)
+from shadowspec.types import Buckets, Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Verdict
+from tests.store import examples
+
+NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+POLICY = GuardPolicy(run_length=1_000)
+
+
+def counts(drafts: int, first: int, *, more: int = 0, **changes: Any) -> LiveCounts:
+    own = LiveCounts(
+        drafts, 2 * drafts, first + more, (first, more), 3 * drafts, drafts // 10, 50 * drafts, 5 * drafts,
+        {"end_to_end_s": Buckets((1.0,), (drafts, 1))},
+    )  # fmt: skip
+    return replace(own, **changes)
+
+
+def scrape(minutes: float, own: LiveCounts, *, series: str = "vllm m", started: float | None = None) -> LiveScrape:
+    started_at = None if started is None else NOON + started * MINUTE
+    return LiveScrape("a", series, NOON + minutes * MINUTE, started_at, own)
+
+
+def after(own: LiveScrape, **changes: Any) -> LiveReplica:
+    return LiveReplica("a", own, **changes)
+
+
+def windows(pairs: Iterable[tuple[int, int]], start: datetime = NOON) -> list[LiveWindow]:
+    """A window a minute with so many drafts and accepted first tokens."""
+    return [
+        LiveWindow("a", "vllm m", start + place * MINUTE, start + (place + 1) * MINUTE, False, 0, counts(*pair))
+        for place, pair in enumerate(pairs)
+    ]
+
+
+def promise(rate: float = 0.6, since: datetime = NOON) -> Promise:
+    return Promise(rate, since, ("draft",), frozenset({2}))
+
+
+def test_a_window_is_what_was_counted_in_between() -> None:
+    found = window_between(after(scrape(0, counts(100, 70)), num_failed=2), scrape(3, counts(160, 100)))
+    assert found is not None
+    assert (found.began_at, found.ended_at, found.seconds) == (NOON, NOON + 3 * MINUTE, 180.0)
+    assert (found.is_reset, found.num_failed_scrapes) == (False, 2)
+    assert found.counts == replace(counts(60, 30), latencies={"end_to_end_s": Buckets((1.0,), (60, 0))})
+
+
+def test_the_first_scrape_and_an_old_one_say_nothing() -> None:
+    assert window_between(None, scrape(0, counts(100, 70))) is None
+    assert window_between(LiveReplica("a", None, 3), scrape(0, counts(100, 70))) is None
+    for minutes in (0, -1):
+        assert window_between(after(scrape(0, counts(100, 70))), scrape(minutes, counts(200, 90))) is None
+
+
+@pytest.mark.parametrize("fallen", ["num_drafts", "num_requests", "num_cached_tokens", "per_pos", "latencies"])
+def test_counters_that_fall_have_begun_anew(fallen: str) -> None:
+    """Whichever of them: the values are then what was counted since, and what came before the reset is lost."""
+    before, now = counts(100, 70, more=5), counts(160, 100, more=6)
+    changes: dict[str, Any] = {fallen: 1}
+    if fallen == "per_pos":
+        changes = {"num_accepted_tokens_per_pos": (100, 4)}
+    elif fallen == "latencies":
+        changes = {"latencies": {"end_to_end_s": Buckets((1.0,), (160, 0))}}
+    now = replace(now, **changes)
+    found = window_between(after(scrape(0, before)), scrape(1, now))
+    assert found is not None
+    assert (found.is_reset, found.counts, found.began_at) == (True, now, NOON)
+
+
+def test_a_process_that_began_anew_counts_from_its_own_start() -> None:
+    """Also where its counters have passed the old ones, and where its labels are others."""
+    for series in ("vllm m", "vllm m, other bins"):
+        found = window_between(
+            after(scrape(0, counts(100, 70), started=-500)), scrape(5, counts(160, 20), series=series, started=2)
+        )
+        assert found is not None
+        assert (found.is_reset, found.began_at, found.counts) == (True, NOON + 2 * MINUTE, counts(160, 20))
+
+
+def test_other_labels_begin_another_series() -> None:
+    now = scrape(1, counts(160, 100), series="vllm m, 8 positions")
+    assert window_between(after(scrape(0, counts(100, 70))), now) is None
+    assert (
+        window_between(after(scrape(0, counts(100, 70), started=-9)), replace(now, started_at=NOON - 9 * MINUTE))
+        is None
+    )
+
+
+def test_what_is_unknown_in_either_stays_unknown() -> None:
+    found = difference(counts(160, 100), replace(counts(100, 70), num_drafts=None, latencies={}))
+    assert found is not None
+    assert (found.num_drafts, found.num_draft_tokens, found.latencies) == (None, 120, {})
+
+
+def test_what_is_scored() -> None:
+    own = counts(100, 70, more=30)
+    assert scored(own, "first_position_acceptance_rate") == (70, 100)
+    assert scored(own, "draft_acceptance_rate") == (100, 200)
+    assert scored(replace(own, num_drafts=0), "first_position_acceptance_rate") is None
+    # SGLang: 300 tokens of 10 requests in 100 verifications leave 190 accepted ones, and at most every step's first.
+    told = LiveCounts(num_drafts=100, num_output_tokens=300, num_requests=10)
+    assert accepted_tokens(told) == 190
+    assert scored(told, "first_position_acceptance_rate") == (100, 100)
+    assert scored(replace(told, num_output_tokens=130), "first_position_acceptance_rate") == (20, 100)
+    assert scored(told, "draft_acceptance_rate") is None
+    assert accepted_tokens(replace(told, num_output_tokens=100)) is None, "it contradicts itself"
+
+
+def test_the_bound_of_an_engine_without_positions_is_never_too_low() -> None:
+    """Steps that accept at least one token are at most the accepted tokens."""
+    drawn = np.random.default_rng(0)
+    for _ in range(200):
+        depth = drawn.integers(0, 5, size=40)  # accepted in each step
+        told = LiveCounts(num_drafts=40, num_output_tokens=int(depth.sum()) + 40 + 3, num_requests=3)
+        found = scored(told, "first_position_acceptance_rate")
+        assert found is not None
+        assert found[0] >= (depth > 0).sum()
+
+
+def test_a_bad_draft_sounds_within_the_stated_delay() -> None:
+    stated = windows_to_alarm(0.6, 0.05, POLICY)
+    assert stated is not None
+    good, bad = [(1_000, 700)] * 50, [(1_000, 50)] * 30
+    found = guarded("a", windows([*good, *bad]), promise(), POLICY)
+    assert found.alarmed_at is not None
+    late = (found.alarmed_at - NOON) // MINUTE - len(good)
+    assert 0 < late <= stated <= 15
+    assert guarded("a", windows([*good, *bad[: late - 1]]), promise(), POLICY).alarmed_at is None
+    assert found.rate == pytest.approx((50 * 700 + 30 * 50) / 80_000)
+
+
+def test_the_delay_by_hand() -> None:
+    """L = 1 + f * (m0 - x) / (1 - m0) a window, and M = L * (M + 1): added up here step by step."""
+    fractions, mean, number, m0, rate = (0.1, 0.3, 0.6, 0.95), 0.0, 0, 0.5, 0.2
+    statistics = [0.0] * 4
+    while mean < 1_000:
+        factors = [1 + own * (m0 - rate) / (1 - m0) for own in fractions]
+        statistics = [factor * (own + 1) for factor, own in zip(factors, statistics, strict=True)]
+        mean, number = sum(statistics) / 4, number + 1
+    assert windows_to_alarm(m0, rate, POLICY) == number
+    assert windows_to_alarm(m0, 0.7, POLICY) is None
+    assert windows_to_alarm(m0, rate, replace(POLICY, num_replicas=100)) > number
+
+
+def test_a_window_with_little_traffic_says_little() -> None:
+    """Five drafts of 256 weigh a fiftieth: what sounds after a dozen full windows does not after a hundred of these."""
+    assert guarded("a", windows([(256, 0)] * 20), promise(), POLICY).alarmed_at is not None
+    assert guarded("a", windows([(5, 0)] * 100), promise(), POLICY).alarmed_at is None
+    assert guarded("a", windows([(0, 0)] * 100), promise(), POLICY).detector.num_units == 0
+
+
+def test_what_came_before_the_promise_does_not_testify() -> None:
+    own = windows([(1_000, 0)] * 40)
+    assert guarded("a", own, promise(), POLICY).alarmed_at is not None
+    later = from_then(promise(), NOON + 39.5 * MINUTE)
+    assert guarded("a", own, later, POLICY).detector.num_units == 0, "a window that straddles the moment is out too"
+    assert from_then(promise(), None) == promise()
+
+
+def test_a_rate_over_drafted_tokens_speaks_of_the_depth_that_was_enabled() -> None:
+    own, policy = windows([(1_000, 0)] * 40), replace(POLICY, metric="draft_acceptance_rate")
+    assert guarded("a", own, promise(), policy).alarmed_at is not None
+    assert guarded("a", own, replace(promise(), depths=frozenset({4})), policy).detector.num_units == 0
+
+
+def enabled(rates: dict[str, float], **changes: Any) -> Decision:
+    watch = json.dumps({"promises": {name: [rate, 1.0] for name, rate in rates.items()}})
+    details = {"watch": watch, "verdict_since": NOON.isoformat()}
+    return replace(examples.decision(Verdict.ENABLE), details=details, **changes)
+
+
+def test_the_promise_is_the_lowest_of_what_stands() -> None:
+    whole = enabled({"drift_acceptance": 0.4, "advisory_acceptance": 0.7})
+    other = enabled({"drift_acceptance": 0.4, "advisory_acceptance": 0.65}, concurrency=8)
+    sliced = enabled({"drift_acceptance": 0.4, "advisory_acceptance": 0.5}, slice_key="a=b")
+    held = enabled({"advisory_acceptance": 0.1}, verdict=Verdict.HOLD)
+    found = promise_of([whole, other, sliced, held])
+    assert found is not None
+    assert (found.rate, found.since, found.depths) == (0.65, NOON, frozenset({whole.config.num_speculative_tokens}))
+    alone = promise_of([sliced])
+    assert alone is not None
+    assert alone.rate == 0.5, "where slices alone are enabled they speak"
+    floor = promise_of([enabled({"drift_acceptance": 0.4})])
+    assert floor is not None
+    assert floor.rate == 0.4
+    assert promise_of([held]) is None
+    assert promise_of([replace(whole, details={})]) is None
+
+
+@pytest.mark.parametrize("shape", ["steps", "bursts"])
+def test_false_alarms_are_as_rare_as_was_promised(shape: str) -> None:
+    """At the boundary itself, where acceptance is exactly the promise: windows of unequal traffic, accepted by chance.
+
+    The statistic less the number of windows falls on average, so that within 400 windows at most 400 / 20,000 = 2% of
+    runs alarm at a run length of 20,000 (Doob's inequality); three standard errors of 400 runs are added.
+    """
+    drawn = np.random.default_rng(7)
+    policy, number, length = GuardPolicy(run_length=20_000), 0, 400
+    for _ in range(400):
+        drafts = drawn.integers(1, 600, size=length)
+        chance = np.full(length, 0.6)
+        if shape == "bursts":  # a window's steps go well or ill together: still 0.6 in the mean
+            chance = np.where(drawn.random(length) < 0.5, 0.9, 0.3)
+        accepted = drawn.binomial(drafts, chance)
+        found = guarded("a", windows(zip(drafts.tolist(), accepted.tolist(), strict=True)), promise(), policy)
+        number += found.alarmed_at is not None
+    assert number <= 0.02 * 400 + 3 * np.sqrt(0.02 * 0.98 * 400)

@@ -1,0 +1,199 @@
+"""Pages of metrics on real sockets: what is read of three engines, and what each thing that goes wrong ends in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shadowspec.errors import ConfigError
+from shadowspec.servers.live import MAX_PAGE_BYTES, scrape_all
+from shadowspec.servers.live_names import ENGINES
+from shadowspec.servers.live_page import Page, parse
+from shadowspec.servers.live_settings import LiveSource, replica_name
+from shadowspec.types import Buckets, FailedScrape, LiveCounts, LiveScrape
+from tests.servers.metric_server import Production, producing
+
+SGLANG = """\
+# TYPE sglang:prompt_tokens_total counter
+sglang:prompt_tokens_total{model_name="m"} 800.0
+sglang:generation_tokens_total{model_name="m"} 640.0
+sglang:spec_verify_calls_total{model_name="m"} 250.0
+sglang:num_requests_total{model_name="m"} 10.0
+sglang:cached_tokens_total{cache_source="device",model_name="m"} 150.0
+sglang:cached_tokens_total{cache_source="host",model_name="m"} 50.0
+# TYPE sglang:spec_accept_length gauge
+sglang:spec_accept_length{engine_type="unified",model_name="m",tp_rank="0"} 2.52
+sglang:e2e_request_latency_seconds_bucket{le="0.1",model_name="m"} 3.0
+sglang:e2e_request_latency_seconds_bucket{le="+Inf",model_name="m"} 10.0
+"""
+TENSORRT_LLM = """\
+trtllm_request_success_total{engine_type="pytorch",finished_reason="stop",model_name="m"} 6.0
+trtllm_request_success_total{engine_type="pytorch",finished_reason="length",model_name="m"} 4.0
+trtllm_prompt_tokens_total{engine_type="pytorch",model_name="m"} 800.0
+trtllm_generation_tokens_total{engine_type="pytorch",model_name="m"} 640.0
+trtllm_prompt_cached_tokens_total{engine_type="pytorch",model_name="m"} 200.0
+trtllm_spec_decode_drafted_tokens_total{engine_type="pytorch",model_name="m",token_position="0"} 250.0
+trtllm_spec_decode_drafted_tokens_total{engine_type="pytorch",model_name="m",token_position="1"} 240.0
+trtllm_spec_decode_accepted_tokens_total{engine_type="pytorch",model_name="m",token_position="0"} 200.0
+trtllm_spec_decode_accepted_tokens_total{engine_type="pytorch",model_name="m",token_position="1"} 130.0
+"""
+
+
+@pytest.fixture
+def production() -> Iterator[Production]:
+    own = Production()
+    with producing(own):
+        yield own
+
+
+def source(*replicas: Production, **changes: Any) -> LiveSource:
+    return replace(LiveSource("vllm", tuple(own.url for own in replicas), "m", timeout_s=2.0), **changes)
+
+
+def read(text: str, engine: str = "vllm") -> Page:
+    return parse(text, ENGINES[engine], "m")
+
+
+def test_what_vllm_counts(production: Production) -> None:
+    production.started_at = 1_800_000_000.5
+    production.serve(drafts=100, rate=0.8)
+    (scrape,) = scrape_all(source(production))
+    assert isinstance(scrape, LiveScrape)
+    assert scrape.replica == replica_name(production.url) == production.url.removeprefix("http://")
+    assert scrape.started_at == datetime.fromtimestamp(1_800_000_000, UTC)
+    assert abs((datetime.now(UTC) - scrape.scraped_at).total_seconds()) < 10
+    assert scrape.counts == LiveCounts(
+        num_drafts=100,
+        num_draft_tokens=400,
+        num_accepted_tokens=150,
+        num_accepted_tokens_per_pos=(80, 40, 20, 10),
+        num_output_tokens=260,
+        num_requests=10,
+        num_prompt_tokens=1_000,
+        num_cached_tokens=250,
+        latencies={"end_to_end_s": Buckets((0.1, 0.5, 1.0), (0, 9, 1, 0))},
+    )
+
+
+def test_ranks_and_reasons_are_added_up_and_other_models_left_out() -> None:
+    lines = [
+        f'vllm:{name}{{engine="{rank}",model_name="{model}"{more}}} {value}'
+        for rank, model, value in (("0", "m", 5), ("1", "m", 7), ("0", "other", 1_000))
+        for name, more in (
+            ("generation_tokens_total", ""),
+            ("request_success_total", ',finished_reason="stop"'),
+            ("request_success_total", ',finished_reason="length"'),
+            ("spec_decode_num_accepted_tokens_per_pos_total", ',position="0"'),
+        )
+    ]
+    page = read("\n".join(lines))
+    assert (page.counts.num_output_tokens, page.counts.num_requests) == (12, 24)
+    assert page.counts.num_accepted_tokens_per_pos == (12,)
+    assert page.counts.num_drafts is None, "what is not on the page is not 0"
+    assert page.series != read("\n".join(line for line in lines if 'engine="1"' not in line)).series, "another rank"
+
+
+def test_what_sglang_counts() -> None:
+    counts = read(SGLANG, "sglang").counts
+    assert (counts.num_drafts, counts.num_output_tokens, counts.num_requests) == (250, 640, 10)
+    assert (counts.num_prompt_tokens, counts.num_cached_tokens) == (800, 200)
+    assert counts.num_accepted_tokens is None, "it counts none; a gauge is no counter"
+    assert counts.num_accepted_tokens_per_pos == ()
+    assert counts.latencies == {"end_to_end_s": Buckets((0.1,), (3, 7))}
+
+
+def test_what_tensorrt_llm_counts() -> None:
+    counts = read(TENSORRT_LLM, "tensorrt-llm").counts
+    assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (250, 490, 330)
+    assert counts.num_accepted_tokens_per_pos == (200, 130)
+    assert (counts.num_requests, counts.num_cached_tokens) == (10, 200)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "words"),
+    [
+        ((404, {}, b"{}"), "http_404", "HTTP 404"),
+        ((401, {}, b"hush"), "http_401", "is the key right"),
+        ((500, {}, b"hush"), "http_500", "HTTP 500"),
+        ((302, {"Location": "http://elsewhere.example/x?key=hush"}, b""), "redirected", "points to elsewhere.example"),
+        ((200, {}, b"<html>hush</html>"), "garbage", "not in Prometheus' text format"),
+        ((200, {}, b"\xff\xfe hush"), "garbage", "no text"),
+        ((200, {"Content-Encoding": "gzip"}, b"hush"), "garbage", "compressed"),
+        ((200, {}, b"vllm:generation_tokens_total -1\n"), "garbage", "no count"),
+        ((200, {}, b"vllm:generation_tokens_total NaN\n"), "garbage", "no count"),
+        ((200, {}, b'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="99999999999"} 1\n'), "garbage", ""),
+        ((200, {}, b"up 1\n"), "other_engine", "none begins with vllm:"),
+        ((200, {}, b'vllm:generation_tokens_total{model_name="hush"} 1\n'), "other_model", "of the model m"),
+        ((200, {}, b'vllm:cache_config_info{model_name="m"} 1\n'), "no_counters", "none of the counters"),
+        ((200, {}, b"#" * (MAX_PAGE_BYTES + 1)), "too_large", "more than 16 MiB"),
+    ],
+)
+def test_what_goes_wrong(
+    production: Production, answer: tuple[int, dict[str, str], bytes], code: str, words: str
+) -> None:
+    """Each failure has its code and words, names the replica, and quotes nothing that was sent."""
+    production.answer = answer
+    (failed,) = scrape_all(source(production))
+    assert isinstance(failed, FailedScrape)
+    assert (failed.code, failed.replica) == (code, replica_name(production.url))
+    assert failed.message.startswith(f"{failed.replica}: ")
+    assert words in failed.message
+    assert "hush" not in failed.message
+
+
+def test_one_replica_that_fails_keeps_no_other_from_being_read(production: Production) -> None:
+    broken = Production()
+    with producing(broken):
+        broken.answer = (500, {}, b"")
+        away = "http://127.0.0.1:9/metrics"
+        found = scrape_all(replace(source(production), urls=(away, broken.url, production.url)))
+    assert [getattr(each, "code", "read") for each in found] == ["unreachable", "http_500", "read"]
+
+
+def test_a_page_that_does_not_come_is_given_up(production: Production) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection and says nothing
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/metrics"
+        found = scrape_all(replace(source(production), urls=(url, production.url), timeout_s=0.3))
+    assert [getattr(each, "code", "read") for each in found] == ["timeout", "read"]
+
+
+def test_the_key_is_sent_and_missed(production: Production, tmp_path: Path) -> None:
+    own = source(production, api_key_variable="LIVE_KEY")
+    scrape_all(own, {"LIVE_KEY": "k"})
+    assert production.headers[-1]["Authorization"] == "Bearer k"
+    with pytest.raises(ConfigError, match="LIVE_KEY is not set"):
+        scrape_all(own, {})
+    with pytest.raises(ConfigError, match="no certificate"):
+        scrape_all(source(production, ca_file=tmp_path / "none.pem"))
+
+
+def test_proxies_of_the_environment_are_not_used(production: Production, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    (found,) = scrape_all(source(production))
+    assert isinstance(found, LiveScrape)
+
+
+def test_damaged_pages_end_in_one_kind_of_error() -> None:
+    own = Production()
+    own.serve(drafts=20, rate=0.5)
+    page, refused = own.page() + SGLANG + TENSORRT_LLM, 0
+    for seed in range(1_500):
+        drawn = random.Random(seed)
+        damaged = list(page)
+        for _ in range(drawn.randint(1, 6)):
+            place = drawn.randrange(len(damaged))
+            damaged[place] = drawn.choice('{}"=,\\\n# \x00é9e+-N')
+        for engine in ENGINES:
+            try:
+                read("".join(damaged), engine)
+            except (ValueError, OverflowError):
+                refused += 1
+    assert refused > 500

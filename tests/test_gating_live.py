@@ -1,0 +1,162 @@
+"""Live evidence through a real store, and the order that the guard sets: once, and anew after it was cleared."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+
+from shadowspec.gate.guard_policy import GuardPolicy
+from shadowspec.gate.live import windows_to_alarm
+from shadowspec.gating.live import AUTHOR, alarm_words, take_scrapes, watch
+from shadowspec.store import Store
+from shadowspec.types import Buckets, Clearing, FailedScrape, LiveCounts, LiveScrape, Override, Verdict
+from tests.store import examples
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+POLICY = GuardPolicy(run_length=1_000)
+PROMISE = 0.6
+
+
+def scrape(minutes: float, drafts: int, first: int, *, replica: str = "a", series: str = "s") -> LiveScrape:
+    latencies = {"end_to_end_s": Buckets((0.5, 1.0), (drafts, 1, 0))}
+    own = LiveCounts(drafts, 2 * drafts, first, (first, 0), 3 * drafts, drafts // 10, None, None, latencies)
+    return LiveScrape(replica, series, NOW + minutes * MINUTE, NOW - MINUTE, own)
+
+
+def enable(store: Store, at: datetime = NOW) -> None:
+    store.save_fingerprints([examples.config()])
+    watched = json.dumps({"promises": {"drift_acceptance": [0.4, 1.0], "advisory_acceptance": [PROMISE, 1.0]}})
+    details = {"watch": watched, "verdict_since": at.isoformat()}
+    store.append_decisions([replace(examples.decision(Verdict.ENABLE), decided_at=at, details=details)])
+
+
+def fill(store: Store, rates: list[float], start: int = 0, drafts: int = 1_000) -> None:
+    """A scrape a minute: each window with so many drafts and this rate; counters go on from what is stored."""
+    known = store.live_replicas("chat").get("a")
+    counts = LiveCounts(0, 0, 0, (0, 0)) if known is None or known.scrape is None else known.scrape.counts
+    done, accepted = counts.num_drafts or 0, counts.num_accepted_tokens_per_pos[0]
+    if known is None:
+        take_scrapes(store, "chat", [scrape(start, 0, 0)])
+    for place, rate in enumerate(rates, start=start + 1):
+        done, accepted = done + drafts, accepted + round(drafts * rate)
+        take_scrapes(store, "chat", [scrape(place, done, accepted)])
+
+
+def look(store: Store, minutes: float = 500) -> int | None:
+    return watch(store, "chat", ["a"], POLICY, NOW + minutes * MINUTE).ordered
+
+
+def test_what_is_kept_comes_back(store: Store) -> None:
+    taken = take_scrapes(store, "chat", [scrape(0, 100, 70), scrape(0, 5, 1, replica="b")])
+    assert [each.window for each in taken] == [None, None]
+    take_scrapes(store, "chat", [FailedScrape("a", NOW + MINUTE, "unreachable", "a: away")])
+    held = store.live_replicas("chat")["a"]
+    assert (held.num_failed, held.error, held.failed_at) == (1, "unreachable", NOW + MINUTE)
+    assert held.scrape == scrape(0, 100, 70), "what was read before is kept"
+    (taken,) = take_scrapes(store, "chat", [scrape(2, 160, 100)])
+    assert taken.window is not None
+    assert taken.window.num_failed_scrapes == 1
+    assert store.live_windows("chat") == [taken.window]
+    assert store.live_replicas("chat")["a"].num_failed == 0
+    assert store.live_windows("other") == []
+    assert store.live_windows("chat", since=NOW + 3 * MINUTE) == []
+    assert store.live_windows("chat", until=NOW + 2 * MINUTE) == []
+    assert store.live_windows("chat", replicas=["b"]) == []
+    (light,) = store.live_windows("chat", limit=5)
+    assert light == replace(taken.window, counts=replace(taken.window.counts, latencies={}))
+
+
+def test_the_same_scrape_again_changes_nothing(store: Store) -> None:
+    fill(store, [0.7, 0.7])
+    before = store.live_windows("chat")
+    known = store.live_replicas("chat")["a"].scrape
+    assert known is not None
+    for again in (known, replace(known, scraped_at=known.scraped_at - MINUTE / 2)):
+        (taken,) = take_scrapes(store, "chat", [again])
+        assert taken.window is None
+    assert store.live_windows("chat") == before
+    assert store.live_replicas("chat")["a"].scrape == known
+
+
+def test_readings_at_once_count_nothing_twice(store: Store) -> None:
+    """Eight readers of growing counters: the windows together hold what was counted, whoever came first."""
+    take_scrapes(store, "chat", [scrape(0, 0, 0)])
+    errors: list[BaseException] = []
+
+    def read(place: int) -> None:
+        try:
+            take_scrapes(store, "chat", [scrape(place, 100 * place, 70 * place)])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read, args=(place,)) for place in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    found = store.live_windows("chat")
+    known = store.live_replicas("chat")["a"].scrape
+    assert known is not None
+    assert sum(own.counts.num_drafts or 0 for own in found) == known.counts.num_drafts == 800
+    assert all(first.ended_at == second.began_at for first, second in pairwise(found))
+
+
+def test_no_alarm_without_a_promise_or_while_it_holds(store: Store) -> None:
+    fill(store, [0.0] * 40)
+    assert look(store) is None, "nothing is enabled"
+    enable(store, NOW + 40 * MINUTE)
+    assert look(store) is None, "what came before ENABLE does not testify"
+    fill(store, [0.7] * 40, start=40)
+    assert look(store) is None
+
+
+def test_an_alarm_orders_disable_once_and_anew_after_it_was_cleared(store: Store) -> None:
+    enable(store)
+    stated = windows_to_alarm(PROMISE, 0.1, POLICY)
+    assert stated is not None
+    fill(store, [0.7] * 10 + [0.1] * stated)
+    ordered = look(store)
+    assert ordered is not None
+    (record,) = store.overrides("chat")
+    assert record.override == Override(
+        ordered, "chat", "", None, Verdict.DISABLE, record.override.reason, AUTHOR, NOW + 500 * MINUTE, None
+    )
+    assert record.override.reason.startswith("live alarm: at least 60.0% was promised at ENABLE; a accepts")
+    fill(store, [0.1] * 20, start=10 + stated)
+    assert look(store) is None, "an order is in force: no second one"
+    store.clear_override(Clearing(ordered, "mended", "ada", NOW + 400 * MINUTE))
+    assert look(store) is None, "what sounded before the clearing does not sound again"
+    fill(store, [0.1] * (stated + 1), start=450)
+    assert look(store, 900) is not None, "but what comes after it does"
+
+
+def test_another_order_keeps_the_guard_quiet(store: Store) -> None:
+    enable(store)
+    fill(store, [0.1] * 30)
+    store.add_override(replace(examples.override(Verdict.HOLD), created_at=NOW))
+    assert watch(store, "chat", ["a"], POLICY, NOW + MINUTE).promise is None
+
+
+def test_one_bad_replica_among_good_ones_is_named(store: Store) -> None:
+    enable(store)
+    for place in range(31):
+        good = scrape(place, 1_000 * place, 700 * place, replica="good")
+        take_scrapes(store, "chat", [good, scrape(place, 1_000 * place, 50 * place, replica="bad")])
+    found = watch(store, "chat", ["good", "bad"], replace(POLICY, num_replicas=2), NOW + 31 * MINUTE)
+    assert [own.replica for own in found.alarms] == ["bad"]
+    assert "bad accepts 5.0%" in alarm_words(found)
+    assert "good" not in alarm_words(found)
+
+
+@pytest.mark.parametrize("kept_days", [1, 30])
+def test_retention_removes_old_windows(store: Store, kept_days: int) -> None:
+    fill(store, [0.7] * 5)
+    store.retain(timedelta(days=kept_days), now=NOW + timedelta(days=10))
+    assert len(store.live_windows("chat")) == (0 if kept_days == 1 else 5)
