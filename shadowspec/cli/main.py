@@ -23,6 +23,7 @@ from shadowspec.cli import (
     plan,
     produce,
     profile_device,
+    profile_server,
     replay,
     report,
     schedule,
@@ -45,8 +46,8 @@ app = typer.Typer(
 )
 COMMANDS = (
     demonstrate.demo, set_up.init, set_up.doctor, measure.run, worker.worker, produce.produce, replay.replay,
-    profile_device.profile_device, gate.gate, check.check, plan.plan, report.report, schedule.schedule,
-    dashboard.dashboard, export.export, simulate.simulate,
+    profile_device.profile_device, profile_server.profile_server, gate.gate, check.check, plan.plan, report.report,
+    schedule.schedule, dashboard.dashboard, export.export, simulate.simulate,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
