@@ -33,8 +33,8 @@ def draw(endpoint: str, slice_key: str) -> None:
     if not costs:
         states.empty(
             "No step costs on record",
-            "What a step costs on the device that measures was never profiled, so that nothing can be predicted.",
-            commands=("shadowspec profile-device",),
+            "What a step costs was never profiled, where it is measured or served, so that nothing can be predicted.",
+            commands=("shadowspec profile-device   # of an endpoint's servers: shadowspec profile-server",),
         )
         return
     cells = [own for own in cells_of_groups(queries.group_sums(endpoint)) if slice_key in ("", own.slice_key)]

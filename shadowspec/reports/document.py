@@ -181,6 +181,7 @@ def _queue(own: QueueCell) -> dict[str, Json]:
         "config": own.config.name,
         "num_speculative_tokens": own.config.num_speculative_tokens,
         "fingerprint": own.fingerprint,
+        "engine": own.engine,
         "num_arrivals": own.num_arrivals,
         "num_timed": own.num_timed,
         "num_borrowed": own.num_borrowed,

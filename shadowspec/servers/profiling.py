@@ -19,6 +19,7 @@ what a request waits for others' prompts: P * stall_ms, which does not grow with
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,7 @@ from shadowspec.servers.faults import ServerError
 from shadowspec.servers.fingerprint import fingerprinted
 from shadowspec.servers.identity import identify
 from shadowspec.servers.measure import SEEDS
-from shadowspec.servers.probing import LOOKUPS, CountsSource, counts_source, probe_both
+from shadowspec.servers.probing import LOOKUPS, CountsSource, counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.settings import ServerSettings
 from shadowspec.servers.stream import Completion
@@ -53,6 +54,8 @@ from shadowspec.types import (
     SpeculationConfig,
     StepCost,
 )
+
+log = logging.getLogger(__name__)
 
 REQUESTS_PER_SLOT: Final = 4  # of a run: enough that slots are refilled at moments of their own
 OUTPUT_TOKENS: Final = (48, 80)  # of an answer, drawn
@@ -164,6 +167,8 @@ def profile_servers(
     if max(grid.contexts) > longest:
         raise InputError(f"a context of {max(grid.contexts)} tokens leaves no room: at most {longest:g} here")
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
+    for remark in remarks(baseline, speculative):
+        log.warning("candidate %r: %s", config.name, remark)
     known = fingerprinted(config, settings, identities, source, requests_per_slot)
     return finished(_profile(settings, known, source, grid, vocab_size, seed, on_run))
 
@@ -288,11 +293,10 @@ def _place(runs: Mapping[tuple[int, int, Arm], Sequence[_Run]], at: tuple[int, i
     every = [own for run in spec for own in run.requests]
     whole = fit(every)
     steps, accepted = sum(own.num_steps for own in every), sum(own.num_accepted for own in every)
-    share = metrics.ratio(accepted, steps)
     return ProfiledPlace(
         _cost(base, at, BASELINE),
         _cost(spec, at, depth),
-        None if share is None else 1.0 + share,
+        metrics.ratio(steps + accepted, steps),
         whole.accepted_token_ms,
         whole.accepted_token_error_ms,
     )
