@@ -85,8 +85,11 @@ def _child_name(row: BoardRow, head: BoardRow) -> str:
 
 
 def _config(row: BoardRow) -> str:
+    """The config and load; on what their latency was measured, where it was judged, is a hover away."""
     parts = [] if row.config is None else [row.config.name]
-    return text(SEPARATOR.join([*parts, f"load {row.concurrency}"]))
+    said = text(SEPARATOR.join([*parts, f"load {row.concurrency}"]))
+    measured = row.standing.measured
+    return said if measured is None else f'<span title="latency measured on {text(measured.engine)}">{said}</span>'
 
 
 def _link(row: BoardRow, name: str) -> str:

@@ -33,14 +33,14 @@ def draw(endpoint: str, slice_key: str) -> None:
     if not costs:
         states.empty(
             "No step costs on record",
-            "What a step costs on the device that measures was never profiled, so that nothing can be predicted.",
-            commands=("shadowspec profile-device",),
+            "What a step costs was never profiled, where it is measured or served, so that nothing can be predicted.",
+            commands=("shadowspec profile-device   # of an endpoint's servers: shadowspec profile-server",),
         )
         return
     cells = [own for own in cells_of_groups(queries.group_sums(endpoint)) if slice_key in ("", own.slice_key)]
     found = predictions(cells, queries.configs(), costs)
     st.info(
-        "**No verdict rests on this.** Predictions from measured step costs, of the engine that measured; they tell "
+        "**No verdict rests on this.** Predictions from measured step costs of the engine named beside each; they tell "
         "which load and which K are worth measuring.",
         icon=":material/query_stats:",
     )
@@ -77,7 +77,7 @@ def _frontier(endpoint: str, own: SliceFrontier) -> None:
     rows = [_row(each, is_best=each is choice.best) for choice in own.choices for each in choice.gains]
     charts.show(
         _chart(rows),
-        f"Predicted speedup by load (\u00d7), {title}",
+        f"Predicted speedup by load (\u00d7), {title}, on {plain_text(own.engine)}",
         key=f"frontier-{own.slice_key}",
         alt_text=f"Predicted speedup at each profiled load of {endpoint}, {title}, for every number of tokens drafted",
         help_text=words.definition("frontier"),

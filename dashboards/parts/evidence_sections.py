@@ -129,12 +129,14 @@ def tests(row: BoardRow) -> None:
     if decision is not None:
         decided = decision.decided_at
         number = "" if decision.decision_id is None else f" {decision.decision_id}"
-        st.caption(f"Decision{number} of {formats.local(decided)} ({moment(decided)}); engine {_engine(row)}.")
+        st.caption(
+            f"Decision{number} of {formats.local(decided)} ({moment(decided)}); latency measured on {_engine(row)}."
+        )
 
 
 def _engine(row: BoardRow) -> str:
     decision = row.standing.measured
-    return formats.markdown(str(decision.details.get("engine") or "unknown")) if decision is not None else "unknown"
+    return formats.markdown(decision.engine) if decision is not None else "unknown"
 
 
 def replays(row: BoardRow) -> None:

@@ -7,7 +7,7 @@ page drawn anew, in place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
 
@@ -19,11 +19,12 @@ from shadowspec.reports.data_note import data_note
 from shadowspec.reports.notes import order_note
 from shadowspec.reports.words import COUNTER_MEANING
 from shadowspec.store import Pulse
-from shadowspec.types import FunnelCounter, FunnelKey, Override
+from shadowspec.types import FingerprintedConfig, FunnelCounter, FunnelKey, Override
 from shadowspec.words import percent, plural
 
 from . import access, formats, queries, source, states
 
+MAX_ENGINES = 2  # named in the strip; its tooltip names all
 SEEN = "pulse_drawn"  # in the session: what the page on the screen was drawn of
 COUNTER_COLOUR = {
     FunnelCounter.MEASURED: "#009E73",
@@ -64,10 +65,20 @@ def _strip(pulse: Pulse, funnel: Mapping[FunnelKey, int], settings: DashboardSet
     records = sum(totals.values())
     note = data_note(queries.configs().values(), settings.data_note or "")
     parts = [f'<span class="ss-muted">{escape(note)}</span>'] if note else []
+    parts += _engines(queries.configs().values())
     parts += _freshness(pulse, settings, now)
     if records:
         parts += [f"<span><b>{records:,}</b> records read</span>", _bar(totals, records), _legend(totals, records)]
     return f'<div class="ss-header" role="group" aria-label="Freshness and funnel">{"".join(parts)}</div>'
+
+
+def _engines(configs: Iterable[FingerprintedConfig]) -> list[str]:
+    """On what all latency of the page was measured; where that is several engines, each row's evidence says its own."""
+    found = sorted({(own.engine, own.device, own.dtype) for own in configs})
+    said = [f"{engine} on {device}, {dtype}" for engine, device, dtype in found]
+    more = f" and {len(said) - MAX_ENGINES} more" if len(said) > MAX_ENGINES else ""
+    shown = f"{formats.text('; '.join(said[:MAX_ENGINES]))}{more}"
+    return [f'<span title="{formats.text("; ".join(said))}">latency measured on {shown}</span>'] if said else []
 
 
 def _orders(orders: Sequence[Override]) -> str:

@@ -17,6 +17,8 @@ def decision_document(decision: Decision) -> dict[str, Any]:
         "load": {"concurrency": decision.concurrency},
         "speculation_config": asdict(decision.config),
         "fingerprint": decision.fingerprint,
+        "engine": decision.engine,
+        "serving_engine": decision.serving_engine,
         "verdict": decision.verdict.value,
         "reason_code": decision.reason_code,
         "reason": decision.reason,

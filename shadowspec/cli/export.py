@@ -196,6 +196,7 @@ def _entry(standing: Standing) -> dict[str, Any]:
         "load": {"concurrency": decision.concurrency},
         "candidate": decision.config.name,
         "fingerprint": decision.fingerprint,
+        "engine": decision.engine,
         "decision_id": decision.decision_id,
         "verdict": decision.verdict.value,
         "is_on": standing.is_on,

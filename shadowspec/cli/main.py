@@ -25,6 +25,7 @@ from shadowspec.cli import (
     plan,
     produce,
     profile_device,
+    profile_server,
     replay,
     report,
     schedule,
@@ -47,8 +48,8 @@ app = typer.Typer(
 )
 COMMANDS = (
     demonstrate.demo, set_up.init, set_up.doctor, measure.run, worker.worker, produce.produce, replay.replay,
-    profile_device.profile_device, gate.gate, check.check, plan.plan, live.live, report.report,
-    schedule.schedule, dashboard.dashboard, export.export, simulate.simulate, distill.distill,
+    profile_device.profile_device, profile_server.profile_server, gate.gate, check.check, plan.plan, live.live,
+    report.report, schedule.schedule, dashboard.dashboard, export.export, simulate.simulate, distill.distill,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -55,9 +55,9 @@ def profile_device(
 
     grids = [
         Grid(
-            loads=_numbers("--loads", loads, MAX_LOAD),
+            loads=parse_numbers("--loads", loads, MAX_LOAD),
             depths=parse_depths(depths),
-            contexts=_numbers("--contexts", contexts, MAX_CONTEXT),
+            contexts=parse_numbers("--contexts", contexts, MAX_CONTEXT),
             is_greedy=own,
             rounds=rounds,
         )
@@ -90,7 +90,7 @@ def profile_device(
             _print(each)
 
 
-def _numbers(option: str, text: str, largest: int) -> tuple[int, ...]:
+def parse_numbers(option: str, text: str, largest: int) -> tuple[int, ...]:
     """The numbers of a list, in order.
 
     Raises:

@@ -56,7 +56,8 @@ def _flags(whole: Schedule, slices: Sequence[Schedule]) -> dict[str, object]:
     rules += [rule for each in slices for rule in _rules(each, _is_slice(each.slice_key))]
     rules += _rules(whole, _has_none(labels))
     ids = sorted({number for each in (whole, *slices) for number in each.decision_ids})
-    metadata = {"endpoint": whole.endpoint, "decisions": ",".join(map(str, ids))}
+    engines = sorted({engine for each in (whole, *slices) for engine in each.engines})
+    metadata = {"endpoint": whole.endpoint, "decisions": ",".join(map(str, ids)), "engines": "; ".join(engines)}
     return {
         f"{whole.endpoint}.speculation": {
             "state": "ENABLED",

@@ -66,6 +66,20 @@ class Schedule:
         return next(each.num_speculative_tokens for each in self.ranges if each.last is None or batch_size <= each.last)
 
     @property
+    def engines(self) -> tuple[str, ...]:
+        """What the latency was measured on of the decisions that are on."""
+        ids = set(self.decision_ids)
+        return tuple(sorted({each.decision.engine for each in self.standings if each.decision.decision_id in ids}))
+
+    @property
+    def basis(self) -> str:
+        """The decisions that switch something on and the engines that their latency was measured on, in words."""
+        ids = ", ".join(map(str, self.decision_ids)) or "none"
+        return f"{self.endpoint}: decisions {ids}" + (
+            f"; measured on {'; '.join(self.engines)}" if self.engines else ""
+        )
+
+    @property
     def measured_ranges(self) -> tuple[BatchRange, ...]:
         """The ranges up to the largest measured load."""
         largest = max((each.decision.concurrency for each in self.standings), default=0)

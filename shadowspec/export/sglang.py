@@ -46,7 +46,7 @@ def _merit(schedule: Schedule) -> tuple[int, float]:
 
 def render(schedule: Schedule, adaptive_path: str) -> Document:
     """The flags; `adaptive_path` is where the adaptive config will lie, as the server sees it."""
-    head = comment_lines([f"{schedule.endpoint}: decisions {_ids(schedule)}"])
+    head = comment_lines([schedule.basis])
     leading = schedule.leading_ranges()
     algorithm = counterpart(schedule.config, ALGORITHMS)
     if schedule.config is None or algorithm is None or not leading:
@@ -89,7 +89,3 @@ def _off(schedule: Schedule, head: list[str]) -> Document:
 
 def _fixed(num_steps: int) -> dict[str, list[int]]:
     return {"candidate_steps": [num_steps]}
-
-
-def _ids(schedule: Schedule) -> str:
-    return ", ".join(map(str, schedule.decision_ids)) or "none"

@@ -160,7 +160,7 @@ def _judge(
         off = Off.HELD
     elif expires_at <= now:
         off = Off.STALE
-    elif engine is not None and not is_measured_on(engine, str(decision.details.get("engine", ""))):
+    elif engine is not None and not is_measured_on(engine, decision.engine):
         off = Off.OTHER_ENGINE
     return Standing(decision, expires_at, off)
 
@@ -215,4 +215,4 @@ def _line(standing: Standing) -> str:
         state = f"on, {standing.num_speculative_tokens} tokens"
     else:
         state = f"off ({standing.off}; {decision.verdict.value} {decision.reason_code})"
-    return f"{place}, {decision.config.name}: {state}, decision {decision.decision_id}"
+    return f"{place}, {decision.config.name}: {state}, decision {decision.decision_id}, measured on {decision.engine}"

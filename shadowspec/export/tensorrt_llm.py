@@ -22,8 +22,7 @@ DECODING_TYPES = {"draft_model": "Draft_Target", "eagle3": "Eagle3"}
 
 def render(schedule: Schedule) -> Document:
     """The part of the configuration that concerns speculation."""
-    ids = ", ".join(map(str, schedule.decision_ids)) or "none"
-    head = comment_lines([f"{schedule.endpoint}: decisions {ids}"])
+    head = comment_lines([schedule.basis])
     leading = schedule.leading_ranges()
     decoding_type = counterpart(schedule.config, DECODING_TYPES)
     if schedule.config is None or decoding_type is None or not leading:

@@ -22,6 +22,7 @@ from shadowspec.gate.planning import NUM_PATHS, passages, prospect
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.restarts import DRIFT
 from shadowspec.gate.scores import applies, score_units
+from shadowspec.gate.serving import stands
 from shadowspec.types import Decision, Verdict
 
 REQUESTS_PER_LOAD = 4  # a full block is a queue of so many requests per request in flight
@@ -81,8 +82,11 @@ def plan_hypothesis(
     verdict = previous.verdict if previous is not None else Verdict.HOLD
     rate = evidence.num_clusters / evidence.span_s if evidence.span_s > 0.0 else None
     # A drift alarm ends a run with a verdict that stands only until the next run, which is open, has its own.
-    if previous is not None and verdict is not Verdict.HOLD and previous.reason_code != DRIFT:
+    other = policy.other_engine(hypothesis.config.engine)
+    if previous is not None and previous.reason_code != DRIFT and stands(verdict, previous.reason_code, other):
         return _closed(hypothesis, verdict, rate, "decided")
+    if other is not None:
+        return _closed(hypothesis, Verdict.HOLD, rate, f"held: {other}", math.inf)
     if has_entered and level is None:
         return _closed(
             hypothesis, verdict, rate, "no level left: raise max_hypotheses, or ask fewer questions", math.inf

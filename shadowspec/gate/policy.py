@@ -190,7 +190,7 @@ class GatePolicy:
         serving = self.serving_engine
         if serving is None or not self.require_serving_engine or is_measured_on(serving, measured):
             return None
-        return f"its latency was measured on {measured or 'an unknown engine'}; {serving} serves"
+        return f"its latency was measured on {measured or 'unknown'}; {serving} serves"
 
     def near_tie_logit_of(self, dtype: str) -> float:
         """Top-2 logit gap up to which a greedy difference is a near-tie, for a model run in `dtype`.

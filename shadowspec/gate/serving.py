@@ -30,7 +30,7 @@ def for_what_serves(decisions: Iterable[Decision], policy: GatePolicy) -> list[D
     """The decisions, those that rest on another engine's latency held; their figures stay what they are."""
     found = []
     for decision in decisions:
-        other = policy.other_engine(str(decision.details.get("engine") or ""))
+        other = policy.other_engine(decision.engine)
         if other is None or decision.verdict is Verdict.HOLD or stands(decision.verdict, decision.reason_code, other):
             found.append(decision)
         else:

@@ -57,6 +57,7 @@ def _load(load: LoadFinding) -> dict[str, Any]:
         "reason_code": None if decision is None else decision.reason_code,
         "reason": None if decision is None else decision.reason,
         "fingerprint": None if decision is None else decision.fingerprint,
+        "engine": None if decision is None else decision.engine,
         "clusters_needed": None if decision is None else decision.clusters_needed,
         "decided_at": None if decision is None else decision.decided_at.isoformat(),
         "evidence_age_s": None if load.age is None else load.age.total_seconds(),

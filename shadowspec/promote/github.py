@@ -11,7 +11,14 @@ from typing import Final
 
 from shadowspec.promote.answer import Answer, Finding
 from shadowspec.promote.outcome import OnHold, Outcome
-from shadowspec.promote.text import decisions_text, finding_title, headline, speedup_text, subject_lines
+from shadowspec.promote.text import (
+    decisions_text,
+    engines_text,
+    finding_title,
+    headline,
+    speedup_text,
+    subject_lines,
+)
 from shadowspec.words import age, markdown_text, moment, percent, plain_text
 
 SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
@@ -51,7 +58,8 @@ def step_annotations(answer: Answer, on_hold: OnHold) -> list[str]:
     if answer.problem is not None:
         return [_command("error", f"shadowspec: {answer.question.endpoint}", plain_text(answer.problem))]
     if answer.outcome is Outcome.ENABLE:
-        return [_command("notice", f"shadowspec: {answer.question.endpoint} ENABLE", headline(answer))]
+        said = f"{headline(answer)} (measured with {engines_text(answer)})"
+        return [_command("notice", f"shadowspec: {answer.question.endpoint} ENABLE", said)]
     hold = {OnHold.FAIL: "error", OnHold.WARN: "warning", OnHold.PASS: "notice"}[on_hold]
     blocking = answer.blocking
     shown = blocking if len(blocking) <= MAX_ANNOTATIONS else blocking[: MAX_ANNOTATIONS - 1]
@@ -60,7 +68,7 @@ def step_annotations(answer: Answer, on_hold: OnHold) -> list[str]:
             _LEVEL.get(finding.outcome, hold),
             f"shadowspec: {answer.question.endpoint}, {finding_title(finding)} {finding.outcome}",
             f"{finding.reason} (speedup {speedup_text(finding.speedup)}, since {moment(finding.since)}, "
-            f"{decisions_text(finding)})",
+            f"{decisions_text(finding)}, measured with {engines_text(answer)})",
         )
         for finding in shown
     ]

@@ -50,6 +50,7 @@ def junit_xml(answer: Answer) -> str:
         ("outcome", answer.outcome.value),
         ("config", answer.config_name or ""),
         ("fingerprints", " ".join(answer.fingerprints)),
+        ("engines", "; ".join(answer.engines)),
         ("decisions", " ".join(str(d.decision_id) for finding in answer.findings for d in finding.decisions)),
     ):
         SubElement(properties, "property", {"name": name, "value": _clean(value)})

@@ -53,11 +53,15 @@ def subject_lines(answer: Answer) -> list[str]:
     if answer.config_name is None:
         return []
     fingerprints = ", ".join(fingerprint[:SHOWN_CHARACTERS] for fingerprint in answer.fingerprints)
-    engines = "; ".join(answer.engines) or "unknown"
-    lines = [f"config {answer.config_name}, fingerprint {fingerprints}, measured with {plain_text(engines)}"]
+    lines = [f"config {answer.config_name}, fingerprint {fingerprints}, measured with {engines_text(answer)}"]
     if answer.others:
         lines.append("other candidates: " + ", ".join(f"{name} {outcome}" for name, outcome in answer.others))
     return lines
+
+
+def engines_text(answer: Answer) -> str:
+    """What its latency was measured on, by name and version."""
+    return plain_text("; ".join(answer.engines) or "unknown")
 
 
 def finding_title(finding: Finding) -> str:

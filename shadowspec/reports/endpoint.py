@@ -193,6 +193,7 @@ def _hypothesis(
         concurrency=concurrency,
         fingerprint=fingerprint,
         config_name=decision.config.name if decision else config_name(configs, fingerprint),
+        engine=_engine(decision, configs.get(fingerprint)),
         decision=decision,
         override=standing.override,
         speedup=interval(decision, "speedup"),
@@ -217,6 +218,12 @@ def _hypothesis(
         ),
         sequences=paths,
     )
+
+
+def _engine(decision: Decision | None, config: FingerprintedConfig | None) -> str:
+    if config is not None:
+        return config.engine
+    return "unknown" if decision is None else decision.engine
 
 
 def _context_points(runs: Iterable[MeasuredRun]) -> Iterator[ContextPoint]:

@@ -19,7 +19,7 @@ from shadowspec.frontier import Choice, Crossing, Drafting, Length, Work, crossi
 from shadowspec.reports.cells import MeasuredCell
 from shadowspec.reports.predictions import LOOKUPS, drafts_of, why_not
 from shadowspec.reports.surfaces import Costs, Surfaces
-from shadowspec.types import AcceptanceSums, FingerprintedConfig
+from shadowspec.types import AcceptanceSums, CostKey, FingerprintedConfig
 
 LEVEL: Final = 0.95  # of the bounds of replayed tokens per step, two-sided, for one look
 MIN_UNITS: Final = 2  # sessions, for any bounds
@@ -30,6 +30,8 @@ class SliceFrontier:
     """The predicted best way of drafting for one slice over the loads that were profiled."""
 
     slice_key: str
+    engine: str  # whose steps the costs are of
+    device: str
     work: Work
     choices: tuple[Choice, ...]
     crossings: tuple[Crossing, ...]  # where the best gain passes 1: below or above speculation does not pay
@@ -68,6 +70,9 @@ def frontiers(
 ) -> list[SliceFrontier]:
     """For each measured slice, on the engine and device profiled last, over the loads profiled of all its ways.
 
+    That may be a server that none of them was measured through: acceptance carries over.  A way that was measured on
+    that engine too speaks for itself there.
+
     Tokens per step belong to weights and rule, not to the load: those of the load with the most requests count, and
     what replay says of a config in their place, where its every step drafts to the same depth.  A way of which nothing
     can be predicted is left out, and so is a slice that has no other; `predictions` says why.
@@ -97,21 +102,25 @@ class _Way:
     length: Length
     drafts: Drafts | None
 
-    @property
-    def place(self) -> tuple[str, str, str]:
-        """What its costs speak of."""
-        return self.config.engine, self.config.device, self.config.dtype
-
 
 def _slice_frontier(slice_key: str, work: Work, ways: Sequence[_Way], surfaces: Surfaces) -> SliceFrontier | None:
-    profiled = [(way, own) for way in ways if (own := surfaces.of(way.config, slice_key)) is not None]
+    own = [(way, found) for way in ways if (found := surfaces.of(way.config, slice_key)) is not None]
+    there = {(found.key, way.config.config.num_speculative_tokens) for way, found in own}
+    carried = [
+        (way, found)
+        for way in ways
+        for found in surfaces.elsewhere(way.config, slice_key)
+        if (found.key, way.config.config.num_speculative_tokens) not in there
+    ]
+    profiled = [*own, *carried]
     if not profiled:
         return None
-    latest, _ = max(profiled, key=lambda pair: pair[1].profiled_at)
+    latest = max((found for _, found in profiled), key=lambda found: found.profiled_at).key
+    here = [(way, found) for way, found in profiled if _place(found.key) == _place(latest)]
+    alike = [way for way, _ in here]
     drafted = [
-        Drafting(_name(way, ways), way.config.config.num_speculative_tokens, way.length, own.surface, way.drafts)
-        for way, own in profiled
-        if way.place == latest.place
+        Drafting(_name(way, alike), way.config.config.num_speculative_tokens, way.length, found.surface, way.drafts)
+        for way, found in here
     ]
     within = sorted(
         (each for each in drafted if _is_within(each, work)), key=lambda each: (each.name, each.num_speculative_tokens)
@@ -121,13 +130,18 @@ def _slice_frontier(slice_key: str, work: Work, ways: Sequence[_Way], surfaces: 
         return None
     choices = frontier(within, sorted(loads), work)
     best = [(choice.concurrency, max(each.speedup for each in choice.gains)) for choice in choices]
-    return SliceFrontier(slice_key, work, tuple(choices), tuple(crossings(best)))
+    return SliceFrontier(slice_key, latest.engine, latest.device, work, tuple(choices), tuple(crossings(best)))
+
+
+def _place(key: CostKey) -> tuple[str, str, str]:
+    """What costs speak of, whatever is drafted."""
+    return key.engine, key.device, key.dtype
 
 
 def _name(way: _Way, ways: Sequence[_Way]) -> str:
-    """The config's name, with what tells it from others of the same name and depth on the same device."""
+    """The config's name, with what tells it from others of the same name and depth among these."""
     own = way.config.config
-    there = (each.config.config for each in ways if each.place == way.place)
+    there = (each.config.config for each in ways)
     alike = [
         each for each in there if (each.name, each.num_speculative_tokens) == (own.name, own.num_speculative_tokens)
     ]

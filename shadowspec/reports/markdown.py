@@ -153,7 +153,10 @@ def _tests(h: Hypothesis) -> str:
 
 
 def _measured(h: Hypothesis) -> str:
-    facts = [f"{plural(h.num_requests, 'request')} in {plural(h.num_blocks, 'block')}, {h.num_failed} failed"]
+    facts = [
+        f"{plural(h.num_requests, 'request')} in {plural(h.num_blocks, 'block')}, {h.num_failed} failed",
+        f"latency measured on {_text(h.engine)}",
+    ]
     if h.acceptance:
         a = h.acceptance
         facts += [
@@ -253,7 +256,7 @@ def _predicted(report: Report) -> list[str]:
         parts += [table(predicted_words.HEAD, rows), _text(cost_note(endpoint.price_per_hour))]
         for frontier in endpoint.frontiers:
             lines = "\n".join(f"- {_text(line)}" for line in frontier_lines(frontier))
-            parts.append(f"Frontier, {_text(slice_title(frontier.slice_key))}:\n\n{lines}")
+            parts.append(f"Frontier, {_text(slice_title(frontier.slice_key))}, on {_text(frontier.engine)}:\n\n{lines}")
     return parts
 
 

@@ -155,6 +155,7 @@ class Hypothesis:
     concurrency: int
     fingerprint: str
     config_name: str
+    engine: str  # what its latency was measured on; "unknown" where that was not kept
     decision: Decision | None
     override: Override | None
     speedup: Interval | None

@@ -13,7 +13,7 @@ from shadowspec.types import Arm
 from shadowspec.words import DASH, number, percent, plural, slice_title, times
 
 HEAD: Final = (
-    *("Slice", "Config", "Load", "K", "Tokens per step", "Pays from", "Predicted", "Measured", "Off by"),
+    *("Slice", "Config", "Engine", "Load", "K", "Tokens per step", "Pays from", "Predicted", "Measured", "Off by"),
     *("Passes saved", "Cost predicted (baseline)", "Cost measured (baseline)", "Cost off by"),
 )
 
@@ -23,16 +23,17 @@ def prediction_cells(own: Prediction, price_per_hour: float | None) -> list[str]
     return [
         slice_title(own.cell.slice_key),
         own.config.name,
+        own.engine,
         str(own.cell.concurrency),
         str(own.config.num_speculative_tokens),
         number(own.cell.tokens_per_step),
         number(own.break_even_length),
         own.reason or times(own.speedup),
-        times(own.cell.ratio_of_total_times),
+        times(own.measured_speedup),
         percent(own.error),
         number(own.target_passes_saved, 1),
-        cost_text(own.device, price_per_hour),
-        cost_text(own.cell.device, price_per_hour),
+        cost_text(own.predicted_device, price_per_hour),
+        cost_text(own.measured_device, price_per_hour),
         percent(own.cost_error),
     ]
 
@@ -60,14 +61,19 @@ def cost_note(price_per_hour: float | None) -> str:
 
 
 def prediction_summary(found: Sequence[Prediction]) -> str:
-    """How many cells have a prediction, and how far these are off."""
-    predicted = [own for own in found if own.speedup is not None]
-    if not predicted:
+    """How many cells have a prediction on each engine, and how far these are off what was measured there."""
+    if not any(own.speedup is not None for own in found):
         reasons = list(dict.fromkeys(own.reason for own in found if own.reason))
         return f"Nothing is predicted here: {'; '.join(reasons)}." if reasons else "Nothing is predicted here."
-    error = median_error(predicted)
-    said = f"{len(predicted)} of {plural(len(found), 'cell')} predicted"
-    return f"{said}; median absolute error against what was measured there: {percent(error)}." if error else f"{said}."
+    lines = []
+    for engine in dict.fromkeys(own.engine for own in found):
+        own_cells = [own for own in found if own.engine == engine]
+        predicted = [own for own in own_cells if own.speedup is not None]
+        error = median_error(predicted)
+        said = f"{len(predicted)} of {plural(len(own_cells), 'cell')} predicted on {engine}"
+        off = f"; median absolute error against what was measured there: {percent(error)}" if error is not None else ""
+        lines.append(f"{said}{off}.")
+    return " ".join(lines)
 
 
 def frontier_lines(own: SliceFrontier) -> list[str]:

@@ -1,13 +1,15 @@
 """What the cost model predicts for every measured cell, beside what was measured there.
 
 A prediction is made of two measured things: the tokens per step of the cell itself (or of its replayed responses), and
-the cost surface of its pair on its device.  It speaks of the engine that measured, and no verdict rests on it.
+the cost surface of its pair on an engine and device: those that measured the cell, and any server that was profiled
+with the same pair, for acceptance carries over.  It speaks of the engine of the costs, which it names, and is held
+against what was timed there.  No verdict rests on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -17,10 +19,11 @@ from shadowspec.errors import InputError
 from shadowspec.frontier import Drafting, Gain, Length, Work, gain
 from shadowspec.reports.cells import NO_TIME, MeasuredCell
 from shadowspec.reports.costs import DeviceTime
-from shadowspec.reports.surfaces import Costs, Surfaces
-from shadowspec.types import Arm, FingerprintedConfig, SpeculationConfig
+from shadowspec.reports.surfaces import Costs, ProfiledSurface, Surfaces, is_greedy
+from shadowspec.types import SERVED_BACKEND, Arm, CostKey, FingerprintedConfig, SpeculationConfig
 
 NOT_PROFILED: Final = "not profiled: run shadowspec profile-device"
+NOT_PROFILED_SERVER: Final = "not profiled: run shadowspec profile-server"
 BY_TEXT: Final = "how deep a step drafts depends on how sure the draft is"
 PLAIN_STEPS: Final = "some steps drafted nothing"
 LOOKUPS: Final = ("ngram", "suffix")
@@ -28,27 +31,46 @@ LOOKUPS: Final = ("ngram", "suffix")
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One cell's prediction; where there is none, `reason` says why and the figures are None."""
+    """One cell's prediction; where there is none, `reason` says why and the figures are None.
+
+    `cell` is where the tokens per step come from, `timed` what was timed on the engine that the prediction speaks of,
+    at the same slice, load and depth: the cell itself, or another one, or None.
+    """
 
     cell: MeasuredCell
     config: SpeculationConfig
+    engine: str  # whose steps the costs are of
+    device: str
+    timed: MeasuredCell | None
     break_even_length: float | None = None  # tokens per step from which on speculation pays there
     speedup: float | None = None  # end to end, of an average request
     target_passes_saved: float | None = None  # of an average request
-    device: DeviceTime = NO_TIME  # of an average request
+    predicted_device: DeviceTime = NO_TIME  # of an average request
     reason: str | None = None
+
+    @property
+    def measured_speedup(self) -> float | None:
+        """The ratio of total times, timed on that engine."""
+        return None if self.timed is None else self.timed.ratio_of_total_times
+
+    @property
+    def measured_device(self) -> DeviceTime:
+        """The device time that was measured on that engine."""
+        return NO_TIME if self.timed is None else self.timed.device
 
     @property
     def error(self) -> float | None:
         """How far the prediction lies above what was measured, as a share of it."""
-        measured = self.cell.ratio_of_total_times
+        measured = self.measured_speedup
         over = None if self.speedup is None or measured is None else metrics.ratio(self.speedup, measured)
         return None if over is None else over - 1.0
 
     @property
     def cost_error(self) -> float | None:
         """The same of an output token's device time with speculation, and so of its cost at any price."""
-        predicted, measured = (own.device.ms_per_token(Arm.SPECULATIVE) for own in (self, self.cell))
+        predicted, measured = (
+            own.ms_per_token(Arm.SPECULATIVE) for own in (self.predicted_device, self.measured_device)
+        )
         over = None if predicted is None or measured is None else metrics.ratio(predicted, measured)
         return None if over is None else over - 1.0
 
@@ -56,9 +78,25 @@ class Prediction:
 def predictions(
     cells: Sequence[MeasuredCell], configs: Mapping[str, FingerprintedConfig], costs: Costs
 ) -> list[Prediction]:
-    """One for each cell whose config is known, in their order."""
+    """For each cell whose config is known, in order: one on its own engine, then one on each other that serves."""
     surfaces = Surfaces(costs)
-    return [_prediction(cell, configs[cell.fingerprint], surfaces) for cell in cells if cell.fingerprint in configs]
+    known = [(cell, configs[cell.fingerprint]) for cell in cells if cell.fingerprint in configs]
+    timed = {_place(cell, config): cell for cell, config in known}
+    found = []
+    for cell, config in known:
+        found.append(_prediction(cell, config, None, surfaces.of(config, cell.slice_key), cell))
+        for profiled in surfaces.elsewhere(config, cell.slice_key):
+            there = timed.get((*_where(cell, config), profiled.key))
+            found.append(_prediction(cell, config, profiled.key, profiled, there))
+    return found
+
+
+def _place(cell: MeasuredCell, config: FingerprintedConfig) -> tuple[str, int, int, CostKey]:
+    return *_where(cell, config), CostKey.of(config, is_greedy=is_greedy(cell.slice_key))
+
+
+def _where(cell: MeasuredCell, config: FingerprintedConfig) -> tuple[str, int, int]:
+    return cell.slice_key, cell.concurrency, config.config.num_speculative_tokens
 
 
 def median_error(found: Iterable[Prediction]) -> float | None:
@@ -67,28 +105,34 @@ def median_error(found: Iterable[Prediction]) -> float | None:
     return median(errors) if errors else None
 
 
-def _prediction(cell: MeasuredCell, config: FingerprintedConfig, surfaces: Surfaces) -> Prediction:
-    own = config.config
+def _prediction(
+    cell: MeasuredCell,
+    config: FingerprintedConfig,
+    elsewhere: CostKey | None,
+    profiled: ProfiledSurface | None,
+    timed: MeasuredCell | None,
+) -> Prediction:
+    """`elsewhere`: what the costs are of where that is not what measured the cell."""
+    own, of = config.config, elsewhere or config
+    none = Prediction(cell, own, of.engine, of.device, timed)
     if (reason := why_not(cell, own)) is not None:
-        return Prediction(cell, own, reason=reason)
-    profiled = surfaces.of(config, cell.slice_key)
+        return replace(none, reason=reason)
     if profiled is None:
-        return Prediction(cell, own, reason=NOT_PROFILED)
+        return replace(none, reason=NOT_PROFILED_SERVER if own.backend == SERVED_BACKEND else NOT_PROFILED)
     length = cell.tokens_per_step
     if length is None or cell.work is None:
-        return Prediction(cell, own, reason="nothing was drafted")
+        return replace(none, reason="nothing was drafted")
     drafting = Drafting(own.name, own.num_speculative_tokens, Length(length), profiled.surface, drafts_of(cell, config))
     try:
         found = gain(drafting, cell.concurrency, cell.work)
     except InputError as error:
-        return Prediction(cell, own, reason=str(error))
-    return Prediction(
-        cell,
-        own,
+        return replace(none, reason=str(error))
+    return replace(
+        none,
         break_even_length=found.break_even_length,
         speedup=found.speedup,
         target_passes_saved=found.target_passes_saved,
-        device=predicted_device(found, cell.work),
+        predicted_device=predicted_device(found, cell.work),
     )
 
 

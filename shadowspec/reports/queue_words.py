@@ -19,7 +19,7 @@ OVERLOADED = "overloaded: it grows without end"
 
 def queue_basis(cell: QueueCell) -> str:
     """What the figures of a load and config rest on."""
-    name = f"load {cell.concurrency}, {cell.config.name}"
+    name = f"load {cell.concurrency}, {cell.config.name}, measured on {cell.engine}"
     if cell.reason is not None:
         return f"{name}: nothing is derived: {cell.reason}."
     others = cell.num_arrivals - cell.num_timed

@@ -78,6 +78,7 @@ class QueueCell:
 
     concurrency: int
     fingerprint: str
+    engine: str  # what the service times were measured on
     config: SpeculationConfig
     num_arrivals: int
     num_timed: int  # of the arrivals, in both arms
@@ -159,6 +160,7 @@ def _cell(
     cell = QueueCell(
         concurrency=concurrency,
         fingerprint=config.fingerprint,
+        engine=config.engine,
         config=config.config,
         num_arrivals=len(arrivals),
         num_timed=len({own.key for own in timed}),

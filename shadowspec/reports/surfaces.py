@@ -17,8 +17,9 @@ Costs = Mapping[CostKey, ProfiledCosts]
 
 @dataclass(frozen=True, slots=True)
 class ProfiledSurface:
-    """What steps cost, and when that was measured."""
+    """What steps cost, of what, and when that was measured."""
 
+    key: CostKey
     surface: CostSurface
     profiled_at: datetime
 
@@ -34,11 +35,24 @@ class Surfaces:
         """Of the config's requests in this slice; one that does not name its regime may hold sampled ones."""
         if config.config.is_adaptive:
             return None  # what was profiled drafts to a fixed depth
-        regime = parse_slice_key(slice_key).get(REGIME_LABEL)
-        key = CostKey.of(config, is_greedy=regime == SamplingRegime.GREEDY)
+        key = CostKey.of(config, is_greedy=is_greedy(slice_key))
+        return self._surface(key) if key in self._costs else None
+
+    def elsewhere(self, config: FingerprintedConfig, slice_key: str) -> list[ProfiledSurface]:
+        """Of servers that run the config's pair on another engine or device than it was measured on."""
+        if config.config.is_adaptive:
+            return []
+        own, kind = CostKey.of(config, is_greedy=is_greedy(slice_key)), is_greedy(slice_key)
+        keys = (key for key in self._costs if key.serves(config.config) and key.is_greedy == kind and key != own)
+        return [self._surface(key) for key in sorted(keys, key=lambda key: (key.engine, key.device, key.dtype))]
+
+    def _surface(self, key: CostKey) -> ProfiledSurface:
         if key not in self._made:
-            if key not in self._costs:
-                return None
             own = self._costs[key]
-            self._made[key] = ProfiledSurface(CostSurface(own.points), own.profiled_at)
+            self._made[key] = ProfiledSurface(key, CostSurface(own.points), own.profiled_at)
         return self._made[key]
+
+
+def is_greedy(slice_key: str) -> bool:
+    """Whether all of a slice's requests are; one that does not name its regime may hold sampled ones."""
+    return parse_slice_key(slice_key).get(REGIME_LABEL) == SamplingRegime.GREEDY

@@ -62,12 +62,13 @@ class _Line:
     reason: str
     decision: Decision | None
     num_blocks: int
+    engine: str
     suspicions: tuple[Suspicion, ...] = ()
 
 
 def _line_of(decision: Decision) -> _Line:
     place = decision.slice_key, decision.config.name, decision.concurrency
-    return _Line(*place, decision.verdict, decision.reason, decision, decision.num_blocks)
+    return _Line(*place, decision.verdict, decision.reason, decision, decision.num_blocks, decision.engine)
 
 
 def _order(decision: Decision) -> tuple[str, int, bool, float, str]:
@@ -87,6 +88,7 @@ def _endpoint(endpoint: EndpointReport) -> RenderableType:
             h.reason,
             h.decision,
             h.decision.num_blocks if h.decision else h.num_blocks,
+            h.engine,
             h.failures.suspicions,
         )
         for h in endpoint.hypotheses
@@ -116,7 +118,17 @@ def _verdicts(endpoint: str, lines: Sequence[_Line], orders: Sequence[Override] 
             reasons.append(Padding(Text(alert, "bold"), (0, 0, 0, 3)))
         for each in line.suspicions:
             reasons.append(Padding(Text(f"suspected: {each.kind}: {'; '.join(each.figures)}", "dim"), (0, 0, 0, 3)))
-    return Group(table, *reasons, Text(""))
+    measured = [Padding(Text(words, "dim"), (0, 0, 0, 1)) for words in _engines(lines, several)]
+    return Group(table, *reasons, *measured, Text(""))
+
+
+def _engines(lines: Sequence[_Line], is_one_of_several: bool) -> list[str]:
+    """On what latency was measured, and of which lines where it was not one engine for all."""
+    ways: dict[str, dict[str, None]] = {}
+    for line in lines:
+        ways.setdefault(line.engine, {})[f"{line.config_name}, load {line.concurrency}"] = None
+    named = is_one_of_several and len(ways) > 1
+    return [f"latency measured on {engine}" + (f" ({'; '.join(of)})" if named else "") for engine, of in ways.items()]
 
 
 def _tests(endpoint: str, decisions: Sequence[Decision]) -> RenderableType:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from collections.abc import Awaitable
+from typing import Final, TypeVar
 
 from shadowspec.servers.acceptance import Accepted, UncountableError, from_counters
 from shadowspec.servers.client import Client, fresh_salt
 from shadowspec.servers.counters import Counters, scrape
 from shadowspec.servers.request import ServerRequest
+
+Result = TypeVar("Result")
 
 TRIES: Final = 3  # of a request whose window another one fell into
 SETTLING_S: Final = 2.0  # that counters may lag behind an answer
@@ -36,7 +39,26 @@ async def count_alone(client: Client, request: ServerRequest, model: str, num_sp
     raise refused
 
 
-async def _settled(client: Client, model: str, before: Counters | None) -> Counters:
+async def steps_counted(
+    client: Client, model: str, num_requests: int, work: Awaitable[Result]
+) -> tuple[Result, Counters | None]:
+    """The result of work that sends so many requests, and what the server counted meanwhile.
+
+    None where it counted other requests too, or began anew.
+
+    Raises:
+        ServerError: the server does not show its counters.
+    """
+    before = (await scrape(client, model)).counters
+    result = await work
+    try:
+        counted = await _settled(client, model, before, num_requests)
+    except UncountableError:
+        return result, None
+    return result, counted if counted.num_finished == num_requests else None
+
+
+async def _settled(client: Client, model: str, before: Counters | None, num_requests: int = 1) -> Counters:
     """What was counted since, once the answer is among it; counters may lag behind."""
     deadline = time.monotonic() + SETTLING_S
     while True:
@@ -44,6 +66,6 @@ async def _settled(client: Client, model: str, before: Counters | None) -> Count
         counted = after.since(before) if before is not None and after is not None else None
         if counted is None:
             raise UncountableError("the server's counters are gone, or began anew")
-        if counted.num_finished or time.monotonic() > deadline:
+        if counted.num_finished >= num_requests or time.monotonic() > deadline:
             return counted
         await asyncio.sleep(LOOK_AGAIN_S)

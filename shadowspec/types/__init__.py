@@ -7,7 +7,7 @@ those are kept out of every repr.
 
 from shadowspec.types.arrivals import ARRIVING, ArrivedRequest, ServedRequest
 from shadowspec.types.audits import AcceptanceSums, AuditedRun, AuditedUnit, LoopSpan, ReplayedRecord, StoredAudit
-from shadowspec.types.costs import BASELINE, CostKey, Place, ProfiledCosts, StepCost
+from shadowspec.types.costs import BASELINE, SERVED_BACKEND, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
 from shadowspec.types.flags import NO_FLAGS, Contract, Intervention, OutputContract, RunFlags, Validity
 from shadowspec.types.folding import Arrival, EndpointProgress, Fold, OpenBlock, OpenKey, SliceKey, Span, StoredEvidence
@@ -65,6 +65,7 @@ __all__ = [
     "LATENCIES",
     "NO_FLAGS",
     "PER_TOKEN",
+    "SERVED_BACKEND",
     "SUFFIX_OPTIONS",
     "AcceptanceSums",
     "Advance",

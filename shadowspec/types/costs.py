@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, NamedTuple, Self
 
-from shadowspec.types.speculation import FingerprintedConfig
+from shadowspec.types.speculation import FingerprintedConfig, SpeculationConfig
 
 BASELINE: Final = 0  # the depth at which nothing is drafted
+SERVED: Final = "served: "  # before what a server was told to serve, in the place of a digest
+SERVED_BACKEND: Final = "openai"
 
 
 class Place(NamedTuple):
@@ -30,7 +33,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What was measured at one point; milliseconds, medians."""
+    """What was measured at one point; milliseconds, medians.
+
+    The errors are standard errors of the mean over rounds; None where they are not known.
+    """
 
     concurrency: int  # rows of the batch
     num_speculative_tokens: int  # drafted per step; 0 is the baseline
@@ -38,7 +44,9 @@ class StepCost:
     prefill_ms: float  # of the target, and of the draft where there is one
     draft_ms: float  # of a step; the draft's passes
     verify_ms: float  # the target's pass and the verification
-    other_ms: float  # bookkeeping
+    other_ms: float  # bookkeeping; of a server, the whole step: it does not say what it is made of
+    step_error_ms: float | None = None
+    prefill_error_ms: float | None = None
 
     @property
     def place(self) -> Place:
@@ -54,6 +62,8 @@ class CostKey:
     """What a cost surface is of: a pair under a verify rule, on an engine and a device.
 
     It is what a config's fingerprint is made of, less the depth, which the surface ranges over, and what costs nothing.
+    Of servers no digest of weights is known: the pair is then what the configuration calls it (`SERVED` before it),
+    which is also how a config of another engine is found to be the same pair (`serves`).
     """
 
     engine: str
@@ -69,16 +79,27 @@ class CostKey:
     def of(cls, config: FingerprintedConfig, *, is_greedy: bool) -> Self:
         """Of a config's requests of one kind."""
         own, details = config.config, config.details
+        served = _served(own) if own.backend == SERVED_BACKEND else None
         return cls(
             engine=config.engine,
             device=config.device,
             dtype=config.dtype,
             proposer=own.proposer,
-            target_weights=details.get("target_weights", ""),
-            draft_weights=details.get("draft_weights", ""),
+            target_weights=served[0] if served else details.get("target_weights", ""),
+            draft_weights=served[1] if served else details.get("draft_weights", ""),
             verify_rule=own.verify_rule.value,
             is_greedy=is_greedy,
         )
+
+    def serves(self, config: SpeculationConfig) -> bool:
+        """Whether it is the cost of a server that runs this pair, by whichever engine the config was measured."""
+        way = self.target_weights, self.draft_weights, self.proposer, self.verify_rule
+        return way == (*_served(config), config.proposer, config.verify_rule.value)
+
+
+def _served(config: SpeculationConfig) -> tuple[str, str]:
+    """Target and draft as the configuration calls them."""
+    return f"{SERVED}{config.target}", f"{SERVED}{config.draft or ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +109,18 @@ class ProfiledCosts:
     key: CostKey
     profiled_at: datetime  # aware, UTC
     points: tuple[StepCost, ...]
+
+    def with_depths_of(self, earlier: ProfiledCosts) -> ProfiledCosts:
+        """With the depths that only an earlier profile of the same loads and contexts has: a server runs one at a time.
+
+        A profile of other places adds nothing, for a surface is a whole grid.
+        """
+        own = {each.num_speculative_tokens for each in self.points}
+        if _places(self.points) != _places(earlier.points):
+            return self
+        others = tuple(each for each in earlier.points if each.num_speculative_tokens not in own)
+        return replace(self, points=(*self.points, *others))
+
+
+def _places(points: Iterable[StepCost]) -> set[tuple[int, int]]:
+    return {(each.concurrency, each.context) for each in points}

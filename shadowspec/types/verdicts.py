@@ -72,3 +72,14 @@ class Decision:
     @property
     def slice_labels(self) -> dict[str, str]:
         return parse_slice_key(self.slice_key)
+
+    @property
+    def engine(self) -> str:
+        """What its latency was measured on, by name and version; "unknown" where that was not kept."""
+        return str(self.details.get("engine") or "unknown")
+
+    @property
+    def serving_engine(self) -> str | None:
+        """What serves the endpoint, as it was named when this was decided; None where nothing was."""
+        named = self.details.get("serving_engine")
+        return named if isinstance(named, str) else None

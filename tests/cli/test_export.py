@@ -28,7 +28,8 @@ def fill(verdict: Verdict, *, evidence_age: timedelta = timedelta(hours=1), endp
         own = replace(block, block=replace(block.block, endpoint=endpoint))
         records = [replace(examples.record(line, endpoint), event_time=now - evidence_age) for line in range(1, 3)]
         save_block(store, own, records)
-        decided = replace(examples.decision(verdict, endpoint=endpoint), config=DRAFT, decided_at=now)
+        details = {"engine": "vllm/0.32.0"}
+        decided = replace(examples.decision(verdict, endpoint=endpoint), config=DRAFT, decided_at=now, details=details)
         store.append_decisions([decided])
 
 
@@ -54,7 +55,7 @@ def test_an_enabled_endpoint_is_on(enabled: Workspace) -> None:
         "num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 2**31 - 1, 0]],
     }
     said = enabled.run("export", "-f", "vllm").err.splitlines()
-    assert said[0] == "letters, whole endpoint, concurrency 4, small: on, 4 tokens, decision 1"
+    assert said[0] == "letters, whole endpoint, concurrency 4, small: on, 4 tokens, decision 1, measured on vllm/0.32.0"
 
 
 @pytest.mark.parametrize("verdict", ["disable", "hold"])
@@ -99,14 +100,15 @@ def test_old_evidence_is_off(workspace: Workspace) -> None:
 
 
 def test_what_another_engine_measured_is_off(enabled: Workspace) -> None:
-    assert vllm(enabled, "--expect-engine", "vllm") is None
+    assert vllm(enabled, "--expect-engine", "sglang") is None
+    assert vllm(enabled, "--expect-engine", "vllm 0.32") is not None
 
 
 def test_what_another_engine_measured_is_off_once_the_serving_one_is_named(enabled: Workspace) -> None:
-    enabled.replace_in_config("[endpoints.letters]\n", '[endpoints.letters]\nserving_engine = "vllm"\n')
+    enabled.replace_in_config("[endpoints.letters]\n", '[endpoints.letters]\nserving_engine = "sglang"\n')
     assert vllm(enabled) is None
     assert "off (held; HOLD other_engine)" in enabled.run("export", "-f", "vllm").err
-    enabled.replace_in_config('"vllm"\n', '"vllm"\ngate = { require_serving_engine = false }\n')
+    enabled.replace_in_config('"sglang"\n', '"sglang"\ngate = { require_serving_engine = false }\n')
     assert vllm(enabled) is not None
 
 
@@ -123,7 +125,7 @@ def test_files(enabled: Workspace) -> None:
         assert f"written: deep/{name}" in done.err
     texts = {path.name: path.read_text(encoding="utf-8") for path in Path("deep").iterdir()}
     assert yaml.safe_load(texts["trt.yaml"])["speculative_config"]["max_concurrency"] == 4
-    assert texts["trt.yaml"].startswith("# letters: decisions 1\n")
+    assert texts["trt.yaml"].startswith("# letters: decisions 1; measured on vllm/0.32.0\n")
     assert yaml.safe_load(texts["sglang.yaml"])["max-running-requests"] == 4
     assert set(json.loads(texts["flags.json"])["flags"]) == {"letters.speculation", "letters.num_speculative_tokens"}
 

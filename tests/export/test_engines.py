@@ -176,7 +176,7 @@ def test_sglang_keeps_an_algorithm_that_cannot_adapt_within_what_was_measured() 
     assert "speculative-adaptive" not in flags, "it would be dropped, and the full depth run everywhere"
     assert sglang_depths(flags, adaptive, 100) == [5, 5]
     assert flags["speculative-num-draft-tokens"] == 6
-    assert document.text.startswith("# chat: decisions 11\n")
+    assert document.text.startswith("# chat: decisions 11; measured on engine/1\n")
     assert any("above batch size 2" in remark for remark in document.remarks)
 
 

@@ -148,7 +148,7 @@ def test_flags_are_off_by_default_and_name_their_decisions() -> None:
     for name, flag in flags_of(MIXED)["flags"].items():
         assert flag["defaultVariant"] == "off"
         assert flag["variants"]["off"] in (False, 0)
-        assert flag["metadata"] == {"endpoint": "chat", "decisions": "21,22"}, name
+        assert flag["metadata"] == {"endpoint": "chat", "decisions": "21,22", "engines": "engine/1"}, name
 
 
 def test_endpoints_have_flags_of_their_own(ask: Ask) -> None:

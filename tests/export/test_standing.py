@@ -19,7 +19,9 @@ def test_a_fresh_enable_is_on() -> None:
     assert standing.is_on
     assert standing.num_speculative_tokens == 4
     assert standing.expires_at == NOW - timedelta(hours=2) + WEEK
-    assert describe([standing]) == ["chat, whole endpoint, concurrency 4, draft_model-4: on, 4 tokens, decision 1"]
+    assert describe([standing]) == [
+        "chat, whole endpoint, concurrency 4, draft_model-4: on, 4 tokens, decision 1, measured on engine/1"
+    ]
 
 
 @pytest.mark.parametrize(("verdict", "off"), [(Verdict.HOLD, Off.HELD), (Verdict.DISABLE, Off.DISABLED)])

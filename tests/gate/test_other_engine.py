@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from shadowspec.gate.decision import Hypothesis
+from shadowspec.gate.forecasts import HypothesisPlan, plan_hypothesis
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.serving import for_what_serves
 from shadowspec.gate.standing import watch_states
@@ -139,6 +140,25 @@ def test_who_acts_on_a_decision_made_before_the_naming_sees_what_stands(
     assert found.tests == decision.tests
     for policy in (POLICY, replace(SERVED_BY_VLLM, require_serving_engine=False)):
         assert for_what_serves([decision], policy) == [decision]
+
+
+def test_a_plan_promises_nothing_of_evidence_that_decides_nothing() -> None:
+    folded = evidence_of(drawn(200)).folded(SERVED_BY_VLLM)
+
+    def planned(hypothesis: Hypothesis, previous: Decision | None = None) -> HypothesisPlan:
+        return plan_hypothesis(
+            hypothesis, folded, SERVED_BY_VLLM, level=0.0125, has_entered=True, previous=previous, num_paths=20
+        )
+
+    held = planned(HYPOTHESIS)
+    assert (held.verdict, held.clusters_median, held.enable_share) == (Verdict.HOLD, None, 0.0)
+    assert held.note == f"held: its latency was measured on {CONFIG.engine}; vllm 0.32 serves"
+    assert planned(ON_VLLM).enable_share > 0.5
+    enabled_before = replace(look(evidence_of(drawn(400))), verdict=Verdict.ENABLE)
+    assert planned(HYPOTHESIS, enabled_before).note == held.note
+    assert planned(ON_VLLM, enabled_before).note == "decided"
+    fault = replace(enabled_before, verdict=Verdict.DISABLE, reason_code="parity_fault")
+    assert planned(HYPOTHESIS, fault).note == "decided"
 
 
 # From look to look.

@@ -120,6 +120,7 @@ def _row(
         concurrency=measured.concurrency,
         config_name=measured.config.name,
         fingerprint=measured.fingerprint,
+        engine=measured.engine,
         verdict=shown.verdict,
         measured_verdict=measured.verdict,
         is_overridden=standing.override is not None,

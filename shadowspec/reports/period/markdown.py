@@ -90,7 +90,7 @@ def _board(report: PeriodReport) -> str:
     head = [
         "Endpoint",
         "Slice",
-        "Config, load",
+        "Config, load, measured on",
         "Verdict",
         "Since",
         "Speedup",
@@ -105,7 +105,8 @@ def _board(report: PeriodReport) -> str:
             [
                 _text(row.endpoint),
                 _text(slice_title(row.slice_key)),
-                _text(f"{row.config_name}, {row.concurrency}") + (f"; rollout: {row.stage}" if row.stage else ""),
+                _text(f"{row.config_name}, {row.concurrency}, {row.engine}")
+                + (f"; rollout: {row.stage}" if row.stage else ""),
                 _verdict(row),
                 moment(row.since),
                 _text(interval_text(row.speedup, times)) if row.speedup else DASH,

@@ -60,6 +60,7 @@ class BoardRow:
     concurrency: int
     config_name: str
     fingerprint: str
+    engine: str  # what its latency was measured on
     verdict: Verdict
     measured_verdict: Verdict
     is_overridden: bool

@@ -1,0 +1,250 @@
+"""`shadowspec profile-server`: what a step of the servers costs, by load and context, for the depth that they run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from shadowspec.cli.console import SCHEMA_VERSION, notes, print_json, progress_bar, results
+from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.profile_device import MAX_CONTEXT, MAX_LOAD, parse_numbers
+
+if TYPE_CHECKING:
+    from shadowspec.config import Config, EndpointConfig
+    from shadowspec.cost_model import CostSurface
+    from shadowspec.servers.profiling import ServerGrid, ServerProfile
+    from shadowspec.types import CostKey, ProfiledCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What one endpoint's servers cost; `costs` are kept, with the depths that were profiled there before."""
+
+    endpoint: str
+    measured: ServerProfile
+    costs: ProfiledCosts
+    surface: CostSurface  # of these costs
+
+
+def profile_server(
+    config_path: ConfigOption = None,
+    endpoint: Annotated[
+        str | None, typer.Option("--endpoint", "-e", help="Profile this endpoint's servers alone.")
+    ] = None,
+    loads: Annotated[
+        str | None, typer.Option("--loads", help="Requests at once: a list such as 1,4,16. Default: the endpoint's.")
+    ] = None,
+    contexts: Annotated[str, typer.Option("--contexts", help="Prompt tokens: a list such as 128,1024.")] = "64,512",
+    is_greedy: Annotated[
+        bool | None,
+        typer.Option("--greedy/--sampled", help="Requests at temperature 0 alone, or at 0.8 alone; default: both."),
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=2, help="Measurements of each point; medians count.")] = 3,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the cost surface there, as JSON.")] = None,
+    is_wanted: Annotated[
+        bool | None,
+        typer.Option(
+            "--store/--no-store", help="Keep it in the database, for report and dashboard; default: if there is one."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what a step of an endpoint's two servers costs, and from how many tokens per step on speculation pays.
+
+    The endpoint has engine = "openai". The servers should serve nobody else meanwhile. A server runs one number of
+    speculative tokens; others are kept beside it as its configuration is changed and it is profiled again at the same
+    loads and contexts. Reports and dashboard show what the costs predict; nothing is decided on it.
+    """
+    from shadowspec.config import find_config, load_config
+    from shadowspec.store import Store, current
+
+    config = load_config(find_config(config_path))
+    served = _served(config, endpoint)
+    wanted = _numbers_of(loads, served)
+    at = parse_numbers("--contexts", contexts, MAX_CONTEXT)
+    kinds = (True, False) if is_greedy is None else (is_greedy,)
+    is_stored = current(config.database_url) is not None if is_wanted is None else is_wanted
+    with ExitStack() as stack:
+        store = stack.enter_context(Store.open(config.database_url)) if is_stored else None
+        profiles = []
+        for found in _profiles(served, wanted, at, kinds, rounds, {} if store is None else store.costs()):
+            profiles.append(found)
+            if store is not None:
+                store.append_costs(found.costs)
+    document = {"profiles": [_document(each) for each in profiles]}
+    if out is not None:
+        text = json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n"
+        out.write_text(text, encoding="utf-8")
+        notes.print(f"cost surface written to {escape(str(out))}")
+    if is_stored:
+        notes.print("cost surface stored: `shadowspec report` and the dashboard show what it predicts", markup=False)
+    elif is_wanted is None:
+        notes.print("not stored: there is no database yet (`shadowspec db upgrade` makes it)", markup=False)
+    for each in profiles:
+        _warn(each)
+    if as_json:
+        print_json(document)
+    else:
+        for each in profiles:
+            _print(each)
+
+
+def _served(config: Config, endpoint: str | None) -> dict[str, EndpointConfig]:
+    """The endpoints that are measured through servers.
+
+    Raises:
+        UsageError: there is no such endpoint, or none that is.
+    """
+    from shadowspec.errors import UsageError
+
+    if endpoint is not None and endpoint not in config.endpoints:
+        raise UsageError(f"--endpoint {endpoint}: not one of {', '.join(config.endpoints) or 'none'}")
+    named = config.endpoints if endpoint is None else {endpoint: config.endpoints[endpoint]}
+    found = {name: own for name, own in named.items() if own.servers is not None}
+    if not found:
+        who = "no endpoint has" if endpoint is None else f"endpoint {endpoint!r} has not"
+        raise UsageError(f'{who} engine = "openai": there is no server to profile (docs/servers.md)')
+    return found
+
+
+def _numbers_of(loads: str | None, served: Mapping[str, EndpointConfig]) -> dict[str, tuple[int, ...]]:
+    """The loads of each endpoint."""
+    if loads is not None:
+        return dict.fromkeys(served, parse_numbers("--loads", loads, MAX_LOAD))
+    return {name: tuple(sorted(load.concurrency for load in own.rule.loads)) for name, own in served.items()}
+
+
+def _profiles(
+    served: Mapping[str, EndpointConfig],
+    loads: Mapping[str, tuple[int, ...]],
+    contexts: tuple[int, ...],
+    kinds: tuple[bool, ...],
+    rounds: int,
+    known: Mapping[CostKey, ProfiledCosts],
+) -> Iterator[Profile]:
+    """One for each endpoint and kind of requests, with a progress bar on stderr."""
+    from shadowspec.engine.tokenizer import load_tokenizer
+    from shadowspec.servers.profiling import ServerGrid
+
+    grids = {name: [ServerGrid(loads[name], contexts, kind, rounds) for kind in kinds] for name in served}
+    vocabularies = {name: load_tokenizer(own.target).vocabulary_size for name, own in served.items()}
+    with progress_bar() as bar:
+        task = bar.add_task("profiling", total=sum(own.num_runs for each in grids.values() for own in each), detail="")
+        for name, own in served.items():
+            for grid in grids[name]:
+                bar.update(task, detail=f"{name}, {'greedy' if grid.is_greedy else 'sampled'}")
+                yield _profile(name, own, grid, vocabularies[name], known, lambda: bar.update(task, advance=1))
+
+
+def _profile(
+    name: str,
+    endpoint: EndpointConfig,
+    grid: ServerGrid,
+    vocab_size: int,
+    known: Mapping[CostKey, ProfiledCosts],
+    on_run: Callable[[], None],
+) -> Profile:
+    from shadowspec.cost_model import CostSurface
+    from shadowspec.servers.profiling import profile_servers
+    from shadowspec.types import CostKey, ProfiledCosts
+
+    assert endpoint.servers is not None, "only endpoints with servers are profiled"
+    measured = profile_servers(
+        endpoint.servers,
+        endpoint.candidates[0],
+        grid,
+        vocab_size=vocab_size,
+        requests_per_slot=endpoint.rule.requests_per_slot,
+        on_run=on_run,
+    )
+    key = CostKey.of(measured.config, is_greedy=grid.is_greedy)
+    costs = ProfiledCosts(key, datetime.now(UTC), measured.points)
+    if key in known:
+        costs = costs.with_depths_of(known[key])
+    return Profile(name, measured, costs, CostSurface(costs.points))
+
+
+def _warn(own: Profile) -> None:
+    """What a reader of the figures must know of the servers."""
+    measured = own.measured
+    if measured.num_compared and not measured.num_same:
+        notes.print(
+            f"{own.endpoint}: none of {measured.num_compared} greedy answers was the same from both servers: the "
+            "speculative one draws what it accepts (rejection_sample_method synthetic), or serves another target. Its "
+            "steps cost what they cost; measure nothing else through it",
+            markup=False,
+        )
+
+
+def _document(own: Profile) -> dict[str, Any]:
+    surface, measured = own.surface, own.measured
+    config = measured.config
+    now = {(each.speculative.concurrency, each.speculative.context): each for each in measured.places}
+    return {
+        "endpoints": [own.endpoint],
+        "config": config.config.name,
+        "fingerprint": config.fingerprint,
+        "engine": config.engine,
+        "device": config.device,
+        "dtype": config.dtype,
+        "verify_rule": config.config.verify_rule.value,
+        "is_greedy": own.costs.key.is_greedy,
+        "profiled_at": own.costs.profiled_at.isoformat(),
+        "counts_source": config.details["counts_source"],
+        "num_speculative_tokens": config.config.num_speculative_tokens,
+        "num_compared_outputs": measured.num_compared,
+        "num_same_outputs": measured.num_same,
+        "points": [
+            asdict(each) | {"step_ms": each.step_ms, "break_even_length": surface.break_even_length(each.place)}
+            for each in surface.points
+        ],
+        "acceptance": [
+            {
+                "concurrency": concurrency,
+                "context": context,
+                "mean_acceptance_length": each.mean_acceptance_length,
+                "accepted_token_ms": each.accepted_token_ms,
+                "accepted_token_error_ms": each.accepted_token_error_ms,
+            }
+            for (concurrency, context), each in now.items()
+        ],
+    }
+
+
+def _print(own: Profile) -> None:
+    from shadowspec.types import Place
+    from shadowspec.words import DASH
+
+    surface, config = own.surface, own.measured.config
+    depths = [depth for depth in surface.depths if depth]
+    table = Table(title=f"{escape(config.config.name)} of {escape(own.endpoint)}", title_justify="left")
+    for name in ("load", "context", "prefill ms", "baseline ms", *(f"K {depth}" for depth in depths)):
+        table.add_column(name, justify="right")
+    at = {each.place: each for each in surface.points}
+
+    def step(place: Place) -> str:
+        error = at[place].step_error_ms
+        return f"{at[place].step_ms:.2f} \u00b1 {DASH if error is None else f'{error:.2f}'}"
+
+    for load in surface.loads:
+        for context in surface.contexts:
+            places = [Place(load, depth, context) for depth in depths]
+            cells = [f"{step(place)} ms\npays from {surface.break_even_length(place):.2f}" for place in places]
+            plain = Place(load, 0, context)
+            table.add_row(str(load), str(context), f"{surface.prefill_ms(plain):.1f}", step(plain), *cells)
+    results.print(table)
+    results.print(
+        f"A step of {escape(config.engine)} on {escape(config.device)} ({config.dtype}) with its standard error over "
+        "rounds, and the tokens per step from which on it is faster than without speculation; "
+        f"{'greedy' if own.costs.key.is_greedy else 'sampled'} requests, in a queue at that load.",
+        style="dim",
+    )

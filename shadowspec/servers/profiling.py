@@ -1,0 +1,364 @@
+"""Profiling two servers: what a step of either costs, from requests whose steps are counted.
+
+Every run is a closed loop at constant concurrency, a queue of made-up prompts of one length, as blocks of an endpoint
+with a queue are measured; its answers have lengths of their own, so that slots do not end together.  While a request
+is decoded it takes part in S steps, and P other prompts are taken in between them, so that over the requests of a run
+
+    decode_ms = S * step_ms + P * stall_ms
+
+by least squares, which gives the time of a step apart from what others' prompts cost.  A step drafts K tokens whatever
+becomes of them, so that S is all that acceptance enters by: the costs hold for any acceptance, that of synthetic
+rejection sampling too.  Whether they do is seen from the same equation with the accepted tokens as a third term, whose
+coefficient is what an accepted token adds to its step.
+
+Arms take turns, round after round.  A round gives one figure of each, of which the median counts, so that a slow
+moment is that of one round; the standard error is that of their mean.  The prefill is the time to the first token with
+what a request waits for others' prompts: P * stall_ms, which does not grow with its steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import product
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from shadowspec import metrics
+from shadowspec.errors import InputError, NoDataError
+from shadowspec.servers.acceptance import UncountableError, from_steps
+from shadowspec.servers.arms import Outcome, run_arm, timing
+from shadowspec.servers.client import Client, fresh_salt, open_client, trust
+from shadowspec.servers.counting import steps_counted
+from shadowspec.servers.faults import ServerError
+from shadowspec.servers.fingerprint import fingerprinted
+from shadowspec.servers.identity import identify
+from shadowspec.servers.measure import SEEDS
+from shadowspec.servers.probing import LOOKUPS, CountsSource, counts_source, probe_both, remarks
+from shadowspec.servers.request import ServerRequest
+from shadowspec.servers.settings import ServerSettings
+from shadowspec.servers.stream import Completion
+from shadowspec.servers.waiting import finished
+from shadowspec.types import (
+    BASELINE,
+    Arm,
+    FingerprintedConfig,
+    SamplingParameters,
+    SpeculationConfig,
+    StepCost,
+)
+
+log = logging.getLogger(__name__)
+
+REQUESTS_PER_SLOT: Final = 4  # of a run: enough that slots are refilled at moments of their own
+OUTPUT_TOKENS: Final = (48, 80)  # of an answer, drawn
+WARM_TOKENS: Final = 8
+SAMPLED_TEMPERATURE: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGrid:
+    """Where costs are measured; the depth is the speculative server's own."""
+
+    loads: tuple[int, ...]
+    contexts: tuple[int, ...]
+    is_greedy: bool = True
+    rounds: int = 3
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """(load, context)."""
+        return list(product(self.loads, self.contexts))
+
+    @property
+    def num_runs(self) -> int:
+        return self.rounds * len(self.places) * len(Arm)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    """What a step takes by a regression on counts: milliseconds with standard errors; None where it cannot be told."""
+
+    step_ms: float
+    stall_ms: float  # for each other prompt taken in meanwhile; 0: there was none
+    accepted_token_ms: float | None = None  # that an accepted token adds to its step
+    accepted_token_error_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledPlace:
+    """One load and context: both arms' costs, and what was accepted meanwhile."""
+
+    baseline: StepCost
+    speculative: StepCost
+    mean_acceptance_length: float | None
+    accepted_token_ms: float | None
+    accepted_token_error_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProfile:
+    """The costs of two servers; of greedy requests, how many answers were the same from both."""
+
+    config: FingerprintedConfig
+    places: tuple[ProfiledPlace, ...]
+    num_compared: int
+    num_same: int
+
+    @property
+    def points(self) -> tuple[StepCost, ...]:
+        return tuple(each for place in self.places for each in (place.baseline, place.speculative))
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSteps:
+    """One request's part in the steps of its run."""
+
+    num_steps: int
+    num_accepted: int
+    num_prompts: int  # of others, taken in while it was decoded
+    decode_ms: float
+    prefill_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    requests: tuple[ServedSteps, ...]
+    outputs: tuple[tuple[int, ...] | None, ...]
+
+
+def profile_servers(
+    settings: ServerSettings,
+    config: SpeculationConfig,
+    grid: ServerGrid,
+    *,
+    vocab_size: int,
+    requests_per_slot: int = 1,
+    seed: int = 0,
+    on_run: Callable[[], None] = lambda: None,
+) -> ServerProfile:
+    """The costs at every place of the grid.
+
+    Args:
+        vocab_size: of the target; prompts are random tokens below it.
+        requests_per_slot: the endpoint's, which is in the config's fingerprint.
+        on_run: called after each of `grid.num_runs` runs.
+
+    Raises:
+        ServerError: a server gives no usable answer.
+        ModelError: the servers do not fit the config; the message says what is missing.
+        InputError: the config drafts to no fixed depth, or a context leaves no room for the output.
+        NoDataError: the steps of a run cannot be counted.
+        ConfigError: the key's variable is not set, or the file of certificates cannot be read.
+    """
+    if config.proposer in LOOKUPS:
+        raise InputError(f"{config.name}: how deep {config.proposer} drafts depends on the text; not profiled")
+    baseline, speculative = probe_both(settings)
+    source = counts_source(config, baseline, speculative)
+    lengths = (baseline.identity.max_model_len, speculative.identity.max_model_len, settings.max_model_len)
+    longest = min((each for each in lengths if each is not None), default=math.inf) - OUTPUT_TOKENS[1]
+    if max(grid.contexts) > longest:
+        raise InputError(f"a context of {max(grid.contexts)} tokens leaves no room: at most {longest:g} here")
+    identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
+    for remark in remarks(baseline, speculative):
+        log.warning("candidate %r: %s", config.name, remark)
+    known = fingerprinted(config, settings, identities, source, requests_per_slot)
+    return finished(_profile(settings, known, source, grid, vocab_size, seed, on_run))
+
+
+async def _profile(
+    settings: ServerSettings,
+    config: FingerprintedConfig,
+    source: CountsSource,
+    grid: ServerGrid,
+    vocab_size: int,
+    seed: int,
+    on_run: Callable[[], None],
+) -> ServerProfile:
+    context = trust(settings.ca_file)
+    runs: dict[tuple[int, int, Arm], list[_Run]] = {(*at, arm): [] for at in grid.places for arm in Arm}
+    async with AsyncExitStack() as stack:
+        clients: Mapping[Arm, Client] = {
+            arm: await stack.enter_async_context(open_client(arm, url, settings, context, max(grid.loads)))
+            for arm, url in ((Arm.BASELINE, settings.baseline_url), (Arm.SPECULATIVE, settings.speculative_url))
+        }
+        for arm, client in clients.items():  # untimed: connections, allocation, choice of kernels
+            await asyncio.gather(*(identify(client, settings.model) for _ in range(max(grid.loads))))
+            for load, length in grid.places:
+                warm = _requests(load, length, grid.is_greedy, vocab_size, seed, (WARM_TOKENS, WARM_TOKENS))
+                _answered(await run_arm(clients[arm], warm, load, fresh_salt()))
+        for number in range(grid.rounds):
+            order = tuple(Arm) if number % 2 == 0 else tuple(Arm)[::-1]
+            for (load, length), arm in product(grid.places, order):
+                requests = _requests(load, length, grid.is_greedy, vocab_size, seed + number, OUTPUT_TOKENS)
+                run = await _run(clients[arm], requests, load, arm, config, source, settings.model)
+                runs[load, length, arm].append(run)
+                on_run()
+    depth = config.config.num_speculative_tokens
+    places = [_place(runs, at, depth) for at in grid.places]
+    compared = [
+        (base, spec)
+        for at in grid.places
+        for one, other in zip(runs[*at, Arm.BASELINE], runs[*at, Arm.SPECULATIVE], strict=True)
+        for base, spec in zip(one.outputs, other.outputs, strict=True)
+        if grid.is_greedy and base is not None and spec is not None
+    ]
+    return ServerProfile(config, tuple(places), len(compared), sum(base == spec for base, spec in compared))
+
+
+async def _run(
+    client: Client,
+    requests: Sequence[ServerRequest],
+    load: int,
+    arm: Arm,
+    config: FingerprintedConfig,
+    source: CountsSource,
+    model: str,
+) -> _Run:
+    """One closed loop, with every request's steps."""
+    if arm is Arm.SPECULATIVE and source is CountsSource.COUNTERS:
+        outcomes, counted = await steps_counted(
+            client, model, len(requests), run_arm(client, requests, load, fresh_salt())
+        )
+        answers = _answered(outcomes)
+        steps = [(len(each.chunk_sizes) - 1, each.num_output_tokens - len(each.chunk_sizes)) for each in answers]
+        if counted is None or counted.num_drafts != sum(own for own, _ in steps):
+            raise NoDataError(
+                f"{client.name}: its steps cannot be counted, as chunks came together or it served others too; "
+                "start it with --per-request-spec-decode-metrics detailed"
+            )
+    else:
+        answers = _answered(await run_arm(client, requests, load, fresh_salt()))
+        width = config.config.num_speculative_tokens if arm is Arm.SPECULATIVE else BASELINE
+        steps = [
+            _steps(client, each, len(own.prompt_token_ids), width) for each, own in zip(answers, requests, strict=True)
+        ]
+    found = []
+    for answer, (num_steps, num_accepted) in zip(answers, steps, strict=True):
+        own = timing(answer, load, tells_queue=answer.queue_ms is not None)
+        others = sum(answer.first_token_s < each.sent_s < answer.last_token_s for each in answers)
+        found.append(ServedSteps(num_steps, num_accepted, others, own.decode_ms, own.prefill_ms))
+    return _Run(tuple(found), tuple(each.token_ids for each in answers))
+
+
+def _steps(client: Client, answer: Completion, num_prompt_tokens: int, width: int) -> tuple[int, int]:
+    """Steps after the prefill, and the tokens accepted in them."""
+    if width == BASELINE:
+        return answer.num_output_tokens - 1, 0
+    try:
+        counts = from_steps(answer.speculation or {}, answer, num_prompt_tokens, width).counts
+    except UncountableError as error:
+        raise NoDataError(f"{client.name}: the steps of an answer cannot be counted: {error}") from error
+    return counts.num_drafts + counts.num_plain_steps, counts.num_accepted_tokens
+
+
+def _answered(outcomes: Sequence[Outcome]) -> list[Completion]:
+    """The answers; a profile with a request that failed would be one of another load."""
+    answers = []
+    for each in outcomes:
+        if isinstance(each, ServerError):
+            raise each
+        answers.append(each)
+    return answers
+
+
+def _requests(
+    load: int, context: int, is_greedy: bool, vocab_size: int, seed: int, lengths: tuple[int, int]
+) -> list[ServerRequest]:
+    """Prompts of random tokens, the same for both arms, each answered to a length of its own."""
+    draw = random.Random(f"{seed} {load} {context}")  # noqa: S311 - tokens that mean nothing
+    return [
+        ServerRequest(
+            tuple(draw.randrange(vocab_size) for _ in range(context)),
+            SamplingParameters(
+                temperature=0.0 if is_greedy else SAMPLED_TEMPERATURE,
+                max_tokens=draw.randint(*lengths),
+                ignore_eos=True,
+            ),
+            draw.randrange(SEEDS),
+        )
+        for _ in range(load * REQUESTS_PER_SLOT)
+    ]
+
+
+def _place(runs: Mapping[tuple[int, int, Arm], Sequence[_Run]], at: tuple[int, int], depth: int) -> ProfiledPlace:
+    base, spec = (runs[*at, arm] for arm in Arm)
+    every = [own for run in spec for own in run.requests]
+    whole = fit(every)
+    steps, accepted = sum(own.num_steps for own in every), sum(own.num_accepted for own in every)
+    return ProfiledPlace(
+        _cost(base, at, BASELINE),
+        _cost(spec, at, depth),
+        metrics.ratio(steps + accepted, steps),
+        whole.accepted_token_ms,
+        whole.accepted_token_error_ms,
+    )
+
+
+def _cost(runs: Sequence[_Run], at: tuple[int, int], depth: int) -> StepCost:
+    """The medians over rounds, with standard errors; no server says what of a step was drafting."""
+    fits = [fit(run.requests) for run in runs]
+    waits = [
+        float(np.mean([own.prefill_ms + own.num_prompts * each.stall_ms for own in run.requests]))
+        for run, each in zip(runs, fits, strict=True)
+    ]
+    steps = [each.step_ms for each in fits]
+    return StepCost(
+        concurrency=at[0],
+        num_speculative_tokens=depth,
+        context=at[1],
+        prefill_ms=median(waits),
+        draft_ms=0.0,
+        verify_ms=0.0,
+        other_ms=median(steps),
+        step_error_ms=_standard_error(steps),
+        prefill_error_ms=_standard_error(waits),
+    )
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean; None of a single value."""
+    return None if len(values) < 2 else float(np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def fit(requests: Sequence[ServedSteps]) -> StepFit:
+    """The regression over requests of one place.
+
+    A stall below 0 is noise: others' prompts are then left out.
+    """
+    decode = np.array([own.decode_ms for own in requests])
+    steps, prompts, accepted = (
+        np.array([getattr(own, name) for own in requests], dtype=float)
+        for name in ("num_steps", "num_prompts", "num_accepted")
+    )
+    columns = [steps, prompts] if prompts.any() else [steps]
+    found = _least_squares(columns, decode)[0]
+    if len(found) > 1 and found[1] < 0.0:
+        columns = [steps]
+        found = _least_squares(columns, decode)[0]
+    own, error = _least_squares([*columns, accepted], decode) if accepted.any() else (None, None)
+    return StepFit(
+        step_ms=float(found[0]),
+        stall_ms=float(found[1]) if len(found) > 1 else 0.0,
+        accepted_token_ms=None if own is None or error is None else float(own[-1]),
+        accepted_token_error_ms=None if error is None else float(error[-1]),
+    )
+
+
+def _least_squares(columns: Sequence[np.ndarray], wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Coefficients without an intercept, and their standard errors; None where there are too few rows, or no rank."""
+    design = np.stack(columns, axis=1)  # [requests, columns]
+    found, _, rank, _ = np.linalg.lstsq(design, wanted, rcond=None)
+    spare = len(wanted) - len(columns)
+    if spare < 1 or rank < len(columns):
+        return found, None
+    residual = wanted - design @ found
+    spread = float(residual @ residual) / spare
+    return found, np.sqrt(spread * np.diag(np.linalg.inv(design.T @ design)))
