@@ -39,6 +39,7 @@ test: $(VENV)/.installed-test ## Run the tests, with a real Postgres and Kafka, 
 	@.ci/postgres
 	@.ci/kafka
 	@.ci/chromium
+	@.ci/strace
 	@# Threads of several processes would stand in each other's way on two cores.
 	OMP_NUM_THREADS=1 $(BIN)/python -m slipcover -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 

@@ -19,6 +19,7 @@ def main() -> None:
     app.load_package()
     importlib.import_module(f"{app.PACKAGE}.frame")
     _warm(app.PACKAGE)
+    _ask_nobody_outside()
     from streamlit.web import cli
 
     # Streamlit collects garbage after every draw, and nothing is sent meanwhile.  What was imported is none: looking at
@@ -28,6 +29,16 @@ def main() -> None:
     Thread(target=_read_ahead, args=(app.PACKAGE,), daemon=True).start()
     sys.argv = ["streamlit", "run", str(folder / "app.py"), *sys.argv[1:]]
     cli.main()
+
+
+def _ask_nobody_outside() -> None:
+    """Keep Streamlit from asking a host on the internet which address this machine has there.
+
+    It would where it listens on every address, and whenever a page of another origin knocks.
+    """
+    net_util = importlib.import_module("streamlit.net_util")
+    for name in ("get_internal_ip", "get_external_ip"):
+        setattr(net_util, name, lambda: None)
 
 
 def _warm(package: str) -> None:

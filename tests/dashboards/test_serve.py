@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,3 +42,20 @@ def test_a_store_that_cannot_be_read_is_left_to_the_page(tmp_path: Path, configu
     configured(f"sqlite:///{tmp_path / 'nothing.db'}")
     serve._read_ahead(PACKAGE)
     assert gc.get_freeze_count() > 0
+
+
+def test_nobody_outside_is_asked_where_this_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    net_util, server_util = (
+        importlib.import_module(f"streamlit.{name}") for name in ("net_util", "web.server.server_util")
+    )
+    asked: list[object] = []
+    monkeypatch.setattr(socket.socket, "connect", lambda _, address: asked.append(address))
+    monkeypatch.setattr(net_util, "_make_blocking_http_get", lambda url, timeout=5: asked.append(url))
+    assert not server_util.is_url_from_allowed_origins("https://elsewhere.example")
+    assert asked  # Streamlit by itself
+    asked.clear()
+    for name in ("get_internal_ip", "get_external_ip"):
+        monkeypatch.setattr(net_util, name, getattr(net_util, name))  # put back at the end
+    serve._ask_nobody_outside()
+    assert not server_util.is_url_from_allowed_origins("https://elsewhere.example")
+    assert not asked

@@ -1,0 +1,105 @@
+"""The manifests as `kubectl kustomize` builds them, as far as ours go: resources, files, images and JSON patches.
+
+(Names of generated ConfigMaps get no hash here.)
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
+KUSTOMIZATIONS = ("base", "migrate", "gpu")
+
+Document = dict[str, Any]
+
+
+def build(name: str) -> list[Document]:
+    """Every document of a kustomization."""
+    return _build(FOLDER / name)
+
+
+def named(documents: list[Document], kind: str, name: str) -> Document:
+    (found,) = [own for own in documents if (own["kind"], own["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def pods(documents: list[Document]) -> Iterator[tuple[str, Document]]:
+    """Component and pod template of everything that runs."""
+    for own in documents:
+        spec = own.get("spec", {})
+        template = spec.get("jobTemplate", {}).get("spec", spec).get("template")
+        if template is not None:
+            yield template["metadata"]["labels"]["app.kubernetes.io/component"], template
+
+
+def pod(documents: list[Document], component: str) -> Document:
+    """The pod's spec of a component."""
+    (found,) = [template["spec"] for own, template in pods(documents) if own == component]
+    return dict(found)
+
+
+def container(documents: list[Document], component: str) -> Document:
+    """The one container of a component."""
+    (found,) = pod(documents, component)["containers"]
+    return dict(found)
+
+
+def probed_port(container: Document, probe: str) -> tuple[str, int]:
+    """Path and number of the port that a probe asks."""
+    asked = container[probe]["httpGet"]
+    ports = {own["name"]: own["containerPort"] for own in container["ports"]}
+    return asked["path"], ports[asked["port"]]
+
+
+def _build(folder: Path) -> list[Document]:
+    own = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    known = {"apiVersion", "kind", "resources", "configMapGenerator", "images", "patches"}
+    assert own.keys() <= known, own.keys() - known
+    documents: list[Document] = []
+    for resource in own["resources"]:
+        path = folder / resource
+        documents += _build(path) if path.is_dir() else yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    for made in own.get("configMapGenerator", ()):
+        data = {file: (folder / file).read_text(encoding="utf-8") for file in made["files"]}
+        metadata = {"name": made["name"], "namespace": made["namespace"]}
+        if made.get("behavior") == "replace":
+            named(documents, "ConfigMap", made["name"])["data"] = data
+        else:
+            documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    for image in own.get("images", ()):
+        for _, template in pods(documents):
+            for each in template["spec"]["containers"]:
+                if each["image"] == image["name"]:
+                    each["image"] = f"{image['newName']}:{image['newTag']}"
+    for patch in own.get("patches", ()):
+        target = named(documents, patch["target"]["kind"], patch["target"]["name"])
+        for operation in yaml.safe_load(patch["patch"]):
+            _apply(target, operation)
+    return copy.deepcopy(documents)  # YAML's anchors share parts, and a test may change one
+
+
+def _apply(document: Document, operation: Document) -> None:
+    """One operation of RFC 6902."""
+    *parents, last = [re.sub("~1", "/", part).replace("~0", "~") for part in operation["path"].split("/")[1:]]
+    place: Any = document
+    for part in parents:
+        place = place[int(part) if isinstance(place, list) else part]
+    key = int(last) if isinstance(place, list) else last
+    match operation["op"]:
+        case "test":
+            assert place[key] == operation["value"], operation
+        case "remove":
+            del place[key]
+        case "replace":
+            assert key in place or isinstance(place, list)
+            place[key] = operation["value"]
+        case "add" if not isinstance(place, list):
+            place[key] = operation["value"]
+        case other:
+            raise ValueError(f"no operation of ours: {other}")

@@ -1,0 +1,170 @@
+"""Every document is what Kubernetes takes, keeps to its strictest standard, and says what code and docs say."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+
+from shadowspec.config import load_config
+from tests.deploy.manifests import FOLDER, KUSTOMIZATIONS, Document, build, container, named, pod, pods, probed_port
+
+VERSION = "1.37"
+CHECKOUT = Path(__file__).resolve().parents[2]
+DOCS = (CHECKOUT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+
+
+def check(document: Document) -> None:
+    kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_every_document_is_valid(name: str) -> None:
+    documents = build(name)
+    assert {own["kind"] for own in documents} >= {"ConfigMap"}
+    for own in documents:
+        check(own)
+        assert own["kind"] == "Namespace" or own["metadata"]["namespace"] == "shadowspec"
+
+
+def mistaken(change: Callable[[Document], object], kind: str, name: str) -> Document:
+    found = copy.deepcopy(named(build("base"), kind, name))
+    change(found["spec"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "change", "says"),
+    [
+        ("Deployment", "shadowspec-worker", lambda spec: spec.update(replica=1), "'replica' was unexpected"),
+        ("Deployment", "shadowspec-worker", lambda spec: spec.pop("selector"), "'selector' is a required property"),
+        ("Deployment", "shadowspec-worker", lambda spec: spec.update(replicas="one"), "is not of type"),
+        (
+            "Deployment",
+            "shadowspec-dashboard",
+            lambda spec: spec["template"]["spec"]["containers"][0]["livenessProbe"].update(period=5),
+            "'period' was unexpected",
+        ),
+        ("NetworkPolicy", "worker", lambda spec: spec["egress"][0].update(port=9093), "'port' was unexpected"),
+    ],
+)
+def test_a_mistake_is_found(kind: str, name: str, change: Callable[[Document], object], says: str) -> None:
+    with pytest.raises(kubernetes_validate.ValidationError, match=says):
+        check(mistaken(change, kind, name))
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_pods_keep_to_the_restricted_standard(name: str) -> None:
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards, and a root that nobody writes to."""
+    dockerfile = (CHECKOUT / "Dockerfile").read_text(encoding="utf-8")
+    found = list(pods(build(name)))
+    assert found
+    for component, template in found:
+        spec = template["spec"]
+        own = spec["securityContext"]
+        assert own["runAsNonRoot"] is True, component
+        assert own["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert f"--uid {own['runAsUser']} " in dockerfile
+        assert spec["automountServiceAccountToken"] is False
+        assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+        for each in spec["containers"]:
+            assert each["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert each["resources"]["requests"].keys() == {"cpu", "memory"}
+            assert "memory" in each["resources"]["limits"]
+            writable = {own["mountPath"] for own in each["volumeMounts"] if not own.get("readOnly")}
+            assert writable == {"/tmp"}
+        kinds = {frozenset(own.keys() - {"name"}) for own in spec["volumes"]}
+        assert kinds <= {frozenset({own}) for own in ("configMap", "secret", "persistentVolumeClaim", "emptyDir")}
+    if name == "base":
+        labels = named(build(name), "Namespace", "shadowspec")["metadata"]["labels"]
+        assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_volumes_and_claims_are_there(name: str) -> None:
+    documents = build(name)
+    maps = {own["metadata"]["name"] for own in documents if own["kind"] == "ConfigMap"}
+    for component, template in pods(documents):
+        spec = template["spec"]
+        volumes = {own["name"]: own for own in spec["volumes"]}
+        assert {own["name"] for each in spec["containers"] for own in each["volumeMounts"]} == volumes.keys(), component
+        assert {own["configMap"]["name"] for own in volumes.values() if "configMap" in own} <= maps
+        for own in volumes.values():
+            if "persistentVolumeClaim" in own:
+                assert f"`{own['persistentVolumeClaim']['claimName']}`" in DOCS
+
+
+def test_every_secret_is_by_reference_and_documented() -> None:
+    wanted: set[tuple[str, str]] = set()
+    for name in KUSTOMIZATIONS:
+        documents = build(name)
+        assert not [own for own in documents if own["kind"] == "Secret"]
+        for _, template in pods(documents):
+            for own in template["spec"]["volumes"]:
+                if "secret" in own:
+                    wanted |= {(own["secret"]["secretName"], item["key"]) for item in own["secret"]["items"]}
+            for each in template["spec"]["containers"]:
+                for variable in each["env"]:
+                    is_plain = variable["name"] in {"SHADOWSPEC_CONFIG", "HOME", "HF_HUB_OFFLINE"}
+                    assert is_plain == ("value" in variable), variable["name"]
+                    if not is_plain:
+                        reference = variable["valueFrom"]["secretKeyRef"]
+                        wanted.add((reference["name"], reference["key"]))
+    made = set()
+    for secret, options in re.findall(r"create secret generic (\S+)((?:.*\\\n)*.*)", DOCS):
+        made |= {(secret, key) for key in re.findall(r"--from-(?:literal|file)=([^= ]+)=", options)}
+    assert made == wanted
+
+
+@pytest.mark.parametrize("name", ["base", "gpu"])
+def test_probes_and_grace_fit_the_configuration(name: str, tmp_path: Path) -> None:
+    documents = build(name)
+    config = load_config(written(named(documents, "ConfigMap", "shadowspec"), tmp_path), {})
+    worker, dashboard = container(documents, "worker"), container(documents, "dashboard")
+    assert config.worker.health_address == f"0.0.0.0:{probed_port(worker, 'readinessProbe')[1]}"
+    assert probed_port(worker, "livenessProbe") == probed_port(worker, "startupProbe")
+    assert probed_port(dashboard, "readinessProbe")[1] == config.dashboard.port
+    service = named(documents, "Service", "shadowspec-dashboard")["spec"]
+    assert [own["targetPort"] for own in service["ports"]] == [own["name"] for own in dashboard["ports"]]
+    assert service["selector"].items() <= dict(pods_labels(documents))["dashboard"].items()
+    assert pod(documents, "worker")["terminationGracePeriodSeconds"] > config.worker.drain_timeout_s + 10
+    assert pod(documents, "scheduler")["terminationGracePeriodSeconds"] > config.schedule.timeout_s + 10
+    mounts = [own["mountPath"] for own in worker["volumeMounts"]]
+    named_files = [config.endpoints["chat"].target, config.kafka and config.kafka.security.ca_file]
+    assert all(any(str(file).startswith(f"{mount}/") for mount in mounts) for file in named_files)
+    for own in documents:
+        if own["kind"] == "PodDisruptionBudget":
+            component = own["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
+            assert component in {"worker", "scheduler"}
+            assert own["spec"]["maxUnavailable"] == 1
+
+
+def test_the_gpu_overlay_asks_for_a_gpu_each_and_leaves_the_servers() -> None:
+    worker = container(build("gpu"), "worker")
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "SERVERS_API_KEY" not in {own["name"] for own in worker["env"]}
+    spec = named(build("gpu"), "Deployment", "shadowspec-worker")["spec"]
+    assert (spec["replicas"], spec["strategy"]["rollingUpdate"]["maxSurge"]) == (2, 0)
+    assert "nvidia.com/gpu" not in container(build("base"), "worker")["resources"]["limits"]
+    base, own = ((FOLDER / name / "shadowspec.toml").read_text(encoding="utf-8") for name in ("base", "gpu"))
+    assert base.partition("[endpoints.")[0] == own.partition("[endpoints.")[0]
+
+
+def pods_labels(documents: list[Document]) -> list[tuple[str, dict[str, Any]]]:
+    return [(component, template["metadata"]["labels"]) for component, template in pods(documents)]
+
+
+def written(config_map: Document, folder: Path) -> Path:
+    """The files of a ConfigMap, in a folder in the place of /etc/shadowspec; the configuration's path."""
+    for name, text in config_map["data"].items():
+        (folder / name).write_text(text.replace("/etc/shadowspec/", f"{folder}/"), encoding="utf-8")
+    return folder / "shadowspec.toml"
