@@ -76,8 +76,10 @@ def test_a_hold_for_the_engine_that_serves_is_shown_with_its_reason() -> None:
 
 def test_acceptance_of_one_engine_predicts_every_server_that_runs_the_pair() -> None:
     own, there = profiled(), server_costs()
-    elsewhere = ProfiledCosts(CostKey.of(on_server(name="other"), is_greedy=False), NOW, there.points)
-    source = predicted_world(own, there, elsewhere)
+    paired = on_server()
+    other = replace(paired, config=replace(paired.config, draft="another"))
+    of_other = [ProfiledCosts(CostKey.of(other, is_greedy=kind), NOW, there.points) for kind in (True, False)]
+    source = predicted_world(own, there, *of_other)
     (endpoint,) = build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.").endpoints
     here, served = (each for each in endpoint.predictions if each.cell.slice_key == CODE)
     assert (here.engine, served.engine, served.device) == (ENGINE, VLLM, "2x H100")
@@ -89,7 +91,7 @@ def test_acceptance_of_one_engine_predicts_every_server_that_runs_the_pair() -> 
     assert served.predicted_device.baseline_tokens == here.predicted_device.baseline_tokens
     said = prediction_summary(endpoint.predictions)
     assert f"predicted on {ENGINE}; median absolute error" in said
-    assert f"1 of 2 cells predicted on {VLLM}." in said
+    assert f"1 of 1 cell predicted on {VLLM}." in said
 
 
 def test_a_prediction_is_held_against_what_was_timed_on_the_engine_that_it_speaks_of() -> None:
