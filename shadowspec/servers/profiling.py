@@ -129,6 +129,15 @@ class ServedSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class _Reading:
+    """How answers are read: where steps are counted, and whether both servers say how long a request waited."""
+
+    source: CountsSource
+    model: str
+    tells_queue: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Run:
     requests: tuple[ServedSteps, ...]
     outputs: tuple[tuple[int, ...] | None, ...]
@@ -170,13 +179,14 @@ def profile_servers(
     for remark in remarks(baseline, speculative):
         log.warning("candidate %r: %s", config.name, remark)
     known = fingerprinted(config, settings, identities, source, requests_per_slot)
-    return finished(_profile(settings, known, source, grid, vocab_size, seed, on_run))
+    reading = _Reading(source, settings.model, baseline.tells_queue and speculative.tells_queue)
+    return finished(_profile(settings, known, reading, grid, vocab_size, seed, on_run))
 
 
 async def _profile(
     settings: ServerSettings,
     config: FingerprintedConfig,
-    source: CountsSource,
+    reading: _Reading,
     grid: ServerGrid,
     vocab_size: int,
     seed: int,
@@ -198,7 +208,8 @@ async def _profile(
             order = tuple(Arm) if number % 2 == 0 else tuple(Arm)[::-1]
             for (load, length), arm in product(grid.places, order):
                 requests = _requests(load, length, grid.is_greedy, vocab_size, seed + number, OUTPUT_TOKENS)
-                run = await _run(clients[arm], requests, load, arm, config, source, settings.model)
+                width = config.config.num_speculative_tokens if arm is Arm.SPECULATIVE else BASELINE
+                run = await _run(clients[arm], requests, load, width, reading)
                 runs[load, length, arm].append(run)
                 on_run()
     depth = config.config.num_speculative_tokens
@@ -217,15 +228,13 @@ async def _run(
     client: Client,
     requests: Sequence[ServerRequest],
     load: int,
-    arm: Arm,
-    config: FingerprintedConfig,
-    source: CountsSource,
-    model: str,
+    width: int,
+    reading: _Reading,
 ) -> _Run:
-    """One closed loop, with every request's steps."""
-    if arm is Arm.SPECULATIVE and source is CountsSource.COUNTERS:
+    """One closed loop, with every request's steps, of which each drafts `width` tokens."""
+    if width != BASELINE and reading.source is CountsSource.COUNTERS:
         outcomes, counted = await steps_counted(
-            client, model, len(requests), run_arm(client, requests, load, fresh_salt())
+            client, reading.model, len(requests), run_arm(client, requests, load, fresh_salt())
         )
         answers = _answered(outcomes)
         steps = [(len(each.chunk_sizes) - 1, each.num_output_tokens - len(each.chunk_sizes)) for each in answers]
@@ -236,13 +245,12 @@ async def _run(
             )
     else:
         answers = _answered(await run_arm(client, requests, load, fresh_salt()))
-        width = config.config.num_speculative_tokens if arm is Arm.SPECULATIVE else BASELINE
         steps = [
             _steps(client, each, len(own.prompt_token_ids), width) for each, own in zip(answers, requests, strict=True)
         ]
     found = []
     for answer, (num_steps, num_accepted) in zip(answers, steps, strict=True):
-        own = timing(answer, load, tells_queue=answer.queue_ms is not None)
+        own = timing(answer, load, tells_queue=reading.tells_queue)
         others = sum(answer.first_token_s < each.sent_s < answer.last_token_s for each in answers)
         found.append(ServedSteps(num_steps, num_accepted, others, own.decode_ms, own.prefill_ms))
     return _Run(tuple(found), tuple(each.token_ids for each in answers))

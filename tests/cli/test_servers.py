@@ -74,6 +74,9 @@ def test_traffic_is_measured_and_says_by_which_engine(
     gated = served.run("gate", "--json")
     assert gated.code == 0, gated.err
     assert {each["verdict"] for each in gated.document["decisions"]} == {"HOLD"}
+    told = {(each["engine"], each["serving_engine"]) for each in gated.document["decisions"]}
+    assert told == {("vllm/0.32.0", None)}
+    assert "latency measured on vllm/0.32.0" in served.run("gate").out
     assert "abcdefgh" not in done.err + done.out
     reported = served.run("report", "--format", "json")
     assert reported.code == 0, reported.err

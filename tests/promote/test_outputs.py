@@ -19,7 +19,7 @@ from shadowspec.promote.junit import junit_xml
 from shadowspec.promote.outcome import OnHold
 from shadowspec.promote.text import answer_lines
 from shadowspec.types import Decision
-from tests.promote.worlds import CHAT, CODE, HOUR, NOW, decision, question, standing, traffic
+from tests.promote.worlds import CHAT, CODE, ENGINE, HOUR, NOW, decision, question, standing, traffic
 
 SCHEMAS = [
     etree.XMLSchema(etree.parse(Path(__file__).parents[1] / "data" / "junit" / name))
@@ -74,6 +74,19 @@ def test_junit_says_failure_skipped_error_and_passed() -> None:
     assert (kind(stale), stale[0].get("type")) == ("error", "UNUSABLE")
     (refused,) = cases(refusal(question(), "nothing there", NOW)).values()
     assert (kind(refused), refused[0].get("message")) == ("error", "nothing there")
+
+
+def test_every_form_names_the_engine_that_latency_was_measured_on() -> None:
+    found = answer(decision("DISABLE"))
+    (suite,) = etree.fromstring(junit_xml(found).encode("utf-8"))
+    (named,) = (each.get("value") for each in suite.iter("property") if each.get("name") == "engines")
+    assert named == ENGINE
+    assert f"measured with {ENGINE}" in "\n".join(answer_lines(found))
+    assert f"measured with {ENGINE}" in step_summary(found)
+    assert f"measured with {ENGINE}" in step_annotations(found, OnHold.FAIL)[0]
+    assert f"measured with {ENGINE}" in step_annotations(answer(decision()), OnHold.FAIL)[0]
+    document = answer_document(found, OnHold.FAIL)
+    assert document["engines"] == [document["findings"][0]["loads"][0]["engine"]] == [ENGINE]
 
 
 @given(LABEL, st.text(), st.sampled_from(["ENABLE", "HOLD", "DISABLE"]))

@@ -166,6 +166,9 @@ def test_every_format_tells_all_of_it(form: str, history: Store) -> None:
     assert report.report_id in shown
     assert NOTE in shown
     assert "not simulated" in shown or form == "json"
+    assert {own.engine for own in report.board} == {"unknown"}, "the made-up decisions keep none"
+    told = {"html": "latency measured on unknown", "md": ", 4, unknown", "json": '"engine": "unknown"'}
+    assert told[form] in shown
     if form == "json":
         assert json.loads(text)["verdicts"] == {"ENABLE": 0, "DISABLE": 1, "HOLD": 2}
 

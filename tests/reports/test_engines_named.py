@@ -1,0 +1,136 @@
+"""Every form of a report says on which engine the latency of each hypothesis, prediction and queue was measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.serving import for_what_serves
+from shadowspec.reports import build_report, render_html, render_json, render_markdown
+from shadowspec.reports.frontiers import frontiers
+from shadowspec.reports.predicted_words import prediction_summary
+from shadowspec.reports.predictions import NOT_PROFILED_SERVER, predictions
+from shadowspec.reports.terminal import terminal_tables, verdict_tables
+from shadowspec.types import SERVED_BACKEND, CostKey, FingerprintedConfig, ProfiledCosts
+from tests.reports.test_build import POLICY, judged, world
+from tests.reports.test_pages import Page
+from tests.reports.test_predictions import CODE, profiled
+from tests.reports.test_predictions import world as predicted_world
+from tests.reports.test_standing import printed
+from tests.reports.worlds import NOW, config
+
+ENGINE = config().engine
+VLLM = "vllm/0.32.0"
+
+
+def on_server(engine: str = VLLM, name: str = "draft-k4", k: int = 4) -> FingerprintedConfig:
+    """The same pair as a server's."""
+    own = config(name, k)
+    served = replace(own.config, backend=SERVED_BACKEND)
+    return replace(own, config=served, engine=engine, device="2x H100", fingerprint=f"{engine}-{name}")
+
+
+def server_costs(engine: str = VLLM) -> ProfiledCosts:
+    """Its steps take twice what ours take with drafts, and the same without."""
+    points = tuple(
+        replace(each, verify_ms=each.verify_ms * (2.0 if each.num_speculative_tokens else 1.0))
+        for each in profiled().points
+    )
+    return ProfiledCosts(CostKey.of(on_server(engine), is_greedy=True), NOW, points)
+
+
+def test_every_form_names_the_engine_of_each_hypothesis() -> None:
+    report = build_report(judged(world()), {"editor": POLICY}, NOW, data_note="Made up.")
+    assert {h.engine for h in report.hypotheses} == {ENGINE}
+    assert Page(render_html(report)).text.count(f"latency measured on {ENGINE}") == len(report.hypotheses)
+    assert render_markdown(report).replace("\\", "").count(f"latency measured on {ENGINE}") == len(report.hypotheses)
+    (endpoint,) = json.loads(render_json(report))["endpoints"]
+    assert {each["engine"] for each in endpoint["hypotheses"]} == {ENGINE}
+    assert {each["engine"] for each in endpoint["derived_queues"]} == {ENGINE}
+    decisions = [h.decision for h in report.hypotheses if h.decision is not None]
+    for tables in (terminal_tables(report), verdict_tables(decisions)):
+        assert printed(tables).count(f"latency measured on {ENGINE}") == 1, "once for all of an endpoint"
+
+
+def test_a_table_of_several_engines_says_which_lines_are_whose() -> None:
+    report = build_report(judged(world()), {"editor": POLICY}, NOW, data_note="Made up.")
+    own = next(h.decision for h in report.hypotheses if h.decision is not None)
+    other = replace(own, concurrency=own.concurrency + 1, details={**own.details, "engine": VLLM})
+    text = printed(verdict_tables([own, other]))
+    assert f"latency measured on {ENGINE} ({own.config.name}, load {own.concurrency})" in text
+    assert f"latency measured on {VLLM} ({own.config.name}, load {own.concurrency + 1})" in text
+
+
+def test_a_hold_for_the_engine_that_serves_is_shown_with_its_reason() -> None:
+    source = judged(world())
+    policy = replace(POLICY, serving_engine="vllm")
+    source.decisions = for_what_serves(source.latest_decisions(), policy)
+    report = build_report(source, {"editor": policy}, NOW, data_note="Made up.")
+    assert f"its latency was measured on {ENGINE}; vllm serves" in Page(render_html(report)).text
+    (endpoint,) = json.loads(render_json(report))["endpoints"]
+    assert endpoint["policy"]["serving_engine"] == "vllm"
+
+
+def test_acceptance_of_one_engine_predicts_every_server_that_runs_the_pair() -> None:
+    own, there = profiled(), server_costs()
+    paired = on_server()
+    other = replace(paired, config=replace(paired.config, draft="another"))
+    of_other = [ProfiledCosts(CostKey.of(other, is_greedy=kind), NOW, there.points) for kind in (True, False)]
+    source = predicted_world(own, there, *of_other)
+    (endpoint,) = build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.").endpoints
+    here, served = (each for each in endpoint.predictions if each.cell.slice_key == CODE)
+    assert (here.engine, served.engine, served.device) == (ENGINE, VLLM, "2x H100")
+    assert here.speedup is not None
+    assert served.speedup is not None
+    assert served.speedup < here.speedup
+    assert (served.measured_speedup, served.error) == (None, None), "nothing was timed there"
+    assert here.error is not None
+    assert served.predicted_device.baseline_tokens == here.predicted_device.baseline_tokens
+    said = prediction_summary(endpoint.predictions)
+    assert f"predicted on {ENGINE}; median absolute error" in said
+    assert f"1 of 1 cell predicted on {VLLM}." in said
+
+
+def test_a_prediction_is_held_against_what_was_timed_on_the_engine_that_it_speaks_of() -> None:
+    ours, theirs = config(), on_server()
+    source = predicted_world()
+    cells = [
+        each.cell
+        for each in build_report(source, {"editor": GatePolicy()}, NOW, data_note="").endpoints[0].predictions
+        if each.cell.slice_key == CODE
+    ]
+    (cell,) = cells
+    timed = replace(cell, fingerprint=theirs.fingerprint, ratio_of_total_times=0.8)
+    configs = {ours.fingerprint: ours, theirs.fingerprint: theirs}
+    costs = {own.key: own for own in (profiled(), server_costs())}
+    here, carried, own_of_server = predictions([cell, timed], configs, costs)
+    assert (here.engine, carried.engine, own_of_server.engine) == (ENGINE, VLLM, VLLM)
+    assert here.measured_speedup == cell.ratio_of_total_times
+    for each in (carried, own_of_server):
+        assert each.speedup is not None
+        assert each.measured_speedup == 0.8
+        assert each.error == pytest.approx(each.speedup / 0.8 - 1.0)
+    at_another_load = replace(timed, concurrency=cell.concurrency + 1)
+    assert predictions([cell, at_another_load], configs, costs)[1].measured_speedup is None
+    assert predictions([timed], configs, {})[0].reason == NOT_PROFILED_SERVER
+
+
+def test_the_frontier_speaks_of_the_engine_profiled_last_and_names_it() -> None:
+    ours, theirs = config(), on_server()
+    (endpoint,) = build_report(predicted_world(), {"editor": GatePolicy()}, NOW, data_note="").endpoints
+    cell = next(each.cell for each in endpoint.predictions if each.cell.slice_key == CODE)
+    own, there = profiled(), server_costs()
+    later = replace(there, profiled_at=NOW.replace(year=NOW.year + 1))
+    (found,) = frontiers([cell], {ours.fingerprint: ours}, {own.key: own, there.key: later})
+    assert (found.engine, found.device) == (VLLM, "2x H100")
+    earlier = replace(there, profiled_at=NOW.replace(year=NOW.year - 1))
+    (found,) = frontiers([cell], {ours.fingerprint: ours}, {own.key: own, there.key: earlier})
+    assert found.engine == ENGINE
+    timed = replace(cell, fingerprint=theirs.fingerprint, mean_acceptance_length=1.5)
+    configs = {ours.fingerprint: ours, theirs.fingerprint: theirs}
+    (found,) = frontiers([cell, timed], configs, {there.key: later})
+    gains = {each.drafting.length.estimate for choice in found.choices for each in choice.gains}
+    assert gains == {1.5}, "what was measured there speaks for itself"
