@@ -96,6 +96,7 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     servers = shown.endpoints["served"].servers
     assert servers is not None
     assert (servers.waits, servers.max_attempts, servers.reachable_within_s) == (Waits(), 3, 60.0)
+    assert servers.score_logprobs == 20
     suffix = shown.endpoints["chat"].candidates[2]
     assert suffix == SpeculationConfig("suffix-k8", suffix.target, None, "suffix", 8, VerifyRule.GREEDY_DRAFT)
 

@@ -37,7 +37,7 @@ _TEXTS = (
     "fingerprint",
     "block_id",
 )
-_REALS = ("divergence_gap", "z_sum", "sampling_rate")
+_REALS = ("divergence_gap", "z_sum", "z_error", "sampling_rate")
 
 
 def buttons(wanted: RunFilter) -> None:

@@ -272,6 +272,7 @@ def _servers(section: ServersSection, served_model: str) -> ServerSettings:
         max_model_len=section.max_model_len,
         max_attempts=section.max_attempts,
         reachable_within_s=section.reachable_within_s,
+        score_logprobs=section.score_logprobs,
     )
 
 

@@ -219,6 +219,7 @@ class ServersSection(Section):
     total_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
     reachable_within_s: Annotated[float, Field(ge=0)] = 60.0
+    score_logprobs: Annotated[int, Field(ge=0, le=1_000_000)] = 20
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -210,6 +210,8 @@ num_speculative_tokens = 4
 # total_timeout_s = 300.0
 # max_attempts = 3            # at a request that was refused for now, or whose answer was cut off
 # reachable_within_s = 60.0   # that a server may be away before a block; then the run ends
+# score_logprobs = 20         # likeliest tokens asked of the baseline per token of a sampled output (its --max-logprobs
+#                             must allow it); more where top_k or a temperature near 1 wants it; 0: none is scored
 # [[endpoints.served.candidates]]
 # name = "served-k4"          # what the speculative server does
 # proposer = "draft_model"

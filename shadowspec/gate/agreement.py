@@ -82,6 +82,7 @@ def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
     """Mean teacher-forced z = 1[y = argmax] - target(argmax) of sampled requests; clusters, weight by tokens.
 
     A cluster's z is pooled over its tokens, clipped to `z_clip` and weighs min(T, parity_tokens) / parity_tokens.
+    Where it is known within an error alone, each bound takes the end that is worse for it.
     """
     units, baseline, num_missing = [], [], 0
     for unit in clusters:
@@ -91,12 +92,13 @@ def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
         known = [run.parity for run in sampled if not is_missing(run) and run.parity and run.parity.z_sum is not None]
         is_known = len(known) == len(sampled)
         num_missing += len(sampled) - len(known)
-        observed = _clipped_z(sum(p.z_sum or 0.0 for p in known), sum(p.z_tokens or 0 for p in known), policy)
+        z_sum, num_tokens = sum(p.z_sum or 0.0 for p in known), sum(p.z_tokens or 0 for p in known)
+        error = sum(p.z_error or 0.0 for p in known)
         units.append(
             Unit(
-                lower=observed if is_known else (-policy.z_clip, 1.0),
-                upper=observed if is_known else (policy.z_clip, 1.0),
-                observed=observed,
+                lower=_clipped_z(z_sum - error, num_tokens, policy) if is_known else (-policy.z_clip, 1.0),
+                upper=_clipped_z(z_sum + error, num_tokens, policy) if is_known else (policy.z_clip, 1.0),
+                observed=_clipped_z(z_sum, num_tokens, policy),
             )
         )
         baseline.append(

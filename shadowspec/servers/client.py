@@ -8,18 +8,19 @@ was cut off; not where time ran out, which a second try would hide, and not wher
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -32,7 +33,9 @@ from shadowspec.servers.stream import DONE, Completion, StreamedAnswer, events
 
 FIRST_RETRY_S: Final = 0.5  # doubled with every attempt, where the server does not say how long to wait
 LOOK_S: Final = 10.0  # that a look at a server (its models, its counters) may take
+MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024  # not streamed: 20 tokens at each of 100,000 places take 150 MiB
 END_S: Final = 1.0  # that a whole answer's connection may take to end
+Answer = TypeVar("Answer")
 _AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 
 
@@ -70,18 +73,58 @@ class Client:
             ServerError: there is none; the last attempt says why.
         """
         began = time.perf_counter()
+        completion, attempt = await self._tried(lambda attempt: self._attempt(request, f"{salt}-{attempt}"))
+        waited_s = completion.sent_s - began if attempt > 1 else 0.0
+        return replace(completion, num_attempts=attempt, waited_s=waited_s)
+
+    async def ask(self, body: Mapping[str, Any], salt: str) -> Mapping[str, Any]:
+        """The answer to what is asked of /v1/completions without a stream, untimed, by as many attempts as it takes.
+
+        Raises:
+            ServerError: there is none, or it is no object; the last attempt says why.
+        """
+        answer, _ = await self._tried(lambda attempt: self._asked(body, f"{salt}-{attempt}"))
+        return answer
+
+    async def _tried(self, attempted: Callable[[int], Awaitable[Answer]]) -> tuple[Answer, int]:
+        """The first answer, and which attempt gave it."""
         for attempt in range(1, self._max_attempts + 1):
             try:
-                completion = await self._attempt(request, f"{salt}-{attempt}")
+                return await attempted(attempt), attempt
             except ServerError as fault:
                 wait_s = FIRST_RETRY_S * 2.0 ** (attempt - 1) if fault.retry_after_s is None else fault.retry_after_s
                 if not fault.is_retryable or attempt == self._max_attempts or wait_s > MAX_RETRY_WAIT_S:
                     raise
-            else:
-                waited_s = completion.sent_s - began if attempt > 1 else 0.0
-                return replace(completion, num_attempts=attempt, waited_s=waited_s)
             await asyncio.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
+
+    async def _asked(self, body: Mapping[str, Any], salt: str) -> Mapping[str, Any]:
+        """One attempt at an answer that is not streamed; what is too large is not read to its end."""
+        content = bytearray()
+        try:
+            async with asyncio.timeout(self._waits.total_s):
+                sent = {"model": self._model, "cache_salt": salt, **body}
+                async with self._http.stream("POST", "v1/completions", json=sent) as response:
+                    self._check_status(response)
+                    async for part in response.aiter_bytes():
+                        content += part
+                        if len(content) > MAX_ANSWER_BYTES:
+                            raise ServerError(self.name, "garbage", "an answer is larger than can be")
+        except TimeoutError as error:
+            raise ServerError(
+                self.name, "total_timeout", f"no whole answer within {self._waits.total_s:g} s"
+            ) from error
+        except httpx.HTTPError as error:
+            raise self._unreachable(error, "cut_off" if content else "unreachable") from error
+        try:
+            answer = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise ServerError(self.name, "garbage", "an answer is not JSON") from error
+        if not isinstance(answer, dict):
+            raise ServerError(self.name, "garbage", "an answer is no object")
+        if (model := answer.get("model")) is not None and model != self._model:
+            raise ServerError(self.name, "other_model", "another model answered than was asked for")
+        return answer
 
     async def _attempt(self, request: ServerRequest, salt: str) -> Completion:
         """One attempt.  The clock that gives it up is set further by tokens alone, not by whatever else comes."""

@@ -1,8 +1,7 @@
 """Measuring a block through two servers of the same target: the in-process engine's interface, other machines' time.
 
 The arm drawn by hash goes first; the other begins when it has ended.  Connections, warm-up, parity and the pass that
-counts where answers do not say are outside the timed arms.  What a server does not say stays unknown: memory, and
-the target's probabilities at each place, without which sampled outputs cannot be scored.
+counts where answers do not say are outside the timed arms.  What a server does not say stays unknown, as memory does.
 """
 
 from __future__ import annotations
@@ -186,7 +185,8 @@ class ServerEngine:
         base, spec = arms.baseline[index], arms.speculative[index]
         if not isinstance(base, Completion) or not isinstance(spec, Completion):
             return None
-        return await parity_of(client, request, base, spec)
+        most, length = self._settings.score_logprobs, self._identities[Arm.BASELINE].max_model_len
+        return await parity_of(client, request, base, spec, most, length)
 
     def _runs(
         self, block: Block, arms: _Arms, accepted: Mapping[int, Accepted | str], parities: Mapping[int, Parity | None]

@@ -1,6 +1,6 @@
-"""Whether greedy answers of two servers are the same, and how near a tie the target was where they part.
+"""Whether greedy answers of two servers are the same and how near a tie the target was, and how sampled ones score.
 
-Asked of the baseline server, outside the timed arms.  The score of sampled answers no server says.
+Asked of the baseline server, outside the timed arms.
 """
 
 from __future__ import annotations
@@ -9,19 +9,42 @@ from shadowspec.outputs import first_divergence
 from shadowspec.servers.client import Client, fresh_salt
 from shadowspec.servers.faults import ServerError
 from shadowspec.servers.request import ServerRequest
+from shadowspec.servers.scores import score
 from shadowspec.servers.stream import Completion
 from shadowspec.types import Parity, SamplingParameters, SamplingRegime
 
 
-async def parity_of(client: Client, request: ServerRequest, base: Completion, spec: Completion) -> Parity | None:
-    """Where greedy answers part, how far from a tie, and whether the baseline alone parts from itself.
+async def parity_of(
+    client: Client,
+    request: ServerRequest,
+    base: Completion,
+    spec: Completion,
+    score_logprobs: int,
+    max_model_len: int | None,
+) -> Parity | None:
+    """Where greedy answers part, how far from a tie, and whether the baseline alone parts from itself; others' scores.
 
     None where nothing is known, because a server returns no token ids.
+
+    Args:
+        client: of the baseline server.
+        score_logprobs: of the likeliest tokens are asked for at each place of a sampled answer; 0: it is not scored.
+        max_model_len: what the baseline server takes.
     """
     if base.token_ids is None or spec.token_ids is None:
         return None
     if request.sampling.regime is not SamplingRegime.GREEDY:
-        return Parity()
+        own = await score(client, request, spec.token_ids, score_logprobs, max_model_len)
+        if own is None:
+            return Parity()
+        plain = await score(client, request, base.token_ids, score_logprobs, max_model_len)
+        return Parity(
+            z_sum=own.total,
+            z_tokens=own.tokens,
+            baseline_z_sum=None if plain is None else plain.total,
+            baseline_z_tokens=None if plain is None else plain.tokens,
+            z_error=own.error,
+        )
     position = first_divergence(base.token_ids, spec.token_ids)
     if position is None:
         return Parity()

@@ -11,6 +11,7 @@ from shadowspec.servers.client import Client, open_client, trust
 from shadowspec.servers.counters import scrape
 from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.request import ServerRequest
+from shadowspec.servers.scores import can_score
 from shadowspec.servers.settings import ServerSettings
 from shadowspec.servers.waiting import finished
 from shadowspec.types import SamplingParameters, SpeculationConfig
@@ -43,10 +44,11 @@ class Probe:
     returns_token_ids: bool
     tells_queue: bool
     tells_cached: bool
+    scores_outputs: bool | None = None  # tells what sampled outputs are scored by; None: it was not asked
 
 
-async def probe(client: Client, model: str) -> Probe:
-    """Look at a server and ask it one tiny request.
+async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
+    """Look at a server and ask it one tiny request; where outputs are to be scored, another one.
 
     Raises:
         ServerError: it cannot be reached, does not serve the model, or gives no usable answer.
@@ -72,6 +74,7 @@ async def probe(client: Client, model: str) -> Probe:
         returns_token_ids=answer.token_ids is not None,
         tells_queue=answer.queue_ms is not None,
         tells_cached=answer.cached_tokens is not None,
+        scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
     )
 
 
@@ -89,7 +92,8 @@ def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
             open_client("baseline", settings.baseline_url, settings, context, 1) as baseline,
             open_client("speculative", settings.speculative_url, settings, context, 1) as speculative,
         ):
-            return await probe(baseline, settings.model), await probe(speculative, settings.model)
+            plain = await probe(baseline, settings.model, settings.score_logprobs)
+            return plain, await probe(speculative, settings.model)
 
     return finished(look())
 
@@ -144,6 +148,11 @@ def remarks(baseline: Probe, speculative: Probe) -> list[str]:
         found.append("the speculative server shows no /metrics of vLLM's")
     if not (baseline.returns_token_ids and speculative.returns_token_ids):
         found.append("no token ids are returned: parity stays unknown")
+    if baseline.scores_outputs is False:
+        found.append(
+            "sampled outputs cannot be scored, so that their parity stays unknown: the baseline server must tell "
+            "prompt_logprobs (--max-logprobs at least score_logprobs, --logprobs-mode not one of logits)"
+        )
     if not (baseline.tells_queue and speculative.tells_queue):
         found.append("queue times are not told apart (--enable-per-request-metrics)")
     if not (baseline.tells_cached and speculative.tells_cached):

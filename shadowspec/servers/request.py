@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,3 +58,19 @@ def body_of(request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
     if sampling.stop_token_ids:
         body["stop_token_ids"] = list(sampling.stop_token_ids)
     return body
+
+
+def scoring_body_of(token_ids: Sequence[int], num_logprobs: int) -> dict[str, Any]:
+    """The body of /v1/completions, not streamed, that asks for the likeliest tokens at each place of a prompt.
+
+    A server generates one token at least, which nobody reads.
+    """
+    return {
+        "prompt": list(token_ids),
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "prompt_logprobs": num_logprobs,
+        "n": 1,
+        "stream": False,
+    }

@@ -37,3 +37,4 @@ class ServerSettings:
     max_model_len: int | None = None  # tokens of prompt and output that both take; None: as many as the target
     max_attempts: int = 3  # at a request that was refused for now, or whose answer was cut off
     reachable_within_s: float = 60.0  # that a server may be away before a block begins
+    score_logprobs: int = 20  # of the likeliest tokens, asked for at each place of a sampled output; 0: none is scored

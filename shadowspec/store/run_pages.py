@@ -28,7 +28,7 @@ SHOWN = (
     *("baseline_queue_ms", "baseline_prefill_ms", "baseline_decode_ms", "baseline_num_output_tokens"),
     *("speculative_queue_ms", "speculative_prefill_ms", "speculative_decode_ms", "speculative_draft_ms"),
     *("speculative_verify_ms", "speculative_other_ms", "speculative_num_output_tokens"),
-    *("first_divergence", "divergence_gap", "z_sum", "z_tokens", "is_repetition_loop", "finish_reason"),
+    *("first_divergence", "divergence_gap", "z_sum", "z_tokens", "z_error", "is_repetition_loop", "finish_reason"),
     *("is_early_rejection", "is_beyond_draft_context", "contract", "baseline_validity", "speculative_validity"),
     *("intervention", "sampling_rate"),
     *("counts_source", "baseline_cached_tokens", "speculative_cached_tokens", "num_retries"),

@@ -162,6 +162,7 @@ runs = Table(  # one row per request and config, both arms in it; what reads nee
     *reals("baseline_concurrency", "speculative_concurrency", nullable=True),  # NULL where measured before 0013
     Column("counts_source", Text),  # this and what follows: NULL where no server answered
     *integers("baseline_cached_tokens", "speculative_cached_tokens", "num_retries", nullable=True),
+    *reals("z_error", nullable=True),  # NULL where z_sum is exact or not known
     Index(None, "endpoint", "event_time"),
 )
 

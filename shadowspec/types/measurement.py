@@ -93,7 +93,8 @@ class Parity:
     Greedy requests: `first_divergence` is the output position at which the arms differ (None: equal),
     `divergence_gap` the target's top-2 logit gap there, `rerun_differs` whether the baseline at another
     batch shape differs from itself (only measured where the arms differ).
-    Sampled requests: sums over emitted tokens of 1[y = argmax] - target(argmax), teacher-forced.
+    Sampled requests: sums over emitted tokens of 1[y = argmax] - target(argmax), teacher-forced; `z_sum` may be off by
+    `z_error` either way where a server told too little for more (None: it is exact).
     """
 
     first_divergence: int | None = None
@@ -103,6 +104,7 @@ class Parity:
     z_tokens: int | None = None
     baseline_z_sum: float | None = None
     baseline_z_tokens: int | None = None
+    z_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

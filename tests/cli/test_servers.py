@@ -137,6 +137,21 @@ def test_a_workers_process_measures_through_servers_and_ends_when_they_are_gone(
         process.stop(5.0)
 
 
+def test_sampled_traffic_is_scored_and_not_held_for_want_of_it(
+    served: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    records = [record(number, temperature=1.0) for number in range(6)]
+    done = served.run("run", str(write_traffic(served.folder / "sampled.jsonl", records)), "--json")
+    assert done.code == 0, done.err
+    with Store.open(f"sqlite:///{served.folder}/shadow.db") as store:
+        parities = [run.parity for run in store.runs("letters")]
+    assert all(each is not None and each.z_tokens and each.baseline_z_tokens for each in parities)
+    assert all(each is not None and each.z_error is not None and each.z_error < 1e-4 for each in parities)
+    assert "hush" not in done.err + done.out
+    gated = served.run("gate", "--json")
+    assert {each["reason_code"] for each in gated.document["decisions"]}.isdisjoint({"unknown_parity"})
+
+
 def checks(workspace: Workspace) -> dict[str, tuple[bool, str]]:
     found = workspace.run("doctor", "--json").document["checks"]
     return {each["check"]: (each["ok"], each["found"]) for each in found}
@@ -168,6 +183,8 @@ def test_doctor_says_what_both_servers_are(served: Workspace) -> None:
         (0, {"has_metrics": False}, True, "does not say whether it speculates"),
         (1, {"has_metrics": False}, True, "shows no /metrics"),
         (0, {"returns_token_ids": False}, True, "parity stays unknown"),
+        (0, {"max_logprobs": 19}, True, "sampled outputs cannot be scored"),
+        (0, {"told": lambda told: None}, True, "--logprobs-mode"),
     ],
 )
 def test_doctor_says_what_is_missing(

@@ -161,6 +161,23 @@ def test_z_is_pooled_clipped_and_weighted_by_tokens() -> None:
     assert test.series.ratios("upper", 0.02)[0] == pytest.approx(0.0)
 
 
+def test_a_z_that_is_known_within_an_error_is_at_its_worse_end_for_each_bound() -> None:
+    parities = [
+        Parity(z_sum=0.64, z_tokens=64, z_error=0.32),
+        Parity(z_sum=0.64, z_tokens=64),
+        Parity(z_sum=12.0, z_tokens=64, z_error=6.4),
+    ]
+    units = [
+        cluster_unit(0, [run_of(i, "b", parity=parity) for i, parity in enumerate(parities[:2])], is_greedy=False),
+        cluster_unit(1, [run_of(2, "b", parity=parities[2])], is_greedy=False),
+    ]
+    series = z_test(units, POLICY).series
+    assert series.observed.values.tolist() == pytest.approx([1.28 / 128, 12.0 / 64])
+    assert series.lower.values.tolist() == pytest.approx([0.96 / 128, 5.6 / 64])
+    assert series.upper.values.tolist() == pytest.approx([1.6 / 128, POLICY.z_clip])
+    assert series.lower.weights.tolist() == series.upper.weights.tolist() == [1.0, 1.0]
+
+
 TIMES = st.floats(0.5, 10_000.0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import ssl
 import threading
 from collections import deque
@@ -35,11 +36,15 @@ class FakeServer:
     tells_cached: bool = False
     returns_token_ids: bool = True
     tells_logprobs: bool = True
+    max_logprobs: int = 20  # of the likeliest tokens at a prompt's places; 0: it tells none
+    told: Callable[[list[Any]], Any] = list  # what is done to what it tells of them
+    scored: list[dict[str, Any]] = field(default_factory=list)  # bodies of requests for prompt_logprobs
     key: str | None = None  # the bearer token that is wanted
     lost_token: int | None = None  # the output position at which this server's output is another one
     step_s: float = STEP_S
     redirect: str | None = None  # where everything points
     script: deque[Behaviour] = field(default_factory=deque)
+    scoring_script: deque[Behaviour] = field(default_factory=deque)
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)  # of completions, in the order in which they came
     most_in_flight: int = 0
@@ -116,6 +121,10 @@ class FakeServer:
         return "\n".join(lines) + "\n"
 
     async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if "prompt_logprobs" in body:
+            behave = self.scoring_script.popleft() if self.scoring_script else FakeServer._score
+            await behave(self, body, writer)
+            return
         self.bodies.append(body)
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
@@ -124,6 +133,23 @@ class FakeServer:
             await behave(self, body, writer)
         finally:
             self._in_flight -= 1
+
+    async def _score(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """As vLLM: of the first place nothing, of the others the likeliest tokens and the prompt's own."""
+        self.scored.append(body)
+        ids, number = body["prompt"], body["prompt_logprobs"]
+        if number > self.max_logprobs or len(ids) + body["max_tokens"] > self.max_model_len:
+            await respond(writer, 400, '{"error": {"message": "the prompt was: hush"}}')
+            return
+        told: list[Any] = [None]
+        for place in range(1, len(ids)):
+            every = place_logprobs(ids[:place])
+            ranked = sorted(range(len(every)), key=lambda each: -every[each])
+            shown = {ids[place]: ranked.index(ids[place]) + 1} | {each: i + 1 for i, each in enumerate(ranked[:number])}
+            told.append({str(each): {"logprob": every[each], "rank": rank, "decoded_token": "hush"}
+                         for each, rank in shown.items()})  # fmt: skip
+        choice = {"index": 0, "text": "hush", "prompt_logprobs": self.told(told), "finish_reason": "length"}
+        await respond(writer, 200, json.dumps({"model": self.model, "choices": [choice]}))
 
     def output(self, body: dict[str, Any]) -> list[int]:
         tokens = [(sum(body["prompt"]) + 7 * place) % 50 + 3 for place in range(body["max_tokens"])]
@@ -177,6 +203,13 @@ class FakeServer:
         metrics: dict[str, Any] = {"queue_time_ms": 0.25} if self.tells_queue else {}
         metrics |= {} if said is None else {"speculative_decoding": said}
         return [*events, {"model": self.model, "choices": [], "usage": usage, "metrics": metrics}]
+
+
+def place_logprobs(before: list[int], vocabulary: int = 160) -> list[float]:
+    """Of every token after these, in the model that the server pretends to have."""
+    logits = [-0.37 * ((37 * token + 11 * sum(before)) % vocabulary) ** 0.7 for token in range(vocabulary)]
+    total = math.log(sum(map(math.exp, logits)))
+    return [each - total for each in logits]
 
 
 async def respond(writer: asyncio.StreamWriter, status: int, body: str, headers: str = "") -> None:

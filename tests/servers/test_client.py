@@ -19,7 +19,7 @@ from shadowspec.errors import ConfigError
 from shadowspec.servers.client import authorization, open_client, trust
 from shadowspec.servers.faults import ServerError
 from shadowspec.servers.identity import identify
-from shadowspec.servers.request import ServerRequest
+from shadowspec.servers.request import ServerRequest, scoring_body_of
 from shadowspec.servers.settings import ServerSettings, Waits
 from shadowspec.servers.stream import Completion
 from shadowspec.servers.waiting import finished
@@ -352,3 +352,46 @@ def test_a_server_says_what_it_is(server: FakeServer) -> None:
     assert (found.name, found.root, found.max_model_len) == ("vllm/0.32.0", "/models/t", 1024)
     with pytest.raises(ServerError, match="it serves m, and not n"):
         finished(look("n"))
+
+
+def asked(own: ServerSettings) -> Any:
+    async def look() -> Any:
+        async with open_client("baseline", own.baseline_url, own, trust(own.ca_file), 2) as client:
+            return await client.ask(scoring_body_of((5, 6, 7), 3), "salt")
+
+    return finished(look())
+
+
+def test_what_is_asked_without_a_stream_is_asked_anew_like_the_rest(server: FakeServer) -> None:
+    server.scoring_script.extend([status(503), killed(0)])
+    answer = asked(settings(server.url))
+    assert len(answer["choices"][0]["prompt_logprobs"]) == 3
+    (body,) = server.scored
+    assert (body["model"], body["prompt"], body["stream"], body["max_tokens"]) == ("m", [5, 6, 7], False, 1)
+    assert body["cache_salt"].startswith("salt"), "what was asked before must not be found in a cache"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code"),
+    [
+        (status(400), "http_400"),
+        (status(307, "location: http://elsewhere.example/\r\n"), "redirected"),
+        (raw(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhush!"), "garbage"),
+        (raw(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]"), "garbage"),
+        (raw(b'HTTP/1.1 200 OK\r\ncontent-length: 13\r\n\r\n{"model":"n"}'), "other_model"),
+        (raw(b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n{}"), "cut_off"),
+        (silent(0), "total_timeout"),
+    ],
+)
+def test_an_answer_without_a_stream_is_one_or_says_why_not(server: FakeServer, behaviour: Behaviour, code: str) -> None:
+    server.scoring_script.append(behaviour)
+    with pytest.raises(ServerError) as caught:
+        asked(settings(server.url, max_attempts=1, waits=replace(WAITS, total_s=0.3)))
+    assert caught.value.code == code
+    assert "hush" not in str(caught.value)
+
+
+def test_an_answer_that_is_larger_than_can_be_is_not_read(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shadowspec.servers.client.MAX_ANSWER_BYTES", 200)
+    with pytest.raises(ServerError, match="larger than can be"):
+        asked(settings(server.url))

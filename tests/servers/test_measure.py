@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from shadowspec import metrics
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.measure import ServerEngine, connect
 from shadowspec.servers.probing import DETAILED
+from shadowspec.servers.scores import MAX_SCORE_ERROR, Place, places
 from shadowspec.servers.settings import ServerSettings, Waits
 from shadowspec.types import (
     Arm,
@@ -25,7 +27,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
-from tests.servers.fake_server import FakeServer, after, killed, running, silent, status
+from tests.servers.fake_server import FakeServer, after, killed, place_logprobs, running, silent, status
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 CONFIG = SpeculationConfig("draft", "t", "d", "draft_model", 3, VerifyRule.REJECTION, backend="openai")
@@ -218,11 +220,110 @@ def test_how_far_from_a_tie_outputs_part_may_stay_unknown(servers: tuple[FakeSer
     assert found == Parity(first_divergence=4, divergence_gap=None, rerun_differs=False)
 
 
-def test_parity_of_sampled_outputs_is_unknown(servers: tuple[FakeServer, FakeServer]) -> None:
-    """That they differ says nothing, and what would say something no server tells."""
+def sampled(**changes: Any) -> Block:
+    own = prompt(1, temperature=1.0)
+    return replace(block(1), requests=(replace(own, sampling=replace(own.sampling, **changes)),))
+
+
+def told_score(body: dict[str, Any], output: list[int]) -> float:
+    """Of an output by the whole distribution that the fake server pretends to have."""
+    context, total = list(body["prompt"]), 0.0
+    for token in output:
+        every = place_logprobs(context)
+        total += (every.index(max(every)) == token) - math.exp(max(every))
+        context.append(token)
+    return total
+
+
+def test_sampled_outputs_of_both_arms_are_scored_by_the_baseline(servers: tuple[FakeServer, FakeServer]) -> None:
+    """Outside the timed arms, each arm's own output."""
+    engine = connected(servers)
     servers[1].lost_token = 4
-    own = replace(block(1), requests=(prompt(1, temperature=0.8),))
-    assert connected(servers).measure(own).runs[0].parity == Parity()
+    found = engine.measure(sampled()).runs[0].parity
+    outputs = [server.output(server.bodies[0]) for server in servers]
+    asked = servers[0].scored[-2:]
+    assert [each["prompt"] for each in asked] == [servers[0].bodies[0]["prompt"] + each for each in outputs[::-1]]
+    assert {each["prompt_logprobs"] for each in asked} == {1}, "one token says it all at temperature 1"
+    assert len(servers[1].scored) == 0
+    assert len(servers[0].bodies) == 1
+    assert found is not None
+    assert (found.z_tokens, found.baseline_z_tokens, found.first_divergence) == (11, 11, None)
+    assert found.z_sum == pytest.approx(told_score(servers[0].bodies[0], outputs[1]), abs=1e-4)
+    assert found.baseline_z_sum == pytest.approx(told_score(servers[0].bodies[0], outputs[0]), abs=1e-4)
+    assert found.z_sum != found.baseline_z_sum
+    assert found.z_error == pytest.approx(0.0, abs=1e-4)
+
+
+def test_what_is_known_of_a_score_within_bounds_says_how_far_apart_they_lie(
+    servers: tuple[FakeServer, FakeServer],
+) -> None:
+    """The same outputs at another temperature; more tokens say more."""
+    found = {}
+    for number in (8, 30, 60):
+        for server in servers:
+            server.max_logprobs = number
+        found[number] = connected(servers, score_logprobs=number).measure(sampled(temperature=0.6)).runs[0].parity
+    assert found[8] == Parity(), "the bounds lie too far apart"
+    narrow, wide = found[60], found[30]
+    assert narrow is not None
+    assert wide is not None
+    assert (narrow.z_error or 0.0) < (wide.z_error or 0.0) < MAX_SCORE_ERROR * (wide.z_tokens or 0)
+    assert abs((narrow.z_sum or 0.0) - (wide.z_sum or 0.0)) <= (narrow.z_error or 0.0) + (wide.z_error or 0.0)
+
+
+UNSCORED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [  # of the request, the server, the settings
+    ({"presence_penalty": 0.5}, {}, {}),
+    ({"min_tokens": 2}, {}, {}),
+    ({"temperature": 0.6}, {}, {"score_logprobs": 1}),
+    ({}, {}, {"score_logprobs": 0}),
+    ({"temperature": 0.6}, {"max_logprobs": 19}, {}),
+    ({}, {"max_logprobs": 0}, {}),
+    ({}, {"told": lambda told: None}, {}),
+    ({}, {"told": lambda told: told[1:]}, {}),
+    ({}, {"told": lambda told: [None, *({**each, "5": {}} for each in told[1:])]}, {}),
+    ({}, {"told": lambda told: [None, *({**each, "500": {"logprob": -9.0}} for each in told[1:])]}, {}),
+    ({}, {"told": lambda told: [None, *({"500": {"logprob": -9.0}} for _ in told[1:])]}, {}),
+    ({}, {"told": lambda told: [None, *({n: {"logprob": 0.1} for n in each} for each in told[1:])]}, {}),
+    ({}, {"told": lambda told: [None, *({n: {"logprob": True} for n in each} for each in told[1:])]}, {}),
+]
+
+
+@pytest.mark.parametrize(("request_changes", "server_changes", "changes"), UNSCORED)
+def test_what_is_not_known_of_sampled_outputs_stays_unknown(
+    servers: tuple[FakeServer, FakeServer],
+    request_changes: dict[str, Any],
+    server_changes: dict[str, Any],
+    changes: dict[str, Any],
+) -> None:
+    """That they differ says nothing."""
+    engine = connected(servers, **changes)
+    for name, value in server_changes.items():
+        setattr(servers[0], name, value)
+    run = engine.measure(sampled(**request_changes)).runs[0]
+    assert (run.failure, run.parity) == (None, Parity())
+
+
+def test_a_last_token_that_no_server_takes_is_left_out(servers: tuple[FakeServer, FakeServer]) -> None:
+    """One token has to be generated after what is scored."""
+    for server in servers:
+        server.max_model_len = 15  # of a prompt of 4 tokens and 11 others
+    found = connected(servers).measure(sampled()).runs[0].parity
+    assert found is not None
+    assert (found.z_tokens, found.baseline_z_tokens) == (10, 10)
+
+
+def test_among_equally_likely_tokens_the_lowest_counts_whichever_was_drawn() -> None:
+    """Else those that draw either of two would score above zero."""
+    tied = {"4": {"logprob": math.log(0.4)}, "9": {"logprob": math.log(0.4)}, "2": {"logprob": math.log(0.1)}}
+    for drawn, is_likeliest in ((4, True), (9, False), (2, False)):
+        answer = {"choices": [{"prompt_logprobs": [None, tied]}]}
+        (place,) = places(answer, [1, drawn], 1, 3 if drawn != 2 else 2)
+        assert place.is_likeliest is is_likeliest
+    outside = {"9": {"logprob": math.log(0.4)}, "4": {"logprob": math.log(0.4)}}
+    (place,) = places({"choices": [{"prompt_logprobs": [None, outside]}]}, [1, 4], 1, 1)
+    assert place == Place((math.log(0.4),), is_likeliest=False), (
+        "what was drawn stands beside the one that was asked for"
+    )
 
 
 def test_without_token_ids_nothing_is_known_of_parity(servers: tuple[FakeServer, FakeServer]) -> None:

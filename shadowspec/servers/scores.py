@@ -1,0 +1,131 @@
+"""The score of sampled outputs, from the baseline server's log probabilities of them: outside the timed arms.
+
+A sampled output is sent back as part of a prompt, and the server tells the likeliest tokens at each of its places
+(vLLM's `prompt_logprobs`).  What it tells is before temperature and truncation, which are applied here, as exactly as
+so many tokens allow.  The baseline is asked for both arms' outputs: a server that draws wrongly would also tell wrong
+probabilities of what it drew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from shadowspec.metrics import ratio
+from shadowspec.servers.client import Client, fresh_salt
+from shadowspec.servers.faults import ServerError
+from shadowspec.servers.likeliest import likeliest_probs, num_needed
+from shadowspec.servers.request import ServerRequest, scoring_body_of
+from shadowspec.types import SamplingParameters
+
+MAX_SCORE_ERROR: Final = 0.01  # per token: half of the gate's margin for the mean score; above it nothing is said
+MAX_SUM: Final = 1.001  # of the probabilities told of one place: with more they are no probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Sum over an output's tokens y of 1[y = likeliest] - processed probability of the likeliest, within `error`."""
+
+    total: float
+    tokens: int
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a server says of one place: log probabilities of the likeliest tokens, falling; is its own the first?
+
+    Among equally likely ones the lowest id counts as the likeliest, whichever was drawn.
+    """
+
+    logprobs: tuple[float, ...]
+    is_likeliest: bool
+
+
+class UnscorableError(Exception):
+    """What the server told is not what was asked for."""
+
+
+async def score(
+    client: Client, request: ServerRequest, output: Sequence[int], most: int, max_model_len: int | None
+) -> Score | None:
+    """The score of an output of this request; None where it is not known well enough.
+
+    Args:
+        most: of the likeliest tokens are asked for at each place.
+        max_model_len: what the server takes; a last token that does not fit beside one to be generated is left out.
+    """
+    sampling = request.sampling
+    if most == 0 or sampling.is_penalised or sampling.min_tokens > 0:
+        return None
+    length = len(request.prompt_token_ids)
+    kept = output if max_model_len is None else output[: max(0, max_model_len - 1 - length)]
+    if not kept:
+        return None
+    number = num_needed(sampling, most)
+    token_ids = (*request.prompt_token_ids, *kept)
+    try:
+        answer = await client.ask(scoring_body_of(token_ids, number), fresh_salt())
+        return scored(places(answer, token_ids, length, number), sampling)
+    except (ServerError, UnscorableError):
+        return None
+
+
+async def can_score(client: Client, token_ids: Sequence[int], most: int) -> bool:
+    """Whether the server tells the log probabilities that scores are made of."""
+    try:
+        answer = await client.ask(scoring_body_of(token_ids, most), fresh_salt())
+        return bool(places(answer, token_ids, 1, most))
+    except (ServerError, UnscorableError):
+        return False
+
+
+def scored(found: Sequence[Place], sampling: SamplingParameters) -> Score | None:
+    """The score of an output, by what was told of its places; None where the bounds lie too far apart."""
+    low, high = likeliest_probs(np.array([place.logprobs for place in found]), sampling)
+    hits = sum(place.is_likeliest for place in found)
+    total, error = hits - float((low + high).sum()) / 2.0, float((high - low).sum()) / 2.0
+    share = ratio(error, len(found))
+    return None if share is None or share > MAX_SCORE_ERROR else Score(total, len(found), error)
+
+
+def places(answer: Mapping[str, Any], token_ids: Sequence[int], start: int, number: int) -> list[Place]:
+    """What vLLM's answer says of each prompt token from `start` on.
+
+    Raises:
+        UnscorableError: it does not say it, or not as log probabilities.
+    """
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    told = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
+    if not isinstance(told, list) or len(told) != len(token_ids):
+        raise UnscorableError("prompt_logprobs are missing")
+    return [_place(told[place], token_ids[place], number) for place in range(start, len(token_ids))]
+
+
+def _place(told: Any, token_id: int, number: int) -> Place:
+    """One place; the drawn token is told beside the likeliest where it is none of them."""
+    if not isinstance(told, dict) or not all(isinstance(each, dict) for each in told.values()):
+        raise UnscorableError("a place has no log probabilities")
+    known = {str(name): each.get("logprob") for name, each in told.items()}
+    if str(token_id) not in known or not all(map(_is_logprob, known.values())):
+        raise UnscorableError("a place does not say how likely its own token was")
+    if len(known) > number:
+        if len(known) > number + 1:
+            raise UnscorableError("a place tells more tokens than were asked for")
+        del known[str(token_id)]
+    if len(known) < number:
+        raise UnscorableError("a place tells fewer tokens than were asked for")
+    falling = sorted(known.values(), reverse=True)
+    if sum(map(math.exp, falling)) > MAX_SUM:
+        raise UnscorableError("what is told are no log probabilities: --logprobs-mode")
+    likeliest = min(int(name) for name, each in known.items() if each == falling[0])
+    return Place(tuple(falling), likeliest == token_id)
+
+
+def _is_logprob(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value < MAX_SUM - 1.0
