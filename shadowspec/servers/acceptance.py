@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from shadowspec.early import EARLY_STEPS, is_early_rejection
+from shadowspec.servers import sglang
 from shadowspec.servers.counters import Counters
 from shadowspec.servers.stream import Completion
 from shadowspec.types import SpeculationCounts
@@ -87,12 +88,48 @@ def from_counters(
     if len(completion.chunk_sizes) != 1 + counted.num_drafts:
         raise UncountableError("chunks of the stream came together, or a step had no draft")
     histogram = [before - after for before, after in zip((counted.num_drafts, *per_pos), (*per_pos, 0), strict=True)]
-    cut = 1 + counted.num_drafts + counted.num_accepted_tokens - completion.num_output_tokens
-    emitted = completion.chunk_sizes[-1]
-    last = Step(len(per_pos), emitted + cut - 1, emitted) if counted.num_drafts else None
-    if cut < 0 or (last is not None and not (last.accepted <= last.drafted and histogram[last.accepted])):
+    return _from_histogram(histogram, completion, num_prompt_tokens)
+
+
+def from_meta_info(
+    meta: Mapping[str, Any], completion: Completion, num_prompt_tokens: int, num_speculative_tokens: int
+) -> Accepted:
+    """The counters from SGLang's `meta_info`, whose every step drafts a chain of as many tokens as were configured.
+
+    Raises:
+        UncountableError: it does not say what the steps accepted, or they do not add up to the output.
+    """
+    if sglang.num_retractions(meta):
+        raise UncountableError("the request was thrown out of its batch, and a token of it made without a draft")
+    found = sglang.spec_fields(meta)
+    if found is None and completion.num_output_tokens > 1:
+        raise UncountableError("meta_info holds no histogram of steps")
+    verified, told = found or (0, [])
+    histogram = [*told, *[0] * (num_speculative_tokens + 1 - len(told))]
+    if len(histogram) != num_speculative_tokens + 1 or sum(histogram) != verified:
+        raise UncountableError("the histogram has other steps than were verified, or more tokens than were configured")
+    if sglang.num_proposed(meta) not in (None, verified * num_speculative_tokens):
+        raise UncountableError("a step drafted another number of tokens than was configured")
+    return _from_histogram(histogram, completion, num_prompt_tokens)
+
+
+def _from_histogram(histogram: Sequence[int], completion: Completion, num_prompt_tokens: int) -> Accepted:
+    """The counters where every step had a draft of the same length, and how many accepted how many is known.
+
+    Which of them was the last follows from the last chunk, where every chunk but the first is a step.  Else it is
+    taken for the longest that there was, by which the fewest drafted tokens are left out.
+    """
+    num_drafts, width = sum(histogram), len(histogram) - 1
+    cut = 1 + sum(number * (accepted + 1) for accepted, number in enumerate(histogram)) - completion.num_output_tokens
+    is_sure = len(completion.chunk_sizes) == 1 + num_drafts
+    last: Step | None = None
+    if num_drafts:
+        longest = max(accepted for accepted, number in enumerate(histogram) if number)
+        emitted = completion.chunk_sizes[-1] if is_sure else longest + 1 - cut
+        last = Step(width, emitted + cut - 1, emitted)
+    if cut < 0 or (last is not None and not (last.accepted <= width and last.emitted > 0 and histogram[last.accepted])):
         raise UncountableError("the steps do not add up to the output")
-    return Accepted(_counts(histogram, counted.num_draft_tokens, last, 0, completion, num_prompt_tokens), None)
+    return Accepted(_counts(histogram, width * num_drafts, last, 0, completion, num_prompt_tokens), None, is_sure)
 
 
 def _last_step(steps: Sequence[tuple[int, int]], completion: Completion) -> tuple[int, Step | None, bool]:

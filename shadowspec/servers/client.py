@@ -14,7 +14,7 @@ import os
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,10 +26,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from shadowspec.errors import ConfigError
+from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.faults import ServerError
-from shadowspec.servers.request import ServerRequest, body_of
+from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.settings import MAX_RETRY_WAIT_S, ServerSettings, Waits
-from shadowspec.servers.stream import DONE, Completion, StreamedAnswer, events
+from shadowspec.servers.stream import DONE, Completion, events
 
 FIRST_RETRY_S: Final = 0.5  # doubled with every attempt, where the server does not say how long to wait
 LOOK_S: Final = 10.0  # that a look at a server (its models, its counters) may take
@@ -42,12 +43,20 @@ _AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 class Client:
     """Speaks to one server while `open_client` lasts."""
 
-    def __init__(self, name: str, http: httpx.AsyncClient, model: str, waits: Waits, max_attempts: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        http: httpx.AsyncClient,
+        model: str,
+        waits: Waits,
+        max_attempts: int,
+        dialect: Dialect = Dialect.OPENAI,
+    ) -> None:
         """
         Args:
             name: of the server, for messages: its arm and host.
         """
-        self.name = name
+        self.name, self.dialect = name, dialect
         self._http, self._model, self._waits, self._max_attempts = http, model, waits, max_attempts
 
     async def look(self, path: str) -> str | None:
@@ -77,14 +86,25 @@ class Client:
         waited_s = completion.sent_s - began if attempt > 1 else 0.0
         return replace(completion, num_attempts=attempt, waited_s=waited_s)
 
-    async def ask(self, body: Mapping[str, Any], salt: str) -> Mapping[str, Any]:
-        """The answer to what is asked of /v1/completions without a stream, untimed, by as many attempts as it takes.
+    async def told(self, token_ids: Sequence[int], start: int, number: int, salt: str) -> list[Any]:
+        """The log probabilities by token of so many likeliest tokens, and of the prompt's own, from `start` on.
+
+        None for a place of which the server does not tell them.
 
         Raises:
-            ServerError: there is none, or it is no object; the last attempt says why.
+            ServerError: there is no usable answer; the last attempt says why.
         """
-        answer, _ = await self._tried(lambda attempt: self._asked(body, f"{salt}-{attempt}"))
-        return answer
+
+        def asked(attempt: int) -> Awaitable[Mapping[str, Any]]:
+            body = self.dialect.scoring_body_of(token_ids, start, number, self._model, f"{salt}-{attempt}")
+            return self._asked(body)
+
+        answer, _ = await self._tried(asked)
+        return self.dialect.told_of(answer, token_ids, start)
+
+    def speaking(self, dialect: Dialect) -> Client:
+        """The same client, in another dialect."""
+        return Client(self.name, self._http, self._model, self._waits, self._max_attempts, dialect)
 
     async def _tried(self, attempted: Callable[[int], Awaitable[Answer]]) -> tuple[Answer, int]:
         """The first answer, and which attempt gave it."""
@@ -98,13 +118,12 @@ class Client:
             await asyncio.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _asked(self, body: Mapping[str, Any], salt: str) -> Mapping[str, Any]:
+    async def _asked(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """One attempt at an answer that is not streamed; what is too large is not read to its end."""
         content = bytearray()
         try:
             async with asyncio.timeout(self._waits.total_s):
-                sent = {"model": self._model, "cache_salt": salt, **body}
-                async with self._http.stream("POST", "v1/completions", json=sent) as response:
+                async with self._http.stream("POST", self.dialect.path, json=body) as response:
                     self._check_status(response)
                     async for part in response.aiter_bytes():
                         content += part
@@ -129,13 +148,13 @@ class Client:
     async def _attempt(self, request: ServerRequest, salt: str) -> Completion:
         """One attempt.  The clock that gives it up is set further by tokens alone, not by whatever else comes."""
         waits, loop = self._waits, asyncio.get_running_loop()
-        body = body_of(request, self._model, salt)
+        body = self.dialect.body_of(request, self._model, salt)
         sent_s = time.perf_counter()
         end = loop.time() + waits.total_s
-        answer = StreamedAnswer(self.name, self._model, request, sent_s)
+        answer = self.dialect.answer(self.name, self._model, request, sent_s)
         try:
             async with asyncio.timeout_at(min(end, loop.time() + waits.first_token_s)) as clock:
-                async with self._http.stream("POST", "v1/completions", json=body) as response:
+                async with self._http.stream("POST", self.dialect.path, json=body) as response:
                     self._check_status(response)
                     received = events(self.name, response.aiter_bytes())
                     async for data in received:

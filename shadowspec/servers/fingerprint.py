@@ -35,6 +35,7 @@ def fingerprinted(
         "max_model_len": f"{own.max_model_len}, {other.max_model_len}",
         "counts_source": source.value,
         "requests_per_slot": str(requests_per_slot),
+        **dict(other.told),
     }
     settings_of = {name: value for name, value in asdict(config).items() if name not in ("name", "target", "draft")}
     identity = settings_of | {

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shadowspec.servers import sglang
 from shadowspec.servers.client import Client
 from shadowspec.servers.faults import ServerError
 
@@ -21,6 +22,7 @@ class Identity:
     version: str
     root: str  # where it took the model's weights from
     max_model_len: int | None
+    told: tuple[tuple[str, str], ...] = ()  # of its own settings, those that figures depend on; () where it tells none
 
     @property
     def name(self) -> str:
@@ -42,6 +44,8 @@ async def identify(client: Client, model: str) -> Identity:
     if not own:
         names = ", ".join(sorted(str(each.get("id")) for each in entries if isinstance(each, dict))) or "none"
         raise ServerError(client.name, "other_model", f"it serves {names}, and not {model}")
+    if own[0].get("owned_by") == sglang.ENGINE:
+        return await _sglang(client, own[0])
     text = await client.look("version")
     version = UNKNOWN if text is None else str(_document(client, text, "/version").get("version", UNKNOWN))
     length = own[0].get("max_model_len")
@@ -50,6 +54,20 @@ async def identify(client: Client, model: str) -> Identity:
         version,
         str(own[0].get("root") or UNKNOWN),
         length if type(length) is int else None,
+    )
+
+
+async def _sglang(client: Client, entry: Mapping[str, Any]) -> Identity:
+    """SGLang says of itself how it was started."""
+    text = await client.look("server_info")
+    info = _document(client, text if text is not None else await client.look("get_server_info"), "/server_info")
+    length = entry.get("max_model_len")
+    return Identity(
+        sglang.ENGINE,
+        str(info.get("version", UNKNOWN)),
+        str(info.get("model_path", UNKNOWN)),
+        length if type(length) is int else None,
+        tuple((name, str(info[name])) for name in sglang.TOLD if name in info),
     )
 
 

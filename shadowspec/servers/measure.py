@@ -19,10 +19,11 @@ from shadowspec.contracts import judge
 from shadowspec.errors import ServiceUnavailableError
 from shadowspec.outputs import is_repetition_loop
 from shadowspec.scoring import Scorer
-from shadowspec.servers.acceptance import Accepted, UncountableError, from_steps
+from shadowspec.servers.acceptance import Accepted, UncountableError, from_meta_info, from_steps
 from shadowspec.servers.arms import Outcome, concurrencies, run_arm, timing
 from shadowspec.servers.client import Client, fresh_salt, open_client, trust
 from shadowspec.servers.counting import count_alone
+from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.faults import ServerError
 from shadowspec.servers.fingerprint import fingerprinted
 from shadowspec.servers.identity import Identity, identify
@@ -99,7 +100,9 @@ class ServerEngine:
         slots = min(block.concurrency, len(requests))
         async with AsyncExitStack() as stack:
             clients = {
-                arm: await stack.enter_async_context(open_client(arm, url, self._settings, self._context, slots))
+                arm: (
+                    await stack.enter_async_context(open_client(arm, url, self._settings, self._context, slots))
+                ).speaking(Dialect.of(self._identities[arm].engine))
                 for arm, url in (
                     (Arm.BASELINE, self._settings.baseline_url),
                     (Arm.SPECULATIVE, self._settings.speculative_url),
@@ -174,6 +177,8 @@ class ServerEngine:
                 return await count_alone(client, request, self._settings.model, width)
             if spec.speculation is None:
                 return "no_acceptance"
+            if self._source is CountsSource.META_INFO:
+                return from_meta_info(spec.speculation, spec, length, width)
             return from_steps(spec.speculation, spec, length, width)
         except UncountableError as error:
             log.warning("%s: a request's acceptance is not known: %s", client.name, error)

@@ -7,8 +7,10 @@ from enum import StrEnum
 from typing import Final
 
 from shadowspec.errors import ConfigError, ModelError
+from shadowspec.servers import sglang
 from shadowspec.servers.client import Client, open_client, trust
 from shadowspec.servers.counters import scrape
+from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.scores import can_score
@@ -16,6 +18,11 @@ from shadowspec.servers.settings import ServerSettings
 from shadowspec.servers.waiting import finished
 from shadowspec.types import SamplingParameters, SpeculationConfig
 
+TENSORRT_LLM: Final = "tensorrt_llm"  # as its /v1/models says
+NO_STEPS: Final = (
+    "TensorRT-LLM does not say what each step accepted: its answers hold a mean (avg_decoded_tokens_per_iter), its "
+    "/perf_metrics totals of a request, from which no position's acceptance follows; it cannot be measured"
+)
 LOOKUPS: Final = ("ngram", "suffix")  # what may have nothing to propose in a step
 TINY: Final = ServerRequest((5, 6, 7, 8) * 4, SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True), 0)
 DETAILED: Final = "--per-request-spec-decode-metrics detailed"
@@ -25,11 +32,14 @@ class CountsSource(StrEnum):
     """Where the accepted tokens of a request come from."""
 
     RESPONSE = "response"  # vLLM's metrics.speculative_decoding, of the very request that was timed
+    META_INFO = "meta_info"  # SGLang's histogram of that request's steps
     COUNTERS = "counters"  # the server's counters around the same request, sent once more, alone and untimed
 
     @property
     def meaning(self) -> str:
-        return "each answer" if self is CountsSource.RESPONSE else "the server's counters, in a pass of its own"
+        if self is CountsSource.COUNTERS:
+            return "the server's counters, in a pass of its own"
+        return "each answer" + ("'s meta_info" if self is CountsSource.META_INFO else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,7 @@ class Probe:
     tells_queue: bool
     tells_cached: bool
     scores_outputs: bool | None = None  # tells what sampled outputs are scored by; None: it was not asked
+    uncountable: str | None = None  # why what it accepts can never be counted
 
 
 async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
@@ -52,8 +63,14 @@ async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
 
     Raises:
         ServerError: it cannot be reached, does not serve the model, or gives no usable answer.
+        ModelError: it is one that does not say what it accepts.
     """
     identity = await identify(client, model)
+    if identity.engine == TENSORRT_LLM:
+        raise ModelError(f"{client.name}: {NO_STEPS}")
+    client = client.speaking(Dialect.of(identity.engine))
+    if client.dialect is Dialect.SGLANG:
+        return await _probe_sglang(client, identity, score_logprobs)
     found = await scrape(client, model)
     answer = await client.complete(TINY, "probe")
     own = answer.speculation or {}
@@ -75,6 +92,25 @@ async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
         tells_queue=answer.queue_ms is not None,
         tells_cached=answer.cached_tokens is not None,
         scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
+    )
+
+
+async def _probe_sglang(client: Client, identity: Identity, score_logprobs: int) -> Probe:
+    """How it drafts SGLang says of itself."""
+    told = dict(identity.told)
+    answer = await client.complete(TINY, "probe")
+    number = sglang.chain_length(told)
+    return Probe(
+        identity,
+        number,
+        counts_by_request=bool(number) and bool(sglang.spec_fields(answer.speculation or {})),
+        has_counters=False,
+        has_metrics=False,
+        returns_token_ids=answer.token_ids is not None,
+        tells_queue=answer.queue_ms is not None,
+        tells_cached=answer.cached_tokens is not None,
+        scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
+        uncountable=sglang.uncountable(told),
     )
 
 
@@ -108,13 +144,21 @@ def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe
     where = f"candidate {config.name!r}"
     if baseline.num_speculative_tokens:
         raise ModelError(f"{where}: the baseline server speculates ({baseline.num_speculative_tokens} tokens)")
+    if speculative.uncountable is not None:
+        raise ModelError(f"{where}: {speculative.uncountable}")
     if not found:
         word = "does not speculate" if found == 0 else "does not say that it speculates"
-        raise ModelError(f"{where}: the speculative server {word}; start vLLM with --speculative-config")
+        raise ModelError(
+            f"{where}: the speculative server {word}; start vLLM with --speculative-config, SGLang with "
+            "--speculative-algorithm"
+        )
     if found != wanted:
         raise ModelError(f"{where}: num_speculative_tokens is {wanted}, and the speculative server drafts {found}")
+    is_sglang = Dialect.of(speculative.identity.engine) is Dialect.SGLANG
     if speculative.counts_by_request:
-        return CountsSource.RESPONSE
+        return CountsSource.META_INFO if is_sglang else CountsSource.RESPONSE
+    if is_sglang:
+        raise ModelError(f"{where}: the speculative server's meta_info holds no histogram of steps: SGLang is too old")
     if speculative.has_counters and speculative.returns_token_ids and config.proposer not in LOOKUPS:
         return CountsSource.COUNTERS
     raise ModelError(f"{where}: the speculative server does not say what it accepted; start vLLM with {DETAILED}")
@@ -133,6 +177,7 @@ def require_length(where: str, wanted: int, *probes: Probe) -> None:
 def remarks(baseline: Probe, speculative: Probe) -> list[str]:
     """What keeps a pair from being the best it could be, though it can be measured."""
     own, other = baseline.identity, speculative.identity
+    is_sglang = Dialect.of(other.engine) is Dialect.SGLANG
     found = []
     if own.name != other.name:
         found.append(f"the servers differ in more than speculation: {own.name}, {other.name}")
@@ -144,17 +189,17 @@ def remarks(baseline: Probe, speculative: Probe) -> list[str]:
         found.append("the baseline server does not say whether it speculates")
     if not speculative.counts_by_request:
         found.append(f"acceptance takes a second, untimed pass, which {DETAILED} would save")
-    if not speculative.has_metrics:
+    if not speculative.has_metrics and not is_sglang:
         found.append("the speculative server shows no /metrics of vLLM's")
     if not (baseline.returns_token_ids and speculative.returns_token_ids):
         found.append("no token ids are returned: parity stays unknown")
     if baseline.scores_outputs is False:
         found.append(
             "sampled outputs cannot be scored, so that their parity stays unknown: the baseline server must tell "
-            "prompt_logprobs (--max-logprobs at least score_logprobs, --logprobs-mode not one of logits)"
+            "prompt_logprobs (vLLM: --max-logprobs at least score_logprobs, --logprobs-mode not one of logits)"
         )
     if not (baseline.tells_queue and speculative.tells_queue):
-        found.append("queue times are not told apart (--enable-per-request-metrics)")
+        found.append("queue times are not told apart" + ("" if is_sglang else " (--enable-per-request-metrics)"))
     if not (baseline.tells_cached and speculative.tells_cached):
         found.append("cached tokens are not told (--enable-prompt-tokens-details)")
     return found

@@ -60,12 +60,14 @@ def body_of(request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
     return body
 
 
-def scoring_body_of(token_ids: Sequence[int], num_logprobs: int) -> dict[str, Any]:
+def scoring_body_of(token_ids: Sequence[int], num_logprobs: int, model: str, salt: str) -> dict[str, Any]:
     """The body of /v1/completions, not streamed, that asks for the likeliest tokens at each place of a prompt.
 
     A server generates one token at least, which nobody reads.
     """
     return {
+        "model": model,
+        "cache_salt": salt,
         "prompt": list(token_ids),
         "max_tokens": 1,
         "temperature": 0.0,

@@ -1,9 +1,9 @@
 """The score of sampled outputs, from the baseline server's log probabilities of them: outside the timed arms.
 
 A sampled output is sent back as part of a prompt, and the server tells the likeliest tokens at each of its places
-(vLLM's `prompt_logprobs`).  What it tells is before temperature and truncation, which are applied here, as exactly as
-so many tokens allow.  The baseline is asked for both arms' outputs: a server that draws wrongly would also tell wrong
-probabilities of what it drew.
+(vLLM's `prompt_logprobs`, SGLang's `input_top_logprobs`).  What it tells is before temperature and truncation, which
+are applied here, as exactly as so many tokens allow.  The baseline is asked for both arms' outputs: a server that draws
+wrongly would also tell wrong probabilities of what it drew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shadowspec.metrics import ratio
 from shadowspec.servers.client import Client, fresh_salt
 from shadowspec.servers.faults import ServerError
 from shadowspec.servers.likeliest import likeliest_probs, num_needed
-from shadowspec.servers.request import ServerRequest, scoring_body_of
+from shadowspec.servers.request import ServerRequest
 from shadowspec.types import SamplingParameters
 
 MAX_SCORE_ERROR: Final = 0.01  # per token: half of the gate's margin for the mean score; above it nothing is said
@@ -69,8 +69,8 @@ async def score(
     number = num_needed(sampling, most)
     token_ids = (*request.prompt_token_ids, *kept)
     try:
-        answer = await client.ask(scoring_body_of(token_ids, number), fresh_salt())
-        return scored(places(answer, token_ids, length, number), sampling)
+        told = await client.told(token_ids, length, number, fresh_salt())
+        return scored(places(told, kept, number), sampling)
     except (ServerError, UnscorableError):
         return None
 
@@ -78,8 +78,8 @@ async def score(
 async def can_score(client: Client, token_ids: Sequence[int], most: int) -> bool:
     """Whether the server tells the log probabilities that scores are made of."""
     try:
-        answer = await client.ask(scoring_body_of(token_ids, most), fresh_salt())
-        return bool(places(answer, token_ids, 1, most))
+        told = await client.told(token_ids, 1, most, fresh_salt())
+        return bool(places(told, token_ids[1:], most))
     except (ServerError, UnscorableError):
         return False
 
@@ -93,37 +93,30 @@ def scored(found: Sequence[Place], sampling: SamplingParameters) -> Score | None
     return None if share is None or share > MAX_SCORE_ERROR else Score(total, len(found), error)
 
 
-def places(answer: Mapping[str, Any], token_ids: Sequence[int], start: int, number: int) -> list[Place]:
-    """What vLLM's answer says of each prompt token from `start` on.
+def places(told: Sequence[Mapping[int, Any] | None], token_ids: Sequence[int], number: int) -> list[Place]:
+    """What a server told of these tokens' places.
 
     Raises:
-        UnscorableError: it does not say it, or not as log probabilities.
+        UnscorableError: it is missing, more or less than was asked for, or no log probabilities.
     """
-    choices = answer.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    told = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
-    if not isinstance(told, list) or len(told) != len(token_ids):
-        raise UnscorableError("prompt_logprobs are missing")
-    return [_place(told[place], token_ids[place], number) for place in range(start, len(token_ids))]
+    return [_place(own, token_id, number) for own, token_id in zip(told, token_ids, strict=True)]
 
 
-def _place(told: Any, token_id: int, number: int) -> Place:
+def _place(told: Mapping[int, Any] | None, token_id: int, number: int) -> Place:
     """One place; the drawn token is told beside the likeliest where it is none of them."""
-    if not isinstance(told, dict) or not all(isinstance(each, dict) for each in told.values()):
-        raise UnscorableError("a place has no log probabilities")
-    known = {str(name): each.get("logprob") for name, each in told.items()}
-    if str(token_id) not in known or not all(map(_is_logprob, known.values())):
+    known = dict(told or {})
+    if token_id not in known or not all(map(_is_logprob, known.values())):
         raise UnscorableError("a place does not say how likely its own token was")
     if len(known) > number:
         if len(known) > number + 1:
             raise UnscorableError("a place tells more tokens than were asked for")
-        del known[str(token_id)]
+        del known[token_id]
     if len(known) < number:
         raise UnscorableError("a place tells fewer tokens than were asked for")
     falling = sorted(known.values(), reverse=True)
     if sum(map(math.exp, falling)) > MAX_SUM:
         raise UnscorableError("what is told are no log probabilities: --logprobs-mode")
-    likeliest = min(int(name) for name, each in known.items() if each == falling[0])
+    likeliest = min(token for token, each in known.items() if each == falling[0])
     return Place(tuple(falling), likeliest == token_id)
 
 

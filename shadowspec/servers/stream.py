@@ -73,6 +73,9 @@ class StreamedAnswer:
             raise self._fault("garbage", "an event is not JSON") from error
         if not isinstance(event, dict):
             raise self._fault("garbage", "an event is no object")
+        return self._take_event(event, now_s)
+
+    def _take_event(self, event: Mapping[str, Any], now_s: float) -> bool:
         if failed := event.get("error"):
             kind = failed.get("type") if isinstance(failed, dict) else None
             word = kind if isinstance(kind, str) and kind.isidentifier() else "without a type"

@@ -17,6 +17,7 @@ from shadowspec.worker.engine_process import EngineProcess
 from shadowspec.worker.messages import Event, Failed, Measured, Ready
 from tests.cli.conftest import Workspace, record, write_traffic
 from tests.servers.fake_server import FakeServer, running, silent, well
+from tests.servers.fake_sglang import FakeSglang
 from tests.servers.test_measure import prompt
 
 SERVERS = """
@@ -164,6 +165,25 @@ def test_doctor_says_what_both_servers_are(served: Workspace) -> None:
         "m on vllm/0.32.0, and with 3 speculative tokens on vllm/0.32.0; acceptance from each answer",
     )
     assert found["models"] == (True, "no endpoint is measured in this process")
+
+
+def test_doctor_looks_at_servers_that_speak_sglangs_api(
+    served: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    with running(*(own := (FakeSglang(), FakeSglang(3)))):
+        for before, after in zip(servers, own, strict=True):
+            served.replace_in_config(before.url, after.url)
+        assert checks(served)["servers letters"] == (
+            True,
+            "m on sglang/0.5.9, and with 3 speculative tokens on sglang/0.5.9; acceptance from each answer's meta_info; "
+            "queue times are not told apart",
+        )
+        own[1].branches = 8
+        is_ok, found = checks(served)["servers letters"]
+        assert (is_ok, "--speculative-eagle-topk 1" in found) == (False, True)
+        own[1].owner = "tensorrt_llm"
+        is_ok, found = checks(served)["servers letters"]
+        assert (is_ok, "avg_decoded_tokens_per_iter" in found) == (False, True)
 
 
 @pytest.mark.parametrize(

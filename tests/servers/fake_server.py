@@ -29,6 +29,7 @@ class FakeServer:
     num_speculative_tokens: int = 0
     model: str = "m"
     version: str = "0.32.0"
+    owner: str = "vllm"
     max_model_len: int = 1024
     level: str = "detailed"  # of per-request metrics: "none", "summary", "detailed"
     has_metrics: bool = True
@@ -86,7 +87,7 @@ class FakeServer:
 
     async def _look(self, path: str, writer: asyncio.StreamWriter) -> None:
         if path == "/v1/models":
-            entry = {"id": self.model, "owned_by": "vllm", "root": "/models/t", "max_model_len": self.max_model_len}
+            entry = {"id": self.model, "owned_by": self.owner, "root": "/models/t", "max_model_len": self.max_model_len}
             await respond(writer, 200, json.dumps({"object": "list", "data": [entry]}))
         elif path == "/version":
             await respond(writer, 200, json.dumps({"version": self.version}))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shadowspec import metrics
 from shadowspec.engine.batch import Request, Row
-from shadowspec.servers.acceptance import UncountableError, from_counters, from_steps
+from shadowspec.servers.acceptance import UncountableError, from_counters, from_meta_info, from_steps
 from shadowspec.servers.counters import Counters, parse
 from shadowspec.servers.stream import Completion
 from shadowspec.types import SamplingParameters, SpeculationCounts
@@ -126,6 +126,70 @@ def test_counters_around_one_request_count_as_the_loop_does(steps: Steps, most: 
     found = from_counters(counted(taken, answer), answer, 3, WIDTH)
     assert found.counts == expected
     assert found.is_early_rejection is None, "the order of the steps is not known"
+
+
+def meta_info(steps: Steps, **changes: Any) -> dict[str, Any]:
+    """As SGLang says it: the histogram is as long as it has to be."""
+    accepted = [took for _, took in steps]
+    histogram = [accepted.count(number) for number in range(max(accepted, default=-1) + 1)]
+    said = {"spec_verify_ct": len(steps), "spec_num_proposed_drafts": WIDTH * len(steps), "num_retractions": 0}
+    return said | {"spec_correct_drafts_histogram": histogram} | changes
+
+
+@given(ALWAYS, st.integers(1, 60))
+def test_a_histogram_of_steps_counts_as_the_loop_does(steps: Steps, most: int) -> None:
+    expected, answer, taken, _ = loop(steps, most)
+    found = from_meta_info(meta_info(taken) if taken else {}, answer, 3, WIDTH)
+    assert found.counts == expected
+    assert found.is_sure
+    assert found.is_early_rejection is None, "the order of the steps is not known"
+
+
+@given(ALWAYS, st.integers(2, 60), st.data())
+def test_a_histogram_and_chunks_that_came_together_leave_only_the_last_step_unsure(
+    steps: Steps, most: int, data: st.DataObject
+) -> None:
+    """What was accepted in all and at the first position is the loop's all the same."""
+    expected, answer, taken, _ = loop(steps, most)
+    sizes = list(answer.chunk_sizes)
+    place = data.draw(st.integers(0, max(0, len(sizes) - 2)))
+    sizes[place : place + 2] = [sum(sizes[place : place + 2])]
+    found = from_meta_info(meta_info(taken) if taken else {}, replace(answer, chunk_sizes=tuple(sizes)), 3, WIDTH)
+    metrics.check_identities(found.counts)
+    own, theirs = found.counts, expected
+    assert found.is_sure == (len(answer.chunk_sizes) == 1)
+    assert (own.num_drafts, own.num_accepted_tokens) == (theirs.num_drafts, theirs.num_accepted_tokens)
+    assert own.num_accepted_tokens_per_pos[0] == theirs.num_accepted_tokens_per_pos[0]
+    assert own.num_cut_accepted_tokens == theirs.num_cut_accepted_tokens
+    assert 0 <= own.num_draft_tokens - theirs.num_draft_tokens < WIDTH
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_retractions": 1}, "thrown out"),
+        ({"num_retractions": None, "total_retractions": 2}, "thrown out"),
+        ({"spec_verify_ct": None}, "no histogram"),
+        ({"spec_correct_drafts_histogram": None}, "no histogram"),
+        ({"spec_correct_drafts_histogram": [0, -1, 2]}, "no histogram"),
+        ({"spec_correct_drafts_histogram": [0, 0, 3]}, "other steps"),
+        ({"spec_correct_drafts_histogram": [1, 0, 1, 0, 0, 0]}, "more tokens"),
+        ({"spec_num_proposed_drafts": 9}, "another number of tokens"),
+        ({"spec_correct_drafts_histogram": [2]}, "do not add up"),
+        ({"spec_correct_drafts_histogram": [0, 0, 0, 0, 2]}, "do not add up"),
+    ],
+)
+def test_a_histogram_that_does_not_add_up_counts_nothing(changes: dict[str, Any], says: str) -> None:
+    _, answer, taken, _ = loop([(WIDTH, 2)] * 2, 8)
+    with pytest.raises(UncountableError, match=says):
+        from_meta_info(meta_info(taken, **changes), answer, 3, WIDTH)
+
+
+def test_an_older_name_of_the_histogram_is_known() -> None:
+    expected, answer, taken, _ = loop([(WIDTH, 2), (WIDTH, 0)], 8)
+    said = meta_info(taken)
+    said["spec_accept_histogram"] = said.pop("spec_correct_drafts_histogram")
+    assert from_meta_info(said, answer, 3, WIDTH).counts == expected
 
 
 @pytest.mark.parametrize(

@@ -314,13 +314,12 @@ def test_a_last_token_that_no_server_takes_is_left_out(servers: tuple[FakeServer
 
 def test_among_equally_likely_tokens_the_lowest_counts_whichever_was_drawn() -> None:
     """Else those that draw either of two would score above zero."""
-    tied = {"4": {"logprob": math.log(0.4)}, "9": {"logprob": math.log(0.4)}, "2": {"logprob": math.log(0.1)}}
+    tied = {4: math.log(0.4), 9: math.log(0.4), 2: math.log(0.1)}
     for drawn, is_likeliest in ((4, True), (9, False), (2, False)):
-        answer = {"choices": [{"prompt_logprobs": [None, tied]}]}
-        (place,) = places(answer, [1, drawn], 1, 3 if drawn != 2 else 2)
+        (place,) = places([tied], [drawn], 3 if drawn != 2 else 2)
         assert place.is_likeliest is is_likeliest
-    outside = {"9": {"logprob": math.log(0.4)}, "4": {"logprob": math.log(0.4)}}
-    (place,) = places({"choices": [{"prompt_logprobs": [None, outside]}]}, [1, 4], 1, 1)
+    outside = {9: math.log(0.4), 4: math.log(0.4)}
+    (place,) = places([outside], [4], 1)
     assert place == Place((math.log(0.4),), is_likeliest=False), (
         "what was drawn stands beside the one that was asked for"
     )

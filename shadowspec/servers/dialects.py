@@ -1,0 +1,65 @@
+"""The ways in which servers are asked and answer: one of OpenAI's API with vLLM's fields, and SGLang's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from shadowspec.servers import sglang
+from shadowspec.servers.request import ServerRequest, body_of, scoring_body_of
+from shadowspec.servers.stream import StreamedAnswer
+
+
+class Dialect(StrEnum):
+    """What a server speaks."""
+
+    OPENAI = "openai"
+    SGLANG = "sglang"
+
+    @classmethod
+    def of(cls, engine: str) -> Dialect:
+        """That of an engine, by its name in /v1/models."""
+        return cls.SGLANG if engine == sglang.ENGINE else cls.OPENAI
+
+    @property
+    def path(self) -> str:
+        """Where completions are asked for."""
+        return "generate" if self is Dialect.SGLANG else "v1/completions"
+
+    def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
+        """What is sent for a streamed answer."""
+        return sglang.body_of(request, salt) if self is Dialect.SGLANG else body_of(request, model, salt)
+
+    def answer(self, server: str, model: str, request: ServerRequest, sent_s: float) -> StreamedAnswer:
+        """What takes that answer's events."""
+        kind = sglang.SglangAnswer if self is Dialect.SGLANG else StreamedAnswer
+        return kind(server, model, request, sent_s)
+
+    def scoring_body_of(
+        self, token_ids: Sequence[int], start: int, num_logprobs: int, model: str, salt: str
+    ) -> dict[str, Any]:
+        """What is sent to be told the likeliest tokens at each place of a prompt from `start` on."""
+        if self is Dialect.SGLANG:
+            return sglang.scoring_body_of(token_ids, start, num_logprobs, salt)
+        return scoring_body_of(token_ids, num_logprobs, model, salt)
+
+    def told_of(self, answer: Mapping[str, Any], token_ids: Sequence[int], start: int) -> list[Any]:
+        """What the answer to that tells of each place from `start` on: log probabilities by token, else None."""
+        if self is Dialect.SGLANG:
+            return list(sglang.told_of(answer, token_ids[start:]))
+        choices = answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        told = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
+        if not isinstance(told, list) or len(told) != len(token_ids):
+            return [None] * (len(token_ids) - start)
+        return [_logprobs_of(each) for each in told[start:]]
+
+
+def _logprobs_of(told: Any) -> dict[int, Any] | None:
+    """Log probabilities by token, from vLLM's entry of a place."""
+    if not isinstance(told, dict) or not all(isinstance(each, dict) for each in told.values()):
+        return None
+    if not all(name.isdigit() for name in told):
+        return None
+    return {int(name): each.get("logprob") for name, each in told.items()}

@@ -1,0 +1,115 @@
+"""The fake server as SGLang answers: its own API on a real socket, tokens so far in every event, drafts in meta_info.
+
+As SGLang's sources write its answers; which versions were read docs/servers.md says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tests.servers.fake_server import FakeServer, place_logprobs, respond
+
+
+@dataclass
+class FakeSglang(FakeServer):
+    """Speculates with a chain of `num_speculative_tokens`, unless told otherwise."""
+
+    owner: str = "sglang"
+    version: str = "0.5.9"
+    has_metrics: bool = False
+    algorithm: str = "EAGLE3"
+    branches: int = 1
+    num_draft_tokens: int | None = None  # None: as a chain has
+    is_adaptive: bool = False
+    is_incremental: bool = False
+    info_path: str = "/server_info"
+    histogram_name: str | None = "spec_correct_drafts_histogram"
+    num_retractions: int = 0
+
+    async def _look(self, path: str, writer: asyncio.StreamWriter) -> None:
+        if path != self.info_path:
+            await (respond(writer, 404, "{}") if path == "/version" else super()._look(path, writer))
+            return
+        width = self.num_speculative_tokens
+        info = {
+            "model_path": "/models/t",
+            "weight_version": "default",
+            "speculative_algorithm": self.algorithm if width else None,
+            "speculative_num_steps": width or None,
+            "speculative_eagle_topk": self.branches if width else None,
+            "speculative_num_draft_tokens": (self.num_draft_tokens or width + 1) if width else None,
+            "speculative_adaptive": self.is_adaptive,
+            "internal_states": [{}],
+            "version": self.version,
+        }
+        await respond(writer, 200, json.dumps(info))
+
+    async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if not body.get("stream"):
+            await self._score(body, writer)
+            return
+        await super()._complete(body, writer)
+
+    async def _score(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """Of the first place nothing; what is told begins at `logprob_start_len`."""
+        self.scored.append(body)
+        ids, number, start = body["input_ids"], body["top_logprobs_num"], body["logprob_start_len"]
+        own: list[Any] = [[None, ids[start], None]]
+        top: list[Any] = [None]
+        for place in range(start + 1, len(ids)):
+            every = place_logprobs(ids[:place])
+            ranked = sorted(range(len(every)), key=lambda each: -every[each])
+            own.append([every[ids[place]], ids[place], None])
+            top.append([[every[each], each, None] for each in ranked[:number]])
+        meta = {"input_token_logprobs": own, "input_top_logprobs": self.told(top), "completion_tokens": 1}
+        await respond(writer, 200, json.dumps({"text": "hush", "output_ids": [5], "meta_info": meta}))
+
+    def output(self, body: dict[str, Any]) -> list[int]:
+        return super().output(
+            body
+            if "prompt" in body
+            else {"prompt": body["input_ids"], "max_tokens": body["sampling_params"]["max_new_tokens"]}
+        )
+
+    def events(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        own = {"prompt": body["input_ids"], "max_tokens": body["sampling_params"]["max_new_tokens"]}
+        parts, said = self.chunks(own)
+        tokens: list[int] = []
+        events = []
+        for place, part in enumerate(parts):
+            tokens = tokens + part
+            meta: dict[str, Any] = {
+                "id": "r",
+                "finish_reason": None,
+                "prompt_tokens": len(own["prompt"]),
+                "weight_version": "default",
+                "num_retractions": self.num_retractions,
+                "completion_tokens": len(tokens),
+                "cached_tokens": 0,
+            }
+            if body.get("return_logprob"):
+                meta["output_top_logprobs"] = [[[-0.25, 6, None], [-0.75, 7, None]]]
+            if place == len(parts) - 1:
+                meta |= {"finish_reason": {"type": "length", "length": len(tokens)}, "e2e_latency": 0.1}
+                meta |= self._drafts(said)
+            shown = part if self.is_incremental else tokens
+            events.append({"text": "".join(chr(97 + each % 26) for each in shown), "output_ids": shown,
+                           "meta_info": meta, "index": 0})  # fmt: skip
+        return events
+
+    def _drafts(self, said: dict[str, Any] | None) -> dict[str, Any]:
+        if said is None or not said["num_spec_steps"]:
+            return {}
+        histogram = list(said["acceptance_histogram"])
+        while not histogram[-1]:
+            histogram.pop()
+        proposed = (self.num_draft_tokens or self.num_speculative_tokens + 1) - 1
+        found = {
+            "spec_verify_ct": said["num_spec_steps"],
+            "spec_num_correct_drafts": said["num_accepted_draft_tokens"],
+            "spec_num_proposed_drafts": said["num_spec_steps"] * proposed,
+        }
+        return found | ({self.histogram_name: histogram} if self.histogram_name else {})
