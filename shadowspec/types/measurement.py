@@ -121,8 +121,9 @@ class ServedRun:
 
     `counts_source` says where the accepted tokens were read: "response" or, of SGLang, "meta_info", of the request that
     was timed, or "counters", those of the server around the same request sent once more, alone; "response_unsure" or
-    "meta_info_unsure" where it is not known how much of the last step was cut.  Cached tokens are those of the prompt that came from a server's prefix cache (None: it
-    does not say).  Attempts that were thrown away are counted over both arms.
+    "meta_info_unsure" where it is not known how much of the last step was cut.  Cached tokens are those of the prompt
+    that came from a server's prefix cache (None: it does not say).  Attempts that were thrown away are counted over both
+    arms.
     """
 
     counts_source: str

@@ -175,8 +175,8 @@ def test_doctor_looks_at_servers_that_speak_sglangs_api(
             served.replace_in_config(before.url, after.url)
         assert checks(served)["servers letters"] == (
             True,
-            "m on sglang/0.5.9, and with 3 speculative tokens on sglang/0.5.9; acceptance from each answer's meta_info; "
-            "queue times are not told apart",
+            "m on sglang/0.5.9, and with 3 speculative tokens on sglang/0.5.9; acceptance from each answer's "
+            "meta_info; queue times are not told apart",
         )
         own[1].branches = 8
         is_ok, found = checks(served)["servers letters"]
