@@ -8,7 +8,7 @@ import streamlit as st
 
 from shadowspec.reports.board import PARITY_TESTS, BoardRow
 from shadowspec.reports.failures import Failures
-from shadowspec.reports.hypothesis import MEASURES, Measured
+from shadowspec.reports.hypothesis import DRAWN, Measured
 from shadowspec.reports.words import AUDIT_NOTE, REPLAY_NOTE
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR
 from shadowspec.types import TestResult
@@ -53,7 +53,7 @@ def latency(found: Measured, row: BoardRow) -> None:
         "#### Latency of both arms",
         help=f"The same requests through both arms, from rollups: known to within \u00b1{percent(MAX_RELATIVE_ERROR)}.",
     )
-    for column, measure in zip(st.columns(len(MEASURES)), MEASURES, strict=True):
+    for column, measure in zip(st.columns(len(DRAWN)), DRAWN, strict=True):
         own = tuple(each for each in found.distributions if each.measure == measure)
         if own:
             with column:
@@ -62,9 +62,9 @@ def latency(found: Measured, row: BoardRow) -> None:
                 ]
                 charts.show(
                     evidence_charts.latency(own),
-                    f"{MEASURES[measure]} (ms)",
+                    f"{DRAWN[measure]} (ms)",
                     key=f"latency-{measure}",
-                    alt_text=f"Cumulative distribution of {MEASURES[measure]} in both arms; quantiles stand below",
+                    alt_text=f"Cumulative distribution of {DRAWN[measure]} in both arms; quantiles stand below",
                     help_text=f"{words.definition(name)} Dots: p50, p95, p99.",
                 )
     st.html(latency_table(found.distributions, found.parts))

@@ -59,7 +59,7 @@ def latency_table(found: Sequence[Distribution], parts: Sequence[TimeParts]) -> 
     resolution = f"Known to within a bin: \u00b1{percent(MAX_RELATIVE_ERROR)}."
     heads = (
         ("Measure", "End to end is prefill and decode of the arm, without queue; TTFT is its prefill; TPOT is decode "
-         "per output token after the first."),
+         f"per output token after the first. {definition('longest-gap')}"),
         ("Arm", "Both arms ran the same requests."),
         *((f"p{100 * share:g}", f"Smallest latency that {percent(share, 0)} of requests do not exceed. {resolution}")
           for share in PROBABILITIES),

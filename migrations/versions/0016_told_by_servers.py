@@ -1,6 +1,6 @@
-"""By how much the score of a sampled output may be off, where a server told too little to know it exactly.
+"""By how much a sampled output's score may be off where a server told too little, and the longest gap between tokens.
 
-A column that is nullable: no row is rewritten, and workers that know nothing of it go on writing.
+Columns that are nullable: no row is rewritten, and workers that know nothing of them go on writing.
 
 Revision: 0016
 """
@@ -15,10 +15,14 @@ down_revision = "0014"
 branch_labels = None
 depends_on = None
 
+NAMES = ("z_error", "baseline_longest_gap_ms", "speculative_longest_gap_ms")
+
 
 def upgrade() -> None:
-    op.add_column("runs", sa.Column("z_error", sa.Double))
+    for name in NAMES:
+        op.add_column("runs", sa.Column(name, sa.Double))
 
 
 def downgrade() -> None:
-    op.drop_column("runs", "z_error")
+    for name in reversed(NAMES):
+        op.drop_column("runs", name)

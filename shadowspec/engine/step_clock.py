@@ -79,12 +79,14 @@ class StepClock:
         spent = np.zeros((len(self._steps) + 1, 2))  # up to each step: drafting, verifying
         for number, (started, drafted, verified, _) in enumerate(self._steps, start=1):
             spent[number] = spent[number - 1] + (elapsed(started, drafted), elapsed(drafted, verified))
+        arrived = [elapsed(self._start, committed) for *_, committed in self._steps]  # of each step's tokens
         lives = [self._lives[row] for row in self._batch.all_rows]
         concurrencies = self._concurrencies(lives)
         result = []
         for row, life, concurrency in zip(self._batch.all_rows, lives, concurrencies.tolist(), strict=True):
             draft, verify = (spent[life.end_step] - spent[life.first_step]).tolist()
             decode = elapsed(life.prefilled, life.ended)
+            arrivals = [elapsed(self._start, life.prefilled), *arrived[life.first_step : life.end_step]]
             result.append(
                 ArmTiming(
                     queue_ms=0.0,
@@ -95,6 +97,7 @@ class StepClock:
                     other_ms=max(0.0, decode - draft - verify),
                     num_output_tokens=len(row.output),
                     concurrency=concurrency,
+                    longest_gap_ms=float(np.diff(arrivals).max()) if len(arrivals) > 1 else None,
                 )
             )
         return result

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from shadowspec.gate.series import Blocks, timed
 from shadowspec.metrics import ratio
-from shadowspec.types import Memory
+from shadowspec.types import Memory, Parity
 
+MAX_Z_ERROR = 0.01  # per token of a sampled request: half of the margin for the mean z; beyond it its parity is unknown
 MAX_GAPS = 256  # largest top-2 gaps kept; one above the limit is enough for the verdict
 
 
@@ -46,7 +47,7 @@ class RunTotals:
         greedy = [m.run.parity for m in measured if m.is_greedy and m.run.parity is not None]
         known = [p for p in greedy if p.first_divergence is None or p.divergence_gap is not None]
         gaps = [p.divergence_gap for p in known if p.divergence_gap is not None]
-        unknown = sum(m.run.parity is None or (not m.is_greedy and m.run.parity.z_sum is None) for m in measured)
+        unknown = sum(m.run.parity is None or (not m.is_greedy and not _is_scored(m.run.parity)) for m in measured)
         num_greedy = sum(m.is_greedy for m in runs)
         found = [unit.block.memory.get(unit.runs[0].run.fingerprint) for unit in own.units]
         memory = [each for each in found if each is not None]
@@ -74,6 +75,11 @@ class RunTotals:
     def num_faults(self, near_tie_logit: float) -> int:
         """Greedy divergences at a gap above this, up to `MAX_GAPS` of them."""
         return sum(gap > near_tie_logit for gap in self.largest_gaps)
+
+
+def _is_scored(parity: Parity) -> bool:
+    """Whether a sampled request's z is known well enough to pass; one that is known less well may fail all the same."""
+    return parity.z_sum is not None and (ratio(parity.z_error or 0.0, parity.z_tokens or 0) or 0.0) <= MAX_Z_ERROR
 
 
 def _extra_peak_share(memory: Memory) -> float | None:

@@ -137,6 +137,7 @@ def latency(runs: Sequence[MeasuredRun]) -> Latency | None:
         distributions=tuple(
             _distribution(name, arm, timings, weights, read)
             for name, read in _MEASURES.items()
+            if name not in _NOTED_LATER or any(read(each) is not None for timings in arms.values() for each in timings)
             for arm, timings in arms.items()
         ),
         ratio_of_total_times=metrics.ratio(totals[Arm.BASELINE], totals[Arm.SPECULATIVE]),
@@ -200,8 +201,11 @@ _MEASURES: dict[str, Callable[[ArmTiming], float | None]] = {
     "end_to_end_ms": lambda timing: timing.end_to_end_ms,
     "ttft_ms": lambda timing: timing.prefill_ms,
     "tpot_ms": metrics.time_per_output_token_ms,
+    "longest_gap_ms": lambda timing: timing.longest_gap_ms,
     "queue_ms": lambda timing: timing.queue_ms,
 }
+
+_NOTED_LATER = ("longest_gap_ms",)  # left out where no run has it
 
 
 def _distribution(

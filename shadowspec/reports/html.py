@@ -19,7 +19,13 @@ from shadowspec.reports.queue_words import DERIVED, HEAD, QUEUE_NOTE, queue_basi
 from shadowspec.types import FunnelCounter, Verdict
 
 OUTCOME_MARK = {"pass": "\u2713", "fail": "\u2717", "open": "\u25cb"}
-MEASURE_TERM = {"end_to_end_ms": "end-to-end", "ttft_ms": "ttft", "tpot_ms": "tpot", "queue_ms": "queue"}
+MEASURE_TERM = {
+    "end_to_end_ms": "end-to-end",
+    "ttft_ms": "ttft",
+    "tpot_ms": "tpot",
+    "longest_gap_ms": "longest-gap",
+    "queue_ms": "queue",
+}
 ARM_KEY = Markup('<span class="key k-base"></span>baseline <span class="key k-spec"></span>speculative')
 PREDICTED_TERMS = {  # of the columns that have a definition
     "Tokens per step": "mean-length",

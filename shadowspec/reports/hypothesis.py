@@ -22,7 +22,8 @@ PATH_TESTS = ("speedup", "acceptance", "tail", "parity_sampled")
 MAX_POINTS = 400  # of a path; more is not visible at the width of a chart
 PROBABILITIES = (0.5, 0.95, 0.99)
 BINS_PER_BAR = 2  # of the histogram of speedups: bars are a tenth wide
-MEASURES = {"end_to_end_ms": "End to end", "prefill_ms": "TTFT", "time_per_output_token_ms": "TPOT"}
+DRAWN = {"end_to_end_ms": "End to end", "prefill_ms": "TTFT", "time_per_output_token_ms": "TPOT"}  # with a chart
+MEASURES = DRAWN | {"longest_gap_ms": "Longest gap"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,6 +320,7 @@ _LATENCY_NAME = {
     "end_to_end_ms": "End to end",
     "ttft_ms": "TTFT",
     "tpot_ms": "TPOT",
+    "longest_gap_ms": "Longest gap",
     "queue_ms": "Queue (the shadow's own, not judged)",
 }
 

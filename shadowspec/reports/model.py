@@ -75,7 +75,7 @@ class Quantile:
 class Distribution:
     """One latency measure of one arm over requests, milliseconds.  `ecdf` is (value, share at or below)."""
 
-    measure: str  # "end_to_end_ms", "ttft_ms", "tpot_ms", "queue_ms"
+    measure: str  # "end_to_end_ms", "ttft_ms", "tpot_ms", "longest_gap_ms", "queue_ms"
     arm: Arm
     num_requests: int
     mean: float | None

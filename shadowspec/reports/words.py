@@ -114,6 +114,11 @@ DEFINITIONS = {
     "end-to-end": ("End to end", "Prefill plus decode of the arm, milliseconds; queue time is not in it."),
     "ttft": ("TTFT", "Time to first token: prefill of the arm, milliseconds, without queue time."),
     "tpot": ("TPOT", "Time per output token: decode time over the output tokens after the first, milliseconds."),
+    "longest-gap": (
+        "Longest gap",
+        "The longest time between two arrivals of tokens within a request, milliseconds; what one step emits arrives "
+        "together.",
+    ),
     "realised-concurrency": (
         "Realised concurrency",
         "Mean number of requests in progress in the arm while each of these requests was, itself included. In one "

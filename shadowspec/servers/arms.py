@@ -63,4 +63,5 @@ def timing(completion: Completion, concurrency: float, *, tells_queue: bool) -> 
         other_ms=decode_ms,
         num_output_tokens=completion.num_output_tokens,
         concurrency=concurrency,
+        longest_gap_ms=None if completion.longest_gap_s is None else 1e3 * completion.longest_gap_s,
     )

@@ -22,7 +22,7 @@ from shadowspec.servers.likeliest import likeliest_probs, num_needed
 from shadowspec.servers.request import ServerRequest
 from shadowspec.types import SamplingParameters
 
-MAX_SCORE_ERROR: Final = 0.01  # per token: half of the gate's margin for the mean score; above it nothing is said
+MAX_SCORE_ERROR: Final = 0.2  # per token: what the gate clips mean scores to; above it nothing is said
 MAX_SUM: Final = 1.001  # of the probabilities told of one place: with more they are no probabilities
 
 

@@ -36,6 +36,7 @@ class Completion:
     queue_ms: float | None = None  # in the server, by its own clock; None: it does not say
     speculation: Mapping[str, Any] | None = None  # the server's own metrics of this request's drafts
     first_logprobs: tuple[float, ...] = ()  # of the likeliest tokens at the first place, falling; () if not asked for
+    longest_gap_s: float | None = None  # between two chunks that brought tokens; None: all came in one
     num_attempts: int = 1
     waited_s: float = 0.0  # for earlier attempts, which were thrown away
 
@@ -55,6 +56,7 @@ class StreamedAnswer:
         self._first_logprobs: tuple[float, ...] = ()
         self._first_s: float | None = None
         self._last_s = sent_s
+        self._longest_gap_s: float | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -112,7 +114,10 @@ class StreamedAnswer:
             return False
         if ids:
             self._sizes.append(len(ids))
-        self._first_s = now_s if self._first_s is None else self._first_s
+        if self._first_s is None:
+            self._first_s = now_s
+        else:
+            self._longest_gap_s = max(self._longest_gap_s or 0.0, now_s - self._last_s)
         self._last_s = now_s
         return True
 
@@ -153,6 +158,7 @@ class StreamedAnswer:
             queue_ms=float(queue_ms) if _is_finite(queue_ms) and queue_ms >= 0.0 else None,
             speculation=speculation if isinstance(speculation, dict) else None,
             first_logprobs=self._first_logprobs,
+            longest_gap_s=self._longest_gap_s,
         )
 
     def _fault(self, code: str, message: str, *, is_retryable: bool = False) -> ServerError:

@@ -23,7 +23,11 @@ from shadowspec.types import Arm, ArmTiming, BlockResult, Run, SpeculationCounts
 
 METRICS = (
     "speedup",  # baseline over speculative end-to-end
-    *(f"{arm}_{name}" for arm in Arm for name in ("end_to_end_ms", "prefill_ms", "time_per_output_token_ms")),
+    *(
+        f"{arm}_{name}"
+        for arm in Arm
+        for name in ("end_to_end_ms", "prefill_ms", "time_per_output_token_ms", "longest_gap_ms")
+    ),
 )
 
 SHARE_WINDOW = timedelta(days=7)  # of event time: a whole cycle of the traffic
@@ -254,7 +258,7 @@ def _add_bins(
     values: list[float | None] = [ratio]
     for timing in (baseline, speculative):
         per_token = time_per_output_token_ms(timing) if timing.num_output_tokens > 1 else None
-        values += (timing.end_to_end_ms, timing.prefill_ms, per_token)
+        values += (timing.end_to_end_ms, timing.prefill_ms, per_token, timing.longest_gap_ms)
     for metric, value in zip(METRICS, values, strict=True):
         if value is not None:
             entry = bins.setdefault((metric, bin_of(value)), [0, 0.0])

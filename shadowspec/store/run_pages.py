@@ -26,6 +26,7 @@ SHOWN = (
     *("event_time", "slice_key", "concurrency", "failure", "num_prompt_tokens", "num_output_tokens"),
     *("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_plain_steps", "num_cut_steps"),
     *("baseline_queue_ms", "baseline_prefill_ms", "baseline_decode_ms", "baseline_num_output_tokens"),
+    *("baseline_longest_gap_ms", "speculative_longest_gap_ms"),
     *("speculative_queue_ms", "speculative_prefill_ms", "speculative_decode_ms", "speculative_draft_ms"),
     *("speculative_verify_ms", "speculative_other_ms", "speculative_num_output_tokens"),
     *("first_divergence", "divergence_gap", "z_sum", "z_tokens", "z_error", "is_repetition_loop", "finish_reason"),

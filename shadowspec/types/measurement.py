@@ -79,6 +79,7 @@ class ArmTiming:
     concurrency: float | None = (
         None  # realised: mean number of requests in progress while this one was, itself included
     )
+    longest_gap_ms: float | None = None  # between two arrivals of tokens; None: there was one, or it was not noted
 
     @property
     def end_to_end_ms(self) -> float:
@@ -122,8 +123,8 @@ class ServedRun:
     `counts_source` says where the accepted tokens were read: "response" or, of SGLang, "meta_info", of the request that
     was timed, or "counters", those of the server around the same request sent once more, alone; "response_unsure" or
     "meta_info_unsure" where it is not known how much of the last step was cut.  Cached tokens are those of the prompt
-    that came from a server's prefix cache (None: it does not say).  Attempts that were thrown away are counted over both
-    arms.
+    that came from a server's prefix cache (None: it does not say).  Attempts that were thrown away are counted over
+    both arms.
     """
 
     counts_source: str

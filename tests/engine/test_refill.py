@@ -197,6 +197,7 @@ def test_the_clock_tells_the_times_of_a_queue(data: st.DataObject) -> None:
     first: dict[int, float] = {}
     ended: dict[int, float] = {}
     drafting: dict[int, float] = dict.fromkeys(range(len(steps)), 0.0)
+    arrived: dict[int, list[float]] = {}
     left = dict(enumerate(steps))
     slots: list[int | None] = [None, None]
     waiting = list(range(len(steps)))
@@ -212,6 +213,7 @@ def test_the_clock_tells_the_times_of_a_queue(data: st.DataObject) -> None:
                 own = slots[slot]
                 assert own is not None
                 first[own] = times[now]
+                arrived[own] = [times[now]]
                 if left[own] == 0:
                     rows.all_rows[own].finish_reason, ended[own], slots[slot] = "length", times[now], None
             clock.prefilled(free)
@@ -221,6 +223,7 @@ def test_the_clock_tells_the_times_of_a_queue(data: st.DataObject) -> None:
         for slot, own in enumerate(slots):
             if own is not None:
                 drafting[own] += times[now + 1] - times[now]
+                arrived[own].append(times[now + 3])
                 left[own] -= 1
                 if left[own] == 0:
                     rows.all_rows[own].finish_reason, ended[own], slots[slot] = "length", times[now + 3], None
@@ -230,6 +233,8 @@ def test_the_clock_tells_the_times_of_a_queue(data: st.DataObject) -> None:
         assert timing.prefill_ms == pytest.approx(first[own] - begun[own])
         assert timing.decode_ms == pytest.approx(ended[own] - first[own])
         assert timing.draft_ms == pytest.approx(drafting[own])
+        waits = [later - earlier for earlier, later in itertools.pairwise(arrived[own])]
+        assert timing.longest_gap_ms == (pytest.approx(max(waits)) if waits else None)
         shared = [min(ended[own], ended[i]) - max(begun[own], begun[i]) for i in range(len(steps))]
         expected = sum(max(0.0, each) for each in shared) / (ended[own] - begun[own])
         assert timing.concurrency == pytest.approx(expected)

@@ -215,6 +215,27 @@ def test_unknown_parity_holds() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shift", "error", "reason"),
+    [
+        (0.0, 0.002, "all_tests_pass"),
+        (0.0, 0.011, "unknown_parity"),
+        (0.15, 0.05, "parity_biased"),
+        (-0.15, 0.05, "parity_biased"),
+    ],
+)
+def test_sampled_parity_that_is_known_too_loosely_holds_but_a_larger_fault_disables(
+    shift: float, error: float, reason: str
+) -> None:
+    runs = [
+        replace(run, parity=replace(run.parity, z_error=error * (run.parity.z_tokens or 0)))
+        for run in sampled(1_200, shift)
+        if run.parity is not None
+    ]
+    decision = look(evidence_of(runs, is_greedy=False))
+    assert decision.reason_code == reason
+
+
+@pytest.mark.parametrize(
     ("policy", "outcome"),
     [
         (replace(POLICY, memory_budget_share=0.10), "pass"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shadowspec import metrics
 from shadowspec.reports import figures
 from shadowspec.reports.figures import MeasuredRun
-from shadowspec.types import ArmTiming, Parity, RecordKey, Run
+from shadowspec.types import Arm, ArmTiming, Parity, RecordKey, Run
 from tests.reports.worlds import counts_of
 
 VALUES = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=60)
@@ -181,6 +181,21 @@ def test_one_token_has_no_time_per_output_token() -> None:
     assert latency is not None
     tpot = [d for d in latency.distributions if d.measure == "tpot_ms"]
     assert [(d.num_requests, d.mean, d.ecdf) for d in tpot] == [(0, None, ()), (0, None, ())]
+
+
+def test_gaps_are_shown_where_a_run_has_one() -> None:
+    """Runs of before they were noted are left out of them."""
+    noted = replace(ArmTiming(0.0, 10.0, 50.0, num_output_tokens=6), longest_gap_ms=30.0)
+    known = run_of(3, baseline=noted, speculative=replace(noted, longest_gap_ms=12.0))
+    without = replace(noted, longest_gap_ms=None)
+    unknown = run_of(4, baseline=without, speculative=without)
+    found = figures.latency([measured(known), measured(unknown)])
+    assert found is not None
+    gaps = [(d.arm, d.num_requests, d.mean) for d in found.distributions if d.measure == "longest_gap_ms"]
+    assert gaps == [(Arm.BASELINE, 1, 30.0), (Arm.SPECULATIVE, 1, 12.0)]
+    before = figures.latency([measured(unknown)])
+    assert before is not None
+    assert "longest_gap_ms" not in {d.measure for d in before.distributions}
 
 
 def test_parity_tells_near_ties_from_faults_and_from_the_unknown() -> None:

@@ -28,9 +28,12 @@ from tests.servers.fake_server import (
     Behaviour,
     FakeServer,
     after,
+    begin,
+    end,
     killed,
     raw,
     running,
+    send_event,
     silent,
     status,
     well,
@@ -66,12 +69,37 @@ def test_an_answer_is_its_tokens_its_times_and_what_the_server_says(server: Fake
     assert answer.num_output_tokens == sum(answer.chunk_sizes) == 12
     assert answer.chunk_sizes[0] == 1
     assert answer.sent_s < answer.first_token_s < answer.last_token_s
+    lasted = answer.last_token_s - answer.first_token_s
+    assert lasted / (len(answer.chunk_sizes) - 1) <= (answer.longest_gap_s or 0.0) <= lasted
     assert (answer.finish_reason, answer.cached_tokens, answer.queue_ms) == ("length", 0, 0.25)
     assert answer.speculation is not None
     assert sum(answer.speculation["per_step_accepted"]) == answer.speculation["num_accepted_draft_tokens"]
     assert (answer.num_attempts, answer.waited_s < 0.05) == (1, True)
     assert body["prompt"] == [5, 6, 7]
     assert body["stream_options"] == {"include_usage": True}
+
+
+def test_the_longest_gap_is_between_chunks_with_tokens(server: FakeServer) -> None:
+    """Not the wait for the first, nor for what follows the last, and whatever else comes meanwhile."""
+
+    async def slow_in_the_middle(own: FakeServer, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        events = own.events(body)
+        await asyncio.sleep(0.2)
+        begin(writer)
+        for place, event in enumerate(events):
+            if place == 2:
+                await send_event(writer, {"model": "m", "choices": []})
+                await asyncio.sleep(0.1)
+            if place == len(events) - 1:
+                await asyncio.sleep(0.2)
+            await send_event(writer, event)
+        await send_event(writer, "[DONE]")
+        await end(writer)
+
+    server.script.append(slow_in_the_middle)
+    assert 0.1 <= (ask(settings(server.url)).longest_gap_s or 0.0) < 0.2
+    one = ServerRequest((5, 6, 7), SamplingParameters(temperature=0.0, max_tokens=1), seed=1)
+    assert ask(settings(server.url), one).longest_gap_s is None
 
 
 def test_every_sampling_parameter_is_sent_so_that_none_is_the_servers_to_choose(server: FakeServer) -> None:

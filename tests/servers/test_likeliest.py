@@ -106,6 +106,17 @@ def test_ties_at_the_edge_of_what_is_told_are_not_taken_for_certain() -> None:
     assert low[0] == pytest.approx(0.2)
 
 
+def test_ties_at_the_edge_of_the_nucleus_may_be_cut_or_not() -> None:
+    """The engine keeps both tokens of which one would do; servers that sort cut one of them."""
+    logits = torch.full((1, VOCABULARY), -30.0)
+    logits[0, :4] = torch.tensor([0.4, 0.2, 0.2, 0.2]).log()
+    sampling = SamplingParameters(temperature=1.0, top_p=0.5)
+    assert truth(logits, sampling)[0] == pytest.approx(0.4)
+    low, high = bounds(logits, 8, sampling)
+    assert low[0] == pytest.approx(0.4)
+    assert high[0] == pytest.approx(0.4 / 0.6)
+
+
 def test_a_last_token_that_cannot_come_leaves_nothing_beyond_it() -> None:
     logprobs = np.array([[math.log(0.75), math.log(0.25), -9999.0]])
     for temperature in (0.5, 2.0):

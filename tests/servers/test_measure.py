@@ -15,7 +15,7 @@ from shadowspec import metrics
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.measure import ServerEngine, connect
 from shadowspec.servers.probing import DETAILED
-from shadowspec.servers.scores import MAX_SCORE_ERROR, Place, places
+from shadowspec.servers.scores import Place, places
 from shadowspec.servers.settings import ServerSettings, Waits
 from shadowspec.types import (
     Arm,
@@ -87,6 +87,7 @@ def test_every_own_request_has_a_run_with_counts_and_times(servers: tuple[FakeSe
             assert timing.queue_ms == 0.25
             assert timing.prefill_ms > 0.0
             assert timing.decode_ms > 0.0
+            assert 0.0 < (timing.longest_gap_ms or 0.0) <= timing.decode_ms
             assert 1.0 <= (timing.concurrency or 0.0) <= 2.0 + 1e-9
         assert run.parity is not None
         assert run.parity.first_divergence is None
@@ -259,15 +260,14 @@ def test_what_is_known_of_a_score_within_bounds_says_how_far_apart_they_lie(
 ) -> None:
     """The same outputs at another temperature; more tokens say more."""
     found = {}
-    for number in (8, 30, 60):
+    for number in (30, 60):
         for server in servers:
             server.max_logprobs = number
         found[number] = connected(servers, score_logprobs=number).measure(sampled(temperature=0.6)).runs[0].parity
-    assert found[8] == Parity(), "the bounds lie too far apart"
     narrow, wide = found[60], found[30]
     assert narrow is not None
     assert wide is not None
-    assert (narrow.z_error or 0.0) < (wide.z_error or 0.0) < MAX_SCORE_ERROR * (wide.z_tokens or 0)
+    assert (narrow.z_error or 0.0) < (wide.z_error or 0.0)
     assert abs((narrow.z_sum or 0.0) - (wide.z_sum or 0.0)) <= (narrow.z_error or 0.0) + (wide.z_error or 0.0)
 
 
@@ -285,6 +285,11 @@ UNSCORED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [  # of 
     ({}, {"told": lambda told: [None, *({"500": {"logprob": -9.0}} for _ in told[1:])]}, {}),
     ({}, {"told": lambda told: [None, *({n: {"logprob": 0.1} for n in each} for each in told[1:])]}, {}),
     ({}, {"told": lambda told: [None, *({n: {"logprob": True} for n in each} for each in told[1:])]}, {}),
+    (
+        {"temperature": 0.6},
+        {"told": lambda told: [None, *({n: {"logprob": -0.1} for n in each} for each in told[1:])]},  # more than all
+        {},
+    ),
 ]
 
 

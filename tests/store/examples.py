@@ -46,7 +46,7 @@ def record(
 
 def block(block_id: str, lines: range, *, fingerprint: str = "fp", sequence: int = 1) -> BlockResult:
     counts = SpeculationCounts(2, 8, 5, (2, 1, 1, 1), (0, 1, 0, 0, 1), 8, 20)
-    timing = ArmTiming(0.0, 10.0, 50.0, num_output_tokens=8)
+    timing = ArmTiming(0.0, 10.0, 50.0, num_output_tokens=8, longest_gap_ms=20.0)
     runs = tuple(Run(RecordKey("file", 0, line), fingerprint, block_id, None, counts, timing, timing) for line in lines)
     shape = Block(block_id, sequence, "chat", "", 4, (), (), Arm.BASELINE)
     return BlockResult(shape, NOON, runs, {fingerprint: Memory(10, 12, 1, 1, 1)})

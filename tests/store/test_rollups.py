@@ -48,6 +48,8 @@ def value_of(run: Run, metric: str) -> float | None:
     name = metric.partition("_")[2]
     if name == "time_per_output_token_ms":
         return timing.decode_ms / (timing.num_output_tokens - 1) if timing.num_output_tokens > 1 else None
+    if name == "longest_gap_ms":
+        return timing.longest_gap_ms
     return timing.end_to_end_ms if name == "end_to_end_ms" else timing.prefill_ms
 
 
@@ -239,7 +241,16 @@ def _varied(run: Run, draw: random.Random) -> Run:
     per_pos = tuple(2 * (place < accepted) for place in range(4))
     histogram = tuple(2 * (place == accepted) for place in range(5))
     counts = SpeculationCounts(2, 8, 2 * accepted, per_pos, histogram, 3 + 2 * accepted, 20)
-    arms = [ArmTiming(1.0, draw.lognormvariate(2, 1), draw.lognormvariate(4, 1), num_output_tokens=9) for _ in range(2)]
+    arms = [
+        ArmTiming(
+            1.0,
+            draw.lognormvariate(2, 1),
+            draw.lognormvariate(4, 1),
+            num_output_tokens=9,
+            longest_gap_ms=draw.lognormvariate(2, 1),
+        )
+        for _ in range(2)
+    ]
     flags = RunFlags(
         draw.choice([None, False, True]), draw.random() < 0.2, intervention=draw.choice([*Intervention, None])
     )

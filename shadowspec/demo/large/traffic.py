@@ -18,6 +18,7 @@ from shadowspec.demo.large.columns import Columns
 from shadowspec.demo.large.failures import failures
 from shadowspec.demo.large.world import (
     LATE_DAY,
+    LONGEST_GAP,
     MEAN_OUTPUT_TOKENS,
     MEAN_PROMPT_TOKENS,
     PREFILL_SHARE,
@@ -220,7 +221,11 @@ class _Drawn:
             "baseline_end_to_end_ms": self.baseline_ms,
             "baseline_prefill_ms": self.baseline_prefill_ms,
             "baseline_time_per_output_token_ms": (self.baseline_ms - self.baseline_prefill_ms) / after_first,
+            "baseline_longest_gap_ms": LONGEST_GAP * (self.baseline_ms - self.baseline_prefill_ms) / after_first,
             "speculative_end_to_end_ms": self.speculative_ms,
+            "speculative_longest_gap_ms": LONGEST_GAP
+            * (self.speculative_ms - self.speculative_prefill_ms)
+            / self.drafts,
             "speculative_prefill_ms": self.speculative_prefill_ms,
             "speculative_time_per_output_token_ms": (self.speculative_ms - self.speculative_prefill_ms) / after_first,
         }

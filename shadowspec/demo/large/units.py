@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from shadowspec.demo.large.world import (
+    LONGEST_GAP,
     MEAN_PROMPT_TOKENS,
     PREFILL_SHARE,
     SPREAD,
@@ -147,7 +148,8 @@ def _baseline(endpoint: SyntheticEndpoint, load: int, draw: np.random.Generator)
     outputs = int(draw.integers(60, 240))
     decode_ms = 1000.0 / endpoint.tokens_per_s * (1.0 + 0.04 * (load - 1)) * (outputs - 1) * draw.lognormal(0.0, 0.06)
     prefill_ms = PREFILL_SHARE / (1.0 - PREFILL_SHARE) * decode_ms * draw.lognormal(0.0, 0.2)
-    return ArmTiming(draw.exponential(1.5), prefill_ms, decode_ms, num_output_tokens=outputs)
+    gap_ms = LONGEST_GAP * decode_ms / (outputs - 1)
+    return ArmTiming(draw.exponential(1.5), prefill_ms, decode_ms, num_output_tokens=outputs, longest_gap_ms=gap_ms)
 
 
 def _run(
@@ -173,7 +175,7 @@ def _run(
         baseline=baseline,
         speculative=ArmTiming(
             draw.exponential(1.5), prefill_ms, decode_ms, 0.17 * decode_ms, 0.75 * decode_ms, 0.08 * decode_ms,
-            baseline.num_output_tokens,
+            baseline.num_output_tokens, longest_gap_ms=LONGEST_GAP * decode_ms / counts.num_drafts,
         ),
         parity=_parity(own, draw),
         finish_reason="stop" if draw.random() < 0.8 else "length",

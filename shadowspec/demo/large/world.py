@@ -40,6 +40,7 @@ ACCEPTANCE: Final = {
 GREEDY: Final = frozenset({"code", "structured", "maths"})
 HOT_LOSS: Final = 0.07  # of acceptance, for requests that are not greedy
 DRAFT_COST: Final = 0.07  # a draft's pass over a target's
+LONGEST_GAP: Final = 1.6  # of a request, in units of its mean step
 PREFILL_SHARE: Final = 0.12  # of a request's end-to-end time, which speculation leaves as it is
 MEAN_PROMPT_TOKENS: Final = 420
 MEAN_OUTPUT_TOKENS: Final = 150
