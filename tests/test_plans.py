@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from shadowspec.block_costs import CostSource, SessionCost, SessionCosts
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gating import EndpointEvidence, decide_endpoint, endpoint_looks
 from shadowspec.gating.plans import EndpointPlan, SlicePlan, plan_endpoint
@@ -123,3 +124,42 @@ def test_a_hypothesis_that_has_not_entered_waits_for_its_entry() -> None:
     assert own.clusters_median is not None
     assert own.clusters_median >= 20 - 2 * 4
     assert all(math.isfinite(test.passes_share) for test in own.tests)
+
+
+def test_the_device_time_of_a_plan_is_that_of_its_sessions() -> None:
+    costs = SessionCosts(
+        {
+            (SLICES[0], 4): SessionCost(0.5, 9, CostSource.BLOCKS),
+            (SLICES[1], 4): SessionCost(2.0, 9, CostSource.BLOCKS),
+        },
+        {4: SessionCost(1.0, 18, CostSource.BLOCKS)},
+        SessionCost(1.0, 18, CostSource.BLOCKS),
+    )
+    evidence = cut(World(160, slices=SLICES, make_run=noisy_run()).evidence(), 24)
+    looks = endpoint_looks(evidence, POLICY, CONFIGS, [4], decided(evidence), input_ended=True)
+    plan = plan_endpoint("sql", looks, POLICY, sample_rate=0.5, capacity_per_s=None, costs=costs)
+    for own, each_s in zip(plan.slices, (1.0, 0.5, 2.0), strict=True):
+        assert own.shadow_time is not None
+        assert own.clusters_median is not None
+        assert own.shadow_time.median_s == pytest.approx(own.clusters_median * each_s)
+        assert own.shadow_time.so_far_s == pytest.approx((96 if own.slice_key == "" else 48) * each_s)
+    assert plan.shadow_time is not None
+    assert plan.shadow_time.so_far_s == pytest.approx(96.0)
+    # As both slices come alike, everything takes at least what the slower one does.
+    assert plan.shadow_time.median_s is not None
+    assert plan.shadow_time.median_s >= max(own.shadow_time.median_s or 0.0 for own in plan.slices if own.shadow_time)
+    assert planned(evidence).shadow_time is None
+
+
+def test_an_endpoint_of_which_no_open_question_can_be_decided_has_no_time_to_come() -> None:
+    evidence = cut(World(160, make_run=noisy_run()).evidence(), 24)
+    looks = endpoint_looks(evidence, POLICY, CONFIGS, [4], decided(evidence), input_ended=True)
+    each = SessionCost(1.0, 24, CostSource.ARMS)
+    costs = SessionCosts({}, {}, each)
+    policy = replace(POLICY, max_clusters=97)
+    hopeless = [replace(look, policy=policy) for look in looks]
+    plan = plan_endpoint("sql", hopeless, policy, sample_rate=0.5, capacity_per_s=None, costs=costs)
+    assert plan.shadow_time is not None
+    assert (plan.shadow_time.median_s, plan.shadow_time.late_s) == (None, None)
+    assert plan.slices[0].shadow_time is not None
+    assert plan.slices[0].shadow_time.median_s is None

@@ -1,7 +1,8 @@
-"""`shadowspec plan`: how much longer, and with which sampling rate."""
+"""`shadowspec plan`: how much longer, with which sampling rate, and on how large a shadow."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,10 @@ from shadowspec.types import parse_slice_key
 
 if TYPE_CHECKING:
     from shadowspec.gate.forecasts import HypothesisPlan
-    from shadowspec.gating.plans import EndpointPlan, SlicePlan
+    from shadowspec.gating.plans import EndpointPlan, ShadowTime, SlicePlan
+    from shadowspec.gating.sizing import Sizing
+
+Pair = tuple["Sizing", "Sizing"]  # by the median of the futures, by 90% of them
 
 UNKNOWN = "unknown: no session is in evidence yet"
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3_600.0, 86_400.0
@@ -26,16 +30,26 @@ def plan(
         float | None,
         typer.Option("--capacity", min=0.0, help="Requests that the shadow measures per second; default: it keeps up."),
     ] = None,
+    decide_within: Annotated[
+        str | None,
+        typer.Option("--decide-within", help="Say how large a shadow decides within this time, such as 36h or 7d."),
+    ] = None,
+    traffic: Annotated[
+        float | None,
+        typer.Option("--traffic", min=0.0, help="Requests per second to size for; default: those that were mirrored."),
+    ] = None,
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how much evidence open tests still want, what is decided by when, and at which rates to start sampling.
+    """Show how much evidence open tests still want, what is decided by when, what it costs, and how to sample.
 
     Nothing is decided and nothing is written. What is to come is drawn from what was seen so far.
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ConfigError, NoDataError, UsageError
     from shadowspec.gating.plans import plan_stored
+    from shadowspec.gating.sizing import size_endpoint, stored_costs, stored_traffic
+    from shadowspec.promote.question import parse_duration
     from shadowspec.store import Store
 
     config = load_config(find_config(config_path))
@@ -44,31 +58,55 @@ def plan(
         raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
     if capacity == 0.0:
         raise UsageError("--capacity must be above 0: a shadow that measures nothing decides nothing")
+    if traffic is not None and (decide_within is None or endpoint is None or traffic == 0.0):
+        raise UsageError("--traffic is that of one endpoint, above 0: it goes with --endpoint and --decide-within")
+    within_s = None if decide_within is None else parse_duration(decide_within).total_seconds()
     with Store.open(config.database_url) as store:
         measured = store.endpoints()
         plans = [
             plan_stored(
-                store, name, own.policy, sample_rate=own.rule.sample_rate, capacity_per_s=capacity
+                store, name, own.policy,
+                sample_rate=own.rule.sample_rate, capacity_per_s=capacity, costs=stored_costs(store, name),
             )
             for name, own in config.endpoints.items()
             if name in measured and endpoint in (None, name)
         ]  # fmt: skip
+        mirrored = {own.endpoint: stored_traffic(store, own.endpoint) for own in plans}
     if not plans:
         raise NoDataError("nothing has been measured yet: run `shadowspec run FILE.jsonl` first")
+    document: dict[str, Any] = {"plans": [plan_document(own, mirrored[own.endpoint]) for own in plans]}
+    sizings = []
+    if within_s is not None:
+        for own in plans:
+            asked = {"mirrored_per_s": mirrored[own.endpoint], "requests_per_s": traffic}
+            median, late = (size_endpoint(own, within_s, **asked, is_late=is_late) for is_late in (False, True))
+            sizings.append((median, late))
+        document["sizing"] = _sizing_document(sizings, within_s)
     if as_json:
-        print_json({"plans": [plan_document(own) for own in plans]})
+        print_json(document)
         return
     for own in plans:
         _print(own)
+    if within_s is not None:
+        _print_sizing(sizings, within_s)
 
 
-def plan_document(own: EndpointPlan) -> dict[str, Any]:
+def plan_document(own: EndpointPlan, requests_per_s: float | None) -> dict[str, Any]:
     """A plan as --json shows it; null is "not within max_clusters" or "cannot be said"."""
     return {
         "endpoint": own.endpoint,
         "capacity_per_s": own.capacity_per_s,
         "sample_rate": own.sample_rate,
         "recommended_sample_rate": own.recommended_sample_rate,
+        "requests_per_s": requests_per_s,
+        "session_cost": None
+        if own.costs is None
+        else {
+            "device_seconds": own.costs.overall.seconds,
+            "num_blocks": own.costs.overall.num_blocks,
+            "source": own.costs.overall.source.value,
+        },
+        **_time_document(own.shadow_time),
         "slices": [_slice_document(each) for each in own.slices],
         "hypotheses": [_hypothesis_document(each) for each in own.hypotheses],
     }
@@ -84,6 +122,45 @@ def _slice_document(own: SlicePlan) -> dict[str, Any]:
         "seconds_median": own.seconds_median,
         "seconds_p90": own.seconds_late,
         "starting_rate": own.starting_rate,
+        **_time_document(own.shadow_time),
+    }
+
+
+def _time_document(own: ShadowTime | None) -> dict[str, Any]:
+    return {
+        "device_seconds_so_far": None if own is None else own.so_far_s,
+        "device_seconds_median": None if own is None else own.median_s,
+        "device_seconds_p90": None if own is None else own.late_s,
+    }
+
+
+def _sizing_document(sizings: Sequence[Pair], within_s: float) -> dict[str, Any]:
+    from shadowspec.gating.sizing import devices_needed
+
+    return {
+        "decide_within_s": within_s,
+        "devices_median": devices_needed(median for median, _ in sizings),
+        "devices_p90": devices_needed(late for _, late in sizings),
+        "endpoints": [
+            {
+                "endpoint": median.endpoint,
+                "requests_per_s": median.requests_per_s,
+                "median": _size_document(median),
+                "p90": _size_document(late),
+            }
+            for median, late in sizings
+        ],
+    }
+
+
+def _size_document(own: Sizing) -> dict[str, Any]:
+    return {
+        "sample_rate": own.sample_rate,
+        "busy_devices": own.busy_devices,
+        "too_slow": [
+            {"slice": parse_slice_key(each.slice_key), "load": {"concurrency": each.concurrency}}
+            for each in own.too_slow
+        ],
     }
 
 
@@ -138,16 +215,59 @@ def _print(own: EndpointPlan) -> None:
         table.add_row(*map(escape, row))
     results.print(table)
     capacity = "a shadow that keeps up" if own.capacity_per_s is None else f"{own.capacity_per_s:g} requests per second"
-    slices = Table("slice", "load", "decided in", "start sampling at", title=f"with {capacity}", box=None)
+    slices = Table(
+        "slice", "load", "decided in", "device time spent", "to come", "start sampling at",
+        title=f"with {capacity}", box=None,
+    )  # fmt: skip
     for part in own.slices:
-        cells = (part.slice_key or "(whole endpoint)", str(part.concurrency), _decided(part), _rate(part.starting_rate))
+        cells = (
+            *(part.slice_key or "(whole endpoint)", str(part.concurrency), _decided(part)),
+            *("" if part.shadow_time is None else _span(part.shadow_time.so_far_s), _to_come(part.shadow_time)),
+            _rate(part.starting_rate),
+        )
         slices.add_row(*map(escape, cells))
     results.print(slices)
+    if own.costs is not None and own.shadow_time is not None:
+        cost = own.costs.overall
+        what = "every arm, parity and audits" if cost.source.value == "blocks" else "the arms alone"
+        results.print(
+            f"device time of {own.endpoint}: {cost.seconds:.3g} s a session by {cost.num_blocks} blocks ({what}), "
+            f"{_span(own.shadow_time.so_far_s)} spent, {_to_come(own.shadow_time)} until all is decided that can be",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     if own.recommended_sample_rate is not None:
         text = (
             f"sample_rate of {own.endpoint}: {own.sample_rate:g} now, {own.recommended_sample_rate:.2g} to start with"
         )
         results.print(f"{text}; a rate does not change while a question that it feeds is open", highlight=False)
+
+
+def _print_sizing(sizings: Sequence[Pair], within_s: float) -> None:
+    from shadowspec.gating.sizing import MAX_BUSY, devices_needed
+
+    table = Table(
+        "endpoint", "requests per second", "sample_rate", "devices busy", "not in that time",
+        title=f"to decide within {_span(within_s)} (median / 90% of futures)", box=None,
+    )  # fmt: skip
+    for median, late in sizings:
+        pairs = (f"{_size(median.sample_rate)} / {_size(late.sample_rate)}",
+                 f"{_size(median.busy_devices)} / {_size(late.busy_devices)}",
+                 f"{len(median.too_slow)} / {len(late.too_slow)} questions")  # fmt: skip
+        table.add_row(*map(escape, (median.endpoint, f"{median.requests_per_s:.3g}", *pairs)))
+    results.print(table)
+    devices = [devices_needed(own) for own in zip(*sizings, strict=True)]
+    results.print(
+        f"shadow devices: {_size(devices[0])} / {_size(devices[1])}, busy for at most {MAX_BUSY:.0%} of the time",
+        highlight=False,
+    )
+
+
+def _size(value: float | None) -> str:
+    return "none does" if value is None else f"{value:.2g}"
+
+
+def _to_come(own: ShadowTime | None) -> str:
+    return "" if own is None else _spans(own.median_s, own.late_s)
 
 
 def _slowest(own: HypothesisPlan) -> str:

@@ -26,15 +26,23 @@ class Demand:
     offered_per_s: float = 0.0
 
 
-def decided_after(
-    demands: Sequence[Demand], capacity_per_s: float | None, decided_share: float
-) -> dict[tuple[str, int], float]:
-    """Seconds until each demand is met, infinite for never; what is offered beyond the capacity is shed evenly.
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How demands are met: seconds until each is (infinite for never), and the clusters measured of each slice until
+    the last one is that can be, those of slices that were decided before included."""
+
+    decided_after: Mapping[tuple[str, int], float]
+    measured: Mapping[tuple[str, int], float]
+
+
+def course(demands: Sequence[Demand], capacity_per_s: float | None, decided_share: float) -> Course:
+    """The course of the demands; what is offered beyond the capacity is shed evenly.
 
     A slice that is decided at every load falls to `decided_share` of its rate, once its endpoint is decided too,
     which leaves the rest of the capacity to the others.
     """
     left = {(own.slice_key, own.concurrency): own.wanted for own in demands}
+    measured = {key: 0.0 for key in left if key[0] != WHOLE_ENDPOINT}
     done: dict[tuple[str, int], float] = {}
     now = 0.0
     while True:
@@ -43,9 +51,11 @@ def decided_after(
         served = _served(demands, open_, capacity_per_s, decided_share)
         waits = {key: left[key] / served[key] for key in open_ if served[key] > 0.0 and math.isfinite(left[key])}
         if not waits:
-            return {key: done.get(key, math.inf) for key in left}
+            return Course({key: done.get(key, math.inf) for key in left}, measured)
         step = min(waits.values())
         now += step
+        for key in measured:
+            measured[key] += served[key] * step
         for key in open_:
             left[key] -= served[key] * step
             if key in waits and waits[key] <= step * (1.0 + 1e-12):

@@ -56,6 +56,7 @@ class HypothesisPlan:
     hypothesis: Hypothesis
     verdict: Verdict
     is_open: bool
+    num_clusters: int  # in evidence
     tests: tuple[TestForecast, ...]
     clusters_median: float | None
     clusters_late: float | None
@@ -80,23 +81,24 @@ def plan_hypothesis(
 ) -> HypothesisPlan:
     """The plan of a hypothesis as it stands; decided ones want nothing more."""
     verdict = previous.verdict if previous is not None else Verdict.HOLD
-    rate = evidence.num_clusters / evidence.span_s if evidence.span_s > 0.0 else None
+    seen = evidence.num_clusters
+    rate = seen / evidence.span_s if evidence.span_s > 0.0 else None
     # A drift alarm ends a run with a verdict that stands only until the next run, which is open, has its own.
     other = policy.other_engine(hypothesis.config.engine)
     if previous is not None and previous.reason_code != DRIFT and stands(verdict, previous.reason_code, other):
-        return _closed(hypothesis, verdict, rate, "decided")
+        return _closed(hypothesis, verdict, seen, rate, "decided")
     if other is not None:
-        return _closed(hypothesis, Verdict.HOLD, rate, f"held: {other}", math.inf)
+        return _closed(hypothesis, Verdict.HOLD, seen, rate, f"held: {other}", math.inf)
     if has_entered and level is None:
         return _closed(
-            hypothesis, verdict, rate, "no level left: raise max_hypotheses, or ask fewer questions", math.inf
+            hypothesis, verdict, seen, rate, "no level left: raise max_hypotheses, or ask fewer questions", math.inf
         )
     if evidence.num_clusters >= policy.max_clusters:
-        return _closed(hypothesis, verdict, rate, "undecidable: max_clusters is reached", math.inf)
+        return _closed(hypothesis, verdict, seen, rate, "undecidable: max_clusters is reached", math.inf)
 
     judged = [own for own in policy.clashes() if own.test != "parity_sampled" or evidence.runs.num_sampled]
     if judged:
-        return _closed(hypothesis, verdict, rate, f"unprovable: {policy.unprovable(judged[0].test)}", math.inf)
+        return _closed(hypothesis, verdict, seen, rate, f"unprovable: {policy.unprovable(judged[0].test)}", math.inf)
 
     # 1. Each test on its own, in units and on the common clock.
     seed = zlib.crc32(repr((hypothesis.endpoint, hypothesis.slice_key, hypothesis.config.fingerprint)).encode())
@@ -137,6 +139,7 @@ def plan_hypothesis(
         hypothesis=hypothesis,
         verdict=verdict,
         is_open=True,
+        num_clusters=evidence.num_clusters,
         tests=tuple(forecasts),
         clusters_median=_quantile(ends, 0.5),
         clusters_late=_quantile(ends, LATE),
@@ -188,7 +191,7 @@ def _quantile(values: Floats, share: float) -> float | None:
 
 
 def _closed(
-    hypothesis: Hypothesis, verdict: Verdict, rate: float | None, note: str, wanted: float = 0.0
+    hypothesis: Hypothesis, verdict: Verdict, num_clusters: int, rate: float | None, note: str, wanted: float = 0.0
 ) -> HypothesisPlan:
     """The plan of a hypothesis that is decided (nothing wanted), or that nothing will decide (infinity)."""
     clusters = wanted if math.isfinite(wanted) else None
@@ -196,6 +199,7 @@ def _closed(
         hypothesis=hypothesis,
         verdict=verdict,
         is_open=False,
+        num_clusters=num_clusters,
         tests=(),
         clusters_median=clusters,
         clusters_late=clusters,

@@ -1,4 +1,4 @@
-"""What an endpoint's open hypotheses still want, and what the shadow's capacity can decide by when."""
+"""What an endpoint's open hypotheses still want, what the shadow's capacity can decide by when, and what it costs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from shadowspec.block_costs import SessionCosts
 from shadowspec.errors import NoDataError
-from shadowspec.gate.capacity import Demand, decided_after, starting_rates
+from shadowspec.gate.capacity import WHOLE_ENDPOINT, Course, Demand, course, starting_rates
 from shadowspec.gate.forecasts import HypothesisPlan, plan_hypothesis, wanted_clusters
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gating.current import Standing
@@ -19,7 +20,17 @@ from shadowspec.gating.state import decode_evidence, decode_state
 from shadowspec.gating.trials import hypothesis_id
 from shadowspec.types import EvidenceSnapshot
 
-WHOLE_ENDPOINT = ""
+
+@dataclass(frozen=True, slots=True)
+class ShadowTime:
+    """Seconds of the shadow's device: what was spent, and what is to come if the median (90%) of futures comes true.
+
+    None: never, or it cannot be said.
+    """
+
+    so_far_s: float
+    median_s: float | None
+    late_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,7 @@ class SlicePlan:
     Seconds until it is decided (`min_span_s` included) if the median (90%) of the futures comes true in every slice,
     at the capacity given; None for never.  `clusters_per_s` is how many measured sessions come now; `starting_rate`
     the sampling rate with which it should start, None for the whole endpoint and where its traffic is not known.
+    `shadow_time` is what its own sessions cost, those that are decided before it not counted; None: no block is known.
     """
 
     slice_key: str
@@ -39,11 +51,13 @@ class SlicePlan:
     seconds_median: float | None
     seconds_late: float | None
     starting_rate: float | None
+    span_missing_s: float
+    shadow_time: ShadowTime | None
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointPlan:
-    """The plan of one endpoint."""
+    """The plan of one endpoint; `shadow_time` is until every question is decided that can be."""
 
     endpoint: str
     hypotheses: tuple[HypothesisPlan, ...]
@@ -51,6 +65,8 @@ class EndpointPlan:
     capacity_per_s: float | None
     sample_rate: float
     recommended_sample_rate: float | None  # of the endpoint as a whole, None where nothing is known of its traffic
+    costs: SessionCosts | None
+    shadow_time: ShadowTime | None
 
 
 class PlanStore(Protocol):
@@ -61,7 +77,13 @@ class PlanStore(Protocol):
 
 
 def plan_stored(
-    store: PlanStore, endpoint: str, policy: GatePolicy, *, sample_rate: float, capacity_per_s: float | None
+    store: PlanStore,
+    endpoint: str,
+    policy: GatePolicy,
+    *,
+    sample_rate: float,
+    capacity_per_s: float | None,
+    costs: SessionCosts | None = None,
 ) -> EndpointPlan:
     """The plan from the evidence as the last gate run left it; nothing is folded, decided or written.
 
@@ -80,7 +102,12 @@ def plan_stored(
     configs = {fingerprint: snapshot.fingerprints[fingerprint] for fingerprint in state.seen}
     standing = Standing(endpoint, state, kept, rules, configs, sorted(state.loads), snapshot.watermark.time)
     return plan_endpoint(
-        endpoint, list(standing.looks().values()), policy, sample_rate=sample_rate, capacity_per_s=capacity_per_s
+        endpoint,
+        list(standing.looks().values()),
+        policy,
+        sample_rate=sample_rate,
+        capacity_per_s=capacity_per_s,
+        costs=costs,
     )
 
 
@@ -91,11 +118,13 @@ def plan_endpoint(
     *,
     sample_rate: float,
     capacity_per_s: float | None,
+    costs: SessionCosts | None = None,
 ) -> EndpointPlan:
     """The plan from the hypotheses as they stand.
 
     `capacity_per_s` is how many requests the shadow can measure per second (None: it keeps up); the rates of today
-    are those of the measured sessions over the event time in which they came, at `sample_rate`.
+    are those of the measured sessions over the event time in which they came, at `sample_rate`.  `costs` is what a
+    session costs the shadow (None: not known).
     """
     plans = [
         plan_hypothesis(
@@ -117,9 +146,10 @@ def plan_endpoint(
         for is_late in (False, True)
     }
     share = min(policy.min_rate / sample_rate, 1.0)
-    after = {is_late: decided_after(own, capacity_per_s, share) for is_late, own in demands.items()}
+    courses = {is_late: course(own, capacity_per_s, share) for is_late, own in demands.items()}
+    after = {is_late: own.decided_after for is_late, own in courses.items()}
     wanted = {is_late: {(d.slice_key, d.concurrency): d.wanted for d in own} for is_late, own in demands.items()}
-    spans = _spans(plans)
+    spans, measured = _spans(plans), _measured(plans)
     starting, recommended = _starting_rates(demands[True], sample_rate, capacity_per_s)
     slices = tuple(
         SlicePlan(
@@ -131,10 +161,48 @@ def plan_endpoint(
             seconds_median=_finite(max(after[False][name, load], spans[name, load])),
             seconds_late=_finite(max(after[True][name, load], spans[name, load])),
             starting_rate=starting.get(name),
+            span_missing_s=spans[name, load],
+            shadow_time=None
+            if costs is None
+            else _slice_time(costs, name, load, measured, wanted[False][name, load], wanted[True][name, load]),
         )
         for name, load in sorted(wanted[False])
     )
-    return EndpointPlan(endpoint, tuple(plans), slices, capacity_per_s, sample_rate, recommended)
+    shadow_time = None if costs is None else _endpoint_time(costs, measured, courses[False], courses[True])
+    return EndpointPlan(endpoint, tuple(plans), slices, capacity_per_s, sample_rate, recommended, costs, shadow_time)
+
+
+def _measured(plans: Sequence[HypothesisPlan]) -> dict[tuple[str, int], int]:
+    """Measured sessions by slice and load; every config has the same ones, but those that came later have fewer."""
+    measured: dict[tuple[str, int], int] = {}
+    for plan in plans:
+        key = (plan.hypothesis.slice_key, plan.hypothesis.concurrency)
+        measured[key] = max(measured.get(key, 0), plan.num_clusters)
+    return measured
+
+
+def _slice_time(
+    costs: SessionCosts, name: str, load: int, measured: Mapping[tuple[str, int], int], median: float, late: float
+) -> ShadowTime:
+    each_s = costs.at(name, load).seconds
+    return ShadowTime(measured[name, load] * each_s, _finite(median * each_s), _finite(late * each_s))
+
+
+def _endpoint_time(
+    costs: SessionCosts, measured: Mapping[tuple[str, int], int], median: Course, late: Course
+) -> ShadowTime:
+    so_far_s = sum(
+        number * costs.at(name, load).seconds for (name, load), number in measured.items() if name == WHOLE_ENDPOINT
+    )
+    return ShadowTime(so_far_s, _course_s(costs, median), _course_s(costs, late))
+
+
+def _course_s(costs: SessionCosts, own: Course) -> float | None:
+    """Device seconds until the last question is decided that can be; None where none can."""
+    waits = [seconds for seconds in own.decided_after.values() if seconds > 0.0]
+    if waits and not any(map(math.isfinite, waits)):
+        return None
+    return sum(number * costs.at(name, load).seconds for (name, load), number in own.measured.items())
 
 
 def _rates(plans: Sequence[HypothesisPlan]) -> dict[tuple[str, int], float]:

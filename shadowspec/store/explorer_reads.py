@@ -8,12 +8,21 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from shadowspec.store import arrival_reads, changes, cost_surfaces, evidence_snapshot, rollup_sums, run_pages, session
+from shadowspec.store import (
+    arrival_reads,
+    block_reads,
+    changes,
+    cost_surfaces,
+    evidence_snapshot,
+    rollup_sums,
+    run_pages,
+    session,
+)
 from shadowspec.store.changes import AdviceChange, VerdictChange
 from shadowspec.store.rollup_sums import ConfigAndLoad, GroupSums, Step
 from shadowspec.store.rollups import SUM_NAMES
 from shadowspec.store.run_pages import Place, RunFilter, RunPage
-from shadowspec.types import ArrivedRequest, CostKey, Memory, ProfiledCosts, ServedRequest, StoredEvidence
+from shadowspec.types import ArrivedRequest, BlockTime, CostKey, Memory, ProfiledCosts, ServedRequest, StoredEvidence
 
 
 class ExplorerReads:
@@ -80,6 +89,11 @@ class ExplorerReads:
         """The requests since then that were timed in both arms, at every load and with every config."""
         with session.read(self._engine) as connection:
             return arrival_reads.read_served(connection, endpoint, since)
+
+    def block_times(self, endpoint: str, *, limit: int) -> list[BlockTime]:
+        """The endpoint's newest blocks with what their arms took, in the order in which they began."""
+        with session.read(self._engine) as connection:
+            return block_reads.read_block_times(connection, endpoint, limit)
 
     def verdict_changes(
         self, endpoint: str | None = None, since: datetime | None = None, until: datetime | None = None, *, limit: int

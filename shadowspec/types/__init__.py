@@ -7,6 +7,7 @@ those are kept out of every repr.
 
 from shadowspec.types.arrivals import ARRIVING, ArrivedRequest, ServedRequest
 from shadowspec.types.audits import AcceptanceSums, AuditedRun, AuditedUnit, LoopSpan, ReplayedRecord, StoredAudit
+from shadowspec.types.block_times import BlockTime
 from shadowspec.types.costs import BASELINE, SERVED_BACKEND, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
 from shadowspec.types.flags import NO_FLAGS, Contract, Intervention, OutputContract, RunFlags, Validity
@@ -77,6 +78,7 @@ __all__ = [
     "AuditedUnit",
     "Block",
     "BlockResult",
+    "BlockTime",
     "Buckets",
     "Clearing",
     "Contract",

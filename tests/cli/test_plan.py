@@ -45,10 +45,37 @@ def test_a_plan_says_what_is_wanted_and_writes_nothing(measured: Workspace) -> N
             assert own["clusters_p90"] is None or own["clusters_median"] <= own["clusters_p90"]
     with Store.open("sqlite:///shadow.db") as store:
         assert (store.latest_decisions(), len(store.snapshots("letters"))) == before
+    assert plan["requests_per_s"] == pytest.approx(1.0)
+    assert plan["session_cost"]["device_seconds"] > 0.0
+    assert plan["session_cost"]["source"] in {"blocks", "arms"}
+    whole = plan["slices"][0]
+    assert whole["device_seconds_so_far"] == pytest.approx(plan["device_seconds_so_far"])
+    assert whole["device_seconds_so_far"] > 0.0
     shown = measured.run("plan", "--endpoint", "letters")
     assert shown.code == 0
+    assert "device time of letters:" in shown.out
+    assert "shadow devices" not in shown.out
     assert "sample_rate of letters: 1 now" in shown.out
     assert "whole endpoint" in shown.out
+
+
+def test_a_shadow_is_sized_for_a_time_and_a_traffic(measured: Workspace) -> None:
+    asked = ("plan", "--endpoint", "letters", "--decide-within", "30d")
+    sizing = measured.run(*asked, "--json").document["sizing"]
+    assert sizing["decide_within_s"] == 30 * 86_400
+    (own,) = sizing["endpoints"]
+    assert own["requests_per_s"] == pytest.approx(1.0)
+    more = measured.run(*asked, "--json", "--traffic", "50").document["sizing"]["endpoints"][0]
+    assert more["requests_per_s"] == 50.0
+    assert {len(own[way]["too_slow"]) > 0 for way in ("median", "p90") if own[way]["sample_rate"] is None} <= {True}
+    rates = [(own[way]["sample_rate"], more[way]["sample_rate"]) for way in ("median", "p90")]
+    for few, many in rates:
+        if few is not None:
+            assert many == pytest.approx(few / 50)
+    shown = measured.run(*asked)
+    assert shown.code == 0, shown.err
+    assert "to decide within 30.0 days" in shown.out
+    assert "shadow devices:" in shown.out
 
 
 @pytest.mark.parametrize(
@@ -58,6 +85,9 @@ def test_a_plan_says_what_is_wanted_and_writes_nothing(measured: Workspace) -> N
         (("--endpoint", "unknown"), 2, "no endpoint 'unknown' is configured (configured: letters)"),
         (("--capacity", "0"), 2, "--capacity must be above 0"),
         (("--capacity", "-1"), 2, "--capacity"),
+        (("--decide-within", "soon"), 2, "'soon' is no time"),
+        (("--traffic", "5"), 2, "--traffic is that of one endpoint"),
+        (("--traffic", "0", "--endpoint", "letters", "--decide-within", "1d"), 2, "--traffic is that of one endpoint"),
     ],
 )
 def test_what_cannot_be_planned(workspace: Workspace, arguments: tuple[str, ...], code: int, says: str) -> None:

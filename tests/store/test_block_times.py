@@ -1,0 +1,76 @@
+"""Blocks with what their arms took, read back as they were written, on both dialects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from shadowspec.store import Store
+from shadowspec.types import ArmTiming, BlockTime
+from tests.store import examples
+from tests.store.saving import save_block
+
+FINGERPRINTS = ("fp", "other")
+TIMES_MS = ((100.0, 50.0), (300.0, 200.0))  # plain and fast, of a block's first and second request
+
+
+def save(store: Store, number: int, *, endpoint: str = "chat", start_s: float, failure: str | None = None) -> None:
+    """A block of two requests of four, at load 4, measured with two configs."""
+    lines = range(10 * number, 10 * number + 2)
+    own = examples.block(f"b{number}", lines)
+    runs = []
+    for fingerprint in FINGERPRINTS:
+        for run, (plain_ms, fast_ms) in zip(own.runs, TIMES_MS, strict=True):
+            plain, fast = (ArmTiming(5.0, 10.0, ms - 10.0, num_output_tokens=8) for ms in (plain_ms, fast_ms))
+            timed = replace(run, fingerprint=fingerprint, baseline=plain, speculative=fast)
+            runs.append(
+                replace(timed, counts=None, baseline=None, speculative=None, failure=failure) if failure else timed
+            )
+    shape = replace(own.block, endpoint=endpoint, sequence=number)
+    records = [replace(examples.record(line), endpoint=endpoint) for line in lines]
+    result = replace(own, block=shape, runs=tuple(runs), started_at=examples.NOON + timedelta(seconds=start_s))
+    save_block(store, result, records)
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    store.save_fingerprints([examples.config(name) for name in FINGERPRINTS])
+    save(store, 1, start_s=0.0)
+    save(store, 2, start_s=2.0, endpoint="code")
+    save(store, 3, start_s=5.0)
+    save(store, 4, start_s=9.0, failure="out_of_memory")
+    return store
+
+
+def test_arms_add_up_and_the_next_block_is_that_of_any_endpoint(filled: Store) -> None:
+    first, second = filled.block_times("chat", limit=100)
+    assert isinstance(first, BlockTime)
+    assert (first.concurrency, first.num_requests) == (4, 2)
+    # The baseline once, and each config's arm: the longest request of each, and no queue.
+    assert first.least_s == pytest.approx(0.3 + 2 * 0.2)
+    # Two requests and two fillers, which are their copies, on four slots: the longest request is the longer.
+    assert first.arms_s == pytest.approx(first.least_s)
+    assert (first.next_started_at - first.started_at) == timedelta(seconds=2)  # type: ignore[operator]
+    assert second.next_started_at == examples.NOON + timedelta(seconds=9)
+    (only,) = filled.block_times("code", limit=100)
+    assert only.next_started_at == second.started_at
+
+
+def test_a_queue_takes_as_long_as_its_slots_are_busy(filled: Store) -> None:
+    own = replace(examples.block("b5", range(50, 52)), started_at=examples.NOON + timedelta(seconds=20))
+    plain, fast = (ArmTiming(0.0, 10.0, ms - 10.0, num_output_tokens=8) for ms in (400.0, 200.0))
+    shape = replace(own.block, sequence=5, requests_per_slot=4)  # 16 requests, fillers with them, on four slots
+    runs = tuple(replace(run, baseline=plain, speculative=fast) for run in own.runs)
+    save_block(filled, replace(own, block=shape, runs=runs), [examples.record(line) for line in (50, 51)])
+    newest = filled.block_times("chat", limit=100)[-1]
+    assert newest.least_s == pytest.approx(0.6)
+    assert newest.arms_s == pytest.approx(4 * 0.6)
+    assert newest.next_started_at is None
+
+
+def test_blocks_that_are_cut_by_the_limit_or_failed_are_left_out(filled: Store) -> None:
+    assert len(filled.block_times("chat", limit=100)) == 2  # the fourth failed
+    assert filled.block_times("chat", limit=2) == []
+    assert filled.block_times("nobody", limit=100) == []
