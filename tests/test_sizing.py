@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -13,7 +14,7 @@ from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gating import decide_endpoint, endpoint_looks
 from shadowspec.gating.plans import EndpointPlan, SlicePlan, plan_endpoint
-from shadowspec.gating.sizing import MAX_BUSY, Sizing, devices_needed, size_endpoint, stored_traffic
+from shadowspec.gating.sizing import MAX_BUSY, Sizing, devices_needed, size_endpoint, stored_costs, stored_traffic
 from shadowspec.types import ArrivedRequest, BlockTime, RecordKey, Verdict
 from tests.gate.worlds import CONFIG, START, World, noisy_run
 from tests.test_gating import cut
@@ -91,8 +92,12 @@ class Arrivals:
     def arrivals(self, endpoint: str, *, limit: int) -> list[ArrivedRequest]:
         return self._found[-limit:]
 
-    def block_times(self, endpoint: str, *, limit: int) -> list[BlockTime]:
-        return []
+    def block_times(self, endpoints: Sequence[str], *, limit: int) -> dict[str, list[BlockTime]]:
+        return {name: [] for name in endpoints}
+
+
+def test_an_endpoint_without_blocks_has_no_cost() -> None:
+    assert stored_costs(Arrivals(1, 1.0, 1.0), ["chat"]) == {"chat": None}
 
 
 @pytest.mark.parametrize(("number", "traffic"), [(101, 8.0), (1, None), (0, None)])

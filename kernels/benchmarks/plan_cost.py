@@ -37,7 +37,7 @@ class Story:
         self.name, self._own, self._configs = name, own, configs
         self.blocks, self._runs = store.blocks(name), store.runs(name)
         self._records = store.records(name)
-        self.times = store.block_times(name, limit=MAX_BLOCKS)
+        self.times = store.block_times([name], limit=MAX_BLOCKS)[name]
         self._loads = sorted({block.concurrency for block in self.blocks})
 
     def cut(self, number: int) -> EndpointEvidence:

@@ -63,13 +63,14 @@ def plan(
     within_s = None if decide_within is None else parse_duration(decide_within).total_seconds()
     with Store.open(config.database_url) as store:
         measured = store.endpoints()
+        names = [name for name in config.endpoints if name in measured and endpoint in (None, name)]
+        costs = stored_costs(store, names)
         plans = [
             plan_stored(
                 store, name, own.policy,
-                sample_rate=own.rule.sample_rate, capacity_per_s=capacity, costs=stored_costs(store, name),
+                sample_rate=own.rule.sample_rate, capacity_per_s=capacity, costs=costs[name],
             )
-            for name, own in config.endpoints.items()
-            if name in measured and endpoint in (None, name)
+            for name, own in ((name, config.endpoints[name]) for name in names)
         ]  # fmt: skip
         mirrored = {own.endpoint: stored_traffic(store, own.endpoint) for own in plans}
     if not plans:

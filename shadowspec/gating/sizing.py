@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,8 +22,8 @@ MAX_BUSY = 0.8  # of a device's time: traffic comes in bursts, and a block waits
 class SizingStore(Protocol):
     """What sizing needs of a store, beside what a plan does."""
 
-    def block_times(self, endpoint: str, *, limit: int) -> Sequence[BlockTime]:
-        """The endpoint's newest blocks with what their arms took."""
+    def block_times(self, endpoints: Sequence[str], *, limit: int) -> Mapping[str, Sequence[BlockTime]]:
+        """Of each endpoint its newest blocks with what their arms took."""
 
     def arrivals(self, endpoint: str, *, limit: int) -> Sequence[ArrivedRequest]:
         """The endpoint's newest usable requests, in the order in which they came."""
@@ -45,9 +45,9 @@ class Sizing:
     too_slow: tuple[SlicePlan, ...]
 
 
-def stored_costs(store: SizingStore, endpoint: str) -> SessionCosts | None:
-    """What a session of the endpoint costs, by its newest blocks; None where there is none."""
-    return session_costs(store.block_times(endpoint, limit=MAX_BLOCKS))
+def stored_costs(store: SizingStore, endpoints: Sequence[str]) -> dict[str, SessionCosts | None]:
+    """What a session of each endpoint costs, by its newest blocks; None where there is none."""
+    return {name: session_costs(own) for name, own in store.block_times(endpoints, limit=MAX_BLOCKS).items()}
 
 
 def stored_traffic(store: SizingStore, endpoint: str) -> float | None:

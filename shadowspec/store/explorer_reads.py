@@ -90,10 +90,10 @@ class ExplorerReads:
         with session.read(self._engine) as connection:
             return arrival_reads.read_served(connection, endpoint, since)
 
-    def block_times(self, endpoint: str, *, limit: int) -> list[BlockTime]:
-        """The endpoint's newest blocks with what their arms took, in the order in which they began."""
+    def block_times(self, endpoints: Sequence[str], *, limit: int) -> dict[str, list[BlockTime]]:
+        """Of each endpoint its newest blocks with what their arms took, in the order in which they began."""
         with session.read(self._engine) as connection:
-            return block_reads.read_block_times(connection, endpoint, limit)
+            return block_reads.read_block_times(connection, endpoints, limit)
 
     def verdict_changes(
         self, endpoint: str | None = None, since: datetime | None = None, until: datetime | None = None, *, limit: int

@@ -45,7 +45,7 @@ def filled(store: Store) -> Store:
 
 
 def test_arms_add_up_and_the_next_block_is_that_of_any_endpoint(filled: Store) -> None:
-    first, second = filled.block_times("chat", limit=100)
+    first, second = filled.block_times(["chat"], limit=100)["chat"]
     assert isinstance(first, BlockTime)
     assert (first.concurrency, first.num_requests) == (4, 2)
     # The baseline once, and each config's arm: the longest request of each, and no queue.
@@ -54,7 +54,9 @@ def test_arms_add_up_and_the_next_block_is_that_of_any_endpoint(filled: Store) -
     assert first.arms_s == pytest.approx(first.least_s)
     assert (first.next_started_at - first.started_at) == timedelta(seconds=2)  # type: ignore[operator]
     assert second.next_started_at == examples.NOON + timedelta(seconds=9)
-    (only,) = filled.block_times("code", limit=100)
+    both = filled.block_times(["chat", "code"], limit=100)
+    assert (both["chat"], len(both["code"])) == ([first, second], 1)
+    (only,) = filled.block_times(["code"], limit=100)["code"]
     assert only.next_started_at == second.started_at
 
 
@@ -64,13 +66,13 @@ def test_a_queue_takes_as_long_as_its_slots_are_busy(filled: Store) -> None:
     shape = replace(own.block, sequence=5, requests_per_slot=4)  # 16 requests, fillers with them, on four slots
     runs = tuple(replace(run, baseline=plain, speculative=fast) for run in own.runs)
     save_block(filled, replace(own, block=shape, runs=runs), [examples.record(line) for line in (50, 51)])
-    newest = filled.block_times("chat", limit=100)[-1]
+    newest = filled.block_times(["chat"], limit=100)["chat"][-1]
     assert newest.least_s == pytest.approx(0.6)
     assert newest.arms_s == pytest.approx(4 * 0.6)
     assert newest.next_started_at is None
 
 
 def test_blocks_that_are_cut_by_the_limit_or_failed_are_left_out(filled: Store) -> None:
-    assert len(filled.block_times("chat", limit=100)) == 2  # the fourth failed
-    assert filled.block_times("chat", limit=2) == []
-    assert filled.block_times("nobody", limit=100) == []
+    assert len(filled.block_times(["chat"], limit=100)["chat"]) == 2  # the fourth failed
+    assert filled.block_times(["chat"], limit=2) == {"chat": []}
+    assert filled.block_times(["nobody"], limit=100) == {"nobody": []}
