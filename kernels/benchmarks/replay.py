@@ -8,8 +8,9 @@ cell is a rule, a K and an endpoint of the traffic (or all of them): the loop's 
 99% intervals of replay's.  The interval is that of the difference, request by request, by Student's t on the residuals
 of the ratios.  Greedy loops have no chance in them: they are to be equal, but for near-ties.
 
-Times are of the same requests in batches of the same size, with finished rows dropped from the loop's batches, in one
-process; quote the ratio.  `same_error_ratio` is how many times longer the loops of all eight K take than one replay
+Times are of the same requests, with finished rows dropped from the loop's batches, in one process; before the first
+one some requests go through both, sampled and greedy, untimed: what torch does once in a process belongs to neither.
+Quote the ratio.  `same_error_ratio` is how many times longer the loops of all eight K take than one replay
 for the same standard error: the ratio of times, times the mean ratio of variances.
 
 The audit replays the outputs of the rejection loop at K = 4 themselves: the difference of its counters to their
@@ -203,7 +204,9 @@ def main() -> None:
     def asked(sampling: SamplingParameters, course: int) -> list[Request]:
         return [Request(prompt, sampling, 1_000_000 * course + row) for row, (_, prompt) in enumerate(chosen)]
 
-    loop(asked(SAMPLED, 99)[:BATCH], VerifyRule.REJECTION, 2)  # warm
+    for sampling, rule in ((SAMPLED, VerifyRule.REJECTION), (GREEDY, VerifyRule.GREEDY)):  # warm
+        requests = asked(sampling, 99)[:BATCH]
+        replayed(target, draft, rule, arguments.k, responses(requests, loop(requests, rule, 2)))
     cells, rows = [], []
     course = 0
     for rule in track((*SAMPLED_RULES, VerifyRule.GREEDY), "rules", console=Console(stderr=True)):

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from shadowspec.engine.replay.responses import Response
-from shadowspec.engine.replay.scoring import Forced
+from shadowspec.engine.replay.scoring import response_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,9 @@ class Losses:
     num_tokens: int
 
 
-@torch.inference_mode()
 def target_logits(target: Any, responses: Sequence[Response]) -> torch.Tensor:
     """The target's own logits at each token of each response; float32 [tokens, vocabulary]."""
-    forced = Forced(target, responses)
-    logits, _ = forced.step(0, forced.width)  # [rows, width, vocabulary]
-    rows, columns = output_places([len(response.output) for response in responses], logits.device)
-    return logits[rows, columns].float()
+    return response_logits(target, responses).float().clone()  # a clone can be learnt from
 
 
 def draft_logits(draft: Any, responses: Sequence[Response]) -> torch.Tensor:

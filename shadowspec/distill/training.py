@@ -119,7 +119,7 @@ class Trainer:
         self._draft.train()
         num_tokens = sum(len(response.output) for batch in batches for response in batch)
         for batch in batches:
-            wanted = target_logits(self._target, batch).clone()  # out of inference mode
+            wanted = target_logits(self._target, batch)
             divergence = losses(wanted, draft_logits(self._draft, batch)).divergence / num_tokens
             torch.autograd.backward(divergence)
         nn.utils.clip_grad_norm_(self._draft.parameters(), 1.0)

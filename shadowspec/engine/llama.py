@@ -9,8 +9,7 @@ weights at each load (`models.load_model`).
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -54,10 +53,6 @@ def why_not_direct(model: Any) -> str | None:
     return None
 
 
-def _unchanged(states: torch.Tensor) -> torch.Tensor:
-    return states
-
-
 class DirectLlama:
     """The forward pass of a model for which `why_not_direct` is None.
 
@@ -75,8 +70,7 @@ class DirectLlama:
         head = model.lm_head.weight.data  # [vocabulary, hidden]; the same tensor where the two are tied
         self._is_tied = head.data_ptr() == self.embedding.data_ptr()
         # As it lies on a GPU, where kernels read its rows.
-        self._head: Callable[[torch.Tensor], torch.Tensor]
-        self._head = self._matrix = Matrix.of(head, is_held=self._is_tied or head.device.type != "cpu")
+        self._head = Matrix.of(head, is_held=self._is_tied or head.device.type != "cpu")
         self._norm = Norm.of(body.norm, body.norm.weight.data)
         self._layers = tuple(taken_over(layer, head_dim) for layer in body.layers)
 
@@ -84,7 +78,7 @@ class DirectLlama:
         """All weights, each once."""
         yield self.embedding
         if not self._is_tied:
-            yield self._matrix.weight()
+            yield self._head.weight()
         yield self._norm.weight
         for layer in self._layers:
             yield from layer.tensors()
@@ -92,10 +86,10 @@ class DirectLlama:
     def buffers(self) -> Iterator[torch.Tensor]:
         """What is held beside the weights."""
         yield self._rotations
-        if self._matrix.packed is not None and self._is_tied:
-            yield self._matrix.packed
+        if self._head.packed is not None and self._is_tied:
+            yield self._head.packed
         elif not self._is_tied:
-            yield from self._matrix.copies()
+            yield from self._head.copies()
         for layer in self._layers:
             yield from layer.copies()
 
@@ -104,15 +98,35 @@ class DirectLlama:
         """Heads that have keys and values of their own, and their dimension."""
         return self._layers[0].kv_heads, self._layers[0].head_dim
 
-    def without_head(self) -> DirectLlama:
-        """The same model, whose `forward` gives what the head reads, [rows, keep, hidden], in the place of logits."""
-        own = copy.copy(self)
-        own._head = _unchanged  # noqa: SLF001
-        return own
+    def final_states(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """What the head reads after these tokens of whole texts; nothing is kept of them.
+
+        Args:
+            tokens: int64 [rows, tokens], from the first of each text on and padded at the end.
+            wanted: int64 [places]: row * tokens + column.
+
+        Returns:
+            [places, hidden].
+        """
+        rows, count = tokens.shape
+        columns = torch.arange(count, device=tokens.device).clamp_(max=self._rotations.shape[0] - 1)
+        angles = self.angles(columns.expand(rows, count))
+        hidden = self.embedding.index_select(0, tokens.reshape(-1))  # [rows * tokens, hidden]
+        last = len(self._layers) - 1
+        for index, layer in enumerate(self._layers):
+            attended = layer.attended(None, layer.attention_norm(hidden), angles, None, count)
+            if index == last:  # past the last layer's keys and values only the wanted places matter
+                hidden, attended = hidden[wanted], attended[wanted]
+            layer.add_to(hidden, attended)
+        return self._norm(hidden)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """What the head makes of final states [places, hidden]; [places, vocabulary]."""
+        return self._head(states)
 
     def head_weight(self) -> torch.Tensor:
         """The head, [vocabulary, hidden], its rows contiguous."""
-        plain, packed = self._matrix.plain, self._matrix.packed
+        plain, packed = self._head.plain, self._head.packed
         if plain is not None:
             return plain.t().contiguous()
         assert packed is not None, "a weight has one form at least"

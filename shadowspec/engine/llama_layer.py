@@ -80,13 +80,16 @@ class Layer:
 
     def attended(
         self,
-        store: RaggedLayer,
+        store: RaggedLayer | None,
         normed: torch.Tensor,  # [rows * tokens, in]
         angles: torch.Tensor,  # complex64 [rows, tokens, 1, head_dim / 2]
-        mask: torch.Tensor,  # float [rows, 1, tokens, read]
+        mask: torch.Tensor | None,  # float [rows, 1, tokens, read]
         keep: int,
     ) -> torch.Tensor:
-        """Outputs of the heads side by side, of the last `keep` columns, [rows * keep, heads * head_dim]."""
+        """Outputs of the heads side by side, of the last `keep` columns, [rows * keep, heads * head_dim].
+
+        With neither store nor mask all columns are wanted, and each looks at those up to itself.
+        """
         rows, count = angles.shape[:2]
         heads, kv_heads, head_dim = self.heads, self.kv_heads, self.head_dim
         mixed = self.qkv(normed)
@@ -98,16 +101,18 @@ class Layer:
             turning[:, :, :heads] = self.query_norm(turning[:, :, :heads])
             turning[:, :, heads:] = self.key_norm(turning[:, :, heads:])
         _turn(turning, angles)
-        keys, values = store.append(mixed[:, :, heads:])
+        if store is None:
+            keys, values = (part.transpose(1, 2) for part in mixed[:, :, heads:].chunk(2, 2))
+        else:
+            keys, values = store.append(mixed[:, :, heads:])
         queries = mixed[:, -keep:, :heads].transpose(1, 2)  # [rows, heads, keep, head_dim]
-        mask = mask[:, :, -keep:]
         group = heads // kv_heads
-        if group == 1:
-            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-            return attended.transpose(1, 2).reshape(rows * keep, heads * head_dim)
-        if not store.read_width:
-            keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        if mask is not None:
+            mask = mask[:, :, -keep:]
+        if mask is None or group == 1 or store is None or not store.read_width:
+            if group > 1:
+                keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=mask is None)
             return attended.transpose(1, 2).reshape(rows * keep, heads * head_dim)
         # Heads that share keys are more queries of one head, so that the cache need not be copied for them.
         queries = queries.reshape(rows, kv_heads, group * keep, head_dim)

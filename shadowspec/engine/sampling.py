@@ -145,21 +145,45 @@ class BatchSampling:
 
     def probs(self, processed: torch.Tensor) -> torch.Tensor:
         """The distribution that is sampled, float32 [rows, tokens, vocabulary], from `processed_logits`."""
-        rows, tokens, _ = processed.shape
-        logits = processed.to(torch.float32) / self.temperature[:, None]
-        if self.has_min_p:
-            highest = logits.amax(-1, keepdim=True)
-            logits = logits.masked_fill(logits < highest + torch.log(self.min_p)[:, None], float("-inf"))
-        if self.has_top_k:
-            last = highest_first(logits).gather(-1, (self.top_k - 1)[:, None].expand(rows, tokens, 1))
-            logits = logits.masked_fill(logits < last, float("-inf"))
-        result = torch.softmax(logits, -1)
+        result = torch.softmax(self._truncated(processed), -1)
         if self.has_top_p:
-            result = self._top_p(result)
+            edges, masses = self._heads(result)
+            result.masked_fill_(result < edges[..., None], 0.0).div_(masses[..., None])
         if self.has_greedy:
             one_hot = torch.zeros_like(result).scatter_(-1, greedy_tokens(processed)[..., None], 1.0)
             result = torch.where(self.is_greedy[:, None, None], one_hot, result)
         return result
+
+    def chosen_probs(self, processed: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """The probability of one token at each place, as `probs` has it but for rounding, in fewer passes.
+
+        Args:
+            processed: float [rows, tokens, vocabulary].
+            chosen: int64 [rows, tokens].
+
+        Returns:
+            Float32 [rows, tokens].
+        """
+        result = torch.softmax(self._truncated(processed), -1)
+        own = result.gather(-1, chosen[..., None])[..., 0]
+        if self.has_top_p:
+            edges, masses = self._heads(result)
+            own = own.masked_fill(own < edges, 0.0) / masses
+        if self.has_greedy:
+            own = torch.where(self.is_greedy[:, None], (greedy_tokens(processed) == chosen).to(own.dtype), own)
+        return own
+
+    def _truncated(self, processed: torch.Tensor) -> torch.Tensor:
+        """Logits by temperature, -inf where min-p or top-k cut, in new memory; float32, of the same shape."""
+        rows, tokens, _ = processed.shape
+        logits = processed.to(torch.float32) / self.temperature[:, None]
+        if self.has_min_p:
+            highest = logits.amax(-1, keepdim=True)
+            logits.masked_fill_(logits < highest + torch.log(self.min_p)[:, None], float("-inf"))
+        if self.has_top_k:
+            last = highest_first(logits).gather(-1, (self.top_k - 1)[:, None].expand(rows, tokens, 1))
+            logits.masked_fill_(logits < last, float("-inf"))
+        return logits
 
     def confidence(self, processed: torch.Tensor, probs: torch.Tensor | None = None) -> torch.Tensor:
         """The probability of the likeliest token, float32 [rows], from `processed_logits` of one position.
@@ -180,16 +204,19 @@ class BatchSampling:
             probs = self.probs(processed[:, None])[:, 0]
         return torch.where(self.is_greedy, plain, probs.amax(-1))
 
-    def _top_p(self, probs: torch.Tensor) -> torch.Tensor:
-        """Keep the smallest head of the sorted distribution whose mass reaches top-p; ties at its edge stay."""
+    def _heads(self, probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The heads of sorted probabilities [rows, tokens, vocabulary] that top-p keeps.
+
+        Returns:
+            The least probability that is kept, and the mass of all that are; float32 [rows, tokens], 0 and 1 where
+            nothing is cut.
+        """
         rows, tokens, vocabulary = probs.shape
-        needed = self.nucleus.repeat_interleave(tokens)
-        flat = probs.view(-1, vocabulary)
-        edges = edges_by_bisection(flat, needed) if probs.is_cuda else edges_by_sorting(flat, needed)
-        edges = edges.view(rows, tokens, 1)
-        is_cut = (probs < edges) & (self.nucleus > 0.0)[:, None, None]
-        kept_probs = probs.masked_fill(is_cut, 0.0)
-        return kept_probs.div_(kept_probs.sum(-1, keepdim=True))
+        flat, needed = probs.view(-1, vocabulary), self.nucleus.repeat_interleave(tokens)
+        edges, masses = heads_by_bisection(flat, needed) if probs.is_cuda else heads_by_sorting(flat, needed)
+        is_whole = needed == 0.0
+        edges, masses = edges.masked_fill(is_whole, 0.0), masses.masked_fill(is_whole, 1.0)
+        return edges.view(rows, tokens), masses.view(rows, tokens)
 
 
 def highest_first(values: torch.Tensor, count: int | None = None) -> torch.Tensor:
@@ -206,8 +233,10 @@ def highest_first(values: torch.Tensor, count: int | None = None) -> torch.Tenso
     return torch.from_numpy(found).flip(-1)
 
 
-def edges_by_sorting(probs: torch.Tensor, needed: torch.Tensor, head: int = TOP_P_HEAD) -> torch.Tensor:
-    """The least probable entry of each row's smallest head with mass `needed`.
+def heads_by_sorting(
+    probs: torch.Tensor, needed: torch.Tensor, head: int = TOP_P_HEAD
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least probable entry of each row's smallest head with mass `needed`, and the mass of all that reach it.
 
     Args:
         probs: float32 [rows, vocabulary].
@@ -215,22 +244,26 @@ def edges_by_sorting(probs: torch.Tensor, needed: torch.Tensor, head: int = TOP_
         head: entries looked at first.
 
     Returns:
-        Float32 [rows].
+        Float32 [rows] each.
     """
     ordered = highest_first(probs, min(head, probs.shape[1]))
     reached = ordered.cumsum(-1)
     kept = (reached - ordered < needed[:, None]).sum(-1).clamp_(min=1)  # entries with too little mass ahead of them
-    edges = ordered.gather(-1, (kept - 1)[:, None])[:, 0]
-    is_short = reached[:, -1] < needed
-    if head < probs.shape[1] and bool(is_short.any()):
-        edges[is_short] = edges_by_sorting(probs[is_short], needed[is_short], head * HEAD_GROWTH)
-    return edges
+    edges = ordered.gather(-1, (kept - 1)[:, None])
+    masses = torch.where(ordered >= edges, ordered, 0.0).sum(-1)
+    edges = edges[:, 0]
+    # The last one looked at is kept: there may be more, of less or of the same probability.
+    is_open = (reached[:, -1] < needed) | (ordered[:, -1] >= edges)
+    if head < probs.shape[1] and bool(is_open.any()):
+        edges[is_open], masses[is_open] = heads_by_sorting(probs[is_open], needed[is_open], head * HEAD_GROWTH)
+    return edges, masses
 
 
-def edges_by_bisection(probs: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
-    """The same entries, found by passes over all probabilities and without asking the device how far it has come.
+def heads_by_bisection(probs: torch.Tensor, needed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, found by passes over all probabilities and without asking the device how far it has come.
 
-    It is the largest number at or above which mass `needed` lies; non-negative floats are in the order of their bits.
+    The entry is the largest number at or above which mass `needed` lies; non-negative floats are in the order of their
+    bits.
     """
     low = torch.zeros_like(needed, dtype=torch.int32)
     high = torch.full_like(low, ONE_BITS)
@@ -239,7 +272,8 @@ def edges_by_bisection(probs: torch.Tensor, needed: torch.Tensor) -> torch.Tenso
         mass = torch.where(probs >= middle.view(torch.float32)[:, None], probs, 0.0).sum(-1)
         is_enough = mass >= needed
         low, high = torch.where(is_enough, middle, low), torch.where(is_enough, high, middle - 1)
-    return torch.minimum(low.view(torch.float32), probs.amax(-1))
+    edges = torch.minimum(low.view(torch.float32), probs.amax(-1))
+    return edges, torch.where(probs >= edges[:, None], probs, 0.0).sum(-1)
 
 
 def greedy_tokens(processed: torch.Tensor) -> torch.Tensor:

@@ -124,6 +124,21 @@ def test_logits_are_those_of_transformers(kind: str) -> None:
     assert int(lengths.max()) == CONTEXT
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_states_of_whole_texts_give_the_same_logits(kind: str) -> None:
+    """Of any places of ragged rows, up to the last position of the context."""
+    model = KINDS[kind]()
+    texts = [torch.randint(0, VOCABULARY, (length,)).tolist() for length in (5, 1, CONTEXT, 9)]
+    expected = [plain_logits(model, text) for text in texts]
+    direct = DirectLlama(model)
+    padded = torch.tensor([[*text, *[0] * (CONTEXT - len(text))] for text in texts])
+    places = [(0, 4), (0, 2), (1, 0), (2, CONTEXT - 1), (2, 0), (3, 7), (3, 8)]
+    states = direct.final_states(padded, torch.tensor([row * CONTEXT + column for row, column in places]))
+    wanted = torch.stack([expected[row][column] for row, column in places])
+    torch.testing.assert_close(direct.logits(states), wanted, atol=1e-4, rtol=1e-4)
+
+
 @torch.inference_mode()
 def test_rejected_tokens_leave_no_trace() -> None:
     """Columns written past a row's length are masked and overwritten, whatever they held."""

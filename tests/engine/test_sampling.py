@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from shadowspec.engine.sampling import BatchSampling, highest_first
+from shadowspec.engine.sampling import TOP_P_HEAD, BatchSampling, highest_first
 from shadowspec.types import SamplingParameters
 
 VOCABULARY = 40
@@ -151,3 +151,49 @@ def test_the_highest_entries_are_torchs_own(count: int | None) -> None:
     before = values.clone()
     assert torch.equal(highest_first(values, count), values.topk(count or 60, -1).values)
     assert torch.equal(values, before)
+
+
+TRUNCATED = {
+    "plain": SamplingParameters(temperature=0.7),
+    "top-p": SamplingParameters(temperature=0.8, top_p=0.9),
+    "little top-p": SamplingParameters(temperature=1.0, top_p=0.01),
+    "top-k": SamplingParameters(temperature=1.1, top_k=7),
+    "min-p": SamplingParameters(temperature=1.0, min_p=0.1),
+    "all": SamplingParameters(temperature=1.2, top_p=0.8, top_k=9, min_p=0.02, presence_penalty=0.6, min_tokens=2),
+    "penalties": SamplingParameters(temperature=0.9, repetition_penalty=1.3, frequency_penalty=0.4, top_p=0.95),
+    "greedy": SamplingParameters(temperature=0.0, top_p=0.5),
+}
+
+
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, 1_500])
+@pytest.mark.parametrize("names", [*([name] for name in TRUNCATED), list(TRUNCATED)], ids=str)
+def test_a_chosen_tokens_probability_is_that_of_the_whole_distribution(names: list[str], vocabulary: int) -> None:
+    """Of every token, alone and in one batch; among them equal logits at the edge of what is kept, and flat rows."""
+    rows, tokens = len(names), 4
+    logits = 2.0 * torch.randn(rows, tokens, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
+    logits[:, 1] = logits[:, 1].round()  # ties, many of them
+    logits[:, 2] = 1.0  # all alike
+    logits[:, 3] *= 0.01  # a head as long as the vocabulary
+    batch = BatchSampling([TRUNCATED[name] for name in names], [[3, 4]] * rows, [[1]] * rows, vocabulary, CPU)
+    batch.note_emitted([[5, 5, 6]] * rows)
+    drafted = torch.tensor([[7, 8, 7]] * rows)
+    processed = batch.processed_logits(logits, drafted, torch.full((rows,), 1))
+    whole = batch.probs(processed)
+    torch.testing.assert_close(whole.sum(-1), torch.ones(rows, tokens))
+    for token in range(0, vocabulary, 1 if vocabulary == VOCABULARY else 37):
+        chosen = torch.full((rows, tokens), token)
+        found = batch.chosen_probs(processed, chosen)
+        torch.testing.assert_close(found, whole[:, :, token], atol=0.0, rtol=1e-6)
+
+
+def test_top_p_keeps_all_that_are_as_probable_as_the_last() -> None:
+    """Also where they are more than are looked at first."""
+    vocabulary = 2 * TOP_P_HEAD
+    logits = torch.zeros(1, 1, vocabulary)
+    logits[..., 0] = 1.0
+    batch = BatchSampling([SamplingParameters(temperature=1.0, top_p=0.25)], [[0]], [[1]], vocabulary, CPU)
+    expected = torch.softmax(logits, -1)
+    torch.testing.assert_close(batch.probs(logits), expected)
+    for token in (0, vocabulary - 1):
+        chosen = batch.chosen_probs(logits, torch.tensor([[token]]))
+        torch.testing.assert_close(chosen, expected[..., token])

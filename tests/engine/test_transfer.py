@@ -20,7 +20,7 @@ from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
-from shadowspec.engine.sampling import edges_by_bisection, edges_by_sorting
+from shadowspec.engine.sampling import heads_by_bisection, heads_by_sorting
 from shadowspec.types import SamplingParameters, VerifyRule
 
 READERS = ("tolist", "numpy", "cpu")
@@ -76,7 +76,7 @@ def watched() -> Iterator[Counter[str]]:
 def test_a_step_waits_for_the_device_once(
     kind: str, parameters: SamplingParameters, target: Any, draft: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "edges_by_sorting", edges_by_bisection)  # as on a GPU
+    monkeypatch.setattr(sampling, "heads_by_sorting", heads_by_bisection)  # as on a GPU
     monkeypatch.setattr(sampling, "highest_first", lambda values: values.sort(-1, descending=True).values)
     proposers: dict[str, Proposer | None] = {
         "baseline": None,
@@ -108,7 +108,7 @@ def test_a_step_waits_for_the_device_once(
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_bisection_finds_the_edge_that_sorting_finds(data: st.DataObject) -> None:
+def test_bisection_finds_the_heads_that_sorting_finds(data: st.DataObject) -> None:
     """Multiples of 1/256, whose sums are exact in any order; ties, zeros and rows that need nothing among them."""
     rows, vocabulary = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 90))
     counts = data.draw(
@@ -121,14 +121,18 @@ def test_bisection_finds_the_edge_that_sorting_finds(data: st.DataObject) -> Non
     probs = torch.tensor(counts, dtype=torch.float32) / 256
     shares = data.draw(st.lists(st.integers(0, 8), min_size=rows, max_size=rows))
     needed = probs.sum(-1) * torch.tensor(shares) / 8
-    assert edges_by_bisection(probs, needed).tolist() == edges_by_sorting(probs, needed).tolist()
+    for head in (3, vocabulary):  # looked at first
+        for found, expected in zip(
+            heads_by_bisection(probs, needed), heads_by_sorting(probs, needed, head), strict=True
+        ):
+            assert found.tolist() == expected.tolist()
 
 
 def test_bisection_reaches_the_last_bit() -> None:
     probs = torch.softmax(torch.linspace(-30.0, 8.0, 5_000)[torch.randperm(5_000)], 0)[None].repeat(3, 1)
     needed = torch.tensor([0.5, 0.99, 0.0])
-    kept = probs >= edges_by_bisection(probs, needed)[:, None]
-    expected = probs >= edges_by_sorting(probs, needed)[:, None]
+    kept = probs >= heads_by_bisection(probs, needed)[0][:, None]
+    expected = probs >= heads_by_sorting(probs, needed)[0][:, None]
     assert kept[2].sum() == 1
     for row in range(2):
         assert abs(int(kept[row].sum()) - int(expected[row].sum())) <= 1  # sums in another order

@@ -120,10 +120,10 @@ def _scored(
         following = text[len(request.prompt) + starts[:, None] + torch.arange(depth, device=device)]  # [rows, depth]
         for ahead, logits in enumerate(chains.logits(starts, following)):
             processed = sampling.draft_logits(logits, following[:, :ahead], starts)
-            chosen = following[:, ahead, None]
-            is_best[first : first + count, ahead] = (greedy_tokens(processed) == chosen[:, 0]).cpu().numpy()
+            chosen = following[:, ahead]
+            is_best[first : first + count, ahead] = (greedy_tokens(processed) == chosen).cpu().numpy()
             if probs is not None:
-                own = sampling.probs(processed[:, None])[:, 0].gather(1, chosen)[:, 0]
+                own = sampling.chosen_probs(processed[:, None], chosen[:, None])[:, 0]
                 probs[first : first + count, ahead] = own.double().cpu().numpy()
     return StartScores(probs, is_best)
 

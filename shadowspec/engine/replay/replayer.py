@@ -22,7 +22,7 @@ from shadowspec.engine.replay.acceptance import (
 from shadowspec.engine.replay.heads import StartScores, start_chances, start_scores
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
 from shadowspec.engine.replay.responses import Response
-from shadowspec.engine.replay.scoring import Budget, TokenScores, token_scores
+from shadowspec.engine.replay.scoring import Budget, TokenScores, grouped, token_scores
 from shadowspec.engine.replay.suffix import SuffixSteps, suffix_chances, suffix_steps
 from shadowspec.errors import ConfigError, RecordError
 from shadowspec.types import ExpectedCounts, SpeculationConfig, VerifyRule
@@ -185,7 +185,7 @@ class Replayer:
         self, drafting: Drafting, judged: Sequence[_Judged], scores: Scores | None
     ) -> list[tuple[ExpectedCounts, ...]]:
         counts: dict[int, tuple[ExpectedCounts, ...]] = {}
-        for rows in grouped([len(each.response.output) for each in judged]):
+        for rows in grouped([len(each.response.output) for each in judged], LAW_POSITIONS):
             chances = self._chances(
                 drafting.config, [judged[row] for row in rows], scores and [scores[row] for row in rows]
             )
@@ -207,7 +207,7 @@ class Replayer:
             if recent is not None:
                 recent.add(response.key, response.output)
         counts: list[list[ExpectedCounts]] = [[] for _ in judged]
-        for rows in grouped([len(each.response.output) for each in judged]):
+        for rows in grouped([len(each.response.output) for each in judged], LAW_POSITIONS):
             for number, depth in enumerate(self._depths):
                 law = step_law(suffix_chances([steps[row] for row in rows], number, depth), [depth])
                 for place, row in enumerate(rows):
@@ -243,15 +243,3 @@ def require_replayable(config: SpeculationConfig) -> None:
             "adds to one that is rejected is not in the response; measure it with `shadowspec run`, or replay it "
             "with a threshold of 0"
         )
-
-
-def grouped(lengths: Sequence[int], positions: int = LAW_POSITIONS) -> Iterator[list[int]]:
-    """Indices of responses of like length, so many that the padded positions of a group stay within `positions`."""
-    rows: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
-        if rows and lengths[row] * (len(rows) + 1) > positions:
-            yield rows
-            rows = []
-        rows.append(row)
-    if rows:
-        yield rows

@@ -2,18 +2,23 @@
 
 Responses of like kind and length share a batch, of at most `TOKENS_PER_BATCH` padded tokens of prompt and response,
 and logits are made for so many positions at a time as fit into `LOGITS_PER_PASS`, so that memory depends on neither
-the number of responses nor, but for one position a row, on their length and the vocabulary.
+the number of responses nor, but for one position a row, on the vocabulary.
+
+A `DirectLlama` reads prompts and responses in one pass, without a cache, and its head is then applied to the states
+that come before the tokens of the responses.  What can only be asked for logits reads the prompts into a cache and
+then so many columns of the responses at a time as logits may be made for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.replay.responses import Response
@@ -28,7 +33,9 @@ TOKENS_PER_BATCH: Final = 16_384  # padded; what the key-value cache of a batch 
 # On a CPU more tokens at once give nothing: fewer of more equal length, whose states stay in its caches, take 3/4 of
 # the time.
 TOKENS_PER_THREAD: Final = 1_024
-LOGITS_PER_PASS: Final = 2**25  # float32 entries, 128 MB; of sampled rows some five such tensors live at once
+LOGITS_PER_PASS: Final = 2**25  # float32 entries, 128 MB; of sampled rows some three such tensors live at once
+# On a CPU: few, lest every pass over their logits read and write main memory, but the head's weights are read for each.
+POSITIONS_PER_PASS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +55,14 @@ class Budget:
     logits: int = LOGITS_PER_PASS
 
     @classmethod
-    def of(cls, device: torch.device) -> Budget:
+    def of(cls, device: torch.device, vocabulary: int) -> Budget:
         """What is fastest on a device."""
         if device.type != "cpu":
             return cls()
-        return cls(tokens=min(TOKENS_PER_BATCH, TOKENS_PER_THREAD * torch.get_num_threads()))
+        return cls(
+            tokens=min(TOKENS_PER_BATCH, TOKENS_PER_THREAD * torch.get_num_threads()),
+            logits=min(LOGITS_PER_PASS, POSITIONS_PER_PASS * vocabulary),
+        )
 
 
 @torch.inference_mode()
@@ -80,25 +90,31 @@ def token_scores(
     Returns:
         In the order of the responses.
     """
-    budget = budget or Budget.of(model.device)
-    vocabulary = int(model.config.vocab_size)
-    can_fuse = kernels is not None and type(model) is DirectLlama
-    fused: list[int] = []
-    others: list[int] = []
-    for row, response in enumerate(responses):
-        (fused if can_fuse and _is_plain(response.request.sampling, vocabulary) else others).append(row)
+    is_direct, vocabulary = type(model) is DirectLlama, int(model.config.vocab_size)
+    budget = budget or Budget.of(model.device, vocabulary)
     scores: dict[int, TokenScores] = {}
-    for own in (fused, others):
-        for places in packed([responses[row] for row in own], budget.tokens):
-            rows = [own[place] for place in places]
-            batch = [responses[row] for row in rows]
-            if own is fused:
-                assert kernels is not None, "only they fuse"
-                found = _fused_scores(model, batch, with_probs, budget.logits, kernels)
-            else:
-                found = _batch_scores(model, batch, end_token_ids, with_probs, budget.logits)
-            scores.update(zip(rows, found, strict=True))
+    for rows in packed(responses, budget.tokens, _whole if is_direct else _apart):
+        batch = [responses[row] for row in rows]
+        if is_direct:
+            found = _direct_scores(model, batch, end_token_ids, with_probs, budget.logits, kernels)
+        else:
+            passes = _ForcedPasses(model, batch)
+            found = _logit_scores(passes, batch, vocabulary, end_token_ids, with_probs, budget.logits)
+        scores.update(zip(rows, found, strict=True))
     return [scores[row] for row in range(len(responses))]
+
+
+@torch.inference_mode()
+def response_logits(model: Any, responses: Sequence[Response]) -> torch.Tensor:
+    """The model's own logits before every token of every response, one after the other; [tokens, vocabulary].
+
+    All of them at once: how many are in memory is the caller's to choose.
+    """
+    if type(model) is DirectLlama:
+        return model.logits(_states(model, responses))
+    passes = _ForcedPasses(model, responses)
+    logits = passes.logits(0, passes.tokens.shape[1])
+    return torch.cat([logits[row, : len(response.output)] for row, response in enumerate(responses)])
 
 
 def _is_plain(own: SamplingParameters, vocabulary: int) -> bool:
@@ -106,101 +122,187 @@ def _is_plain(own: SamplingParameters, vocabulary: int) -> bool:
     return not (own.is_penalised or own.truncates(vocabulary) or own.min_tokens > 0)
 
 
-def packed(responses: Sequence[Response], tokens: int) -> Iterator[list[int]]:
-    """Indices of responses to score together: greedy and sampled apart, prompts of like length together."""
+def _apart(response: Response) -> tuple[int, int]:
+    """Prompts and responses, each padded to the longest of a batch."""
+    return len(response.request.prompt), len(response.output)
+
+
+def _whole(response: Response) -> tuple[int, int]:
+    """Both as one text; nothing else is padded."""
+    return len(response.request.prompt) + len(response.output), 0
+
+
+def packed(
+    responses: Sequence[Response], tokens: int, parts: Callable[[Response], tuple[int, int]] = _apart
+) -> Iterator[list[int]]:
+    """Indices of responses to score together: greedy and sampled apart, those of like length together.
+
+    Args:
+        tokens: the most that a batch has, padded; a single response may have more.
+        parts: lengths of the two parts of a response that are padded apart from each other.
+    """
 
     def kind(index: int) -> tuple[bool, int, int]:
         response = responses[index]
-        return response.request.sampling.temperature > 0.0, len(response.request.prompt), len(response.output)
+        return response.request.sampling.temperature > 0.0, *parts(response)
 
     rows: list[int] = []
-    is_sampled, longest_output = False, 0
+    is_sampled, longest_second = False, 0
     for index in sorted(range(len(responses)), key=kind):
-        sampled, prompt, output = kind(index)
-        widest = prompt + max(longest_output, output)  # prompts only grow
+        sampled, first, second = kind(index)
+        widest = first + max(longest_second, second)  # first parts only grow
         if rows and (sampled != is_sampled or widest * (len(rows) + 1) > tokens):
             yield rows
-            rows, longest_output = [], 0
+            rows, longest_second = [], 0
         rows.append(index)
-        is_sampled, longest_output = sampled, max(longest_output, output)
+        is_sampled, longest_second = sampled, max(longest_second, second)
     if rows:
         yield rows
 
 
-def _batch_scores(
-    model: Any, batch: Sequence[Response], end_token_ids: frozenset[int], with_probs: bool, logits_per_pass: int
+def _direct_scores(
+    model: DirectLlama,
+    batch: Sequence[Response],
+    end_token_ids: frozenset[int],
+    with_probs: bool,
+    logits_per_pass: int,
+    kernels: Kernels | None,
 ) -> list[TokenScores]:
-    device: torch.device = model.device
+    """From the states before every token of every response."""
+    states = _states(model, batch)
     vocabulary = int(model.config.vocab_size)
+    fused: list[int] = []
+    others: list[int] = []
+    for row, response in enumerate(batch):
+        is_fused = kernels is not None and _is_plain(response.request.sampling, vocabulary)
+        (fused if is_fused else others).append(row)
+    of_response = torch.split(states, [len(response.output) for response in batch])
+    scores: dict[int, TokenScores] = {}
+    if fused:
+        assert kernels is not None, "only they fuse"
+        own = [batch[row] for row in fused]
+        found = _fused_scores(torch.cat([of_response[row] for row in fused]), model, own, with_probs, kernels)
+        scores.update(zip(fused, found, strict=True))
+    for rows in grouped([len(batch[row].output) for row in others], max(1, logits_per_pass // vocabulary)):
+        block = [others[place] for place in rows]
+        own = [batch[row] for row in block]
+        passes = _HeadPasses(model, [of_response[row] for row in block], own)
+        found = _logit_scores(passes, own, vocabulary, end_token_ids, with_probs, logits_per_pass)
+        scores.update(zip(block, found, strict=True))
+    return [scores[row] for row in range(len(batch))]
+
+
+def _states(model: DirectLlama, batch: Sequence[Response]) -> torch.Tensor:
+    """Those before every token of every response, [tokens of all responses, hidden]."""
+    texts = [[*response.request.prompt, *response.output[:-1]] for response in batch]
+    width = max(map(len, texts))
+    padded = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=model.device)
+    ends = [row * width + len(text) for row, text in enumerate(texts)]
+    places = [torch.arange(end - len(own.output), end) for own, end in zip(batch, ends, strict=True)]
+    return model.final_states(padded, torch.cat(places).to(model.device))
+
+
+def grouped(lengths: Sequence[int], positions: int) -> Iterator[list[int]]:
+    """Indices of like lengths, so many that the padded positions of a group stay within `positions`."""
+    rows: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
+        if rows and lengths[row] * (len(rows) + 1) > positions:
+            yield rows
+            rows = []
+        rows.append(row)
+    if rows:
+        yield rows
+
+
+def _fused_scores(
+    states: torch.Tensor, model: DirectLlama, batch: Sequence[Response], with_probs: bool, kernels: Kernels
+) -> list[TokenScores]:
+    """Of responses whose parameters are plain: positions x vocabulary is never made."""
+    lengths = [len(response.output) for response in batch]
+    tokens = torch.tensor([token for response in batch for token in response.output], device=states.device)
+    temperature = torch.tensor([own.request.sampling.temperature or 1.0 for own in batch], device=states.device)
+    scales = temperature.repeat_interleave(torch.tensor(lengths, device=states.device))
+    scored = kernels.score(states, model.head_weight(), tokens, scales)
+    bests = (scored.best_tokens == tokens).cpu().numpy()
+    gaps = ((scored.best_log_probs - scored.log_probs) * scales).double().cpu().numpy()
+    probs = scored.log_probs.double().exp().cpu().numpy()
+    cuts = np.cumsum(lengths)[:-1]
+    with_probs = with_probs and any(own.request.sampling.temperature for own in batch)
+    every = zip(np.split(probs, cuts), np.split(bests, cuts), np.split(gaps, cuts), strict=True)
+    return [TokenScores(own if with_probs else None, *others) for own, *others in every]
+
+
+def _logit_scores(
+    passes: _HeadPasses | _ForcedPasses,
+    batch: Sequence[Response],
+    vocabulary: int,
+    end_token_ids: frozenset[int],
+    with_probs: bool,
+    logits_per_pass: int,
+) -> list[TokenScores]:
+    """From logits, which are made for so many columns of the batch at a time."""
     sampling = BatchSampling(
         [response.request.sampling for response in batch],
         [response.request.prompt for response in batch],
         [sorted(response.request.end_ids(end_token_ids)) for response in batch],
         vocabulary,
-        device,
+        passes.tokens.device,
     )
-    forced = Forced(model, batch)
     columns = max(1, logits_per_pass // (len(batch) * vocabulary))
     with_probs = with_probs and not sampling.all_greedy
     probs, bests, gaps = [], [], []
-    for start in range(0, forced.width, columns):
-        logits, tokens = forced.step(start, columns)
-        chosen = tokens[:, :, None]  # [rows, columns, 1]
-        emitted = torch.full((len(batch),), start, device=device)
-        processed = sampling.processed_logits(logits, tokens, emitted)
-        bests.append(greedy_tokens(processed) == chosen[..., 0])
-        gaps.append((processed.amax(-1) - processed.gather(-1, chosen)[..., 0]).double())
+    for start in range(0, passes.tokens.shape[1], columns):
+        tokens = passes.tokens[:, start : start + columns]
+        emitted = torch.full((len(batch),), start, device=tokens.device)
+        processed = sampling.processed_logits(passes.logits(start, start + tokens.shape[1]), tokens, emitted)
+        best = greedy_tokens(processed)
+        bests.append(best == tokens)
+        highest, own = processed.gather(-1, torch.stack((best, tokens), -1)).double().unbind(-1)
+        gaps.append(highest - own)
         if with_probs:
-            probs.append(sampling.probs(processed).gather(-1, chosen)[..., 0].double())
+            probs.append(sampling.chosen_probs(processed, tokens).double())
         sampling.note_emitted([response.output[start : start + columns] for response in batch])
     return _by_response(batch, bests, gaps, probs if with_probs else None)
 
 
-def _fused_scores(
-    model: DirectLlama, batch: Sequence[Response], with_probs: bool, entries_per_pass: int, kernels: Kernels
-) -> list[TokenScores]:
-    """The same for responses whose parameters are plain: rows x vocabulary is never made."""
-    forced, head = Forced(model.without_head(), batch), model.head_weight()
-    # What grows with the columns is the attention's mask.
-    columns = max(1, entries_per_pass // (len(batch) * forced.capacity))
-    given = [response.request.sampling.temperature for response in batch]
-    with_probs = with_probs and any(given)
-    temperature = torch.tensor([own or 1.0 for own in given], dtype=torch.float32, device=head.device)
-    probs, bests, gaps = [], [], []
-    for start in range(0, forced.width, columns):
-        states, tokens = forced.step(start, columns)  # [rows, columns, hidden], int64 [rows, columns]
-        scales = temperature[:, None].expand(tokens.shape)
-        scored = kernels.score(states.flatten(0, 1), head, tokens.flatten(), scales.flatten())
-        bests.append(scored.best_tokens.view(tokens.shape) == tokens)
-        gaps.append(((scored.best_log_probs - scored.log_probs).view(tokens.shape) * scales).double())
-        probs.append(scored.log_probs.view(tokens.shape).double().exp())
-    return _by_response(batch, bests, gaps, probs if with_probs else None)
+def _padded_outputs(batch: Sequence[Response], device: torch.device) -> torch.Tensor:
+    """Tokens of the responses, int64 [rows, longest]."""
+    longest = max(len(response.output) for response in batch)
+    return torch.tensor([[*own.output, *[0] * (longest - len(own.output))] for own in batch], device=device)
 
 
-class Forced:
-    """A batch of responses forced through a model, some columns at a time."""
+class _HeadPasses:
+    """A head over the states that come before the tokens of a batch of responses."""
+
+    def __init__(self, model: DirectLlama, states: Sequence[torch.Tensor], batch: Sequence[Response]) -> None:
+        """`states`: of each response, [tokens, hidden]."""
+        self.tokens = _padded_outputs(batch, model.device)  # int64 [rows, longest]
+        self._model, self._states = model, pad_sequence(list(states), batch_first=True)
+
+    def logits(self, start: int, stop: int) -> torch.Tensor:
+        """Before the tokens of these columns, [rows, columns, vocabulary]."""
+        return self._model.logits(self._states[:, start:stop].flatten(0, 1)).view(len(self.tokens), stop - start, -1)
+
+
+class _ForcedPasses:
+    """A batch of responses forced through a model, some columns at a time and one after the other."""
 
     def __init__(self, model: Any, batch: Sequence[Response]) -> None:
-        device: torch.device = model.device
         prompts = [response.request.prompt for response in batch]
-        self.width = max(len(response.output) for response in batch)
-        padded = [[*response.output, *[0] * (self.width - len(response.output))] for response in batch]
-        self._outputs = torch.tensor(padded, device=device)  # [rows, width]
-        lasts = torch.tensor([prompt[-1] for prompt in prompts], device=device)
-        self._inputs = torch.cat((lasts[:, None], self._outputs[:, :-1]), 1)  # column i is followed by output i
-        self.capacity = max(len(prompt) for prompt in prompts) + self.width
-        self._runner = Runner(model, len(batch), self.capacity)
+        self.tokens = _padded_outputs(batch, model.device)  # int64 [rows, longest]
+        lasts = torch.tensor([prompt[-1] for prompt in prompts], device=model.device)
+        self._inputs = torch.cat((lasts[:, None], self.tokens[:, :-1]), 1)  # column i is followed by token i
+        capacity = max(len(prompt) for prompt in prompts) + self.tokens.shape[1]
+        self._runner = Runner(model, len(batch), capacity)
         # The last token of a prompt goes in with the response; where it is the only one its place is written twice.
         self._runner.prefill([prompt[:-1] or prompt for prompt in prompts])
-        self._before = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+        self._before = torch.tensor([len(prompt) - 1 for prompt in prompts], device=model.device)
         self._longest = max(len(prompt) for prompt in prompts) - 1
 
-    def step(self, start: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the model makes of the next columns, [rows, columns, ...], and the tokens that come, int64."""
-        stop = min(self.width, start + columns)
+    def logits(self, start: int, stop: int) -> torch.Tensor:
+        """Before the tokens of these columns, which come next, [rows, columns, vocabulary]."""
         given = self._inputs[:, start:stop]
-        made = self._runner.step(given, self._before + start, self._longest + start, keep=stop - start)
-        return made, self._outputs[:, start:stop]
+        return self._runner.step(given, self._before + start, self._longest + start, keep=stop - start)
 
 
 def _by_response(

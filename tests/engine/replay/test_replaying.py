@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gzip
 import itertools
 import json
@@ -19,6 +20,7 @@ from kernels.benchmarks.shifted import Shifted
 from shadowspec import demo
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
@@ -34,9 +36,9 @@ from shadowspec.engine.replay.acceptance import (
     prefix_accept,
 )
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
-from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer, grouped
+from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.engine.replay.responses import Response
-from shadowspec.engine.replay.scoring import Budget, TokenScores, packed, token_scores
+from shadowspec.engine.replay.scoring import Budget, TokenScores, grouped, packed, token_scores
 from shadowspec.errors import ConfigError, RecordError
 from shadowspec.types import (
     ExpectedCounts,
@@ -278,6 +280,23 @@ def test_the_same_chances_whatever_fits_into_memory(target: Any, draft: Any) -> 
             assert (one.probs is None) == (other.probs is None)
             if one.probs is not None and other.probs is not None:
                 assert np.allclose(one.probs, other.probs, atol=1e-4)
+
+
+def test_a_direct_forward_scores_whole_texts_as_passes_over_columns_do(target: Any, draft: Any) -> None:
+    """Every kind of sampling, in several batches and with several passes of the head to a response."""
+    wanted = requests(24)
+    responses = responses_of(wanted, decoded(target, wanted, None, 0, VerifyRule.EXACT_MATCH))
+    for model in (target, draft):
+        expected = token_scores(model, responses, ENDS, with_probs=True)
+        direct = DirectLlama(copy.deepcopy(model))
+        for budget in (None, Budget(tokens=60, logits=100)):
+            found = token_scores(direct, responses, ENDS, with_probs=True, budget=budget)
+            for one, other in zip(expected, found, strict=True):
+                assert (one.is_best == other.is_best).all()
+                assert np.allclose(one.gaps, other.gaps, atol=1e-3)
+                assert (one.probs is None) == (other.probs is None)
+                if one.probs is not None and other.probs is not None:
+                    assert np.allclose(one.probs, other.probs, atol=1e-4)
 
 
 def test_scores_are_those_of_a_plain_forward_pass(target: Any) -> None:
