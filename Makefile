@@ -136,6 +136,10 @@ bench-lookup: $(VENV)/.installed-base ## Hold suffix drafts against prompt looku
 bench-vllm: $(VENV)/.installed-base ## Hold the engine against vLLM in an environment of its own (ARGS="--vllm-python PATH", nothing else may run)
 	$(BIN)/python kernels/benchmarks/vllm.py $(ARGS)
 
+.PHONY: validate-vllm
+validate-vllm: $(VENV)/.installed-base ## Hold acceptance and predicted speedup against vLLM's servers (ARGS="--vllm-python PATH"), and write docs/validation.md
+	$(BIN)/python kernels/benchmarks/validate_vllm.py $(ARGS)
+
 .PHONY: bench-tap
 bench-tap: $(VENV)/.installed-base ## Measure the tap against a bare poll loop, on a Kafka of its own
 	@.ci/kafka

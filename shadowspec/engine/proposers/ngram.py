@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,8 @@ from shadowspec.engine.batch import Batch
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.transfer import to_device
+
+Lookup = Callable[[npt.NDArray[np.int64], int, int, int], npt.NDArray[np.int64]]  # the arguments of `lookup`
 
 
 def lookup(tokens: npt.NDArray[np.int64], shortest: int, longest: int, count: int) -> npt.NDArray[np.int64]:
@@ -39,9 +41,14 @@ class NgramProposer:
 
     hidden = None  # of the target: none are needed
 
-    def __init__(self, num_speculative_tokens: int, shortest: int, longest: int) -> None:
+    def __init__(self, num_speculative_tokens: int, shortest: int, longest: int, find: Lookup = lookup) -> None:
+        """
+        Args:
+            find: how a row's tokens are looked up; other engines choose another occurrence.
+        """
         self._num_speculative_tokens = num_speculative_tokens
         self._shortest, self._longest = shortest, longest
+        self._find = find
 
     def begin(self, batch: Batch) -> None:
         """Nothing to prepare: the batch keeps the rows' tokens."""
@@ -54,7 +61,7 @@ class NgramProposer:
         counts = np.zeros(batch.num_rows, dtype=np.int64)
         for row in range(batch.num_rows):
             if batch.is_active(row):
-                found = lookup(batch.history(row), self._shortest, self._longest, self._num_speculative_tokens)
+                found = self._find(batch.history(row), self._shortest, self._longest, self._num_speculative_tokens)
                 drafted[row, : len(found)] = found
                 counts[row] = len(found)
         drafted = drafted[:, : counts.max()]

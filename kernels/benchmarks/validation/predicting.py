@@ -1,0 +1,159 @@
+"""The speedup that acceptance and a server's costs predict, and the one that was measured.
+
+Costs come of requests of their own (`COSTS`), never of those that are predicted.  At each load and depth a request's
+time to its first token is a line in its prompt's length, and its decoding a sum over its steps: those with a draft
+and, where a proposer may find nothing, plain ones, each kind at its own price.  How many steps a request takes is what
+our loop says; the server's own count is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import t as student
+
+from shadowspec import metrics
+
+COSTS = "costs"  # the slice of the requests that costs are taken from
+SPEEDUP_LEVEL = 0.95
+TOLERANCE = 0.1  # of a prediction
+
+
+class Place(NamedTuple):
+    """Requests at once, and drafted tokens of a step; 0: the baseline."""
+
+    concurrency: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What decides a request's time: its prompt, and its steps after the first token."""
+
+    num_prompt_tokens: int
+    num_plain_steps: float
+    num_drafts: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRequest:
+    """A request's steps, and its time by the client's clock."""
+
+    steps: Steps
+    prefill_ms: float
+    decode_ms: float
+
+    @property
+    def end_to_end_ms(self) -> float:
+        """From sending to the last token."""
+        return self.prefill_ms + self.decode_ms
+
+
+@dataclass(frozen=True, slots=True)
+class TimedBlock:
+    """A queue of requests of one slice through one server."""
+
+    place: Place
+    slice: str
+    number: int  # blocks of all depths with the same number hold the same requests and follow each other
+    requests: tuple[TimedRequest, ...]
+
+    @property
+    def end_to_end_ms(self) -> float:
+        """Of all requests together."""
+        return sum(each.end_to_end_ms for each in self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a request costs at one load and depth."""
+
+    first_token_ms: float
+    prompt_token_ms: float
+    plain_step_ms: float
+    draft_step_ms: float
+
+    @classmethod
+    def of(cls, requests: Sequence[TimedRequest]) -> Costs:
+        """By least squares; a kind of step that never came costs nothing, and predicts no request that has some."""
+        prompts = np.array([[1.0, each.steps.num_prompt_tokens] for each in requests])
+        prefill = np.linalg.lstsq(prompts, np.array([each.prefill_ms for each in requests]), rcond=None)[0]
+        # Longer requests vary more: with these weights one kind of step costs total time over steps.
+        steps = np.array([[each.steps.num_plain_steps, each.steps.num_drafts] for each in requests], dtype=float)
+        weights = 1.0 / np.sqrt(np.maximum(steps.sum(1), 1.0))
+        decode = np.array([each.decode_ms for each in requests])
+        kinds = np.flatnonzero(steps.any(0))
+        each_kind = np.zeros(2)
+        each_kind[kinds] = np.linalg.lstsq(steps[:, kinds] * weights[:, None], decode * weights, rcond=None)[0]
+        return cls(*map(float, prefill), *map(float, each_kind))
+
+    def end_to_end_ms(self, steps: Steps) -> float:
+        """The predicted time of a request."""
+        prefill = self.first_token_ms + self.prompt_token_ms * steps.num_prompt_tokens
+        return prefill + self.plain_step_ms * steps.num_plain_steps + self.draft_step_ms * steps.num_drafts
+
+
+def costs_of(blocks: Iterable[TimedBlock]) -> dict[Place, Costs]:
+    """The server's costs at every load and depth, from the blocks that are there for it."""
+    found: dict[Place, list[TimedRequest]] = {}
+    for block in blocks:
+        if block.slice == COSTS:
+            found.setdefault(block.place, []).extend(block.requests)
+    return {place: Costs.of(requests) for place, requests in found.items()}
+
+
+def predicted_speedup(
+    costs: Mapping[Place, Costs], place: Place, baseline: Sequence[Steps], own: Sequence[Steps]
+) -> float:
+    """Baseline's over speculation's total end-to-end time of the requests, in the steps that each arm takes."""
+    plain = sum(costs[Place(place.concurrency, 0)].end_to_end_ms(each) for each in baseline)
+    return _of(plain, sum(costs[place].end_to_end_ms(each) for each in own))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A speedup over blocks: the mean of their logs, with its interval by Student's t."""
+
+    value: float
+    lower: float
+    upper: float
+    blocks: int
+
+    @property
+    def excludes_one(self) -> bool:
+        """Whether it is known to be faster, or slower."""
+        return self.lower > 1.0 or self.upper < 1.0
+
+
+def measured_speedup(baseline: Sequence[TimedBlock], own: Sequence[TimedBlock]) -> Measured:
+    """The speedup of blocks that follow each other, by number."""
+    plain = {block.number: block.end_to_end_ms for block in baseline}
+    logs = np.array([log(_of(plain[block.number], block.end_to_end_ms)) for block in own])
+    mean, number = float(logs.mean()), len(logs)
+    half = float(student.ppf(0.5 + SPEEDUP_LEVEL / 2.0, number - 1) * logs.std(ddof=1) / number**0.5)
+    return Measured(exp(mean), exp(mean - half), exp(mean + half), number)
+
+
+def judged(predicted: float, measured: Measured) -> dict[str, Any]:
+    """How far a prediction is off, and whether its sign is right where one is known."""
+    is_right = (predicted > 1.0) == (measured.value > 1.0)
+    return {
+        "predicted": predicted,
+        "measured": measured.value,
+        "lower": measured.lower,
+        "upper": measured.upper,
+        "blocks": measured.blocks,
+        "error": predicted / measured.value - 1.0,
+        "is_close": abs(predicted / measured.value - 1.0) <= TOLERANCE,
+        "sign_is_right": is_right if measured.excludes_one else None,
+    }
+
+
+def _of(baseline_ms: float, own_ms: float) -> float:
+    value = metrics.ratio(baseline_ms, own_ms)
+    assert value is not None, "a block takes time"
+    return value

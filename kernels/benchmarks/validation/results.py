@@ -1,0 +1,175 @@
+"""The results of a validation, from what was collected: one document, which page and picture are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from shadowspec.types import ExpectedCounts
+
+from .collecting import GREEDY_REGIME, SAMPLED_REGIME, Answered, Prompt, collected
+from .comparing import LEVEL, acceptance_cell, equality, own_outputs, replayed_rate
+from .counted import Counted
+from .machine_lock import MachineLock
+from .ours import NEAR_TIE, Ours
+from .predicting import COSTS, Measured, Place, Steps, TimedBlock, costs_of, judged, measured_speedup, predicted_speedup
+from .tables import ALL
+from .timing import IN_PROCESS, Queue, timed_blocks, timed_name
+from .ways import BASELINE, DEPTHS, DRAFT, SHIPPED, SHIPPED_DEPTH, WAYS, Way
+
+
+def acceptance(
+    folder: Path, ours: Ours, prompts: Sequence[tuple[str, Prompt]], max_tokens: int, lock: MachineLock
+) -> dict[str, Any]:
+    """Equality and rates of every way and K that was collected."""
+    only = [prompt for _, prompt in prompts]
+    slices = {name: [row for row, (own, _) in enumerate(prompts) if own == name] for name, _ in prompts}
+    slices = {ALL: list(range(len(prompts)))} | slices
+    equalities, cells, audits = [], [], []
+    for way in track(WAYS, "our side", console=Console(stderr=True)):
+        regime = GREEDY_REGIME if way.is_greedy else SAMPLED_REGIME
+        baseline = collected(folder, BASELINE, 0, regime)
+        if baseline is None:
+            continue
+        outputs = [answer.tokens for answer in baseline]
+        with lock.beside_others():
+            replay = ours.replayed(way, only, outputs, DEPTHS)
+            ruled = ours.replayed(way, only, outputs, DEPTHS, by_our_rule=True) if way.differs else None
+        for place, depth in enumerate(DEPTHS):
+            answers = collected(folder, way.served.name, depth, regime)
+            if answers is None:
+                continue
+            where = {"way": way.name, "K": depth}
+            theirs = _server_side(answers, only, depth)
+            with lock.beside_others():
+                loop = looped(folder, ours, way, only, max_tokens, depth)
+                again = ours.replayed(way, only, [each.tokens for each in theirs], [depth])
+                audits.append(where | _own_outputs(way, theirs, again))
+                if way.is_greedy:
+                    equalities.append(where | _equality(ours, way, only, theirs, loop))
+            for name, every in slices.items():
+                rows = [row for row in every if replay[row] is not None]
+                expected = [_at(replay, row, place) for row in rows]
+                own = acceptance_cell([theirs[row] for row in rows], [loop[row] for row in rows], expected)
+                if own is not None:
+                    by_our_rule = ruled and replayed_rate([_at(ruled, row, place) for row in rows])
+                    cells.append(where | {"slice": name} | own | {"replay_by_our_rule": by_our_rule})
+    return {"level": LEVEL, "near_tie_logit": NEAR_TIE, "equality": equalities, "cells": cells, "own_outputs": audits}
+
+
+def _at(replay: Sequence[tuple[ExpectedCounts, ...] | None], row: int, place: int) -> ExpectedCounts:
+    found = replay[row]
+    assert found is not None, "what cannot be the target's was left out"
+    return found[place]
+
+
+def _own_outputs(
+    way: Way, theirs: Sequence[Counted], again: Sequence[tuple[ExpectedCounts, ...] | None]
+) -> dict[str, Any]:
+    """vLLM's counters against replay of its own outputs, and how many of these cannot be the target's."""
+    pairs = [(own, each[0]) for own, each in zip(theirs, again, strict=True) if each is not None]
+    found = own_outputs([own for own, _ in pairs], [each for _, each in pairs], is_certain=way.is_certain)
+    return found | {"impossible": len(theirs) - len(pairs)}
+
+
+def shipped(folder: Path, ours: Ours, prompts: Sequence[Prompt], lock: MachineLock) -> dict[str, Any] | None:
+    """How many sampled outputs of vLLM as it is shipped cannot be the target's; None: not collected."""
+    way = next(each for each in WAYS if each.served is DRAFT and not each.is_greedy)
+    found = {}
+    for name, depth in ((BASELINE, 0), (SHIPPED.name, SHIPPED_DEPTH)):
+        answers = collected(folder, name, depth, SAMPLED_REGIME)
+        if answers is None:
+            return None
+        with lock.beside_others():
+            replay = ours.replayed(way, prompts, [answer.tokens for answer in answers], [SHIPPED_DEPTH])
+        found[name] = sum(each is None for each in replay)
+    return {
+        "K": SHIPPED_DEPTH,
+        "requests": len(prompts),
+        "baseline_impossible": found[BASELINE],
+        "impossible": found[SHIPPED.name],
+    }
+
+
+def _server_side(answers: Sequence[Answered], prompts: Sequence[Prompt], depth: int) -> list[Counted]:
+    return [Counted.of_server(answer, len(prompt), depth) for answer, prompt in zip(answers, prompts, strict=True)]
+
+
+def looped(folder: Path, ours: Ours, way: Way, prompts: Sequence[Prompt], max_tokens: int, depth: int) -> list[Counted]:
+    """Our loop on the prompts, run once and kept."""
+    path = folder / f"loop-{way.name}-k{depth}.json"
+    if not path.exists():
+        course = 100 * WAYS.index(way) + depth  # random numbers of its own
+        found = ours.loop(way, prompts, max_tokens, depth, course)
+        path.write_text(json.dumps([each.written() for each in found]) + "\n", encoding="utf-8")
+    return [Counted.read(values) for values in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _equality(
+    ours: Ours, way: Way, prompts: Sequence[Prompt], theirs: Sequence[Counted], loop: Sequence[Counted]
+) -> dict[str, Any]:
+    def gap_at(row: int, position: int) -> float:
+        return ours.top_two_gap(prompts[row], loop[row].tokens[: position + 1])
+
+    def draft_gap(row: int) -> float:
+        return ours.smallest_draft_gap(prompts[row], loop[row].tokens)
+
+    return equality(theirs, loop, gap_at, NEAR_TIE, None if way.is_lookup else draft_gap)
+
+
+def speedups(
+    folder: Path, way: Way, portions: Sequence[Sequence[Queue]], loops: Mapping[int, Mapping[Prompt, Counted]]
+) -> dict[str, Any] | None:
+    """Predicted and measured speedup of every slice, K and load; None where no server was timed.
+
+    Args:
+        portions: what was sent, by number.
+        loops: what our loop counted of each prompt, by K.
+    """
+    cells, idles = [], []
+    for depth, looped_by_prompt in loops.items():
+        blocks, idle = timed_blocks(folder, timed_name(way, depth))
+        in_process, _ = timed_blocks(folder, timed_name(way, depth) + IN_PROCESS)
+        costs = costs_of(blocks)
+        numbers = sorted({block.number for block in blocks})
+        idles.append(idle)
+        for place in sorted(place for place in costs if place.depth):
+            for name in dict.fromkeys(queue.slice for queue in portions[0] if queue.slice != COSTS):
+                sent = [
+                    looped_by_prompt[prompt]
+                    for number in numbers
+                    for queue in portions[number]
+                    if (queue.slice, queue.concurrency) == (name, place.concurrency)
+                    for prompt in queue.prompts
+                ]
+                plain, own = [_plainly(each) for each in sent], [_steps(each) for each in sent]
+                cells.append(
+                    {"slice": name, "K": depth, "concurrency": place.concurrency}
+                    | judged(predicted_speedup(costs, place, plain, own), _measured(blocks, place, name))
+                    | {"in_process": _measured(in_process, place, name).value if in_process else None}
+                )
+    return {"way": way.name, "idle_cpu_share": max(idles), "cells": cells} if cells else None
+
+
+def _measured(blocks: Sequence[TimedBlock], place: Place, name: str) -> Measured:
+    def at(depth: int) -> list[TimedBlock]:
+        there = Place(place.concurrency, depth)
+        return [block for block in blocks if (block.place, block.slice) == (there, name)]
+
+    return measured_speedup(at(0), at(place.depth))
+
+
+def _steps(counted: Counted) -> Steps:
+    counts = counted.counts
+    return Steps(counts.num_prompt_tokens, counts.num_plain_steps, counts.num_drafts)
+
+
+def _plainly(counted: Counted) -> Steps:
+    """The same request decoded without drafts: a step for every token after the first."""
+    counts = counted.counts
+    return Steps(counts.num_prompt_tokens, counts.num_output_tokens - 1, 0)

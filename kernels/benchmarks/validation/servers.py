@@ -1,0 +1,154 @@
+"""vLLM's OpenAI servers: started, waited for, stopped while another one is timed, and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from shadowspec import demo
+
+READY_S = 900.0  # to load, compile and answer, beside others on the same machine
+LOOK_S = 1.0
+SERVED_MODEL = "bundled"
+MAX_MODEL_LEN = 1_024
+SLOTS = 8
+MEND = Path(__file__).parent / "mend"
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """vLLM's own environment."""
+
+    python: Path
+    threads: str  # VLLM_CPU_OMP_THREADS_BIND
+    preload: str  # LD_PRELOAD
+
+
+class Server:
+    """One server process with all that it started, which is stopped (SIGSTOP) by `pause`."""
+
+    def __init__(self, environment: Environment, speculative_config: str | None, log: Path, *, is_mended: bool) -> None:
+        """
+        Args:
+            speculative_config: None: it decodes plainly.
+            is_mended: with sampled speculation as it should be on a CPU (`mend`).
+            log: what the server prints goes there.
+        """
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+        variables |= {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+            "VLLM_CPU_OMP_THREADS_BIND": environment.threads,
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CACHE_ROOT": str(log.parent.resolve() / "vllm-cache"),  # of compiled passes, its own
+            "LD_PRELOAD": environment.preload,
+        }
+        if is_mended:
+            variables["PYTHONPATH"] = str(MEND)
+        command = [
+            str(environment.python), "-m", "vllm.entrypoints.openai.api_server",
+            "--model", str(demo.TARGET), "--served-model-name", SERVED_MODEL, "--dtype", "float32",
+            "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(SLOTS),
+            "--host", "127.0.0.1", "--port", str(self.port), "--disable-uvicorn-access-log",
+            "--enable-per-request-metrics", "--enable-prompt-tokens-details",
+        ]  # fmt: skip
+        if speculative_config is not None:
+            command += ["--speculative-config", speculative_config, "--per-request-spec-decode-metrics", "detailed"]
+        with log.open("w") as printed:
+            self._process = subprocess.Popen(  # noqa: S603 (what the caller names as its interpreter)
+                command, env=variables, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self._log = log
+
+    def await_ready(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            SystemExit: it has ended, or does not answer in time.
+        """
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise SystemExit(f"vLLM's server has ended; what it said is in {self._log}")
+            try:
+                with urlopen(f"{self.url}/health", timeout=LOOK_S):  # noqa: S310 (our own server)
+                    return
+            except (URLError, OSError):
+                time.sleep(LOOK_S)
+        raise SystemExit(f"vLLM's server does not answer; what it said is in {self._log}")
+
+    def pause(self) -> None:
+        """Stop it where it is: it takes no processor time until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def processor_s(self) -> float:
+        """Processor time that its processes have taken so far."""
+        total = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # ended meanwhile
+            if int(fields[2]) == self._process.pid:  # its process group
+                total += int(fields[11]) + int(fields[12])
+        return total / TICKS
+
+    def close(self) -> None:
+        """End it and what it started."""
+        try:
+            self.resume()
+            self._signal(signal.SIGTERM)
+            self._process.wait(timeout=30.0)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+        except ProcessLookupError:
+            self._process.wait()
+        try:
+            self._signal(signal.SIGKILL)  # a worker that outlived its parent
+        except ProcessLookupError:
+            return
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.killpg(self._process.pid, number)
+
+
+@contextmanager
+def running(
+    environment: Environment, speculative_config: str | None, log: Path, *, is_mended: bool
+) -> Iterator[Server]:
+    """A server that answers, and ends with the block."""
+    server = Server(environment, speculative_config, log, is_mended=is_mended)
+    try:
+        server.await_ready()
+        yield server
+    finally:
+        server.close()
+
+
+def vllm_version(environment: Environment) -> str:
+    """As its own environment says."""
+    command = [str(environment.python), "-c", "from importlib.metadata import version; print(version('vllm-cpu'))"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,133 @@
+"""The tables of docs/validation.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .comparing import DRAFT_NEAR_TIE, EXACT, FAULT, NEAR_TIE
+
+ALL = "all"  # slices together
+NOTHING = "-"
+
+Row = Mapping[str, Any]
+
+
+def counted(kinds: Sequence[str]) -> str:
+    """How many differences there are of each kind, in words."""
+    words = {NEAR_TIE: "near-ties of the target", DRAFT_NEAR_TIE: "near-ties of the draft", FAULT: "faults"}
+    return ", ".join(f"{kinds.count(kind)} {word}" for kind, word in words.items() if kind in kinds) or "none"
+
+
+def equality_table(equality: Sequence[Row]) -> str:
+    """How many requests are equal."""
+    return _table(
+        ("way", "K", "requests", "equal", "and after the cut", "steps with a draft", "accepted", "exceptions"),
+        (
+            (
+                *(own[name] for name in ("way", "K", "requests", "equal", "equal_cut")),
+                *(own[name] for name in ("num_drafts", "num_accepted_tokens")),
+                counted([each["kind"] for each in own["differences"]]),
+            )
+            for own in equality
+        ),
+    )
+
+
+def exceptions_table(equality: Sequence[Row]) -> str:
+    """Every request that is not equal."""
+    return _table(
+        ("way", "K", "request", "parts at token", "top-2 gap", "kind", "steps: ours, vLLM's", "accepted: ours, vLLM's"),
+        (
+            (
+                own["way"],
+                own["K"],
+                each["request"],
+                NOTHING if each["position"] is None else each["position"],
+                NOTHING if each["top_two_gap"] is None else f"{each['top_two_gap']:.1g}",
+                each["kind"].replace("_", " "),
+                *(", ".join(map(str, each[name])) for name in ("num_drafts", "num_accepted_tokens")),
+            )
+            for own in equality
+            for each in own["differences"]
+        ),
+    )
+
+
+def own_outputs_table(rows: Sequence[Row]) -> str:
+    """The speculative server's own outputs, replayed."""
+    return _table(
+        ("way", "K", "requests", "equal to replay", "unsure", "not the target's", "standard errors"),
+        (
+            (
+                *(row[name] for name in ("way", "K", "requests")),
+                row.get("equal", NOTHING),
+                row["unsure"],
+                row["impossible"],
+                f"{row['z']:+.1f}" if "z" in row else NOTHING,
+            )
+            for row in rows
+        ),
+    )
+
+
+def acceptance_table(cells: Sequence[Row]) -> str:
+    """Rates of one way, slice by slice."""
+    return _table(
+        ("slice", "K", "vLLM", "loop", "vLLM, cut", "replay", "tokens per step: vLLM", "loop"),
+        (
+            (
+                cell["slice"],
+                cell["K"],
+                f"{100 * cell['vllm']:.1f} ± {100 * cell['vllm_half_width']:.1f}",
+                _marked(cell, "loop", "vllm"),
+                f"{100 * cell['vllm_cut']:.1f} ± {100 * cell['vllm_cut_half_width']:.1f}",
+                _marked(cell, "replay", "vllm_cut"),
+                f"{cell['vllm_mean_acceptance_length']:.2f}",
+                f"{cell['loop_mean_acceptance_length']:.2f}",
+            )
+            for cell in cells
+        ),
+    )
+
+
+def _marked(cell: Row, ours: str, theirs: str) -> str:
+    is_apart = abs(cell[ours] - cell[theirs]) > cell[f"{ours}_difference_half_width"] + EXACT
+    return f"{100 * cell[ours]:.1f}" + ("" if cell[f"{ours}_is_inside"] else "*") + ("!" if is_apart else "")
+
+
+def rules_table(cells: Sequence[Row]) -> str:
+    """What our own rules would have accepted, where they are others than vLLM's."""
+    rates = ("vllm_cut", "replay", "replay_by_our_rule")
+    return _table(
+        ("way", "K", "vLLM, cut", "replay by vLLM's rule", "replay by ours"),
+        (
+            (cell["way"], cell["K"], *(f"{100 * cell[name]:.1f}" for name in rates))
+            for cell in cells
+            if cell["slice"] == ALL and cell["replay_by_our_rule"] is not None
+        ),
+    )
+
+
+def speedup_table(cells: Sequence[Row]) -> str:
+    """Predicted and measured speedups of one way."""
+    return _table(
+        ("slice", "K", "at once", "measured", "predicted", "error", "in process"),
+        (
+            (
+                *(cell[name] for name in ("slice", "K", "concurrency")),
+                f"{cell['measured']:.2f}x [{cell['lower']:.2f}, {cell['upper']:.2f}]",
+                f"{cell['predicted']:.2f}x"
+                + ("" if cell["is_close"] else "*")
+                + ("!" if cell["sign_is_right"] is False else ""),
+                f"{cell['error']:+.1%}",
+                NOTHING if cell["in_process"] is None else f"{cell['in_process']:.2f}x",
+            )
+            for cell in cells
+        ),
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"

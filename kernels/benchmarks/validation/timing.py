@@ -1,0 +1,204 @@
+"""Servers timed beside each other: the same queues of requests through each, one server at a time, the others stopped.
+
+A portion holds one block of every slice and load for a deployment and its baseline, and one of the requests that costs
+are taken from.  Portions are kept in the folder and not timed again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from shadowspec.servers.stream import Completion
+
+from .collecting import WARM_TOKENS, Answered, Prompt, asked, server_requests
+from .counted import Counted
+from .machine_lock import MachineLock
+from .ours import Ours
+from .predicting import COSTS, Place, Steps, TimedBlock, TimedRequest
+from .servers import Server
+from .ways import Way
+
+CONCURRENCIES = (1, 8)
+REQUESTS_PER_SLOT = {1: 4, 8: 3}
+COST_REQUESTS = {1: 6, 8: 24}  # of all slices together, at each load
+IN_PROCESS = "-in-process"
+SETTLING_S = 0.5  # after a change: threads spin for milliseconds after a pass
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Requests that go through every server together."""
+
+    slice: str
+    concurrency: int
+    prompts: tuple[Prompt, ...]
+
+
+def queues(by_slice: dict[str, Sequence[Prompt]], for_costs: dict[str, Sequence[Prompt]], number: int) -> list[Queue]:
+    """What a portion sends: for each slice and load its next prompts, and prompts of all slices for the costs."""
+    found = []
+    for name, prompts in by_slice.items():
+        for load in CONCURRENCIES:
+            found.append(Queue(name, load, next_of(prompts, load * REQUESTS_PER_SLOT[load], number)))
+    for load, count in COST_REQUESTS.items():
+        each = count // len(for_costs)
+        mixed = [
+            own for rows in zip(*(next_of(p, each, number) for p in for_costs.values()), strict=True) for own in rows
+        ]
+        found.append(Queue(COSTS, load, tuple(mixed)))
+    return found
+
+
+def next_of(prompts: Sequence[Prompt], count: int, number: int) -> tuple[Prompt, ...]:
+    """The `number`-th run of so many prompts, round and round."""
+    return tuple(prompts[(number * count + place) % len(prompts)] for place in range(count))
+
+
+def timed_name(way: Way, depth: int) -> str:
+    """Of what is timed together: a deployment beside its baseline."""
+    return f"{way.name}-k{depth}"
+
+
+def timed_file(folder: Path, name: str, number: int) -> Path:
+    """Where a portion is kept."""
+    return folder / f"timed-{name}-{number}.json"
+
+
+def keep_portion(folder: Path, name: str, number: int, blocks: Sequence[TimedBlock], idle: float) -> None:
+    """Write a portion; `idle` is the most that anybody else took of a processor meanwhile."""
+    document = {"idle_cpu_share": idle, "blocks": [asdict(block) for block in blocks]}
+    timed_file(folder, name, number).write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+def missing_portions(folder: Path, name: str, portions: Sequence[Sequence[Queue]]) -> list[int]:
+    """Numbers of the portions that are not there yet."""
+    return [number for number in range(len(portions)) if not timed_file(folder, name, number).exists()]
+
+
+def time_servers(
+    folder: Path,
+    way: Way,
+    servers: Mapping[int, Server],
+    portions: Sequence[Sequence[Queue]],
+    max_tokens: int,
+    lock: MachineLock,
+) -> None:
+    """Time the portions that are not there yet on stopped servers: the baseline (0) and one with drafts, by K."""
+    name = timed_name(way, max(servers))
+    if missing := missing_portions(folder, name, portions):
+        with lock.alone():
+            for number in missing:
+                Console(stderr=True).print(f"{name}: portion {number}")
+                blocks, idle = _portion(servers, way, portions[number], number, max_tokens)
+                keep_portion(folder, name, number, blocks, idle)
+
+
+def time_ours(
+    folder: Path,
+    ours: Ours,
+    way: Way,
+    depth: int,
+    portions: Sequence[Sequence[Queue]],
+    max_tokens: int,
+    lock: MachineLock,
+) -> None:
+    """The same portions through the engine in this process."""
+    name = timed_name(way, depth) + IN_PROCESS
+    if not (missing := missing_portions(folder, name, portions)):
+        return
+    with lock.alone():
+        for number in missing:
+            Console(stderr=True).print(f"{name}: portion {number}")
+            blocks = []
+            for place, queue in enumerate(each for each in portions[number] if each.slice != COSTS):
+                for own in _turns((0, depth), number + place):
+                    ours.queue(way, own, queue.prompts[:1], 1, WARM_TOKENS)
+                    timed = ours.queue(way, own, queue.prompts, queue.concurrency, max_tokens)
+                    blocks.append(TimedBlock(Place(queue.concurrency, own), queue.slice, number, timed))
+            keep_portion(folder, name, number, blocks, 0.0)
+
+
+def _turns(depths: Sequence[int], turn: int) -> Sequence[int]:
+    """Which goes first moves on with the turn."""
+    first = turn % len(depths)
+    return (*depths[first:], *depths[:first])
+
+
+def _portion(
+    servers: Mapping[int, Server], way: Way, every: Sequence[Queue], number: int, max_tokens: int
+) -> tuple[list[TimedBlock], float]:
+    """Every queue through every server, slice by slice; and the most that stopped servers took of a processor."""
+    rows: list[TimedBlock] = []
+    idle = 0.0
+    for place, name in enumerate(dict.fromkeys(queue.slice for queue in every)):
+        own = [queue for queue in every if queue.slice == name]
+        for depth in _turns(list(servers), number + place):
+            others = [server for other, server in servers.items() if other != depth]
+            used, began = [server.processor_s() for server in others], time.perf_counter()
+            rows += _through(servers[depth], way, own, depth, number, max_tokens)
+            spent = sum(server.processor_s() - before for server, before in zip(others, used, strict=True))
+            idle = max(idle, spent / (time.perf_counter() - began))
+    return rows, idle
+
+
+def _through(
+    server: Server, way: Way, own: Sequence[Queue], depth: int, number: int, max_tokens: int
+) -> list[TimedBlock]:
+    """Queues through one server, after a few untimed tokens."""
+    server.resume()
+    try:
+        warm = replace(way.sampling, max_tokens=WARM_TOKENS)
+        slots = max(queue.concurrency for queue in own)
+        asked(server, server_requests([queue.prompts[0] for queue in own for _ in range(slots)], warm, 0), slots)
+        time.sleep(SETTLING_S)
+        sampling = replace(way.sampling, max_tokens=max_tokens)
+        blocks = []
+        for queue in own:
+            requests = server_requests(queue.prompts, sampling, 1_000 + 10 * number + depth)
+            answers = asked(server, requests, queue.concurrency)
+            timed = tuple(
+                timed_request(prompt, answer, depth) for prompt, answer in zip(queue.prompts, answers, strict=True)
+            )
+            blocks.append(TimedBlock(Place(queue.concurrency, depth), queue.slice, number, timed))
+        return blocks
+    finally:
+        server.pause()
+
+
+def timed_request(prompt: Prompt, answer: Completion, depth: int) -> TimedRequest:
+    """One answer with its steps."""
+    if depth:
+        counts = Counted.of_server(Answered.of(answer), len(prompt), depth).counts
+        steps = Steps(len(prompt), counts.num_plain_steps, counts.num_drafts)
+    else:
+        steps = Steps(len(prompt), answer.num_output_tokens - 1, 0)
+    return TimedRequest(
+        steps,
+        1e3 * (answer.first_token_s - answer.sent_s),
+        1e3 * (answer.last_token_s - answer.first_token_s),
+    )
+
+
+def timed_blocks(folder: Path, name: str) -> tuple[list[TimedBlock], float]:
+    """All portions under a name, and the largest share of a processor that a stopped server took."""
+    blocks: list[TimedBlock] = []
+    idle = 0.0
+    for path in sorted(folder.glob(f"timed-{name}-[0-9]*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        blocks += [_block(values) for values in document["blocks"]]
+        idle = max(idle, document["idle_cpu_share"])
+    return blocks, idle
+
+
+def _block(values: dict[str, Any]) -> TimedBlock:
+    requests = tuple(
+        TimedRequest(Steps(**each["steps"]), each["prefill_ms"], each["decode_ms"]) for each in values["requests"]
+    )
+    return TimedBlock(Place(*values["place"]), values["slice"], values["number"], requests)

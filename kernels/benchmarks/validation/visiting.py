@@ -1,0 +1,75 @@
+"""Every deployment started once: asked for what is missing, timed beside the baseline, and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from .collecting import Prompt, collect, missing_regimes
+from .machine_lock import MachineLock
+from .servers import Environment, Server, running
+from .timing import Queue, missing_portions, time_servers, timed_name
+from .ways import BASELINE, DEPTHS, SERVED, SHIPPED, SHIPPED_DEPTH, Served, Way
+
+
+class Visits:
+    """What is to be collected, and where."""
+
+    def __init__(
+        self,
+        folder: Path,
+        environment: Environment,
+        lock: MachineLock,
+        prompts: Sequence[Prompt],
+        max_tokens: int,
+        timed: Sequence[Way],
+        portions: Sequence[Sequence[Queue]],
+    ) -> None:
+        """
+        Args:
+            timed: the ways that are timed, all of them on `portions`.
+        """
+        self._folder, self._environment, self._lock = folder, environment, lock
+        self._prompts, self._max_tokens = prompts, max_tokens
+        self._timed, self._portions = timed, portions
+
+    def make(self, depths: Sequence[int] = DEPTHS) -> None:
+        """Collect all that is missing.  The baseline runs from its first use on, stopped but for its turns."""
+        with ExitStack() as stack:
+            baseline: Server | None = None
+            if missing_regimes(self._folder, BASELINE, 0):
+                baseline = self._started(stack, None, BASELINE, 0)
+            if missing_regimes(self._folder, SHIPPED.name, SHIPPED_DEPTH):
+                with ExitStack() as own:
+                    self._started(own, SHIPPED, SHIPPED.name, SHIPPED_DEPTH)
+            for served in SERVED:
+                for depth in depths:
+                    timed = self._missing(served, depth)
+                    if timed and baseline is None:
+                        baseline = self._started(stack, None, BASELINE, 0)
+                    if timed or missing_regimes(self._folder, served.name, depth):
+                        with ExitStack() as own:
+                            server = self._started(own, served, served.name, depth)
+                            for way in timed:
+                                assert baseline is not None, "it was started for what is timed"
+                                servers = {0: baseline, depth: server}
+                                time_servers(self._folder, way, servers, self._portions, self._max_tokens, self._lock)
+
+    def _missing(self, served: Served, depth: int) -> list[Way]:
+        return [
+            way
+            for way in self._timed
+            if way.served is served and missing_portions(self._folder, timed_name(way, depth), self._portions)
+        ]
+
+    def _started(self, stack: ExitStack, served: Served | None, name: str, depth: int) -> Server:
+        """A server that was asked for what is missing of it and is stopped now."""
+        config = None if served is None else served.speculative_config(depth)
+        log = self._folder / f"server-{name}-k{depth}.log"
+        with self._lock.beside_others():
+            is_mended = served is not None and served.is_mended
+            server = stack.enter_context(running(self._environment, config, log, is_mended=is_mended))
+            collect(self._folder, server, name, depth, self._prompts, self._max_tokens)
+            server.pause()
+        return server

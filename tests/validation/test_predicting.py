@@ -1,0 +1,116 @@
+"""Costs taken from requests of their own, what they predict, and how a prediction is judged."""
+
+from __future__ import annotations
+
+from math import exp
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from kernels.benchmarks.validation.predicting import (
+    COSTS,
+    Costs,
+    Place,
+    Steps,
+    TimedBlock,
+    TimedRequest,
+    costs_of,
+    judged,
+    measured_speedup,
+    predicted_speedup,
+)
+from kernels.benchmarks.validation.timing import CONCURRENCIES, COST_REQUESTS, REQUESTS_PER_SLOT, next_of, queues
+
+
+def request(prompt: int, plain: float, drafts: float, costs: Costs) -> TimedRequest:
+    steps = Steps(prompt, plain, drafts)
+    prefill = costs.first_token_ms + costs.prompt_token_ms * prompt
+    return TimedRequest(steps, prefill, costs.end_to_end_ms(steps) - prefill)
+
+
+TRUE = Costs(first_token_ms=4.0, prompt_token_ms=0.05, plain_step_ms=3.0, draft_step_ms=5.0)
+
+
+def test_costs_are_found_again() -> None:
+    rng = np.random.default_rng(0)
+    own = [
+        request(int(rng.integers(20, 300)), int(rng.integers(5, 40)), int(rng.integers(5, 40)), TRUE) for _ in range(30)
+    ]
+    found = Costs.of(own)
+    assert [found.first_token_ms, found.prompt_token_ms] == pytest.approx([4.0, 0.05])
+    assert [found.plain_step_ms, found.draft_step_ms] == pytest.approx([3.0, 5.0])
+
+
+def test_one_kind_of_step_costs_total_time_over_steps() -> None:
+    own = [TimedRequest(Steps(10, 0, 10), 1.0, 20.0), TimedRequest(Steps(20, 0, 30), 1.0, 90.0)]
+    found = Costs.of(own)
+    assert found.draft_step_ms == pytest.approx(110.0 / 40.0)
+    assert found.plain_step_ms == 0.0
+
+
+def test_only_requests_of_the_costs_are_looked_at() -> None:
+    cheap, dear = request(10, 10, 0, TRUE), TimedRequest(Steps(10, 10, 0), 900.0, 900.0)
+    other = request(50, 10, 0, TRUE)
+    place = Place(1, 0)
+    costs = costs_of([TimedBlock(place, COSTS, 0, (cheap, other)), TimedBlock(place, "code", 0, (dear,))])
+    assert list(costs) == [place]
+    assert costs[place].plain_step_ms == pytest.approx(3.0)
+
+
+def test_a_prediction_is_the_ratio_of_total_times() -> None:
+    costs = {Place(8, 0): Costs(4.0, 0.0, 2.0, 0.0), Place(8, 4): Costs(6.0, 0.0, 0.0, 5.0)}
+    plain, own = [Steps(10, 40, 0), Steps(10, 20, 0)], [Steps(10, 0, 12), Steps(10, 0, 8)]
+    assert predicted_speedup(costs, Place(8, 4), plain, own) == pytest.approx((8.0 + 120.0) / (12.0 + 100.0))
+
+
+def block(depth: int, number: int, milliseconds: float) -> TimedBlock:
+    return TimedBlock(Place(1, depth), "code", number, (TimedRequest(Steps(5, 5, 0), 0.0, milliseconds),))
+
+
+def test_a_measured_speedup_pairs_blocks_by_number() -> None:
+    base = [block(0, number, 100.0 * (number + 1)) for number in (2, 0, 1)]
+    ratios = (1.2, 1.3, 1.25)
+    own = [block(4, number, 100.0 * (number + 1) / ratio) for number, ratio in enumerate(ratios)]
+    found = measured_speedup(base, own)
+    logs = np.log(ratios)
+    half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / 3**0.5
+    assert (found.value, found.lower, found.upper) == pytest.approx(
+        (exp(logs.mean()), exp(logs.mean() - half), exp(logs.mean() + half))
+    )
+    assert found.blocks == 3
+    assert found.excludes_one
+
+
+@pytest.mark.parametrize(
+    ("predicted", "times", "is_close", "sign"),
+    [
+        (1.25, (80.0, 80.1, 79.9), True, True),
+        (1.4, (80.0, 80.1, 79.9), False, True),
+        (0.98, (95.0, 95.1, 94.9), True, False),
+        (0.98, (80.0, 130.0, 95.0), True, None),
+    ],
+)
+def test_predictions_are_judged_by_size_and_by_sign(
+    predicted: float, times: tuple[float, ...], is_close: bool, sign: bool | None
+) -> None:
+    base = [block(0, number, 100.0) for number in range(3)]
+    own = [block(4, number, time) for number, time in enumerate(times)]
+    found = judged(predicted, measured_speedup(base, own))
+    assert (found["is_close"], found["sign_is_right"]) == (is_close, sign)
+
+
+def test_a_portion_holds_every_slice_and_load_and_other_requests_for_the_costs() -> None:
+    slices = {name: [(place, start) for place in range(50)] for start, name in enumerate(("a", "b"), start=10)}
+    others = {name: [(place, start) for place in range(50)] for start, name in enumerate(("a", "b"), start=20)}
+    own = queues(slices, others, 1)
+    assert [(queue.slice, queue.concurrency) for queue in own if queue.slice != COSTS] == [
+        (name, load) for name in slices for load in CONCURRENCIES
+    ]
+    for queue in own:
+        if queue.slice == COSTS:
+            assert len(queue.prompts) == COST_REQUESTS[queue.concurrency]
+            assert {prompt[1] for prompt in queue.prompts} == {20, 21}
+        else:
+            assert len(queue.prompts) == REQUESTS_PER_SLOT[queue.concurrency] * queue.concurrency
+    assert next_of([(row,) for row in range(5)], 3, 1) == ((3,), (4,), (0,))
