@@ -23,8 +23,11 @@ from shadowspec.config import (
     load_hash_secret,
     policy_template,
 )
+from shadowspec.config.sections import LiveSection
 from shadowspec.errors import ConfigError
+from shadowspec.gate.guard_policy import GuardPolicy
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.servers.live_settings import LiveSource
 from shadowspec.servers.settings import ServerSettings, Waits
 from shadowspec.tap.endpoints import Load, MatchRule
 from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
@@ -38,6 +41,7 @@ name = "k4"
 draft = "models/draft"
 num_speculative_tokens = 4
 """
+LIVE = ENDPOINT + "[endpoints.chat.live]\n"
 SERVED = (
     ENDPOINT.replace("[[", "engine = 'openai'\n[[", 1)
     + """
@@ -97,6 +101,12 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     assert servers is not None
     assert (servers.waits, servers.max_attempts, servers.reachable_within_s) == (Waits(), 3, 60.0)
     assert servers.score_logprobs == 20
+    live = shown.endpoints["chat"].live
+    assert live is not None
+    plain_live = LiveSection(metrics_urls=list(live.source.urls))
+    assert (live.interval_s, live.source.timeout_s) == (plain_live.interval_s, plain_live.timeout_s)
+    assert (live.guard.scored_drafts, live.guard.run_length) == (plain_live.scored_drafts, plain_live.run_length)
+    assert live.source.engine == plain_live.engine
     suffix = shown.endpoints["chat"].candidates[2]
     assert suffix == SpeculationConfig("suffix-k8", suffix.target, None, "suffix", 8, VerifyRule.GREEDY_DRAFT)
 
@@ -240,6 +250,23 @@ def test_a_serving_engine_is_the_endpoints_own_and_reaches_its_policy(tmp_path: 
     assert load(tmp_path, ENDPOINT).endpoints["chat"].policy.other_engine("torch/2.13") is None
 
 
+def test_live(tmp_path: Path) -> None:
+    text = ENDPOINT + "[endpoints.chat.live]\nmetrics_urls = ['http://a:8000/metrics', 'https://b.example/m']\n"
+    found = load(tmp_path, text + "engine = 'sglang'\nrun_length = 500\nca_file = 'ca.pem'\n").endpoints["chat"].live
+    assert found is not None
+    assert found.source == LiveSource(
+        "sglang", ("http://a:8000/metrics", "https://b.example/m"), "m", ca_file=Path("ca.pem")
+    )
+    assert found.source.replicas == ("a:8000/metrics", "b.example/m")
+    assert found.guard == GuardPolicy("first_position_acceptance_rate", 256, 500, num_replicas=2)
+    assert found.interval_s == 60.0
+    chosen = text + "[endpoints.chat.gate]\nacceptance_metric = 'draft_acceptance_rate'\n"
+    other = load(tmp_path, chosen).endpoints["chat"].live
+    assert other is not None
+    assert other.guard.metric == "draft_acceptance_rate"
+    assert load(tmp_path, ENDPOINT).endpoints["chat"].live is None
+
+
 def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) -> None:
     assert load(tmp_path, ENDPOINT).endpoints["chat"].rule.match == MatchRule(endpoint="chat")
 
@@ -248,6 +275,12 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
     ("text", "wanted"),
     [
         ("[databse]\n", "databse: is not a known key"),
+        (LIVE + "metrics_urls = []\n", "endpoints.chat.live.metrics_urls"),
+        (LIVE + "metrics_urls = ['http://key@a/metrics']\n", "endpoints.chat.live.metrics_urls"),
+        (LIVE + "metrics_urls = ['http://a/m', 'https://a/m']\n", "metrics_urls: the same one stands there twice"),
+        (LIVE + "metrics_urls = ['http://a/m']\nengine = 'tgi'\n", "endpoints.chat.live.engine"),
+        (LIVE + "metrics_urls = ['http://a/m']\ninterval_s = 0.5\n", "endpoints.chat.live.interval_s"),
+        (LIVE + "metrics_urls = ['http://a/m']\nkey = 'x'\n", "endpoints.chat.live.key: is not a known key"),
         ("[database]\nurll = 'x'\n", "database.urll: is not a known key"),
         ("[privacy]\nhash_secret = 'x'\n", "privacy.hash_secret: is not a known key"),
         ("[engine]\nattention = 'sdpa'\n", "engine.attention: is not a known key"),

@@ -151,7 +151,7 @@ def test_one_bad_replica_among_good_ones_is_named(store: Store) -> None:
         take_scrapes(store, "chat", [good, scrape(place, 1_000 * place, 50 * place, replica="bad")])
     found = watch(store, "chat", ["good", "bad"], replace(POLICY, num_replicas=2), NOW + 31 * MINUTE)
     assert [own.replica for own in found.alarms] == ["bad"]
-    assert "bad accepts 5.0%" in alarm_words(found)
+    assert "bad accepts 5.0% in its newest window, 5.0% in the 30 windows since then" in alarm_words(found)
     assert "good" not in alarm_words(found)
 
 

@@ -5,7 +5,7 @@ Values are shared between all open pages and never changed.  What an operator or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -23,7 +23,7 @@ from shadowspec.reports.replays import AuditRow, ReplayRow, ReplaySums
 from shadowspec.reports.tally import Tally
 from shadowspec.store import AdviceChange, GroupSums, Histogram, RunFilter, VerdictChange
 from shadowspec.store.rollup_sums import Step
-from shadowspec.types import CostKey, Decision, FingerprintedConfig, ProfiledCosts, StoredEvidence
+from shadowspec.types import CostKey, Decision, FingerprintedConfig, LiveWindow, ProfiledCosts, StoredEvidence
 
 from . import source
 from .formats import now
@@ -98,6 +98,12 @@ def group_sums(
 ) -> list[GroupSums]:
     """What the endpoint's rollups add up to."""
     return source.store().group_sums(endpoint, since, until, step=step, slice_key=slice_key)
+
+
+@_keep
+def live_windows(endpoint: str, since: datetime, until: datetime) -> Sequence[LiveWindow]:
+    """What the endpoint's production engines counted, window by window."""
+    return source.store().live_windows(endpoint, since, until)
 
 
 @_keep

@@ -1,4 +1,4 @@
-"""Before and after each enabling: what the mirror measured around the moment, and what only the serving side knows."""
+"""Before and after each enabling: what the mirror measured around the moment, and what production itself counted."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from shadowspec.types import Arm
 from shadowspec.words import DASH, milliseconds, number, percent, plain_text, slice_title
 
 from ..parts import charts, formats, links, queries, states, words
+from ..parts.live_section import live_section
 
 EVERYWHERE = "all endpoints"
 SPANS: Mapping[str, timedelta] = {"1 day": timedelta(days=1), "3 days": timedelta(days=3), "7 days": timedelta(days=7)}
@@ -82,7 +83,7 @@ def _show(own: Enabling, span: timedelta) -> None:
         _periods(groups, start)
         _hours(before_after.hour_points(groups), own)
         _quantiles(own, start, span)
-    _live()
+    live_section(own, span)
 
 
 def _periods(groups: Sequence[GroupSums], start: datetime) -> None:
@@ -204,13 +205,3 @@ def _quantile_row(own: ArmQuantiles) -> dict[str, str]:
     }
     when = "after" if own.is_after else "before"
     return {"Arm": str(own.arm), "When": when, "Requests": f"{own.num_requests:,}", **cells}
-
-
-def _live() -> None:
-    states.empty(
-        "The serving side is not measured",
-        "What stands above was measured on the mirror: the same prompts through both arms, before and after. Whether "
-        "the serving engine itself got faster at that moment, with its **throughput, p50/p95/p99, request rate and "
-        "prefix-cache hit rate**, is known to the serving engine alone, and no source for its metrics is connected. "
-        "Compare the rollout stage on the [changes](changes) page with your engine's own dashboard meanwhile.",
-    )

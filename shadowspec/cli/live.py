@@ -120,6 +120,7 @@ def _replica_document(taken: Taken, own: Guarded | None) -> dict[str, Any]:
             "num_accepted": own.num_accepted,
             "num_drafted": own.num_drafted,
             "rate": own.rate,
+            "newest_rate": own.newest_rate,
             "log10_peak": own.log10_peak,
             "alarmed_at": None if own.alarmed_at is None else own.alarmed_at.isoformat(),
         },

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from shadowspec.config.dashboard import DashboardSettings, dashboard_settings
 from shadowspec.config.kafka import kafka_settings
+from shadowspec.config.live import LiveSettings, live_settings
 from shadowspec.config.policy import (
     EndpointPolicy,
     PolicyTables,
@@ -28,13 +29,11 @@ from shadowspec.config.policy import (
     read_toml,
 )
 from shadowspec.config.schedule import schedule_settings
-from shadowspec.config.sections import CandidateSection, EndpointSection, FileSection, LiveSection, ServersSection
+from shadowspec.config.sections import CandidateSection, EndpointSection, FileSection, ServersSection
 from shadowspec.errors import ConfigError
-from shadowspec.gate.guard_policy import GuardPolicy
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.settings import ScheduleSettings
-from shadowspec.servers.live_settings import LiveSource
 from shadowspec.servers.settings import ServerSettings, Waits
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
@@ -80,15 +79,6 @@ class WorkerSettings:
     refresh_rates_s: float = 30.0  # how often decisions are looked up that lower a slice's sampling rate
     drain_timeout_s: float = 60.0  # to finish what is begun, when asked to stop
     health_address: str = "127.0.0.1:8080"
-
-
-@dataclass(frozen=True, slots=True)
-class LiveSettings:
-    """What the production engines of an endpoint are read from, how often, and how the guard listens."""
-
-    source: LiveSource
-    guard: GuardPolicy
-    interval_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,27 +253,7 @@ def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> Endpo
         rollout=own.rollout,
         scores=tuple(section.scores),
         servers=None if section.servers is None else _servers(section.servers, section.served_models[0]),
-        live=None if section.live is None else _live(section.live, section.served_models[0], policy),
-    )
-
-
-def _live(section: LiveSection, served_model: str, policy: GatePolicy) -> LiveSettings:
-    return LiveSettings(
-        source=LiveSource(
-            engine=section.engine,
-            urls=tuple(section.metrics_urls),
-            model=section.model or served_model,
-            api_key_variable=section.api_key_variable,
-            ca_file=Path(section.ca_file) if section.ca_file else None,
-            timeout_s=section.timeout_s,
-        ),
-        guard=GuardPolicy(
-            metric=policy.acceptance_metric,
-            scored_drafts=section.scored_drafts,
-            run_length=section.run_length,
-            num_replicas=len(section.metrics_urls),
-        ),
-        interval_s=section.interval_s,
+        live=None if section.live is None else live_settings(section.live, section.served_models[0], policy),
     )
 
 

@@ -55,6 +55,7 @@ class Guarded:
     detector: Detector
     num_accepted: int
     num_drafted: int
+    newest_rate: float | None  # of the newest window alone
     threshold: float
     alarmed_at: datetime | None  # end of the window at which it sounded first
 
@@ -174,6 +175,7 @@ def guarded(replica: str, windows: Sequence[LiveWindow], promise: Promise, polic
         detector=started.fold(sums),
         num_accepted=int(accepted.sum()),
         num_drafted=int(drafted.sum()),
+        newest_rate=ratio(*pairs[-1][1]) if pairs else None,
         threshold=policy.threshold,
         alarmed_at=_alarmed_at(started, sums, [ended for ended, _ in pairs], policy.threshold),
     )

@@ -145,7 +145,8 @@ def alarm_words(watched: Watched) -> str:
     """What an alarm says, in a sentence: which replicas, what they accept, and what was promised."""
     assert watched.promise is not None, "only what is promised can fail"
     told = [
-        f"{own.replica} accepts {percent(own.rate)} since then ({plural(own.detector.num_units, 'window')})"
+        f"{own.replica} accepts {percent(own.newest_rate)} in its newest window, "
+        f"{percent(own.rate)} in the {plural(own.detector.num_units, 'window')} since then"
         for own in watched.alarms
     ]
     return f"live alarm: at least {percent(watched.promise.rate)} was promised at ENABLE; {'; '.join(told)}"

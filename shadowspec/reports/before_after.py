@@ -1,7 +1,8 @@
 """One enabling, with what was measured before and after it: hour by hour, and as two histograms.
 
 What is here comes from the mirror: both arms are measured in shadow before and after alike, so that the traffic
-itself (its rate, its latency) shows beside the moment.  What the serving side did at that moment is not measured here.
+itself (its rate, its latency) shows beside the moment.  What the serving side did at that moment is live evidence
+(`reports.live`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ revision 89fd9b74; neither engine was run here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from shadowspec.types import END_TO_END, FIRST_TOKEN, PER_TOKEN
@@ -30,7 +30,6 @@ class MetricNames:
     position_label: str = ""
     drafted_per_pos: str | None = None
     accepted_per_pos: str | None = None
-    reasons: frozenset[str] = field(default_factory=frozenset)  # labels that part one counter, and name no other engine
 
 
 VLLM: Final = MetricNames(
@@ -66,7 +65,6 @@ SGLANG: Final = MetricNames(
         PER_TOKEN: "inter_token_latency_seconds",
         END_TO_END: "e2e_request_latency_seconds",
     },
-    reasons=frozenset({"cache_source"}),
 )
 TENSORRT_LLM: Final = MetricNames(
     prefix="trtllm_",

@@ -59,10 +59,10 @@ def parse(text: str, names: MetricNames, model: str) -> Page:
                 continue
             is_known = True
             if sample.labels.get(MODEL_LABEL, model) == model:
-                has_model = True
+                has_model |= MODEL_LABEL in sample.labels  # what is of the whole server has none
                 _add(sums, sample, names)
     counts = _counts(sums, names)
-    return Page(is_known, has_model, _series(sums, counts), started_at, counts)
+    return Page(is_known, has_model or bool(sums.counters), _series(sums, counts), started_at, counts)
 
 
 def _add(sums: _Sums, sample: Sample, names: MetricNames) -> None:

@@ -45,9 +45,9 @@ from tests.faults.outcome import conclude
 from tests.services import free_port
 
 ENDPOINT, MODEL, DEPTH = "text-to-sql", "demo-sql", 4
-NUM_REQUESTS, CONCURRENCY, MAX_TOKENS = 24, 8, 64  # of a window: some 500 drafts of a good draft
+NUM_REQUESTS, CONCURRENCY, MAX_TOKENS = 32, 8, 64  # of a window: some 280 drafts of a good draft
 READY_TIMEOUT_S = 900.0  # 75 s on two cores of its own; others may use them too
-ANY_AGE = "100000d"  # the demo's traffic is years old
+ANY_AGE = "9000d"  # the demo's traffic is years old
 LIVE = """
 [endpoints.text-to-sql.live]
 metrics_urls = ["http://127.0.0.1:{port}/metrics"]
@@ -101,11 +101,23 @@ def bad_draft(folder: Path) -> Path:
 def bodies() -> Iterator[dict[str, Any]]:
     """Requests of the endpoint's bundled traffic, without end."""
     with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as lines:
-        own = [record["request"] for record in map(json.loads, lines) if record["request"]["model"] == MODEL]
+        own = [found for line in lines if (found := _body(line)) is not None]
     while True:
         for body in own:
             length = {"max_completion_tokens": None, "max_tokens": MAX_TOKENS, "stream": False}
             yield {name: value for name, value in (body | length).items() if value is not None}
+
+
+def _body(line: str) -> dict[str, Any] | None:
+    """The request of a record of this endpoint, None of others and of those that the traffic spoils on purpose."""
+    try:
+        found = json.loads(line)["request"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(found, dict) or found.get("model") != MODEL:
+        return None
+    is_text = all(isinstance(message.get("content"), str) for message in found.get("messages", [{}]))
+    return found if is_text else None
 
 
 @contextmanager

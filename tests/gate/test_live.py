@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -163,6 +165,16 @@ def test_the_delay_by_hand() -> None:
     assert windows_to_alarm(m0, rate, POLICY) == number
     assert windows_to_alarm(m0, 0.7, POLICY) is None
     assert windows_to_alarm(m0, rate, replace(POLICY, num_replicas=100)) > number
+
+
+def test_the_delays_that_the_documentation_states() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "live.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+)% \| ([\d |]+) \|$", text, re.MULTILINE)
+    assert len(rows) == 4
+    for promised, cells in rows:
+        rate = int(promised) / 100
+        stated = [int(cell) for cell in cells.split("|")]
+        assert stated == [windows_to_alarm(rate, share * rate, GuardPolicy()) for share in (0, 0.25, 0.5, 0.75, 0.9)]
 
 
 def test_a_window_with_little_traffic_says_little() -> None:

@@ -16,9 +16,10 @@ from shadowspec.servers.live import MAX_PAGE_BYTES, scrape_all
 from shadowspec.servers.live_names import ENGINES
 from shadowspec.servers.live_page import Page, parse
 from shadowspec.servers.live_settings import LiveSource, replica_name
-from shadowspec.types import Buckets, FailedScrape, LiveCounts, LiveScrape
+from shadowspec.types import LATENCIES, Buckets, FailedScrape, LiveCounts, LiveScrape
 from tests.servers.metric_server import Production, producing
 
+PAGE = Path(__file__).parents[1] / "data" / "live" / "vllm-0.32.0.txt"
 SGLANG = """\
 # TYPE sglang:prompt_tokens_total counter
 sglang:prompt_tokens_total{model_name="m"} 800.0
@@ -56,6 +57,10 @@ def source(*replicas: Production, **changes: Any) -> LiveSource:
     return replace(LiveSource("vllm", tuple(own.url for own in replicas), "m", timeout_s=2.0), **changes)
 
 
+def read_as(model: str, text: str) -> Page:
+    return parse(text, ENGINES["vllm"], model)
+
+
 def read(text: str, engine: str = "vllm") -> Page:
     return parse(text, ENGINES[engine], "m")
 
@@ -79,6 +84,22 @@ def test_what_vllm_counts(production: Production) -> None:
         num_cached_tokens=250,
         latencies={"end_to_end_s": Buckets((0.1, 0.5, 1.0), (0, 9, 1, 0))},
     )
+
+
+def test_a_page_as_vllm_sends_it() -> None:
+    """Of vLLM 0.32.0 with the bundled pair at K = 4: every figure as grep finds it there."""
+    text = PAGE.read_text(encoding="utf-8")
+    page = read_as("demo-sql", text)
+    counts = page.counts
+    assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (1_061, 4_244, 2_535)
+    assert counts.num_accepted_tokens_per_pos == (773, 659, 578, 525)
+    assert (counts.num_output_tokens, counts.num_requests) == (3_504, 118 + 2)
+    assert (counts.num_prompt_tokens, counts.num_cached_tokens) == (11_067, 0)
+    assert page.started_at == datetime.fromtimestamp(1_795_394_344, UTC)
+    assert set(counts.latencies) == set(LATENCIES)
+    assert {own.total for own in counts.latencies.values()} == {120}, "one observation of each request"
+    assert "4 positions" in page.series
+    assert not read_as("other", text).has_model
 
 
 def test_ranks_and_reasons_are_added_up_and_other_models_left_out() -> None:

@@ -1,0 +1,124 @@
+"""What production's own engines counted before and after an enabling, from live evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import altair as alt
+import streamlit as st
+
+from shadowspec.reports.before_after import Enabling
+from shadowspec.reports.live import SHARES, LivePeriod, LivePoint, live_period, live_points, switched_on_at
+from shadowspec.store import Quantile
+from shadowspec.types import END_TO_END, FIRST_TOKEN, LATENCIES, PER_TOKEN
+from shadowspec.words import DASH, milliseconds, number, percent, plural
+
+from . import charts, formats, queries, states
+
+NUM_POINTS = 96  # of a line
+MS_PER_S = 1_000.0
+TITLES = {END_TO_END: "End to end", FIRST_TOKEN: "Time to first token", PER_TOKEN: "Time per output token"}
+
+
+def live_section(own: Enabling, span: timedelta) -> None:
+    """Production around the moment: all of the endpoint, whatever the enabling's slice and load."""
+    since, until = own.decided_at - span, own.decided_at + span
+    windows = queries.live_windows(own.endpoint, since, until)
+    st.markdown("**Production**", help=_MEANING)
+    if not windows:
+        states.empty(
+            "The serving side is not measured",
+            "What stands above was measured on the mirror: the same prompts through both arms, before and after. "
+            "Whether the serving engine itself got faster at that moment, with its **throughput, p50/p95/p99, request "
+            "rate and prefix-cache hit rate**, is known to the serving engine alone, and of this time nothing was read "
+            "of its metrics. Name them in `[endpoints.NAME.live]` and let `shadowspec schedule` read them.",
+        )
+        return
+    switched_on = switched_on_at(windows, own.decided_at)
+    if switched_on is None:
+        st.info("Production has not drafted since it was enabled, as far as was read.", icon=":material/info:")
+    else:
+        st.caption(f"Production counted its first draft since then in the window from {formats.local(switched_on)}.")
+    moment = switched_on or until
+    before = live_period([each for each in windows if each.ended_at <= moment])
+    after = live_period([each for each in windows if each.began_at >= moment])
+    st.dataframe(charts.frame(_rows(before, after)), hide_index=True)
+    st.caption(f"{_counted(before)} before, {_counted(after)} after.")
+    _line(live_points(windows, since, 2 * span / NUM_POINTS), switched_on or own.decided_at)
+
+
+_MEANING = (
+    "Counters of the production engines, read on schedule: of the whole endpoint, whatever slice was enabled. Other "
+    "traffic, another day or other machines change them too: before and after are not paired as the arms above are. "
+    "Quantiles are read off a straight line within the bin of the engine's own histogram that holds them."
+)
+
+
+def _rows(before: LivePeriod, after: LivePeriod) -> list[dict[str, str]]:
+    told = [
+        ("Output tokens per second", number(before.output_tokens_per_s), number(after.output_tokens_per_s)),
+        ("Requests per second", number(before.requests_per_s), number(after.requests_per_s)),
+        ("Prefix-cache hit rate", percent(before.cache_hit_rate), percent(after.cache_hit_rate)),
+        *(
+            (f"{TITLES[name]}, p{100 * share:g}", _time(before, name, share), _time(after, name, share))
+            for name in LATENCIES
+            for share in SHARES
+        ),
+        (
+            "Acceptance at the first position",
+            percent(before.first_position_acceptance_rate),
+            percent(after.first_position_acceptance_rate),
+        ),
+        ("Mean acceptance length", number(before.mean_acceptance_length), number(after.mean_acceptance_length)),
+    ]
+    return [{"Production": name, "Before": old, "After": new} for name, old, new in told]
+
+
+def _time(period: LivePeriod, name: str, share: float) -> str:
+    found: Quantile | None = period.latencies.get(name, {}).get(share)
+    if found is None:
+        return DASH
+    text = milliseconds(found.estimate * MS_PER_S)
+    return text if found.upper != float("inf") else f"above {text}"
+
+
+def _counted(own: LivePeriod) -> str:
+    words = plural(own.num_windows, "window")
+    if own.num_requests is not None:
+        words += f" with {own.num_requests:,} requests"
+    if own.num_resets:
+        words += f", {plural(own.num_resets, 'restart')}"
+    if own.num_failed_scrapes:
+        words += f", {own.num_failed_scrapes:,} readings failed"
+    return words
+
+
+def _line(points: Sequence[LivePoint], moment: datetime) -> None:
+    rows = [
+        {"time": formats.in_zone(each.began_at), "tokens": each.output_tokens_per_s}
+        for each in points
+        if each.output_tokens_per_s is not None
+    ]
+    if not rows:
+        return
+    line = (
+        alt.Chart(charts.frame(rows))
+        .mark_line(point=True, strokeWidth=2, color=charts.SKY)
+        .encode(
+            x=alt.X("time:T", title="time (your clock)", axis=charts.HOURS),
+            y=alt.Y("tokens:Q", title="tokens per second"),
+            tooltip=[
+                alt.Tooltip("time:T", title="from", format="%d %b %H:%M"),
+                alt.Tooltip("tokens:Q", format=",.1f"),
+            ],
+        )
+    )
+    charts.show(
+        charts.layered(line, *charts.moment_line(moment, "on")),
+        "Output tokens per second in production",
+        key="live-throughput",
+        alt_text="Output tokens per second of the production engines, with the moment at which speculation was on",
+        help_text=_MEANING,
+        height=230,
+    )

@@ -1,0 +1,265 @@
+"""`shadowspec live` on real sockets and a real Postgres, up to what `check`, `export` and reports say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shadowspec.gate.guard_policy import GuardPolicy
+from shadowspec.gate.live import windows_to_alarm
+from shadowspec.store import RoleKind, Store
+from shadowspec.types import SpeculationConfig, TestResult, Verdict, VerifyRule
+from tests.cli_process import Result, run_command
+from tests.servers.metric_server import Production, producing
+from tests.store import examples
+from tests.store.saving import save_block
+
+PROMISE = 0.6
+LABELS = {"prompt_class": "chat", "sampling_regime": "greedy"}
+SLICE = "prompt_class=chat,sampling_regime=greedy"
+DRAFT = SpeculationConfig("draft", "target", "draft", "draft_model", 4, VerifyRule.REJECTION)
+CONFIG = """\
+[database]
+url = "{url}"
+[endpoints.chat]
+target = "target"
+served_models = ["m"]
+loads = [{{ concurrency = 4 }}]
+[endpoints.chat.live]
+metrics_urls = {urls}
+timeout_s = 2.0
+interval_s = 1.0
+run_length = 1000
+[[endpoints.chat.candidates]]
+name = "draft"
+draft = "draft"
+num_speculative_tokens = 4
+"""
+Shell = Callable[..., Result]
+
+
+@pytest.fixture
+def production() -> Iterator[Production]:
+    own = Production()
+    with producing(own):
+        yield own
+
+
+@pytest.fixture
+def shell(
+    new_database: Callable[[str], str],
+    production: Production,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Shell:
+    """The command line in a folder whose endpoint chat is enabled at 60% and read from the replica."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SHADOWSPEC_DATABASE_URL", raising=False)
+    url = new_database("postgres")
+    Path("shadowspec.toml").write_text(CONFIG.format(url=url, urls=json.dumps([production.url])), encoding="utf-8")
+    now = datetime.now(UTC)
+    watched = json.dumps({"promises": {"drift_acceptance": [0.4, 1.0], "advisory_acceptance": [PROMISE, 1.0]}})
+    details = {
+        "watch": watched,
+        "verdict_since": (now - timedelta(hours=1)).isoformat(),
+        "newest_evidence": now.isoformat(),
+        "is_named": 1,
+    }
+    with Store.open(url) as store:
+        store.save_fingerprints([replace(examples.config(), config=DRAFT)])
+        measured = examples.block("b", range(1, 3))
+        block = replace(measured, block=replace(measured.block, slice_key=SLICE))
+        records = [
+            replace(examples.record(line), event_time=now, slice_key=SLICE, labels=LABELS, sampling_rate=1.0)
+            for line in (1, 2)
+        ]
+        save_block(store, block, records)
+        tests = (TestResult("speedup", "pass", 1.3, 1.2, 1.5, 1.05, 0.003, "block", 60, 27),)
+        own = replace(examples.decision(Verdict.ENABLE), config=DRAFT, decided_at=now, details=details, tests=tests)
+        store.append_decisions([own])
+
+    def run(*arguments: str) -> Result:
+        return run_command(monkeypatch, capsys, *arguments)
+
+    return run
+
+
+def read(shell: Shell) -> dict[str, Any]:
+    (own,) = shell("live", "--json").document["endpoints"]
+    return dict(own)
+
+
+def flags(shell: Shell) -> dict[str, Any]:
+    own = shell("export", "--format", "flagd").document["flags"]["chat.speculation"]
+    return dict(own)
+
+
+@pytest.mark.integration
+def test_a_bad_draft_in_production_is_switched_off(shell: Shell, production: Production) -> None:
+    """Good windows, a restart in the middle, a reading that fails; then a bad draft, up to where all is off."""
+    assert shell("check", "-e", "chat").code == 0
+    assert flags(shell)["targeting"] != {}, "on for somebody"
+    assert read(shell)["replicas"][0]["outcome"] == "first"
+
+    # 1. Good windows, and a server that begins anew.
+    for turn in range(6):
+        if turn == 3:
+            production.answer = (503, {}, b"")
+            assert shell("live").code == 5, "no replica could be read"
+            production.answer = None
+            production.restart(started_at=datetime.now(UTC).timestamp())
+        production.serve(drafts=1_000, rate=0.7)
+        own = read(shell)
+        replica = own["replicas"][0]
+        assert replica["window"]["num_drafts"] == 1_000, "nothing is counted twice, nothing made up"
+        assert replica["outcome"] == ("reset" if turn == 3 else "window")
+        assert replica["window"]["num_failed_scrapes"] == (1 if turn == 3 else 0)
+        assert own["override_id"] is None
+    assert own["promise"]["rate"] == PROMISE
+    assert replica["since_enable"]["rate"] == pytest.approx(0.7)
+
+    # 2. A bad draft, as deep as another: other labels, another series.
+    production.restart(depth=6, started_at=datetime.now(UTC).timestamp())
+    stated = windows_to_alarm(PROMISE, 0.05, GuardPolicy(run_length=1_000))
+    assert stated == own["promise"]["windows_to_alarm"]["at_zero"] + 1
+    number = 0
+    while own["override_id"] is None and number < stated:
+        production.serve(drafts=1_000, rate=0.05)
+        own, number = read(shell), number + 1
+    assert own["override_id"] is not None
+    assert number >= 5
+
+    # 3. Everything that acts on verdicts says off.
+    checked = shell("check", "-e", "chat")
+    assert checked.code == 1
+    assert "live alarm" in checked.out
+    assert flags(shell)["targeting"] == {}
+    assert flags(shell)["defaultVariant"] == "off"
+    for engine in ("vllm", "sglang"):
+        assert "draft_model" not in shell("export", "--format", engine).out
+    report = shell("report", "--format", "md", "--out", "report.md")
+    assert report.code == 0
+    assert "live alarm: at least 60.0% was promised at ENABLE" in Path("report.md").read_text(encoding="utf-8")
+    since = (datetime.now(UTC) - timedelta(hours=2)).isoformat()
+    period = shell("report", "--format", "json", "--since", since, "--out", "period.json")
+    assert period.code == 0, period.err
+    changes = json.loads(Path("period.json").read_text(encoding="utf-8"))["changes"]
+    assert [each["kind"] for each in changes if "live guard" in each["why"]] == ["alarm"]
+
+    # 4. Cleared, with a good draft: on again, and quiet.
+    shell("override", "clear", str(own["override_id"]), "--reason", "mended", "--author", "ada")
+    production.restart(started_at=datetime.now(UTC).timestamp())
+    for _ in range(3):
+        production.serve(drafts=1_000, rate=0.7)
+        assert read(shell)["override_id"] is None
+    assert shell("check", "-e", "chat").code == 0
+
+
+@pytest.mark.integration
+def test_what_it_prints(shell: Shell, production: Production) -> None:
+    shell("live")
+    production.serve(drafts=1_000, rate=0.7)
+    shown = shell("live")
+    assert shown.code == 0
+    for said in ("window", "1,000", "70.0%", "60.0%", "70.0% in 1"):
+        assert said in shown.out
+    production.answer = (302, {"Location": "http://elsewhere.example/"}, b"")
+    refused = shell("live")
+    assert refused.code == 5
+    assert "points to elsewhere.example" in refused.out
+    assert "points to elsewhere.example" in refused.err
+    found = shell("doctor", "--json").document["checks"]
+    (own,) = [each for each in found if each["check"] == "live chat"]
+    assert (own["ok"], "points to elsewhere.example" in own["found"]) == (False, True)
+    production.answer = None
+    (own,) = [each for each in shell("doctor", "--json").document["checks"] if each["check"] == "live chat"]
+    assert (own["ok"], own["found"]) == (True, "1 replica of vllm read; 1 count drafts")
+
+
+@pytest.mark.integration
+def test_what_is_not_configured_is_said(shell: Shell) -> None:
+    assert "no endpoint 'sql' is configured" in shell("live", "-e", "sql").err
+    path = Path("shadowspec.toml")
+    text = path.read_text(encoding="utf-8")
+    begin, end = text.index("[endpoints.chat.live]"), text.index("[[endpoints")
+    path.write_text(text[:begin] + text[end:], encoding="utf-8")
+    missing = shell("live", "-e", "chat")
+    assert (missing.code, "endpoints.chat.live: is missing" in missing.err) == (2, True)
+
+
+@pytest.mark.integration
+def test_the_scheduler_reads_too(shell: Shell, production: Production) -> None:
+    """`schedule --once` reads once more, without any job; --list names what is read."""
+    shell("live")
+    production.serve(drafts=1_000, rate=0.7)
+    assert shell("schedule", "--once").code == 0
+    own = read(shell)
+    assert own["replicas"][0]["since_enable"]["num_windows"] == 1
+    listed = shell("schedule", "--list", "--json").document
+    assert [each["endpoint"] for each in listed["live"]] == ["chat"]
+    assert listed["live"][0]["interval_s"] == 1.0
+
+
+@pytest.mark.integration
+def test_a_scheduler_that_leads_reads_again_and_again(
+    shell: Shell, production: Production, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On its own interval, and with a role of kind `scheduler` in the database."""
+    import threading
+    import time
+
+    from shadowspec.cli.live import live_jobs
+    from shadowspec.cli.periods import period_settings
+    from shadowspec.config import load_config
+    from shadowspec.scheduler.gates import GatePolicies
+    from shadowspec.scheduler.leader import Scheduler
+
+    config, stopped = load_config(tmp_path / "shadowspec.toml", {}), threading.Event()
+    with Store.open(config.database_url) as store:
+        own = Scheduler(store, config.schedule, {}, GatePolicies({}, {}), period_settings(config), live_jobs(config))
+        thread = threading.Thread(target=own.run, args=(stopped,))
+        thread.start()
+        deadline = time.monotonic() + 60
+        while len(store.live_windows("chat")) < 3 and time.monotonic() < deadline:
+            production.serve(drafts=100, rate=0.7)
+            time.sleep(0.3)
+        stopped.set()
+        thread.join(30)
+        found = store.live_windows("chat")
+    assert len(found) >= 3
+    assert all(0.5 < each.seconds < 10 for each in found)
+
+
+@pytest.mark.integration
+def test_the_gates_role_may_read_and_order(shell: Shell, production: Production, tmp_path: Path) -> None:
+    import sqlalchemy
+
+    from shadowspec.config import load_config
+    from shadowspec.gating.live import watch
+
+    url = load_config(tmp_path / "shadowspec.toml", {}).database_url
+    owner = sqlalchemy.make_url(url)
+    role = f"live_{owner.database}"[:60]
+    with Store.open(url) as store:
+        engine = sqlalchemy.create_engine(owner, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(sqlalchemy.text(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'x'"))
+        engine.dispose()
+        store.grant(RoleKind.GATE, role)
+    own = owner.set(username=role, password="x").render_as_string(hide_password=False)
+    text = (tmp_path / "shadowspec.toml").read_text(encoding="utf-8")
+    (tmp_path / "shadowspec.toml").write_text(text.replace(url, own), encoding="utf-8")
+    for _ in range(16):
+        assert shell("live").code == 0
+        production.serve(drafts=1_000, rate=0.0)
+    with Store.open(own) as store:
+        assert [each.override.author for each in store.overrides("chat")] == ["live guard"]
+        watched = watch(store, "chat", ["a"], GuardPolicy(), datetime.now(UTC))
+    assert watched.promise is None

@@ -1,0 +1,78 @@
+"""The page before and after: production's own figures where they were read, and the reason where they were not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from shadowspec.gating.live import take_scrapes
+from shadowspec.store import Store
+from shadowspec.types import END_TO_END, Buckets, LiveCounts, LiveScrape, Verdict
+from shadowspec.words import DASH
+from tests.dashboards.conftest import Open
+from tests.dashboards.pages import said
+from tests.store import examples
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def enabled(blank: str, configured: Callable[..., Path]) -> str:
+    """A store whose endpoint chat was enabled four hours ago."""
+    configured(blank)
+    with Store.open(blank) as store:
+        store.save_fingerprints([examples.config()])
+        store.append_decisions([replace(examples.decision(Verdict.ENABLE), decided_at=datetime.now(UTC) - 4 * HOUR)])
+    return blank
+
+
+def read(url: str, *, drafts: bool) -> None:
+    """Eight hours of production, read once an hour; from an hour after the enabling on it drafts, and is faster."""
+    begun = datetime.now(UTC) - 8 * HOUR
+    tokens = requests = slow = fast = drafted = 0
+    with Store.open(url) as store:
+        for hour in range(9):
+            is_on = drafts and hour > 5
+            tokens, requests = tokens + (7_200 if is_on else 3_600), requests + 100
+            slow, fast = slow + (0 if is_on else 100), fast + (100 if is_on else 0)
+            drafted += 1_000 if is_on else 0
+            counts = LiveCounts(
+                num_drafts=drafted,
+                num_accepted_tokens=drafted,
+                num_accepted_tokens_per_pos=(drafted // 2,),
+                num_output_tokens=tokens,
+                num_requests=requests,
+                num_prompt_tokens=1_000 * requests,
+                num_cached_tokens=250 * requests,
+                latencies={END_TO_END: Buckets((1.0, 2.0), (fast, slow, 0))},
+            )
+            take_scrapes(store, "chat", [LiveScrape("a", "s", begun + hour * HOUR, None, counts)])
+
+
+def test_production_stands_beside_the_mirror(enabled: str, open_page: Open) -> None:
+    read(enabled, drafts=True)
+    app = open_page("before_after")
+    assert not app.exception
+    table = next(each.value for each in app.dataframe if "Production" in each.value.columns)
+    rows = {row["Production"]: (row["Before"], row["After"]) for _, row in table.iterrows()}
+    assert rows["Output tokens per second"] == ("1.00", "2.00")
+    assert rows["Prefix-cache hit rate"] == ("25.0%", "25.0%")
+    assert rows["End to end, p95"] == ("1.95 s", "950 ms")
+    assert rows["Acceptance at the first position"] == (DASH, "50.0%")
+    assert "The serving side is not measured" not in said(app)
+    assert "counted its first draft" in said(app)
+
+
+def test_production_that_never_drafted_is_said(enabled: str, open_page: Open) -> None:
+    read(enabled, drafts=False)
+    assert "Production has not drafted since it was enabled" in said(open_page("before_after"))
+
+
+def test_without_readings_the_reason_is_said(enabled: str, open_page: Open) -> None:
+    text = said(open_page("before_after"))
+    assert "The serving side is not measured" in text
+    assert "[endpoints.NAME.live]" in text
