@@ -164,7 +164,7 @@ runs = Table(  # one row per request and config, both arms in it; what reads nee
     Column("counts_source", Text),  # this and what follows: NULL where no server answered
     *integers("baseline_cached_tokens", "speculative_cached_tokens", "num_retries", nullable=True),
     *reals("z_error", nullable=True),  # NULL where z_sum is exact or not known
-    *reals("baseline_longest_gap_ms", "speculative_longest_gap_ms", nullable=True),  # NULL where measured before 0016
+    *reals("baseline_longest_gap_ms", "speculative_longest_gap_ms", nullable=True),  # NULL where measured before 0015
     Index(None, "endpoint", "event_time"),
 )
 

@@ -2,7 +2,7 @@
 
 Columns that are nullable: no row is rewritten, and workers that know nothing of them go on writing.
 
-Revision: 0016
+Revision: 0015
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0016"
+revision = "0015"
 down_revision = "0014"
 branch_labels = None
 depends_on = None

@@ -2,7 +2,7 @@
 
 New tables alone: whatever runs goes on while they are made.
 
-Revision: 0017
+Revision: 0016
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0017"
-down_revision = "0016"
+revision = "0016"
+down_revision = "0015"
 branch_labels = None
 depends_on = None
 
