@@ -78,7 +78,7 @@ def window_between(before: LiveReplica | None, scrape: LiveScrape) -> LiveWindow
     the first scrape is where counting begins, unless the process itself is newer than the last scrape.
     """
     last = None if before is None else before.scrape
-    if before is None or last is None or scrape.scraped_at <= last.scraped_at:
+    if before is None or last is None:
         return None
     begun = scrape.started_at
     is_reset = begun is not None and (begun > last.scraped_at if last.started_at is None else begun > last.started_at)
