@@ -1,9 +1,9 @@
 """From what a server counted of one request to our counters, which stop at the last emitted token.
 
 Servers count a step before its output is cut: at a stop, or at the most tokens that were asked for.  What the last step
-emitted is therefore worked out from how many tokens came.  What contradicts itself is not counted: the run fails as
-`uncountable`.  Where some steps had no draft and chunks of the stream came together, all is known but how much of the
-last step was cut; the least that can have been is then taken, and the counters say that they are not sure of it.
+emitted is therefore worked out from how many tokens came, and in which chunks (`endings`).  What contradicts itself is
+not counted: the run fails as `uncountable`.  Where some steps may have had no draft, more than one story may fit; the
+counters then say that they are not sure of the last step.
 """
 
 from __future__ import annotations
@@ -16,21 +16,13 @@ from typing import Any
 from shadowspec.early import EARLY_STEPS, is_early_rejection
 from shadowspec.servers import sglang
 from shadowspec.servers.counters import Counters
+from shadowspec.servers.endings import Ending, Step, endings, likeliest
 from shadowspec.servers.stream import Completion
 from shadowspec.types import SpeculationCounts
 
 
 class UncountableError(Exception):
     """What was counted does not say what the last step emitted, or contradicts the output."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step of the target's that had a draft to verify.  `emitted` is at most accepted + 1."""
-
-    drafted: int
-    accepted: int
-    emitted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +39,17 @@ class Accepted:
 
 
 def from_steps(
-    metrics: Mapping[str, Any], completion: Completion, num_prompt_tokens: int, num_speculative_tokens: int
+    metrics: Mapping[str, Any],
+    completion: Completion,
+    num_prompt_tokens: int,
+    num_speculative_tokens: int,
+    *,
+    drafts_always: bool,
 ) -> Accepted:
     """The counters from vLLM's `metrics.speculative_decoding`, at its level `detailed`.
+
+    Args:
+        drafts_always: the proposer has a draft in every step, as models and heads do, and lookup does not.
 
     Raises:
         UncountableError: the steps are missing, or do not add up to the output.
@@ -60,11 +60,9 @@ def from_steps(
         raise UncountableError("per_step_accepted and per_step_drafted are missing: the level is not detailed")
     if any(not 0 <= took <= of <= num_speculative_tokens or of == 0 for of, took in steps):
         raise UncountableError("a step accepted more than it drafted, or drafted more than was configured")
-    num_plain, last, is_sure = _last_step(steps, completion)
+    ending, is_sure = _ending(steps, completion, drafts_always=drafts_always)
     early = accepted[:EARLY_STEPS]
-    counts = _counts(
-        _histogram(accepted, num_speculative_tokens), sum(drafted), last, num_plain, completion, num_prompt_tokens
-    )
+    counts = _counts(_histogram(accepted, num_speculative_tokens), sum(drafted), ending, completion, num_prompt_tokens)
     return Accepted(counts, is_early_rejection(len(early), early.count(0)), is_sure)
 
 
@@ -129,54 +127,36 @@ def _from_histogram(histogram: Sequence[int], completion: Completion, num_prompt
         last = Step(width, emitted + cut - 1, emitted)
     if cut < 0 or (last is not None and not (last.accepted <= width and last.emitted > 0 and histogram[last.accepted])):
         raise UncountableError("the steps do not add up to the output")
-    return Accepted(_counts(histogram, width * num_drafts, last, 0, completion, num_prompt_tokens), None, is_sure)
+    return Accepted(
+        _counts(histogram, width * num_drafts, Ending(0, last), completion, num_prompt_tokens), None, is_sure
+    )
 
 
-def _last_step(steps: Sequence[tuple[int, int]], completion: Completion) -> tuple[int, Step | None, bool]:
-    """Steps without a draft, the last step of all if it had one, and whether that is sure.
-
-    Where every step had a draft the output's length says how many tokens the last one lost.  Else each chunk but the
-    first is a step, and they are counted; a single token at the end is then taken for a step without a draft, by which
-    no drafted token is left out of the count.  Where that does not add up, chunks came together, and as little was cut
-    as can be.
-    """
-    cut = 1 + sum(accepted + 1 for _, accepted in steps) - completion.num_output_tokens
-    if not steps:
-        return -cut, None, True
-    drafted, accepted = steps[-1]
-    if 0 <= cut <= accepted and len(completion.chunk_sizes) <= 1 + len(steps):
-        return 0, Step(drafted, accepted, accepted + 1 - cut), True
-    num_plain = len(completion.chunk_sizes) - 1 - len(steps)
-    if num_plain >= 0 and 0 <= cut + num_plain <= accepted:
-        emitted = completion.chunk_sizes[-1]
-        if emitted == accepted + 1 - cut - num_plain and (emitted > 1 or cut + num_plain):
-            return num_plain, Step(drafted, accepted, emitted), True
-        if emitted == 1 and cut + num_plain == 0:
-            return num_plain, None, True
-    if cut > accepted:
+def _ending(steps: Sequence[tuple[int, int]], completion: Completion, *, drafts_always: bool) -> tuple[Ending, bool]:
+    """How the request ended, and whether no other story that fits would be counted otherwise."""
+    found = endings(steps, completion.num_output_tokens, completion.chunk_sizes)
+    if drafts_always:  # but for the end of a draft's context
+        found = [each for each in found if not each.num_plain] or found
+    if not found:
         raise UncountableError("the steps do not add up to the output: more was accepted than came")
-    if cut > 0:
-        return 0, Step(drafted, accepted, accepted + 1 - cut), False
-    return -cut, None, False
+    chosen = likeliest(found, len(steps), len(completion.chunk_sizes))
+    return chosen, len({each.counted for each in found}) == 1
 
 
 def _counts(
     histogram: Sequence[int],
     num_draft_tokens: int,
-    last: Step | None,
-    num_plain_steps: int,
+    ending: Ending,
     completion: Completion,
     num_prompt_tokens: int,
 ) -> SpeculationCounts:
-    """Counters cut at the last emitted token, from uncut ones and the last step."""
+    """Counters cut at the last emitted token, from uncut ones and how the request ended."""
     own = list(histogram)
-    num_cut_steps = num_cut_draft = num_cut_accepted = 0
-    if last is not None:
-        kept_accepted, kept_drafted = min(last.accepted, last.emitted), min(last.drafted, last.emitted)
-        own[last.accepted] -= 1
-        own[kept_accepted] += 1
-        num_cut_steps = int(last.emitted < last.accepted + 1)
-        num_cut_draft, num_cut_accepted = last.drafted - kept_drafted, last.accepted - kept_accepted
+    num_plain_steps, num_cut_draft, num_cut_accepted, is_cut = ending.counted
+    num_cut_steps = int(is_cut)
+    if ending.last is not None:
+        own[ending.last.accepted] -= 1
+        own[ending.last.accepted - num_cut_accepted] += 1
     per_pos = tuple(accumulate(reversed(own[1:])))[::-1]
     num_drafts, num_accepted = sum(own), sum(per_pos)
     if num_plain_steps < 0 or completion.num_output_tokens != (

@@ -28,7 +28,7 @@ from shadowspec.servers.faults import ServerError
 from shadowspec.servers.fingerprint import fingerprinted
 from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.parity import parity_of
-from shadowspec.servers.probing import CountsSource, counts_source, probe_both, remarks
+from shadowspec.servers.probing import LOOKUPS, CountsSource, counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.settings import ServerSettings
 from shadowspec.servers.stream import Completion
@@ -179,7 +179,8 @@ class ServerEngine:
                 return "no_acceptance"
             if self._source is CountsSource.META_INFO:
                 return from_meta_info(spec.speculation, spec, length, width)
-            return from_steps(spec.speculation, spec, length, width)
+            always = self._config.config.proposer not in LOOKUPS
+            return from_steps(spec.speculation, spec, length, width, drafts_always=always)
         except UncountableError as error:
             log.warning("%s: a request's acceptance is not known: %s", client.name, error)
             return "uncountable"

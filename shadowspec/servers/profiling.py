@@ -261,10 +261,10 @@ def _steps(client: Client, answer: Completion, num_prompt_tokens: int, width: in
     if width == BASELINE:
         return answer.num_output_tokens - 1, 0
     try:
-        counts = from_steps(answer.speculation or {}, answer, num_prompt_tokens, width).counts
+        found = from_steps(answer.speculation or {}, answer, num_prompt_tokens, width, drafts_always=True)
     except UncountableError as error:
         raise NoDataError(f"{client.name}: the steps of an answer cannot be counted: {error}") from error
-    return counts.num_drafts + counts.num_plain_steps, counts.num_accepted_tokens
+    return found.counts.num_drafts + found.counts.num_plain_steps, found.counts.num_accepted_tokens
 
 
 def _answered(outcomes: Sequence[Outcome]) -> list[Completion]:

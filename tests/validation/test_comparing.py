@@ -29,7 +29,7 @@ ANSWER = Answered(
     drafted=(3, 3, 3, 3),
     accepted=(3, 0, 1, 3),
 )
-COUNTED = Counted.of_server(ANSWER, 5, 3)
+COUNTED = Counted.of_server(ANSWER, 5, 3, drafts_always=True)
 
 
 def test_the_last_step_is_counted_in_full_and_cut() -> None:

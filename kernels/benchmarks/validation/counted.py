@@ -43,7 +43,7 @@ class Counted:
         return cls(decoded.output, uncut, counts)
 
     @classmethod
-    def of_server(cls, answer: Answered, num_prompt_tokens: int, depth: int) -> Counted:
+    def of_server(cls, answer: Answered, num_prompt_tokens: int, depth: int, *, drafts_always: bool) -> Counted:
         """As vLLM counted it, and what `servers.acceptance` makes of that."""
         completion = Completion(
             token_ids=answer.tokens,
@@ -60,7 +60,7 @@ class Counted:
             "per_step_drafted": list(answer.drafted),
             "per_step_accepted": list(answer.accepted),
         }
-        accepted = from_steps(steps, completion, num_prompt_tokens, depth)
+        accepted = from_steps(steps, completion, num_prompt_tokens, depth, drafts_always=drafts_always)
         uncut = Uncut(len(answer.drafted), sum(answer.drafted), sum(answer.accepted))
         return cls(answer.tokens, uncut, accepted.counts, accepted.is_sure)
 

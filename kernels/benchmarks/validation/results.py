@@ -45,7 +45,7 @@ def acceptance(
             if answers is None:
                 continue
             where = {"way": way.name, "K": depth}
-            theirs = _server_side(answers, only, depth)
+            theirs = _server_side(answers, only, depth, way)
             with lock.beside_others():
                 loop = looped(folder, ours, way, only, max_tokens, depth)
                 again = ours.replayed(way, only, [each.tokens for each in theirs], [depth])
@@ -96,8 +96,11 @@ def shipped(folder: Path, ours: Ours, prompts: Sequence[Prompt], lock: MachineLo
     }
 
 
-def _server_side(answers: Sequence[Answered], prompts: Sequence[Prompt], depth: int) -> list[Counted]:
-    return [Counted.of_server(answer, len(prompt), depth) for answer, prompt in zip(answers, prompts, strict=True)]
+def _server_side(answers: Sequence[Answered], prompts: Sequence[Prompt], depth: int, way: Way) -> list[Counted]:
+    return [
+        Counted.of_server(answer, len(prompt), depth, drafts_always=not way.is_lookup)
+        for answer, prompt in zip(answers, prompts, strict=True)
+    ]
 
 
 def looped(folder: Path, ours: Ours, way: Way, prompts: Sequence[Prompt], max_tokens: int, depth: int) -> list[Counted]:

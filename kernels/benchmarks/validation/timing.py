@@ -164,7 +164,7 @@ def _through(
             requests = server_requests(queue.prompts, sampling, 1_000 + 10 * number + depth)
             answers = asked(server, requests, queue.concurrency)
             timed = tuple(
-                timed_request(prompt, answer, depth) for prompt, answer in zip(queue.prompts, answers, strict=True)
+                timed_request(prompt, answer, depth, way) for prompt, answer in zip(queue.prompts, answers, strict=True)
             )
             blocks.append(TimedBlock(Place(queue.concurrency, depth), queue.slice, number, timed))
         return blocks
@@ -172,10 +172,11 @@ def _through(
         server.pause()
 
 
-def timed_request(prompt: Prompt, answer: Completion, depth: int) -> TimedRequest:
+def timed_request(prompt: Prompt, answer: Completion, depth: int, way: Way) -> TimedRequest:
     """One answer with its steps."""
     if depth:
-        counts = Counted.of_server(Answered.of(answer), len(prompt), depth).counts
+        drafts_always = not way.is_lookup
+        counts = Counted.of_server(Answered.of(answer), len(prompt), depth, drafts_always=drafts_always).counts
         steps = Steps(len(prompt), counts.num_plain_steps, counts.num_drafts)
     else:
         steps = Steps(len(prompt), answer.num_output_tokens - 1, 0)
