@@ -134,13 +134,15 @@ def _from_histogram(histogram: Sequence[int], completion: Completion, num_prompt
 
 def _ending(steps: Sequence[tuple[int, int]], completion: Completion, *, drafts_always: bool) -> tuple[Ending, bool]:
     """How the request ended, and whether no other story that fits would be counted otherwise."""
-    found = endings(steps, completion.num_output_tokens, completion.chunk_sizes)
+    number, sizes = completion.num_output_tokens, completion.chunk_sizes
+    fitting = endings(steps, number, sizes)
+    found = fitting or endings(steps, number, [number])  # a server that cuts its chunks otherwise: nothing is sure
     if drafts_always:  # but for the end of a draft's context
         found = [each for each in found if not each.num_plain] or found
     if not found:
         raise UncountableError("the steps do not add up to the output: more was accepted than came")
-    chosen = likeliest(found, len(steps), len(completion.chunk_sizes))
-    return chosen, len({each.counted for each in found}) == 1
+    is_sure = bool(fitting) and len({each.counted for each in found}) == 1
+    return likeliest(found, len(steps), len(sizes)), is_sure
 
 
 def _counts(

@@ -98,8 +98,9 @@ def test_every_own_request_has_a_run_with_counts_and_times(servers: tuple[FakeSe
     assert [len(server.bodies) for server in servers] == [6, 6]
     salts = [body["cache_salt"] for server in servers for body in server.bodies]
     assert len(set(salts)) == len(salts), "a prompt may be found in a server's prefix cache"
-    for base, spec in zip(*(server.bodies for server in servers), strict=True):
-        assert base | {"cache_salt": ""} == spec | {"cache_salt": ""}
+    asked = [[body | {"cache_salt": ""} for body in server.bodies] for server in servers]
+    base, spec = (sorted(own, key=repr) for own in asked)  # two at a time reach a server in any order
+    assert base == spec
 
 
 @pytest.mark.parametrize("first", list(Arm))

@@ -132,7 +132,8 @@ def test_going_down_keeps_what_the_first_revision_knows(new_database: Callable[[
             store.save_fingerprints([examples.config()])
             save_block(store, examples.block("b", range(4)), [examples.record(line) for line in range(4)])
             store.append_decisions([examples.decision()])
-            kept = store.records("chat"), store.runs("chat"), store.blocks("chat"), store.latest_decisions()
+            runs = [examples.without_gaps(run) for run in store.runs("chat")]
+            kept = store.records("chat"), runs, store.blocks("chat"), store.latest_decisions()
         schema.migrate(url, schema.revisions()[0])
         schema.upgrade(url)
         assert current(url) == head()

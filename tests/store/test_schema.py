@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 from shadowspec.errors import ServiceUnavailableError, StoreError, UsageError
 from shadowspec.store import Store, check, current, head, schema, session, upgrade
 from shadowspec.store.tables import metadata
-from shadowspec.types import Contract, Intervention, Run, RunFlags, StoredAudit, Validity
+from shadowspec.types import Contract, Intervention, RunFlags, StoredAudit, Validity
 from tests.store import examples
 from tests.store.saving import save_block
 
@@ -77,7 +77,7 @@ def test_what_was_measured_before_there_were_flags_keeps_its_figures_and_has_non
     assert check(blank_url) == []
     flagged = RunFlags(False, True, Contract.JSON, Validity.VALID, Validity.UNFINISHED, Intervention.FILTERED)
     with Store.open(blank_url) as store:
-        assert store.runs("chat") == [_without_gaps(before)]
+        assert store.runs("chat") == [examples.without_gaps(before)]
         assert store.rollups("chat") == rollups
         assert store.failure_counts("chat") == {}
         new = examples.block("c", range(2, 3), sequence=2)
@@ -118,13 +118,6 @@ def test_configs_measured_before_there_were_options_have_their_defaults(blank_ur
     schema.migrate(blank_url, "0008")
     upgrade(blank_url)
     assert check(blank_url) == []
-
-
-def _without_gaps(run: Run) -> Run:
-    assert run.baseline is not None
-    assert run.speculative is not None
-    arms = (replace(timing, longest_gap_ms=None) for timing in (run.baseline, run.speculative))
-    return replace(run, baseline=next(arms), speculative=next(arms))
 
 
 def _fill(url: str) -> None:
