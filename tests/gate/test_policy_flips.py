@@ -230,6 +230,8 @@ CASES = {
     "min_span_s": Case(1e6, seen(FAST)),
     "max_evidence_age_s": Case(3_600.0, lambda policy: word(look(evidence_of(FAST), policy, now=A_DAY_LATER))),
     "margin": Case(0.28, seen(FAST)),
+    "serving_engine": Case("vllm", seen(FAST)),
+    "require_serving_engine": Case(False, seen(FAST), {"serving_engine": "vllm"}),
     "log_speedup_clip": Case(0.1, seen(clipped())),
     "objective": Case("both", seen(small_gains())),
     "acceptance_metric": Case("draft_acceptance_rate", seen(shallow())),
