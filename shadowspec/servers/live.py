@@ -22,6 +22,7 @@ from shadowspec.servers.faults import ServerError
 from shadowspec.servers.live_names import ENGINES
 from shadowspec.servers.live_page import Page, parse
 from shadowspec.servers.live_settings import LiveSource, replica_name
+from shadowspec.servers.waiting import finished
 from shadowspec.types import FailedScrape, LiveScrape
 
 MAX_PAGE_BYTES: Final = 16 * 2**20  # vLLM's page with every histogram has some 100 kB for each model
@@ -35,7 +36,7 @@ def scrape_all(source: LiveSource, environment: Mapping[str, str] | None = None)
         ConfigError: the key's variable is not set, or `ca_file` cannot be read.
     """
     headers = {"Accept-Encoding": "identity", **bearer(source.api_key_variable, environment)}
-    return asyncio.run(_scrape_all(source, headers, trust(source.ca_file)))
+    return finished(_scrape_all(source, headers, trust(source.ca_file)))
 
 
 async def _scrape_all(

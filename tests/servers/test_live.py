@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,6 +56,14 @@ def production() -> Iterator[Production]:
 
 def source(*replicas: Production, **changes: Any) -> LiveSource:
     return replace(LiveSource("vllm", tuple(own.url for own in replicas), "m", timeout_s=2.0), **changes)
+
+
+def test_pages_are_read_within_a_running_loop_too(production: Production) -> None:
+    async def within() -> list[LiveScrape | FailedScrape]:
+        return list(scrape_all(source(production)))
+
+    (found,) = asyncio.run(within())
+    assert isinstance(found, LiveScrape)
 
 
 def read_as(model: str, text: str) -> Page:
