@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +16,7 @@ from shadowspec.servers.live import MAX_PAGE_BYTES, scrape_all
 from shadowspec.servers.live_names import ENGINES
 from shadowspec.servers.live_page import Page, parse
 from shadowspec.servers.live_settings import LiveSource, replica_name
+from shadowspec.servers.waiting import finished
 from shadowspec.types import LATENCIES, Buckets, FailedScrape, LiveCounts, LiveScrape
 from tests.servers.metric_server import Production, producing
 
@@ -62,7 +62,7 @@ def test_pages_are_read_within_a_running_loop_too(production: Production) -> Non
     async def within() -> list[LiveScrape | FailedScrape]:
         return list(scrape_all(source(production)))
 
-    (found,) = asyncio.run(within())
+    (found,) = finished(within())
     assert isinstance(found, LiveScrape)
 
 
