@@ -75,25 +75,26 @@ class Trainer:
             on_progress: called after every step with the steps done and to do, and the last look.
         """
         own = self._settings
-        steps_per_epoch = sum(1 for _ in self._steps(training, np.random.default_rng(own.seed)))
-        total = own.epochs * steps_per_epoch
-        looks_at = _looks(total, steps_per_epoch, own.looks_per_epoch)
+        # All drawn beforehand, because how many steps an epoch has depends on the order of its batches.
+        steps = [
+            batches
+            for epoch in range(own.epochs)
+            for batches in self._steps(training, np.random.default_rng((own.seed, epoch)))
+        ]
+        total = len(steps)
+        looks_at = _looks(total, own.epochs * own.looks_per_epoch)
         optimizer = torch.optim.AdamW(self._draft.parameters(), lr=own.learning_rate, weight_decay=0.0)
         looks = [self._look(validation, 0, 0.0)]
         best, kept = 0, deepcopy(self._draft.state_dict())
         step = num_tokens = 0
-        for epoch in range(own.epochs):
-            for batches in self._steps(training, np.random.default_rng((own.seed, epoch))):
-                _set_rate(optimizer, own.learning_rate * rate_factor(step, total, own.warmup_share))
-                num_tokens += self._learn(batches, optimizer)
-                step += 1
-                if step in looks_at:
-                    looks.append(self._look(validation, step, step / steps_per_epoch))
-                    if looks[-1].overlap > looks[best].overlap:
-                        best, kept = len(looks) - 1, deepcopy(self._draft.state_dict())
-                on_progress(step, total, looks[-1])
-                if len(looks) - 1 - best >= own.patience:
-                    break
+        for step, batches in enumerate(steps, start=1):
+            _set_rate(optimizer, own.learning_rate * rate_factor(step - 1, total, own.warmup_share))
+            num_tokens += self._learn(batches, optimizer)
+            if step in looks_at:
+                looks.append(self._look(validation, step, own.epochs * step / total))
+                if looks[-1].overlap > looks[best].overlap:
+                    best, kept = len(looks) - 1, deepcopy(self._draft.state_dict())
+            on_progress(step, total, looks[-1])
             if len(looks) - 1 - best >= own.patience:
                 break
         self._draft.load_state_dict(kept)
@@ -149,9 +150,9 @@ def rate_factor(step: int, total: int, warmup_share: float) -> float:
     return 0.55 + 0.45 * math.cos(math.pi * (step - warm) / max(1, total - warm))
 
 
-def _looks(total: int, steps_per_epoch: int, looks_per_epoch: int) -> set[int]:
+def _looks(total: int, number: int) -> set[int]:
     """The steps after which the validation sessions are looked at; the last is one."""
-    every = max(1, steps_per_epoch // looks_per_epoch)
+    every = max(1, total // number)
     return {*range(every, total + 1, every), total}
 
 

@@ -97,6 +97,21 @@ def test_progress_is_told_after_every_step(
     assert told[-1][2] == course.looks[-1]
 
 
+def test_epochs_of_unequal_numbers_of_steps_are_counted_as_they_are(
+    pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]
+) -> None:
+    """How many steps an epoch has depends on the order of its batches, which is drawn."""
+    told: list[tuple[int, int, Look]] = []
+    draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
+    responses = [each.response for each in examples]
+    uneven = Settings(epochs=6, tokens_per_step=200, patience=99, logits_per_pass=12 * 150, learning_rate=1e-5)
+    course = Trainer(target.model, draft, uneven).train(responses[24:], responses[:24], lambda *own: told.append(own))
+    assert {total for _, total, _ in told} == {course.num_steps}
+    assert course.looks[-1].step == course.num_steps
+    assert not course.stopped_early
+    assert course.num_tokens == 6 * sum(len(each.output) for each in responses[24:])
+
+
 def test_the_rate_rises_then_falls_to_a_tenth() -> None:
     rates = [rate_factor(step, 100, 0.05) for step in range(100)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
