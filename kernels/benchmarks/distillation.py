@@ -34,6 +34,7 @@ from scipy.stats import t as student
 from shadowspec import demo
 from shadowspec.cli.distilling import Distilled, Wanted, distill_files
 from shadowspec.config import load_config
+from shadowspec.distill.comparison import half_width
 from shadowspec.distill.examples import Example, Shares
 from shadowspec.distill.training import Settings
 from shadowspec.engine.batch import Request
@@ -175,11 +176,9 @@ def difference(held_out: Sequence[Example], rows: Sequence[int], sums: Sequence[
         unit += np.stack([own[row] for own in sums])
     stacked = np.stack(list(units.values()))  # [sessions, 2 drafts, (steps, firsts)]
     steps, firsts = stacked.sum(0).T
-    rates = firsts / steps
-    moves = ((stacked[:, :, 1] - rates * stacked[:, :, 0]) / steps) @ np.array([-1.0, 1.0])
-    number = len(stacked)
-    spread = float(np.sqrt(number / (number - 1.0) * (moves**2).sum()))
-    return float(rates[1] - rates[0]), float(student.ppf(0.5 + LEVEL / 2.0, number - 1)) * spread
+    half = half_width(stacked, LEVEL)
+    assert half is not None, "a slice that is compared has several sessions"
+    return float(firsts[1] / steps[1] - firsts[0] / steps[0]), half
 
 
 def main() -> None:

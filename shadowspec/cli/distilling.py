@@ -20,7 +20,7 @@ from shadowspec.distill.comparison import Comparison, compare
 from shadowspec.distill.examples import Example, Shares, Split, split
 from shadowspec.distill.folder import load_trainable, require_free, write, write_card
 from shadowspec.distill.training import Course, Look, Settings, Trainer
-from shadowspec.engine import LoadedModel, Models, engine_name
+from shadowspec.engine import LoadedModel, engine_name
 from shadowspec.engine.candidate import device_name
 from shadowspec.engine.models import check_pair
 from shadowspec.errors import ConfigError, NoDataError
@@ -103,7 +103,7 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
         )
     write(draft, dtype, Path(own.draft), wanted.out)
     with notes.status("replaying the held-out sessions with both drafts"):
-        after = Models(str(target.model.device), _dtype_name(config)).load(str(wanted.out))  # as it was written
+        after = new_models(config).load(str(wanted.out))  # as it was written
         comparison = compare(parts.held_out, target, base, after, own)
     if not comparison.gains:
         raise NoDataError(
@@ -201,7 +201,3 @@ def _read(
         reasons = ", ".join(sorted({reason or counter for _, counter, reason in funnel})) or "no record"
         raise NoDataError(f"no record holds a response that can be learnt from ({reasons})")
     return _Traffic(tuple(examples), dict(funnel), min(times), max(times))
-
-
-def _dtype_name(config: Config) -> str:
-    return config.engine.dtype

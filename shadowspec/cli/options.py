@@ -12,3 +12,19 @@ ConfigOption: TypeAlias = Annotated[
     typer.Option("--config", "-c", help="Configuration file; default: SHADOWSPEC_CONFIG, else ./shadowspec.toml."),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+
+# Of both profiles, of this device and of servers.
+ContextsOption: TypeAlias = Annotated[str, typer.Option("--contexts", help="Prompt tokens: a list such as 128,1024.")]
+IsGreedyOption: TypeAlias = Annotated[
+    bool | None,
+    typer.Option("--greedy/--sampled", help="Requests at temperature 0 alone, or at 0.8 alone; default: both."),
+]
+SurfaceOption: TypeAlias = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Write the cost surface there, as JSON.")
+]
+KeptOption: TypeAlias = Annotated[
+    bool | None,
+    typer.Option(
+        "--store/--no-store", help="Keep it in the database, for report and dashboard; default: if there is one."
+    ),
+]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.cli.console import SCHEMA_VERSION, notes, print_json, results
-from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.options import (
+    ConfigOption,
+    ContextsOption,
+    IsGreedyOption,
+    JsonOption,
+    KeptOption,
+    SurfaceOption,
+)
 
 if TYPE_CHECKING:
     from shadowspec.cli.profiling import Profile
@@ -28,19 +34,11 @@ def profile_device(
     ] = None,
     loads: Annotated[str, typer.Option("--loads", help="Requests at once: a list such as 1,4,16.")] = "1,2,4,8,16",
     depths: Annotated[str, typer.Option("--k", help="Numbers of speculative tokens: 1..8, or 1,2,4.")] = "1,2,4,8",
-    contexts: Annotated[str, typer.Option("--contexts", help="Prompt tokens: a list such as 128,1024.")] = "64,512",
-    is_greedy: Annotated[
-        bool | None,
-        typer.Option("--greedy/--sampled", help="Requests at temperature 0 alone, or at 0.8 alone; default: both."),
-    ] = None,
+    contexts: ContextsOption = "64,512",
+    is_greedy: IsGreedyOption = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Measurements of each point; medians count.")] = 3,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the cost surface there, as JSON.")] = None,
-    is_wanted: Annotated[
-        bool | None,
-        typer.Option(
-            "--store/--no-store", help="Keep it in the database, for report and dashboard; default: if there is one."
-        ),
-    ] = None,
+    out: SurfaceOption = None,
+    is_wanted: KeptOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure what a step of either arm costs on this device, and from how many tokens per step on speculation pays.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +14,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.cli.console import SCHEMA_VERSION, notes, print_json, progress_bar, results
-from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.options import (
+    ConfigOption,
+    ContextsOption,
+    IsGreedyOption,
+    JsonOption,
+    KeptOption,
+    SurfaceOption,
+)
 from shadowspec.cli.profile_device import MAX_CONTEXT, MAX_LOAD, parse_numbers
 
 if TYPE_CHECKING:
@@ -43,19 +49,11 @@ def profile_server(
     loads: Annotated[
         str | None, typer.Option("--loads", help="Requests at once: a list such as 1,4,16. Default: the endpoint's.")
     ] = None,
-    contexts: Annotated[str, typer.Option("--contexts", help="Prompt tokens: a list such as 128,1024.")] = "64,512",
-    is_greedy: Annotated[
-        bool | None,
-        typer.Option("--greedy/--sampled", help="Requests at temperature 0 alone, or at 0.8 alone; default: both."),
-    ] = None,
+    contexts: ContextsOption = "64,512",
+    is_greedy: IsGreedyOption = None,
     rounds: Annotated[int, typer.Option("--rounds", min=2, help="Measurements of each point; medians count.")] = 3,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the cost surface there, as JSON.")] = None,
-    is_wanted: Annotated[
-        bool | None,
-        typer.Option(
-            "--store/--no-store", help="Keep it in the database, for report and dashboard; default: if there is one."
-        ),
-    ] = None,
+    out: SurfaceOption = None,
+    is_wanted: KeptOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure what a step of an endpoint's two servers costs, and from how many tokens per step on speculation pays.

@@ -99,13 +99,27 @@ class _Cell:
         difference = lower = upper = None
         if before is not None and after is not None:
             difference = after - before
-            rates = np.array([before, after])
-            moves = ((units[:, :, 1] - rates * units[:, :, 0]) / steps) @ np.array([-1.0, 1.0])  # [sessions]
-            number = len(units)
-            if number > 1:
-                spread = float(np.sqrt(number / (number - 1.0) * (moves**2).sum()))
-                half = float(student.ppf(0.5 + LEVEL / 2.0, number - 1)) * spread
+            half = half_width(units, LEVEL)
+            if half is not None:
                 lower, upper = difference - half, difference + half
         return Gain(
             endpoint, slice_key, self._num_requests, len(units), before, after, difference, lower, upper, *lengths
         )
+
+
+def half_width(units: Reals, level: float) -> float | None:
+    """Of the two-sided interval of the second draft's first-position acceptance less the first's.
+
+    Args:
+        units: of each session and both drafts, steps and those that accepted the first token; [sessions, 2, 2 or more].
+
+    Returns:
+        None below two sessions.
+    """
+    number = len(units)
+    if number < 2:
+        return None
+    steps, firsts = units.sum(0)[:, 0], units.sum(0)[:, 1]
+    moves = ((units[:, :, 1] - firsts / steps * units[:, :, 0]) / steps) @ np.array([-1.0, 1.0])  # [sessions]
+    spread = float(np.sqrt(number / (number - 1.0) * (moves**2).sum()))
+    return float(student.ppf(0.5 + level / 2.0, number - 1)) * spread

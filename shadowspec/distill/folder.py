@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from shadowspec.engine.models import refuse_unmeasurable
-from shadowspec.engine.tokenizer import LOADING_ERRORS, load_config, unloadable
+from shadowspec.engine.models import load_weights, refuse_unmeasurable
+from shadowspec.engine.tokenizer import load_config
 from shadowspec.errors import UsageError
 
 CARD: Final = "README.md"
@@ -36,19 +35,9 @@ def load_trainable(path: str, device: torch.device) -> tuple[Any, torch.dtype]:
     """
     config = load_config(path)
     refuse_unmeasurable(config, path)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
-    except LOADING_ERRORS as error:
-        raise unloadable(path, error) from error
     stored = getattr(config, "dtype", None)
-    return model.to(device), stored if isinstance(stored, torch.dtype) else torch.float32
+    model = load_weights(path, torch.float32).to(device)
+    return model, stored if isinstance(stored, torch.dtype) else torch.float32
 
 
 def require_free(out: Path) -> None:

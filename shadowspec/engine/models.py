@@ -108,17 +108,7 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype) -> LoadedMod
     """
     refuse_unmeasurable(load_config(path), path)
     tokenizer = load_tokenizer(path)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
-    except LOADING_ERRORS as error:
-        raise unloadable(path, error) from error
+    model = load_weights(path, dtype)
     model = model.to(device).eval()
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise ModelError(f"{path}: {type(model).__name__} takes no position ids, so ragged rows cannot be run")
@@ -131,6 +121,25 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype) -> LoadedMod
         weights_digest=weights_digest(Path(path)),
         tokenizer_digest=tokenizer.digest(),
     )
+
+
+def load_weights(path: str, dtype: torch.dtype) -> Any:
+    """A folder's model as transformers has it, from safetensors alone; none of the folder's code is run.
+
+    Raises:
+        ModelError: the weights cannot be read.
+    """
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except LOADING_ERRORS as error:
+        raise unloadable(path, error) from error
 
 
 def refuse_unmeasurable(config: Any, path: str) -> None:
