@@ -151,6 +151,8 @@ def agreement(done: Distilled, target: LoadedModel, before: LoadedModel, after: 
         rows[each.endpoint, each.slice_key].append(row)
     found = []
     for gain in done.comparison.gains:
+        if gain.num_sessions < 2:
+            continue  # of one session there is no interval; the command's own table shows it
         own = rows[gain.endpoint, gain.slice_key]
         looped, half = difference(held_out, own, sums)
         assert gain.difference is not None
@@ -186,8 +188,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shifted", type=int, default=600, help="responses in capitals")
     parser.add_argument("--usual", type=int, default=1_500, help="bundled records beside them")
-    parser.add_argument("--epochs", type=int, default=Settings.epochs)
-    parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
+    parser.add_argument("--epochs", type=int, default=Settings().epochs)
+    parser.add_argument("--learning-rate", type=float, default=Settings().learning_rate)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     target = load_model(str(demo.TARGET), torch.device("cpu"), torch.float32)
