@@ -19,6 +19,7 @@ from kernels.benchmarks.validation.predicting import (
     judged,
     measured_speedup,
     predicted_speedup,
+    price_spread,
 )
 from kernels.benchmarks.validation.timing import CONCURRENCIES, COST_REQUESTS, REQUESTS_PER_SLOT, next_of, queues
 
@@ -58,6 +59,22 @@ def test_only_requests_of_the_costs_are_looked_at() -> None:
     assert costs[place].plain_step_ms == pytest.approx(3.0)
 
 
+def test_a_slice_has_prices_of_its_own() -> None:
+    place = Place(1, 0)
+    dear = TimedRequest(Steps(10, 10, 0), 1.0, 50.0)
+    blocks = [TimedBlock(place, COSTS, 0, (request(10, 10, 0, TRUE),)), TimedBlock(place, "code", 0, (dear,))]
+    assert costs_of(blocks, "code")[place].plain_step_ms == pytest.approx(5.0)
+
+
+def test_prices_wander_from_the_cheapest_block_to_the_dearest() -> None:
+    def priced(place: Place, name: str, step_ms: float) -> TimedBlock:
+        return TimedBlock(place, name, 0, (TimedRequest(Steps(10, 10, 0), 1.0, 10 * step_ms),))
+
+    alone = Place(1, 0)
+    others = [priced(alone, "code", 90.0), priced(Place(8, 0), COSTS, 90.0), priced(Place(1, 4), COSTS, 90.0)]
+    assert price_spread([priced(alone, COSTS, 3.0), priced(alone, COSTS, 4.5), *others]) == pytest.approx(1.5)
+
+
 def test_a_prediction_is_the_ratio_of_total_times() -> None:
     costs = {Place(8, 0): Costs(4.0, 0.0, 2.0, 0.0), Place(8, 4): Costs(6.0, 0.0, 0.0, 5.0)}
     plain, own = [Steps(10, 40, 0), Steps(10, 20, 0)], [Steps(10, 0, 12), Steps(10, 0, 8)]
@@ -80,6 +97,13 @@ def test_a_measured_speedup_pairs_blocks_by_number() -> None:
     )
     assert found.blocks == 3
     assert found.excludes_one
+
+
+def test_a_prediction_lies_within_the_interval_or_not() -> None:
+    base, own = [block(0, number, 100.0) for number in range(3)], [block(4, *each) for each in enumerate((80, 90, 85))]
+    measured = measured_speedup(base, own)
+    assert judged(measured.lower, measured)["is_inside"]
+    assert not judged(measured.upper * 1.01, measured)["is_inside"]
 
 
 @pytest.mark.parametrize(

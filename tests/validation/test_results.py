@@ -176,9 +176,11 @@ def test_speedups_are_predicted_from_other_requests_than_those_that_are_timed(ou
     found = speedups(tmp_path, way, portions, loops)
     assert found is not None
     assert found["idle_cpu_share"] == 0.015
+    assert found["price_spread"] == pytest.approx(1.0)
     assert [cell["K"] for cell in found["cells"]] == list(DEPTHS)
     for cell in found["cells"]:
         assert cell["error"] == pytest.approx(0.0, abs=1e-9)
+        assert cell["error_at_own_prices"] == pytest.approx(0.0, abs=1e-9)
         assert cell["is_close"]
         assert cell["blocks"] == 3
         assert cell["in_process"] is None

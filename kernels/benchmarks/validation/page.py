@@ -105,12 +105,17 @@ _SPEEDUP = """\
 ## Speedup
 
 End to end by the client's clock, prefill included: vLLM's baseline over its speculative server on blocks of the same
-requests, four for each slot, that follow each other; the servers whose turn it is not are stopped (at most {idle:.1%}
-of a processor meanwhile). `measured` is the mean over blocks with its 95% interval. `predicted` is our loop's steps on
-these prompts times the server's costs, which come of other requests: for each load and K a line for the time to the
-first token in the prompt's length, and the price of a step. `in process` is our engine's own speedup on the same
-blocks: latency is a property of the engine. `*`: off by more than 10%. `!`: the wrong sign, where the interval
-excludes none.
+requests, four for each slot (three where eight run at once), that follow each other; the servers whose turn it is not
+are stopped (at most {idle:.1%} of a processor meanwhile). `measured` is the mean over blocks with its 95% interval.
+`predicted` is our loop's steps on these prompts times the server's costs, which come of other requests: for each load
+and K a line for the time to the first token in the prompt's length, and the price of a step. `in process` is our
+engine's own speedup on the same blocks: latency is a property of the engine. `*`: off by more than 10%. `!`: the wrong
+sign, where the interval excludes none.
+
+`at its prices` is the error of the same prediction with prices taken from the very blocks that it is held against: what
+is left of it is acceptance, and the form of the costs. The rest of `error` is prices that change from one minute to
+the next: of like blocks through the baseline server, one request at a time, the dearest step cost {spread:.1f} times
+the cheapest.
 """
 _NO_SPEEDUP = """\
 ## Speedup
@@ -149,7 +154,8 @@ def page(document: Row) -> str:
     )
     parts += [rules, rules_table(cells)]
     idle = max((own["idle_cpu_share"] for own in speedups), default=0.0)
-    parts.append(_SPEEDUP.format(idle=idle) if speedups else _NO_SPEEDUP)
+    spread = max((own["price_spread"] for own in speedups), default=1.0)
+    parts.append(_SPEEDUP.format(idle=idle, spread=spread) if speedups else _NO_SPEEDUP)
     for own in speedups:
         parts += [f"### {own['way']}\n", speedup_table(own["cells"])]
     machine = ", ".join(f"{name} {value}" for name, value in document["machine"].items())
@@ -185,6 +191,12 @@ def verdicts(document: Row) -> list[str]:
             f"`{own['way']}`: the predicted end-to-end speedup lies within 10% of the measured one in {close} cells of "
             f"slice, K and concurrency, and has the right sign in {_share(sum(known), len(known))} of those whose "
             "measured interval excludes none."
+        )
+        inside = _share(sum(cell["is_inside"] for cell in own["cells"]), len(own["cells"]))
+        largest = max(abs(cell["error_at_own_prices"]) for cell in own["cells"])
+        lines.append(
+            f"`{own['way']}`: it lies within the measured 95% interval in {inside} cells, and with the prices of the "
+            f"same blocks within {largest:.1%} of the measured speedup in every cell: what is off is prices, not steps."
         )
     return lines
 

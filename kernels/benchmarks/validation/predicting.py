@@ -97,13 +97,28 @@ class Costs:
         return prefill + self.plain_step_ms * steps.num_plain_steps + self.draft_step_ms * steps.num_drafts
 
 
-def costs_of(blocks: Iterable[TimedBlock]) -> dict[Place, Costs]:
-    """The server's costs at every load and depth, from the blocks that are there for it."""
+def costs_of(blocks: Iterable[TimedBlock], name: str = COSTS) -> dict[Place, Costs]:
+    """The server's costs at every load and depth, from the blocks that are there for it, or from a slice's own."""
     found: dict[Place, list[TimedRequest]] = {}
     for block in blocks:
-        if block.slice == COSTS:
+        if block.slice == name:
             found.setdefault(block.place, []).extend(block.requests)
     return {place: Costs.of(requests) for place, requests in found.items()}
+
+
+def price_spread(blocks: Iterable[TimedBlock]) -> float:
+    """How much a plain step's price wanders, one request at a time: the dearest of like blocks over the cheapest."""
+    prices = [
+        metrics.ratio(sum(each.decode_ms for each in block.requests), _num_steps(block))
+        for block in blocks
+        if block.slice == COSTS and block.place == Place(1, 0)
+    ]
+    known = [price for price in prices if price is not None]
+    return _of(max(known), min(known))
+
+
+def _num_steps(block: TimedBlock) -> float:
+    return sum(each.steps.num_plain_steps + each.steps.num_drafts for each in block.requests)
 
 
 def predicted_speedup(
@@ -149,6 +164,7 @@ def judged(predicted: float, measured: Measured) -> dict[str, Any]:
         "blocks": measured.blocks,
         "error": predicted / measured.value - 1.0,
         "is_close": abs(predicted / measured.value - 1.0) <= TOLERANCE,
+        "is_inside": measured.lower <= predicted <= measured.upper,
         "sign_is_right": is_right if measured.excludes_one else None,
     }
 

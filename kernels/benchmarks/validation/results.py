@@ -17,7 +17,18 @@ from .comparing import LEVEL, acceptance_cell, equality, own_outputs, replayed_r
 from .counted import Counted
 from .machine_lock import MachineLock
 from .ours import NEAR_TIE, Ours
-from .predicting import COSTS, Measured, Place, Steps, TimedBlock, costs_of, judged, measured_speedup, predicted_speedup
+from .predicting import (
+    COSTS,
+    Measured,
+    Place,
+    Steps,
+    TimedBlock,
+    costs_of,
+    judged,
+    measured_speedup,
+    predicted_speedup,
+    price_spread,
+)
 from .tables import ALL
 from .timing import IN_PROCESS, Queue, timed_blocks, timed_name
 from .ways import BASELINE, DEPTHS, DRAFT, SHIPPED, SHIPPED_DEPTH, WAYS, Way
@@ -134,13 +145,14 @@ def speedups(
         portions: what was sent, by number.
         loops: what our loop counted of each prompt, by K.
     """
-    cells, idles = [], []
+    cells, idles, spreads = [], [], []
     for depth, looped_by_prompt in loops.items():
         blocks, idle = timed_blocks(folder, timed_name(way, depth))
         in_process, _ = timed_blocks(folder, timed_name(way, depth) + IN_PROCESS)
         costs = costs_of(blocks)
         numbers = sorted({block.number for block in blocks})
         idles.append(idle)
+        spreads.append(price_spread(blocks))
         for place in sorted(place for place in costs if place.depth):
             for name in dict.fromkeys(queue.slice for queue in portions[0] if queue.slice != COSTS):
                 sent = [
@@ -151,12 +163,17 @@ def speedups(
                     for prompt in queue.prompts
                 ]
                 plain, own = [_plainly(each) for each in sent], [_steps(each) for each in sent]
+                measured = _measured(blocks, place, name)
+                at_own_prices = predicted_speedup(costs_of(blocks, name), place, plain, own)
                 cells.append(
                     {"slice": name, "K": depth, "concurrency": place.concurrency}
-                    | judged(predicted_speedup(costs, place, plain, own), _measured(blocks, place, name))
+                    | judged(predicted_speedup(costs, place, plain, own), measured)
+                    | {"error_at_own_prices": judged(at_own_prices, measured)["error"]}
                     | {"in_process": _measured(in_process, place, name).value if in_process else None}
                 )
-    return {"way": way.name, "idle_cpu_share": max(idles), "cells": cells} if cells else None
+    if not cells:
+        return None
+    return {"way": way.name, "idle_cpu_share": max(idles), "price_spread": max(spreads), "cells": cells}
 
 
 def _measured(blocks: Sequence[TimedBlock], place: Place, name: str) -> Measured:

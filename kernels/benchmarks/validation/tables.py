@@ -112,7 +112,7 @@ def rules_table(cells: Sequence[Row]) -> str:
 def speedup_table(cells: Sequence[Row]) -> str:
     """Predicted and measured speedups of one way."""
     return _table(
-        ("slice", "K", "at once", "measured", "predicted", "error", "in process"),
+        ("slice", "K", "at once", "measured", "predicted", "error", "at its prices", "in process"),
         (
             (
                 *(cell[name] for name in ("slice", "K", "concurrency")),
@@ -121,6 +121,7 @@ def speedup_table(cells: Sequence[Row]) -> str:
                 + ("" if cell["is_close"] else "*")
                 + ("!" if cell["sign_is_right"] is False else ""),
                 f"{cell['error']:+.1%}",
+                f"{cell['error_at_own_prices']:+.1%}",
                 NOTHING if cell["in_process"] is None else f"{cell['in_process']:.2f}x",
             )
             for cell in cells
