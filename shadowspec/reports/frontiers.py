@@ -44,12 +44,15 @@ def replayed_ways(
     return [
         (own.slice_key, configs[own.fingerprint], length)
         for own in sums
-        if own.slice_key and own.fingerprint in configs and (length := _length_of(own)) is not None
+        if own.slice_key and own.fingerprint in configs and (length := length_of(own)) is not None
     ]
 
 
-def _length_of(sums: AcceptanceSums) -> Length | None:
-    """With the bounds of a ratio of sums over sessions: of one look at a fixed number of them."""
+def length_of(sums: AcceptanceSums) -> Length | None:
+    """Tokens per step of what was replayed, with the bounds of a ratio of sums over sessions.
+
+    They are of one look at a fixed number of sessions.
+    """
     estimate = metrics.mean_acceptance_length(sums)
     if estimate is None:
         return None
