@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.cli.console import notes, print_json, results
-from shadowspec.cli.measure import funnel_document, funnel_table
+from shadowspec.cli.measure import funnel_document, funnel_table, show_measured
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.cli.replay import DEPTHS_ACROSS, parse_depths
 from shadowspec.types import VerifyRule
@@ -32,8 +32,11 @@ def backfill(
     ],
     config_path: ConfigOption = None,
     depths: Annotated[
-        str, typer.Option("--k", help="Numbers of speculative tokens: a range such as 1..8, or a list such as 1,2,4.")
-    ] = "1..8",
+        str | None,
+        typer.Option(
+            "--k", help="Numbers of speculative tokens: a range such as 1..8 (the default), or a list such as 1,2,4."
+        ),
+    ] = None,
     endpoint: Annotated[str | None, typer.Option("--endpoint", "-e", help="Replay this endpoint alone.")] = None,
     verify_rules: Annotated[
         list[VerifyRule] | None,
@@ -64,6 +67,13 @@ def backfill(
     cpus_per_actor: Annotated[
         float, typer.Option("--cpus-per-actor", min=0.0, help="CPUs that each has; as many threads compute.")
     ] = 1.0,
+    is_loop: Annotated[
+        bool,
+        typer.Option("--loop", help="Decode with both arms, as `run` does, in place of replaying what was answered."),
+    ] = False,
+    max_requests: Annotated[
+        int | None, typer.Option("--max-requests", min=1, help="With --loop: stop a file after so many requests.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay logged responses on a Ray cluster: what `replay` tells, of as many files as there are.
@@ -80,16 +90,29 @@ def backfill(
         from shadowspec.backfill.cluster import connected
         from shadowspec.backfill.places import find_files
         from shadowspec.cli.backfilling import backfill_files, chosen_parallel
+        from shadowspec.cli.looping import loop_files, require_measurable
     except ImportError as error:
         raise UsageError("backfill needs the extra `backfill`: pip install 'shadowspec[backfill]'") from error
 
+    config = load_config(find_config(config_path))
+    if is_loop:
+        _refuse_for_loop(
+            {"--k": depths, "--endpoint": endpoint, "--verify-rule": verify_rules, "--near-tie": near_tie_logit}
+        )
+        require_measurable(config)
+        with connected(ray_address) as resources:
+            pool = _pool(resources, actors, gpus_per_actor, cpus_per_actor)
+            measured = loop_files(config, find_files(places), resources, pool, max_requests=max_requests)
+        show_measured(measured, places, as_json=as_json)
+        return
+    if max_requests is not None:
+        raise UsageError("--max-requests is of --loop: what was replayed in blocks is whole blocks")
     asked = Asked(
-        parse_depths(depths),
+        parse_depths(depths or "1..8"),
         endpoint,
         tuple(verify_rules or ()),
         near_tie_logit=NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,
     )
-    config = load_config(find_config(config_path))
     chosen_parallel(config, endpoint)  # what is refused is refused before a cluster is asked for
     files = find_files(places)
     began = time.monotonic()
@@ -104,6 +127,18 @@ def backfill(
     _raise_what_is_missing(done)
     if not done.num_replayed:
         raise NoDataError("no response could be replayed" + ("" if as_json else "; the table says why"))
+
+
+def _refuse_for_loop(options: Mapping[str, object]) -> None:
+    """
+    Raises:
+        UsageError: an option was given that only replay has.
+    """
+    from shadowspec.errors import UsageError
+
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise UsageError(f"{', '.join(given)}: of replay alone; --loop measures what the configuration says")
 
 
 def _pool(resources: Resources, number: int | None, gpus: float | None, cpus: float) -> Actors:
