@@ -72,7 +72,10 @@ def read_replay_sums(connection: Connection, endpoints: Collection[str]) -> dict
     """What each endpoint's newest MAX_REPLAYS rows add up to by slice and config, sorted; a unit is a session."""
     row = replays.c
     newest = [
-        select(*_summed()).where(row.endpoint == endpoint).order_by(row.event_time.desc()).limit(MAX_REPLAYS)
+        select(*_summed(row.slice_key))
+        .where(row.endpoint == endpoint)
+        .order_by(row.event_time.desc())
+        .limit(MAX_REPLAYS)
         for endpoint in endpoints
     ]
     if not newest:
