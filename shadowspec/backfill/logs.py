@@ -11,9 +11,10 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, BinaryIO, Final
+from uuid import UUID
 
 import pyarrow
 import pyarrow.parquet
@@ -72,9 +73,10 @@ def _rows(place: str, digest: str, max_record_bytes: int) -> Iterator[RawRecord]
 def _message_column(schema: pyarrow.Schema, place: str) -> str | None:
     """The column with whole messages; None: the columns are a record's."""
     for name in MESSAGE_COLUMNS:
-        if name in schema.names and _holds_bytes(schema.field(name).type):
+        index = schema.get_field_index(name)  # -1: none, or several
+        if index >= 0 and _holds_bytes(schema.field(index).type):
             return name
-    if RECORD_COLUMN in schema.names:
+    if schema.get_field_index(RECORD_COLUMN) >= 0:
         return None
     raise InputError(
         f"{shown(place)}: has neither a column {' or '.join(MESSAGE_COLUMNS)} of text or bytes with whole messages "
@@ -84,9 +86,10 @@ def _message_column(schema: pyarrow.Schema, place: str) -> str | None:
 
 def _holds_bytes(kind: pyarrow.DataType) -> bool:
     types = pyarrow.types
-    return bool(
-        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
-    )
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    return bool(is_text or types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
 def _message(value: Any) -> bytes | None:
@@ -109,10 +112,14 @@ def _present(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """What JSON has no form of."""
-    if isinstance(value, datetime | date):
+    if isinstance(value, datetime | date | time):
         return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    raise TypeError(type(value).__name__)
+    if isinstance(value, UUID):
+        return str(value)
+    raise ValueError(f"no JSON of {type(value).__name__}")

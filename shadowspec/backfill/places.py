@@ -1,8 +1,8 @@
 """Where logs lie: this machine's folders, S3 and its like, web servers; found, and opened for reading.
 
 Local paths, `s3://`, `gs://`, `hdfs://` and the like are pyarrow's file systems, with credentials as their own
-libraries find them (environment, profile, role); `http://` and `https://` are fsspec's.  What is shown of an address
-never has the part of it that may be secret.
+libraries find them (environment, profile, role).  What is shown of an address never has the part of it that may be
+secret.
 """
 
 from __future__ import annotations
@@ -12,26 +12,31 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
-import aiohttp
-import fsspec
+import httpx
 import pyarrow
 from pyarrow import fs
 
+from shadowspec.backfill.web import open_web
 from shadowspec.errors import InputError, NoDataError
 from shadowspec.tap.sources import CHUNK_BYTES
 
 ENDINGS: Final = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz", ".parquet")
 _WEB: Final = ("http", "https")
-_FAILURES: Final = (OSError, ValueError, aiohttp.ClientError, pyarrow.ArrowException)
+_FAILURES: Final = (OSError, ValueError, OverflowError, httpx.HTTPError, httpx.InvalidURL, pyarrow.ArrowException)
 
 
 def shown(place: str) -> str:
     """An address without user, password and query, which may be secrets."""
-    parts = urlsplit(place)
-    if not parts.scheme or not parts.netloc:
+    scheme, separator, _ = place.partition("://")
+    if not separator:
         return place
+    try:
+        parts = urlsplit(place)
+        _ = parts.port  # a password with a slash in it looks like one
+    except ValueError:
+        return f"{scheme}://..."
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
@@ -52,12 +57,24 @@ def find_files(places: Sequence[str]) -> list[str]:
 
 def open_stream(place: str) -> BinaryIO:
     """A file's bytes, to be read in their order; `seek(0)` goes back to the beginning."""
+    if _scheme(place) in _WEB:
+        return io.BufferedReader(_Again(lambda: open_web(place)), CHUNK_BYTES)
     filesystem, path = _filesystem(place)
     return io.BufferedReader(_Again(lambda: filesystem.open_input_stream(path, compression=None)), CHUNK_BYTES)
 
 
 def open_file(place: str) -> Any:
-    """A file of which parts are read."""
+    """A file of which parts are read.
+
+    Raises:
+        InputError: it lies on a web server that sends no parts.
+    """
+    if _scheme(place) in _WEB:
+        file = open_web(place)
+        if not file.seekable():
+            file.close()
+            raise InputError(f"{shown(place)}: Parquet is read in parts, and this web server sends no parts of files")
+        return io.BufferedReader(file, CHUNK_BYTES)
     filesystem, path = _filesystem(place)
     return filesystem.open_input_file(path)
 
@@ -74,25 +91,26 @@ def reported(place: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, aiohttp.ClientResponseError):
-        return f"HTTP status {error.status}"
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"HTTP status {error.response.status_code}"
     text = error.strerror if isinstance(error, OSError) else None
     return text or type(error).__name__
 
 
+def _scheme(place: str) -> str:
+    scheme, separator, _ = place.partition("://")
+    return scheme.lower() if separator else ""
+
+
 def _filesystem(place: str) -> tuple[fs.FileSystem, str]:
-    scheme = urlsplit(place).scheme
-    if scheme in _WEB:
-        return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme))), place
-    if scheme and "://" in place:
+    if _scheme(place):
         filesystem, path = fs.FileSystem.from_uri(place)
         return filesystem, path
     return fs.LocalFileSystem(), str(Path(place).absolute())
 
 
 def _below(place: str) -> Iterator[str]:
-    scheme = urlsplit(place).scheme
-    if scheme in _WEB:
+    if _scheme(place) in _WEB:
         yield place  # a web server lists nothing
         return
     filesystem, path = _filesystem(place)
@@ -100,21 +118,21 @@ def _below(place: str) -> Iterator[str]:
     if info.type == fs.FileType.NotFound:
         raise InputError(f"{shown(place)}: no such file")
     if info.type != fs.FileType.Directory:
-        yield place if "://" in place else path
+        yield place if _scheme(place) else path
         return
     each = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
     logs = sorted(own.path for own in each if own.type == fs.FileType.File and own.path.endswith(ENDINGS))
     if not logs:
         raise NoDataError(f"{shown(place)}: holds no logs (files that end in {', '.join(ENDINGS)})")
     for log in logs:
-        yield log if "://" not in place else _beside(place, path, log)
+        yield _beside(place, path, log) if _scheme(place) else log
 
 
 def _beside(place: str, folder: str, file: str) -> str:
     """The address of a file below a folder's, with all that the folder's says of how to get there."""
     parts = urlsplit(place)
     below = file.removeprefix(folder.rstrip("/")).lstrip("/")
-    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{below}"))
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{quote(below, safe='/=')}"))
 
 
 class _Again(io.RawIOBase):
