@@ -47,18 +47,18 @@ def parts(source: str, found: Iterable[tuple[str, Call] | Unused], size: int) ->
         found: its records in their order, those that are used with their endpoints.
         size: how many responses a block holds at most.
     """
-    cut = _Cut(source, size)
+    cut: _Cut[Call] = _Cut(source, size)
     held: Part[Call] | None = None
     for each in found:
-        part: Part[Call] | None = cut.take(each)
+        part = cut.take(each)
         if part is not None:
             if held is not None:
                 yield held
             held = part
-    for part in cut.rest(is_needed=held is None):
+    for rest in cut.rest(is_needed=held is None):
         if held is not None:
             yield held
-        held = part
+        held = rest
     assert held is not None, "a file has a block, be it empty"
     yield Part(held.place, True, held.endpoint, held.calls, held.funnel, held.messages)
 

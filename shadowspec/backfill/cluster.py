@@ -12,17 +12,22 @@ import hashlib
 import logging
 import os
 import pickle
+import secrets
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, cast
 
 import ray
 import ray.data
 from ray.data import ActorPoolStrategy, DataContext, TaskPoolStrategy
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
+
+log = logging.getLogger(__name__)
 
 MAX_TRIES: Final = 4  # of a row: more than a machine that is taken away costs, and an end to what kills its actor
 IN_FLIGHT: Final = 2  # rows at an actor: one is judged while the next one comes
@@ -59,12 +64,15 @@ def connected(address: str | None, *, verbose: bool = False) -> Iterator[Resourc
     Raises:
         ServiceUnavailableError: nothing answers at the address.
     """
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     level = logging.INFO if verbose else logging.ERROR
     with contextlib.ExitStack() as stack:
+        # Ray prints what it has to say of its workers to standard output, which is ours.
+        nowhere = sys.stderr if verbose else stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
         options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": level, "configure_logging": verbose}
+        variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        if not verbose:
+            variables["RAY_BACKEND_LOG_LEVEL"] = "fatal"
         if address is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
             options |= {
@@ -72,15 +80,33 @@ def connected(address: str | None, *, verbose: bool = False) -> Iterator[Resourc
                 "_temp_dir": folder,
                 "_system_config": {"automatic_object_spilling_enabled": False},
             }
+            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        stack.enter_context(_environment(variables))
         try:
             ray.init(address="local" if address is None else address, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = "on this machine" if address is None else f"at {address}"
             raise ServiceUnavailableError(f"no Ray cluster {where} ({type(error).__name__})") from error
         stack.callback(ray.shutdown)
-        total = ray.cluster_resources()
-        alive = sum(1 for node in ray.nodes() if node["Alive"])
+        total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        alive = sum(bool(node["Alive"]) for node in nodes)
         yield Resources(int(total.get("CPU", 0)), int(total.get("GPU", 0)), alive)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables of this process and its children, as long as this lasts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def called(function: Callable[[], Any], actors: Actors) -> Any:
@@ -120,10 +146,10 @@ def judged(
     context.target_max_block_size = 1  # bytes: a row is handed on as soon as it is there
     context.max_errored_blocks = -1  # what is lost is missed by whoever counts
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    tries = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Tries).remote()
+    tries: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Tries).remote()
     places = ray.data.from_items([{_COLUMN: place} for place in files], override_num_blocks=len(files))
     rows = places.map_batches(
-        _read,
+        cast("Any", _read),  # a function that yields batches, which Ray's types have no name for
         fn_args=(pickle.dumps(read),),
         batch_size=1,
         batch_format="numpy",
@@ -141,6 +167,8 @@ def judged(
     )
     for row in results.iter_rows():
         yield pickle.loads(row[_COLUMN])  # noqa: S301 - our own
+    if again := ray.get(tries.num_again.remote()):
+        log.warning("%d blocks were begun more than once: actors died while they were at them", again)
 
 
 def _call(function: bytes) -> bytes:
@@ -164,15 +192,22 @@ class _Tries:
 
     def __init__(self) -> None:
         self._numbers: Counter[bytes] = Counter()
+        self._again: set[bytes] = set()
 
     def begin(self, row: bytes) -> int:
         """How often it was begun, this time counted in."""
         self._numbers[row] += 1
+        if self._numbers[row] > 1:
+            self._again.add(row)
         return self._numbers[row]
 
     def end(self, row: bytes) -> None:
         """It is done."""
         self._numbers.pop(row, None)
+
+    def num_again(self) -> int:
+        """How many were begun more than once."""
+        return len(self._again)
 
 
 class _Judged:

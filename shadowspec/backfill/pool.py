@@ -43,7 +43,7 @@ class ActorPool(Generic[Item, Result]):
             give_up: what becomes of an item instead that has ended MAX_TRIES actors.
         """
         remote = ray.remote(num_cpus=actors.cpus, num_gpus=actors.gpus, max_restarts=-1)(_Worker)
-        self._actors = [remote.remote(pickle.dumps(build)) for _ in range(actors.number)]
+        self._actors: list[Any] = [remote.remote(pickle.dumps(build)) for _ in range(actors.number)]
         self._give_up = give_up
         self._sent: dict[Any, _Sent[Item]] = {}  # by Ray's reference to what comes back
         self._results: deque[Result] = deque()

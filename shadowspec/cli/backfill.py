@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.cli.console import is_verbose, notes, print_json, results
 from shadowspec.cli.measure import funnel_document, funnel_table, show_measured
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.cli.replay import DEPTHS_ACROSS, parse_depths
@@ -100,7 +100,7 @@ def backfill(
             {"--k": depths, "--endpoint": endpoint, "--verify-rule": verify_rules, "--near-tie": near_tie_logit}
         )
         require_measurable(config)
-        with connected(ray_address) as resources:
+        with connected(ray_address, verbose=is_verbose()) as resources:
             pool = _pool(resources, actors, gpus_per_actor, cpus_per_actor)
             measured = loop_files(config, find_files(places), resources, pool, max_requests=max_requests)
         show_measured(measured, places, as_json=as_json)
@@ -116,7 +116,7 @@ def backfill(
     chosen_parallel(config, endpoint)  # what is refused is refused before a cluster is asked for
     files = find_files(places)
     began = time.monotonic()
-    with connected(ray_address) as resources:
+    with connected(ray_address, verbose=is_verbose()) as resources:
         pool = _pool(resources, actors, gpus_per_actor, cpus_per_actor)
         done = backfill_files(config, files, asked, resources, pool)
     seconds = time.monotonic() - began

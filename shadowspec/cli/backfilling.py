@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Final
 
 from shadowspec.backfill.blocks import Part, Unused, parts
 from shadowspec.backfill.cluster import Actors, Judge, Resources, called, judged
@@ -42,7 +41,6 @@ from shadowspec.types import (
 
 log = logging.getLogger(__name__)
 
-READERS: Final = 2  # files read at a time for each actor that judges
 
 Call = tuple[LoggedCall, Response]
 Finished = Mapping[str, tuple[set[int], bool]]  # of each source: its finished blocks, and whether these are all
@@ -119,7 +117,7 @@ def backfill_files(
         build = partial(build_judge, config, asked, actors)
         with progress_bar() as bar:
             task = bar.add_task("replaying files", total=len(files), detail="")
-            for found in judged(files, read, build, given_up, actors, readers=READERS * actors.number):
+            for found in judged(files, read, build, given_up, actors, readers=actors.number):
                 run.take(found)
                 bar.update(task, completed=len(run.files), detail=run.detail)
         # Step 4

@@ -88,7 +88,11 @@ def read_source_sums(
 ) -> dict[str, list[AcceptanceSums]]:
     """What all rows of these sources and configs add up to: of the whole endpoint (""), then by slice."""
     row = replays.c
-    of_them = (row.source.in_(sorted(sources)), row.fingerprint.in_(sorted(fingerprints)))
+    of_them = (
+        row.source.in_(sorted(sources)),
+        row.fingerprint.in_(sorted(fingerprints)),
+        row.endpoint.in_(sorted(endpoints)),  # others may share a config
+    )
     whole, slices = (
         _by_session(connection, select(*_summed(slice_key)).where(*of_them).subquery().c, endpoints)
         for slice_key in (literal("").label("slice_key"), row.slice_key)
