@@ -77,6 +77,7 @@ def connected(address: str | None, *, verbose: bool = False) -> Iterator[Resourc
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
             options |= {
                 "include_dashboard": False,
+                "_node_ip_address": "127.0.0.1",
                 "_temp_dir": folder,
                 "_system_config": {"automatic_object_spilling_enabled": False},
             }
