@@ -81,8 +81,10 @@ def connected(address: str | None, *, verbose: bool = False) -> Iterator[Resourc
                 "_temp_dir": folder,
                 "_system_config": {"automatic_object_spilling_enabled": False},
             }
-            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+            # Ray asks for a token where nothing else is said, and else keeps one in the home folder.
+            variables |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
         stack.enter_context(_environment(variables))
+        logging.getLogger("ray").setLevel(level)
         try:
             ray.init(address="local" if address is None else address, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -98,14 +100,14 @@ def connected(address: str | None, *, verbose: bool = False) -> Iterator[Resourc
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     """These variables of this process and its children, as long as this lasts."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE")}  # Ray sets the last one itself
     os.environ.update(variables)
     try:
         yield
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
 
@@ -146,7 +148,7 @@ def judged(
     context.enable_auto_log_stats = False
     context.target_max_block_size = 1  # bytes: a row is handed on as soon as it is there
     context.max_errored_blocks = -1  # what is lost is missed by whoever counts
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # below that it tells of errors with their texts
     tries: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Tries).remote()
     places = ray.data.from_items([{_COLUMN: place} for place in files], override_num_blocks=len(files))
     rows = places.map_batches(

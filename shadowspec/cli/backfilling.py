@@ -17,6 +17,7 @@ from itertools import chain
 from shadowspec.backfill.blocks import Part, Unused, parts
 from shadowspec.backfill.cluster import Actors, Judge, Resources, called, judged
 from shadowspec.backfill.logs import read_log
+from shadowspec.backfill.places import shown
 from shadowspec.cli.console import notes, progress_bar
 from shadowspec.cli.logged import Ended, EndpointTexts, logged_responses
 from shadowspec.cli.pipeline import load_tokenizers, new_models
@@ -26,7 +27,7 @@ from shadowspec.cli.replaying import WINDOW
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine.models import load_end_token_ids
 from shadowspec.engine.replay.responses import Response
-from shadowspec.errors import ConfigError, RecordError, ShadowSpecError
+from shadowspec.errors import ConfigError, InputError, RecordError, ShadowSpecError
 from shadowspec.store import Store
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import LoggedCall, ResponseReader
@@ -187,6 +188,8 @@ def read_file(
         yield FileRead(place, source, count)
     except ShadowSpecError as error:
         yield FileRead(place, source, error=error)
+    except Exception as error:  # its text may quote a prompt
+        yield FileRead(place, source, error=InputError(f"{shown(place)}: reading it ended in {type(error).__name__}"))
 
 
 def build_judge(config: Config, asked: Asked, actors: Actors) -> Judge:
