@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -37,12 +36,12 @@ from shadowspec.config import Config, load_config
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.replay.replayer import Replayer
 from shadowspec.errors import ConfigError, InputError, NoDataError
-from shadowspec.types import FingerprintedConfig, FunnelKey, ReplayedRecord, VerifyRule
+from shadowspec.types import FingerprintedConfig, FunnelKey, RecordKey, ReplayedRecord, VerifyRule
+from tests.backfill.processes import environment
 from tests.cli.conftest import Workspace, record, write_traffic
 from tests.cli.test_replay import NGRAM, answered
 from tests.store import examples
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 SECRET = b"a secret of sufficient length"
 ASKED = Asked((1, 3))
 BLOCK = 4  # responses, in place of 512
@@ -126,6 +125,10 @@ def judged(config: Config, parts: Iterable[Part[Call]], asked: Asked = ASKED) ->
     return done
 
 
+def by_key(own: ReplayedRecord) -> RecordKey:
+    return own.key
+
+
 # the same as one process
 
 
@@ -143,7 +146,7 @@ def test_blocks_give_what_one_process_replays(
     )
     parts, read = blocks_of(config, traffic, asked)
     done = judged(config, parts, asked)
-    assert [record for own in done for record in own.records] == alone
+    assert sorted((record for own in done for record in own.records), key=by_key) == sorted(alone, key=by_key)
     assert len(alone) == outcome.num_replayed == 11
     assert [part.endpoint for part in parts] == ["letters", "letters", "second", "letters", None][: len(parts)]
     assert (read.num_blocks, read.error) == (len(parts), None)
@@ -196,6 +199,20 @@ def test_files_that_cannot_be_read_are_told_and_not_raised(workspace: Workspace,
         parts, read = blocks_of(config, place)
         assert (parts, read.place, read.num_blocks, type(read.error)) == ([], place, None, kind)
         assert str(read.error).startswith(place)
+
+
+def test_a_fault_in_reading_is_said_by_its_kind(
+    workspace: Workspace, target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = str(write_traffic(workspace.folder / "t.jsonl", [answered(target, 0)]))
+
+    def broken(*arguments: object) -> None:
+        raise TypeError("a prompt that nobody foresaw")
+
+    monkeypatch.setattr(backfilling, "logged_responses", broken)
+    parts, read = blocks_of(loaded(workspace), traffic)
+    assert (parts, read.num_blocks) == ([], None)
+    assert str(read.error) == f"{traffic}: reading it ended in TypeError"
 
 
 @pytest.mark.usefixtures("_short_blocks", "_one_thread")
@@ -304,11 +321,6 @@ labels = ["tier", "region", "plan"]
 slice_by = ["tier", "prompt_class", "tenant"]
 default_sampling = { temperature = 0.5, top_p = 0.9, top_k = 20 }
 """
-
-
-def environment(**variables: str) -> dict[str, str]:
-    path = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"} | variables
 
 
 def test_another_process_says_the_same_of_work(workspace: Workspace) -> None:
