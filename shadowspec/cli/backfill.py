@@ -214,7 +214,7 @@ def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> Mappin
     for endpoint in done.configs:
         for slice_key, cells in _ways(done, endpoint):
             for sums, own in cells:
-                length = length_of(sums)
+                length = length_of(sums, own.config.num_speculative_tokens)
                 replays.append(
                     {
                         "endpoint": endpoint,
@@ -294,15 +294,15 @@ def _table(endpoint: str, ways: Sequence[tuple[str, Cells]], depths: Sequence[in
             escape(label),
             f"{first_sums.num_requests:,}",
             "-" if first is None else f"{first:.0%}",
-            *(_length(by_depth.get(depth)) for depth in depths),
+            *(_length(by_depth.get(depth), depth) for depth in depths),
         )
     return table
 
 
-def _length(sums: AcceptanceSums | None) -> str:
+def _length(sums: AcceptanceSums | None, depth: int) -> str:
     from shadowspec.reports.frontiers import length_of
 
-    length = None if sums is None else length_of(sums)
+    length = None if sums is None else length_of(sums, depth)
     if length is None:
         return "-"
     if length.lower is None or length.upper is None:

@@ -29,6 +29,7 @@ from shadowspec.engine.models import load_end_token_ids
 from shadowspec.engine.replay.responses import Response
 from shadowspec.errors import ConfigError, InputError, RecordError, ShadowSpecError
 from shadowspec.store import Store
+from shadowspec.tap.endpoints import Load
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import LoggedCall, ResponseReader
 from shadowspec.types import (
@@ -133,7 +134,9 @@ def work_id(
     Routing, slices and hashes are part of it, as are weights, device and precision, by the configs' fingerprints.
     """
     fingerprints = {name: [[own.fingerprint for own in each] for each in ways] for name, ways in configs.items()}
-    rules = [own.rule for own in config.endpoints.values()]
+    # How much is measured, and under which load, is nothing to a replay.
+    alike = {"sample_rate": 1.0, "min_rate": 1.0, "timed_positions": 1, "max_new_tokens": None, "loads": (Load(1),)}
+    rules = [replace(own.rule, **alike, requests_per_slot=1) for own in config.endpoints.values()]
     said = repr((WINDOW, asked, rules, sorted(fingerprints.items()), hashlib.sha256(secret).hexdigest()))
     return hashlib.sha256(said.encode()).hexdigest()
 

@@ -36,6 +36,7 @@ from shadowspec.config import Config, load_config
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.replay.replayer import Replayer
 from shadowspec.errors import ConfigError, InputError, NoDataError
+from shadowspec.tap.endpoints import Load
 from shadowspec.types import FingerprintedConfig, FunnelKey, RecordKey, ReplayedRecord, VerifyRule
 from tests.backfill.processes import environment
 from tests.cli.conftest import Workspace, record, write_traffic
@@ -290,6 +291,19 @@ def test_work_is_told_by_all_that_its_rows_depend_on(workspace: Workspace) -> No
     assert own == work_id(loaded(workspace), Asked((1, 3)), SECRET, fingerprints("a", "b"))
     assert len({own, *others}) == len(others) + 1
     assert SECRET.decode() not in own
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"sample_rate": 0.5}, {"loads": (Load(8), Load(2))}, {"max_new_tokens": 3}, {"requests_per_slot": 4}],
+    ids=str,
+)
+def test_how_much_is_measured_makes_no_other_work(workspace: Workspace, changed: dict[str, Any]) -> None:
+    config = loaded(workspace)
+    own = config.endpoints["letters"]
+    other = replace(config, endpoints={"letters": replace(own, rule=replace(own.rule, **changed))})
+    configs = fingerprints("a", "b")
+    assert work_id(other, ASKED, SECRET, configs) == work_id(config, ASKED, SECRET, configs)
 
 
 def test_weights_are_part_of_the_work(workspace: Workspace, target: LoadedModel) -> None:

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 NUM_FILES = 8
 NUM_ANSWERS, REPEATS = 12, 8  # of a file
-TIMEOUT_S = 400.0  # on a machine that does much else; alone a run takes some twenty seconds
+TIMEOUT_S = 400.0  # a machine that does much else takes minutes
 AT_WORK = "MapWorker(MapBatches(_Judged)).submit"  # what Ray calls an actor while it judges
 
 

@@ -176,14 +176,14 @@ def test_rows_add_up_to_what_one_process_pools(store: Store, drawn: list[tuple[s
         assert own.num_draft_tokens == pytest.approx(counts.num_draft_tokens)
         assert own.num_accepted_tokens == pytest.approx(counts.num_accepted_tokens)
         assert own.num_accepted_tokens_per_pos[0] == pytest.approx(counts.num_accepted_tokens_per_pos[0])
-        length = length_of(own)
+        length = length_of(own, DEPTHS[place])
         assert length is not None
         assert length.estimate == pytest.approx(metrics.mean_acceptance_length(counts))
         if pooled.lower is None or pooled.upper is None:
             assert own.num_units < 2
             continue
         assert length.lower == pytest.approx(pooled.lower, rel=1e-4)
-        assert min(DEPTHS[place] + 1.0, length.upper or 0.0) == pytest.approx(pooled.upper, rel=1e-4)
+        assert length.upper == pytest.approx(pooled.upper, rel=1e-4)
 
 
 def expected_at(depth: int, accepted: float, drafts: float) -> ExpectedCounts:
