@@ -128,6 +128,11 @@ bench-replay: $(VENV)/.installed-base ## Hold replay against the loop on the bun
 bench-distill: $(VENV)/.installed-base ## Distil the bundled draft on a shifted slice, and hold its gain against the loop
 	$(BIN)/python kernels/benchmarks/distillation.py $(ARGS)
 
+.PHONY: bench-backfill
+bench-backfill: $(VENV)/.installed-backfill ## Hold backfill against replay on 20,000 responses, with actors killed, on a Postgres of its own
+	@.ci/postgres
+	PYTHONPATH=. $(BIN)/python kernels/benchmarks/backfill.py $(ARGS)
+
 .PHONY: bench-lookup
 bench-lookup: $(VENV)/.installed-base ## Hold suffix drafts against prompt lookup, by replay of the bundled traffic
 	$(BIN)/python kernels/benchmarks/lookup.py $(ARGS)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from shadowspec import demo
+from shadowspec.cli.replayers import Asked
 from shadowspec.cli.replaying import ReplayedTraffic, replay_files
 from shadowspec.config import load_config
-from shadowspec.engine.replay.acceptance import LogprobsMode
 from shadowspec.metrics import ratio
 from shadowspec.types import ExpectedCounts, parse_slice_key
 
@@ -58,12 +58,7 @@ def replayed(depths: tuple[int, ...]) -> ReplayedTraffic:
         return replay_files(
             load_config(path, {}),
             [str(demo.TRAFFIC)],
-            depths,
-            endpoint=None,
-            verify_rules=(),
-            draft_only=True,
-            logprobs_mode=LogprobsMode.RAW,
-            near_tie_logit=None,
+            Asked(depths, draft_only=True),
             max_requests=None,
             on_outcome=lambda _: None,
         )

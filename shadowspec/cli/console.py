@@ -33,6 +33,11 @@ results = Console(width=None if sys.stdout.isatty() else WIDTH_OF_NO_TERMINAL)
 notes = Console(stderr=True)  # progress and logs
 
 
+def is_verbose() -> bool:
+    """Whether everything of ours is logged."""
+    return logging.getLogger("shadowspec").isEnabledFor(logging.DEBUG)
+
+
 def print_json(document: Mapping[str, Any]) -> None:
     """One JSON document on stdout."""
     sys.stdout.write(json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=2, ensure_ascii=False) + "\n")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from shadowspec.cli import (
+    backfill,
     check,
     dashboard,
     database,
@@ -50,6 +51,7 @@ COMMANDS = (
     demonstrate.demo, set_up.init, set_up.doctor, measure.run, worker.worker, produce.produce, replay.replay,
     profile_device.profile_device, profile_server.profile_server, gate.gate, check.check, plan.plan, live.live,
     report.report, schedule.schedule, dashboard.dashboard, export.export, simulate.simulate, distill.distill,
+    backfill.backfill,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

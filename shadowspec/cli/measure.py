@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -13,6 +13,9 @@ from shadowspec.cli.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.errors import NoDataError
 from shadowspec.types import FunnelCounter, FunnelKey
+
+if TYPE_CHECKING:
+    from shadowspec.cli.pipeline import Measured
 
 _UNUSABLE = frozenset({FunnelCounter.MALFORMED, FunnelCounter.UNSUPPORTED})  # what measuring again would not change
 
@@ -34,6 +37,16 @@ def run(
 
     config = load_config(find_config(config_path))
     done = measure_files(config, files, max_requests=max_requests)
+    show_measured(done, files, as_json=as_json)
+    notes.print("next: shadowspec gate, then shadowspec report", highlight=False)
+
+
+def show_measured(done: Measured, files: Sequence[str], *, as_json: bool) -> None:
+    """What measuring files came to, on stdout.
+
+    Raises:
+        NoDataError: no record could be used.
+    """
     totals = {
         "records_read": sum(each.records_read for each in done.progress),
         "blocks_measured": sum(each.blocks_measured for each in done.progress),
@@ -58,7 +71,6 @@ def run(
             + ("" if as_json else "; the table says why")
             + ("; no endpoint's `match` fits what is counted as no_endpoint" if unmatched else "")
         )
-    notes.print("next: shadowspec gate, then shadowspec report", highlight=False)
 
 
 def funnel_document(funnel: Mapping[FunnelKey, int]) -> list[dict[str, Any]]:

@@ -6,7 +6,10 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from rich.progress import Progress as Bar
+from rich.progress import TaskID
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.cli.console import notes, progress_bar
@@ -25,8 +28,8 @@ from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
 from shadowspec.tap.sources import RawRecord, read_records
 from shadowspec.types import Contract, FunnelKey
-from shadowspec.worker.files import FileRun, Progress
-from shadowspec.worker.pipeline import BlockEngine, Pipeline
+from shadowspec.worker.files import BlockRunner, FileRun, InProcess, Progress
+from shadowspec.worker.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -142,9 +145,8 @@ def measure_files(config: Config, paths: Sequence[str], *, max_requests: int | N
             store.save_fingerprints(engine.configs)
         before = store.funnel()
         tokenizers = load_tokenizers(config)
-        progress = tuple(
-            _measure_file(config, path, secret, engines, tokenizers, store, max_requests) for path in paths
-        )
+        runner = InProcess(engines)
+        progress = tuple(_measure_file(config, path, secret, runner, tokenizers, store, max_requests) for path in paths)
         in_process = (engine for engine in engines.values() if isinstance(engine, Engine))
         if ran := next((engine.kernels_ran() for engine in in_process), {}):  # of all: they share what runs kernels
             log.info("rows that kernels took, by backend: %s", ran)
@@ -155,12 +157,11 @@ def _measure_file(
     config: Config,
     path: str,
     secret: bytes,
-    engines: Mapping[str, BlockEngine],
+    runner: BlockRunner,
     tokenizers: Mapping[str, FolderTokenizer],
     store: Store,
     max_requests: int | None,
 ) -> Progress:
-    rules = [endpoint.rule for endpoint in config.endpoints.values()]
     with progress_bar() as bar:
         records: Iterable[RawRecord] = read_records(path)
         total = None
@@ -170,13 +171,19 @@ def _measure_file(
             total = len(records)
         task = bar.add_task(f"measuring {path}", total=total, detail="")
 
-        def show(progress: Progress) -> None:
-            found = f", {progress.requests_found} requests found" if progress.requests_found else ""
-            bar.update(
-                task, completed=progress.records_read, detail=f"{progress.blocks_measured} blocks measured{found}"
-            )
+        show = partial(show_progress, bar, task)
+        pipeline = new_pipeline(config, tokenizers, secret)
+        return FileRun(pipeline, runner, store, max_requests=max_requests, on_progress=show).run(records)
 
-        pipeline = Pipeline(
-            Admission(rules, tokenizers, KeyedHash(secret)), BlockFormer(rules), joiner=Joiner(DEFAULT_WINDOW)
-        )
-        return FileRun(pipeline, engines, store, max_requests=max_requests, on_progress=show).run(records)
+
+def new_pipeline(config: Config, tokenizers: Mapping[str, FolderTokenizer], secret: bytes) -> Pipeline:
+    """The pipeline of one file: what a session was is forgotten with it."""
+    rules = [endpoint.rule for endpoint in config.endpoints.values()]
+    admission = Admission(rules, tokenizers, KeyedHash(secret))
+    return Pipeline(admission, BlockFormer(rules), joiner=Joiner(DEFAULT_WINDOW))
+
+
+def show_progress(bar: Bar, task: TaskID, progress: Progress) -> None:
+    """How far a file is measured."""
+    found = f", {progress.requests_found} requests found" if progress.requests_found else ""
+    bar.update(task, completed=progress.records_read, detail=f"{progress.blocks_measured} blocks measured{found}")

@@ -73,15 +73,25 @@ def replay(
     counters. They are kept beside the loop's, never among them.
     """
     from shadowspec.cli.replay_store import replay_writer
+    from shadowspec.cli.replayers import Asked
     from shadowspec.cli.replaying import replay_files
     from shadowspec.config import find_config, load_config
     from shadowspec.engine.replay.acceptance import LogprobsMode
+    from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT
     from shadowspec.errors import NoDataError, UsageError
 
     wanted = parse_depths(depths)
     if logprobs_mode not in set(LogprobsMode):
         raise UsageError(f"--logprobs-mode must be {' or '.join(LogprobsMode)}, not {logprobs_mode!r}")
     config = load_config(find_config(config_path))
+    asked = Asked(
+        wanted,
+        endpoint,
+        tuple(verify_rules or ()),
+        draft_only,
+        LogprobsMode(logprobs_mode),
+        NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,
+    )
     lines = out.open("w", encoding="utf-8") if out is not None else None
     try:
 
@@ -91,10 +101,8 @@ def replay(
 
         with replay_writer(config, store, draft_only=draft_only) as writer:
             done = replay_files(
-                config, files, wanted,
-                endpoint=endpoint, verify_rules=tuple(verify_rules or ()), draft_only=draft_only,
-                logprobs_mode=LogprobsMode(logprobs_mode), near_tie_logit=near_tie_logit, max_requests=max_requests,
-                on_outcome=write, on_replayed=writer.add if writer is not None else None,
+                config, files, asked,
+                max_requests=max_requests, on_outcome=write, on_replayed=writer.add if writer is not None else None,
             )  # fmt: skip
     finally:
         if lines is not None:

@@ -5,36 +5,27 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from transformers.utils import logging as transformers_logging
-
 from shadowspec.cli.console import notes, progress_bar
-from shadowspec.cli.logged import Ended, EndpointTexts, logged_responses, tracked
-from shadowspec.cli.pipeline import load_tokenizers, new_models, require_endpoints
-from shadowspec.cli.replay_store import fingerprints_of, replayed_record
-from shadowspec.config import Config, EndpointConfig, load_hash_secret
-from shadowspec.engine import Models
-from shadowspec.engine.heads.folder import KINDS
-from shadowspec.engine.heads.loading import LoadedHeads
-from shadowspec.engine.models import LoadedModel, check_contexts, check_tokenizers, load_end_token_ids
-from shadowspec.engine.replay.acceptance import LogprobsMode
+from shadowspec.cli.logged import Ended, logged_responses, tracked
+from shadowspec.cli.pipeline import load_tokenizers, new_models
+from shadowspec.cli.replay_store import replayed_record
+from shadowspec.cli.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint
+from shadowspec.config import Config, load_hash_secret
 from shadowspec.engine.replay.pooling import Pool
-from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT, Drafting, Replayed, Replayer, require_replayable
+from shadowspec.engine.replay.replayer import Replayed
 from shadowspec.engine.replay.responses import Response
-from shadowspec.engine.tokenizer import FolderTokenizer
-from shadowspec.errors import ConfigError, ModelError, RecordError, ShadowSpecError, UsageError
+from shadowspec.errors import RecordError
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import LoggedCall, ResponseReader
 from shadowspec.types import (
     ExpectedCounts,
-    FingerprintedConfig,
     FunnelKey,
     RecordKey,
     ReplayedRecord,
     SpeculationConfig,
-    VerifyRule,
     parse_slice_key,
 )
 
@@ -89,33 +80,11 @@ class ReplayedTraffic:
     num_near_ties: int = 0
 
 
-class EndpointReplay:
-    """One endpoint's replayer and its waiting responses."""
-
-    def __init__(
-        self,
-        replayer: Replayer,
-        texts: EndpointTexts,
-        draftings: list[Drafting],
-        fingerprints: Sequence[Sequence[FingerprintedConfig]],
-    ) -> None:
-        """`fingerprints` are of each way of drafting, for each depth; none where nothing is stored."""
-        self.replayer, self.texts = replayer, texts
-        self.configs = tuple(drafting.config for drafting in draftings)
-        self.fingerprints = fingerprints
-        self.waiting: list[tuple[LoggedCall, Response]] = []
-
-
 def replay_files(
     config: Config,
     paths: Sequence[str],
-    depths: tuple[int, ...],
+    asked: Asked,
     *,
-    endpoint: str | None,
-    verify_rules: tuple[VerifyRule, ...],
-    draft_only: bool,
-    logprobs_mode: LogprobsMode,
-    near_tie_logit: float | None,
     max_requests: int | None,
     on_outcome: Callable[[Outcome], None],
     on_replayed: Callable[[ReplayedRecord], None] | None = None,
@@ -123,111 +92,24 @@ def replay_files(
     """Replay the responses in files of mirrored traffic, with a progress bar on stderr.
 
     Args:
-        endpoint: replay this one alone; records of others are counted as such.
-        verify_rules: instead of each candidate's own.
         on_outcome: called for every record, in no particular order.
         on_replayed: called for every one that was replayed, with the configs by which it is stored (None: they are not
             needed, and no weights are loaded for them alone).
     """
-    require_endpoints(config)
-    if endpoint is not None and endpoint not in config.endpoints:
-        raise ConfigError(
-            f"{config.path}: no endpoint {endpoint!r} is configured (configured: {', '.join(config.endpoints)})"
-        )
+    chosen = chosen_endpoints(config, asked.endpoint)
     secret = load_hash_secret(config)
     with notes.status("loading models"):
-        transformers_logging.disable_progress_bar()  # stderr is ours
         tokenizers = load_tokenizers(config)
         models = new_models(config)
         endpoints = {
-            name: _endpoint(
-                own,
-                models,
-                tokenizers[name],
-                depths,
-                verify_rules,
-                draft_only,
-                logprobs_mode,
-                near_tie_logit,
-                is_stored=on_replayed is not None,
-            )
-            for name, own in config.endpoints.items()
-            if endpoint in (None, name)
+            name: load_endpoint(own, models, tokenizers[name], asked, is_stored=on_replayed is not None)
+            for name, own in chosen.items()
         }
-    run = _Run(endpoints, depths, on_outcome, on_replayed)
+    run = _Run(endpoints, asked.depths, on_outcome, on_replayed)
     for path in paths:
         rules = [own.rule for own in config.endpoints.values()]
         run.read(path, ResponseReader(rules, tokenizers, KeyedHash(secret)), max_requests)
     return run.done
-
-
-def _endpoint(
-    own: EndpointConfig,
-    models: Models,
-    tokenizer: FolderTokenizer,
-    depths: tuple[int, ...],
-    verify_rules: tuple[VerifyRule, ...],
-    draft_only: bool,
-    logprobs_mode: LogprobsMode,
-    near_tie_logit: float | None,
-    *,
-    is_stored: bool,
-) -> EndpointReplay:
-    """Load what is needed: lookup needs no model at all, and `draft_only` no target, unless it names what is stored.
-
-    A candidate that cannot be replayed is left out, and told; it is an error where there is no other.
-    """
-    draftings: list[Drafting] = []
-    refusal: ShadowSpecError | None = None
-    for candidate in own.candidates:
-        try:
-            require_replayable(candidate)
-        except ConfigError as error:
-            refusal = refusal or error
-            log.warning("left out: %s", error)
-            continue
-        if candidate.draft is None:
-            draftings.append(Drafting(candidate, None))  # a looked-up token is accepted alike by every rule
-            continue
-        draft: LoadedModel | LoadedHeads
-        if candidate.proposer in KINDS:
-            if draft_only:
-                raise UsageError(
-                    f"--draft-only: candidate {candidate.name} drafts from the target's hidden states, "
-                    "and cannot be replayed without it"
-                )
-            draft = models.heads(candidate.draft, candidate.proposer, models.load(own.target))
-        else:
-            model = models.draft_model(candidate, tokenizer, own.target)
-            assert model is not None, "it drafts with a model"
-            draft = model
-            if draft.num_shared_tokens is None:
-                check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
-            try:
-                check_contexts(own.target, tokenizer, candidate.draft, draft.tokenizer)
-            except ModelError as error:
-                refusal = refusal or error
-                log.warning("left out: candidate %r: %s", candidate.name, error)
-                continue
-        draftings += [
-            Drafting(replace(candidate, verify_rule=rule), draft) for rule in verify_rules or (candidate.verify_rule,)
-        ]
-    if refusal is not None and not draftings:
-        raise refusal
-    needs_target = not draft_only and any(drafting.draft is not None for drafting in draftings)
-    target = models.load(own.target) if needs_target else None
-    ends = target.end_token_ids if target is not None else load_end_token_ids(own.target, tokenizer)
-    replayer = Replayer(
-        draftings,
-        depths,
-        end_token_ids=ends,
-        target=target,
-        logprobs_mode=logprobs_mode,
-        near_tie_logit=NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,
-        kernels=models.kernels,
-    )
-    fingerprints = fingerprints_of(models.load(own.target), draftings, depths) if is_stored else ()
-    return EndpointReplay(replayer, EndpointTexts(tokenizer, ends), draftings, fingerprints)
 
 
 class _Run:
@@ -241,6 +123,7 @@ class _Run:
         on_replayed: Callable[[ReplayedRecord], None] | None,
     ) -> None:
         self._endpoints, self._on_outcome, self._on_replayed = endpoints, on_outcome, on_replayed
+        self._waiting: dict[str, list[tuple[LoggedCall, Response]]] = {name: [] for name in endpoints}
         self.done = ReplayedTraffic(depths, {name: own.configs for name, own in endpoints.items()})
 
     def read(self, path: str, reader: ResponseReader, max_requests: int | None) -> None:
@@ -253,11 +136,10 @@ class _Run:
                     self._end(found)
                     continue
                 name = found[0].prompt.endpoint
-                own = self._endpoints[name]
-                own.waiting.append(found)
-                if len(own.waiting) >= WINDOW:
+                self._waiting[name].append(found)
+                if len(self._waiting[name]) >= WINDOW:
                     self._replay(name)
-                waiting = sum(len(each.waiting) for each in self._endpoints.values())
+                waiting = sum(len(each) for each in self._waiting.values())
                 if max_requests is not None and self.done.num_replayed + waiting >= max_requests:
                     break
             for name in self._endpoints:
@@ -265,7 +147,7 @@ class _Run:
 
     def _replay(self, name: str) -> None:
         own = self._endpoints[name]
-        waiting, own.waiting = own.waiting, []
+        waiting, self._waiting[name] = self._waiting[name], []
         results = own.replayer.replay([response for _, response in waiting])
         for (call, _), result in zip(waiting, results, strict=True):
             if isinstance(result, RecordError):

@@ -42,14 +42,19 @@ def replayed_ways(
 ) -> list[tuple[str, FingerprintedConfig, Length]]:
     """Slice, config and tokens per step of all that was replayed in a slice, at K that were never measured too."""
     return [
-        (own.slice_key, configs[own.fingerprint], length)
+        (own.slice_key, config, length)
         for own in sums
-        if own.slice_key and own.fingerprint in configs and (length := _length_of(own)) is not None
+        if own.slice_key
+        and (config := configs.get(own.fingerprint)) is not None
+        and (length := length_of(own, config.config.num_speculative_tokens)) is not None
     ]
 
 
-def _length_of(sums: AcceptanceSums) -> Length | None:
-    """With the bounds of a ratio of sums over sessions: of one look at a fixed number of them."""
+def length_of(sums: AcceptanceSums, num_speculative_tokens: int) -> Length | None:
+    """Tokens per step of what was replayed, with the bounds of a ratio of sums over sessions.
+
+    They are of one look at a fixed number of sessions.
+    """
     estimate = metrics.mean_acceptance_length(sums)
     if estimate is None:
         return None
@@ -59,7 +64,7 @@ def _length_of(sums: AcceptanceSums) -> Length | None:
     squares = sums.accepted_squares - 2.0 * accepted * sums.accepted_drafts + accepted**2 * sums.drafts_squares
     spread = math.sqrt(max(0.0, squares) * number / (number - 1.0)) / sums.num_drafts
     half = float(student.ppf(0.5 + LEVEL / 2.0, number - 1)) * spread
-    return Length(estimate, max(1.0, estimate - half), estimate + half)
+    return Length(estimate, max(1.0, estimate - half), min(num_speculative_tokens + 1.0, estimate + half))
 
 
 def frontiers(

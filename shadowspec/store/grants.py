@@ -68,6 +68,7 @@ RIGHTS = {
                 ("records", "runs", "blocks", "block_memory", "fingerprints", "replays", "replay_configs", "audits"),
                 "SELECT, INSERT",
             ),
+            "backfill_blocks": "SELECT, INSERT",
             "cost_surfaces": "SELECT, INSERT",
             **dict.fromkeys(("ledger", "funnel_counts"), "SELECT, INSERT, UPDATE"),
             "attempts": "SELECT, INSERT, UPDATE, DELETE",

@@ -71,10 +71,8 @@ def read_replay_configs(connection: Connection) -> dict[str, FingerprintedConfig
 def read_replay_sums(connection: Connection, endpoints: Collection[str]) -> dict[str, list[AcceptanceSums]]:
     """What each endpoint's newest MAX_REPLAYS rows add up to by slice and config, sorted; a unit is a session."""
     row = replays.c
-    names = ("endpoint", "slice_key", "fingerprint", "unit_key", "event_time")
-    columns = [row[name] for name in (*names, "num_drafts", "num_draft_tokens", "num_accepted_tokens")]
     newest = [
-        select(*columns, _first(row).label("first"))
+        select(*_summed(row.slice_key))
         .where(row.endpoint == endpoint)
         .order_by(row.event_time.desc())
         .limit(MAX_REPLAYS)
@@ -82,21 +80,24 @@ def read_replay_sums(connection: Connection, endpoints: Collection[str]) -> dict
     ]
     if not newest:
         return {}
-    own = _together(newest)
-    units = (
-        select(
-            own.endpoint,
-            own.slice_key,
-            own.fingerprint,
-            func.count().label("num_requests"),
-            *_sums(own.num_drafts, own.num_draft_tokens, own.num_accepted_tokens, own.first),
-            func.min(own.event_time).label("first_event"),
-            func.max(own.event_time).label("last_event"),
-        )
-        .group_by(own.endpoint, own.slice_key, own.fingerprint, own.unit_key)
-        .subquery()
+    return _by_session(connection, _together(newest), endpoints)
+
+
+def read_source_sums(
+    connection: Connection, sources: Collection[str], fingerprints: Collection[str], endpoints: Collection[str]
+) -> dict[str, list[AcceptanceSums]]:
+    """What all rows of these sources and configs add up to: of the whole endpoint (""), then by slice."""
+    row = replays.c
+    of_them = (
+        row.source.in_(sorted(sources)),
+        row.fingerprint.in_(sorted(fingerprints)),
+        row.endpoint.in_(sorted(endpoints)),  # others may share a config
     )
-    return _added_up(connection, units.c, endpoints)
+    whole, slices = (
+        _by_session(connection, select(*_summed(slice_key)).where(*of_them).subquery().c, endpoints)
+        for slice_key in (literal("").label("slice_key"), row.slice_key)
+    )
+    return {endpoint: whole[endpoint] + slices[endpoint] for endpoint in endpoints}
 
 
 def read_loop_sums(connection: Connection, spans: Collection[LoopSpan]) -> dict[str, list[AcceptanceSums]]:
@@ -131,10 +132,38 @@ def read_loop_sums(connection: Connection, spans: Collection[LoopSpan]) -> dict[
     return _added_up(connection, _together(newest), [span.endpoint for span in spans]) if newest else {}
 
 
+def _by_session(connection: Connection, own: Any, endpoints: Collection[str]) -> dict[str, list[AcceptanceSums]]:
+    """Rows of expected counts added up by slice and config; a unit is a session."""
+    units = (
+        select(
+            own.endpoint,
+            own.slice_key,
+            own.fingerprint,
+            func.count().label("num_requests"),
+            *_sums(own.num_drafts, own.num_draft_tokens, own.num_accepted_tokens, own.first),
+            func.min(own.event_time).label("first_event"),
+            func.max(own.event_time).label("last_event"),
+        )
+        .group_by(own.endpoint, own.slice_key, own.fingerprint, own.unit_key)
+        .subquery()
+    )
+    return _added_up(connection, units.c, endpoints)
+
+
 def _together(each: Collection[Select[Any]]) -> Any:
     """The columns of all of these rows; each select keeps its own order and limit."""
     own = [newest.subquery() for newest in each]  # SQLite takes a limit within a union in this form alone
     return union_all(*(select(*newest.c) for newest in own)).subquery().c
+
+
+def _summed(slice_key: ColumnElement[str]) -> list[ColumnElement[Any]]:
+    """What of a row is added up, and by what."""
+    row = replays.c
+    counts = (row.num_drafts, row.num_draft_tokens, row.num_accepted_tokens)
+    return [
+        *(row.endpoint, slice_key, row.fingerprint, row.unit_key, row.event_time),
+        *(*counts, _first(row).label("first")),
+    ]
 
 
 def _first(own: Any) -> ColumnElement[float]:

@@ -49,6 +49,7 @@ IS_OLD = f"(({HAS_TIME}) OR ({HAS_NONE}))"
 BESIDE = (  # go with the rows
     ("attempts", HAS_TIME),
     ("replays", IS_OLD),
+    ("backfill_blocks", "last_event < :cut"),  # else what was removed of them would never be replayed again
     ("audits", f"{IS_OLD} AND is_folded"),
     ("live_windows", "ended_at < :cut"),
 )

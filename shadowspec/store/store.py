@@ -11,6 +11,7 @@ from typing import Self
 from sqlalchemy import Engine
 
 from shadowspec.store import (
+    backfills,
     cost_surfaces,
     grants,
     ledger,
@@ -32,6 +33,7 @@ from shadowspec.store.partitions import Partitions
 from shadowspec.store.reads import Reads
 from shadowspec.store.retention import Removal
 from shadowspec.types import (
+    BackfilledBlock,
     Clearing,
     Decision,
     Delivery,
@@ -121,6 +123,14 @@ class Store(Reads):
         """
         with session.write(self._engine) as connection:
             return replays.insert_replays(connection, replayed)
+
+    def save_backfilled(self, work: str, block: BackfilledBlock, replayed: Sequence[ReplayedRecord]) -> int:
+        """Keep the expected counts of a block, and that it is finished; how many rows were new.
+
+        Written again, it changes nothing.
+        """
+        with session.write(self._engine) as connection:
+            return backfills.insert_block(connection, work, block, replayed)
 
     def record_attempt(self, keys: Sequence[RecordKey]) -> dict[RecordKey, int]:
         """Count one more attempt to measure each record alone, before it begins; the attempts so far."""

@@ -466,6 +466,19 @@ replays = Table(  # expected counts, given the response: replay's, never the loo
     Index(None, "endpoint", "event_time"),
 )
 
+backfill_blocks = Table(  # parts of files whose responses were replayed, and are not to be again
+    "backfill_blocks",
+    metadata,
+    Column("work", Text, primary_key=True),
+    Column("source", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("is_last", Boolean, nullable=False),
+    *integers("num_records", "num_replayed", "num_near_ties"),
+    Column("funnel", Json, nullable=False),  # [[endpoint, counter, reason, records], ...]
+    Column("last_event", UtcDateTime),  # NULL: nothing was replayed
+    Column("finished_at", UtcDateTime, nullable=False),
+)
+
 audits = Table(  # outputs of the loop, replayed
     "audits",
     metadata,

@@ -60,10 +60,10 @@ def read_records(path: str, *, max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES)
         with tempfile.TemporaryFile(prefix="shadowspec-") as spool:
             while chunk := sys.stdin.buffer.read(CHUNK_BYTES):
                 spool.write(chunk)
-            yield from _read_stream(spool, "standard input", max_record_bytes)
+            yield from read_stream(spool, "standard input", max_record_bytes)
         return
     with _open(path) as stream:
-        yield from _read_stream(stream, path, max_record_bytes)
+        yield from read_stream(stream, path, max_record_bytes)
 
 
 def _open(path: str) -> BinaryIO:
@@ -78,12 +78,18 @@ def _open(path: str) -> BinaryIO:
         raise InputError(f"{path}: cannot be read ({reason})") from error
 
 
-def _read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[RawRecord]:
-    """Two passes over a seekable stream: digest, then records."""
+def read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[RawRecord]:
+    """Two passes over a stream that can begin again: digest, then records.
+
+    Raises:
+        InputError: broken gzip, or changed while it was read.
+        NoDataError: it holds no record.
+    """
     with _translated_errors(name):
         stream.seek(0)
-        is_gzip = stream.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-        if not is_gzip and name.endswith(".gz") and stream.seek(0, 2) > 0:
+        magic = stream.read(len(GZIP_MAGIC))
+        is_gzip = magic == GZIP_MAGIC
+        if magic and not is_gzip and name.endswith(".gz"):
             raise InputError(f"{name}: is not gzip, though its name says so")
         digest = _digest(_unpacked(stream, is_gzip))
         content = _unpacked(stream, is_gzip)

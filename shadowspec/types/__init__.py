@@ -7,6 +7,7 @@ those are kept out of every repr.
 
 from shadowspec.types.arrivals import ARRIVING, ArrivedRequest, ServedRequest
 from shadowspec.types.audits import AcceptanceSums, AuditedRun, AuditedUnit, LoopSpan, ReplayedRecord, StoredAudit
+from shadowspec.types.backfills import BackfilledBlock, BlockPlace
 from shadowspec.types.block_times import BlockTime
 from shadowspec.types.costs import BASELINE, SERVED_BACKEND, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
@@ -76,7 +77,9 @@ __all__ = [
     "ArrivedRequest",
     "AuditedRun",
     "AuditedUnit",
+    "BackfilledBlock",
     "Block",
+    "BlockPlace",
     "BlockResult",
     "BlockTime",
     "Buckets",

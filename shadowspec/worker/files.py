@@ -1,4 +1,4 @@
-"""Measuring a file of mirrored traffic: the worker's pipeline, with the engine in this process.
+"""Measuring a file of mirrored traffic: the worker's pipeline, with the engine in this process or wherever it runs.
 
 A file is a partition that ends: its source is the content's digest, its offsets are lines.  Read again, lines
 that the ledger has passed only bring back what admission remembers of them, so a second pass goes on where
@@ -7,12 +7,21 @@ the first one stopped and a full second pass changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from shadowspec.tap.sources import RawRecord
-from shadowspec.types import LedgerEntry, PartitionId, RecordKey, StoredRecord, WriteBatch, WriteOutcome
+from shadowspec.types import (
+    Block,
+    BlockResult,
+    LedgerEntry,
+    PartitionId,
+    RecordKey,
+    StoredRecord,
+    WriteBatch,
+    WriteOutcome,
+)
 from shadowspec.worker.pipeline import BlockEngine, Pipeline
 
 CONSUMER: Final = "file"  # whom the ledger names for files: any process that reads one, wherever it lies
@@ -32,6 +41,38 @@ class FileStore(Protocol):
         """Write rows and the ledger's steps in one transaction."""
 
 
+class BlockRunner(Protocol):
+    """What has blocks measured, here or elsewhere."""
+
+    def submit(self, block: Block) -> None:
+        """Take a block, after waiting for a place for it."""
+
+    def finished(self) -> Sequence[BlockResult]:
+        """What was measured since, in no order; waits for nothing."""
+
+    def drain(self) -> Iterator[BlockResult]:
+        """All that is still measured, as it comes."""
+
+
+class InProcess:
+    """Measures blocks with engines of this process, one after the other."""
+
+    def __init__(self, engines: Mapping[str, BlockEngine]) -> None:
+        """`engines` by endpoint name."""
+        self._engines = engines
+        self._results: list[BlockResult] = []
+
+    def submit(self, block: Block) -> None:
+        self._results.append(self._engines[block.endpoint].measure(block))
+
+    def finished(self) -> Sequence[BlockResult]:
+        results, self._results = self._results, []
+        return results
+
+    def drain(self) -> Iterator[BlockResult]:
+        yield from self.finished()
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a run has come, for a progress bar."""
@@ -48,7 +89,7 @@ class FileRun:
     def __init__(
         self,
         pipeline: Pipeline,
-        engines: Mapping[str, BlockEngine],
+        runner: BlockRunner,
         store: FileStore,
         *,
         max_requests: int | None = None,
@@ -56,11 +97,11 @@ class FileRun:
     ) -> None:
         """
         Args:
-            engines: the engine of each endpoint, by endpoint name.
+            runner: idle, and of all endpoints.
             max_requests: stop reading once so many requests are to be measured (None: read to the end).
             on_progress: called after every record and block.
         """
-        self._pipeline, self._engines, self._store = pipeline, engines, store
+        self._pipeline, self._runner, self._store = pipeline, runner, store
         self._max_requests = max_requests
         self._on_progress = on_progress
         self._records_read = self._blocks_measured = self._requests_measured = 0
@@ -89,18 +130,24 @@ class FileRun:
                 is_whole = True
                 self._pipeline.end_waiting()
             self._measure_ready()
+            for result in self._runner.drain():
+                self._measured(result)
         finally:
             self._write(is_ended=is_whole)
         return self._progress()
 
     def _measure_ready(self) -> None:
         while self._pipeline.ready:
-            block = self._pipeline.ready.popleft()
-            self._pipeline.measured(self._engines[block.endpoint].measure(block))
-            self._blocks_measured += 1
-            self._requests_measured += len(block.requests)
-            self._write()
-            self._report()
+            self._runner.submit(self._pipeline.ready.popleft())
+            for result in self._runner.finished():
+                self._measured(result)
+
+    def _measured(self, result: BlockResult) -> None:
+        self._pipeline.measured(result)
+        self._blocks_measured += 1
+        self._requests_measured += len(result.block.requests)
+        self._write()
+        self._report()
 
     def _write(self, *, is_ended: bool = False) -> None:
         batch = self._pipeline.outbox.batch(is_ended=is_ended)

@@ -37,7 +37,7 @@ from shadowspec.types import (
     Validity,
     VerifyRule,
 )
-from shadowspec.worker.files import FileRun
+from shadowspec.worker.files import FileRun, InProcess
 from shadowspec.worker.pipeline import Pipeline
 from tests.cli.conftest import Workspace, record, write_traffic
 from tests.worker.blocks import block, prompt
@@ -171,7 +171,7 @@ def measured(store: Store, engine: FakeEngine, contract: OutputContract | None =
     store.save_fingerprints([CONFIG])
     rules = [replace(rule, contracts={} if contract is None else {"": contract}) for rule in RULES]
     made = Pipeline(Admission(rules, TOKENIZERS, KeyedHash(SECRET)), BlockFormer(rules), joiner=Joiner(DEFAULT_WINDOW))
-    FileRun(made, dict.fromkeys(TOKENIZERS, engine), store).run(lines)
+    FileRun(made, InProcess(dict.fromkeys(TOKENIZERS, engine)), store).run(lines)
 
 
 def results_of(store: Store, margin: float) -> dict[str, TestResult]:

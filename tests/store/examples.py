@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from shadowspec.types import (
     Arm,
     ArmTiming,
     AuditedRun,
+    BackfilledBlock,
     Block,
+    BlockPlace,
     BlockResult,
     Decision,
     ExpectedCounts,
@@ -91,3 +94,12 @@ def expected(accepted: float = 4.5, *, drafts: float = 2.25) -> ExpectedCounts:
 def replayed(line: int, *configs: FingerprintedConfig, unit_key: str = "session:a") -> ReplayedRecord:
     counts = tuple((each, expected()) for each in configs or (config(),))
     return ReplayedRecord(RecordKey("file", 0, line), "chat", "a=b", unit_key, NOON, counts)
+
+
+def backfilled(number: int, source: str = "file", **changes: Any) -> BackfilledBlock:
+    funnel = {
+        ("chat", FunnelCounter.UNSUPPORTED, "no_token_ids"): 2,
+        (None, FunnelCounter.MALFORMED, "no_json"): 1,
+        ("chat", FunnelCounter.DUPLICATE, None): 3,
+    }
+    return replace(BackfilledBlock(BlockPlace(source, number), False, 8, 2, 1, funnel, NOON), **changes)

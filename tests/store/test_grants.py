@@ -128,6 +128,10 @@ def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
         store.save_fingerprints([examples.config("new")])
         assert store.save_batch(_batch(1), "group").num_new_runs == 1
         assert store.save_replays([examples.replayed(1)]) == 1
+        assert store.save_backfilled("work", examples.backfilled(0), [examples.replayed(2)]) == 1
+        assert store.save_backfilled("work", examples.backfilled(0), [examples.replayed(2)]) == 0
+        assert store.backfilled_blocks("work", {"file"}) == [examples.backfilled(0)]
+        assert store.backfilled_sums({"file"}, {"fp"}, ["chat"])["chat"]
         assert store.save_batch(_batch(2, year=2023), "group").num_new_runs == 1  # a month that it makes
         assert store.record_attempt([RecordKey("topic", 0, 9)]) == {RecordKey("topic", 0, 9): 1}
         store.clear_attempts([RecordKey("topic", 0, 9)])
@@ -151,6 +155,8 @@ def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
         "UPDATE runs SET failure = NULL",
         "UPDATE fingerprints SET name = 'other'",
         "UPDATE replays SET num_drafts = 0",
+        "UPDATE backfill_blocks SET num_records = 0",
+        "DELETE FROM backfill_blocks",
         "UPDATE audits SET expected_accepted_tokens = 0",
         "SELECT * FROM audit_states",
         "UPDATE alembic_version SET version_num = '0'",
@@ -245,6 +251,9 @@ def test_a_reader_reads(url: str, make_role: Callable[[str], str], kind: RoleKin
             audits.take()
         with pytest.raises(StoreError, match="permission denied"):
             store.save_replays([examples.replayed(1)])
+        assert store.finished_blocks("work") == {}
+        with pytest.raises(StoreError, match="permission denied"):
+            store.save_backfilled("work", examples.backfilled(0), [])
         assert store.funnel() == {MEASURED: 1}
         assert store.endpoints() == ["chat"]
         with pytest.raises(StoreError, match="permission denied"):

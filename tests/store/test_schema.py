@@ -45,7 +45,8 @@ def test_upgrade_is_idempotent_and_keeps_the_data(database_url: str) -> None:
         assert store.records("chat") == [examples.record(1)]
         assert store.latest_decisions() == [examples.decision()]
         assert store.replay_configs() == {"fp": examples.config()}
-        assert [own.num_requests for own in store.replay_sums(["chat"])["chat"]] == [1]
+        assert [own.num_requests for own in store.replay_sums(["chat"])["chat"]] == [2]
+        assert store.backfilled_blocks("work", {"file"}) == [examples.backfilled(0)]
         assert store.audit_states(["chat"])["chat"] == [StoredAudit("", "fp", {"num_units": 1})]
 
 
@@ -126,6 +127,7 @@ def _fill(url: str) -> None:
         save_block(store, examples.audited(examples.block("b", range(1, 2))), [examples.record(1)])
         store.append_decisions([examples.decision()])
         store.save_replays([examples.replayed(1)])
+        store.save_backfilled("work", examples.backfilled(0), [examples.replayed(2)])
         with store.audit_session("chat") as session:
             session.save([StoredAudit("", "fp", {"num_units": len(session.take())})])
 

@@ -25,7 +25,7 @@ from shadowspec.tap.joining import Joiner
 from shadowspec.tap.sources import RawRecord
 from shadowspec.testing import FakeEngine, FakeTokenizer, fake_config
 from shadowspec.types import FunnelCounter, PartitionId, RecordKey
-from shadowspec.worker.files import CONSUMER, FileRun
+from shadowspec.worker.files import CONSUMER, FileRun, InProcess
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.restart import partition_past
 from tests.faults.traffic import START_MS, expected, messages
@@ -298,7 +298,7 @@ def test_a_file_goes_on_where_it_was_interrupted(sqlite: Store, stop_at: int) ->
              for line, raw in enumerate(raw_records(150, 5, 1)[PartitionId("topic", 0)], 1)]  # fmt: skip
 
     def read(count: int | None) -> FileRun:
-        run = FileRun(pipeline()[0], dict.fromkeys(TOKENIZERS, FakeEngine((CONFIG,))), sqlite)
+        run = FileRun(pipeline()[0], InProcess(dict.fromkeys(TOKENIZERS, FakeEngine((CONFIG,)))), sqlite)
 
         def interrupted(records: Sequence[RawRecord]) -> object:
             for number, raw in enumerate(records):

@@ -1,0 +1,101 @@
+"""A file's records cut into blocks: what is replayed together, written together, and not done twice.
+
+The cut follows from the content and from what is asked alone: of each endpoint the usable responses in their order, so
+many at a time, as one process would score them.  A record that ends unused is counted in the block that comes next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from shadowspec.types import BlockPlace, FunnelKey
+
+Call = TypeVar("Call")
+
+
+class Unused(NamedTuple):
+    """A record that is not replayed: where it ends, and what to say of it, if there is more to say than that."""
+
+    end: FunnelKey
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[Call]):
+    """A block before it is replayed."""
+
+    place: BlockPlace
+    is_last: bool  # of its file
+    endpoint: str | None  # of all of the calls; None: there are none
+    calls: tuple[Call, ...] = field(repr=False)
+    funnel: Mapping[FunnelKey, int]
+    messages: Mapping[str, str]  # the first of each reason
+
+    @property
+    def num_records(self) -> int:
+        return len(self.calls) + sum(self.funnel.values())
+
+
+def parts(source: str, found: Iterable[tuple[str, Call] | Unused], size: int) -> Iterator[Part[Call]]:
+    """The blocks of a file, the last of which is known as such.
+
+    Args:
+        source: the digest of its content.
+        found: its records in their order, those that are used with their endpoints.
+        size: how many responses a block holds at most.
+    """
+    cut: _Cut[Call] = _Cut(source, size)
+    held: Part[Call] | None = None
+    for each in found:
+        part = cut.take(each)
+        if part is not None:
+            if held is not None:
+                yield held
+            held = part
+    for rest in cut.rest(is_needed=held is None):
+        if held is not None:
+            yield held
+        held = rest
+    assert held is not None, "a file has a block, be it empty"
+    yield Part(held.place, True, held.endpoint, held.calls, held.funnel, held.messages)
+
+
+class _Cut(Generic[Call]):
+    """The calls that wait, by endpoint, and what else ended since the last block."""
+
+    def __init__(self, source: str, size: int) -> None:
+        self._source, self._size = source, size
+        self._number = 0
+        self._waiting: dict[str, list[Call]] = {}
+        self._funnel: Counter[FunnelKey] = Counter()
+        self._messages: dict[str, str] = {}
+
+    def take(self, found: tuple[str, Call] | Unused) -> Part[Call] | None:
+        """Take a record in; the block that it fills."""
+        if isinstance(found, Unused):
+            self._funnel[found.end] += 1
+            if found.message is not None:
+                self._messages.setdefault(found.end[2] or "", found.message)
+            return None
+        endpoint, call = found
+        waiting = self._waiting.setdefault(endpoint, [])
+        waiting.append(call)
+        return self._part(endpoint) if len(waiting) >= self._size else None
+
+    def rest(self, *, is_needed: bool) -> Iterator[Part[Call]]:
+        """What still waits; a block without responses where records ended since the last one, or there was none."""
+        for endpoint in [name for name, own in self._waiting.items() if own]:
+            yield self._part(endpoint)
+            is_needed = False
+        if self._funnel or is_needed:
+            yield self._part(None)
+
+    def _part(self, endpoint: str | None) -> Part[Call]:
+        calls = self._waiting.pop(endpoint) if endpoint is not None else ()
+        part = Part(BlockPlace(self._source, self._number), False, endpoint, tuple(calls), self._funnel, self._messages)
+        self._number += 1
+        self._funnel, self._messages = Counter(), {}
+        return part

@@ -1,0 +1,232 @@
+"""Blocks spread over actors by Ray Data: files are read in tasks, blocks judged by actors, and what comes back streams.
+
+What travels is pickled here and not looked into by Ray.  Ray starts an actor that died anew and gives it its row
+again, and reads a file again where rows of it were lost with a node; a row that has ended MAX_TRIES actors is given up,
+and the others go on.  Back-pressure is Ray Data's: files are read no faster than rows are judged and taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import pickle
+import secrets
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import ray
+import ray.data
+from ray.data import ActorPoolStrategy, DataContext, TaskPoolStrategy
+
+from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
+
+log = logging.getLogger(__name__)
+
+MAX_TRIES: Final = 4  # of a row: more than a machine that is taken away costs, and an end to what kills its actor
+IN_FLIGHT: Final = 2  # rows at an actor: one is judged while the next one comes
+_COLUMN: Final = "row"
+
+Read = Callable[[str], Iterator[Any]]  # the rows of one file
+Judge = Callable[[Any], Any]  # what becomes of a row
+
+
+@dataclass(frozen=True, slots=True)
+class Actors:
+    """How many judge at a time, and what each has to itself.  `cpus` are threads of torch where there is no GPU."""
+
+    number: int
+    gpus: float = 0.0
+    cpus: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a cluster has."""
+
+    cpus: int
+    gpus: int
+    nodes: int
+
+
+@contextlib.contextmanager
+def connected(address: str | None, *, verbose: bool = False) -> Iterator[Resources]:
+    """A cluster that is there, or one on this machine for as long as this lasts; nothing is reported to anybody.
+
+    A local cluster keeps what travels in memory alone.  One that is there does as it was told when it was started.
+
+    Raises:
+        ServiceUnavailableError: nothing answers at the address.
+    """
+    level = logging.INFO if verbose else logging.ERROR
+    with contextlib.ExitStack() as stack:
+        # Ray prints what it has to say of its workers to standard output, which is ours.
+        nowhere = sys.stderr if verbose else stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
+        options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": level, "configure_logging": verbose}
+        variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        if not verbose:
+            variables["RAY_BACKEND_LOG_LEVEL"] = "fatal"
+        if address is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
+            options |= {
+                "include_dashboard": False,
+                "_node_ip_address": "127.0.0.1",
+                "_temp_dir": folder,
+                "_system_config": {"automatic_object_spilling_enabled": False},
+            }
+            # Ray asks for a token where nothing else is said, and else keeps one in the home folder.
+            variables |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        stack.enter_context(_environment(variables))
+        logging.getLogger("ray").setLevel(level)
+        try:
+            ray.init(address="local" if address is None else address, **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = "on this machine" if address is None else f"at {address}"
+            raise ServiceUnavailableError(f"no Ray cluster {where} ({type(error).__name__})") from error
+        stack.callback(ray.shutdown)
+        total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        alive = sum(bool(node["Alive"]) for node in nodes)
+        yield Resources(int(total.get("CPU", 0)), int(total.get("GPU", 0)), alive)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables of this process and its children, as long as this lasts."""
+    before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE")}  # Ray sets the last one itself
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def called(function: Callable[[], Any], actors: Actors) -> Any:
+    """What a function gives where an actor would run.
+
+    Raises:
+        ShadowSpecError: it raised that.
+    """
+    remote = ray.remote(num_cpus=actors.cpus, num_gpus=actors.gpus, max_retries=MAX_TRIES)(_call)
+    found = pickle.loads(ray.get(remote.remote(pickle.dumps(function))))  # noqa: S301 - our own
+    if isinstance(found, ShadowSpecError):
+        raise found
+    return found
+
+
+def judged(
+    files: Sequence[str],
+    read: Read,
+    build: Callable[[], Judge],
+    give_up: Judge,
+    actors: Actors,
+    *,
+    readers: int,
+) -> Iterator[Any]:
+    """What becomes of every row of the files, as it comes, in no order.
+
+    Args:
+        read: picklable, as the next two; what it raises loses the rest of a file.
+        build: makes what judges rows, once in every actor.
+        give_up: what becomes of a row instead that has ended MAX_TRIES actors.
+        readers: files read at a time.
+    """
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.enable_auto_log_stats = False
+    context.target_max_block_size = 1  # bytes: a row is handed on as soon as it is there
+    context.max_errored_blocks = -1  # what is lost is missed by whoever counts
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # below that it tells of errors with their texts
+    tries: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Tries).remote()
+    places = ray.data.from_items([{_COLUMN: place} for place in files], override_num_blocks=len(files))
+    rows = places.map_batches(
+        cast("Any", _read),  # a function that yields batches, which Ray's types have no name for
+        fn_args=(pickle.dumps(read),),
+        batch_size=1,
+        batch_format="numpy",
+        compute=TaskPoolStrategy(size=min(readers, len(files))),
+        num_cpus=0,
+    )
+    results = rows.map_batches(
+        _Judged,
+        fn_constructor_args=(pickle.dumps(build), pickle.dumps(give_up), tries),
+        batch_size=1,
+        batch_format="numpy",
+        compute=ActorPoolStrategy(size=actors.number, max_tasks_in_flight_per_actor=IN_FLIGHT),
+        num_cpus=actors.cpus,
+        num_gpus=actors.gpus or None,
+    )
+    for row in results.iter_rows():
+        yield pickle.loads(row[_COLUMN])  # noqa: S301 - our own
+    if again := ray.get(tries.num_again.remote()):
+        log.warning("%d blocks were begun more than once: actors died while they were at them", again)
+
+
+def _call(function: bytes) -> bytes:
+    """What it gives, or what it raises of ours: an error of Ray's would be the whole way that it came."""
+    try:
+        return pickle.dumps(pickle.loads(function)())  # noqa: S301 - our own
+    except ShadowSpecError as error:
+        return pickle.dumps(error)
+
+
+def _read(batch: Mapping[str, Any], read: bytes) -> Iterator[dict[str, list[bytes]]]:
+    """The rows of files, each by itself."""
+    rows_of: Read = pickle.loads(read)  # noqa: S301 - our own
+    for place in batch[_COLUMN]:
+        for row in rows_of(str(place)):
+            yield {_COLUMN: [pickle.dumps(row)]}
+
+
+class _Tries:
+    """An actor that knows how often each row was begun."""
+
+    def __init__(self) -> None:
+        self._numbers: Counter[bytes] = Counter()
+        self._again: set[bytes] = set()
+
+    def begin(self, row: bytes) -> int:
+        """How often it was begun, this time counted in."""
+        self._numbers[row] += 1
+        if self._numbers[row] > 1:
+            self._again.add(row)
+        return self._numbers[row]
+
+    def end(self, row: bytes) -> None:
+        """It is done."""
+        self._numbers.pop(row, None)
+
+    def num_again(self) -> int:
+        """How many were begun more than once."""
+        return len(self._again)
+
+
+class _Judged:
+    """An actor that judges rows one after the other."""
+
+    def __init__(self, build: bytes, give_up: bytes, tries: Any) -> None:
+        self._judge: Judge = pickle.loads(build)()  # noqa: S301 - our own
+        self._give_up: Judge = pickle.loads(give_up)  # noqa: S301 - our own
+        self._tries = tries
+
+    def __call__(self, batch: Mapping[str, Iterable[bytes]]) -> dict[str, list[bytes]]:
+        return {_COLUMN: [pickle.dumps(self._one(row)) for row in batch[_COLUMN]]}
+
+    def _one(self, row: bytes) -> Any:
+        name = hashlib.sha256(row).digest()
+        is_over = ray.get(self._tries.begin.remote(name)) > MAX_TRIES
+        found = (self._give_up if is_over else self._judge)(pickle.loads(row))  # noqa: S301 - our own
+        self._tries.end.remote(name)
+        return found

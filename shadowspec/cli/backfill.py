@@ -1,0 +1,310 @@
+"""`shadowspec backfill`: months of logged responses replayed on a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from shadowspec.cli.console import is_verbose, notes, print_json, results
+from shadowspec.cli.measure import funnel_document, funnel_table, show_measured
+from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.replay import DEPTHS_ACROSS, parse_depths
+from shadowspec.types import VerifyRule
+
+if TYPE_CHECKING:
+    from shadowspec.backfill.cluster import Actors, Resources
+    from shadowspec.cli.backfilling import Backfilled
+    from shadowspec.types import AcceptanceSums, FingerprintedConfig
+
+
+def backfill(
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILES...",
+            help="Files of JSON lines (gzip or not) or Parquet, and folders of them: local, s3://, gs://, https:// ...",
+        ),
+    ],
+    config_path: ConfigOption = None,
+    depths: Annotated[
+        str | None,
+        typer.Option(
+            "--k", help="Numbers of speculative tokens: a range such as 1..8 (the default), or a list such as 1,2,4."
+        ),
+    ] = None,
+    endpoint: Annotated[str | None, typer.Option("--endpoint", "-e", help="Replay this endpoint alone.")] = None,
+    verify_rules: Annotated[
+        list[VerifyRule] | None,
+        typer.Option(
+            "--verify-rule", help="In place of the candidates' own rule for sampled requests; may be given repeatedly."
+        ),
+    ] = None,
+    near_tie_logit: Annotated[
+        float | None,
+        typer.Option(
+            "--near-tie", min=0.0, help="How far below the arg-max a greedy token may lie, in logits (default 0.25)."
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            envvar="RAY_ADDRESS",
+            help="A Ray cluster that is there (HOST:PORT, or auto); default: one on this machine, for this run.",
+        ),
+    ] = None,
+    actors: Annotated[
+        int | None, typer.Option("--actors", min=1, help="Replaying at a time; default: one a GPU, else one a CPU.")
+    ] = None,
+    gpus_per_actor: Annotated[
+        float | None, typer.Option("--gpus-per-actor", min=0.0, help="Default: 1 where the cluster has GPUs, else 0.")
+    ] = None,
+    cpus_per_actor: Annotated[
+        float, typer.Option("--cpus-per-actor", min=0.0, help="CPUs that each has; as many threads compute.")
+    ] = 1.0,
+    is_loop: Annotated[
+        bool,
+        typer.Option("--loop", help="Decode with both arms, as `run` does, in place of replaying what was answered."),
+    ] = False,
+    max_requests: Annotated[
+        int | None, typer.Option("--max-requests", min=1, help="With --loop: stop a file after so many requests.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay logged responses on a Ray cluster: what `replay` tells, of as many files as there are.
+
+    Goes into the database, block by block. Safe to interrupt: the same command goes on where it stopped, and a
+    second full run changes nothing.
+    """
+    from shadowspec.cli.replayers import Asked
+    from shadowspec.config import find_config, load_config
+    from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT
+    from shadowspec.errors import NoDataError, UsageError
+
+    try:
+        from shadowspec.backfill.cluster import connected
+        from shadowspec.backfill.places import find_files
+        from shadowspec.cli.backfilling import backfill_files, chosen_parallel
+        from shadowspec.cli.looping import loop_files, require_measurable
+    except ImportError as error:
+        raise UsageError("backfill needs the extra `backfill`: pip install 'shadowspec[backfill]'") from error
+
+    config = load_config(find_config(config_path))
+    if is_loop:
+        _refuse_for_loop(
+            {"--k": depths, "--endpoint": endpoint, "--verify-rule": verify_rules, "--near-tie": near_tie_logit}
+        )
+        require_measurable(config)
+        with connected(ray_address, verbose=is_verbose()) as resources:
+            pool = _pool(resources, actors, gpus_per_actor, cpus_per_actor)
+            measured = loop_files(config, find_files(places), resources, pool, max_requests=max_requests)
+        show_measured(measured, places, as_json=as_json)
+        return
+    if max_requests is not None:
+        raise UsageError("--max-requests is of --loop: what was replayed in blocks is whole blocks")
+    asked = Asked(
+        parse_depths(depths or "1..8"),
+        endpoint,
+        tuple(verify_rules or ()),
+        near_tie_logit=NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,
+    )
+    chosen_parallel(config, endpoint)  # what is refused is refused before a cluster is asked for
+    files = find_files(places)
+    began = time.monotonic()
+    with connected(ray_address, verbose=is_verbose()) as resources:
+        pool = _pool(resources, actors, gpus_per_actor, cpus_per_actor)
+        done = backfill_files(config, files, asked, resources, pool)
+    seconds = time.monotonic() - began
+    if as_json:
+        print_json(_document(done, asked.depths, seconds))
+    else:
+        _print(done, asked.depths, seconds)
+    _raise_what_is_missing(done)
+    if not done.num_replayed:
+        raise NoDataError("no response could be replayed" + ("" if as_json else "; the table says why"))
+
+
+def _refuse_for_loop(options: Mapping[str, object]) -> None:
+    """
+    Raises:
+        UsageError: an option was given that only replay has.
+    """
+    from shadowspec.errors import UsageError
+
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise UsageError(f"{', '.join(given)}: of replay alone; --loop measures what the configuration says")
+
+
+def _pool(resources: Resources, number: int | None, gpus: float | None, cpus: float) -> Actors:
+    """What was asked for, or one actor for each GPU, or each CPU.
+
+    Raises:
+        UsageError: the cluster has not what one actor wants.
+    """
+    from shadowspec.backfill.cluster import Actors
+    from shadowspec.errors import UsageError
+
+    each = gpus if gpus is not None else float(resources.gpus > 0)
+    if each > resources.gpus or cpus > resources.cpus:
+        raise UsageError(
+            f"an actor wants {cpus:g} CPUs and {each:g} GPUs, and the cluster has {resources.cpus} and {resources.gpus}"
+        )
+    most = int(resources.gpus / each) if each else int(resources.cpus / cpus) if cpus else 1
+    return Actors(max(1, most if number is None else number), each, cpus)
+
+
+def _raise_what_is_missing(done: Backfilled) -> None:
+    """
+    Raises:
+        InputError: files could not be read, or blocks were not finished; what was is kept.
+    """
+    from shadowspec.backfill.places import shown
+    from shadowspec.errors import InputError, NoDataError
+
+    broken = [own for own in done.files if own.error is not None and not isinstance(own.error, NoDataError)]
+    for own in done.files:
+        if isinstance(own.error, NoDataError):
+            notes.print(f"passed over: {own.error}", markup=False, highlight=False, soft_wrap=True)
+    for own in broken[1:]:
+        notes.print(f"not read: {own.error}", markup=False, highlight=False, soft_wrap=True)
+    if broken:
+        others = f", and {len(broken) - 1} more of {len(done.files)} files could not be read" if broken[1:] else ""
+        raise InputError(f"{broken[0].error}{others}")
+    if done.unfinished_files:
+        why = ", ".join(f"{number} ended in {kind}" for kind, number in sorted(done.failures.items()))
+        raise InputError(
+            f"{len(done.unfinished_files)} files are not finished, first {shown(done.unfinished_files[0])}: of their "
+            f"blocks {why or 'some were lost'}; what is finished is kept, run the same command again to go on"
+        )
+
+
+Cells = list[tuple["AcceptanceSums", "FingerprintedConfig"]]
+
+
+def _ways(done: Backfilled, endpoint: str) -> list[tuple[str, Cells]]:
+    """By slice, candidate and rule: what each depth adds up to."""
+    by_fingerprint = {(own.slice_key, own.fingerprint): own for own in done.sums[endpoint]}
+    slices = list(dict.fromkeys(own.slice_key for own in done.sums[endpoint]))
+    ways = []
+    for slice_key in slices:
+        for configs in done.configs[endpoint]:
+            cells = [
+                (by_fingerprint[slice_key, own.fingerprint], own)
+                for own in configs
+                if (slice_key, own.fingerprint) in by_fingerprint
+            ]
+            if cells:
+                ways.append((slice_key, cells))
+    return ways
+
+
+def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> Mapping[str, Any]:
+    from shadowspec import metrics
+    from shadowspec.backfill.places import shown
+    from shadowspec.reports.frontiers import length_of
+    from shadowspec.types import parse_slice_key
+
+    replays = []
+    for endpoint in done.configs:
+        for slice_key, cells in _ways(done, endpoint):
+            for sums, own in cells:
+                length = length_of(sums, own.config.num_speculative_tokens)
+                replays.append(
+                    {
+                        "endpoint": endpoint,
+                        "slice": parse_slice_key(slice_key),
+                        "config": own.config.name,
+                        "proposer": own.config.proposer,
+                        "verify_rule": own.config.verify_rule.value,
+                        "num_speculative_tokens": own.config.num_speculative_tokens,
+                        "fingerprint": own.fingerprint,
+                        "num_requests": sums.num_requests,
+                        "num_sessions": sums.num_units,
+                        "mean_acceptance_length": None if length is None else length.estimate,
+                        "mean_acceptance_length_lower": None if length is None else length.lower,
+                        "mean_acceptance_length_upper": None if length is None else length.upper,
+                        "first_position_acceptance_rate": metrics.first_position_acceptance_rate(sums),
+                        "draft_acceptance_rate": metrics.draft_acceptance_rate(sums),
+                    }
+                )
+    return {
+        "files": [
+            {
+                "file": shown(own.place),
+                "sha256": own.source,
+                "is_finished": own.error is None and own.place not in done.unfinished_files,
+                "error": None if own.error is None else str(own.error),
+            }
+            for own in done.files
+        ],
+        "unfinished_files": [shown(place) for place in done.unfinished_files],
+        "depths": list(depths),
+        "records": done.num_records,
+        "requests_replayed": done.num_replayed,
+        "near_tie_tokens": done.num_near_ties,
+        "blocks": done.num_blocks,
+        "blocks_found": done.num_blocks_found,
+        "new_rows": done.num_new_rows,
+        "seconds": round(seconds, 3),
+        "replays": replays,
+        "funnel": funnel_document(done.funnel),
+    }
+
+
+def _print(done: Backfilled, depths: Sequence[int], seconds: float) -> None:
+    for endpoint in done.configs:
+        ways = _ways(done, endpoint)
+        several = len({slice_key for slice_key, _ in ways}) > 2  # the whole endpoint is one of them
+        ways = [way for way in ways if way[0] or several]
+        for start in range(0, len(depths) if ways else 0, DEPTHS_ACROSS):
+            results.print(_table(endpoint, ways, depths[start : start + DEPTHS_ACROSS]))
+    found = f" ({done.num_blocks_found} were finished before)" if done.num_blocks_found else ""
+    results.print(
+        f"{done.num_records:,} records of {len(done.files)} files: {done.num_replayed:,} responses replayed in "
+        f"{done.num_blocks} blocks{found}, {done.num_new_rows:,} new rows, {seconds:.0f} s"
+        + (f", {done.num_near_ties:,} greedy tokens are near-ties" if done.num_near_ties else ""),
+        highlight=False,
+    )
+    if done.funnel:
+        results.print(funnel_table(done.funnel))
+    for reason, message in done.messages.items():
+        notes.print(f"first {reason}: {message}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(endpoint: str, ways: Sequence[tuple[str, Cells]], depths: Sequence[int]) -> Table:
+    from shadowspec import metrics
+
+    title = f"{endpoint}: mean acceptance length by K, with 95% intervals over sessions"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 0, 0, 1), pad_edge=False)
+    table.add_column("slice, config, rule", overflow="fold", min_width=24)
+    for name in ("requests", "1st", *(f"K={depth}" for depth in depths)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for slice_key, cells in ways:
+        first_sums, own = cells[0]
+        label = f"{slice_key.replace(',', ', ') or '(whole endpoint)'}, {own.config.name}, {own.config.verify_rule}"
+        first = metrics.first_position_acceptance_rate(first_sums)
+        by_depth = {each.config.num_speculative_tokens: sums for sums, each in cells}
+        table.add_row(
+            escape(label),
+            f"{first_sums.num_requests:,}",
+            "-" if first is None else f"{first:.0%}",
+            *(_length(by_depth.get(depth), depth) for depth in depths),
+        )
+    return table
+
+
+def _length(sums: AcceptanceSums | None, depth: int) -> str:
+    from shadowspec.reports.frontiers import length_of
+
+    length = None if sums is None else length_of(sums, depth)
+    if length is None:
+        return "-"
+    if length.lower is None or length.upper is None:
+        return f"{length.estimate:.2f}"
+    return f"{length.estimate:.2f}±{max(length.estimate - length.lower, length.upper - length.estimate):.2f}"

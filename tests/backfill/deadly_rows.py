@@ -1,0 +1,43 @@
+"""Rows, one of which ends every process that judges it, and a file whose reading breaks off; judged on a cluster.
+
+Run as a process of its own: what it prints are the rows that come back, and processes are told by their ids.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+
+from shadowspec.backfill.cluster import Actors, connected, judged
+
+SECRET = "the prompt that nobody may read"
+FILES = ("one", "broken", "two", "three")
+ROWS = 6  # of each file
+
+
+def read(place: str) -> Iterator[str]:
+    for number in range(ROWS):
+        if place == "broken" and number == 2:
+            raise RuntimeError(SECRET)
+        yield f"{place} {number}"
+
+
+def build() -> Callable[[str], tuple[str, int]]:
+    return judge
+
+
+def judge(row: str) -> tuple[str, int]:
+    if row == "two 3":
+        os._exit(7)
+    return row, os.getpid()
+
+
+def give_up(row: str) -> tuple[str, None]:
+    return row, None
+
+
+def main() -> None:
+    with connected(None) as resources:
+        found = list(judged(FILES, read, build, give_up, Actors(2, cpus=resources.cpus / 2), readers=2))
+    print(json.dumps(found))

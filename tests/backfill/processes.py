@@ -1,0 +1,52 @@
+"""Processes that a command starts on this machine, told by a temporary folder that they alone have."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+END_TIMEOUT_S = 30.0
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """That of a process which finds the checkout, and computes as an actor does."""
+    path = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"} | variables
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for TMPDIR; its path is short, as those of Ray's sockets must be."""
+    folder = Path(tempfile.mkdtemp(prefix="ss-", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def processes_of(folder: Path) -> dict[int, str]:
+    """The command lines of the living processes whose TMPDIR this is, by their ids."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (process / "environ").read_bytes().split(b"\0")
+            line = (process / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # gone by now, or another user's
+            continue
+        if line and f"TMPDIR={folder}".encode() in variables:
+            found[int(process.name)] = line.replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+def wait_until_ended(folder: Path) -> dict[int, str]:
+    """The processes that are left when all had time to end."""
+    until = time.monotonic() + END_TIMEOUT_S
+    while (left := processes_of(folder)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left

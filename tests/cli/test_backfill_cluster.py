@@ -1,0 +1,150 @@
+"""`shadowspec backfill` on a cluster of this machine, an actor of which is killed at its work: nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shadowspec.engine.models import load_model
+from tests.backfill.processes import environment, processes_of, temporary_folder, wait_until_ended
+from tests.cli.conftest import Workspace, write_traffic
+from tests.cli.test_replay import NGRAM, answered
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+
+NUM_FILES = 8
+NUM_ANSWERS, REPEATS = 12, 8  # of a file
+TIMEOUT_S = 400.0  # a machine that does much else takes minutes
+AT_WORK = "MapWorker(MapBatches(_Judged)).submit"  # what Ray calls an actor while it judges
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As many as an actor has: sums of floats are then made in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def logs(workspace: Workspace) -> Path:
+    """Files of the same answers in other sessions, one with a record that is none, and one without any."""
+    path = workspace.folder / "shadowspec.toml"
+    config = path.read_text(encoding="utf-8")
+    path.write_text(config + NGRAM, encoding="utf-8")
+    target = load_model(config.split('target = "')[1].split('"')[0], torch.device("cpu"), torch.float32)
+    answers = [answered(target, number, temperature=0.8 if number % 3 == 0 else 0.0) for number in range(NUM_ANSWERS)]
+    folder = workspace.folder / "logs"
+    folder.mkdir()
+    for file in range(NUM_FILES):
+        records: list[Any] = [
+            own | {"session_id": f"session-{file}-{number % 5}-{place}", "request_id": f"{file}-{number}-{place}"}
+            for place in range(REPEATS)
+            for number, own in enumerate(answers)
+        ]
+        write_traffic(folder / f"{file}.jsonl", [*records, "no record"] if file == 3 else records)
+    (folder / "empty.jsonl").touch()
+    return folder
+
+
+@contextmanager
+def started(folder: Path, temporary: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command, which does not outlive a test that fails."""
+    command = subprocess.Popen(
+        [sys.executable, "-m", "shadowspec", "backfill", "logs", "--k", "1..4", "--actors", "2",
+         "--cpus-per-actor", str((os.cpu_count() or 2) / 2), "--json"],
+        cwd=folder,
+        env=environment(TMPDIR=str(temporary)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    with command:
+        try:
+            yield command
+        finally:
+            if command.poll() is None:
+                command.terminate()
+
+
+def kill_one_at_work(command: subprocess.Popen[str], temporary: Path) -> None:
+    """End an actor that judges."""
+    until = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < until and command.poll() is None:
+        for process, line in processes_of(temporary).items():
+            if AT_WORK in line:
+                os.kill(process, signal.SIGKILL)
+                return
+        time.sleep(0.01)
+    raise AssertionError("no actor was seen at its work")
+
+
+def rows(database: Path, table: str) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(database) as connection:
+        return sorted(connection.execute(f"select * from {table}").fetchall(), key=repr)
+
+
+def test_an_actor_is_killed_and_the_rows_are_those_of_one_process(
+    workspace: Workspace, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert workspace.run("db", "upgrade").code == 0
+    with temporary_folder() as temporary, started(workspace.folder, temporary) as command:
+        kill_one_at_work(command, temporary)
+        out, said = command.communicate(timeout=TIMEOUT_S)
+        assert command.returncode == 0, said
+        assert wait_until_ended(temporary) == {}
+        assert list(temporary.iterdir()) == []
+    document = json.loads(out)
+    number = NUM_FILES * NUM_ANSWERS * REPEATS
+    assert (document["records"], document["requests_replayed"]) == (number + 1, number)
+    assert (document["blocks"], document["blocks_found"]) == (NUM_FILES, 0)
+    assert document["unfinished_files"] == []
+    assert [own["is_finished"] for own in document["files"]] == [True] * NUM_FILES + [False]
+    assert "passed over: " in said
+    assert "Traceback" not in said
+
+    found = rows(workspace.folder / "shadow.db", "replays")
+    files = sorted(str(path) for path in logs.glob("[0-9].jsonl"))
+    with monkeypatch.context() as patch:
+        patch.setenv("SHADOWSPEC_DATABASE_URL", "sqlite:///alone.db")
+        assert workspace.run("db", "upgrade").code == 0
+        alone = workspace.run("replay", *files, "--k", "1..4", "--store", "--json")
+    assert alone.code == 0, alone.err
+    assert found == rows(workspace.folder / "alone.db", "replays")
+    assert document["new_rows"] == len(found) == number * 2 * 4
+    assert rows(workspace.folder / "shadow.db", "replay_configs") == rows(
+        workspace.folder / "alone.db", "replay_configs"
+    )
+    names = ("slice", "config", "num_speculative_tokens", "verify_rule", "num_requests", "num_sessions")
+    figures = ("mean_acceptance_length", "mean_acceptance_length_lower", "first_position_acceptance_rate",
+               "draft_acceptance_rate")  # fmt: skip
+    told, expected = (
+        {repr([cell[name] for name in names]): [cell[name] for name in figures] for cell in own["replays"]}
+        for own in (document, alone.document)
+    )
+    assert told.keys() == expected.keys()
+    for cell, values in told.items():
+        assert values == pytest.approx(expected[cell], rel=1e-9)
+
+    with temporary_folder() as temporary, started(workspace.folder, temporary) as again:
+        out, said = again.communicate(timeout=TIMEOUT_S)
+        assert again.returncode == 0, said
+        assert wait_until_ended(temporary) == {}
+    second = json.loads(out)
+    assert (second["blocks"], second["blocks_found"], second["new_rows"]) == (NUM_FILES, NUM_FILES, 0)
+    assert second["replays"] == document["replays"]
+    assert second["funnel"] == document["funnel"]
+    assert rows(workspace.folder / "shadow.db", "replays") == found
