@@ -91,13 +91,10 @@ def live_points(hours: Iterable[LiveHour], since: datetime, step: timedelta) -> 
 def switched_on_at(hours: Iterable[LiveHour], enabled_at: datetime) -> datetime | None:
     """When production first drafted after it was enabled: from then on is after.  None: it has not drafted since.
 
-    Where it drafted before too, the enabling itself parts before from after.  Exact where no hour holds windows of
-    both sides.
+    Where it drafted before too, the enabling itself parts before from after.
     """
-    drafting = [(own.drafted_at, own.ended_at) for own in hours if own.drafted_at is not None]
-    if any(ended_at <= enabled_at for _, ended_at in drafting):
-        return enabled_at
-    return min((max(began_at, enabled_at) for began_at, _ in drafting), default=None)
+    first = min((own.drafted_at for own in hours if own.drafted_at is not None), default=None)
+    return None if first is None else max(first, enabled_at)
 
 
 def _first_position_rate(hours: Iterable[LiveHour]) -> float | None:

@@ -1,9 +1,8 @@
 """Production before and after an enabling: hours where whole hours do, windows of the hours that a moment cuts.
 
-A moment cuts an hour if windows of it lie on both sides: where the time begins and ends, where it was enabled, and
-where production first drafted.  So the figures are those of the windows, of which few are read.  Where retention has
-removed a cut hour's windows, the hour stays whole: it counts where its last window ended and, if the moment lies within
-it, on neither side.
+A moment cuts an hour if windows of it lie on both sides: where the time begins and ends, and where production first
+drafted.  So the figures are those of the windows, of which few are read.  Where retention has removed a cut hour's
+windows, the hour stays whole: it counts where its last window ended and, if the moment lies within it, on neither side.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def around(source: LiveSource, endpoint: str, enabled_at: datetime, span: timede
     """
     since, until = enabled_at - span, enabled_at + span
     hours = source.live_hours(endpoint, hour_of(since), until)
-    for moment in (since, enabled_at, until):
+    for moment in (since, until):
         hours = _parted(source, endpoint, hours, moment)
     hours = [own for own in hours if since <= own.ended_at < until]
     if not hours:
