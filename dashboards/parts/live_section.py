@@ -9,24 +9,22 @@ import altair as alt
 import streamlit as st
 
 from shadowspec.reports.before_after import Enabling
-from shadowspec.reports.live import SHARES, LivePeriod, LivePoint, live_period, live_points, switched_on_at
+from shadowspec.reports.live import SHARES, LivePeriod, LivePoint
 from shadowspec.store import Quantile
 from shadowspec.types import END_TO_END, FIRST_TOKEN, LATENCIES, PER_TOKEN
 from shadowspec.words import DASH, milliseconds, number, percent, plural
 
 from . import charts, formats, queries, states
 
-NUM_POINTS = 96  # of a line
 MS_PER_S = 1_000.0
 TITLES = {END_TO_END: "End to end", FIRST_TOKEN: "Time to first token", PER_TOKEN: "Time per output token"}
 
 
 def live_section(own: Enabling, span: timedelta) -> None:
     """Production around the moment: all of the endpoint, whatever the enabling's slice and load."""
-    since, until = own.decided_at - span, own.decided_at + span
-    windows = queries.live_windows(own.endpoint, since, until)
+    found = queries.production(own.endpoint, own.decided_at, span)
     st.markdown("**Production**", help=_MEANING)
-    if not windows:
+    if found is None:
         states.empty(
             "The serving side is not measured",
             "What stands above was measured on the mirror: the same prompts through both arms, before and after. "
@@ -35,17 +33,15 @@ def live_section(own: Enabling, span: timedelta) -> None:
             "of its metrics. Name them in `[endpoints.NAME.live]` and let `shadowspec schedule` read them.",
         )
         return
-    switched_on = switched_on_at(windows, own.decided_at)
-    if switched_on is None:
+    if found.switched_on is None:
         st.info("Production has not drafted since it was enabled, as far as was read.", icon=":material/info:")
     else:
-        st.caption(f"Production counted its first draft since then in the window from {formats.local(switched_on)}.")
-    moment = switched_on or until
-    before = live_period([each for each in windows if each.ended_at <= moment])
-    after = live_period([each for each in windows if each.began_at >= moment])
-    st.dataframe(charts.frame(_rows(before, after)), hide_index=True)
-    st.caption(f"{_counted(before)} before, {_counted(after)} after.")
-    _line(live_points(windows, since, 2 * span / NUM_POINTS), switched_on or own.decided_at)
+        st.caption(
+            f"Production counted its first draft since then in the window from {formats.local(found.switched_on)}."
+        )
+    st.dataframe(charts.frame(_rows(found.before, found.after)), hide_index=True)
+    st.caption(f"{_counted(found.before)} before, {_counted(found.after)} after.")
+    _line(found.points, found.switched_on or own.decided_at)
 
 
 _MEANING = (

@@ -5,7 +5,7 @@ Values are shared between all open pages and never changed.  What an operator or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -18,12 +18,13 @@ from shadowspec.reports import changes as line
 from shadowspec.reports import frontiers, queues, replays
 from shadowspec.reports.changes import Change
 from shadowspec.reports.contexts import CacheCost, ContextPoint, ContextRow, by_context
+from shadowspec.reports.production import Production, around
 from shadowspec.reports.queues import MAX_ARRIVALS, QueueCell
 from shadowspec.reports.replays import AuditRow, ReplayRow, ReplaySums
 from shadowspec.reports.tally import Tally
 from shadowspec.store import AdviceChange, GroupSums, Histogram, RunFilter, VerdictChange
 from shadowspec.store.rollup_sums import Step
-from shadowspec.types import CostKey, Decision, FingerprintedConfig, LiveWindow, ProfiledCosts, StoredEvidence
+from shadowspec.types import CostKey, Decision, FingerprintedConfig, ProfiledCosts, StoredEvidence
 
 from . import source
 from .formats import now
@@ -101,9 +102,9 @@ def group_sums(
 
 
 @_keep
-def live_windows(endpoint: str, since: datetime, until: datetime) -> Sequence[LiveWindow]:
-    """What the endpoint's production engines counted, window by window."""
-    return source.store().live_windows(endpoint, since, until)
+def production(endpoint: str, enabled_at: datetime, span: timedelta) -> Production | None:
+    """What the endpoint's production engines counted on both sides of an enabling; None: nothing was read."""
+    return around(source.store(), endpoint, enabled_at, span)
 
 
 @_keep

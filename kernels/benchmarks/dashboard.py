@@ -25,9 +25,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shadowspec.reports.before_after import Enabling
+    from shadowspec.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results" / "dashboard.json"
@@ -42,6 +47,7 @@ TITLES = (
     "Board",
 )  # in the navigation
 READING_MS = 3_000  # that a reader looks at the board before going on
+MAX_CHANGES = 2_000  # of verdicts, newest first
 SQL_SHOWN = 400  # characters of a statement
 REST_S = 1.0  # without a statement: the server has read what it reads at its start
 
@@ -55,7 +61,11 @@ class Page:
     words: str
 
 
-# Each is a visit; `{endpoint}` and `{slice}` are of the store's first enabled slice.
+LIVE_PATH = "before-after?endpoint={live_endpoint}&decision={live_decision}"
+LIVE_WORDS = "Production counted its first draft"  # said with production's figures alone
+
+# Each is a visit; `{endpoint}` and `{slice}` are of the store's first enabled slice, `{live_decision}` is the enabling
+# around which most was read of production.
 PAGES = (
     Page("board", "", "What the columns mean"),
     Page("board, disabled only", "?verdict=DISABLE", "What the columns mean"),
@@ -64,6 +74,8 @@ PAGES = (
     Page("load and what-if", "loads", "Not a decision."),
     Page("changes", "changes", "Drift and changes"),
     Page("before and after", "before-after", "Before and after"),
+    Page("before and after, with production", LIVE_PATH, LIVE_WORDS),
+    Page("before and after, with production, 7 days", LIVE_PATH + "&around=7+days", LIVE_WORDS),
     Page("audit", "audit", "Audit and kill switch"),
 )
 
@@ -160,8 +172,8 @@ def visit(browser: Any, address: str, words: str) -> tuple[float, dict[str, Any]
         return drawn_ms / 1000.0, marks | {"content_s": round(content_ms / 1000, 3)}
 
 
-def interactions(browser: Any, base: str, statements: Statements) -> list[dict[str, Any]]:
-    """What a reader does on the board, each timed on its own."""
+def interactions(browser: Any, base: str, statements: Statements, live_path: str) -> list[dict[str, Any]]:
+    """What a reader does on the board, and around an enabling with production's figures, each timed on its own."""
     from tests.browser.looking import reader
 
     found = []
@@ -191,6 +203,11 @@ def interactions(browser: Any, base: str, statements: Statements) -> list[dict[s
             "from the board to its first endpoint's evidence",
             lambda: page.locator("table.ss-board .ss-go").first.click(),
         )
+        own.open(f"{base}/{live_path}")
+        statements.new()
+        act("before and after: 7 days of production", lambda: page.get_by_text("7 days", exact=True).first.click())
+        if LIVE_WORDS not in own.words:
+            raise SystemExit(f"{live_path}: no figures of production are shown")
     return found
 
 
@@ -214,6 +231,8 @@ def machine(config: Path) -> dict[str, Any]:
                 ("rollups", "count(*)", "rollups"),
                 ("decisions", "count(*)", "decisions"),
                 ("raw runs", "count(*)", "runs"),
+                ("live windows", "count(*)", "live_windows"),
+                ("live hours", "count(*)", "live_hours"),
             )
         }
         server_version = str(connection.exec_driver_sql("SELECT version()").scalar())
@@ -304,7 +323,7 @@ def measure(config: Path, rounds: int, only: str, out: Path) -> None:
         with server(config, log) as base:
             statements = Statements(log)
             ahead = statements.at_rest()
-            acted = interactions(opened, base, statements)
+            acted = interactions(opened, base, statements, LIVE_PATH.format(**places))
         for each in acted:
             print(each["name"], each["seen_s"], each["s"], [round(own["ms"]) for own in each["sql"][:5]])
     results = {"machine": machine(config), "at the start": ahead, "pages": found, "interactions": acted}
@@ -313,15 +332,32 @@ def measure(config: Path, rounds: int, only: str, out: Path) -> None:
 
 
 def example(config: Path) -> dict[str, str]:
-    """An endpoint with a verdict, for the pages that are of one."""
+    """An endpoint with a verdict, for the pages that are of one, and an enabling with live evidence around it."""
     from shadowspec.config import load_config
     from shadowspec.store import Store
     from shadowspec.types import Verdict
 
     with Store.open(load_config(config).database_url) as store:
         decisions = store.latest_decisions()
+        live = _most_read(store)
     enabled = [own for own in decisions if own.verdict is Verdict.ENABLE] or decisions
-    return {"endpoint": enabled[0].endpoint, "load": str(enabled[0].concurrency), "slice": enabled[-1].slice_key}
+    first = {"endpoint": enabled[0].endpoint, "load": str(enabled[0].concurrency), "slice": enabled[-1].slice_key}
+    return first | {"live_endpoint": live.endpoint, "live_decision": str(live.decision_id)}
+
+
+def _most_read(store: Store) -> Enabling:
+    """The enabling with most windows on the side that has fewer, within a week of it."""
+    from shadowspec.reports.before_after import enablings
+    from shadowspec.reports.production import around
+
+    found = []
+    for own in enablings(store.verdict_changes(limit=MAX_CHANGES), store.fingerprints()):
+        read = around(store, own.endpoint, own.decided_at, timedelta(days=7))
+        if read is not None and read.switched_on is not None:
+            found.append((min(read.before.num_windows, read.after.num_windows), own))
+    if not found:
+        raise SystemExit("the store holds no live evidence around an enabling")
+    return max(found, key=lambda each: each[0])[1]
 
 
 if __name__ == "__main__":

@@ -140,9 +140,10 @@ def outcome(taken: Taken) -> str:
 
 def _window_document(own: LiveWindow) -> dict[str, Any]:
     from shadowspec.reports.live import live_period
+    from shadowspec.store.live_hours import hour_of_window
     from shadowspec.types import COUNTS
 
-    period = live_period([own])
+    period = live_period([hour_of_window(own)])
     return {
         "began_at": own.began_at.isoformat(),
         "ended_at": own.ended_at.isoformat(),
@@ -159,6 +160,7 @@ def _window_document(own: LiveWindow) -> dict[str, Any]:
 def _print(runs: list[LiveRun]) -> None:
     from shadowspec.gating.live import alarm_words
     from shadowspec.reports.live import live_period
+    from shadowspec.store.live_hours import hour_of_window
     from shadowspec.types import FailedScrape
     from shadowspec.words import DASH, percent
 
@@ -168,7 +170,7 @@ def _print(runs: list[LiveRun]) -> None:
         promise = run.watched.promise
         for each in run.taken:
             window, own = each.window, guards.get(each.replica.replica)
-            accepted = None if window is None else live_period([window]).first_position_acceptance_rate
+            accepted = None if window is None else live_period([hour_of_window(window)]).first_position_acceptance_rate
             drafts = None if window is None else window.counts.num_drafts
             cells = (
                 run.job.endpoint,

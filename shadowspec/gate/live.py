@@ -113,34 +113,12 @@ def difference(after: LiveCounts, before: LiveCounts) -> LiveCounts | None:
     return found if found.is_valid else None
 
 
-def accepted_tokens(counts: LiveCounts) -> int | None:
-    """Accepted tokens of a window: as counted, else what neither prefill nor a verification's own token accounts for.
-
-    The latter holds where every step drafts, as SGLang's counters mean it; None where it contradicts itself.
-    """
-    if counts.num_accepted_tokens is not None:
-        return counts.num_accepted_tokens
-    if counts.num_drafts is None or counts.num_output_tokens is None or counts.num_requests is None:
-        return None
-    left = counts.num_output_tokens - counts.num_requests - counts.num_drafts
-    return left if left >= 0 else None
-
-
 def scored(counts: LiveCounts, metric: str) -> tuple[int, int] | None:
-    """Accepted and drafted of a window in the denominator of `metric`; None where its engine does not tell.
-
-    Where no position is told the steps that accepted their first token are at most those that there were, and at most
-    the accepted tokens: the lesser stands for them, which is never too low, so that it raises no alarm by itself.
-    """
-    if not counts.num_drafts:
-        return None
-    if metric != FIRST_POSITION:
-        accepted, drafted = counts.num_accepted_tokens, counts.num_draft_tokens
-        return None if accepted is None or not drafted else (accepted, drafted)
-    if counts.num_accepted_tokens_per_pos:
-        return counts.num_accepted_tokens_per_pos[0], counts.num_drafts
-    accepted = accepted_tokens(counts)
-    return None if accepted is None else (min(accepted, counts.num_drafts), counts.num_drafts)
+    """Accepted and drafted of a window in the denominator of `metric`; None where its engine does not tell."""
+    if metric == FIRST_POSITION:
+        return counts.first_position
+    accepted, drafted = counts.num_accepted_tokens, counts.num_draft_tokens
+    return None if not counts.num_drafts or accepted is None or not drafted else (accepted, drafted)
 
 
 def promise_of(decisions: Iterable[Decision]) -> Promise | None:

@@ -1,4 +1,4 @@
-"""What production did, from live evidence: rates, acceptance and latencies of windows added up.
+"""What production did, from live evidence: rates, acceptance and latencies of windows, added up by the hour or alone.
 
 Counters say nothing of single requests: a quantile lies within the bin of the engine's own histogram that holds it, and
 its estimate is read off a straight line within that bin, as Prometheus does it.
@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
-from shadowspec.gate.guard_policy import FIRST_POSITION
-from shadowspec.gate.live import accepted_tokens, scored
 from shadowspec.metrics import ratio
 from shadowspec.store import Quantile
-from shadowspec.types import COUNTS, LATENCIES, Buckets, LiveCounts, LiveWindow
+from shadowspec.store.live_hours import added
+from shadowspec.types import Buckets, LiveHour
 
 SHARES = (0.5, 0.95, 0.99)
+US_PER_S = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,84 +51,63 @@ class LivePoint:
     first_position_acceptance_rate: float | None
 
 
-def live_period(windows: Sequence[LiveWindow]) -> LivePeriod:
-    """These windows added up."""
-    whole = added(own.counts for own in windows)
+def live_period(hours: Iterable[LiveHour]) -> LivePeriod:
+    """These hours added up; a window alone is an hour too."""
+    ordered = sorted(hours, key=lambda own: own.ended_at)
+    whole = added(own.counts for own in ordered)
     return LivePeriod(
-        num_windows=len(windows),
-        num_resets=sum(own.is_reset for own in windows),
-        num_failed_scrapes=sum(own.num_failed_scrapes for own in windows),
+        num_windows=sum(own.num_windows for own in ordered),
+        num_resets=sum(own.num_resets for own in ordered),
+        num_failed_scrapes=sum(own.num_failed_scrapes for own in ordered),
         num_requests=whole.num_requests,
-        requests_per_s=_per_second(windows, "num_requests"),
-        output_tokens_per_s=_per_second(windows, "num_output_tokens"),
+        requests_per_s=_requests_per_s(ordered),
+        output_tokens_per_s=_output_tokens_per_s(ordered),
         cache_hit_rate=_ratio(whole.num_cached_tokens, whole.num_prompt_tokens),
-        first_position_acceptance_rate=first_position_rate(windows),
+        first_position_acceptance_rate=_first_position_rate(ordered),
         draft_acceptance_rate=_ratio(whole.num_accepted_tokens, whole.num_draft_tokens),
-        mean_acceptance_length=mean_length(windows),
+        mean_acceptance_length=_mean_length(ordered),
         latencies={
             name: {share: quantile(bins, share) for share in SHARES} for name, bins in sorted(whole.latencies.items())
         },
     )
 
 
-def live_points(windows: Sequence[LiveWindow], since: datetime, step: timedelta) -> list[LivePoint]:
-    """The windows by the stretch of time in which they began, counted from `since`; one without any has no point."""
-    by_stretch: dict[int, list[LiveWindow]] = defaultdict(list)
-    for own in windows:
-        by_stretch[(own.began_at - since) // step].append(own)
+def live_points(hours: Iterable[LiveHour], since: datetime, step: timedelta) -> list[LivePoint]:
+    """By stretches of whole hours from `since`, the start of one; a stretch in which no window ended has no point."""
+    by_stretch: dict[int, list[LiveHour]] = defaultdict(list)
+    for own in hours:
+        by_stretch[(own.hour - since) // step].append(own)
     return [
         LivePoint(
             began_at=since + place * step,
-            output_tokens_per_s=_per_second(own, "num_output_tokens"),
-            requests_per_s=_per_second(own, "num_requests"),
-            first_position_acceptance_rate=first_position_rate(own),
+            output_tokens_per_s=_output_tokens_per_s(own),
+            requests_per_s=_requests_per_s(own),
+            first_position_acceptance_rate=_first_position_rate(own),
         )
         for place, own in sorted(by_stretch.items())
     ]
 
 
-def switched_on_at(windows: Iterable[LiveWindow], enabled_at: datetime) -> datetime | None:
+def switched_on_at(hours: Iterable[LiveHour], enabled_at: datetime) -> datetime | None:
     """When production first drafted after it was enabled: from then on is after.  None: it has not drafted since.
 
     Where it drafted before too, the enabling itself parts before from after.
     """
-    drafting = [own for own in windows if own.counts.num_drafts]
-    if any(own.ended_at <= enabled_at for own in drafting):
-        return enabled_at
-    return min((max(own.began_at, enabled_at) for own in drafting), default=None)
+    first = min((own.drafted_at for own in hours if own.drafted_at is not None), default=None)
+    return None if first is None else max(first, enabled_at)
 
 
-def first_position_rate(windows: Iterable[LiveWindow]) -> float | None:
+def _first_position_rate(hours: Iterable[LiveHour]) -> float | None:
     """Pooled; where the engine tells no positions, what it is at most."""
-    pairs = [found for own in windows if (found := scored(own.counts, FIRST_POSITION)) is not None]
+    pairs = [(own.num_first_accepted_tokens, own.num_first_drafts) for own in hours]
     return ratio(sum(own[0] for own in pairs), sum(own[1] for own in pairs))
 
 
-def mean_length(windows: Iterable[LiveWindow]) -> float | None:
+def _mean_length(hours: Iterable[LiveHour]) -> float | None:
     """Tokens emitted per verification, its own included; pooled."""
-    accepted = drafts = 0
-    for own in windows:
-        number = accepted_tokens(own.counts)
-        if number is not None and own.counts.num_drafts:
-            accepted, drafts = accepted + number, drafts + own.counts.num_drafts
-    found = ratio(accepted, drafts)
+    pairs = [(own.num_known_accepted_tokens, own.num_known_drafts) for own in hours]
+    found = ratio(sum(own[0] for own in pairs), sum(own[1] for own in pairs))
     return None if found is None else 1.0 + found
-
-
-def added(counts: Iterable[LiveCounts]) -> LiveCounts:
-    """Counts added up; what none of them knows is unknown, and what some know is what these know."""
-    rows = list(counts)
-    known = {name: [own for row in rows if (own := getattr(row, name)) is not None] for name in COUNTS}
-    latencies: dict[str, Buckets] = {}
-    for name in LATENCIES:
-        for row in rows:
-            if name in row.latencies:
-                own = row.latencies[name]
-                before = latencies.get(name)
-                # Other bins came with another version of the engine: what they hold cannot be added to these.
-                latencies[name] = own if before is None or before.bounds != own.bounds else before.plus(own)
-    sums: dict[str, Any] = {name: sum(own) if own else None for name, own in known.items()}
-    return LiveCounts(**sums, latencies=latencies)
 
 
 def quantile(bins: Buckets, share: float) -> Quantile | None:
@@ -149,15 +127,25 @@ def quantile(bins: Buckets, share: float) -> Quantile | None:
     return None
 
 
-def _per_second(windows: Iterable[LiveWindow], name: str) -> float | None:
-    """Of each replica over the time that its windows cover, added over the replicas."""
+def _requests_per_s(hours: Iterable[LiveHour]) -> float | None:
+    return _per_second((own.replica, own.counts.num_requests, own.requests_us) for own in hours)
+
+
+def _output_tokens_per_s(hours: Iterable[LiveHour]) -> float | None:
+    return _per_second((own.replica, own.counts.num_output_tokens, own.output_tokens_us) for own in hours)
+
+
+def _per_second(counted: Iterable[tuple[str, int | None, int]]) -> float | None:
+    """Of each replica, whose number and microseconds these are, over its time; added over the replicas."""
     number: dict[str, int] = defaultdict(int)
-    seconds: dict[str, float] = defaultdict(float)
-    for own in windows:
-        if (value := getattr(own.counts, name)) is not None:
-            number[own.replica] += value
-            seconds[own.replica] += own.seconds
-    rates = [found for replica in number if (found := ratio(number[replica], seconds[replica])) is not None]
+    covered_us: dict[str, int] = defaultdict(int)
+    for replica, value, time_us in counted:
+        if value is not None:
+            number[replica] += value
+            covered_us[replica] += time_us
+    rates = [
+        found for replica in number if (found := ratio(number[replica], covered_us[replica] / US_PER_S)) is not None
+    ]
     return math.fsum(rates) if rates else None
 
 

@@ -52,6 +52,7 @@ _GATE = Rights(
     | {
         "live_replicas": "SELECT, INSERT, DELETE",
         "live_windows": "SELECT, INSERT",
+        "live_hours": "SELECT, INSERT, UPDATE",
     },  # DISABLE where the live guard does
     sequences=(
         "decisions_decision_id_seq",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, insert, select
 
-from shadowspec.store import bulk
+from shadowspec.store import bulk, live_hours
+from shadowspec.store.live_rows import counts_document, counts_of
 from shadowspec.store.tables import live_replicas, live_windows
-from shadowspec.types import COUNTS, Buckets, LiveCounts, LiveReplica, LiveScrape, LiveWindow
+from shadowspec.types import COUNTS, LiveReplica, LiveScrape, LiveWindow
 
 _OWN = ("replica", "series", "began_at", "ended_at", "is_reset", "num_failed_scrapes")
 WINDOW = ("endpoint", *_OWN, *COUNTS, "num_accepted_tokens_per_pos", "latencies")
@@ -58,15 +59,23 @@ class LiveSession:
         return read_replicas(self._connection, self._endpoint)
 
     def keep(self, replicas: Collection[LiveReplica], windows: Collection[LiveWindow]) -> int:
-        """Keep how far these replicas were read, and the windows that are new; how many of those there were."""
+        """Keep how far these replicas were read, and the windows that are new; how many of those there were.
+
+        The new ones are added to their hours: a window that was kept before is in its hour already.
+        """
         own = live_replicas.c
         names = [each.replica for each in replicas]
         self._connection.execute(delete(live_replicas).where(own.endpoint == self._endpoint, own.replica.in_(names)))
         if replicas:
             values = [{"endpoint": self._endpoint, **_replica_row(each)} for each in replicas]
             self._connection.execute(insert(live_replicas), values)
-        rows = [(self._endpoint, *_window_row(each)) for each in windows]
-        return len(bulk.insert_new(self._connection, live_windows, WINDOW, rows))
+        by_key = {(each.replica, each.ended_at): each for each in windows}
+        rows = [(self._endpoint, *_window_row(each)) for each in by_key.values()]
+        kept = bulk.insert_new(self._connection, live_windows, WINDOW, rows)
+        live_hours.add_windows(
+            self._connection, self._endpoint, [by_key[replica, ended_at] for _, replica, ended_at in kept]
+        )
+        return len(kept)
 
 
 def _replica_row(own: LiveReplica) -> dict[str, Any]:
@@ -76,7 +85,7 @@ def _replica_row(own: LiveReplica) -> dict[str, Any]:
         "series": None if scrape is None else scrape.series,
         "scraped_at": None if scrape is None else scrape.scraped_at,
         "started_at": None if scrape is None else scrape.started_at,
-        "counts": None if scrape is None else _document(scrape.counts),
+        "counts": None if scrape is None else counts_document(scrape.counts),
         "num_failed": own.num_failed,
         "failed_at": own.failed_at,
         "error": own.error,
@@ -86,13 +95,13 @@ def _replica_row(own: LiveReplica) -> dict[str, Any]:
 def _replica(row: RowMapping) -> LiveReplica:
     scrape = None
     if row["counts"] is not None:
-        counts = _counts(row["counts"])
+        counts = counts_of(row["counts"])
         scrape = LiveScrape(row["replica"], row["series"], row["scraped_at"], row["started_at"], counts)
     return LiveReplica(row["replica"], scrape, row["num_failed"], row["failed_at"], row["error"])
 
 
 def _window_row(own: LiveWindow) -> tuple[Any, ...]:
-    document = _document(own.counts)
+    document = counts_document(own.counts)
     return (
         *(getattr(own, name) for name in _OWN),
         *(document[name] for name in (*COUNTS, "num_accepted_tokens_per_pos", "latencies")),
@@ -100,21 +109,4 @@ def _window_row(own: LiveWindow) -> tuple[Any, ...]:
 
 
 def _window(row: RowMapping) -> LiveWindow:
-    return LiveWindow(**{name: row[name] for name in _OWN}, counts=_counts(row))
-
-
-def _document(counts: LiveCounts) -> dict[str, Any]:
-    latencies = {name: [list(own.bounds), list(own.counts)] for name, own in counts.latencies.items()}
-    per_pos = list(counts.num_accepted_tokens_per_pos)
-    return {name: getattr(counts, name) for name in COUNTS} | {
-        "num_accepted_tokens_per_pos": per_pos,
-        "latencies": latencies,
-    }
-
-
-def _counts(document: Mapping[Any, Any]) -> LiveCounts:
-    return LiveCounts(
-        **{name: document[name] for name in COUNTS},
-        num_accepted_tokens_per_pos=tuple(document["num_accepted_tokens_per_pos"]),
-        latencies={name: Buckets(tuple(own[0]), tuple(own[1])) for name, own in document.get("latencies", {}).items()},
-    )
+    return LiveWindow(**{name: row[name] for name in _OWN}, counts=counts_of(row))

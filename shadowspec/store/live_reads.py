@@ -7,8 +7,8 @@ from datetime import datetime
 
 from sqlalchemy import Engine
 
-from shadowspec.store import live, session
-from shadowspec.types import LiveReplica, LiveWindow
+from shadowspec.store import live, live_hours, session
+from shadowspec.types import LiveHour, LiveReplica, LiveWindow
 
 
 class LiveReads:
@@ -35,3 +35,11 @@ class LiveReads:
         """
         with session.read(self._engine) as connection:
             return live.read_windows(connection, endpoint, since, until, replicas, limit)
+
+    def live_hours(self, endpoint: str, since: datetime, until: datetime) -> list[LiveHour]:
+        """What the endpoint's windows add up to by replica, series and the hour in which they ended.
+
+        The hours that begin from `since` up to, but without, `until`.
+        """
+        with session.read(self._engine) as connection:
+            return live_hours.read_hours(connection, endpoint, since, until)

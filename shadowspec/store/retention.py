@@ -1,10 +1,11 @@
 """Retention: records, runs and blocks older than a cut are removed; what was counted and decided stays for ever.
 
-Replays, audited runs and windows of live evidence go with them; what audits have come to stays.
+Replays, audited runs and windows of live evidence go with them; what audits have come to stays, and so do the hours
+that windows were added up by.
 
 The age of a row is its record's own time; files have none, theirs is the event time.  On Postgres whole months are
 dropped, and only those that lie wholly before the cut; what has no month, and everything on SQLite, is deleted in
-batches.  Rollups, ledger, funnel counts, configs and decisions are never touched.
+batches.  Rollups, hours, ledger, funnel counts, configs and decisions are never touched.
 
 Once folded, evidence needs its rows no more.  What is not folded yet, or waits in a cluster or a block that is open,
 is evidence to come: its removal is refused unless forced, where the hypothesis that it bears on is not decided.

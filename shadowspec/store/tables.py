@@ -532,5 +532,23 @@ live_windows = Table(  # what a replica counted between two scrapes
     Index(None, "endpoint", "ended_at"),
 )
 
+live_hours = Table(  # what windows that ended in an hour add up to, which outlives them
+    "live_hours",
+    metadata,
+    Column("endpoint", Text, primary_key=True),
+    Column("hour", UtcDateTime, primary_key=True),
+    Column("replica", Text, primary_key=True),
+    Column("series", Text, primary_key=True),
+    Column("began_at", UtcDateTime, nullable=False),
+    Column("ended_at", UtcDateTime, nullable=False),
+    Column("drafted_at", UtcDateTime),  # NULL: nothing was drafted
+    *integers("num_windows", "num_resets", "num_failed_scrapes"),
+    *integers(*COUNTS, nullable=True),  # NULL: no window knows
+    *integers("requests_us", "output_tokens_us", "num_first_accepted_tokens", "num_first_drafts"),
+    *integers("num_known_accepted_tokens", "num_known_drafts"),
+    Column("num_accepted_tokens_per_pos", Json, nullable=False),
+    Column("latencies", Json, nullable=False),
+)
+
 ROLLUP_KEY = ("endpoint", "hour", "slice_key", "fingerprint", "concurrency")
 PARTITIONED = (records, runs)

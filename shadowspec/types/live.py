@@ -62,6 +62,33 @@ class LiveCounts:
         binned = [count for own in self.latencies.values() for count in own.counts]
         return min((*numbers, *self.num_accepted_tokens_per_pos, *binned), default=0) >= 0
 
+    @property
+    def accepted_tokens(self) -> int | None:
+        """Of one window: as counted, else what neither prefill nor a verification's own token accounts for.
+
+        The latter holds where every step drafts, as SGLang's counters mean it; None where it contradicts itself.
+        """
+        if self.num_accepted_tokens is not None:
+            return self.num_accepted_tokens
+        if self.num_drafts is None or self.num_output_tokens is None or self.num_requests is None:
+            return None
+        left = self.num_output_tokens - self.num_requests - self.num_drafts
+        return left if left >= 0 else None
+
+    @property
+    def first_position(self) -> tuple[int, int] | None:
+        """Of one window: steps that accepted their first token, and all that drafted; None where nobody tells.
+
+        Where no position is told the former are at most those that there were, and at most the accepted tokens: the
+        lesser stands for them, which is never too low, so that it raises no alarm by itself.
+        """
+        if not self.num_drafts:
+            return None
+        if self.num_accepted_tokens_per_pos:
+            return self.num_accepted_tokens_per_pos[0], self.num_drafts
+        accepted = self.accepted_tokens
+        return None if accepted is None else (min(accepted, self.num_drafts), self.num_drafts)
+
 
 COUNTS: Final = (
     "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_requests", "num_prompt_tokens",
@@ -124,3 +151,30 @@ class LiveWindow:
     @property
     def seconds(self) -> float:
         return (self.ended_at - self.began_at).total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class LiveHour:
+    """What the windows of one replica and series that ended within an hour add up to.
+
+    Everything merges with others of its kind, and outlives the windows.  What is no plain sum of counts (a window's
+    bound at the first position, what it says of accepted tokens only together with other counts) was added up window
+    by window: the last four.
+    """
+
+    replica: str
+    series: str
+    hour: datetime  # its start, UTC
+    began_at: datetime  # of the windows, the earliest
+    ended_at: datetime  # the latest
+    drafted_at: datetime | None  # when the earliest window with drafts began
+    num_windows: int
+    num_resets: int
+    num_failed_scrapes: int
+    counts: LiveCounts  # None where no window knows it, else of those that do
+    requests_us: int  # time of the windows that know requests, microseconds
+    output_tokens_us: int  # of those that know output tokens
+    num_first_accepted_tokens: int  # `first_position`, of the windows that tell it
+    num_first_drafts: int
+    num_known_accepted_tokens: int  # `accepted_tokens`, of the windows that tell it and drafted
+    num_known_drafts: int

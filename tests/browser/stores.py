@@ -26,8 +26,10 @@ SECRET = "canary-secret-0123456789abcdef-2d6c"  # that ids are hashed with
 CANARIES = (PASSWORD, PROMPT, SESSION, USER, REQUEST, SECRET)
 DEMO_REQUESTS = 60
 DEMO_ENDPOINTS = ("text-to-sql", "code-completion")
-SMALL = Size(num_slices=20, num_days=20, num_runs=20_000, num_looks=8)
-LARGE = Size(num_slices=200, num_days=90, num_runs=150_000, num_looks=12)  # a full board over a full span
+SMALL = Size(num_slices=20, num_days=20, num_runs=20_000, num_looks=8, live_interval_s=900.0)
+LARGE = Size(
+    num_slices=200, num_days=90, num_runs=150_000, num_looks=12, live_interval_s=900.0
+)  # a full board over a full span
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ CONTENT = {
     "explorer": ("Explorer", "Requests", "prompt class"),
     "loads": ("Speedup by load", "Not a decision."),
     "changes": ("Drift and changes", "verdict"),
-    "before-after": ("Before and after", "The serving side is not measured"),
+    "before-after": ("Before and after", "Production"),
     "audit": ("Audit and kill switch", "Overrides"),
 }
 TITLES = {

@@ -18,7 +18,9 @@ from shadowspec.demo.large.filling import Size, fill
 from shadowspec.demo.large.world import make_world
 from shadowspec.store import upgrade
 
-SIZE = Size(num_slices=24, num_days=20, num_runs=5_000, num_looks=6)  # three endpoints, all three verdicts
+SIZE = Size(
+    num_slices=24, num_days=20, num_runs=5_000, num_looks=6, live_interval_s=1_800.0
+)  # three endpoints, all three verdicts
 Open = Callable[..., AppTest]
 
 APP = Path(__file__).parents[2] / "dashboards" / "app.py"

@@ -6,13 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shadowspec.demo.large.production import SPAN
 from shadowspec.gating.live import take_scrapes
+from shadowspec.reports.before_after import enablings
+from shadowspec.reports.live import live_period
 from shadowspec.store import Store
-from shadowspec.types import END_TO_END, Buckets, LiveCounts, LiveScrape, Verdict
-from shadowspec.words import DASH
+from shadowspec.store.live_hours import hour_of_window
+from shadowspec.types import END_TO_END, Buckets, LiveCounts, LiveScrape, LiveWindow, Verdict
+from shadowspec.words import DASH, number
 from tests.dashboards.conftest import Open
 from tests.dashboards.pages import said
 from tests.store import examples
@@ -72,7 +77,45 @@ def test_production_that_never_drafted_is_said(enabled: str, open_page: Open) ->
     assert "Production has not drafted since it was enabled" in said(open_page("before_after"))
 
 
+def test_a_week_on_either_side_is_read_by_the_hour(
+    filled_url: str, configured: Callable[..., Path], open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures of all windows of two weeks, of which the page reads those of a few hours."""
+    configured(filled_url)
+    with Store.open(filled_url) as store:
+        found = enablings(store.verdict_changes(limit=1_000), store.fingerprints())
+        windows = {name: store.live_windows(name) for name in store.endpoints()}
+    enabling = max((own for own in found if own.decided_at < datetime.now(UTC) - SPAN), key=lambda own: own.decided_at)
+    own = [each for each in windows[enabling.endpoint] if each.ended_at < enabling.decided_at + SPAN]
+    on = min(each.began_at for each in own if each.counts.num_drafts)
+    before = live_period(hour_of_window(each) for each in own if each.ended_at <= on)
+    after = live_period(hour_of_window(each) for each in own if each.began_at >= on)
+    assert before.num_windows + after.num_windows > 1_000
+    read: list[int] = []
+    whole = Store.live_windows
+
+    def counted(*asked: Any, **named: Any) -> list[LiveWindow]:
+        rows = whole(*asked, **named)
+        read.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(Store, "live_windows", counted)
+    app = open_page("before_after", endpoint=enabling.endpoint, decision=str(enabling.decision_id), around="7 days")
+    assert not app.exception
+    table = next(each.value for each in app.dataframe if "Production" in each.value.columns)
+    rows = {row["Production"]: (row["Before"], row["After"]) for _, row in table.iterrows()}
+    for name, field in (
+        ("Output tokens per second", "output_tokens_per_s"),
+        ("Requests per second", "requests_per_s"),
+        ("Mean acceptance length", "mean_acceptance_length"),
+    ):
+        assert rows[name] == (number(getattr(before, field)), number(getattr(after, field)))
+    assert f"{before.num_windows:,} windows with {before.num_requests:,} requests before" in said(app)
+    assert 0 < sum(read) < 30
+
+
 def test_without_readings_the_reason_is_said(enabled: str, open_page: Open) -> None:
     text = said(open_page("before_after"))
     assert "The serving side is not measured" in text
+    assert "prefix-cache hit rate" in text
     assert "[endpoints.NAME.live]" in text

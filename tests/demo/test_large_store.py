@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +15,23 @@ from shadowspec.config import load_config
 from shadowspec.demo.large import DATA_NOTE
 from shadowspec.demo.large.config import config_text
 from shadowspec.demo.large.filling import Filled, Size, fill
+from shadowspec.demo.large.production import SPAN, SWITCHED_AFTER
 from shadowspec.demo.large.traffic import bins_of
 from shadowspec.demo.large.world import make_world
 from shadowspec.errors import UsageError
 from shadowspec.failures import NAMES
 from shadowspec.gating import run_gate
 from shadowspec.metrics import mean_acceptance_length, speedup
+from shadowspec.reports.before_after import enablings
+from shadowspec.reports.production import around
 from shadowspec.store import Store, session, tables
 from shadowspec.store.histograms import bin_of
 from shadowspec.store.rollups import METRICS, additions
-from shadowspec.types import Block, BlockResult, Verdict
+from shadowspec.types import END_TO_END, LATENCIES, Block, BlockResult, Verdict
 
 NOW = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
-SIZE = Size(num_slices=30, num_days=30, num_runs=8_000, num_looks=10)
+HOUR = timedelta(hours=1)
+SIZE = Size(num_slices=30, num_days=30, num_runs=8_000, num_looks=10, live_interval_s=900.0)
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
@@ -154,6 +158,35 @@ def test_bounds_hold_the_truth_that_was_drawn_from(filled: tuple[str, Filled]) -
                         assert test.lower <= truth[test.name] + 0.01
                         assert test.upper >= truth[test.name] - 0.1
     assert checked > 20
+
+
+def test_production_is_read_around_an_enabling(filled: tuple[str, Filled]) -> None:
+    """Every enabled endpoint has a week on either side of one; drafts begin after it, and then it is faster."""
+    url, said = filled
+    total = 0
+    with Store.open(url) as store:
+        found = enablings(store.verdict_changes(limit=1_000), store.fingerprints())
+        for endpoint in sorted({own.endpoint for own in found}):
+            windows = store.live_windows(endpoint)
+            total += len(windows)
+            if not windows:
+                assert all(own.decided_at > NOW - SPAN - HOUR for own in found if own.endpoint == endpoint)
+                continue
+            enabled_at = windows[0].began_at + SPAN
+            assert enabled_at in {own.decided_at for own in found if own.endpoint == endpoint}
+            own = around(store, endpoint, enabled_at, SPAN)
+            assert own is not None
+            assert own.switched_on is not None
+            assert own.switched_on >= enabled_at + SWITCHED_AFTER
+            assert (own.before.first_position_acceptance_rate, own.before.num_resets) == (None, 0)
+            assert 0.1 < (own.after.first_position_acceptance_rate or 0.0) < 0.9
+            old, new = (side.latencies[END_TO_END][0.5] for side in (own.before, own.after))
+            assert old is not None
+            assert new is not None
+            assert new.lower <= new.estimate < old.estimate
+            requests = [sum(each.counts.latencies[name].total for each in windows) for name in LATENCIES]
+            assert set(requests) == {sum(each.counts.num_requests or 0 for each in windows)}
+    assert total == said.num_live_windows > 2_000
 
 
 def test_a_store_that_holds_something_is_left_alone(filled: tuple[str, Filled]) -> None:

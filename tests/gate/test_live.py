@@ -16,7 +16,6 @@ import pytest
 from shadowspec.gate.guard_policy import GuardPolicy
 from shadowspec.gate.live import (
     Promise,
-    accepted_tokens,
     difference,
     from_then,
     guarded,
@@ -124,11 +123,11 @@ def test_what_is_scored() -> None:
     assert scored(replace(own, num_drafts=0), "first_position_acceptance_rate") is None
     # SGLang: 300 tokens of 10 requests in 100 verifications leave 190 accepted ones, and at most every step's first.
     told = LiveCounts(num_drafts=100, num_output_tokens=300, num_requests=10)
-    assert accepted_tokens(told) == 190
+    assert told.accepted_tokens == 190
     assert scored(told, "first_position_acceptance_rate") == (100, 100)
     assert scored(replace(told, num_output_tokens=130), "first_position_acceptance_rate") == (20, 100)
     assert scored(told, "draft_acceptance_rate") is None
-    assert accepted_tokens(replace(told, num_output_tokens=100)) is None, "it contradicts itself"
+    assert replace(told, num_output_tokens=100).accepted_tokens is None, "it contradicts itself"
 
 
 def test_the_bound_of_an_engine_without_positions_is_never_too_low() -> None:

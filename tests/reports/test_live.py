@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -12,22 +13,29 @@ import numpy as np
 import pytest
 
 from shadowspec.reports.live import live_period, live_points, quantile, switched_on_at
-from shadowspec.types import END_TO_END, Buckets, LiveCounts, LiveWindow
+from shadowspec.store.live_hours import added_up, hour_of_window
+from shadowspec.types import END_TO_END, Buckets, LiveCounts, LiveHour, LiveWindow
+from tests.store.live_traffic import windows
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 BINS = Buckets((0.1, 0.2), (0, 0, 0))
 
 
-def window(start: float, *, replica: str = "a", minutes: float = 1, **counts: Any) -> LiveWindow:
+def window(start: float, *, replica: str = "a", series: str = "s", minutes: float = 1, **counts: Any) -> LiveWindow:
     began = NOON + start * MINUTE
-    return LiveWindow(replica, "s", began, began + minutes * MINUTE, False, 0, LiveCounts(**counts))
+    return LiveWindow(replica, series, began, began + minutes * MINUTE, False, 0, LiveCounts(**counts))
+
+
+def alone(windows: Iterable[LiveWindow]) -> list[LiveHour]:
+    """Each as an hour of its own."""
+    return [hour_of_window(own) for own in windows]
 
 
 def test_rates_are_per_second_of_each_replica() -> None:
     """Two replicas side by side: 120 tokens in a minute and 120 in two make three a second together."""
     own = [window(0, num_output_tokens=120), window(0, replica="b", minutes=2, num_output_tokens=120)]
-    found = live_period(own)
+    found = live_period(added_up(own))
     assert found.output_tokens_per_s == pytest.approx(2.0 + 1.0)
     assert (found.requests_per_s, found.cache_hit_rate, found.num_requests) == (None, None, None)
     assert found.num_windows == 2
@@ -40,7 +48,7 @@ def test_acceptance_is_pooled() -> None:
         window(0, num_drafts=100, num_draft_tokens=200, num_accepted_tokens=90, num_accepted_tokens_per_pos=(80, 10)),
         window(1, num_drafts=300, num_draft_tokens=600, num_accepted_tokens=30, num_accepted_tokens_per_pos=(30, 0)),
     ]
-    found = live_period(own)
+    found = live_period(added_up(own))
     assert found.first_position_acceptance_rate == 110 / 400
     assert found.draft_acceptance_rate == 120 / 800
     assert found.mean_acceptance_length == 1 + 120 / 400
@@ -48,7 +56,7 @@ def test_acceptance_is_pooled() -> None:
 
 def test_what_went_wrong_is_counted() -> None:
     own = [replace(window(0), is_reset=True), replace(window(1), num_failed_scrapes=3)]
-    found = live_period(own)
+    found = live_period(added_up(own))
     assert (found.num_resets, found.num_failed_scrapes) == (1, 3)
 
 
@@ -76,24 +84,55 @@ def test_quantiles_lie_in_their_bins() -> None:
 def test_bins_of_another_version_are_not_added() -> None:
     own = [
         window(0, latencies={END_TO_END: Buckets((0.1,), (10, 0))}),
-        window(1, latencies={END_TO_END: Buckets((0.2,), (0, 20))}),
-        window(2, latencies={END_TO_END: Buckets((0.2,), (0, 30))}),
+        window(1, series="t", latencies={END_TO_END: Buckets((0.2,), (30, 1))}),
+        window(2, replica="b", latencies={END_TO_END: Buckets((0.1,), (10, 0))}),
+        window(3, series="t", latencies={END_TO_END: Buckets((0.2,), (0, 40))}),
     ]
-    found = live_period(own).latencies[END_TO_END][0.5]
-    assert found is not None
-    assert found.lower == 0.2
+    for hours in (alone(own), added_up(own)):
+        found = live_period(hours).latencies[END_TO_END]
+        assert found[0.5] is not None
+        assert found[0.5].lower == 0.2, "41 of the newest version's 71 are above"
+        assert found[0.99] is None, "they are 71, not a hundred"
 
 
 def test_after_begins_where_production_first_drafted() -> None:
     off, on = window(5, num_drafts=0), window(9, num_drafts=50)
-    assert switched_on_at([off, on], NOON) == NOON + 9 * MINUTE
-    assert switched_on_at([off], NOON) is None
-    assert switched_on_at([window(-5, num_drafts=50), on], NOON) == NOON, "it drafted before too"
-    assert switched_on_at([window(-0.5, num_drafts=50)], NOON) == NOON
+    assert switched_on_at(alone([off, on]), NOON) == NOON + 9 * MINUTE
+    assert switched_on_at(alone([off]), NOON) is None
+    assert switched_on_at(alone([window(-5, num_drafts=50), on]), NOON) == NOON, "it drafted before too"
+    assert switched_on_at(alone([window(-0.5, num_drafts=50)]), NOON) == NOON
 
 
 def test_points_of_a_line() -> None:
-    own = [window(0, num_output_tokens=60), window(1, num_output_tokens=180), window(10, num_output_tokens=60)]
-    points = live_points(own, NOON, 5 * MINUTE)
-    assert [each.began_at for each in points] == [NOON, NOON + 10 * MINUTE]
+    """By the hour in which a window ended: the third belongs to the next."""
+    own = [window(0, num_output_tokens=60), window(1, num_output_tokens=180), window(59, num_output_tokens=60)]
+    points = live_points(added_up(own), NOON - 60 * MINUTE, 60 * MINUTE)
+    assert [each.began_at for each in points] == [NOON, NOON + 60 * MINUTE]
     assert [each.output_tokens_per_s for each in points] == pytest.approx([2.0, 1.0])
+    (both,) = live_points(added_up(own), NOON, 180 * MINUTE)
+    assert both.output_tokens_per_s == pytest.approx(300 / 180)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hours_say_what_their_windows_say(seed: int) -> None:
+    own = windows(seed, NOON, timedelta(hours=12), NOON + timedelta(hours=5))
+    whole = live_period(added_up(own))
+    assert whole == live_period(alone(own))
+    assert whole.first_position_acceptance_rate is not None
+    assert live_points(added_up(own), NOON, 120 * MINUTE) == live_points(alone(own), NOON, 120 * MINUTE)
+    # By hand, from the windows.
+    told = [each.counts.first_position for each in own]
+    assert whole.first_position_acceptance_rate == pytest.approx(
+        sum(pair[0] for pair in told if pair) / sum(pair[1] for pair in told if pair)
+    )
+    rates = []
+    for name in "abc":
+        counted = [each for each in own if each.replica == name and each.counts.num_requests is not None]
+        seconds = sum(each.seconds for each in counted)
+        rates.append(sum(each.counts.num_requests or 0 for each in counted) / seconds if counted else 0.0)
+    assert whole.requests_per_s == pytest.approx(sum(rates))
+    pairs = [(each.counts.accepted_tokens, each.counts.num_drafts) for each in own]
+    known = [(accepted, drafts) for accepted, drafts in pairs if accepted is not None and drafts]
+    assert any(accepted is None and drafts for accepted, drafts in pairs), "some contradict themselves"
+    length = 1 + sum(accepted for accepted, _ in known) / sum(drafts for _, drafts in known)
+    assert whole.mean_acceptance_length == pytest.approx(length)

@@ -36,7 +36,8 @@ def main() -> None:
         arguments.config.write_text(config_text(make_world(size.num_slices, size.seed), arguments.database))
     print(
         f"{filled.num_runs:,} runs in {filled.num_rollups:,} rollups with {filled.num_bins:,} histogram bins, "
-        f"{filled.num_decisions:,} decisions, {filled.num_raw_runs:,} raw runs; {time.monotonic() - started:.0f} s"
+        f"{filled.num_decisions:,} decisions, {filled.num_raw_runs:,} raw runs, "
+        f"{filled.num_live_windows:,} live windows; {time.monotonic() - started:.0f} s"
     )
 
 

@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 from shadowspec.demo.large.columns import set_next_number, write
 from shadowspec.demo.large.looks import History, history
+from shadowspec.demo.large.production import SPAN, newest_enabling, windows
 from shadowspec.demo.large.traffic import Cell, Hours, is_measured, rollups
 from shadowspec.demo.large.units import SOURCE, Measured
 from shadowspec.demo.large.world import SyntheticEndpoint, World, make_world
@@ -37,19 +38,25 @@ from shadowspec.types import (
 
 CONSUMER: Final = "synthetic"
 AUTHOR: Final = "on-call (synthetic)"
+RARE_READING: Final = timedelta(hours=1)  # of production, where it is not read at `Size.live_interval_s`
+WINDOWS_AT_ONCE: Final = 5_000
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is made.  `num_runs` is the mean of a drawn total; `num_looks` the gate's, over all the days."""
+    """How much is made.  `num_runs` is the mean of a drawn total; `num_looks` the gate's, over all the days.
+
+    `live_interval_s` is how often the production of one enabled endpoint was read; of the others it was once an hour.
+    """
 
     num_slices: int = 200
     num_days: int = 90
     num_runs: int = 10_000_000
     num_looks: int = 90
     seed: int = 1
+    live_interval_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,7 @@ class Filled:
     num_bins: int
     num_decisions: int
     num_raw_runs: int
+    num_live_windows: int
 
 
 def fill(url: str, size: Size, now: datetime, workers: int = 2) -> Filled:
@@ -87,8 +95,9 @@ def fill(url: str, size: Size, now: datetime, workers: int = 2) -> Filled:
         num_raw_runs = _write_rows(store, world, histories, requests, end)
         num_decisions = _write_looks(store, world, histories, requests)
         _write_orders(store, world, end)
+        num_live_windows = _write_production(store, world, histories, end, size)
     _analyze(url)
-    return Filled(**counts, num_decisions=num_decisions, num_raw_runs=num_raw_runs)
+    return Filled(**counts, num_decisions=num_decisions, num_raw_runs=num_raw_runs, num_live_windows=num_live_windows)
 
 
 def _write_rollups(url: str, world: World, hours: Hours, size: Size) -> tuple[dict[str, int], dict[str, int]]:
@@ -226,6 +235,22 @@ def _write_orders(store: Store, world: World, end: datetime) -> None:
         0, second.name, "", None, Verdict.HOLD, "", AUTHOR, end - timedelta(days=40), end - timedelta(days=39)
     )
     store.add_override(_reason(old, "load test"))
+
+
+def _write_production(store: Store, world: World, histories: Sequence[History], end: datetime, size: Size) -> int:
+    """What the engines of every enabled endpoint counted around its newest enabling whose time after it is whole."""
+    found = [(newest_enabling(own, end - SPAN), place) for place, own in enumerate(histories)]
+    enabled = sorted(((at, place) for at, place in found if at is not None), reverse=True)
+    draw = np.random.default_rng([size.seed, 3])
+    total = 0
+    for number, (at, place) in enumerate(enabled):
+        endpoint = world.endpoints[place]
+        step = RARE_READING if number else timedelta(seconds=size.live_interval_s)
+        own = windows(endpoint, at, step, draw)
+        with store.live_session(endpoint.name) as session:
+            for start in range(0, len(own), WINDOWS_AT_ONCE):
+                total += session.keep([], own[start : start + WINDOWS_AT_ONCE])
+    return total
 
 
 def _reason(order: Override, reason: str) -> Override:
