@@ -187,7 +187,7 @@ def main() -> None:
     """Make the traffic, distil, compare, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shifted", type=int, default=600, help="responses in capitals")
-    parser.add_argument("--usual", type=int, default=1_500, help="bundled records beside them")
+    parser.add_argument("--usual", type=int, default=4_000, help="bundled records beside them, at most")
     parser.add_argument("--epochs", type=int, default=Settings().epochs)
     parser.add_argument("--learning-rate", type=float, default=Settings().learning_rate)
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -17,7 +17,7 @@ from shadowspec.cli.pipeline import load_tokenizers, new_models, require_endpoin
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.distill.card import Origin, card
 from shadowspec.distill.comparison import Comparison, compare
-from shadowspec.distill.examples import Example, Shares, Split, split
+from shadowspec.distill.examples import Example, Shares, Split, balanced, split
 from shadowspec.distill.folder import load_trainable, require_free, write, write_card
 from shadowspec.distill.training import Course, Look, Settings, Trainer
 from shadowspec.engine import LoadedModel, engine_name
@@ -99,7 +99,9 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
             bar.update(task, total=total, completed=step, detail=f"overlap {look.overlap:.4f}")
 
         course = Trainer(target.model, draft, settings).train(
-            [each.response for each in parts.training], [each.response for each in parts.validation], show
+            [each.response for each in balanced(parts.training)],
+            [each.response for each in balanced(parts.validation)],
+            show,
         )
     write(draft, dtype, Path(own.draft), wanted.out)
     with notes.status("replaying the held-out sessions with both drafts"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,6 +13,7 @@ from shadowspec.engine.replay.responses import Response
 from shadowspec.errors import NoDataError
 
 MIN_SESSIONS: Final = 2  # of each part: fewer have no interval
+MAX_TIMES: Final = 4  # that a rare slice's examples are learnt from in an epoch: more learns them by heart
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,19 @@ def split(examples: Iterable[Example], shares: Shares, seed: int) -> Split:
                 "more traffic is needed"
             )
     return Split(*(tuple(found[part]) for part in Part))
+
+
+def balanced(examples: Sequence[Example]) -> tuple[Example, ...]:
+    """The examples, those of slices with fewer tokens than the slices' mean several times, up to MAX_TIMES.
+
+    Else what a draft knew of a slice that is rare in the traffic is given up for what is frequent.
+    """
+    tokens: Counter[tuple[str, str]] = Counter()
+    for example in examples:
+        tokens[example.endpoint, example.slice_key] += len(example.response.output)
+    mean = sum(tokens.values()) / max(1, len(tokens))
+    times = {place: min(MAX_TIMES, max(1, round(mean / max(1, own)))) for place, own in tokens.items()}
+    return tuple(example for example in examples for _ in range(times[example.endpoint, example.slice_key]))
 
 
 def _sessions(examples: Sequence[Example]) -> set[tuple[str, str]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.distill.examples import Example, Shares, split
+from shadowspec.distill.examples import MAX_TIMES, Example, Shares, balanced, split
 from shadowspec.errors import NoDataError
 
 
@@ -56,3 +56,30 @@ def test_too_few_sessions_say_which_part_lacks_them(examples: tuple[Example, ...
 def test_shares_leave_something_for_every_part(validation: float, held_out: float) -> None:
     with pytest.raises(ValueError, match="leave some to train on"):
         Shares(validation, held_out)
+
+
+def of_slice(example: Example, name: str, number: int) -> list[Example]:
+    return [replace(example, slice_key=name, unit_key=f"{name}-{place}") for place in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "times"),
+    [((30, 30), (1, 1)), ((90, 30), (1, 2)), ((90, 10), (1, 4)), ((90, 1), (1, MAX_TIMES)), ((5,), (1,))],
+)
+def test_rare_slices_are_learnt_from_more_often(
+    examples: tuple[Example, ...], numbers: tuple[int, ...], times: tuple[int, ...]
+) -> None:
+    own = [each for place, number in enumerate(numbers) for each in of_slice(examples[0], str(place), number)]
+    found = balanced(own)
+    assert set(found) == set(own)
+    assert [found.count(of_slice(examples[0], str(place), 1)[0]) for place in range(len(numbers))] == list(times)
+
+
+def test_slices_of_one_name_at_two_endpoints_are_two(examples: tuple[Example, ...]) -> None:
+    rare = [replace(examples[0], endpoint="other", unit_key="rare")]
+    found = balanced([*of_slice(examples[0], examples[0].slice_key, 9), *rare])
+    assert found.count(rare[0]) == MAX_TIMES
+
+
+def test_nothing_is_balanced_as_nothing() -> None:
+    assert balanced([]) == ()
