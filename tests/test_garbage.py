@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import resource
+from pathlib import Path
 
 import pytest
 
-from shadowspec.garbage import YOUNG_VALUES, seldom_collected, uncollected
+from shadowspec.garbage import YOUNG_VALUES, give_back, seldom_collected, uncollected
 from shadowspec.tap.formats import Format, open_message
 from shadowspec.tap.routing import NO_HINTS
 from tests.tap.mirror import RULE, admission, chat, raw
@@ -59,3 +62,23 @@ def test_a_refused_message_is_let_go_at_once(message: object) -> None:
     with uncollected():
         refuse()
         assert gc.collect() == 0
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
+def test_what_the_allocator_keeps_free_is_given_back() -> None:
+    """Many small pieces, too small for a mapping of their own, and one that lives above them."""
+    size, number = 64 * 1024, 1_500
+    allocate, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
+    allocate.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    pieces = [allocate(size) for _ in range(number)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, size)
+    for piece in pieces[:-1]:
+        free(piece)
+    held = resident_bytes()
+    give_back()
+    assert held - resident_bytes() > 0.8 * size * number
+    free(pieces[-1])

@@ -28,6 +28,7 @@ from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine.models import load_end_token_ids
 from shadowspec.engine.replay.responses import Response
 from shadowspec.errors import ConfigError, InputError, RecordError, ShadowSpecError
+from shadowspec.garbage import give_back
 from shadowspec.store import Store
 from shadowspec.tap.endpoints import Load
 from shadowspec.tap.hashing import KeyedHash
@@ -209,6 +210,8 @@ def build_judge(config: Config, asked: Asked, actors: Actors) -> Judge:
             return _judge(row, endpoints)
         except Exception as error:
             return Failed(row.place, type(error).__name__)
+        finally:
+            give_back()
 
     return judge
 
