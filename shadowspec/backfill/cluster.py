@@ -13,12 +13,15 @@ import logging
 import os
 import pickle
 import secrets
+import signal
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, cast
 
 import ray
@@ -86,15 +89,48 @@ def connected(address: str | None, *, verbose: bool = False) -> Iterator[Resourc
         stack.enter_context(_environment(variables))
         logging.getLogger("ray").setLevel(level)
         try:
-            ray.init(address="local" if address is None else address, **options)
+            with contextlib.nullcontext() if verbose else _errors_unsaid():
+                ray.init(address="local" if address is None else address, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = "on this machine" if address is None else f"at {address}"
             raise ServiceUnavailableError(f"no Ray cluster {where} ({type(error).__name__})") from error
         stack.callback(ray.shutdown)
+        stack.enter_context(_ended_by_a_signal())
         total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         alive = sum(bool(node["Alive"]) for node in nodes)
         yield Resources(int(total.get("CPU", 0)), int(total.get("GPU", 0)), alive)
+
+
+@contextlib.contextmanager
+def _errors_unsaid() -> Iterator[None]:
+    """Without what native code writes to standard error: Ray's tells there at which level it logs."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@contextlib.contextmanager
+def _ended_by_a_signal() -> Iterator[None]:
+    """SIGTERM ends as Ctrl-C does; Ray's own way would leave its folder behind and say nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextlib.contextmanager

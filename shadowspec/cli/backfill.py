@@ -95,14 +95,17 @@ def backfill(
         raise UsageError("backfill needs the extra `backfill`: pip install 'shadowspec[backfill]'") from error
 
     config = load_config(find_config(config_path))
+    where = "on this machine" if ray_address is None else f"at {ray_address}"
     if is_loop:
         _refuse_for_loop(
             {"--k": depths, "--endpoint": endpoint, "--verify-rule": verify_rules, "--near-tie": near_tie_logit}
         )
         require_measurable(config)
+        files = find_files(places)
+        notes.print(f"starting Ray {where}", highlight=False)
         with connected(ray_address, verbose=is_verbose()) as resources:
             pool = _pool(resources, actors, gpus_per_actor, cpus_per_actor)
-            measured = loop_files(config, find_files(places), resources, pool, max_requests=max_requests)
+            measured = loop_files(config, files, resources, pool, max_requests=max_requests)
         show_measured(measured, places, as_json=as_json)
         return
     if max_requests is not None:
@@ -116,6 +119,7 @@ def backfill(
     chosen_parallel(config, endpoint)  # what is refused is refused before a cluster is asked for
     files = find_files(places)
     began = time.monotonic()
+    notes.print(f"starting Ray {where}", highlight=False)
     with connected(ray_address, verbose=is_verbose()) as resources:
         pool = _pool(resources, actors, gpus_per_actor, cpus_per_actor)
         done = backfill_files(config, files, asked, resources, pool)
@@ -176,10 +180,12 @@ def _raise_what_is_missing(done: Backfilled) -> None:
     if broken:
         others = f", and {len(broken) - 1} more of {len(done.files)} files could not be read" if broken[1:] else ""
         raise InputError(f"{broken[0].error}{others}")
-    if done.unfinished_files:
+    told = {own.place for own in done.files if own.error is not None}
+    lost = [place for place in done.unfinished_files if place not in told]
+    if lost:
         why = ", ".join(f"{number} ended in {kind}" for kind, number in sorted(done.failures.items()))
         raise InputError(
-            f"{len(done.unfinished_files)} files are not finished, first {shown(done.unfinished_files[0])}: of their "
+            f"{len(lost)} files are not finished, first {shown(lost[0])}: of their "
             f"blocks {why or 'some were lost'}; what is finished is kept, run the same command again to go on"
         )
 
@@ -238,7 +244,7 @@ def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> Mappin
             {
                 "file": shown(own.place),
                 "sha256": own.source,
-                "is_finished": own.error is None and own.place not in done.unfinished_files,
+                "is_finished": own.place not in done.unfinished_files,
                 "error": None if own.error is None else str(own.error),
             }
             for own in done.files

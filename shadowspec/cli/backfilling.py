@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from shadowspec.backfill.blocks import Part, Unused, parts
 from shadowspec.backfill.cluster import Actors, Judge, Resources, called, judged
@@ -27,7 +28,7 @@ from shadowspec.cli.replaying import WINDOW
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.engine.models import load_end_token_ids
 from shadowspec.engine.replay.responses import Response
-from shadowspec.errors import ConfigError, InputError, RecordError, ShadowSpecError
+from shadowspec.errors import ConfigError, InputError, NoDataError, RecordError, ShadowSpecError
 from shadowspec.garbage import give_back
 from shadowspec.store import Store
 from shadowspec.tap.endpoints import Load
@@ -83,7 +84,7 @@ class Backfilled:
     configs: Mapping[str, tuple[tuple[FingerprintedConfig, ...], ...]]  # by endpoint, way of drafting and depth
     sums: Mapping[str, Sequence[AcceptanceSums]]  # by endpoint: the whole of it (""), then its slices
     files: tuple[FileRead, ...]
-    unfinished_files: tuple[str, ...]  # read and not done, or lost
+    unfinished_files: tuple[str, ...]  # not read, read and not done, or lost
     failures: Mapping[str, int]  # blocks by the kind of error that ended them
     funnel: Mapping[FunnelKey, int]
     messages: Mapping[str, str]
@@ -109,7 +110,8 @@ def backfill_files(
     secret = load_hash_secret(config)
     with Store.open(config.database_url) as store:
         # Step 1
-        with notes.status(f"loading models on {actors.number} actors of {resources.nodes} nodes"):
+        notes.print(f"loading models: {actors.number} actors, {resources.nodes} nodes", highlight=False)
+        with notes.status("loading models"):
             configs = called(partial(_fingerprints, config, asked), actors)
         work = work_id(config, asked, secret, configs)
         # Step 2
@@ -136,7 +138,13 @@ def work_id(
     """
     fingerprints = {name: [[own.fingerprint for own in each] for each in ways] for name, ways in configs.items()}
     # How much is measured, and under which load, is nothing to a replay.
-    alike = {"sample_rate": 1.0, "min_rate": 1.0, "timed_positions": 1, "max_new_tokens": None, "loads": (Load(1),)}
+    alike: dict[str, Any] = {
+        "sample_rate": 1.0,
+        "min_rate": 1.0,
+        "timed_positions": 1,
+        "max_new_tokens": None,
+        "loads": (Load(1),),
+    }
     rules = [replace(own.rule, **alike, requests_per_slot=1) for own in config.endpoints.values()]
     said = repr((WINDOW, asked, rules, sorted(fingerprints.items()), hashlib.sha256(secret).hexdigest()))
     return hashlib.sha256(said.encode()).hexdigest()
@@ -310,7 +318,8 @@ def _summary(
     whole = {
         own.place
         for own in run.files
-        if own.error is not None or own.num_blocks is None or done[own.source or ""] == own.num_blocks
+        if isinstance(own.error, NoDataError)
+        or (own.error is None and (own.num_blocks is None or done[own.source or ""] == own.num_blocks))
     }
     funnel: Counter[FunnelKey] = Counter()
     for block in blocks:

@@ -52,7 +52,8 @@ def loop_files(
     require_measurable(config)
     secret = load_hash_secret(config)
     with Store.open(config.database_url) as store:
-        with notes.status(f"loading models on {actors.number} actors of {resources.nodes} nodes"):
+        notes.print(f"loading models: {actors.number} actors, {resources.nodes} nodes", highlight=False)
+        with notes.status("loading models"):
             configs: Configs = called(partial(_configs, config), actors)
         store.save_fingerprints(list({own.fingerprint: own for each in configs.values() for own in each}.values()))
         before = store.funnel()

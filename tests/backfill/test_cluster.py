@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from shadowspec.backfill.cluster import _ended_by_a_signal, _errors_unsaid
 from tests.backfill.deadly_rows import FILES, ROWS, SECRET
 from tests.backfill.processes import environment, temporary_folder, wait_until_ended
 
@@ -32,3 +35,17 @@ def test_a_row_that_ends_its_actors_is_given_up_and_the_others_come_through() ->
     assert sorted(row for row, _ in found) == sorted(expected)
     assert [row for row, process in found if process is None] == ["two 3"]
     assert SECRET not in done.stderr
+
+
+def test_a_signal_ends_as_an_interruption_does_and_means_what_it_meant_afterwards() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), _ended_by_a_signal():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_native_code_says_while_ray_starts_is_unsaid(capfd: pytest.CaptureFixture[str]) -> None:
+    with _errors_unsaid():
+        os.write(2, b"a level of logging")
+    os.write(2, b"an error")
+    assert capfd.readouterr().err == "an error"
