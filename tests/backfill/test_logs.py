@@ -199,6 +199,7 @@ def parquet_bytes() -> bytes:
     return sink.getvalue()
 
 
+PACKED = gzip.compress(LINES, mtime=0)
 PARQUET = parquet_bytes()
 FAR = pyarrow.array([2**61], pyarrow.timestamp("us"))  # in the year 75,000
 
@@ -207,9 +208,9 @@ FAR = pyarrow.array([2**61], pyarrow.timestamp("us"))  # in the year 75,000
     ("content", "says"),
     [
         (b"", "is empty"),
-        (gzip.compress(b"\n\n"), "is empty"),
-        (gzip.compress(LINES)[:-9], "broken gzip"),
-        (gzip.compress(LINES)[:30] + b"\0" + gzip.compress(LINES)[31:], "broken gzip"),
+        (gzip.compress(b"\n\n", mtime=0), "is empty"),
+        (PACKED[:-9], "broken gzip"),
+        (PACKED[:30] + b"\0" + PACKED[31:], "broken gzip"),
         (b"\x1f\x8b" + SECRET.encode(), "broken gzip"),
         (b"PAR1", "cannot be read"),
         (b"PAR1" + SECRET.encode() + b"PAR1", "cannot be read"),
@@ -217,6 +218,7 @@ FAR = pyarrow.array([2**61], pyarrow.timestamp("us"))  # in the year 75,000
         (PARQUET[: len(PARQUET) // 2], "cannot be read"),
         (PARQUET[:10] + b"\xff" * 20 + PARQUET[30:], "cannot be read"),
     ],
+    ids=range(10),
 )
 def test_broken_files(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "t"
