@@ -112,7 +112,8 @@ def test_an_actor_is_killed_and_the_rows_are_those_of_one_process(
     assert (document["records"], document["requests_replayed"]) == (number + 1, number)
     assert (document["blocks"], document["blocks_found"]) == (NUM_FILES, 0)
     assert document["unfinished_files"] == []
-    assert [own["is_finished"] for own in document["files"]] == [True] * NUM_FILES + [False]
+    assert all(own["is_finished"] for own in document["files"]), "nothing of the empty one is left to do"
+    assert [own["error"] is None for own in document["files"]] == [True] * NUM_FILES + [False]
     assert "passed over: " in said
     assert "Traceback" not in said
 
