@@ -148,6 +148,8 @@ def speedups(
     cells, idles, spreads = [], [], []
     for depth, looped_by_prompt in loops.items():
         blocks, idle = timed_blocks(folder, timed_name(way, depth))
+        if not blocks:
+            continue
         in_process, _ = timed_blocks(folder, timed_name(way, depth) + IN_PROCESS)
         costs = costs_of(blocks)
         numbers = sorted({block.number for block in blocks})
