@@ -12,9 +12,8 @@ from rich.table import Table
 
 from shadowspec.cli.console import is_verbose, notes, print_json, results
 from shadowspec.cli.measure import funnel_document, funnel_table, show_measured
-from shadowspec.cli.options import ConfigOption, JsonOption
-from shadowspec.cli.replay import DEPTHS_ACROSS, parse_depths
-from shadowspec.types import VerifyRule
+from shadowspec.cli.options import ConfigOption, EndpointAloneOption, JsonOption, NearTieOption, VerifyRulesOption
+from shadowspec.cli.replay import DEPTHS_ACROSS, length_text, parse_depths
 
 if TYPE_CHECKING:
     from shadowspec.backfill.cluster import Actors, Resources
@@ -37,19 +36,9 @@ def backfill(
             "--k", help="Numbers of speculative tokens: a range such as 1..8 (the default), or a list such as 1,2,4."
         ),
     ] = None,
-    endpoint: Annotated[str | None, typer.Option("--endpoint", "-e", help="Replay this endpoint alone.")] = None,
-    verify_rules: Annotated[
-        list[VerifyRule] | None,
-        typer.Option(
-            "--verify-rule", help="In place of the candidates' own rule for sampled requests; may be given repeatedly."
-        ),
-    ] = None,
-    near_tie_logit: Annotated[
-        float | None,
-        typer.Option(
-            "--near-tie", min=0.0, help="How far below the arg-max a greedy token may lie, in logits (default 0.25)."
-        ),
-    ] = None,
+    endpoint: EndpointAloneOption = None,
+    verify_rules: VerifyRulesOption = None,
+    near_tie_logit: NearTieOption = None,
     ray_address: Annotated[
         str | None,
         typer.Option(
@@ -309,8 +298,4 @@ def _length(sums: AcceptanceSums | None, depth: int) -> str:
     from shadowspec.reports.frontiers import length_of
 
     length = None if sums is None else length_of(sums, depth)
-    if length is None:
-        return "-"
-    if length.lower is None or length.upper is None:
-        return f"{length.estimate:.2f}"
-    return f"{length.estimate:.2f}±{max(length.estimate - length.lower, length.upper - length.estimate):.2f}"
+    return "-" if length is None else length_text(length.estimate, length.lower, length.upper)

@@ -117,7 +117,7 @@ def backfill_files(
         # Step 2
         finished = store.finished_blocks(work)
         # Step 3
-        run = _Run(store, work, len(files))
+        run = _Run(store, work)
         read = partial(read_file, config, asked, secret, finished)
         build = partial(build_judge, config, asked, actors)
         with progress_bar() as bar:
@@ -278,8 +278,8 @@ def _told(found: Call | Ended) -> tuple[str, Call] | Unused:
 class _Run:
     """Writes what comes back, and counts it."""
 
-    def __init__(self, store: Store, work: str, num_files: int) -> None:
-        self._store, self._work, self._num_files = store, work, num_files
+    def __init__(self, store: Store, work: str) -> None:
+        self._store, self._work = store, work
         self.files: list[FileRead] = []
         self.failures: Counter[str] = Counter()
         self.messages: dict[str, str] = {}

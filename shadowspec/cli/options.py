@@ -7,11 +7,30 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from shadowspec.types import VerifyRule
+
 ConfigOption: TypeAlias = Annotated[
     Path | None,
     typer.Option("--config", "-c", help="Configuration file; default: SHADOWSPEC_CONFIG, else ./shadowspec.toml."),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+
+# Of a replay, in one process or on a cluster.
+EndpointAloneOption: TypeAlias = Annotated[
+    str | None, typer.Option("--endpoint", "-e", help="Replay this endpoint alone.")
+]
+VerifyRulesOption: TypeAlias = Annotated[
+    list[VerifyRule] | None,
+    typer.Option(
+        "--verify-rule", help="In place of the candidates' own rule for sampled requests; may be given repeatedly."
+    ),
+]
+NearTieOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--near-tie", min=0.0, help="How far below the arg-max a greedy token may lie, in logits (default 0.25)."
+    ),
+]
 
 # Of both profiles, of this device and of servers.
 ContextsOption: TypeAlias = Annotated[str, typer.Option("--contexts", help="Prompt tokens: a list such as 128,1024.")]

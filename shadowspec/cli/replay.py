@@ -13,8 +13,7 @@ from rich.table import Table
 
 from shadowspec.cli.console import notes, print_json, results
 from shadowspec.cli.measure import funnel_document, funnel_table
-from shadowspec.cli.options import ConfigOption, JsonOption
-from shadowspec.types import VerifyRule
+from shadowspec.cli.options import ConfigOption, EndpointAloneOption, JsonOption, NearTieOption, VerifyRulesOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,13 +32,8 @@ def replay(
     depths: Annotated[
         str, typer.Option("--k", help="Numbers of speculative tokens: a range such as 1..8, or a list such as 1,2,4.")
     ] = "1..8",
-    endpoint: Annotated[str | None, typer.Option("--endpoint", "-e", help="Replay this endpoint alone.")] = None,
-    verify_rules: Annotated[
-        list[VerifyRule] | None,
-        typer.Option(
-            "--verify-rule", help="In place of the candidates' own rule for sampled requests; may be given repeatedly."
-        ),
-    ] = None,
+    endpoint: EndpointAloneOption = None,
+    verify_rules: VerifyRulesOption = None,
     draft_only: Annotated[
         bool, typer.Option("--draft-only", help="Load no target: take its probabilities from the records' logprobs.")
     ] = False,
@@ -47,12 +41,7 @@ def replay(
         str,
         typer.Option("--logprobs-mode", help="What those are: raw_logprobs (vLLM's default) or processed_logprobs."),
     ] = "raw_logprobs",
-    near_tie_logit: Annotated[
-        float | None,
-        typer.Option(
-            "--near-tie", min=0.0, help="How far below the arg-max a greedy token may lie, in logits (default 0.25)."
-        ),
-    ] = None,
+    near_tie_logit: NearTieOption = None,
     max_requests: Annotated[
         int | None, typer.Option("--max-requests", min=1, help="Stop reading once so many requests are replayed.")
     ] = None,
@@ -213,9 +202,13 @@ def _table(
 def _length(pooled: PooledCounts) -> str:
     from shadowspec import metrics
 
-    length = metrics.mean_acceptance_length(pooled.counts)
+    return length_text(metrics.mean_acceptance_length(pooled.counts), pooled.lower, pooled.upper)
+
+
+def length_text(length: float | None, lower: float | None, upper: float | None) -> str:
+    """A mean acceptance length with what it may be off by, where that is known."""
     if length is None:
         return "-"
-    if pooled.lower is None or pooled.upper is None:
+    if lower is None or upper is None:
         return f"{length:.2f}"
-    return f"{length:.2f}±{max(length - pooled.lower, pooled.upper - length):.2f}"
+    return f"{length:.2f}±{max(length - lower, upper - length):.2f}"

@@ -22,7 +22,7 @@ class BackfilledBlock:
     """What became of the records of one block.
 
     `num_records` is `num_replayed` and the funnel's sum together; the same content cut by the same `work` (what was
-    asked for, see `shadowspec.backfill.work`) has the same blocks.
+    asked for, see `work_id` of the backfill) has the same blocks.
     """
 
     place: BlockPlace
