@@ -79,12 +79,8 @@ def _parted(source: LiveSource, endpoint: str, hours: Sequence[LiveHour], moment
         names = {own.replica for own in cut if own.hour == start}
         for each in source.live_windows(endpoint, start, start + HOUR, names):
             windows[start, each.replica, each.series].append(hour_of_window(each))
-    kept = {_key(own): windows[_key(own)] for own in cut if len(windows[_key(own)]) >= own.num_windows}
-    return [each for own in hours for each in kept.get(_key(own), [own])]
-
-
-def _key(own: LiveHour) -> tuple[datetime, str, str]:
-    return own.hour, own.replica, own.series
+    kept = {own.key: windows[own.key] for own in cut if len(windows[own.key]) >= own.num_windows}
+    return [each for own in hours for each in kept.get(own.key, [own])]
 
 
 def _step(span: timedelta) -> timedelta:

@@ -101,15 +101,15 @@ def add_windows(connection: Connection, endpoint: str, windows: Iterable[LiveWin
     if not new:
         return
     own = live_hours.c
-    is_one = bulk.one_of(connection, [own[name] for name in _KEY], [_key(each) for each in new])
+    is_one = bulk.one_of(connection, [own[name] for name in _KEY], [each.key for each in new])
     rows = connection.execute(select(live_hours).where(own.endpoint == endpoint, is_one)).mappings()
-    stored = {_key(each): each for each in map(_hour, rows)}
+    stored = {each.key: each for each in map(_hour, rows)}
     for each in new:
-        known = stored.get(_key(each))
+        known = stored.get(each.key)
         if known is None:
             connection.execute(insert(live_hours).values(_row(endpoint, each)))
             continue
-        same = (own[name] == value for name, value in zip(_KEY, _key(each), strict=True))
+        same = (own[name] == value for name, value in zip(_KEY, each.key, strict=True))
         whole = _row(endpoint, _merged([known, each]))
         connection.execute(update(live_hours).where(own.endpoint == endpoint, *same).values(whole))
 
@@ -117,7 +117,7 @@ def add_windows(connection: Connection, endpoint: str, windows: Iterable[LiveWin
 def _together(hours: Iterable[LiveHour]) -> list[LiveHour]:
     by_key: dict[tuple[Any, ...], list[LiveHour]] = defaultdict(list)
     for own in hours:
-        by_key[_key(own)].append(own)
+        by_key[own.key].append(own)
     return [_merged(by_key[key]) for key in sorted(by_key)]
 
 
@@ -133,10 +133,6 @@ def _merged(hours: Sequence[LiveHour]) -> LiveHour:
         counts=added(own.counts for own in ordered),
         **{name: sum(getattr(own, name) for own in ordered) for name in _SUMS},
     )
-
-
-def _key(own: LiveHour) -> tuple[datetime, str, str]:
-    return own.hour, own.replica, own.series
 
 
 def _row(endpoint: str, own: LiveHour) -> dict[str, Any]:

@@ -31,11 +31,6 @@ class Buckets:
         pairs = zip(self.counts, other.counts, strict=True)
         return Buckets(self.bounds, tuple(own - before for own, before in pairs))
 
-    def plus(self, other: Buckets) -> Buckets:
-        """Both together; the bounds are the same."""
-        pairs = zip(self.counts, other.counts, strict=True)
-        return Buckets(self.bounds, tuple(own + more for own, more in pairs))
-
 
 @dataclass(frozen=True, slots=True)
 class LiveCounts:
@@ -178,3 +173,8 @@ class LiveHour:
     num_first_drafts: int
     num_known_accepted_tokens: int  # `accepted_tokens`, of the windows that tell it and drafted
     num_known_drafts: int
+
+    @property
+    def key(self) -> tuple[datetime, str, str]:
+        """Which windows these are, within an endpoint."""
+        return self.hour, self.replica, self.series
