@@ -7,28 +7,19 @@ and the others go on.  Back-pressure is Ray Data's: files are read no faster tha
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import os
 import pickle
-import secrets
-import signal
-import sys
-import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 from typing import Any, Final, cast
 
 import ray
 import ray.data
 from ray.data import ActorPoolStrategy, DataContext, TaskPoolStrategy
 
-from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
+from shadowspec.errors import ShadowSpecError
 
 log = logging.getLogger(__name__)
 
@@ -47,105 +38,6 @@ class Actors:
     number: int
     gpus: float = 0.0
     cpus: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What a cluster has."""
-
-    cpus: int
-    gpus: int
-    nodes: int
-
-
-@contextlib.contextmanager
-def connected(address: str | None, *, verbose: bool = False) -> Iterator[Resources]:
-    """A cluster that is there, or one on this machine for as long as this lasts; nothing is reported to anybody.
-
-    A local cluster keeps what travels in memory alone.  One that is there does as it was told when it was started.
-
-    Raises:
-        ServiceUnavailableError: nothing answers at the address.
-    """
-    level = logging.INFO if verbose else logging.ERROR
-    with contextlib.ExitStack() as stack:
-        # Ray prints what it has to say of its workers to standard output, which is ours.
-        nowhere = sys.stderr if verbose else stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
-        stack.enter_context(contextlib.redirect_stdout(nowhere))
-        options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": level, "configure_logging": verbose}
-        variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-        if not verbose:
-            variables["RAY_BACKEND_LOG_LEVEL"] = "fatal"
-        if address is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
-            options |= {
-                "include_dashboard": False,
-                "_node_ip_address": "127.0.0.1",
-                "_temp_dir": folder,
-                "_system_config": {"automatic_object_spilling_enabled": False},
-            }
-            # Ray asks for a token where nothing else is said, and else keeps one in the home folder.
-            variables |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        stack.enter_context(_environment(variables))
-        logging.getLogger("ray").setLevel(level)
-        try:
-            with contextlib.nullcontext() if verbose else _errors_unsaid():
-                ray.init(address="local" if address is None else address, **options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = "on this machine" if address is None else f"at {address}"
-            raise ServiceUnavailableError(f"no Ray cluster {where} ({type(error).__name__})") from error
-        stack.callback(ray.shutdown)
-        stack.enter_context(_ended_by_a_signal())
-        total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        alive = sum(bool(node["Alive"]) for node in nodes)
-        yield Resources(int(total.get("CPU", 0)), int(total.get("GPU", 0)), alive)
-
-
-@contextlib.contextmanager
-def _errors_unsaid() -> Iterator[None]:
-    """Without what native code writes to standard error: Ray's tells there at which level it logs."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-            yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-@contextlib.contextmanager
-def _ended_by_a_signal() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does; Ray's own way would leave its folder behind and say nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
-        return
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables of this process and its children, as long as this lasts."""
-    before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE")}  # Ray sets the last one itself
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def called(function: Callable[[], Any], actors: Actors) -> Any:

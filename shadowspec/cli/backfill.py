@@ -16,7 +16,8 @@ from shadowspec.cli.options import ConfigOption, EndpointAloneOption, JsonOption
 from shadowspec.cli.replay import DEPTHS_ACROSS, length_text, parse_depths
 
 if TYPE_CHECKING:
-    from shadowspec.backfill.cluster import Actors, Resources
+    from shadowspec.backfill.cluster import Actors
+    from shadowspec.backfill.connection import Resources
     from shadowspec.cli.backfilling import Backfilled
     from shadowspec.types import AcceptanceSums, FingerprintedConfig
 
@@ -76,7 +77,7 @@ def backfill(
     from shadowspec.errors import NoDataError, UsageError
 
     try:
-        from shadowspec.backfill.cluster import connected
+        from shadowspec.backfill.connection import connected
         from shadowspec.backfill.places import find_files
         from shadowspec.cli.backfilling import backfill_files, chosen_parallel
         from shadowspec.cli.looping import loop_files, require_measurable

@@ -16,7 +16,8 @@ from itertools import chain
 from typing import Any
 
 from shadowspec.backfill.blocks import Part, Unused, parts
-from shadowspec.backfill.cluster import Actors, Judge, Resources, called, judged
+from shadowspec.backfill.cluster import Actors, Judge, called, judged
+from shadowspec.backfill.connection import Resources
 from shadowspec.backfill.logs import read_log
 from shadowspec.backfill.places import shown
 from shadowspec.cli.console import notes, progress_bar

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from shadowspec.backfill.cluster import Actors, Resources, called
+from shadowspec.backfill.cluster import Actors, called
+from shadowspec.backfill.connection import Resources
 from shadowspec.backfill.logs import read_log
 from shadowspec.backfill.places import shown
 from shadowspec.backfill.pool import ActorPool

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 
-from shadowspec.backfill.cluster import Actors, connected, judged
+from shadowspec.backfill.cluster import Actors, judged
+from shadowspec.backfill.connection import connected
+from shadowspec.errors import ServiceUnavailableError
 
 SECRET = "the prompt that nobody may read"
 FILES = ("one", "broken", "two", "three")
@@ -27,6 +31,14 @@ def build() -> Callable[[str], tuple[str, int]]:
     return judge
 
 
+def build_slow() -> Callable[[str], tuple[str, int]]:
+    def judge_slowly(row: str) -> tuple[str, int]:
+        time.sleep(1)
+        return judge(row)
+
+    return judge_slowly
+
+
 def judge(row: str) -> tuple[str, int]:
     if row == "two 3":
         os._exit(7)
@@ -38,6 +50,20 @@ def give_up(row: str) -> tuple[str, None]:
 
 
 def main() -> None:
+    """All files."""
+    _judge(FILES)
+
+
+def harmless() -> None:
+    """Those that end nothing, judged slowly."""
+    try:
+        _judge(("one", "three"), build_slow)
+    except ServiceUnavailableError as error:
+        sys.stderr.write(str(error))
+        sys.exit(3)
+
+
+def _judge(files: Sequence[str], build: Callable[[], Callable[[str], tuple[str, int]]] = build) -> None:
     with connected(None) as resources:
-        found = list(judged(FILES, read, build, give_up, Actors(2, cpus=resources.cpus / 2), readers=2))
+        found = list(judged(files, read, build, give_up, Actors(2, cpus=resources.cpus / 2), readers=2))
     print(json.dumps(found))

@@ -7,39 +7,90 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from shadowspec.backfill.cluster import _ended_by_a_signal, _errors_unsaid
+from shadowspec.backfill.connection import _errors_unsaid, _watched
 from tests.backfill.deadly_rows import FILES, ROWS, SECRET
-from tests.backfill.processes import environment, temporary_folder, wait_until_ended
+from tests.backfill.processes import environment, processes_of, temporary_folder, wait_until_ended
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
+TIMEOUT_S = 600.0  # a machine that does much else takes minutes
+# With these Ray by itself gives a node up that is stuck for two seconds.
+IMPATIENT = {"RAY_health_check_period_ms": "200", "RAY_health_check_timeout_ms": "200"}
+
+
+@contextmanager
+def judging(folder: Path, name: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that judges rows on a cluster of its own, and does not outlive a test that fails."""
+    with subprocess.Popen(
+        [sys.executable, "-c", f"from tests.backfill.deadly_rows import {name}; {name}()"],
+        env=environment(TMPDIR=str(folder), **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+
+
+def raylet_of(folder: Path) -> int:
+    """The process of the local cluster that runs its node, when actors are there."""
+    until = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < until:
+        lines = processes_of(folder)
+        if any("_Judged" in line for line in lines.values()):
+            return next(process for process, line in lines.items() if "/raylet/raylet " in line)
+        time.sleep(0.05)
+    raise AssertionError(f"no actor was seen; {processes_of(folder)}")
+
 
 def test_a_row_that_ends_its_actors_is_given_up_and_the_others_come_through() -> None:
-    with temporary_folder() as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", "from tests.backfill.deadly_rows import main; main()"],
-            env=environment(TMPDIR=str(folder)),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
-        assert done.returncode == 0, done.stderr
+    with temporary_folder() as folder, judging(folder, "main") as process:
+        out, said = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, said
         assert wait_until_ended(folder) == {}
         assert list(folder.iterdir()) == []
-    found = json.loads(done.stdout)
+    found = json.loads(out)
     expected = [f"{place} {number}" for place in FILES for number in range(2 if place == "broken" else ROWS)]
     assert sorted(row for row, _ in found) == sorted(expected)
     assert [row for row, process in found if process is None] == ["two 3"]
-    assert SECRET not in done.stderr
+    assert SECRET not in said
+
+
+def test_a_node_that_is_stuck_is_waited_for() -> None:
+    with temporary_folder() as folder, judging(folder, "harmless", **IMPATIENT) as process:
+        raylet = raylet_of(folder)
+        os.kill(raylet, signal.SIGSTOP)
+        time.sleep(8)
+        os.kill(raylet, signal.SIGCONT)
+        out, said = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, said
+    assert len(json.loads(out)) == 2 * ROWS
+
+
+def test_a_cluster_that_ended_is_told_and_not_waited_for() -> None:
+    with temporary_folder() as folder, judging(folder, "harmless") as process:
+        os.kill(raylet_of(folder), signal.SIGKILL)
+        out, said = process.communicate(timeout=TIMEOUT_S)
+        assert (process.returncode, out) == (3, ""), said
+        assert wait_until_ended(folder) == {}
+    assert said.endswith(
+        "the Ray cluster on this machine ended; what was finished is kept, run the same command again to go on"
+    )
 
 
 def test_a_signal_ends_as_an_interruption_does_and_means_what_it_meant_afterwards() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), _ended_by_a_signal():
+    with pytest.raises(KeyboardInterrupt), _watched(lambda: False):
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
 

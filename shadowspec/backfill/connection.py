@@ -1,0 +1,180 @@
+"""A Ray cluster for as long as it is needed: one that is there or one on this machine; and what if it ends first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import psutil
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from shadowspec.errors import ServiceUnavailableError
+
+WATCH_S: Final = 2.0  # between two looks at the cluster
+_VITAL: Final = ("raylet", "gcs_server")  # processes of a local cluster without which nothing comes back
+# Alone on a machine nothing takes over from a node that is slow: it is waited for, however long the machine stands
+# still, and its processes are watched instead.  By itself Ray gives a node up that is stuck for half a minute.
+_ALONE: Final = {"health_check_failure_threshold": 1000, "gcs_rpc_server_reconnect_timeout_s": 600}
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a cluster has."""
+
+    cpus: int
+    gpus: int
+    nodes: int
+
+
+@contextlib.contextmanager
+def connected(address: str | None, *, verbose: bool = False) -> Iterator[Resources]:
+    """A cluster that is there, or one on this machine for as long as this lasts; nothing is reported to anybody.
+
+    A local cluster keeps what travels in memory alone.  One that is there does as it was told when it was started.
+
+    Raises:
+        ServiceUnavailableError: nothing answers at the address, or the cluster ended meanwhile.
+    """
+    where = "on this machine" if address is None else f"at {address}"
+    level = logging.INFO if verbose else logging.ERROR
+    with contextlib.ExitStack() as stack:
+        # Ray prints what it has to say of its workers to standard output, which is ours.
+        nowhere = sys.stderr if verbose else stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
+        options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": level, "configure_logging": verbose}
+        variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        if not verbose:
+            variables["RAY_BACKEND_LOG_LEVEL"] = "fatal"
+        if address is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
+            options |= {
+                "include_dashboard": False,
+                "_node_ip_address": "127.0.0.1",
+                "_temp_dir": folder,
+                "_system_config": {"automatic_object_spilling_enabled": False, **_ALONE},
+            }
+            # Ray asks for a token where nothing else is said, and else keeps one in the home folder.
+            variables |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        stack.enter_context(_environment(variables))
+        logging.getLogger("ray").setLevel(level)
+        try:
+            with contextlib.nullcontext() if verbose else _errors_unsaid():
+                ray.init(address="local" if address is None else address, **options)
+        except Exception as error:  # a bare one where a node takes longer than Ray waits
+            raise ServiceUnavailableError(f"no Ray cluster {where} ({type(error).__name__}: {error})") from error
+        stack.callback(ray.shutdown)
+        watch = stack.enter_context(_watched(_some_vital_ended(_vital()) if address is None else _all_nodes_ended))
+        total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        try:
+            yield Resources(int(total.get("CPU", 0)), int(total.get("GPU", 0)), _num_nodes())
+        except RayTaskError:
+            raise  # of what ran there, not of the cluster
+        except (KeyboardInterrupt, RayError) as error:
+            if isinstance(error, KeyboardInterrupt) and not watch.is_gone:
+                raise
+            why = "" if watch.is_gone else f" ({type(error).__name__})"
+            raise ServiceUnavailableError(
+                f"the Ray cluster {where} ended{why}; what was finished is kept, run the same command again to go on"
+            ) from error
+
+
+@dataclass(slots=True)
+class _Watch:
+    is_gone: bool = False
+
+
+@contextlib.contextmanager
+def _watched(is_gone: Callable[[], bool]) -> Iterator[_Watch]:
+    """Look at a cluster every WATCH_S, and interrupt where it is gone: Ray itself would wait for ever.
+
+    SIGTERM, too, interrupts as Ctrl-C does meanwhile; Ray's own way would leave its folder behind and say nothing.
+    """
+    watch = _Watch()
+    if threading.current_thread() is not threading.main_thread():
+        yield watch  # signals are the main thread's
+        return
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(WATCH_S):
+            if is_gone():
+                watch.is_gone = True
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    looker = threading.Thread(target=look, name="ray-watch", daemon=True)
+    looker.start()
+    try:
+        yield watch
+    finally:
+        is_over.set()
+        looker.join(WATCH_S)  # it may be asking a cluster that does not answer
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _vital() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if child.name() in _VITAL]
+
+
+def _some_vital_ended(processes: list[psutil.Process]) -> Callable[[], bool]:
+    def is_gone() -> bool:
+        try:
+            return not all(own.is_running() and own.status() != psutil.STATUS_ZOMBIE for own in processes)
+        except psutil.NoSuchProcess:  # between the two questions
+            return True
+
+    return is_gone
+
+
+def _all_nodes_ended() -> bool:
+    return _num_nodes() == 0
+
+
+def _num_nodes() -> int:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return sum(bool(node["Alive"]) for node in nodes)
+
+
+@contextlib.contextmanager
+def _errors_unsaid() -> Iterator[None]:
+    """Without what native code writes to standard error: Ray's tells there at which level it logs."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables of this process and its children, as long as this lasts."""
+    before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE")}  # Ray sets the last one itself
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
