@@ -124,6 +124,10 @@ soak: $(VENV)/.installed-base ## Measure the same blocks for 45 minutes: flat me
 bench-replay: $(VENV)/.installed-base ## Hold replay against the loop on the bundled pair (nothing else may run meanwhile)
 	$(BIN)/python kernels/benchmarks/replay.py $(ARGS)
 
+.PHONY: bench-server-costs
+bench-server-costs: $(VENV)/.installed-base ## Hold what profile-server predicts against vLLM's servers (ARGS="--vllm-python PATH"; nothing else may run meanwhile)
+	$(BIN)/python kernels/benchmarks/server_costs.py $(ARGS)
+
 .PHONY: bench-distill
 bench-distill: $(VENV)/.installed-base ## Distil the bundled draft on a shifted slice, and hold its gain against the loop
 	$(BIN)/python kernels/benchmarks/distillation.py $(ARGS)

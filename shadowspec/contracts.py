@@ -52,7 +52,7 @@ def require_sql(dialect: str | None) -> None:
     try:
         sqlglot = _sqlglot()
     except ImportError as error:
-        raise ConfigError(f"contract: SQL needs {SQL_PACKAGE}: pip install 'shadowspec[sql]'") from error
+        raise ConfigError(f"contract: SQL needs {SQL_PACKAGE}: pip install '.[sql]' in the checkout") from error
     try:
         sqlglot.Dialect.get_or_raise(dialect)
     except ValueError as error:

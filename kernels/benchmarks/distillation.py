@@ -1,6 +1,6 @@
 """`shadowspec distill` on the bundled pair: what a slice that the draft never saw gains, and what the others lose.
 
-    make bench-distill      (or: python kernels/benchmarks/distillation.py [--shifted N] [--usual N] [--out FILE])
+    make bench-distill    (or: python kernels/benchmarks/distillation.py [--shifted N] [--held-out SHARE] [--out FILE])
 
 The shifted slice is code in capital letters, as old listings are: prompts of the bundled code completion in upper case,
 answered by the bundled target, which then writes capitals too.  They are logged beside the bundled traffic of all six
@@ -188,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shifted", type=int, default=600, help="responses in capitals")
     parser.add_argument("--usual", type=int, default=4_000, help="bundled records beside them, at most")
+    parser.add_argument("--held-out", type=float, default=0.3, help="share of sessions to judge by")
     parser.add_argument("--epochs", type=int, default=Settings().epochs)
     parser.add_argument("--learning-rate", type=float, default=Settings().learning_rate)
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -202,7 +203,7 @@ def main() -> None:
         traffic = folder / "traffic.jsonl"
         every = [*records[: arguments.usual], *in_capitals(target, code[-arguments.shifted :])]
         traffic.write_text("".join(json.dumps(own) + "\n" for own in every), encoding="utf-8")
-        wanted = Wanted(ENDPOINT, None, "public text", folder / "draft", Shares(), {}, None)
+        wanted = Wanted(ENDPOINT, None, "public text", folder / "draft", Shares(held_out=arguments.held_out), {}, None)
         settings = Settings(epochs=arguments.epochs, learning_rate=arguments.learning_rate)
         began = time.perf_counter()
         done = distill_files(load_config(configuration(folder)), [str(traffic)], wanted, settings)
@@ -217,6 +218,8 @@ def main() -> None:
         "output_tokens_learnt_from": done.course.num_tokens,
         "stopped_early": done.course.stopped_early,
         "looks": [asdict(look) for look in done.course.looks],
+        "blends": [{"share": own.share, **asdict(own.look)} for own in done.course.blends],
+        "share": done.course.blend.share,
         "refused": done.comparison.refused,
         "machine": {
             "processor": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads(),

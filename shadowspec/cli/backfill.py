@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -77,24 +79,22 @@ def backfill(
     from shadowspec.errors import NoDataError, UsageError
 
     try:
-        from shadowspec.backfill.connection import connected
         from shadowspec.backfill.places import find_files
-        from shadowspec.cli.backfilling import backfill_files, chosen_parallel
+        from shadowspec.cli.backfilling import backfill_files
+        from shadowspec.cli.judging import chosen_parallel
         from shadowspec.cli.looping import loop_files, require_measurable
     except ImportError as error:
-        raise UsageError("backfill needs the extra `backfill`: pip install 'shadowspec[backfill]'") from error
+        raise UsageError("backfill needs the extra `backfill`: pip install '.[backfill]' in the checkout") from error
 
     config = load_config(find_config(config_path))
-    where = "on this machine" if ray_address is None else f"at {ray_address}"
+    cluster = partial(_cluster, ray_address, actors, gpus_per_actor, cpus_per_actor)
     if is_loop:
         _refuse_for_loop(
             {"--k": depths, "--endpoint": endpoint, "--verify-rule": verify_rules, "--near-tie": near_tie_logit}
         )
         require_measurable(config)
         files = find_files(places)
-        notes.print(f"starting Ray {where}", highlight=False)
-        with connected(ray_address, verbose=is_verbose()) as resources:
-            pool = _pool(resources, actors, gpus_per_actor, cpus_per_actor)
+        with cluster() as (resources, pool):
             measured = loop_files(config, files, resources, pool, max_requests=max_requests)
         show_measured(measured, places, as_json=as_json)
         return
@@ -109,9 +109,7 @@ def backfill(
     chosen_parallel(config, endpoint)  # what is refused is refused before a cluster is asked for
     files = find_files(places)
     began = time.monotonic()
-    notes.print(f"starting Ray {where}", highlight=False)
-    with connected(ray_address, verbose=is_verbose()) as resources:
-        pool = _pool(resources, actors, gpus_per_actor, cpus_per_actor)
+    with cluster() as (resources, pool):
         done = backfill_files(config, files, asked, resources, pool)
     seconds = time.monotonic() - began
     if as_json:
@@ -133,6 +131,18 @@ def _refuse_for_loop(options: Mapping[str, object]) -> None:
     given = [name for name, value in options.items() if value]
     if given:
         raise UsageError(f"{', '.join(given)}: of replay alone; --loop measures what the configuration says")
+
+
+@contextmanager
+def _cluster(
+    address: str | None, number: int | None, gpus: float | None, cpus: float
+) -> Iterator[tuple[Resources, Actors]]:
+    """What there is, and the actors that it is to have."""
+    from shadowspec.backfill.connection import connected
+
+    notes.print(f"starting Ray {'on this machine' if address is None else f'at {address}'}", highlight=False)
+    with connected(address, verbose=is_verbose()) as resources:
+        yield resources, _pool(resources, number, gpus, cpus)
 
 
 def _pool(resources: Resources, number: int | None, gpus: float | None, cpus: float) -> Actors:

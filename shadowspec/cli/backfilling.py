@@ -9,73 +9,24 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
-from shadowspec.backfill.blocks import Part, Unused, parts
-from shadowspec.backfill.cluster import Actors, Judge, called, judged
+from shadowspec.backfill.cluster import Actors, called, judged
 from shadowspec.backfill.connection import Resources
-from shadowspec.backfill.logs import read_log
-from shadowspec.backfill.places import shown
 from shadowspec.cli.console import notes, progress_bar
-from shadowspec.cli.logged import Ended, EndpointTexts, logged_responses
-from shadowspec.cli.pipeline import load_tokenizers, new_models
-from shadowspec.cli.replay_store import replayed_record
-from shadowspec.cli.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint
+from shadowspec.cli.judging import Failed, FileRead, Finished, Judged, build_judge, fingerprints, given_up, read_file
+from shadowspec.cli.replayers import Asked
 from shadowspec.cli.replaying import WINDOW
-from shadowspec.config import Config, EndpointConfig, load_hash_secret
-from shadowspec.engine.models import load_end_token_ids
-from shadowspec.engine.replay.responses import Response
-from shadowspec.errors import ConfigError, InputError, NoDataError, RecordError, ShadowSpecError
-from shadowspec.garbage import give_back
+from shadowspec.config import Config, load_hash_secret
+from shadowspec.errors import NoDataError
 from shadowspec.store import Store
 from shadowspec.tap.endpoints import Load
-from shadowspec.tap.hashing import KeyedHash
-from shadowspec.tap.responses import LoggedCall, ResponseReader
-from shadowspec.types import (
-    AcceptanceSums,
-    BackfilledBlock,
-    BlockPlace,
-    FingerprintedConfig,
-    FunnelKey,
-    ReplayedRecord,
-)
+from shadowspec.types import AcceptanceSums, FingerprintedConfig, FunnelKey
 
 log = logging.getLogger(__name__)
-
-
-Call = tuple[LoggedCall, Response]
-Finished = Mapping[str, tuple[set[int], bool]]  # of each source: its finished blocks, and whether these are all
-
-
-@dataclass(frozen=True, slots=True)
-class FileRead:
-    """A file read to its end, or why it was not.  `num_blocks` None: all were finished, and nothing was cut anew."""
-
-    place: str
-    source: str | None
-    num_blocks: int | None = None
-    error: ShadowSpecError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A block as it is written."""
-
-    block: BackfilledBlock
-    records: tuple[ReplayedRecord, ...] = field(repr=False)
-    messages: Mapping[str, str]  # the first of each reason why a record was refused
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A block that raised what nobody foresaw; its text may quote a prompt, so that the kind is all that is said."""
-
-    place: BlockPlace
-    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +64,7 @@ def backfill_files(
         # Step 1
         notes.print(f"loading models: {actors.number} actors, {resources.nodes} nodes", highlight=False)
         with notes.status("loading models"):
-            configs = called(partial(_fingerprints, config, asked), actors)
+            configs = called(partial(fingerprints, config, asked), actors)
         work = work_id(config, asked, secret, configs)
         # Step 2
         finished = store.finished_blocks(work)
@@ -137,7 +88,7 @@ def work_id(
 
     Routing, slices and hashes are part of it, as are weights, device and precision, by the configs' fingerprints.
     """
-    fingerprints = {name: [[own.fingerprint for own in each] for each in ways] for name, ways in configs.items()}
+    by_way = {name: [[own.fingerprint for own in each] for each in ways] for name, ways in configs.items()}
     # How much is measured, and under which load, is nothing to a replay.
     alike: dict[str, Any] = {
         "sample_rate": 1.0,
@@ -147,133 +98,8 @@ def work_id(
         "loads": (Load(1),),
     }
     rules = [replace(own.rule, **alike, requests_per_slot=1) for own in config.endpoints.values()]
-    said = repr((WINDOW, asked, rules, sorted(fingerprints.items()), hashlib.sha256(secret).hexdigest()))
+    said = repr((WINDOW, asked, rules, sorted(by_way.items()), hashlib.sha256(secret).hexdigest()))
     return hashlib.sha256(said.encode()).hexdigest()
-
-
-def chosen_parallel(config: Config, endpoint: str | None) -> dict[str, EndpointConfig]:
-    """The endpoints with the candidates whose acceptance of a response depends on that response alone.
-
-    Raises:
-        ConfigError: one has none.
-    """
-    chosen: dict[str, EndpointConfig] = {}
-    for name, own in chosen_endpoints(config, endpoint).items():
-        alone = tuple(each for each in own.candidates if not each.remembers)
-        if not alone:
-            raise ConfigError(
-                f"{config.path}: endpoints.{name}: its candidates draft from the outputs before, whose order blocks do "
-                "not keep: replay them with `shadowspec replay`, or set suffix_memory_tokens to 0"
-            )
-        for each in own.candidates:
-            if each.remembers:
-                log.warning("left out: candidate %r of %s drafts from the outputs before", each.name, name)
-        chosen[name] = replace(own, candidates=alone)
-    return chosen
-
-
-def read_file(
-    config: Config, asked: Asked, secret: bytes, finished: Finished, place: str
-) -> Iterator[Part[Call] | FileRead]:
-    """The blocks of a file that are still to do, then what was read of it."""
-    source = None
-    try:
-        raws = read_log(place)
-        first = next(raws)
-        source = first.key.source
-        numbers, is_whole = finished.get(source, (set(), False))
-        if is_whole:
-            yield FileRead(place, source)
-            return
-        tokenizers = load_tokenizers(config)
-        texts = {
-            name: EndpointTexts(tokenizers[name], load_end_token_ids(own.target, tokenizers[name]))
-            for name, own in chosen_parallel(config, asked.endpoint).items()
-        }
-        rules = [own.rule for own in config.endpoints.values()]
-        reader = ResponseReader(rules, tokenizers, KeyedHash(secret))
-        found = (_told(each) for each in logged_responses(chain([first], raws), reader, texts))
-        count = 0
-        for part in parts(source, found, WINDOW):
-            count = part.place.number + 1
-            if part.place.number not in numbers:
-                yield part
-        yield FileRead(place, source, count)
-    except ShadowSpecError as error:
-        yield FileRead(place, source, error=error)
-    except Exception as error:  # its text may quote a prompt
-        yield FileRead(place, source, error=InputError(f"{shown(place)}: reading it ended in {type(error).__name__}"))
-
-
-def build_judge(config: Config, asked: Asked, actors: Actors) -> Judge:
-    """Load the models of all endpoints, once in each actor."""
-    import torch
-
-    torch.set_num_threads(max(1, int(actors.cpus)))
-    endpoints = _load(config, asked)
-
-    def judge(row: Part[Call] | FileRead) -> Judged | Failed | FileRead:
-        if isinstance(row, FileRead):
-            return row
-        try:
-            return _judge(row, endpoints)
-        except Exception as error:
-            return Failed(row.place, type(error).__name__)
-        finally:
-            give_back()
-
-    return judge
-
-
-def given_up(row: Part[Call] | FileRead) -> Failed | FileRead:
-    """What becomes of a block that ends every process that judges it."""
-    return row if isinstance(row, FileRead) else Failed(row.place, "a process that died")
-
-
-def _judge(part: Part[Call], endpoints: Mapping[str, EndpointReplay]) -> Judged:
-    funnel, messages = Counter(part.funnel), dict(part.messages)
-    records: list[ReplayedRecord] = []
-    num_near_ties = 0
-    if part.endpoint is not None:
-        own = endpoints[part.endpoint]
-        results = own.replayer.replay([response for _, response in part.calls])
-        for (call, _), result in zip(part.calls, results, strict=True):
-            if isinstance(result, RecordError):
-                ended = Ended.refused(call, result)
-                funnel[ended.end] += 1
-                messages.setdefault(result.reason, str(result))
-            else:
-                records.append(replayed_record(call, own.fingerprints, result))
-                num_near_ties += result.num_near_ties
-    block = BackfilledBlock(
-        place=part.place,
-        is_last=part.is_last,
-        num_records=part.num_records,
-        num_replayed=len(records),
-        num_near_ties=num_near_ties,
-        funnel=funnel,
-        last_event=max((record.event_time for record in records), default=None),
-    )
-    return Judged(block, tuple(records), messages)
-
-
-def _load(config: Config, asked: Asked) -> dict[str, EndpointReplay]:
-    tokenizers = load_tokenizers(config)
-    models = new_models(config)
-    return {
-        name: load_endpoint(own, models, tokenizers[name], asked, is_stored=True)
-        for name, own in chosen_parallel(config, asked.endpoint).items()
-    }
-
-
-def _fingerprints(config: Config, asked: Asked) -> dict[str, tuple[tuple[FingerprintedConfig, ...], ...]]:
-    return {name: tuple(tuple(each) for each in own.fingerprints) for name, own in _load(config, asked).items()}
-
-
-def _told(found: Call | Ended) -> tuple[str, Call] | Unused:
-    if isinstance(found, Ended):
-        return Unused(found.end, str(found.refusal) if found.refusal is not None else None)
-    return found[0].prompt.endpoint, found
 
 
 class _Run:
@@ -325,10 +151,10 @@ def _summary(
     funnel: Counter[FunnelKey] = Counter()
     for block in blocks:
         funnel.update(block.funnel)
-    fingerprints = {own.fingerprint for ways in configs.values() for each in ways for own in each}
+    wanted = {own.fingerprint for ways in configs.values() for each in ways for own in each}
     return Backfilled(
         configs=configs,
-        sums=store.backfilled_sums(sources, fingerprints, list(configs)),
+        sums=store.backfilled_sums(sources, wanted, list(configs)),
         files=tuple(sorted(run.files, key=lambda own: own.place)),
         unfinished_files=tuple(place for place in files if place not in whole),
         failures=run.failures,

@@ -127,7 +127,7 @@ def _require_streamlit() -> None:
 
     missing = [name for name in ("streamlit", "altair") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{missing[0]} is not installed: pip install 'shadowspec[dashboard]'")
+        raise ConfigError(f"{missing[0]} is not installed: pip install '.[dashboard]' in the checkout")
 
 
 def _require_access(auth_file: Path | None, host: str, *, without_login: bool) -> None:
@@ -138,7 +138,7 @@ def _require_access(auth_file: Path | None, host: str, *, without_login: bool) -
     if auth_file is not None:
         require_auth_file(auth_file)
         if importlib.util.find_spec("authlib") is None:
-            raise ConfigError("authlib is not installed, and a login needs it: pip install 'shadowspec[dashboard]'")
+            raise ConfigError("a login needs authlib: pip install '.[dashboard]' in the checkout")
     elif host not in LOOPBACK and not without_login:
         raise UsageError(
             f"{host}: others reach this address and no login is configured: set dashboard.auth_file, or say "

@@ -23,7 +23,7 @@ WORSE = 0.01  # a slice that lost more acceptance than this is named
 
 def distill(
     files: Annotated[list[str], typer.Argument(help="Files of JSON lines with responses (gzip or not); - is stdin.")],
-    endpoint: Annotated[str, typer.Option("--endpoint", "-e", help="Whose candidate is trained.")],
+    endpoint: Annotated[str, typer.Option("--endpoint", "-e", help="Whose candidate's draft is trained.")],
     consent: Annotated[
         str,
         typer.Option("--consent", help="On what ground this traffic may be trained on; it stands in the model card."),
@@ -39,7 +39,7 @@ def distill(
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="At most; training stops when it gets no better.")] = 4,
     learning_rate: Annotated[float, typer.Option("--learning-rate", min=0.0, help="At its highest.")] = 5e-4,
     tokens_per_step: Annotated[
-        int, typer.Option("--tokens-per-step", min=1, help="Output tokens learnt from before the weights move.")
+        int, typer.Option("--tokens-per-step", min=1, help="Output tokens that each step of the training learns from.")
     ] = 4_096,
     held_out: Annotated[
         float, typer.Option("--held-out", min=0.0, max=1.0, help="Share of sessions to judge the result by.")
@@ -114,7 +114,12 @@ def _document(done: Distilled, files: list[str]) -> dict[str, Any]:
         "output_tokens_learnt_from": course.num_tokens,
         "stopped_early": course.stopped_early,
         "best_step": course.looks[course.best].step,
+        "share_of_the_way": course.blend.share,
         "looks": [asdict(look) for look in course.looks],
+        "blends": [
+            {"share_of_the_way": own.share, "overlap": own.look.overlap, "most_lost": own.loss(course.looks[0])}
+            for own in course.blends
+        ],
         "gains": [_gain(gain) for gain in done.comparison.gains],
         "held_out_refused": done.comparison.refused,
         "funnel": funnel_document(done.funnel),
@@ -161,17 +166,19 @@ def _print(done: Distilled) -> None:
         )
     results.print(table)
     course = done.course
-    first, best = course.looks[0], course.looks[course.best]
+    first, blend = course.looks[0], course.blend
     results.print(
-        f"{course.num_steps} steps over {course.num_tokens:,} output tokens; kept: step {best.step}, overlap with the "
-        f"target {first.overlap:.3f} → {best.overlap:.3f} on validation sessions",
+        f"{course.num_steps} steps over {course.num_tokens:,} output tokens; kept: {blend.share:.0%} of the way to "
+        f"step {course.looks[course.best].step}, overlap with the target {first.overlap:.3f} → "
+        f"{blend.look.overlap:.3f} on validation sessions",
         highlight=False,
     )
     if done.funnel:
         results.print(funnel_table(done.funnel))
     results.print(f"the draft and its card are in {done.out}", markup=False, highlight=False, soft_wrap=True)
-    if course.best == 0:
-        notes.print("[bold]no better:[/] training gained nothing on validation sessions; the weights are the base's")
+    if course.blend.share == 0.0:
+        why = "gained nothing" if course.best == 0 else "cost a slice too much, however little of it was kept,"
+        notes.print(f"[bold]no better:[/] training {why} on validation sessions; the weights are the base's")
     for gain in _shown(done):
         if gain.difference is not None and gain.difference < -WORSE:
             notes.print(

@@ -100,7 +100,7 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
 
         course = Trainer(target.model, draft, settings).train(
             [each.response for each in balanced(parts.training)],
-            [each.response for each in balanced(parts.validation)],
+            balanced(parts.validation),
             show,
         )
     write(draft, dtype, Path(own.draft), wanted.out)

@@ -147,7 +147,7 @@ loads = [{ concurrency = 4, share = 1.0 }]
 #                       # latency are then made of what was measured on it alone: docs/policy.md
 # max_age_s = 3600.0    # older records are expired (against the newest event time); default: none are
 # scores = ["json_valid", "package.module:function"]  # of both arms' outputs, for guardrails: docs/guardrails.md
-# contract = "sql"      # what outputs have to be: "json", "tool_call", "sql" (pip install 'shadowspec[sql]'); by class
+# contract = "sql"      # what outputs have to be: "json", "tool_call", "sql" (extra `sql`); by class
 #                       # of prompts: { structured = "sql" }; default: what a request asks for: docs/failures.md
 # sql_dialect = "postgres"   # sqlglot's name of it; default: whatever it reads
 # max_new_tokens = 256  # cap on the tokens generated per request; default: the request's own max_tokens

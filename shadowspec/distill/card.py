@@ -7,7 +7,7 @@ from datetime import datetime
 
 from shadowspec.distill.comparison import LEVEL, Comparison, Gain
 from shadowspec.distill.examples import Split
-from shadowspec.distill.training import Course, Settings
+from shadowspec.distill.training import TOLERANCE, Course, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,9 @@ def card(origin: Origin, split: Split, settings: Settings, course: Course, compa
     )  # fmt: skip
     looks = "\n".join(
         f"| {look.step:,} | {look.epoch:.2f} | {look.divergence:.4f} | {look.overlap:.4f} |" for look in course.looks
+    )
+    blends = "\n".join(
+        f"| {own.share:.0%} | {own.look.overlap:.4f} | {own.loss(course.looks[0]):+.4f} |" for own in course.blends
     )
     end = "stopped early, for it got no better" if course.stopped_early else "went on to the end"
     rows = "\n".join(gain_row(gain) for gain in comparison.gains)
@@ -76,8 +79,15 @@ sessions:
 |---|---|---|---|
 {looks}
 
-The weights are those of step {course.looks[course.best].step:,}, whose overlap (mean of the sum of
-min(target, draft)) is the largest.
+The overlap (mean of the sum of min(target, draft)) is largest at step {course.looks[course.best].step:,}. On the way
+from the weights as they were to those (weight interpolation):
+
+| share of the way | overlap | most that a slice lost |
+|---|---|---|
+{blends}
+
+The weights are those at {course.blend.share:.0%}: the largest overlap of those at which no slice lost more than
+{TOLERANCE:g}.
 
 ## What it gained
 

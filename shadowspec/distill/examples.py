@@ -25,6 +25,11 @@ class Example:
     unit_key: str  # the session, or what stands for it
     response: Response = field(repr=False)
 
+    @property
+    def place(self) -> str:
+        """Its slice, across endpoints."""
+        return f"{self.endpoint} {self.slice_key}".rstrip()
+
 
 class Part(StrEnum):
     """What an example is for."""
@@ -89,12 +94,12 @@ def balanced(examples: Sequence[Example]) -> tuple[Example, ...]:
 
     Else what a draft knew of a slice that is rare in the traffic is given up for what is frequent.
     """
-    tokens: Counter[tuple[str, str]] = Counter()
+    tokens: Counter[str] = Counter()
     for example in examples:
-        tokens[example.endpoint, example.slice_key] += len(example.response.output)
+        tokens[example.place] += len(example.response.output)
     mean = sum(tokens.values()) / max(1, len(tokens))
     times = {place: min(MAX_TIMES, max(1, round(mean / max(1, own)))) for place, own in tokens.items()}
-    return tuple(example for example in examples for _ in range(times[example.endpoint, example.slice_key]))
+    return tuple(example for example in examples for _ in range(times[example.place]))
 
 
 def _sessions(examples: Sequence[Example]) -> set[tuple[str, str]]:

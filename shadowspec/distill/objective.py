@@ -15,10 +15,10 @@ from shadowspec.engine.replay.scoring import response_logits
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Sums over tokens; none of them is a ratio yet."""
+    """What a draft is from its target; none of it is a ratio yet."""
 
-    divergence: torch.Tensor  # forward KL in nats, of the target to the draft; float32 []
-    overlap: torch.Tensor  # sum of min(target, draft): the chance that a token drawn by the draft is accepted; []
+    divergence: torch.Tensor  # forward KL in nats, of the target to the draft, summed over tokens; float32 []
+    overlaps: torch.Tensor  # sum of min(target, draft), of each token: a drawn one's chance to be accepted; [tokens]
     num_tokens: int
 
 
@@ -62,5 +62,5 @@ def losses(target: torch.Tensor, draft: torch.Tensor) -> Losses:
     draft_log_probs = functional.log_softmax(draft[:, :words], -1)
     divergence = functional.kl_div(draft_log_probs, target_log_probs, reduction="sum", log_target=True)
     with torch.no_grad():
-        overlap = torch.minimum(draft_log_probs, target_log_probs).exp().sum()
-    return Losses(divergence, overlap, len(target))
+        overlaps = torch.minimum(draft_log_probs, target_log_probs).exp().sum(-1)
+    return Losses(divergence, overlaps, len(target))

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import nn
 
+from shadowspec.distill.examples import Example
 from shadowspec.distill.objective import draft_logits, losses, target_logits
 from shadowspec.engine.replay.responses import Response
 from shadowspec.engine.replay.scoring import packed
+
+# Of the way from the draft as it was to the trained one (weight interpolation, WiSE-FT: arXiv 2109.01903).
+SHARES: Final = (0.8, 0.6, 0.4, 0.2)
+TOLERANCE: Final = 0.005  # of overlap that a slice may lose; half of a point is within what validation can tell
+
+Weights = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +47,29 @@ class Look:
     epoch: float
     divergence: float  # nats per token, of the target to the draft
     overlap: float  # mean over tokens of sum(min(target, draft)), both at temperature 1
+    by_slice: Mapping[str, float] = field(repr=False)  # the same of each slice
+
+
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """Weights on the straight line from the draft as it was (0) to the best that was seen (1), looked at."""
+
+    share: float
+    look: Look
+
+    def loss(self, first: Look) -> float:
+        """The overlap that the slice lost which lost most; below 0 where all gained."""
+        return max(before - self.look.by_slice[place] for place, before in first.by_slice.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How training went; the draft is left as it was at the best look."""
+    """How training went; the draft is left as the best of the blends in which no slice lost more than TOLERANCE."""
 
     looks: tuple[Look, ...]
     best: int  # index of the look with the largest overlap; 0: as it began
+    blends: tuple[Blend, ...]  # from the largest share to none
+    blend: Blend  # what is left
     num_steps: int
     num_tokens: int  # output tokens that were learnt from, each as often as it was
     stopped_early: bool
@@ -67,7 +90,7 @@ class Trainer:
     def train(
         self,
         training: Sequence[Response],
-        validation: Sequence[Response],
+        validation: Sequence[Example],
         on_progress: Callable[[int, int, Look], None],
     ) -> Course:
         """
@@ -85,7 +108,8 @@ class Trainer:
         looks_at = _looks(total, own.epochs * own.looks_per_epoch)
         optimizer = torch.optim.AdamW(self._draft.parameters(), lr=own.learning_rate, weight_decay=0.0)
         looks = [self._look(validation, 0, 0.0)]
-        best, kept = 0, deepcopy(self._draft.state_dict())
+        start = deepcopy(self._draft.state_dict())
+        best, kept = 0, start
         step = num_tokens = 0
         for step, batches in enumerate(steps, start=1):
             _set_rate(optimizer, own.learning_rate * rate_factor(step - 1, total, own.warmup_share))
@@ -97,9 +121,18 @@ class Trainer:
             on_progress(step, total, looks[-1])
             if len(looks) - 1 - best >= own.patience:
                 break
-        self._draft.load_state_dict(kept)
+        blends = [Blend(0.0, looks[0])]
+        if best:
+            tried = [Blend(share, self._blended(start, kept, share, validation, looks[best])) for share in SHARES]
+            blends = [Blend(1.0, looks[best]), *tried, *blends]
+        blend = max((own for own in blends if own.loss(looks[0]) <= TOLERANCE), key=lambda own: own.look.overlap)
+        self._draft.load_state_dict(mixed(start, kept, blend.share))
         self._draft.eval()
-        return Course(tuple(looks), best, step, num_tokens, step < total)
+        return Course(tuple(looks), best, tuple(blends), blend, step, num_tokens, step < total)
+
+    def _blended(self, start: Weights, end: Weights, share: float, validation: Sequence[Example], best: Look) -> Look:
+        self._draft.load_state_dict(mixed(start, end, share))
+        return self._look(validation, best.step, best.epoch)
 
     def _steps(self, responses: Sequence[Response], rng: np.random.Generator) -> Iterator[list[list[Response]]]:
         """The batches of every step of an epoch: responses of like length together, batches in drawn order."""
@@ -129,17 +162,32 @@ class Trainer:
         return num_tokens
 
     @torch.no_grad()
-    def _look(self, responses: Sequence[Response], step: int, epoch: float) -> Look:
+    def _look(self, examples: Sequence[Example], step: int, epoch: float) -> Look:
         self._draft.eval()
-        divergence = overlap = 0.0
-        num_tokens = 0
+        responses = [example.response for example in examples]
+        divergence = 0.0
+        overlaps: dict[str, float] = defaultdict(float)
+        tokens: Counter[str] = Counter()
         for rows in packed(responses, self._tokens_per_pass):
             batch = [responses[row] for row in rows]
             found = losses(target_logits(self._target, batch), draft_logits(self._draft, batch))
             divergence += float(found.divergence)
-            overlap += float(found.overlap)
-            num_tokens += found.num_tokens
-        return Look(step, epoch, divergence / num_tokens, overlap / num_tokens)
+            lengths = [len(response.output) for response in batch]
+            for row, own in zip(rows, torch.split(found.overlaps, lengths), strict=True):
+                overlaps[examples[row].place] += float(own.sum())
+                tokens[examples[row].place] += len(own)
+        return Look(
+            step,
+            epoch,
+            divergence / tokens.total(),
+            sum(overlaps.values()) / tokens.total(),
+            {place: overlaps[place] / own for place, own in sorted(tokens.items())},
+        )
+
+
+def mixed(start: Weights, end: Weights, share: float) -> dict[str, torch.Tensor]:
+    """Weights that share of the way from start to end."""
+    return {name: own.lerp(end[name], share) if own.is_floating_point() else own for name, own in start.items()}
 
 
 def rate_factor(step: int, total: int, warmup_share: float) -> float:

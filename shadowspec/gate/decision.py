@@ -74,7 +74,7 @@ def decide(
         word = _hold(OTHER_ENGINE, other_engine)
     elif not has_entered:
         missing = policy.entry_clusters - evidence.num_closed_clusters
-        word = _hold("too_few_clusters", f"its tests are read from {missing} more closed clusters on")
+        word = _hold("too_few_clusters", f"its tests are read once {missing} more clusters (sessions) have closed")
     elif level is None:
         word = _hold("no_level_left", f"no level left: {policy.max_hypotheses} hypotheses have entered before it")
     else:

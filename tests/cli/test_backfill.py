@@ -18,8 +18,9 @@ import torch
 
 from shadowspec.backfill.blocks import Part
 from shadowspec.backfill.cluster import Actors
-from shadowspec.cli import backfilling, replaying
-from shadowspec.cli.backfilling import (
+from shadowspec.cli import backfilling, judging, replaying
+from shadowspec.cli.backfilling import work_id
+from shadowspec.cli.judging import (
     Call,
     Failed,
     FileRead,
@@ -29,7 +30,6 @@ from shadowspec.cli.backfilling import (
     chosen_parallel,
     given_up,
     read_file,
-    work_id,
 )
 from shadowspec.cli.replayers import Asked
 from shadowspec.config import Config, load_config
@@ -81,7 +81,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def _short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (backfilling, replaying):
+    for module in (backfilling, judging, replaying):
         monkeypatch.setattr(module, "WINDOW", BLOCK)
 
 
@@ -187,7 +187,7 @@ def test_what_is_finished_is_not_cut_out_again(
         raise AssertionError("a finished file is read for its digest alone")
 
     for name in ("load_tokenizers", "logged_responses", "ResponseReader"):
-        monkeypatch.setattr(backfilling, name, untouched)
+        monkeypatch.setattr(judging, name, untouched)
     assert blocks_of(config, traffic, finished={source: ({0, 1, 2}, True)}) == ([], FileRead(traffic, source))
 
 
@@ -210,7 +210,7 @@ def test_a_fault_in_reading_is_said_by_its_kind(
     def broken(*arguments: object) -> None:
         raise TypeError("a prompt that nobody foresaw")
 
-    monkeypatch.setattr(backfilling, "logged_responses", broken)
+    monkeypatch.setattr(judging, "logged_responses", broken)
     parts, read = blocks_of(loaded(workspace), traffic)
     assert (parts, read.num_blocks) == ([], None)
     assert str(read.error) == f"{traffic}: reading it ended in TypeError"
@@ -307,16 +307,16 @@ def test_how_much_is_measured_makes_no_other_work(workspace: Workspace, changed:
 
 
 def test_weights_are_part_of_the_work(workspace: Workspace, target: LoadedModel) -> None:
-    configs = backfilling._fingerprints(loaded(workspace), ASKED)
+    configs = judging.fingerprints(loaded(workspace), ASKED)
     copy = workspace.folder / "copy"
     shutil.copytree(target.path, copy)
     workspace.replace_in_config(f'target = "{target.path}"', f'target = "{copy}"')
-    moved = backfilling._fingerprints(loaded(workspace), ASKED)
+    moved = judging.fingerprints(loaded(workspace), ASKED)
     weights = copy / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    changed = backfilling._fingerprints(loaded(workspace), ASKED)
+    changed = judging.fingerprints(loaded(workspace), ASKED)
     ids = [work_id(loaded(workspace), ASKED, SECRET, own) for own in (configs, moved, changed)]
     assert ids[2] not in ids[:2]
 
@@ -383,7 +383,7 @@ def test_wrong_usage_is_refused_before_there_is_a_cluster(
     def connect(*_: object, **__: object) -> None:
         raise AssertionError("a cluster was asked for")
 
-    monkeypatch.setattr("shadowspec.backfill.cluster.connected", connect)
+    monkeypatch.setattr("shadowspec.backfill.connection.connected", connect)
     write_traffic(workspace.folder / "t.jsonl", [record(0)])
     (workspace.folder / "folder").mkdir()
     done = workspace.run("backfill", *arguments)
@@ -391,13 +391,13 @@ def test_wrong_usage_is_refused_before_there_is_a_cluster(
 
 
 def test_without_ray_the_extra_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("shadowspec.backfill.cluster", "shadowspec.backfill.pool", "shadowspec.cli.backfilling",
-                 "shadowspec.cli.looping"):  # fmt: skip
+    for name in ("shadowspec.backfill.cluster", "shadowspec.backfill.pool", "shadowspec.backfill.connection",
+                 "shadowspec.cli.backfilling", "shadowspec.cli.judging", "shadowspec.cli.looping"):  # fmt: skip
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "ray"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     done = workspace.run("backfill", str(write_traffic(workspace.folder / "t.jsonl", [record(0)])))
     assert done.code == 2
-    assert "backfill needs the extra `backfill`: pip install 'shadowspec[backfill]'" in done.err
+    assert "backfill needs the extra `backfill`: pip install '.[backfill]' in the checkout" in done.err
     assert workspace.run("backfill", "--help").code == 0

@@ -89,7 +89,7 @@ def test_without_streamlit_it_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "streamlit" else found(name))
     done = run_command(monkeypatch, capsys, "dashboard", "--config", str(config))
     assert done.code == 2
-    assert "pip install 'shadowspec[dashboard]'" in done.err
+    assert "pip install '.[dashboard]' in the checkout" in done.err
 
 
 def test_no_page_imports_torch() -> None:

@@ -12,7 +12,7 @@ import torch
 from shadowspec.distill.examples import Example
 from shadowspec.distill.folder import load_trainable
 from shadowspec.distill.objective import draft_logits, losses, target_logits
-from shadowspec.distill.training import Course, Look, Settings, Trainer, rate_factor
+from shadowspec.distill.training import SHARES, TOLERANCE, Course, Look, Settings, Trainer, mixed, rate_factor
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.replay.responses import Response
 
@@ -24,14 +24,14 @@ def trained(
 ) -> tuple[Any, Course]:
     draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
     responses = [each.response for each in examples]
-    course = Trainer(target.model, draft, own).train(responses[24:], responses[:24], lambda *_: None)
+    course = Trainer(target.model, draft, own).train(responses[24:], examples[:24], lambda *_: None)
     return draft, course
 
 
 def overlap(target: LoadedModel, draft: Any, responses: list[Response]) -> float:
     with torch.no_grad():
         found = losses(target_logits(target.model, responses), draft_logits(draft, responses))
-    return float(found.overlap) / found.num_tokens
+    return float(found.overlaps.sum()) / found.num_tokens
 
 
 def test_a_draft_comes_nearer_and_is_left_as_it_was_best(
@@ -43,8 +43,53 @@ def test_a_draft_comes_nearer_and_is_left_as_it_was_best(
     assert best.overlap > first.overlap + 0.02
     assert best.divergence < first.divergence
     assert best.overlap == max(look.overlap for look in course.looks)
-    assert overlap(target, draft, [each.response for each in examples[:24]]) == pytest.approx(best.overlap, abs=1e-5)
+    assert [blend.share for blend in course.blends] == [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]
+    assert (course.blends[0].look, course.blends[-1].look) == (best, first)
+    left = course.blend.look.overlap
+    assert left == max(blend.look.overlap for blend in course.blends if blend.loss(first) <= TOLERANCE)
+    assert overlap(target, draft, [each.response for each in examples[:24]]) == pytest.approx(left, abs=1e-5)
     assert not draft.training
+
+
+def test_a_look_tells_what_each_slice_overlaps(
+    pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]
+) -> None:
+    first = trained(pair, target, examples, QUICK)[1].looks[0]
+    draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
+    own = {
+        place: [each.response for each in examples[:24] if each.place == place]
+        for place in ("letters prompt_class=code", "letters prompt_class=prose")
+    }
+    assert first.by_slice == pytest.approx({place: overlap(target, draft, each) for place, each in own.items()})
+
+
+# A slice whose overlap falls by the square of the share times this: 0.005 allows 60% of the way, and then nothing.
+@pytest.mark.parametrize(("fall", "share"), [(0.0, 1.0), (0.01, 0.6), (1.0, 0.0)])
+def test_no_slice_is_to_lose_what_another_gains(
+    pair: tuple[Path, Path],
+    target: LoadedModel,
+    examples: tuple[Example, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    fall: float,
+    share: float,
+) -> None:
+    def trained_by_looks(fall: float) -> tuple[Any, Course]:
+        shares = iter((0.0, 1.0, *SHARES))
+
+        def look(_trainer: Trainer, _examples: object, step: int, epoch: float) -> Look:
+            own = next(shares)
+            return Look(step, epoch, 1.0, 0.5 + own / 10, {"common": 0.5 + own / 5, "rare": 0.5 - fall * own**2})
+
+        monkeypatch.setattr(Trainer, "_look", look)
+        return trained(pair, target, examples, Settings(epochs=1, tokens_per_step=128, looks_per_epoch=1))
+
+    draft, course = trained_by_looks(fall)
+    assert course.blend.share == share
+    start, _ = load_trainable(str(pair[1]), torch.device("cpu"))
+    end, _ = trained_by_looks(0.0)
+    wanted = mixed(start.state_dict(), end.state_dict(), share)
+    assert all(torch.equal(own, wanted[name]) for name, own in draft.state_dict().items())
+    assert share == 1.0 or not all(torch.equal(own, end.state_dict()[name]) for name, own in draft.state_dict().items())
 
 
 def test_what_only_gets_worse_stops_and_is_what_it_was(
@@ -90,7 +135,7 @@ def test_progress_is_told_after_every_step(
     draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
     responses = [each.response for each in examples]
     course = Trainer(target.model, draft, Settings(epochs=1, tokens_per_step=128)).train(
-        responses[24:], responses[:24], lambda *own: told.append(own)
+        responses[24:], examples[:24], lambda *own: told.append(own)
     )
     assert [step for step, _, _ in told] == list(range(1, course.num_steps + 1))
     assert {total for _, total, _ in told} == {course.num_steps}
@@ -105,7 +150,7 @@ def test_epochs_of_unequal_numbers_of_steps_are_counted_as_they_are(
     draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
     responses = [each.response for each in examples]
     uneven = Settings(epochs=6, tokens_per_step=200, patience=99, logits_per_pass=12 * 150, learning_rate=1e-5)
-    course = Trainer(target.model, draft, uneven).train(responses[24:], responses[:24], lambda *own: told.append(own))
+    course = Trainer(target.model, draft, uneven).train(responses[24:], examples[:24], lambda *own: told.append(own))
     assert {total for _, total, _ in told} == {course.num_steps}
     assert course.looks[-1].step == course.num_steps
     assert not course.stopped_early

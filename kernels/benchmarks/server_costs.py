@@ -1,0 +1,188 @@
+"""What `shadowspec profile-server` predicts of a real vLLM, beside what is then timed through the same two servers.
+
+    make bench-server-costs ARGS="--vllm-python PATH"     (PATH: the interpreter of vLLM's own environment)
+
+The bundled pair in float32 behind two of vLLM's OpenAI servers, without and with its draft (K = 4).  Their step costs
+are profiled on made-up prompts, then requests of the bundled traffic of all endpoints are measured through them in
+paired blocks, all by the commands that a user has; what the costs predicted of them, and what was timed, is the
+report's.  Both servers run all the time, as they do for a user: the one that waits is not stopped.  Nothing else may
+run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from validation.servers import SERVED_MODEL, Environment, Server
+from validation.ways import PROBABILISTIC
+
+from shadowspec import demo
+
+RESULTS = Path(__file__).parent / "results" / "server_costs.json"
+DEPTH = 4
+LOADS = (1, 4)
+CONTEXTS = (16, 128, 400)  # prompt tokens that are profiled; those of the traffic lie between
+
+HEAD = """\
+[database]
+url = "sqlite:///{folder}/shadow.db"
+[engine]
+warmup_blocks = 1
+audit_share = 0.0
+[gate]
+min_span_s = 0.0
+timed_positions = 1
+entry_clusters = 2
+memory_budget_share = "none"
+"""
+ENDPOINT = """\
+[endpoints.{name}]
+engine = "openai"
+target = "{target}"
+served_models = ["{model}"]
+match = {{ model = "{model}" }}
+max_new_tokens = 64
+requests_per_slot = 4
+serving_engine = "vllm"
+loads = [{loads}]
+[endpoints.{name}.servers]
+baseline_url = "{baseline_url}"
+speculative_url = "{speculative_url}"
+model = "{served}"
+device = "cpu"
+dtype = "float32"
+[[endpoints.{name}.candidates]]
+name = "draft-k{depth}"
+proposer = "draft_model"
+draft = "{draft}"
+num_speculative_tokens = {depth}
+"""
+
+
+def traffic(sessions: int) -> str:
+    """The first request of so many sessions of every endpoint, as lines."""
+    found: dict[str, dict[str, str]] = {model: {} for model in demo.SERVED_MODELS.values()}
+    with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+                found[record["request"]["model"]].setdefault(record["session_id"], line)
+            except (ValueError, KeyError, TypeError):
+                continue  # bad on purpose
+    return "".join(line for own in found.values() for line in list(own.values())[:sessions])
+
+
+def configuration(folder: Path, baseline: Server, speculative: Server) -> str:
+    """All endpoints of the demo, measured through the two servers."""
+    return HEAD.format(folder=folder) + "".join(
+        ENDPOINT.format(
+            name=name,
+            model=model,
+            target=demo.TARGET,
+            draft=demo.DRAFT,
+            loads=", ".join(f"{{ concurrency = {load} }}" for load in LOADS),
+            baseline_url=baseline.url,
+            speculative_url=speculative.url,
+            served=SERVED_MODEL,
+            depth=DEPTH,
+        )
+        for name, model in demo.SERVED_MODELS.items()
+    )
+
+
+def predicted(folder: Path, endpoint: str, rounds: int) -> list[dict[str, Any]]:
+    """Profile one endpoint's servers, measure all traffic, and read the report's predictions that were timed, too."""
+    environment = os.environ | {
+        "SHADOWSPEC_CONFIG": str(folder / "shadowspec.toml"),
+        "SHADOWSPEC_HASH_SECRET": demo.DEMO_SECRET,
+    }
+
+    def shadowspec(*arguments: str) -> str:
+        command = [sys.executable, "-m", "shadowspec", *arguments]
+        done = subprocess.run(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603
+        return done.stdout
+
+    shadowspec("db", "upgrade")
+    grid = ("--loads", ",".join(map(str, LOADS)), "--contexts", ",".join(map(str, CONTEXTS)), "--rounds", str(rounds))
+    shadowspec("profile-server", "--endpoint", endpoint, *grid)
+    shadowspec("run", "traffic.jsonl", "--json")
+    document = json.loads(shadowspec("report", "--format", "json", "--out", "-"))
+    return [
+        {"endpoint": own["endpoint"], **cell}
+        for own in document["endpoints"]
+        for cell in own["predictions"]
+        if cell["relative_error"] is not None
+    ]
+
+
+def main() -> None:
+    """Measure, print, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", type=Path, required=True, help="the interpreter of vLLM's own environment")
+    parser.add_argument("--vllm-threads", default="auto", help="VLLM_CPU_OMP_THREADS_BIND (default: %(default)s)")
+    parser.add_argument("--vllm-preload", default="", metavar="LIBRARY:...", help="what its CPU guide has preloaded")
+    parser.add_argument("--sessions", type=int, default=48, help="of every endpoint, a request each")
+    parser.add_argument("--rounds", type=int, default=3, help="of the profile")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    environment = Environment(arguments.vllm_python, arguments.vllm_threads, arguments.vllm_preload)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        configs = (None, PROBABILISTIC.speculative_config(DEPTH))
+        servers = [
+            stack.enter_context(closing(Server(environment, own, folder / f"server-{place}.log", is_mended=True)))
+            for place, own in enumerate(configs)
+        ]
+        for server in servers:
+            server.await_ready()
+        (folder / "traffic.jsonl").write_text(traffic(arguments.sessions), encoding="utf-8")
+        (folder / "shadowspec.toml").write_text(configuration(folder, *servers), encoding="utf-8")
+        cells = predicted(folder, next(iter(demo.SERVED_MODELS)), arguments.rounds)
+    errors = [abs(cell["relative_error"]) for cell in cells]
+    found = {
+        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
+        "engine": cells[0]["engine"],
+        "num_speculative_tokens": DEPTH,
+        "rounds": arguments.rounds,
+        "median_absolute_error": statistics.median(errors),
+        "within_10_percent": sum(error <= 0.1 for error in errors),
+        "right_side_of_1": sum((own["predicted_speedup"] > 1) == (own["measured_speedup"] > 1) for own in cells),
+        "cells": cells,
+    }
+    arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    show(found)
+
+
+def show(found: dict[str, Any]) -> None:
+    """A table of the cells."""
+    table = Table("endpoint", "slice", "load", "tokens per step", "predicted", "measured", "error")
+    for own in found["cells"]:
+        table.add_row(
+            own["endpoint"],
+            ", ".join(own["slice"].values()),
+            str(own["load"]["concurrency"]),
+            f"{own['tokens_per_step']:.2f}",
+            f"{own['predicted_speedup']:.2f}",
+            f"{own['measured_speedup']:.2f}",
+            f"{own['relative_error']:+.1%}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"median absolute error {found['median_absolute_error']:.1%} of {len(found['cells'])} cells")
+
+
+if __name__ == "__main__":
+    main()
