@@ -79,7 +79,8 @@ sessions:
 |---|---|---|---|
 {looks}
 
-The overlap (mean of the sum of min(target, draft)) is largest at step {course.looks[course.best].step:,}. On the way
+The overlap (mean over tokens of the sum of min(target, draft), at the requests' own temperatures: at 0 the share whose
+likeliest tokens are one) is largest at step {course.looks[course.best].step:,}. On the way
 from the weights as they were to those (weight interpolation):
 
 | share of the way | overlap | most that a slice lost |

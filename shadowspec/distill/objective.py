@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,15 +10,6 @@ from torch.nn import functional
 
 from shadowspec.engine.replay.responses import Response
 from shadowspec.engine.replay.scoring import response_logits
-
-
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """What a draft is from its target; none of it is a ratio yet."""
-
-    divergence: torch.Tensor  # forward KL in nats, of the target to the draft, summed over tokens; float32 []
-    overlaps: torch.Tensor  # sum of min(target, draft), of each token: a drawn one's chance to be accepted; [tokens]
-    num_tokens: int
 
 
 def target_logits(target: Any, responses: Sequence[Response]) -> torch.Tensor:
@@ -51,16 +41,39 @@ def output_places(lengths: Sequence[int], device: torch.device) -> tuple[torch.T
     return rows, columns
 
 
-def losses(target: torch.Tensor, draft: torch.Tensor) -> Losses:
-    """
+def divergence(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+    """Forward KL in nats, of the target to the draft, summed over tokens; float32 [], with the draft's gradient.
+
     Args:
         target: logits, float32 [tokens, vocabulary]; no gradient goes there.
         draft: the draft's for the same tokens, of the same or a larger (padded) vocabulary.
     """
-    words = min(target.shape[-1], draft.shape[-1])  # rows that pad an embedding stand for no token
-    target_log_probs = functional.log_softmax(target[:, :words], -1)
-    draft_log_probs = functional.log_softmax(draft[:, :words], -1)
-    divergence = functional.kl_div(draft_log_probs, target_log_probs, reduction="sum", log_target=True)
-    with torch.no_grad():
-        overlaps = torch.minimum(draft_log_probs, target_log_probs).exp().sum(-1)
-    return Losses(divergence, overlaps, len(target))
+    wanted, own = (functional.log_softmax(logits, -1) for logits in _same_words(target, draft))
+    return functional.kl_div(own, wanted, reduction="sum", log_target=True)
+
+
+@torch.no_grad()
+def overlaps(target: torch.Tensor, draft: torch.Tensor, responses: Sequence[Response]) -> torch.Tensor:
+    """The chance that a token drawn by the draft is accepted, at each token of each response; float32 [tokens].
+
+    That is the sum of min(target, draft), both at the request's own temperature: where that is 0, whether their
+    likeliest tokens are one.  Of its other sampling parameters nothing is asked.
+
+    Args:
+        target: logits at the tokens of the responses, one after the other; float32 [tokens, vocabulary].
+        draft: as in `divergence`.
+    """
+    counts = torch.tensor([len(response.output) for response in responses], device=target.device)
+    own = torch.tensor([response.request.sampling.temperature for response in responses], device=target.device)
+    temperatures = torch.repeat_interleave(own, counts)[:, None]  # [tokens, 1]
+    is_greedy = temperatures == 0.0
+    target, draft = _same_words(target, draft)
+    scales = torch.where(is_greedy, 1.0, temperatures)
+    common = torch.minimum((target / scales).softmax(-1), (draft / scales).softmax(-1)).sum(-1)
+    return torch.where(is_greedy[:, 0], (target.argmax(-1) == draft.argmax(-1)).float(), common)
+
+
+def _same_words(target: torch.Tensor, draft: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Without the rows that pad an embedding, which stand for no token."""
+    words = min(target.shape[-1], draft.shape[-1])
+    return target[:, :words], draft[:, :words]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from shadowspec.distill.examples import Example
-from shadowspec.distill.objective import draft_logits, losses, target_logits
+from shadowspec.distill.objective import divergence, draft_logits, overlaps, target_logits
 from shadowspec.engine.replay.responses import Response
 from shadowspec.engine.replay.scoring import packed
 
@@ -46,7 +46,7 @@ class Look:
     step: int
     epoch: float
     divergence: float  # nats per token, of the target to the draft
-    overlap: float  # mean over tokens of sum(min(target, draft)), both at temperature 1
+    overlap: float  # mean over tokens of the chance that a drafted one is accepted, at the requests' own temperatures
     by_slice: Mapping[str, float] = field(repr=False)  # the same of each slice
 
 
@@ -154,8 +154,7 @@ class Trainer:
         num_tokens = sum(len(response.output) for batch in batches for response in batch)
         for batch in batches:
             wanted = target_logits(self._target, batch)
-            divergence = losses(wanted, draft_logits(self._draft, batch)).divergence / num_tokens
-            torch.autograd.backward(divergence)
+            torch.autograd.backward(divergence(wanted, draft_logits(self._draft, batch)) / num_tokens)
         nn.utils.clip_grad_norm_(self._draft.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -165,23 +164,23 @@ class Trainer:
     def _look(self, examples: Sequence[Example], step: int, epoch: float) -> Look:
         self._draft.eval()
         responses = [example.response for example in examples]
-        divergence = 0.0
-        overlaps: dict[str, float] = defaultdict(float)
+        total = 0.0
+        accepted: dict[str, float] = defaultdict(float)
         tokens: Counter[str] = Counter()
         for rows in packed(responses, self._tokens_per_pass):
             batch = [responses[row] for row in rows]
-            found = losses(target_logits(self._target, batch), draft_logits(self._draft, batch))
-            divergence += float(found.divergence)
-            lengths = [len(response.output) for response in batch]
-            for row, own in zip(rows, torch.split(found.overlaps, lengths), strict=True):
-                overlaps[examples[row].place] += float(own.sum())
+            logits = target_logits(self._target, batch), draft_logits(self._draft, batch)
+            total += float(divergence(*logits))
+            found = torch.split(overlaps(*logits, batch), [len(response.output) for response in batch])
+            for row, own in zip(rows, found, strict=True):
+                accepted[examples[row].place] += float(own.sum())
                 tokens[examples[row].place] += len(own)
         return Look(
             step,
             epoch,
-            divergence / tokens.total(),
-            sum(overlaps.values()) / tokens.total(),
-            {place: overlaps[place] / own for place, own in sorted(tokens.items())},
+            total / tokens.total(),
+            sum(accepted.values()) / tokens.total(),
+            {place: accepted[place] / own for place, own in sorted(tokens.items())},
         )
 
 

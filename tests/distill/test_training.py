@@ -11,7 +11,7 @@ import torch
 
 from shadowspec.distill.examples import Example
 from shadowspec.distill.folder import load_trainable
-from shadowspec.distill.objective import draft_logits, losses, target_logits
+from shadowspec.distill.objective import draft_logits, overlaps, target_logits
 from shadowspec.distill.training import SHARES, TOLERANCE, Course, Look, Settings, Trainer, mixed, rate_factor
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.replay.responses import Response
@@ -30,8 +30,8 @@ def trained(
 
 def overlap(target: LoadedModel, draft: Any, responses: list[Response]) -> float:
     with torch.no_grad():
-        found = losses(target_logits(target.model, responses), draft_logits(draft, responses))
-    return float(found.overlaps.sum()) / found.num_tokens
+        found = overlaps(target_logits(target.model, responses), draft_logits(draft, responses), responses)
+    return float(found.mean())
 
 
 def test_a_draft_comes_nearer_and_is_left_as_it_was_best(
