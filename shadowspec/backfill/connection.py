@@ -25,8 +25,13 @@ from shadowspec.errors import ServiceUnavailableError
 WATCH_S: Final = 2.0  # between two looks at the cluster
 _VITAL: Final = ("raylet", "gcs_server")  # processes of a local cluster without which nothing comes back
 # Alone on a machine nothing takes over from a node that is slow: it is waited for, however long the machine stands
-# still, and its processes are watched instead.  By itself Ray gives a node up that is stuck for half a minute.
-_ALONE: Final = {"health_check_failure_threshold": 1000, "gcs_rpc_server_reconnect_timeout_s": 600}
+# still, and its processes are watched instead.  By itself Ray gives a node up that is stuck for half a minute; and it
+# has its workers yield to everything else (nice 15), so that on a busy machine they hardly come to their work.
+_ALONE: Final = {
+    "health_check_failure_threshold": 1000,
+    "gcs_rpc_server_reconnect_timeout_s": 600,
+    "worker_niceness": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-END_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 120.0
 
 
 def environment(**variables: str) -> dict[str, str]:
