@@ -23,13 +23,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 from rich.console import Console
 from sqlalchemy import make_url
@@ -109,23 +109,10 @@ class Watch:
 
 def children(pid: int) -> Iterator[tuple[int, str]]:
     """The processes below one, with their titles."""
-    parents: dict[int, list[int]] = defaultdict(list)
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(fields[1])].append(int(folder.name))
-    waiting = [pid]
-    while waiting:
-        for child in parents[waiting.pop()]:
-            waiting.append(child)
-            try:
-                title = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-            except OSError:
-                continue
-            yield child, title.strip()
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                yield process.pid, " ".join(process.cmdline()).strip()
 
 
 def held_mib(pid: int) -> dict[str, float]:

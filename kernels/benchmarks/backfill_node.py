@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -24,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from backfill import write_logs
+from backfill import children, write_logs
 from rich.console import Console
+from validation.servers import free_port
 
 from shadowspec import demo
 
@@ -41,17 +41,11 @@ def raylets() -> set[int]:
     return {process.pid for process in psutil.process_iter(["name"]) if process.info["name"] == "raylet"}
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as opened:
-        return int(opened.getsockname()[1])
-
-
 def killed(node: int) -> int:
     """End a node and all that it has started; how many processes there were."""
-    found = [psutil.Process(node), *psutil.Process(node).children(recursive=True)]
-    for process in found:
-        process.send_signal(signal.SIGKILL)
+    found = [node, *(pid for pid, _ in children(node))]
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
     return len(found)
 
 

@@ -12,7 +12,6 @@ the pair, as it loads them, in the same float32 with sdpa attention.  Nothing el
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import platform
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bundled import answered
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -51,18 +51,13 @@ SAMPLING = {
 def bundled_prompts(count: int) -> list[tuple[int, ...]]:
     """The first `count` prompts of the bundled code endpoint with 40 to 200 tokens."""
     prompts: list[tuple[int, ...]] = []
-    with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # bad on purpose
-            if isinstance(record, dict) and record.get("request", {}).get("model") == "demo-code":
-                tokens = record["response"]["choices"][0]["prompt_token_ids"]
-                if 40 <= len(tokens) <= 200:
-                    prompts.append(tuple(tokens))
-            if len(prompts) == count:
-                return prompts
+    for record in answered():
+        if record["request"]["model"] == "demo-code":
+            tokens = record["response"]["choices"][0]["prompt_token_ids"]
+            if 40 <= len(tokens) <= 200:
+                prompts.append(tuple(tokens))
+        if len(prompts) == count:
+            return prompts
     raise SystemExit(f"{demo.TRAFFIC} holds only {len(prompts)} prompts of the wanted length")
 
 

@@ -12,14 +12,13 @@ it and replay have together.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import platform
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from bundled import answered
 from rich.console import Console
 from rich.progress import track
 from scipy.stats import t as student
@@ -53,18 +53,6 @@ DEPTH = 4
 LEVEL = 0.99
 
 Reals = npt.NDArray[np.float64]
-
-
-def bundled() -> Iterator[dict[str, Any]]:
-    """The bundled records that are requests with an answer."""
-    with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-                if record["request"]["model"] in demo.SERVED_MODELS.values() and record["response"]["choices"]:
-                    yield record
-            except (ValueError, KeyError, TypeError):
-                continue  # bad on purpose
 
 
 def decoded(target: LoadedModel, requests: Sequence[Request], draft: LoadedModel | None, label: str) -> list[Decoded]:
@@ -195,7 +183,7 @@ def main() -> None:
     arguments = parser.parse_args()
     target = load_model(str(demo.TARGET), torch.device("cpu"), torch.float32)
     before = load_model(str(demo.DRAFT), torch.device("cpu"), torch.float32)
-    records = list(bundled())
+    records = list(answered())
     code = [own for own in records if own["request"]["model"] == demo.SERVED_MODELS[ENDPOINT]]
     code = [own for own in code if isinstance(own["request"].get("prompt"), str)]
     with tempfile.TemporaryDirectory() as scratch:

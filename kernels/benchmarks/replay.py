@@ -21,7 +21,6 @@ logits shifted by one position, which is to be seen.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import platform
@@ -34,6 +33,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from bundled import answered
 from rich.console import Console
 from rich.progress import track
 from scipy.stats import t as student
@@ -75,17 +75,11 @@ def prompts(count: int) -> list[tuple[str, tuple[int, ...]]]:
     """Endpoint and prompt of `count` records of the traffic, as many of each endpoint, below 400 tokens."""
     by_endpoint: dict[str, list[tuple[int, ...]]] = {name: [] for name in demo.SERVED_MODELS}
     endpoint_of = {model: name for name, model in demo.SERVED_MODELS.items()}
-    with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-                own = record["response"]
-                ids = own.get("prompt_token_ids") or own["choices"][0]["prompt_token_ids"]
-                found = by_endpoint[endpoint_of[record["request"]["model"]]]
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # bad on purpose
-            if len(ids) < 400:
-                found.append(tuple(ids))
+    for record in answered():
+        own = record["response"]
+        ids = own.get("prompt_token_ids") or own["choices"][0].get("prompt_token_ids")
+        if ids is not None and len(ids) < 400:
+            by_endpoint[endpoint_of[record["request"]["model"]]].append(tuple(ids))
     each = -(-count // len(by_endpoint))
     return [(name, prompt) for name, found in by_endpoint.items() for prompt in found[:each]]
 

@@ -12,7 +12,6 @@ run meanwhile.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import platform
@@ -24,6 +23,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from bundled import answered
 from rich.console import Console
 from rich.table import Table
 from validation.servers import SERVED_MODEL, Environment, Server
@@ -75,13 +75,8 @@ num_speculative_tokens = {depth}
 def traffic(sessions: int) -> str:
     """The first request of so many sessions of every endpoint, as lines."""
     found: dict[str, dict[str, str]] = {model: {} for model in demo.SERVED_MODELS.values()}
-    with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-                found[record["request"]["model"]].setdefault(record["session_id"], line)
-            except (ValueError, KeyError, TypeError):
-                continue  # bad on purpose
+    for record in answered():
+        found[record["request"]["model"]].setdefault(record["session_id"], json.dumps(record) + "\n")
     return "".join(line for own in found.values() for line in list(own.values())[:sessions])
 
 

@@ -63,9 +63,9 @@ def overlaps(target: torch.Tensor, draft: torch.Tensor, responses: Sequence[Resp
         target: logits at the tokens of the responses, one after the other; float32 [tokens, vocabulary].
         draft: as in `divergence`.
     """
-    counts = torch.tensor([len(response.output) for response in responses], device=target.device)
+    rows, _ = output_places([len(response.output) for response in responses], target.device)
     own = torch.tensor([response.request.sampling.temperature for response in responses], device=target.device)
-    temperatures = torch.repeat_interleave(own, counts)[:, None]  # [tokens, 1]
+    temperatures = own[rows, None]  # [tokens, 1]
     is_greedy = temperatures == 0.0
     target, draft = _same_words(target, draft)
     scales = torch.where(is_greedy, 1.0, temperatures)

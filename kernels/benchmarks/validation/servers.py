@@ -44,7 +44,7 @@ class Server:
             is_mended: with sampled speculation as it should be on a CPU (`mend`).
             log: what the server prints goes there.
         """
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
         variables |= {
@@ -148,7 +148,8 @@ def vllm_version(environment: Environment) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
