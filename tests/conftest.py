@@ -15,6 +15,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import slipcover
 import sqlalchemy
 from sqlalchemy import NullPool, make_url
 
@@ -22,6 +23,11 @@ from shadowspec.store import Store, schema
 from tests.kafka_server import KafkaServer, kafka_server
 from tests.kafka_topics import Topics
 from tests.services import postgres_server
+
+if hasattr(slipcover.Slipcover, "deinstrument_seen"):  # Python 3.11; later ones count lines by sys.monitoring
+    # A line hit often would be freed of its probe by a walk over every dictionary of the process. Where another thread
+    # fills one meanwhile, the walk raises in whatever line was being run. A probe that stays costs next to nothing.
+    slipcover.Slipcover.deinstrument_seen = lambda self: None
 
 # No example has a deadline: how long one takes says more of what else the machine does than of the code.
 hypothesis.settings.register_profile("tests", deadline=None)
