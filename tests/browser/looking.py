@@ -54,15 +54,16 @@ _SEEN = """() => {
     return window.lastInput;
 }"""
 
-# The script has run, nothing is on its way, and nothing has changed for as long as it is given, ms.
+# Nothing has changed for as long as it is given, ms, the script has run, and nothing is on its way.  It is asked in every
+# frame: reading the page's text lays it out, and is left until the page rests.
 _SETTLED = """(quiet) => {
+    if (performance.now() - window.lastChange <= quiet) return false;
     const app = document.querySelector('[data-testid="stApp"]');
     if (!app || app.dataset.testScriptState !== 'notRunning') return false;
     if (app.dataset.testConnectionState !== 'CONNECTED') return false;
     const block = document.querySelector('[data-testid="stMainBlockContainer"]');
     if (!block || block.innerText.trim() === '' || block.querySelector('[data-testid="stSkeleton"]')) return false;
-    if (block.querySelector('[data-stale="true"]')) return false;
-    return performance.now() - window.lastChange > quiet;
+    return !block.querySelector('[data-stale="true"]');
 }"""
 QUIET_MS = 400
 
