@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 END_TIMEOUT_S = 120.0
+
+Process: TypeAlias = subprocess.Popen[str]
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -50,3 +55,23 @@ def wait_until_ended(folder: Path) -> dict[int, str]:
     while (left := processes_of(folder)) and time.monotonic() < until:
         time.sleep(0.1)
     return left
+
+
+@contextmanager
+def python(
+    arguments: Sequence[str], temporary: Path, folder: Path | None = None, **variables: str
+) -> Iterator[Process]:
+    """Python in this folder with its files in `temporary`, which does not outlive a test that fails."""
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment(TMPDIR=str(temporary), **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()

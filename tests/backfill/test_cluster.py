@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -17,7 +14,7 @@ import pytest
 
 from shadowspec.backfill.connection import _errors_unsaid, _watched
 from tests.backfill.deadly_rows import FILES, ROWS, SECRET
-from tests.backfill.processes import environment, processes_of, temporary_folder, wait_until_ended
+from tests.backfill.processes import Process, processes_of, python, temporary_folder, wait_until_ended
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
@@ -26,21 +23,9 @@ TIMEOUT_S = 600.0  # a machine that does much else takes minutes
 IMPATIENT = {"RAY_health_check_period_ms": "200", "RAY_health_check_timeout_ms": "200"}
 
 
-@contextmanager
-def judging(folder: Path, name: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that judges rows on a cluster of its own, and does not outlive a test that fails."""
-    with subprocess.Popen(
-        [sys.executable, "-c", f"from tests.backfill.deadly_rows import {name}; {name}()"],
-        env=environment(TMPDIR=str(folder), **variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.terminate()
+def judging(folder: Path, name: str, **variables: str) -> AbstractContextManager[Process]:
+    """A process that judges rows on a cluster of its own."""
+    return python(["-c", f"from tests.backfill.deadly_rows import {name}; {name}()"], folder, **variables)
 
 
 def raylet_of(folder: Path) -> int:

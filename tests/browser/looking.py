@@ -54,8 +54,8 @@ _SEEN = """() => {
     return window.lastInput;
 }"""
 
-# Nothing has changed for as long as it is given, ms, the script has run, and nothing is on its way.  It is asked in every
-# frame: reading the page's text lays it out, and is left until the page rests.
+# Nothing has changed for as long as it is given, ms, the script has run, and nothing is on its way.  It is asked in
+# every frame: reading the page's text lays it out, and is left until the page rests.
 _SETTLED = """(quiet) => {
     if (performance.now() - window.lastChange <= quiet) return false;
     const app = document.querySelector('[data-testid="stApp"]');

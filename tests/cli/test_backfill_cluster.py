@@ -6,11 +6,9 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import pytest
 import torch
 
 from shadowspec.engine.models import load_model
-from tests.backfill.processes import environment, processes_of, temporary_folder, wait_until_ended
+from tests.backfill.processes import Process, processes_of, python, temporary_folder, wait_until_ended
 from tests.cli.conftest import Workspace, write_traffic
 from tests.cli.test_replay import NGRAM, answered
 
@@ -60,27 +58,13 @@ def logs(workspace: Workspace) -> Path:
     return folder
 
 
-@contextmanager
-def started(folder: Path, temporary: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command, which does not outlive a test that fails."""
-    command = subprocess.Popen(
-        [sys.executable, "-m", "shadowspec", "backfill", "logs", "--k", "1..4", "--actors", "2",
-         "--cpus-per-actor", "0.5", "--json"],
-        cwd=folder,
-        env=environment(TMPDIR=str(temporary)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    with command:
-        try:
-            yield command
-        finally:
-            if command.poll() is None:
-                command.terminate()
+def started(folder: Path, temporary: Path) -> AbstractContextManager[Process]:
+    """The command, with two actors."""
+    options = ["--k", "1..4", "--actors", "2", "--cpus-per-actor", "0.5", "--json"]
+    return python(["-m", "shadowspec", "backfill", "logs", *options], temporary, folder)
 
 
-def kill_one(command: subprocess.Popen[str], temporary: Path) -> None:
+def kill_one(command: Process, temporary: Path) -> None:
     """End an actor that has its models; its work takes milliseconds, so that it may be between two blocks."""
     until = time.monotonic() + TIMEOUT_S
     while time.monotonic() < until and command.poll() is None:
