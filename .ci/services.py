@@ -27,7 +27,7 @@ from tests.kafka_topics import Topics  # noqa: E402
 from tests.services import PostgresServer, free_port, is_listening  # noqa: E402
 
 FOLDER = CHECKOUT / ".services"
-TOPICS = {"shadow.prompts": 6, "shadow.dead-letters": 1}  # name, partitions
+TOPICS = {"shadow.prompts": 6, "shadow.retry": 1, "shadow.dead-letters": 1}  # name, partitions
 DATABASE = "shadowspec"
 WANTED_PORTS = {"kafka": 9092, "postgres": 5432}
 STOP_TIMEOUT_S = 60
@@ -62,6 +62,7 @@ url = "{url}"
 [kafka]
 bootstrap_servers = ["localhost:{ports["kafka"]}"]
 topics = ["shadow.prompts"]
+retry_topics = ["shadow.retry"]
 
 Or for the shell:
 

@@ -34,7 +34,7 @@ def set_override(
 
     Raises:
         AccessError: whoever asks is no operator, or did not confirm.
-        UsageError: reason or author says nothing, or there is no such endpoint.
+        UsageError: reason or author says nothing, or there is no such endpoint or label of its slices.
         StoreError: the database's role may not write overrides.
     """
     who = access.current()
@@ -53,7 +53,7 @@ def set_override(
         created_at=moment,
         expires_at=None if expires_in is None else moment + expires_in,
     )
-    return orders.set_override(writer(), override, source.config().endpoints)
+    return orders.set_override(writer(), override, source.config().slice_by)
 
 
 def clear_override(override_id: int, *, reason: str, author: str) -> OverrideRecord:

@@ -25,6 +25,7 @@ from shadowspec.errors import NoDataError
 from shadowspec.store import Store
 from shadowspec.tap.endpoints import Load
 from shadowspec.types import AcceptanceSums, FingerprintedConfig, FunnelKey
+from shadowspec.words import plural
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ def backfill_files(
     secret = load_hash_secret(config)
     with Store.open(config.database_url) as store:
         # Step 1
-        notes.print(f"loading models: {actors.number} actors, {resources.nodes} nodes", highlight=False)
+        who = f"{plural(actors.number, 'actor')}, {plural(resources.nodes, 'node')}"
+        notes.print(f"loading models: {who}", highlight=False)
         with notes.status("loading models"):
             configs = called(partial(fingerprints, config, asked), actors)
         work = work_id(config, asked, secret, configs)

@@ -13,6 +13,7 @@ from rich.table import Table
 from shadowspec.cli.console import notes, print_json, results
 from shadowspec.cli.measure import funnel_document, funnel_table
 from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.words import plural
 
 if TYPE_CHECKING:
     from shadowspec.cli.distilling import Distilled
@@ -168,9 +169,9 @@ def _print(done: Distilled) -> None:
     course = done.course
     first, blend = course.looks[0], course.blend
     results.print(
-        f"{course.num_steps} steps over {course.num_tokens:,} output tokens; kept: {blend.share:.0%} of the way to "
-        f"step {course.looks[course.best].step}, overlap with the target {first.overlap:.3f} → "
-        f"{blend.look.overlap:.3f} on validation sessions",
+        f"{plural(course.num_steps, 'step')} over {course.num_tokens:,} output tokens; kept: "
+        f"{blend.share:.0%} of the way to step {course.looks[course.best].step}, "
+        f"overlap with the target {first.overlap:.3f} → {blend.look.overlap:.3f} on validation sessions",
         highlight=False,
     )
     if done.funnel:

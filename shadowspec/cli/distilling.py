@@ -15,6 +15,7 @@ from shadowspec.cli.console import notes, progress_bar
 from shadowspec.cli.logged import Ended, EndpointTexts, logged_responses, tracked
 from shadowspec.cli.pipeline import load_tokenizers, new_models, require_endpoints
 from shadowspec.config import Config, load_hash_secret
+from shadowspec.config.sections import BUILT_IN_LABELS
 from shadowspec.distill.card import Origin, card
 from shadowspec.distill.comparison import Comparison, compare
 from shadowspec.distill.examples import Example, Shares, Split, balanced, split
@@ -23,7 +24,7 @@ from shadowspec.distill.training import Course, Look, Settings, Trainer
 from shadowspec.engine import LoadedModel, engine_name
 from shadowspec.engine.candidate import device_name
 from shadowspec.engine.models import check_pair
-from shadowspec.errors import ConfigError, NoDataError
+from shadowspec.errors import ConfigError, NoDataError, UsageError
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import ResponseReader
 from shadowspec.types import FunnelCounter, FunnelKey, SpeculationConfig
@@ -73,13 +74,14 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
     All endpoints with the same target and draft take part: what one gains is not to be another's loss.
 
     Raises:
-        UsageError: there is something where the draft is to be written.
+        UsageError: there is something where the draft is to be written, or no record can have a wanted label.
         ConfigError: no such endpoint or candidate, or one that drafts with no model of its target's vocabulary.
         ModelError: a model cannot be loaded, or the pair does not fit.
         NoDataError: too few sessions have a response that can be used.
     """
     require_free(wanted.out)
     own = candidate_of(config, wanted.endpoint, wanted.candidate)
+    _require_labels(config, wanted)
     endpoints = sharing(config, own)
     transformers_logging.disable_progress_bar()  # stderr is ours
     with notes.status("loading models"):
@@ -163,6 +165,15 @@ def sharing(config: Config, own: SpeculationConfig) -> tuple[str, ...]:
             for each in endpoint.candidates
         )
     )
+
+
+def _require_labels(config: Config, wanted: Wanted) -> None:
+    kept = (*BUILT_IN_LABELS, *config.endpoints[wanted.endpoint].rule.labels)
+    if unknown := [name for name in wanted.labels if name not in kept]:
+        raise UsageError(
+            f"--where {unknown[0]}={wanted.labels[unknown[0]]}: endpoint {wanted.endpoint!r} keeps no label "
+            f"{unknown[0]!r} (its labels: {', '.join(kept)})"
+        )
 
 
 def _read(

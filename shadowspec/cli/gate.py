@@ -14,6 +14,8 @@ from shadowspec.cli.console import notes, print_json, results
 from shadowspec.cli.decisions import decision_document
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.cli.rollouts import rollout_document, rollout_table
+from shadowspec.errors import NoDataError
+from shadowspec.words import plural
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
@@ -74,7 +76,6 @@ def _policies(config: Config, endpoint: str | None) -> dict[str, GatePolicy]:
 
 @contextmanager
 def _measured_store(config: Config) -> Iterator[Store]:
-    from shadowspec.errors import NoDataError
     from shadowspec.store import Store
 
     with Store.open(config.database_url) as store:
@@ -128,6 +129,9 @@ def gate(
     else:
         run = decide(config, endpoint, input_ended=input_ended)
     decisions, steps = run.decisions, run.steps
+    if not decisions:
+        whose = "any configured endpoint" if endpoint is None else endpoint
+        raise NoDataError(f"no request of {whose} was measured yet, so there is nothing to decide")
     standing = _standing(config, decisions)
     if as_json:
         document: dict[str, Any] = {
@@ -220,7 +224,7 @@ def _print_explanation(explanation: Explanation) -> None:
         results.print(table)
     results.print(
         f"Folded again: {explanation.num_records:,} records with {explanation.num_runs:,} runs, "
-        f"in {explanation.num_folds:,} folds.",
+        f"in {plural(explanation.num_folds, 'fold')}.",
         markup=False,
     )
     if not explanation.differences:

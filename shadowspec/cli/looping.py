@@ -30,6 +30,7 @@ from shadowspec.config import Config, load_hash_secret
 from shadowspec.errors import ConfigError
 from shadowspec.store import Store
 from shadowspec.types import Block, BlockResult, FingerprintedConfig
+from shadowspec.words import plural
 from shadowspec.worker.files import FileRun
 from shadowspec.worker.recovery import Case
 
@@ -53,7 +54,8 @@ def loop_files(
     require_measurable(config)
     secret = load_hash_secret(config)
     with Store.open(config.database_url) as store:
-        notes.print(f"loading models: {actors.number} actors, {resources.nodes} nodes", highlight=False)
+        who = f"{plural(actors.number, 'actor')}, {plural(resources.nodes, 'node')}"
+        notes.print(f"loading models: {who}", highlight=False)
         with notes.status("loading models"):
             configs: Configs = called(partial(_configs, config), actors)
         store.save_fingerprints(list({own.fingerprint: own for each in configs.values() for own in each}.values()))

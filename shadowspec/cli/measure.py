@@ -38,7 +38,16 @@ def run(
     config = load_config(find_config(config_path))
     done = measure_files(config, files, max_requests=max_requests)
     show_measured(done, files, as_json=as_json)
-    notes.print("next: shadowspec gate, then shadowspec report", highlight=False)
+    if max_requests is not None and sum(each.requests_measured for each in done.progress) >= max_requests:
+        notes.print(
+            "stopped by --max-requests: sessions may go on in what was not read, so that few or none are evidence yet; "
+            "without it the same command reads on",
+            highlight=False,
+        )
+    if any(each.requests_measured or each.requests_found for each in done.progress):
+        notes.print("next: shadowspec gate, then shadowspec report", highlight=False)
+    else:
+        notes.print("no request was measured, so there is nothing to decide yet", highlight=False)
 
 
 def show_measured(done: Measured, files: Sequence[str], *, as_json: bool) -> None:

@@ -63,7 +63,7 @@ def set_(
         expires_at=None if expires_in is None else now + orders.ordered_duration(expires_in, "--expires-in"),
     )
     with Store.open(config.database_url) as store:
-        done = orders.set_override(store, override, config.endpoints)
+        done = orders.set_override(store, override, config.slice_by)
     own = done.record.override
     if as_json:
         document = override_document(done.record, now)

@@ -26,7 +26,7 @@ prints one document, which has a `schema_version`.
 | 2 | an error of usage, configuration or input |
 | 3 | of `check` alone: HOLD |
 | 4 | no data, or none that can be used |
-| 5 | a service cannot be reached |
+| 5 | a service cannot be reached, or lacks what is asked for |
 | 70 | a fault of shadowspec itself |
 | 130 | interrupted |
 """

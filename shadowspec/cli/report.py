@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shadowspec.config import Config
     from shadowspec.store import Store
 
-DEFAULT_OUT = Path("report.html")
+DEFAULT_OUT, DEFAULT_CHANGES_OUT = Path("report.html"), Path("report-changes.html")
 
 
 class Format(StrEnum):
@@ -46,7 +46,11 @@ def write_file(path: Path, text: str) -> None:
 def report(
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="File to write, - for standard output; default: report.html, else -."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write, - for standard output; default: report.html (of a span: report-changes.html), else -.",
+        ),
     ] = None,
     form: Annotated[Format, typer.Option("--format", "-f", help="What to write.")] = Format.HTML,
     since: Annotated[
@@ -80,7 +84,7 @@ def report(
     if (out is None and form is not Format.HTML) or (out is not None and str(out) == "-"):
         results.out(text, highlight=False)
         return
-    path = out or DEFAULT_OUT
+    path = out or (DEFAULT_OUT if span is None else DEFAULT_CHANGES_OUT)
     write_file(path, text)
     notes.print(f"written: {path}", highlight=False)
 

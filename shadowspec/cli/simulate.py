@@ -43,7 +43,7 @@ def simulate(
     from shadowspec.errors import NoDataError, UsageError
     from shadowspec.simulate.runner import environment, run_worlds
     from shadowspec.simulate.summary import broken_promises
-    from shadowspec.simulate.tables import tables_of
+    from shadowspec.simulate.tables import BLIND, tables_of
     from shadowspec.simulate.worlds import QUICK_WORLDS, WORLDS
 
     names = world or (QUICK_WORLDS if quick else tuple(WORLDS))
@@ -71,7 +71,11 @@ def simulate(
         )
     else:
         for table in tables_of(found):
-            drawn = Table(*table.heads, title=table.title, title_justify="left")
+            drawn = Table(title=table.title, title_justify="left", caption_justify="left")
+            for head in table.heads:
+                drawn.add_column(head, overflow="fold")
+            if any(cell.endswith(BLIND) for row in table.rows for cell in row):
+                drawn.caption = "* that gate does not look at what is wrong in that world"
             for row in table.rows:
                 drawn.add_row(*row)
             results.print(drawn)

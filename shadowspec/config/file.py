@@ -112,6 +112,11 @@ class Config:
     rollout: RolloutPolicy
     endpoints: Mapping[str, EndpointConfig]
 
+    @property
+    def slice_by(self) -> dict[str, tuple[str, ...]]:
+        """The labels that slices have, by endpoint."""
+        return {name: own.rule.slice_by for name, own in self.endpoints.items()}
+
 
 def find_config(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path:
     """The configuration file: the one given, else SHADOWSPEC_CONFIG, else ./shadowspec.toml.

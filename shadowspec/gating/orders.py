@@ -7,14 +7,15 @@ both refuse the same things and leave the same trace.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
 from shadowspec.errors import UsageError
 from shadowspec.gate.overrides import covering
-from shadowspec.types import FORCEABLE, Clearing, Decision, Override, OverrideRecord, Verdict
+from shadowspec.types import FORCEABLE, Clearing, Decision, Override, OverrideRecord, Verdict, parse_slice_key
+from shadowspec.words import plain_text
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 MAX_TEXT = 1_000  # characters of a reason: a sentence or a link, no log file
@@ -52,17 +53,25 @@ class Ordered:
     num_decisions_covered: int
 
 
-def set_override(store: OrderStore, override: Override, configured: Iterable[str]) -> Ordered:
-    """Store an override of an endpoint that is `configured` or was seen.
+def set_override(store: OrderStore, override: Override, slice_by: Mapping[str, Collection[str]]) -> Ordered:
+    """Store an override of an endpoint that is configured or was seen.
+
+    Args:
+        slice_by: of every configured endpoint the labels that its slices have.
 
     Raises:
-        UsageError: there is no such endpoint.
+        UsageError: there is no such endpoint, or none of its slices has such a label: nothing would be switched off.
     """
-    known = sorted({*configured, *store.endpoints()})
+    known = sorted({*slice_by, *store.endpoints()})
     if override.endpoint not in known:
         raise UsageError(f"there is no endpoint {override.endpoint!r} (known: {', '.join(known) or 'none'})")
-    covered = num_covered(override, store.latest_decisions(override.endpoint))
-    return Ordered(_stored(store, store.add_override(override)), covered)
+    decisions = store.latest_decisions(override.endpoint)
+    labels = {name for own in decisions for name in parse_slice_key(own.slice_key)}
+    labels.update(slice_by.get(override.endpoint, ()))
+    if unknown := sorted(set(parse_slice_key(override.slice_key)) - labels):
+        told = plain_text(", ".join(sorted(labels)) or "none")
+        raise UsageError(f"endpoint {override.endpoint!r} is not sliced by {unknown[0]!r} (its labels: {told})")
+    return Ordered(_stored(store, store.add_override(override)), num_covered(override, decisions))
 
 
 def clear_override(store: OrderStore, clearing: Clearing) -> OverrideRecord:

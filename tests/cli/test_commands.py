@@ -83,6 +83,28 @@ def test_a_report_says_of_its_data_what_it_was_told(workspace: Workspace, span: 
     assert workspace.run("report", *span, "--json").document["data_note"] == "A rehearsal."
 
 
+def test_the_report_on_a_span_leaves_the_gating_report_alone(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    assert "written: report.html" in workspace.run("report").err
+    own = (workspace.folder / "report.html").read_bytes()
+    assert "written: report-changes.html" in workspace.run("report", "--period", "day").err
+    assert (workspace.folder / "report.html").read_bytes() == own
+    assert b"what changed" in (workspace.folder / "report-changes.html").read_bytes()
+
+
+def test_where_nothing_was_measured_there_is_nothing_to_decide(workspace: Workspace) -> None:
+    cut = record(0) | {
+        "response": {"choices": [{"finish_reason": "stop", "text": "x"}]},
+        "metadata": {"cache_hit": True},
+    }
+    path = write_traffic(workspace.folder / "useless.jsonl", [cut, "no object"])
+    workspace.run("db", "upgrade")
+    read = workspace.run("run", str(path))
+    assert "next: shadowspec gate" not in read.err
+    for command in (("gate",), ("gate", "-e", "letters"), ("gate", "--json")):
+        bad(workspace, 4, "measured yet", command=command)
+
+
 def test_rows_equal_records_and_identities_hold(workspace: Workspace, traffic: str) -> None:
     workspace.run("db", "upgrade")
     workspace.run("run", traffic)
@@ -137,7 +159,9 @@ def test_gzip_and_max_requests(workspace: Workspace, traffic: str) -> None:
     workspace.run("db", "upgrade")
     packed = workspace.folder / "traffic.jsonl.gz"
     packed.write_bytes(gzip.compress(Path(traffic).read_bytes()))
-    assert workspace.run("run", str(packed), "--max-requests", "4", "--json").document["requests_measured"] == 4
+    done = workspace.run("run", str(packed), "--max-requests", "4", "--json")
+    assert done.document["requests_measured"] == 4
+    assert "stopped by --max-requests" in done.err
     # The same content has the same keys however it is packed.
     assert workspace.run("run", traffic, "--json").document["requests_measured"] == 5
 

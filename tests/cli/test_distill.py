@@ -114,6 +114,7 @@ def test_the_draft_keeps_the_dtype_of_its_base(
         (("-e", "nowhere"), "no endpoint 'nowhere' is configured (configured: letters)"),
         (("-e", "letters", "--candidate", "other"), "endpoints.letters has no candidate 'other' (it has: draft)"),
         (("-e", "letters", "--where", "consent"), "--where consent: must be NAME=VALUE"),
+        (("-e", "letters", "--where", "consent=yes"), "keeps no label 'consent' (its labels: prompt_class, "),
         (("-e", "letters", "--held-out", "0.9", "--validation", "0.2"), "leave some to train on"),
         (("-e", "letters", "--learning-rate", "0"), "--learning-rate must be above 0"),
     ],

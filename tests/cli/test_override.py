@@ -39,13 +39,13 @@ def test_set_list_clear(decided: Workspace) -> None:
 
 def test_json(decided: Workspace) -> None:
     document = decided.run(
-        "override", "set", "-e", "letters", "--slice", "tier=pro", "--slice", "prompt_class=code", "--load", "8",
-        "--verdict", "hold", "--expires-in", "12h", *WHO, "--json",
+        "override", "set", "-e", "letters", "--slice", "sampling_regime=high", "--slice", "prompt_class=code",
+        "--load", "8", "--verdict", "hold", "--expires-in", "12h", *WHO, "--json",
     ).document  # fmt: skip
     assert document["schema_version"] == 1
     assert document["num_decisions_covered"] == 0
     own = document["override"]
-    assert own["slice"] == {"prompt_class": "code", "tier": "pro"}
+    assert own["slice"] == {"prompt_class": "code", "sampling_regime": "high"}
     assert (own["verdict"], own["load"], own["is_active"]) == ("HOLD", {"concurrency": 8}, True)
     assert own["expires_at"] > own["created_at"]
     assert decided.run("override", "list", "--json").document["overrides"] == [own]
@@ -69,6 +69,10 @@ def test_what_covers_nothing_yet_is_said(decided: Workspace) -> None:
         (("-e", "letters", *WHO, "--slice", "code"), "label=value"),
         (("-e", "letters", *WHO, "--slice", "a=b,c=d"), "label=value"),
         (("-e", "letters", *WHO, "--slice", "a=b", "--slice", "a=c"), "each label once"),
+        (
+            ("-e", "letters", *WHO, "--slice", "prompt_klass=code"),
+            "endpoint 'letters' is not sliced by 'prompt_klass' (its labels: prompt_class, sampling_regime)",
+        ),
         (("-e", "letters", *WHO, "--expires-in", "0h"), "30m, 12h or 7d"),
         (("-e", "letters", *WHO, "--expires-in", "soon"), "30m, 12h or 7d"),
         (("-e", "letters", "--reason", " ", "--author", "ada"), "--reason must say something"),

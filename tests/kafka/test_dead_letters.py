@@ -207,7 +207,9 @@ def test_replay_puts_them_back_as_they_came(
     fill(settings)
     (retry,) = settings.retry_topics
     for refused in (settings.topics[0], settings.dead_letter_topic, "unknown"):
-        assert isinstance(command("replay", "--to", refused).exception, UsageError)
+        error = command("replay", "--to", refused).exception
+        assert isinstance(error, UsageError)
+    assert f"is not one of kafka.retry_topics (configured: {retry})" in str(error)
     result = command("replay", "--to", retry, "--reason", "engine_died", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["replayed"] == 2
