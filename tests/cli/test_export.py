@@ -74,8 +74,8 @@ def test_the_kill_switch_switches_every_format_off(enabled: Workspace, verdict: 
 
 
 def test_a_kill_switch_on_a_slice_that_was_never_decided_switches_every_server_off(enabled: Workspace) -> None:
-    order = ("override", "set", "-e", "letters", "--slice", "tier=gold", "--reason", "incident", "--author", "ada")
-    assert enabled.run(*order).code == 0
+    whose = ("--slice", "prompt_class=riddle", "--reason", "incident", "--author", "ada")
+    assert enabled.run("override", "set", "-e", "letters", *whose).code == 0
     assert vllm(enabled) is None
     assert yaml.safe_load(enabled.run("export", "-f", "sglang").out) == {}
     assert yaml.safe_load(enabled.run("export", "-f", "tensorrt-llm").out) == {"speculative_config": None}
@@ -85,9 +85,9 @@ def test_a_kill_switch_on_a_slice_that_was_never_decided_switches_every_server_o
     flags = json.loads(enabled.run("export", "-f", "flagd").out)["flags"]
     assert '"on"' not in json.dumps([flag["targeting"] for flag in flags.values()])
     said = enabled.run("export", "-f", "vllm").err
-    assert "letters, tier=gold, every load: off, and" in said
+    assert "letters, prompt_class=riddle, every load: off, and" in said
     document = enabled.run("export", "-f", "vllm", "--json").document
-    assert [each["slice"] for each in document["overrides"]] == [{"tier": "gold"}]
+    assert [each["slice"] for each in document["overrides"]] == [{"prompt_class": "riddle"}]
     assert enabled.run("override", "clear", "1", "--reason", "over", "--author", "ada").code == 0
     assert vllm(enabled) is not None
 

@@ -162,7 +162,7 @@ def test_an_override_of_a_slice_that_was_never_decided_counts(shop: Shop, verdic
         "-e",
         "chat",
         "--slice",
-        "tier=gold",
+        "prompt_class=riddle",
         "--verdict",
         verdict,
         "--reason",
@@ -173,10 +173,10 @@ def test_an_override_of_a_slice_that_was_never_decided_counts(shop: Shop, verdic
     assert shop.run(*order, command="override").code == 0
     result = shop.run("-e", "chat", "--junit", "junit.xml")
     assert result.code == code
-    assert f"override 1: tier=gold: {verdict} (ordered by an operator)" in result.out
-    assert 'name="override 1: tier=gold"' in (shop.folder / "junit.xml").read_text()
+    assert f"override 1: prompt_class=riddle: {verdict} (ordered by an operator)" in result.out
+    assert 'name="override 1: prompt_class=riddle"' in (shop.folder / "junit.xml").read_text()
     (finding,) = (each for each in shop.run("-e", "chat", "--json").document["findings"] if each["override_id"])
-    assert (finding["slice"], finding["outcome"], finding["is_blocking"]) == ({"tier": "gold"}, verdict, True)
+    assert (finding["slice"], finding["outcome"], finding["is_blocking"]) == ({"prompt_class": "riddle"}, verdict, True)
 
 
 def test_junit_and_github_are_written_also_where_there_is_no_answer(

@@ -39,12 +39,12 @@ from tests.servers.fake_server import (
     well,
 )
 
-WAITS = Waits(connect_s=1.0, first_token_s=0.4, token_s=0.3, total_s=2.0)
+SHORT = Waits(connect_s=1.0, first_token_s=0.4, token_s=0.3, total_s=2.0)  # where one is to be given up, and only there
 REQUEST = ServerRequest((5, 6, 7), SamplingParameters(temperature=0.0, max_tokens=12), seed=1)
 
 
 def settings(url: str, **changes: Any) -> ServerSettings:
-    return replace(ServerSettings(url, url, "m", "cpu", "float32", waits=WAITS, max_attempts=3), **changes)
+    return replace(ServerSettings(url, url, "m", "cpu", "float32", max_attempts=3), **changes)
 
 
 def ask(own: ServerSettings, request: ServerRequest = REQUEST) -> Completion:
@@ -98,7 +98,7 @@ def test_the_longest_gap_is_between_chunks_with_tokens(server: FakeServer) -> No
 
     server.script.append(slow_in_the_middle)
     # What goes before may arrive late, and what follows too.
-    assert 0.2 <= (ask(settings(server.url, waits=Waits())).longest_gap_s or 0.0) < 1.4
+    assert 0.2 <= (ask(settings(server.url)).longest_gap_s or 0.0) < 1.4
     one = ServerRequest((5, 6, 7), SamplingParameters(temperature=0.0, max_tokens=1), seed=1)
     assert ask(settings(server.url), one).longest_gap_s is None
 
@@ -186,10 +186,10 @@ def test_every_fault_ends_soon_and_by_its_name(
         )
     began = time.monotonic()
     with pytest.raises(ServerError) as caught:
-        ask(settings(server.url))
+        ask(settings(server.url, waits=SHORT if code.endswith("_timeout") else Waits()))
     assert caught.value.code == code
     assert len(server.bodies) == asked
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 20.0, "what is no answer is not waited for"
     assert "hush" not in str(caught.value)
     assert str(caught.value).startswith("baseline server 127.0.0.1:")
 
@@ -206,7 +206,7 @@ def test_a_redirect_is_refused_by_the_name_of_its_host_alone(server: FakeServer)
 def test_a_stream_that_never_ends_is_given_up_at_the_total_time(server: FakeServer) -> None:
     server.step_s = 0.1  # well within the time for a token
     with pytest.raises(ServerError) as caught:
-        ask(settings(server.url, waits=replace(WAITS, total_s=0.35)))
+        ask(settings(server.url, waits=Waits(total_s=0.35)))
     assert caught.value.code == "total_timeout"
 
 
@@ -414,7 +414,7 @@ def test_what_is_asked_without_a_stream_is_asked_anew_like_the_rest(server: Fake
 def test_an_answer_without_a_stream_is_one_or_says_why_not(server: FakeServer, behaviour: Behaviour, code: str) -> None:
     server.scoring_script.append(behaviour)
     with pytest.raises(ServerError) as caught:
-        asked(settings(server.url, max_attempts=1, waits=replace(WAITS, total_s=0.3)))
+        asked(settings(server.url, max_attempts=1, waits=Waits(total_s=0.3) if code == "total_timeout" else Waits()))
     assert caught.value.code == code
     assert "hush" not in str(caught.value)
 

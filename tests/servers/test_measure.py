@@ -57,9 +57,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(servers: tuple[FakeServer, FakeServer], **changes: Any) -> ServerSettings:
-    waits = Waits(connect_s=1.0, first_token_s=0.5, token_s=0.3, total_s=3.0)
     urls = servers[0].url, servers[1].url
-    own = ServerSettings(*urls, "m", "cpu", "float32", waits=waits, max_attempts=2, reachable_within_s=0.0)
+    own = ServerSettings(*urls, "m", "cpu", "float32", max_attempts=2, reachable_within_s=0.0)
     return replace(own, **changes)
 
 
@@ -147,6 +146,7 @@ def saying(**metrics: Any) -> Any:
     return after(lambda events: [each if each == "[DONE]" else each | {"metrics": metrics} for each in events])
 
 
+SHORT = Waits(connect_s=1.0, first_token_s=0.5, token_s=0.3, total_s=3.0)  # where one is to be given up, and only there
 FAULTS = [  # in which arm, what its server does, the failure, and whether a request is sent once only
     (0, killed(0), "baseline_unreachable", False),
     (1, killed(3), "speculative_cut_off", False),
@@ -169,7 +169,8 @@ def test_a_request_that_fails_in_one_arm_fails_its_run_and_no_other(
     failure: str,
     is_once: bool,
 ) -> None:
-    engine = connected(servers)
+    own = SHORT if failure.endswith("_timeout") else Waits()
+    engine = connected(servers, waits=own)
     servers[arm].script.extend([behaviour, behaviour])
     with caplog.at_level(logging.WARNING):
         result = engine.measure(block(3, load=1))

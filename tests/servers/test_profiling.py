@@ -89,7 +89,7 @@ def test_the_servers_step_times_are_found_at_every_place(servers: tuple[FakeServ
     assert set(at) == {(load, depth, context) for load in (1, 3) for depth in (0, 3) for context in (4, 9)}
     for (_, depth, _), each in at.items():
         asked_ms = 1e3 * (SPECULATIVE_S if depth else BASELINE_S)
-        assert asked_ms <= each.step_ms < 2.5 * asked_ms, "a sleep lasts longer than was asked for on a busy machine"
+        assert asked_ms <= each.step_ms < 5 * asked_ms, "a sleep lasts longer than was asked for on a busy machine"
         assert each.prefill_ms > 0.5 * asked_ms
         assert each.step_error_ms is not None
         assert each.prefill_error_ms is not None
