@@ -26,6 +26,7 @@ from shadowspec.cli.pipeline import (
     require_endpoints,
     show_progress,
 )
+from shadowspec.cli.unreadable import Unreadable
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.errors import ConfigError
 from shadowspec.store import Store
@@ -68,14 +69,16 @@ def loop_files(
         for place in files:
             with progress_bar() as bar:
                 task = bar.add_task(f"measuring {shown(place)}", total=None, detail="")
+                unreadable = Unreadable(shown(place))
                 run = FileRun(
-                    new_pipeline(config, tokenizers, secret),
+                    new_pipeline(config, tokenizers, secret, unreadable),
                     pool,
                     store,
                     max_requests=max_requests,
                     on_progress=partial(show_progress, bar, task),
                 )
                 progress.append(run.run(read_log(place)))
+            unreadable.tell()
         return Measured(tuple(progress), Counter(store.funnel()) - Counter(before))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,12 +14,13 @@ from rich.progress import TaskID
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.cli.console import notes, progress_bar
+from shadowspec.cli.unreadable import Unreadable
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.contracts import require_sql
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.audit import Auditor
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
-from shadowspec.errors import ConfigError
+from shadowspec.errors import ConfigError, ModelError
 from shadowspec.scoring import Scorer, load_scorer
 from shadowspec.servers.measure import ServerEngine, connect
 from shadowspec.store import Store
@@ -79,7 +81,10 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
             continue
         key = (endpoint.target, requests_per_slot, *endpoint.candidates)
         if key not in shared:
-            target, candidates = models.candidates(endpoint.target, endpoint.candidates, log.warning, requests_per_slot)
+            with _told_of(config, name):
+                target, candidates = models.candidates(
+                    endpoint.target, endpoint.candidates, log.warning, requests_per_slot
+                )
             settings = config.engine
             shared[key] = Engine(
                 target,
@@ -91,6 +96,15 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
             )
         engines[name] = shared[key]
     return engines
+
+
+@contextmanager
+def _told_of(config: Config, name: str) -> Iterator[None]:
+    """A model that cannot be used is told with the file and the endpoint that ask for it."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{config.path}: endpoints.{name}: {error}") from error
 
 
 def _scorer(config: Config, name: str, endpoint: EndpointConfig) -> Scorer:
@@ -113,9 +127,10 @@ def load_tokenizers(config: Config) -> dict[str, FolderTokenizer]:
     """The target tokenizer of each endpoint, without the weights; each folder is read once."""
     transformers_logging.disable_progress_bar()  # stderr is ours
     read: dict[str, FolderTokenizer] = {}
-    for endpoint in config.endpoints.values():
+    for name, endpoint in config.endpoints.items():
         if endpoint.target not in read:
-            read[endpoint.target] = load_tokenizer(endpoint.target)
+            with _told_of(config, name):
+                read[endpoint.target] = load_tokenizer(endpoint.target)
     return {name: _as_served(read[endpoint.target], endpoint) for name, endpoint in config.endpoints.items()}
 
 
@@ -172,15 +187,20 @@ def _measure_file(
         task = bar.add_task(f"measuring {path}", total=total, detail="")
 
         show = partial(show_progress, bar, task)
-        pipeline = new_pipeline(config, tokenizers, secret)
-        return FileRun(pipeline, runner, store, max_requests=max_requests, on_progress=show).run(records)
+        unreadable = Unreadable(path)
+        pipeline = new_pipeline(config, tokenizers, secret, unreadable)
+        done = FileRun(pipeline, runner, store, max_requests=max_requests, on_progress=show).run(records)
+    unreadable.tell()
+    return done
 
 
-def new_pipeline(config: Config, tokenizers: Mapping[str, FolderTokenizer], secret: bytes) -> Pipeline:
+def new_pipeline(
+    config: Config, tokenizers: Mapping[str, FolderTokenizer], secret: bytes, unreadable: Unreadable
+) -> Pipeline:
     """The pipeline of one file: what a session was is forgotten with it."""
     rules = [endpoint.rule for endpoint in config.endpoints.values()]
     admission = Admission(rules, tokenizers, KeyedHash(secret))
-    return Pipeline(admission, BlockFormer(rules), joiner=Joiner(DEFAULT_WINDOW))
+    return Pipeline(admission, BlockFormer(rules), joiner=Joiner(DEFAULT_WINDOW), dead_letters=unreadable)
 
 
 def show_progress(bar: Bar, task: TaskID, progress: Progress) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shadowspec import metrics
+from shadowspec.config import load_config
 from shadowspec.engine import Engine
 from shadowspec.store import Store
 from shadowspec.store import schema as store_schema
@@ -220,11 +221,24 @@ def test_junk_long_lines_and_long_prompts_land_in_the_funnel(workspace: Workspac
     path.write_bytes(b"\n".join([bytes(range(256)).replace(b"\n", b""), b"\xff\xfe\x00", *content]) + b"\n")
     done = workspace.run("run", str(path), "--json")
     assert done.code == 0, done.err
+    told = [line.rsplit(": ", 1)[1] for line in done.err.splitlines() if f": {path}, line" in line]
+    assert told == [f"{path}, line 1, and 1 later line"]
     with Store.open("sqlite:///shadow.db") as store:
         counted = {(counter.value, reason): n for (_, counter, reason), n in store.funnel().items()}
         assert sum(counted.values()) == 5
         assert counted["unsupported", "longer_than_context"] == 2
         assert sum(n for (counter, _), n in counted.items() if counter == "malformed") == 2
+
+
+def test_a_model_that_is_not_there_is_told_with_the_file_and_the_endpoint_that_ask_for_it(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    (draft,) = (own.draft for own in load_config(Path("shadowspec.toml")).endpoints["letters"].candidates)
+    workspace.replace_in_config(f'draft = "{draft}"', 'draft = "nowhere"')
+    write_traffic(workspace.folder / "traffic.jsonl", [record(0)])
+    done = workspace.run("run", "traffic.jsonl")
+    assert done.code == 2
+    assert "shadowspec.toml: endpoints.letters: " in " ".join(done.err.split())
+    assert "nowhere" in done.err
 
 
 def test_records_that_no_endpoint_matches_are_told_apart(workspace: Workspace) -> None:
