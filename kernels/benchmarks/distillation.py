@@ -199,8 +199,8 @@ def main() -> None:
         after = load_model(str(done.out), torch.device("cpu"), torch.float32)
         cells = agreement(done, target, before, after)
     document = {
-        "responses": {"training": len(done.split.training), "validation": len(done.split.validation),
-                      "held_out": len(done.split.held_out)},
+        "responses": {"training": len(done.split.training), "answered_anew": len(done.answers),
+                      "validation": len(done.split.validation), "held_out": len(done.split.held_out)},
         "seconds": seconds,
         "steps": done.course.num_steps,
         "output_tokens_learnt_from": done.course.num_tokens,

@@ -111,6 +111,7 @@ def _document(done: Distilled, files: list[str]) -> dict[str, Any]:
         "responses": {
             "training": len(parts.training), "validation": len(parts.validation), "held_out": len(parts.held_out)
         },
+        "answered_anew": len(done.answers),
         "steps": course.num_steps,
         "output_tokens_learnt_from": course.num_tokens,
         "stopped_early": course.stopped_early,

@@ -16,14 +16,16 @@ from shadowspec.cli.logged import Ended, EndpointTexts, logged_responses, tracke
 from shadowspec.cli.pipeline import load_tokenizers, new_models, require_endpoints
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.config.sections import BUILT_IN_LABELS
+from shadowspec.distill.answers import answered_anew
 from shadowspec.distill.card import Origin, card
 from shadowspec.distill.comparison import Comparison, compare
-from shadowspec.distill.examples import Example, Shares, Split, balanced, split
+from shadowspec.distill.examples import Example, Shares, Split, split, times
 from shadowspec.distill.folder import load_trainable, require_free, write, write_card
 from shadowspec.distill.training import Course, Look, Settings, Trainer
 from shadowspec.engine import LoadedModel, engine_name
 from shadowspec.engine.candidate import device_name
 from shadowspec.engine.models import check_pair
+from shadowspec.engine.replay.responses import Response
 from shadowspec.errors import ConfigError, NoDataError, UsageError
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import ResponseReader
@@ -56,6 +58,7 @@ class Distilled:
     endpoints: tuple[str, ...]  # that have the pair
     funnel: dict[FunnelKey, int]  # records that were not used
     split: Split
+    answers: tuple[Response, ...]  # of the target anew, learnt from beside those of training
     course: Course
     comparison: Comparison
 
@@ -94,6 +97,7 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
         draft, dtype = load_trainable(own.draft, target.model.device)
     traffic = _read(config, paths, endpoints, target, base, wanted)
     parts = split(traffic.examples, wanted.shares, settings.seed)
+    answers = _answered_anew(target, parts, base.context_length, settings.seed)
     with progress_bar() as bar:
         task = bar.add_task("training", total=None, detail="looking at the validation sessions")
 
@@ -101,8 +105,8 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
             bar.update(task, total=total, completed=step, detail=f"overlap {look.overlap:.4f}")
 
         course = Trainer(target.model, draft, settings).train(
-            [each.response for each in balanced(parts.training)],
-            balanced(parts.validation),
+            [*(each.response for each in parts.training), *answers],
+            parts.validation,
             show,
         )
     write(draft, dtype, Path(own.draft), wanted.out)
@@ -126,8 +130,19 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
         engine=engine_name(),
         device=device_name(target.model.device),
     )
-    write_card(wanted.out, card(origin, parts, settings, course, comparison))
-    return Distilled(wanted.out, own, endpoints, traffic.funnel, parts, course, comparison)
+    write_card(wanted.out, card(origin, parts, answers, settings, course, comparison))
+    return Distilled(wanted.out, own, endpoints, traffic.funnel, parts, answers, course, comparison)
+
+
+def _answered_anew(target: LoadedModel, parts: Split, context_length: int, seed: int) -> tuple[Response, ...]:
+    with progress_bar() as bar:
+        task = bar.add_task("answering rare slices' prompts anew", total=None, detail="")
+
+        def show(done: int, wanted: int) -> None:
+            bar.update(task, total=wanted, completed=done)
+
+        own = parts.training
+        return tuple(answered_anew(target, own, times(own), context_length=context_length, seed=seed, on_progress=show))
 
 
 def candidate_of(config: Config, endpoint: str, name: str | None) -> SpeculationConfig:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from shadowspec.distill.answers import MIN_TEMPERATURE
 from shadowspec.distill.comparison import LEVEL, Comparison, Gain
 from shadowspec.distill.examples import Split
 from shadowspec.distill.training import TOLERANCE, Course, Settings
+from shadowspec.engine.replay.responses import Response
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,19 @@ class Origin:
     device: str
 
 
-def card(origin: Origin, split: Split, settings: Settings, course: Course, comparison: Comparison) -> str:
-    """Markdown."""
+def card(
+    origin: Origin,
+    split: Split,
+    answers: Sequence[Response],
+    settings: Settings,
+    course: Course,
+    comparison: Comparison,
+) -> str:
+    """Markdown.
+
+    Args:
+        answers: the target's own anew, learnt from beside the training part.
+    """
     parts = "\n".join(
         f"| {name} | {len(own):,} | {len({(each.endpoint, each.unit_key) for each in own}):,} "
         f"| {sum(len(each.response.output) for each in own):,} |"
@@ -41,6 +55,7 @@ def card(origin: Origin, split: Split, settings: Settings, course: Course, compa
     blends = "\n".join(
         f"| {own.share:.0%} | {own.look.overlap:.4f} | {own.loss(course.looks[0]):+.4f} |" for own in course.blends
     )
+    tokens = sum(len(own.output) for own in answers)
     end = "stopped early, for it got no better" if course.stopped_early else "went on to the end"
     rows = "\n".join(gain_row(gain) for gain in comparison.gains)
     return f"""\
@@ -66,14 +81,15 @@ traffic.
 |---|---|---|---|
 {parts}
 
-A session is in one part, drawn by hash (seed {settings.seed}).
+A session is in one part, drawn by hash (seed {settings.seed}). Beside the logged responses of the training part it
+learnt from {len(answers):,} answers ({tokens:,} output tokens) that the target gave anew to the same prompts, of slices
+with few tokens, drawn at temperature {MIN_TEMPERATURE:g} where the request's is lower.
 
 ## How
 
-The target's distribution over the whole vocabulary, at temperature 1, at every token of a logged response (forward
-KL). AdamW, learning rate {settings.learning_rate:g} at its highest, at least {settings.tokens_per_step:,} output
-tokens a step, {course.num_steps:,} steps over {course.num_tokens:,} output tokens; training {end}. On the validation
-sessions:
+The target's distribution over the whole vocabulary, at temperature 1, at every token of a response (forward KL).
+AdamW, learning rate {settings.learning_rate:g} at its highest, at least {settings.tokens_per_step:,} output tokens a
+step, {course.num_steps:,} steps over {course.num_tokens:,} output tokens; training {end}. On the validation sessions:
 
 | step | epoch | KL, nats per token | overlap |
 |---|---|---|---|

@@ -13,7 +13,7 @@ from shadowspec.engine.replay.responses import Response
 from shadowspec.errors import NoDataError
 
 MIN_SESSIONS: Final = 2  # of each part: fewer have no interval
-MAX_TIMES: Final = 4  # that a rare slice's examples are learnt from in an epoch: more learns them by heart
+MAX_TIMES: Final = 4  # that a rare slice's examples count: more lets a handful of prompts decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ def split(examples: Iterable[Example], shares: Shares, seed: int) -> Split:
     return Split(*(tuple(found[part]) for part in Part))
 
 
-def balanced(examples: Sequence[Example]) -> tuple[Example, ...]:
-    """The examples, those of slices with fewer tokens than the slices' mean several times, up to MAX_TIMES.
+def times(examples: Sequence[Example]) -> dict[str, int]:
+    """How often each place counts: those with fewer tokens than the places' mean several times, up to MAX_TIMES.
 
     Else what a draft knew of a slice that is rare in the traffic is given up for what is frequent.
     """
@@ -98,8 +98,7 @@ def balanced(examples: Sequence[Example]) -> tuple[Example, ...]:
     for example in examples:
         tokens[example.place] += len(example.response.output)
     mean = sum(tokens.values()) / max(1, len(tokens))
-    times = {place: min(MAX_TIMES, max(1, round(mean / max(1, own)))) for place, own in tokens.items()}
-    return tuple(example for example in examples for _ in range(times[example.place]))
+    return {place: min(MAX_TIMES, max(1, round(mean / max(1, own)))) for place, own in tokens.items()}
 
 
 def _sessions(examples: Sequence[Example]) -> set[tuple[str, str]]:

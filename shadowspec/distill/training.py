@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shadowspec.distill.examples import Example
+from shadowspec.distill.examples import Example, times
 from shadowspec.distill.objective import divergence, draft_logits, overlaps, target_logits
 from shadowspec.engine.replay.responses import Response
 from shadowspec.engine.replay.scoring import packed
@@ -46,7 +46,9 @@ class Look:
     step: int
     epoch: float
     divergence: float  # nats per token, of the target to the draft
-    overlap: float  # mean over tokens of the chance that a drafted one is accepted, at the requests' own temperatures
+    # Mean over tokens of the chance that a drafted one is accepted, at the requests' own temperatures; those of rare
+    # slices count several times.
+    overlap: float
     by_slice: Mapping[str, float] = field(repr=False)  # the same of each slice
 
 
@@ -164,6 +166,7 @@ class Trainer:
     def _look(self, examples: Sequence[Example], step: int, epoch: float) -> Look:
         self._draft.eval()
         responses = [example.response for example in examples]
+        weights = times(examples)
         total = 0.0
         accepted: dict[str, float] = defaultdict(float)
         tokens: Counter[str] = Counter()
@@ -179,7 +182,8 @@ class Trainer:
             step,
             epoch,
             total / tokens.total(),
-            sum(accepted.values()) / tokens.total(),
+            sum(weights[place] * own for place, own in accepted.items())
+            / sum(weights[place] * own for place, own in tokens.items()),
             {place: accepted[place] / own for place, own in sorted(tokens.items())},
         )
 

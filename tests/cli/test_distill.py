@@ -89,6 +89,26 @@ def test_the_card_says_from_what_and_holds_no_text(workspace: Workspace, file: s
     assert {path.suffix for path in (workspace.folder / "new").iterdir()} >= {".safetensors", ".json", ".md"}
 
 
+def test_a_rare_slices_prompts_are_answered_anew_and_learnt_from(
+    workspace: Workspace, traffic: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cooler = [
+        own | {"request": own["request"] | {"temperature": 0.4}} if number % 10 == 0 else own
+        for number, own in enumerate(traffic)
+    ]
+    path = str(write_traffic(tmp_path / "cooler.jsonl", cooler))
+    arguments = ("distill", path, "-e", "letters", *CONSENT, *QUICK, "--json")
+    found = workspace.run(*arguments, "--out", "new").document
+    assert 0 < found["answered_anew"] <= 3 * 12
+    card = " ".join((workspace.folder / "new" / "README.md").read_text("utf-8").split())
+    assert f"it learnt from {found['answered_anew']} answers (" in card
+
+    monkeypatch.setattr("shadowspec.cli.distilling.answered_anew", lambda *_, **__: [])
+    without = workspace.run(*arguments, "--out", "other").document
+    assert without["answered_anew"] == 0
+    assert without["output_tokens_learnt_from"] < found["output_tokens_learnt_from"]
+
+
 def test_a_table_is_shown_and_where_the_draft_is(workspace: Workspace, file: str) -> None:
     result = workspace.run("distill", file, "-e", "letters", "--out", "new", *CONSENT, *QUICK)
     assert result.code == 0, result.err

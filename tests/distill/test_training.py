@@ -63,6 +63,22 @@ def test_a_look_tells_what_each_slice_overlaps(
     assert first.by_slice == pytest.approx({place: overlap(target, draft, each) for place, each in own.items()})
 
 
+def test_a_rare_slice_counts_more_often_in_the_overlap(
+    pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]
+) -> None:
+    (code, many), (prose, few) = (
+        (place, [own for own in examples if own.place == place][:number])
+        for place, number in (("letters prompt_class=code", 40), ("letters prompt_class=prose", 4))
+    )
+    draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
+    first = Trainer(target.model, draft, QUICK)._look([*many, *few], 0, 0.0)
+    tokens = {place: sum(len(own.response.output) for own in each) for place, each in ((code, many), (prose, few))}
+    assert sum(tokens.values()) / 2 > 3.5 * tokens[prose], "so rare that it counts four times"
+    weights = {code: tokens[code], prose: 4 * tokens[prose]}
+    wanted = sum(weights[place] * first.by_slice[place] for place in weights) / sum(weights.values())
+    assert first.overlap == pytest.approx(wanted)
+
+
 # A slice whose overlap falls by the square of the share times this: 0.005 allows 60% of the way, and then nothing.
 @pytest.mark.parametrize(("fall", "share"), [(0.0, 1.0), (0.01, 0.6), (1.0, 0.0)])
 def test_no_slice_is_to_lose_what_another_gains(
