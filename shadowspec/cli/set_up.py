@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 
 def init(
-    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("shadowspec.toml"),
+    path: Annotated[Path, typer.Argument(help="File to write, or a folder to write it to.")] = Path("shadowspec.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
     """Write a commented configuration and a commented policy to begin from, the policy beside the configuration."""
     from shadowspec.cli.report import write_file
     from shadowspec.config import DEFAULT_POLICY_NAME, config_template, policy_template
+    from shadowspec.config.file import DEFAULT_CONFIG_NAME
     from shadowspec.errors import UsageError
 
+    if path.is_dir():
+        path /= DEFAULT_CONFIG_NAME
     policy_path = path.parent / DEFAULT_POLICY_NAME
     for each in (path, policy_path):
         if each.exists() and not force:

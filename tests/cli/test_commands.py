@@ -189,6 +189,7 @@ def test_bad_configuration(workspace: Workspace, traffic: str) -> None:
     bad(workspace, 2, "shadowspec init", command=("report",))
     assert workspace.run("init").code == 0
     bad(workspace, 2, "exists already", command=("init",))
+    bad(workspace, 2, "shadowspec.toml exists already", command=("init", str(workspace.folder)))
 
 
 def test_bad_usage_is_two_and_never_a_verdict(workspace: Workspace) -> None:
