@@ -64,7 +64,8 @@ def backfill(
         typer.Option("--loop", help="Decode with both arms, as `run` does, in place of replaying what was answered."),
     ] = False,
     max_requests: Annotated[
-        int | None, typer.Option("--max-requests", min=1, help="With --loop: stop a file after so many requests.")
+        int | None,
+        typer.Option("--max-requests", min=1, help="With --loop: stop reading once so many requests are measured."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

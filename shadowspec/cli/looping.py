@@ -23,16 +23,17 @@ from shadowspec.cli.pipeline import (
     build_engines,
     load_tokenizers,
     new_pipeline,
+    one_by_one,
     require_endpoints,
     show_progress,
 )
-from shadowspec.cli.unreadable import Unreadable
+from shadowspec.cli.unreadable import unreadable_in
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.errors import ConfigError
 from shadowspec.store import Store
 from shadowspec.types import Block, BlockResult, FingerprintedConfig
 from shadowspec.words import plural
-from shadowspec.worker.files import FileRun
+from shadowspec.worker.files import FileRun, Progress
 from shadowspec.worker.recovery import Case
 
 log = logging.getLogger(__name__)
@@ -65,21 +66,17 @@ def loop_files(
         pool: ActorPool[Block, BlockResult] = ActorPool(
             partial(_build, config, actors), partial(_given_up, configs, DIED), actors
         )
-        progress = []
-        for place in files:
-            with progress_bar() as bar:
+
+        def measure(place: str, max_requests: int | None) -> Progress:
+            with unreadable_in(shown(place)) as unreadable, progress_bar() as bar:
                 task = bar.add_task(f"measuring {shown(place)}", total=None, detail="")
-                unreadable = Unreadable(shown(place))
-                run = FileRun(
-                    new_pipeline(config, tokenizers, secret, unreadable),
-                    pool,
-                    store,
-                    max_requests=max_requests,
-                    on_progress=partial(show_progress, bar, task),
-                )
-                progress.append(run.run(read_log(place)))
-            unreadable.tell()
-        return Measured(tuple(progress), Counter(store.funnel()) - Counter(before))
+                pipeline = new_pipeline(config, tokenizers, secret, unreadable)
+                show = partial(show_progress, bar, task)
+                run = FileRun(pipeline, pool, store, max_requests=max_requests, on_progress=show)
+                return run.run(read_log(place))
+
+        progress = one_by_one(files, max_requests, measure)
+        return Measured(progress, Counter(store.funnel()) - Counter(before))
 
 
 def require_measurable(config: Config) -> None:

@@ -47,7 +47,7 @@ def run(
     if any(each.requests_measured or each.requests_found for each in done.progress):
         notes.print("next: shadowspec gate, then shadowspec report", highlight=False)
     else:
-        notes.print("no request was measured, so there is nothing to decide yet", highlight=False)
+        notes.print("no request of what was read was measured", highlight=False)
 
 
 def show_measured(done: Measured, files: Sequence[str], *, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from rich.progress import TaskID
 from transformers.utils import logging as transformers_logging
 
 from shadowspec.cli.console import notes, progress_bar
-from shadowspec.cli.unreadable import Unreadable
+from shadowspec.cli.unreadable import Unreadable, unreadable_in
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.contracts import require_sql
 from shadowspec.engine import Engine, Models
@@ -161,23 +161,41 @@ def measure_files(config: Config, paths: Sequence[str], *, max_requests: int | N
         before = store.funnel()
         tokenizers = load_tokenizers(config)
         runner = InProcess(engines)
-        progress = tuple(_measure_file(config, path, secret, runner, tokenizers, store, max_requests) for path in paths)
+        measure = partial(_measure_file, config, secret, runner, tokenizers, store)
+        progress = one_by_one(paths, max_requests, measure)
         in_process = (engine for engine in engines.values() if isinstance(engine, Engine))
         if ran := next((engine.kernels_ran() for engine in in_process), {}):  # of all: they share what runs kernels
             log.info("rows that kernels took, by backend: %s", ran)
         return Measured(progress, Counter(store.funnel()) - Counter(before))
 
 
+def one_by_one(
+    paths: Iterable[str], max_requests: int | None, measure: Callable[[str, int | None], Progress]
+) -> tuple[Progress, ...]:
+    """Measure files one after the other, in all so many requests at most (None: every one).
+
+    Args:
+        measure: measures one file, and stops reading it after so many requests.
+    """
+    found: list[Progress] = []
+    for path in paths:
+        left = None if max_requests is None else max_requests - sum(own.requests_measured for own in found)
+        if left is not None and left <= 0:
+            break
+        found.append(measure(path, left))
+    return tuple(found)
+
+
 def _measure_file(
     config: Config,
-    path: str,
     secret: bytes,
     runner: BlockRunner,
     tokenizers: Mapping[str, FolderTokenizer],
     store: Store,
+    path: str,
     max_requests: int | None,
 ) -> Progress:
-    with progress_bar() as bar:
+    with unreadable_in(path) as unreadable, progress_bar() as bar:
         records: Iterable[RawRecord] = read_records(path)
         total = None
         if path != "-":
@@ -187,11 +205,8 @@ def _measure_file(
         task = bar.add_task(f"measuring {path}", total=total, detail="")
 
         show = partial(show_progress, bar, task)
-        unreadable = Unreadable(path)
         pipeline = new_pipeline(config, tokenizers, secret, unreadable)
-        done = FileRun(pipeline, runner, store, max_requests=max_requests, on_progress=show).run(records)
-    unreadable.tell()
-    return done
+        return FileRun(pipeline, runner, store, max_requests=max_requests, on_progress=show).run(records)
 
 
 def new_pipeline(
@@ -200,7 +215,13 @@ def new_pipeline(
     """The pipeline of one file: what a session was is forgotten with it."""
     rules = [endpoint.rule for endpoint in config.endpoints.values()]
     admission = Admission(rules, tokenizers, KeyedHash(secret))
-    return Pipeline(admission, BlockFormer(rules), joiner=Joiner(DEFAULT_WINDOW), dead_letters=unreadable)
+    return Pipeline(
+        admission,
+        BlockFormer(rules),
+        joiner=Joiner(DEFAULT_WINDOW),
+        dead_letters=unreadable,
+        keeps_messages=False,  # of a file none is poisoned, and it is there to be read again
+    )
 
 
 def show_progress(bar: Bar, task: TaskID, progress: Progress) -> None:

@@ -106,8 +106,10 @@ def replay_files(
             for name, own in chosen.items()
         }
     run = _Run(endpoints, asked.depths, on_outcome, on_replayed)
+    rules = [own.rule for own in config.endpoints.values()]
     for path in paths:
-        rules = [own.rule for own in config.endpoints.values()]
+        if max_requests is not None and run.done.num_replayed >= max_requests:
+            break
         run.read(path, ResponseReader(rules, tokenizers, KeyedHash(secret)), max_requests)
     return run.done
 

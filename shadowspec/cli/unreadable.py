@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from shadowspec.cli.console import notes
 from shadowspec.tap.sources import STANDARD_INPUT, RawRecord
 from shadowspec.words import plural
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Those of one reason."""
+
+    first: int
+    last: int  # that was sent: of a line that is an array each record may be
+    number: int = 1
+
+    def add(self, line: int) -> None:
+        self.first = min(self.first, line)  # halves that waited for their other half come late
+        self.number += line != self.last
+        self.last = line
 
 
 class Unreadable:
@@ -15,17 +31,30 @@ class Unreadable:
     def __init__(self, path: str) -> None:
         """`path` as messages name it; - is standard input."""
         self._name = "standard input" if path == STANDARD_INPUT else path
-        self._first: dict[str, int] = {}  # the line, by reason
-        self._numbers: Counter[str] = Counter()
+        self._noun = "row" if path.endswith(".parquet") else "line"
+        self._lines: dict[str, _Lines] = {}  # by reason
 
     def send(self, raw: RawRecord, stage: str, reason: str) -> None:
         """Take a message; of a file, the offset is the line."""
-        self._first.setdefault(reason, raw.key.offset)
-        self._numbers[reason] += 1
+        line = raw.key.offset
+        if reason in self._lines:
+            self._lines[reason].add(line)
+        else:
+            self._lines[reason] = _Lines(line, line)
 
     def tell(self) -> None:
         """Say on stderr where they are, if there is one."""
-        for reason, line in self._first.items():
-            others = self._numbers[reason] - 1
-            more = f", and {plural(others, 'later line')}" if others else ""
-            notes.print(f"{reason}: {self._name}, line {line}{more}", markup=False, highlight=False, soft_wrap=True)
+        for reason, own in self._lines.items():
+            more = f", and {plural(own.number - 1, f'more {self._noun}')}" if own.number > 1 else ""
+            where = f"{self._name}, {self._noun} {own.first}{more}"
+            notes.print(f"{reason}: {where}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def unreadable_in(path: str) -> Iterator[Unreadable]:
+    """What takes a file's dead letters, and tells them at the end, whether the file was read to its own or not."""
+    found = Unreadable(path)
+    try:
+        yield found
+    finally:
+        found.tell()

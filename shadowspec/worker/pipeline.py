@@ -80,14 +80,17 @@ class Pipeline:
         routing: Routing | None = None,
         joiner: Joiner,
         dead_letters: DeadLetters | None = None,
+        keeps_messages: bool = True,
     ) -> None:
         """
         Args:
             dead_letters: where malformed records and poisoned requests go (None: they are only counted).
+            keeps_messages: of admitted requests, until they are measured; without them none that is poisoned is sent.
         """
         self._admission, self._former, self._joiner = admission, former, joiner
         self._format, self._routing = message_format, routing or Routing()
         self._dead_letters = dead_letters
+        self._keeps_messages = keeps_messages and dead_letters is not None
         self.outbox = Outbox()
         self._stored: dict[tuple[str, int], Mapping[RecordKey, StoredRecord]] = {}  # by source and partition
         self._waiting: dict[RecordKey, _Waiting] = {}
@@ -263,7 +266,7 @@ class Pipeline:
 
     def _wait(self, fate: Admitted, raw: RawRecord) -> None:
         self.num_admitted += 1
-        self._waiting[fate.prompt.key] = _Waiting(fate.record, raw if self._dead_letters is not None else None)
+        self._waiting[fate.prompt.key] = _Waiting(fate.record, raw if self._keeps_messages else None)
         self._pass_time(fate.prompt.event_time)
         self.ready += self._former.add(fate.prompt, fate.concurrency, fate.record.slice_key)
 

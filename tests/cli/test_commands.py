@@ -167,6 +167,21 @@ def test_gzip_and_max_requests(workspace: Workspace, traffic: str) -> None:
     assert workspace.run("run", traffic, "--json").document["requests_measured"] == 5
 
 
+def test_max_requests_is_of_all_files_together(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    files = [
+        str(write_traffic(workspace.folder / f"{first}.jsonl", [record(number) for number in range(first, first + 4)]))
+        for first in (0, 10, 20)
+    ]
+    done = workspace.run("run", *files, "--max-requests", "6", "--json")
+    assert (done.document["requests_measured"], done.document["records_read"]) == (6, 6)
+    assert "stopped by --max-requests" in done.err
+    # What is stored is no longer measured, and counts as none: the files go on where they were left.
+    again = workspace.run("run", *files, "--max-requests", "100", "--json")
+    assert (again.document["requests_measured"], again.document["requests_found"]) == (6, 6)
+    assert "stopped by --max-requests" not in again.err
+
+
 def bad(workspace: Workspace, code: int, *says: str, command: tuple[str, ...]) -> None:
     """The command ends with `code` and one message that says all of `says`; never a traceback."""
     result = workspace.run(*command)
@@ -223,7 +238,7 @@ def test_junk_long_lines_and_long_prompts_land_in_the_funnel(workspace: Workspac
     done = workspace.run("run", str(path), "--json")
     assert done.code == 0, done.err
     told = [line.rsplit(": ", 1)[1] for line in done.err.splitlines() if f": {path}, line" in line]
-    assert told == [f"{path}, line 1, and 1 later line"]
+    assert told == [f"{path}, line 1, and 1 more line"]
     with Store.open("sqlite:///shadow.db") as store:
         counted = {(counter.value, reason): n for (_, counter, reason), n in store.funnel().items()}
         assert sum(counted.values()) == 5

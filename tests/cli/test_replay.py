@@ -141,6 +141,16 @@ def test_suffix_drafts_are_replayed_to_the_counters_that_run_stores(
     assert accepted[0] < accepted[1] < accepted[2]
 
 
+def test_max_requests_is_of_all_files_together(workspace: Workspace, target: LoadedModel) -> None:
+    files = [
+        str(write_traffic(workspace.folder / f"{first}.jsonl", [answered(target, first + row) for row in range(4)]))
+        for first in (0, 10, 20)
+    ]
+    result = workspace.run("replay", *files, "--k", "2", "--max-requests", "6", "--json")
+    assert result.code == 0, result.err
+    assert result.document["requests_replayed"] == 6
+
+
 def test_adaptive_depth_is_refused(workspace: Workspace, tmp_path: Path) -> None:
     workspace.replace_in_config(
         "num_speculative_tokens = 3", "num_speculative_tokens = 3\ndraft_confidence_threshold = 0.4"

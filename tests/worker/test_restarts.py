@@ -63,6 +63,27 @@ def pipeline(letters: Letters | None = None) -> tuple[Pipeline, Admission]:
     return Pipeline(admission, BlockFormer(RULES), joiner=joiner, dead_letters=letters), admission
 
 
+@pytest.mark.parametrize("keeps_messages", [True, False])
+def test_a_poisoned_request_is_a_dead_letter_where_its_message_was_kept(keeps_messages: bool) -> None:
+    letters = Letters()
+    admission = Admission(RULES, TOKENIZERS, KeyedHash(SECRET))
+    made = Pipeline(
+        admission, BlockFormer(RULES), joiner=Joiner(timedelta(minutes=5)), dead_letters=letters,
+        keeps_messages=keeps_messages,
+    )  # fmt: skip
+    partition, raws = next(iter(raw_records(60, 3, 1).items()))
+    made.start(partition, None, {})
+    broken = raws[-1].key._replace(offset=raws[-1].key.offset + 1)
+    made.take_all([*raws, RawRecord(broken, b"{")], lambda _: None)
+    made.end_waiting()
+    malformed = list(letters.sent)
+    block = made.ready.popleft()
+    poisoned = block.requests[0].key
+    made.measured(FakeEngine((CONFIG,)).measure(block), {poisoned: "engine_died"})
+    assert [key for key, _, _ in malformed] == [broken]
+    assert letters.sent[len(malformed) :] == ([(poisoned, "engine", "engine_died")] if keeps_messages else [])
+
+
 def raw_records(count: int, seed: int, num_partitions: int) -> dict[PartitionId, list[RawRecord]]:
     """The traffic by partition, with the gaps that compaction leaves."""
     draw = random.Random(seed)
