@@ -61,6 +61,7 @@ def set_override(store: OrderStore, override: Override, slice_by: Mapping[str, C
 
     Raises:
         UsageError: there is no such endpoint, or none of its slices has such a label: nothing would be switched off.
+            Of an endpoint that was seen, and neither is configured nor has decisions, no label is known to be wrong.
     """
     known = sorted({*slice_by, *store.endpoints()})
     if override.endpoint not in known:
@@ -68,7 +69,8 @@ def set_override(store: OrderStore, override: Override, slice_by: Mapping[str, C
     decisions = store.latest_decisions(override.endpoint)
     labels = {name for own in decisions for name in parse_slice_key(own.slice_key)}
     labels.update(slice_by.get(override.endpoint, ()))
-    if unknown := sorted(set(parse_slice_key(override.slice_key)) - labels):
+    is_known = override.endpoint in slice_by or bool(decisions)
+    if is_known and (unknown := sorted(set(parse_slice_key(override.slice_key)) - labels)):
         told = plain_text(", ".join(sorted(labels)) or "none")
         raise UsageError(f"endpoint {override.endpoint!r} is not sliced by {unknown[0]!r} (its labels: {told})")
     return Ordered(_stored(store, store.add_override(override)), num_covered(override, decisions))

@@ -6,7 +6,7 @@ import pytest
 
 from shadowspec.store import Store
 from shadowspec.types import Verdict
-from tests.cli.conftest import Workspace
+from tests.cli.conftest import Workspace, record, write_traffic
 from tests.store import examples
 
 WHO = ("--reason", "it answers nonsense", "--author", "ada")
@@ -59,6 +59,22 @@ def test_what_covers_nothing_yet_is_said(decided: Workspace) -> None:
     done = decided.run("override", "set", "-e", "letters", "--slice", "prompt_class=code", *WHO)
     assert done.code == 0
     assert "no decision is covered by it yet" in done.err
+
+
+def test_of_an_endpoint_that_was_taken_from_the_configuration_any_slice_can_be_kept_off(workspace: Workspace) -> None:
+    traffic = write_traffic(workspace.folder / "t.jsonl", [record(0)])
+    workspace.run("db", "upgrade")
+    assert workspace.run("run", str(traffic)).code == 0
+    workspace.replace_in_config("endpoints.letters", "endpoints.words")
+    done = workspace.run("override", "set", "-e", "letters", "--slice", "prompt_class=code", *WHO)
+    assert (done.code, done.out.strip()) == (
+        0, "override 1: letters prompt_class=code is DISABLE until it is cleared"
+    )  # fmt: skip
+    with Store.open("sqlite:///shadow.db") as store:
+        store.save_fingerprints([examples.config()])
+        store.append_decisions([examples.decision(Verdict.ENABLE, endpoint="letters")])
+    refused = workspace.run("override", "set", "-e", "letters", "--slice", "prompt_klass=code", *WHO)
+    assert (refused.code, "is not sliced by 'prompt_klass'" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize(
