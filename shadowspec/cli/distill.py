@@ -87,7 +87,7 @@ def parse_labels(given: list[str]) -> dict[str, str]:
     """The labels of `name=value`s.
 
     Raises:
-        UsageError: one is none.
+        UsageError: one is none, or a name comes twice.
     """
     from shadowspec.errors import UsageError
 
@@ -96,6 +96,8 @@ def parse_labels(given: list[str]) -> dict[str, str]:
         name, is_pair, value = text.partition("=")
         if not (is_pair and name and value):
             raise UsageError(f"--where {text}: must be NAME=VALUE, such as consent=yes")
+        if name in labels:
+            raise UsageError(f"--where {text}: {name!r} was asked for before, and a record has a label once")
         labels[name] = value
     return labels
 

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
@@ -109,15 +111,6 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
             parts.validation,
             show,
         )
-    write(draft, dtype, Path(own.draft), wanted.out)
-    with notes.status("replaying the held-out sessions with both drafts"):
-        after = new_models(config).load(str(wanted.out))  # as it was written
-        comparison = compare(parts.held_out, target, base, after, own)
-    if not comparison.gains:
-        raise NoDataError(
-            f"no held-out response could be replayed ({', '.join(sorted(comparison.refused))}): they are not this "
-            f"target's. The draft is in {wanted.out}, and nothing is known of it"
-        )
     origin = Origin(
         target_weights=target.weights_digest,
         base_weights=base.weights_digest,
@@ -130,7 +123,17 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
         engine=engine_name(),
         device=device_name(target.model.device),
     )
-    write_card(wanted.out, card(origin, parts, answers, settings, course, comparison))
+    text = partial(card, origin, parts, answers, settings, course)
+    write(draft, dtype, Path(own.draft), wanted.out, text(None))
+    with notes.status("replaying the held-out sessions with both drafts"):
+        after = new_models(config).load(str(wanted.out))  # as it was written
+        comparison = compare(parts.held_out, target, base, after, own)
+    if not comparison.gains:
+        raise NoDataError(
+            f"no held-out response could be replayed ({', '.join(sorted(comparison.refused))}): they are not this "
+            f"target's. The draft is in {wanted.out}, and nothing is known of it"
+        )
+    write_card(wanted.out, text(comparison))
     return Distilled(wanted.out, own, endpoints, traffic.funnel, parts, answers, course, comparison)
 
 
@@ -208,23 +211,29 @@ def _read(
     funnel: Counter[FunnelKey] = Counter()
     times: list[datetime] = []
     with progress_bar() as bar:
-        for path in paths:
-            raws = tracked(path, bar, "reading", lambda: f"{len(examples)} responses")
-            for found in logged_responses(raws, ResponseReader(rules, tokenizers, KeyedHash(secret)), texts):
-                if isinstance(found, Ended):
-                    funnel[found.end] += 1
-                    continue
-                call, response = found
-                prompt = call.prompt
-                if any(prompt.labels.get(label) != value for label, value in wanted.labels.items()):
-                    funnel[prompt.endpoint, FunnelCounter.SAMPLED_OUT, "other_label"] += 1
-                elif len(response.request.prompt) + len(response.output) > base.context_length:
-                    funnel[prompt.endpoint, FunnelCounter.UNSUPPORTED, "beyond_draft_context"] += 1
-                else:
-                    examples.append(Example(prompt.endpoint, call.slice_key, call.unit_key, response))
-                    times.append(prompt.event_time)
-                if wanted.max_requests is not None and len(examples) >= wanted.max_requests:
-                    break
+        by_file = (
+            logged_responses(
+                tracked(path, bar, "reading", lambda: f"{len(examples)} responses"),
+                ResponseReader(rules, tokenizers, KeyedHash(secret)),
+                texts,
+            )
+            for path in paths
+        )
+        for found in chain.from_iterable(by_file):
+            if isinstance(found, Ended):
+                funnel[found.end] += 1
+                continue
+            call, response = found
+            prompt = call.prompt
+            if any(prompt.labels.get(label) != value for label, value in wanted.labels.items()):
+                funnel[prompt.endpoint, FunnelCounter.SAMPLED_OUT, "other_label"] += 1
+            elif len(response.request.prompt) + len(response.output) > base.context_length:
+                funnel[prompt.endpoint, FunnelCounter.UNSUPPORTED, "beyond_draft_context"] += 1
+            else:
+                examples.append(Example(prompt.endpoint, call.slice_key, call.unit_key, response))
+                times.append(prompt.event_time)
+            if wanted.max_requests is not None and len(examples) >= wanted.max_requests:
+                break
     if not examples:
         reasons = ", ".join(sorted({reason or counter for _, counter, reason in funnel})) or "no record"
         raise NoDataError(f"no record holds a response that can be learnt from ({reasons})")

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from shadowspec.distill.answers import MIN_TEMPERATURE
 from shadowspec.distill.comparison import LEVEL, Comparison, Gain
-from shadowspec.distill.examples import Split
+from shadowspec.distill.examples import MAX_TIMES, Split
 from shadowspec.distill.training import TOLERANCE, Course, Settings
 from shadowspec.engine.replay.responses import Response
 
@@ -35,12 +35,13 @@ def card(
     answers: Sequence[Response],
     settings: Settings,
     course: Course,
-    comparison: Comparison,
+    comparison: Comparison | None,
 ) -> str:
     """Markdown.
 
     Args:
         answers: the target's own anew, learnt from beside the training part.
+        comparison: None while there is none: then the card says that nothing is known.
     """
     parts = "\n".join(
         f"| {name} | {len(own):,} | {len({(each.endpoint, each.unit_key) for each in own}):,} "
@@ -57,7 +58,6 @@ def card(
     )
     tokens = sum(len(own.output) for own in answers)
     end = "stopped early, for it got no better" if course.stopped_early else "went on to the end"
-    rows = "\n".join(gain_row(gain) for gain in comparison.gains)
     return f"""\
 # A draft distilled on its target
 
@@ -95,8 +95,9 @@ step, {course.num_steps:,} steps over {course.num_tokens:,} output tokens; train
 |---|---|---|---|
 {looks}
 
-The overlap (mean over tokens of the sum of min(target, draft), at the requests' own temperatures: at 0 the share whose
-likeliest tokens are one) is largest at step {course.looks[course.best].step:,}. On the way
+KL is the mean over tokens. So is the overlap, of the sum of min(target, draft) at the requests' own temperatures (at 0
+the share whose likeliest tokens are one), but tokens of slices with few count up to {MAX_TIMES} times. It is largest at
+step {course.looks[course.best].step:,}. On the way
 from the weights as they were to those (weight interpolation):
 
 | share of the way | overlap | most that a slice lost |
@@ -108,12 +109,22 @@ The weights are those at {course.blend.share:.0%}: the largest overlap of those 
 
 ## What it gained
 
+{NOT_COMPARED if comparison is None else _gains(origin, comparison)}
+"""
+
+
+NOT_COMPARED = """\
+Nothing is known of it: the replay of the held-out sessions with both drafts did not come to its end."""
+
+
+def _gains(origin: Origin, comparison: Comparison) -> str:
+    rows = "\n".join(gain_row(gain) for gain in comparison.gains)
+    return f"""\
 On the held-out sessions, by exact replay at K = {origin.num_speculative_tokens}: the share of steps that accept the
 first drafted token, its difference with {LEVEL:.0%} bounds over sessions, and the mean acceptance length.
 
 {GAIN_HEADER}
-{rows}
-"""
+{rows}"""
 
 
 GAIN_HEADER = """\

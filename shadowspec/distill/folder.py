@@ -49,8 +49,8 @@ def require_free(out: Path) -> None:
         raise UsageError(f"{out} exists already and is not empty: choose another folder for the new draft")
 
 
-def write(model: Any, dtype: torch.dtype, base: Path, out: Path) -> None:
-    """Write the draft as safetensors with its base's tokenizer; it is there whole, or not at all.
+def write(model: Any, dtype: torch.dtype, base: Path, out: Path, card: str) -> None:
+    """Write the draft as safetensors with its base's tokenizer and a card; it is there whole, or not at all.
 
     Args:
         dtype: in which the weights are stored, as the base's are.
@@ -64,11 +64,14 @@ def write(model: Any, dtype: torch.dtype, base: Path, out: Path) -> None:
         for pattern in (*_KEPT, *_LICENCES):
             for path in base.glob(pattern):
                 shutil.copyfile(path, made / path.name)
+        write_card(made, card)
         if out.exists():
             out.rmdir()  # empty
         made.replace(out)
 
 
 def write_card(out: Path, text: str) -> None:
-    """The folder's model card."""
-    (out / CARD).write_text(text, encoding="utf-8")
+    """Write the folder's model card, in the place of one that is there."""
+    new = out / f".{CARD}"
+    new.write_text(text, encoding="utf-8")
+    new.replace(out / CARD)

@@ -20,7 +20,7 @@ from shadowspec.engine.replay.scoring import packed
 
 # Of the way from the draft as it was to the trained one (weight interpolation, WiSE-FT: arXiv 2109.01903).
 SHARES: Final = (0.8, 0.6, 0.4, 0.2)
-TOLERANCE: Final = 0.005  # of overlap that a slice may lose; half of a point is within what validation can tell
+TOLERANCE: Final = 0.01  # of overlap that a slice may lose: the point from which a loss is named
 
 Weights = Mapping[str, torch.Tensor]
 

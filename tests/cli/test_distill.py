@@ -86,6 +86,8 @@ def test_the_card_says_from_what_and_holds_no_text(workspace: Workspace, file: s
     long = {prompt for prompt in prompts if len(prompt) > 3}  # shorter ones are part of any English word
     assert long
     assert not [prompt for prompt in long if prompt in card]
+    assert "Nothing is known of it" not in card
+    assert not list((workspace.folder / "new").glob(".*"))
     assert {path.suffix for path in (workspace.folder / "new").iterdir()} >= {".safetensors", ".json", ".md"}
 
 
@@ -134,6 +136,7 @@ def test_the_draft_keeps_the_dtype_of_its_base(
         (("-e", "nowhere"), "no endpoint 'nowhere' is configured (configured: letters)"),
         (("-e", "letters", "--candidate", "other"), "endpoints.letters has no candidate 'other' (it has: draft)"),
         (("-e", "letters", "--where", "consent"), "--where consent: must be NAME=VALUE"),
+        (("-e", "letters", "--where", "a=b", "--where", "a=c"), "--where a=c: 'a' was asked for before"),
         (("-e", "letters", "--where", "consent=yes"), "keeps no label 'consent' (its labels: prompt_class, "),
         (("-e", "letters", "--held-out", "0.9", "--validation", "0.2"), "leave some to train on"),
         (("-e", "letters", "--learning-rate", "0"), "--learning-rate must be above 0"),
@@ -169,6 +172,31 @@ def test_only_records_with_the_label_are_learnt_from(workspace: Workspace, traff
     assert sum(result.document["responses"].values()) == NUM_RECORDS // 2
     left = [row for row in result.document["funnel"] if row["reason"] == "other_label"]
     assert [row["num_records"] for row in left] == [NUM_RECORDS // 2]
+
+
+def test_max_requests_is_of_all_files_together(workspace: Workspace, traffic: list[dict[str, Any]]) -> None:
+    files = [
+        str(write_traffic(workspace.folder / f"{first}.jsonl", traffic[first : first + 40])) for first in (0, 40, 80)
+    ]
+    limit = ("--max-requests", "60", "--json")
+    result = workspace.run("distill", *files, "-e", "letters", "--out", "new", *CONSENT, *QUICK, *limit)
+    assert result.code == 0, result.err
+    assert sum(result.document["responses"].values()) == 60
+
+
+def test_a_draft_whose_comparison_did_not_end_has_a_card_that_says_so(
+    workspace: Workspace, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shadowspec.cli.distilling.compare", interrupted)
+    result = workspace.run("distill", file, "-e", "letters", "--out", "new", *CONSENT, *QUICK)
+    assert result.code == 130
+    card = (workspace.folder / "new" / "README.md").read_text("utf-8")
+    assert "opted in, ticket 7" in card
+    assert "Nothing is known of it" in card
+    assert "(whole endpoint)" not in card
 
 
 def test_nothing_that_is_there_is_written_over(workspace: Workspace, file: str) -> None:
