@@ -127,7 +127,11 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
     write(draft, dtype, Path(own.draft), wanted.out, text(None))
     with notes.status("replaying the held-out sessions with both drafts"):
         after = new_models(config).load(str(wanted.out))  # as it was written
-        comparison = compare(parts.held_out, target, base, after, own)
+        try:
+            comparison = compare(parts.held_out, target, base, after, own)
+        except KeyboardInterrupt:
+            notes.print(f"the draft is in {wanted.out}, and nothing is known of it", markup=False, highlight=False)
+            raise
     if not comparison.gains:
         raise NoDataError(
             f"no held-out response could be replayed ({', '.join(sorted(comparison.refused))}): they are not this "

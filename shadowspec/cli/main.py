@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -59,6 +59,8 @@ app.add_typer(database.app, name="db")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(override.app, name="override")
 
+GO_ON: Final = frozenset({"run", "backfill", "demo"})  # where they were interrupted
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -87,7 +89,9 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except SystemExit as ended:
         if ended.code == EXIT_INTERRUPTED:  # typer's own answer to Ctrl-C, which says nothing
-            notes.print("interrupted; what was finished is stored, run the same command again to go on")
+            goes_on = next((word for word in sys.argv[1:] if not word.startswith("-")), "") in GO_ON
+            more = "; what was finished is stored, run the same command again to go on" if goes_on else ""
+            notes.print(f"interrupted{more}")
         raise
     except Exception as error:
         if "-v" in sys.argv or "--verbose" in sys.argv or os.environ.get("SHADOWSPEC_DEBUG"):

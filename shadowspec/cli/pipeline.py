@@ -172,7 +172,7 @@ def measure_files(config: Config, paths: Sequence[str], *, max_requests: int | N
 def one_by_one(
     paths: Iterable[str], max_requests: int | None, measure: Callable[[str, int | None], Progress]
 ) -> tuple[Progress, ...]:
-    """Measure files one after the other, in all so many requests at most (None: every one).
+    """Measure files one after the other, until so many requests are measured in all (None: every one).
 
     Args:
         measure: measures one file, and stops reading it after so many requests.

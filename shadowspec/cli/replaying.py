@@ -143,9 +143,14 @@ class _Run:
                     self._replay(name)
                 waiting = sum(len(each) for each in self._waiting.values())
                 if max_requests is not None and self.done.num_replayed + waiting >= max_requests:
-                    break
-            for name in self._endpoints:
-                self._replay(name)
+                    self._replay_waiting()
+                    if self.done.num_replayed >= max_requests:  # else some were refused
+                        break
+            self._replay_waiting()
+
+    def _replay_waiting(self) -> None:
+        for name in self._endpoints:
+            self._replay(name)
 
     def _replay(self, name: str) -> None:
         own = self._endpoints[name]

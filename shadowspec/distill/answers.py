@@ -34,8 +34,6 @@ def answered_anew(
 ) -> list[Response]:
     """One answer less than `times` of each example's place to its prompt: with the logged one there are so many.
 
-    One with a token that is not in the vocabulary, which a padded embedding has place for, is left out.
-
     Args:
         context_length: tokens of prompt and answer together, at most.
         seed: each answer's random numbers follow from it, the record and the turn alone.
@@ -63,7 +61,7 @@ def answered_anew(
             for own, answer in zip(batch, answers, strict=True)
         ]  # fmt: skip
         on_progress(len(found), len(wanted))
-    return [own for own in found if max(own.output) < target.tokenizer.vocabulary_size]
+    return found
 
 
 def _request(logged: Response, turn: int, context_length: int, seed: int) -> Request:

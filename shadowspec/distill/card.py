@@ -114,7 +114,7 @@ The weights are those at {course.blend.share:.0%}: the largest overlap of those 
 
 
 NOT_COMPARED = """\
-Nothing is known of it: the replay of the held-out sessions with both drafts did not come to its end."""
+Nothing is known of it: the held-out sessions were not replayed with both drafts, or none of them could be."""
 
 
 def _gains(origin: Origin, comparison: Comparison) -> str:

@@ -193,6 +193,8 @@ def test_a_draft_whose_comparison_did_not_end_has_a_card_that_says_so(
     monkeypatch.setattr("shadowspec.cli.distilling.compare", interrupted)
     result = workspace.run("distill", file, "-e", "letters", "--out", "new", *CONSENT, *QUICK)
     assert result.code == 130
+    assert "the draft is in new, and nothing is known of it" in result.err
+    assert "again to go on" not in result.err
     card = (workspace.folder / "new" / "README.md").read_text("utf-8")
     assert "opted in, ticket 7" in card
     assert "Nothing is known of it" in card

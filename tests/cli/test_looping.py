@@ -130,12 +130,15 @@ def test_options_of_replay_are_refused(workspace: Workspace, option: str, value:
 
 
 def test_engines_on_a_cluster_measure_once_what_run_measures(workspace: Workspace) -> None:
-    traffic = write_traffic(workspace.folder / "t.jsonl", [record(number) for number in range(12)])
+    traffic = [
+        str(write_traffic(workspace.folder / f"{first}.jsonl", [record(number) for number in range(first, first + 4)]))
+        for first in (0, 4, 8, 12)
+    ]
     assert workspace.run("db", "upgrade").code == 0
     with temporary_folder() as folder:
-        command = ("backfill", str(traffic), "--loop", "--actors", "2", "--cpus-per-actor", "0.5", "--json")
+        options = ("--loop", "--actors", "2", "--cpus-per-actor", "0.5", "--max-requests", "10", "--json")
         first = subprocess.run(
-            [sys.executable, "-m", "shadowspec", *command],
+            [sys.executable, "-m", "shadowspec", "backfill", *traffic, *options],
             cwd=workspace.folder,
             env=environment(TMPDIR=str(folder)),
             capture_output=True,
@@ -144,16 +147,18 @@ def test_engines_on_a_cluster_measure_once_what_run_measures(workspace: Workspac
         )
         assert first.returncode == 0, first.stderr
         document = json.loads(first.stdout)
-        assert document["requests_measured"] == 12
+        assert (document["requests_measured"], document["records_read"]) == (10, 10)
         assert not wait_until_ended(folder)
-    again = workspace.run("run", str(traffic), "--json")
-    assert (again.document["requests_measured"], again.document["requests_found"]) == (0, 12)
+    again = workspace.run("run", *traffic, "--json")
+    assert (again.document["requests_measured"], again.document["requests_found"]) == (6, 10)
+    again = workspace.run("run", *traffic, "--json")
+    assert (again.document["requests_measured"], again.document["requests_found"]) == (0, 16)
     with Store.open(load_config(workspace.folder / "shadowspec.toml").database_url) as store:
         measured = {counted(run) for run in store.runs("letters")}
         assert all(run.failure is None for run in store.runs("letters"))
     url = f"sqlite:///{workspace.folder / 'other.db'}"
     workspace.replace_in_config("sqlite:///shadow.db", url)
     assert workspace.run("db", "upgrade").code == 0
-    assert workspace.run("run", str(traffic)).code == 0
+    assert workspace.run("run", *traffic).code == 0
     with Store.open(url) as store:
         assert {counted(run) for run in store.runs("letters")} == measured

@@ -151,6 +151,18 @@ def test_max_requests_is_of_all_files_together(workspace: Workspace, target: Loa
     assert result.document["requests_replayed"] == 6
 
 
+def test_what_replay_refuses_is_none_of_max_requests(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:
+    records = [answered(target, number) for number in range(12)]
+    for own in records[:6:2]:
+        token_ids = own["response"]["choices"][0]["token_ids"]
+        token_ids[0] = 2 + (token_ids[0] - 1) % 8  # another than the target's
+    traffic = write_traffic(tmp_path / "t.jsonl", records)
+    result = workspace.run("replay", str(traffic), "--k", "2", "--max-requests", "6", "--json")
+    assert result.code == 0, result.err
+    assert result.document["requests_replayed"] == 6
+    assert [row["reason"] for row in result.document["funnel"]] == ["not_argmax"]
+
+
 def test_adaptive_depth_is_refused(workspace: Workspace, tmp_path: Path) -> None:
     workspace.replace_in_config(
         "num_speculative_tokens = 3", "num_speculative_tokens = 3\ndraft_confidence_threshold = 0.4"

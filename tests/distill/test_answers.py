@@ -88,16 +88,6 @@ def test_no_answer_is_longer_than_asked_twice_what_was_logged_or_the_context(
     assert {len(own.output) for own in anew(target, (asked,))} == {logged + 2}
 
 
-def test_an_answer_with_a_token_that_is_no_word_is_left_out(target: LoadedModel, examples: tuple[Example, ...]) -> None:
-    # As of an embedding that is padded: half of what this target can draw stands for nothing.
-    words = target.tokenizer.vocabulary_size // 2
-    padded = replace(target, tokenizer=replace(target.tokenizer, vocabulary_size=words))
-    found = anew(target, examples)
-    kept = [own for own in found if max(own.output) < words]
-    assert 0 < len(kept) < len(found)
-    assert anew(padded, examples) == kept
-
-
 def test_progress_ends_at_what_is_wanted_and_no_batch_holds_too_much(
     target: LoadedModel, examples: tuple[Example, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
