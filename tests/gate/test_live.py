@@ -101,6 +101,14 @@ def test_a_process_that_began_anew_counts_from_its_own_start() -> None:
         assert (found.is_reset, found.began_at, found.counts) == (True, NOON + 2 * MINUTE, counts(160, 20))
 
 
+def test_a_process_that_began_anew_is_known_though_its_clock_is_behind() -> None:
+    """By its own clock it began before the last scrape of the one before it, which came off here."""
+    old = after(scrape(0, counts(100, 70), started=-500))
+    found = window_between(old, scrape(5, counts(160, 100), started=-0.5))
+    assert found is not None
+    assert (found.is_reset, found.began_at, found.counts) == (True, NOON, counts(160, 100))
+
+
 def test_other_labels_begin_another_series() -> None:
     now = scrape(1, counts(160, 100), series="vllm m, 8 positions")
     assert window_between(after(scrape(0, counts(100, 70))), now) is None
@@ -183,6 +191,12 @@ def test_a_window_with_little_traffic_says_little() -> None:
     assert guarded("a", windows([(0, 0)] * 100), promise(), POLICY).detector.num_units == 0
 
 
+def test_of_more_windows_than_are_folded_the_newest_testify(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shadowspec.gate.live.MAX_UNITS", 3)
+    found = guarded("a", windows([(10, 1), (20, 2), (30, 3), (40, 4), (50, 5)]), promise(), POLICY)
+    assert (found.detector.num_units, found.num_drafted, found.num_accepted) == (3, 120, 12)
+
+
 def test_what_came_before_the_promise_does_not_testify() -> None:
     own = windows([(1_000, 0)] * 40)
     assert guarded("a", own, promise(), POLICY).alarmed_at is not None
@@ -217,6 +231,10 @@ def test_the_promise_is_the_lowest_of_what_stands() -> None:
     floor = promise_of([enabled({"drift_acceptance": 0.4})])
     assert floor is not None
     assert floor.rate == 0.4
+    later = replace(other, details={**other.details, "verdict_since": (NOON + MINUTE).isoformat()})
+    both = promise_of([later, whole])
+    assert both is not None
+    assert both.since == NOON + MINUTE, "what came before either stood does not testify"
     assert promise_of([held]) is None
     assert promise_of([replace(whole, details={})]) is None
 
