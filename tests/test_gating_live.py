@@ -84,6 +84,16 @@ def test_the_same_scrape_again_changes_nothing(store: Store) -> None:
     assert store.live_replicas("chat")["a"].scrape == known
 
 
+def test_a_failure_told_again_is_one_and_an_old_scrape_ends_it_not(store: Store) -> None:
+    take_scrapes(store, "chat", [scrape(0, 100, 70)])
+    failed = FailedScrape("a", NOW + MINUTE, "unreachable", "a: away")
+    for again in (failed, failed, scrape(0, 100, 70)):
+        take_scrapes(store, "chat", [again])
+        assert store.live_replicas("chat")["a"].num_failed == 1
+    take_scrapes(store, "chat", [replace(failed, scraped_at=NOW + 2 * MINUTE)])
+    assert store.live_replicas("chat")["a"].num_failed == 2
+
+
 def test_readings_at_once_count_nothing_twice(store: Store) -> None:
     """Eight readers of growing counters: the windows together hold what was counted, whoever came first."""
     take_scrapes(store, "chat", [scrape(0, 0, 0)])
@@ -135,6 +145,27 @@ def test_an_alarm_orders_disable_once_and_anew_after_it_was_cleared(store: Store
     assert look(store) is None, "what sounded before the clearing does not sound again"
     fill(store, [0.1] * (stated + 1), start=450)
     assert look(store, 900) is not None, "but what comes after it does"
+
+
+def test_an_operators_order_that_was_cleared_wipes_out_no_evidence(store: Store) -> None:
+    enable(store)
+    stated = windows_to_alarm(PROMISE, 0.1, POLICY)
+    assert stated is not None
+    fill(store, [0.1] * stated)
+    own = store.add_override(replace(examples.override(), author="ada", created_at=NOW + 400 * MINUTE))
+    assert look(store) is None, "everything is off"
+    store.clear_override(Clearing(own, "back", "ada", NOW + 450 * MINUTE))
+    assert look(store) is not None, "what the replica counted before it was cleared testifies"
+
+
+def test_every_replicas_newest_windows_are_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("shadowspec.gate.live", "shadowspec.gating.live"):
+        monkeypatch.setattr(f"{module}.MAX_UNITS", 3)
+    enable(store)
+    for place in range(6):
+        take_scrapes(store, "chat", [scrape(place, 10 * place, 7 * place, replica=name) for name in "ab"])
+    watched = watch(store, "chat", ["a", "b"], POLICY, NOW + 500 * MINUTE)
+    assert [(own.replica, own.detector.num_units) for own in watched.replicas] == [("a", 3), ("b", 3)]
 
 
 def test_another_order_keeps_the_guard_quiet(store: Store) -> None:

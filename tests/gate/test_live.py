@@ -203,6 +203,7 @@ def test_what_came_before_the_promise_does_not_testify() -> None:
     later = from_then(promise(), NOON + 39.5 * MINUTE)
     assert guarded("a", own, later, POLICY).detector.num_units == 0, "a window that straddles the moment is out too"
     assert from_then(promise(), None) == promise()
+    assert from_then(promise(), NOON - MINUTE) == promise(), "it was cleared before the promise was made"
 
 
 def test_a_rate_over_drafted_tokens_speaks_of_the_depth_that_was_enabled() -> None:
