@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 # For two cores: half of the time they wait.
 WORKERS ?= 4
+# Where it is set, each of the hundreds of processes that the tests start compiles torch and the rest from source.
+export PYTHONDONTWRITEBYTECODE :=
 SECONDS_EACH ?= 600
 SEED ?= 1
 FAULTS ?= 40
@@ -34,14 +36,24 @@ dashboard: $(VENV)/.installed-dashboard ## Open the dashboard on the demo's resu
 	@$(BIN)/shadowspec db upgrade --config $(DEMO)/shadowspec.toml  # results of an earlier version
 	@$(BIN)/shadowspec dashboard --config $(DEMO)/shadowspec.toml $(ARGS)
 
-.PHONY: test
-test: $(VENV)/.installed-test ## Run the tests, with a real Postgres and Kafka, and report coverage (WORKERS=4 ARGS="-m 'not slow'")
+# Threads of several processes would stand in each other's way on two cores.
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+.PHONY: test-services
+test-services: $(VENV)/.installed-test
 	@.ci/postgres
 	@.ci/kafka
 	@.ci/chromium
 	@.ci/strace
-	@# Threads of several processes would stand in each other's way on two cores.
-	OMP_NUM_THREADS=1 $(BIN)/python -m slipcover -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
+
+.PHONY: test
+test: test-services ## Run the tests, with a real Postgres and Kafka, in ten minutes on two cores (WORKERS=4 ARGS="-k gate")
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15 $(ARGS)
+
+.PHONY: test-all
+test-all: test-services ## Run every case of every test, browser tests last, and report coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m slipcover -m pytest $(PARALLEL) --durations=30 --hypothesis-profile=all -m "not browser" $(ARGS)
+	$(MAKE) test-browser
 
 .PHONY: test-browser
 test-browser: $(VENV)/.installed-test ## Look at every page of the dashboard in a real browser, in every state (ARGS="-k board")
@@ -168,11 +180,12 @@ bench-dashboard: $(VENV)/.installed-test ## Measure the dashboard in a browser, 
 .PHONY: simulation
 simulation: $(VENV)/.installed-base ## Simulate the gate's error rates in full, taken up where it stopped, and write docs/simulation.md
 	$(BIN)/shadowspec simulate --out kernels/benchmarks/results/simulation.json $(ARGS) || [ $$? = 4 ]
-	$(BIN)/python -m shadowspec.simulate.page kernels/benchmarks/results/simulation.json docs
+	$(BIN)/python -m kernels.benchmarks.simulation_page kernels/benchmarks/results/simulation.json docs
 
 .PHONY: docs
-docs: $(VENV)/.installed-base ## Write docs/cli.md from the commands
-	$(BIN)/python -m shadowspec.cli.reference > docs/cli.md
+docs: $(VENV)/.installed-base ## Write docs/cli.md from the commands, and the picture of the packages
+	$(BIN)/python docs/draw_architecture.py
+	$(BIN)/python docs/command_reference.py > docs/cli.md
 
 .PHONY: wheel
 wheel: $(VENV)/.installed-base ## Build dist/shadowspec-*.whl

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import streamlit as st
 
-from .parts import access, chart_files, links, source, states, style
+from .parts import access, charts, links, source, states
 from .parts.header import header
 from .views import audit, before_after, board, changes, evidence, explorer, loads
 
@@ -15,23 +16,23 @@ ICON = Path(__file__).parent / "parts" / "icon.svg"  # an icon by name would be 
 
 def draw() -> None:
     """One run of the script: the page that the address names."""
-    with states.explained():
+    with states.show_errors():
         settings = source.config().dashboard
         st.set_page_config(page_title=settings.title, page_icon=str(ICON), layout="wide")
-        style.apply()
-        who = access.admitted()
+        st.html(f"<style>{_style_sheet()}</style>")
+        who = access.admit()
         if who is None:
             return
         chosen = st.navigation(_pages(), position="top")
         source.store()
         access.banner(who, settings.access)
         header(settings)
-        with states.explained():
+        with states.show_errors():
             page = chosen.url_path or "board"  # the root is the board
-            links.resumed(page)
+            links.resume(page)
             chosen.run()
-            links.left(page)
-            chart_files.offer()
+            links.keep_address(page)
+            charts.offer_files()
 
 
 def _pages() -> list[st.Page]:
@@ -51,3 +52,9 @@ def _pages() -> list[st.Page]:
         st.Page(audit.page, title="Audit", url_path="audit", icon=":material/gavel:"),
         st.Page(by_name, title="Board", url_path="board", visibility="hidden"),
     ]
+
+
+@cache
+def _style_sheet() -> str:
+    """The dashboard's style sheet, beside the theme in `.streamlit/config.toml`."""
+    return (Path(__file__).parent / "parts" / "style.css").read_text(encoding="utf-8")

@@ -33,7 +33,7 @@ class RecordError(ShadowSpecError):
         self.counter = counter
         self.reason = reason
 
-    def kept(self) -> RecordError:
+    def without_traceback(self) -> RecordError:
         """Itself as a value, without the way that it came: those frames hold the record, and now this error too.
 
         Such a circle would keep each refused record until garbage is next looked for.

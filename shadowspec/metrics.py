@@ -2,7 +2,7 @@
 
 Names and denominators are vLLM's.  `mean_acceptance_length` INCLUDES the bonus or recovered token
 (TensorRT-LLM's force knob and gpt-fast exclude it).  Every figure here is pooled over the counts given to
-it: pool counts first with `pooled`, then form one ratio; a mean of requests' ratios is another figure.
+it: pool counts first with `pool_counts`, then form one ratio; a mean of requests' ratios is another figure.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def speedup(baseline: ArmTiming, speculative: ArmTiming) -> float | None:
     return ratio(baseline.end_to_end_ms, speculative.end_to_end_ms)
 
 
-def pooled(counts: Iterable[SpeculationCounts]) -> SpeculationCounts | None:
+def pool_counts(counts: Iterable[SpeculationCounts]) -> SpeculationCounts | None:
     """The sum of counts that share one K; None of nothing.
 
     Raises:
@@ -103,21 +103,3 @@ def pooled(counts: Iterable[SpeculationCounts]) -> SpeculationCounts | None:
         num_cut_draft_tokens=sum(row.num_cut_draft_tokens for row in rows),
         num_cut_accepted_tokens=sum(row.num_cut_accepted_tokens for row in rows),
     )
-
-
-def check_identities(counts: SpeculationCounts, *, is_single_run: bool = True) -> None:
-    """Assert the identities that hold for every stored run (design: words and counters).
-
-    Raises:
-        AssertionError: an identity is broken; the counter names say which.
-    """
-    per_pos, histogram = counts.num_accepted_tokens_per_pos, counts.acceptance_histogram
-    assert sum(histogram) == counts.num_drafts, "acceptance_histogram does not sum to num_drafts"
-    assert sum(per_pos) == counts.num_accepted_tokens, "per-position counts do not sum to num_accepted_tokens"
-    assert sum(j * n for j, n in enumerate(histogram)) == counts.num_accepted_tokens, "histogram moment"
-    for position, accepted in enumerate(per_pos):
-        assert accepted == sum(histogram[position + 1 :]), "per-position counts disagree with the histogram"
-    assert counts.num_accepted_tokens <= counts.num_draft_tokens, "more accepted than drafted"
-    if is_single_run:
-        emitted = 1 + counts.num_drafts + counts.num_plain_steps + counts.num_accepted_tokens - counts.num_cut_steps
-        assert counts.num_output_tokens == emitted, "num_output_tokens identity"

@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from shadowspec.contracts import judge
 from shadowspec.errors import ModelError
-from shadowspec.scoring import Scorer
+from shadowspec.quality.contracts import judge
+from shadowspec.quality.custom_scores import Scorer
 from shadowspec.types import (
     ArmTiming,
     Block,
@@ -115,7 +115,7 @@ class FakeEngine:
         text = json.dumps({"offset": prompt.key.offset})
         drafted_text = text[:-1] if next(draws) < self.cut_rate else text
         scorer = self.scorers.get(block.endpoint, Scorer())
-        (scores,) = scorer.paired([text], [drafted_text])
+        (scores,) = scorer.score_pairs([text], [drafted_text])
         finish_reason = "length" if length == prompt.sampling.max_tokens else "stop"
         flags = _flags(prompt, text, drafted_text, finish_reason)
         return Run(

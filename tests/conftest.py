@@ -5,8 +5,10 @@ A service that cannot be started fails the tests that need it: nothing is skippe
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
+import shutil
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +21,8 @@ import slipcover
 import sqlalchemy
 from sqlalchemy import NullPool, make_url
 
-from shadowspec.store import Store, schema
+from shadowspec.store import Store
+from shadowspec.store.admin import schema
 from tests.kafka_server import KafkaServer, kafka_server
 from tests.kafka_topics import Topics
 from tests.services import postgres_server
@@ -31,21 +34,46 @@ if hasattr(slipcover.Slipcover, "deinstrument_seen"):  # Python 3.11; later ones
 
 # No example has a deadline: how long one takes says more of what else the machine does than of the code.
 hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.register_profile("all", deadline=None)  # `make test-all`: as many examples as each test names
 hypothesis.settings.load_profile("tests")
 # `pytest --hypothesis-profile=long`: for as long as one lets it run (see `make fuzz`).
 hypothesis.settings.register_profile(
     "long", max_examples=10_000_000, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
+EXAMPLES = 25  # of a property in `make test`
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on real servers and processes are tried a second time, and the summary shows why; slow files go first."""
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by the marker `all`
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to `make test-all` what a matrix holds besides its representatives; slow files go first."""
+    has_all_examples = config.getoption("hypothesis_profile") is not None
+    missing: dict[str, set[str]] = {}
     for item in items:
-        if item.get_closest_marker("integration") is not None:
-            item.add_marker(pytest.mark.flaky(reruns=1))
+        if not isinstance(item, pytest.Function):
+            continue
+        if not has_all_examples:
+            _limit_examples(item)
+        if (representative := item.get_closest_marker("representative")) is None:
+            continue
+        if item.callspec.id not in representative.args:
+            item.add_marker("all")
+        unseen = missing.setdefault(item.nodeid.partition("[")[0], set(representative.args))
+        unseen.discard(item.callspec.id)
+    if any(missing.values()) and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"no such cases are there to represent a matrix: {missing}")
     # Files with slow tests come first, so that no process is left with one when the others are done.
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def _limit_examples(item: pytest.Function) -> None:
+    """Let a property test try at most EXAMPLES examples."""
+    function = getattr(item.obj, "__func__", item.obj)
+    if not hypothesis.is_hypothesis_test(function):
+        return
+    current = function._hypothesis_internal_use_settings
+    if current.max_examples > EXAMPLES:
+        function._hypothesis_internal_use_settings = hypothesis.settings(current, max_examples=EXAMPLES)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -67,6 +95,21 @@ if not Path("/dev/nvidiactl").exists():
 
 WITH_KAFKA = ("kafka", "faults")
 DIALECTS = ("sqlite", pytest.param("postgres", marks=pytest.mark.integration))
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder filled by the first process of this run that asks for it; all processes read it or copy it."""
+    own = factory.getbasetemp()
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder = root / f"once-{name}"
+    with (root / f"once-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            unfinished = root / f"once-{name}.{uuid.uuid4().hex}"
+            unfinished.mkdir()
+            make(unfinished)
+            unfinished.rename(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -105,6 +148,14 @@ def migrated_postgres(postgres_url: str) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database file that the tests copy and never touch."""
+    path = tmp_path_factory.mktemp("migrated") / "shadowspec.db"
+    schema.upgrade(f"sqlite:///{path}")
+    return path
+
+
 @pytest.fixture(params=DIALECTS)
 def blank_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """URL of a database without tables, on each dialect in turn."""
@@ -122,9 +173,9 @@ def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cal
 
         def make(dialect: str) -> str:
             if dialect == "sqlite":
-                url = f"sqlite:///{tmp_path / uuid.uuid4().hex}.db"
-                schema.upgrade(url)
-                return url
+                path = tmp_path / f"{uuid.uuid4().hex}.db"
+                shutil.copyfile(request.getfixturevalue("migrated_sqlite"), path)
+                return f"sqlite:///{path}"
             server, template = (request.getfixturevalue(name) for name in ("postgres_url", "migrated_postgres"))
             return stack.enter_context(temporary_database(server, template))
 

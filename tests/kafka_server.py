@@ -17,11 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services import ServiceMissingError, free_port, is_listening
+from tests.services import PATIENCE_S, ServiceMissingError, free_port, is_listening
 
 VERSION = "4.1.0"
-START_TIMEOUT_S = 120  # a start takes 5 s on an idle core; a machine busy with other tests takes ten times as long
-STOP_TIMEOUT_S = 60
 CLUSTER_ID = "c2hhZG93c3BlYy10ZXN0cw"  # 16 bytes in base64, as Kafka wants it
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 USER, PASSWORD = "mirror-reader", "correct-horse-battery"  # of the listener SASL_SSL
@@ -117,7 +115,7 @@ class KafkaServer:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder,
                 start_new_session=True,  # Ctrl-C in the terminal is for the tests
             )  # fmt: skip
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while not all(is_listening(port) for port in self._ports.values()) or not self._serves():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise ServiceMissingError(f"Kafka did not start:\n{self.log[-4000:]}")
@@ -159,7 +157,7 @@ class KafkaServer:
             return
         process.send_signal(number)
         try:
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -17,8 +17,8 @@ from typing import Any, Self
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 
 from shadowspec.tap.kafka.client import DIRECT
+from tests.services import PATIENCE_S
 
-READ_TIMEOUT_S = 60
 KCAT_TIMEOUT_S = 30  # it waits for a leader without a word, for as long as there is none
 # What kcat says of a broker that is not ready yet.
 PASSING = (
@@ -74,7 +74,7 @@ class Topics:
 
     def create_again(self, name: str, partitions: int) -> None:
         """Create a topic that was just deleted, as soon as the broker lets us."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 self.create(partitions, name=name)
@@ -107,7 +107,7 @@ class Topics:
                 for m in messages
             ]  # fmt: skip
             producer.flush()
-            found = [future.get(timeout=30) for future in sent]
+            found = [future.get(timeout=PATIENCE_S) for future in sent]
             return [(metadata.partition, metadata.offset) for metadata in found]
         finally:
             producer.close()
@@ -130,7 +130,7 @@ def read_topic(bootstrap: str, topic: str, pattern: str = "%s", extra: Sequence[
     """Everything in a topic, one text per message in kcat's format."""
     arguments = ("-C", "-t", topic, "-e", "-q", "-o", "beginning", "-f", pattern + "\x1e", *extra)
     # kcat does not connect again: whatever it meets at a broker that has just started, or on a busy machine, ends it.
-    deadline = time.monotonic() + READ_TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             printed = kcat(bootstrap, *arguments)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_TIMEOUT_S = 60  # a cold start takes 2 s; a machine busy with a training run takes ten times as long
+PATIENCE_S = 900  # ends what hangs, on the slowest and busiest machine; no result depends on it
 DEBIAN_FOLDERS = Path("/usr/lib/postgresql")
 
 
@@ -72,7 +72,7 @@ class PostgresServer:
         self._control("--mode", mode, "stop")
 
     def _control(self, *arguments: object, log: Path | None = None) -> None:
-        wait = ("--pgdata", self._data, "--wait", "--timeout", START_TIMEOUT_S)
+        wait = ("--pgdata", self._data, "--wait", "--timeout", PATIENCE_S)
         _command(self._user, self._programs / "pg_ctl", *wait, *arguments, log=log)
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shadowspec.block_costs import CostSource, session_costs
+from shadowspec.planning.block_costs import CostSource, session_costs
 from shadowspec.types import BlockTime
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

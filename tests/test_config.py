@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,24 @@ from hypothesis import strategies as st
 
 from shadowspec.config import (
     Config,
+    DashboardSettings,
+    EngineSettings,
+    LiveSettings,
     config_template,
     find_config,
     load_config,
     load_hash_secret,
     policy_template,
 )
-from shadowspec.config.sections import LiveSection
+from shadowspec.config.dashboard import AccessSettings, Role
 from shadowspec.errors import ConfigError
-from shadowspec.gate.guard_policy import GuardPolicy
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.servers.live_settings import LiveSource
+from shadowspec.live.metric_names import LiveSource
+from shadowspec.scheduler.settings import ScheduleSettings
 from shadowspec.servers.settings import ServerSettings, Waits
 from shadowspec.tap.endpoints import Load, MatchRule
 from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
+from shadowspec.types.live import GuardPolicy
 
 ENDPOINT = """
 [endpoints.chat]
@@ -94,19 +99,23 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     commented = re.compile(r"(?m)^# (?=\[{1,2}[a-z]|[a-z_]+ = )")
     shown = load(tmp_path, commented.sub("", template))
     plain = load(tmp_path, template)
-    assert (shown.engine, shown.database_url) == (plain.engine, plain.database_url)
+    assert shown.database_url == plain.database_url
     assert [c.name for c in shown.endpoints["chat"].candidates] == ["draft-k4", "ngram-k4", "suffix-k8", "eagle-k4"]
     assert shown.endpoints["chat"].candidates[0] == plain.endpoints["chat"].candidates[0]
+    assert shown.engine == EngineSettings()
+    plain_dashboard = replace(shown.dashboard, price_per_gpu_hour=None, data_note=None, access=AccessSettings())
+    assert plain_dashboard == DashboardSettings()
+    assert (shown.dashboard.access.local_role, shown.dashboard.access.roles.claim) == (Role.VIEWER, "email")
+    assert replace(shown.schedule, jobs={}, receivers={}) == ScheduleSettings()
     servers = shown.endpoints["served"].servers
     assert servers is not None
-    assert (servers.waits, servers.max_attempts, servers.reachable_within_s) == (Waits(), 3, 60.0)
-    assert servers.score_logprobs == 20
+    own = ServerSettings(*servers.roots, servers.model, servers.device, servers.dtype)
+    assert replace(servers, api_key_variable=None, ca_file=None, max_model_len=None) == own
     live = shown.endpoints["chat"].live
     assert live is not None
-    plain_live = LiveSection(metrics_urls=list(live.source.urls))
-    assert (live.interval_s, live.source.timeout_s) == (plain_live.interval_s, plain_live.timeout_s)
-    assert (live.guard.scored_drafts, live.guard.run_length) == (plain_live.scored_drafts, plain_live.run_length)
-    assert live.source.engine == plain_live.engine
+    source = LiveSource(live.source.urls, live.source.model)
+    plain_source = replace(live.source, api_key_variable=None, ca_file=None)
+    assert replace(live, source=plain_source) == LiveSettings(source)
     suffix = shown.endpoints["chat"].candidates[2]
     assert suffix == SpeculationConfig("suffix-k8", suffix.target, None, "suffix", 8, VerifyRule.GREEDY_DRAFT)
 
@@ -255,7 +264,7 @@ def test_live(tmp_path: Path) -> None:
     found = load(tmp_path, text + "engine = 'sglang'\nrun_length = 500\nca_file = 'ca.pem'\n").endpoints["chat"].live
     assert found is not None
     assert found.source == LiveSource(
-        "sglang", ("http://a:8000/metrics", "https://b.example/m"), "m", ca_file=Path("ca.pem")
+        ("http://a:8000/metrics", "https://b.example/m"), "m", "sglang", ca_file=Path("ca.pem")
     )
     assert found.source.replicas == ("a:8000/metrics", "b.example/m")
     assert found.guard == GuardPolicy("first_position_acceptance_rate", 256, 500, num_replicas=2)
@@ -339,7 +348,7 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (ENDPOINT.replace("[[", "serving_engine = '  '\n[[", 1), "serving_engine: names one engine, such as vllm"),
         (ENDPOINT.replace("[[", "serving_engine = 'vllm sglang'\n[[", 1), "serving_engine: names one engine"),
         ("[gate]\nserving_engine = 'vllm'\n", "gate.serving_engine: is not a known key; it stands in [endpoints.NAME]"),
-        ("endpoints = 3\n", "endpoints: should be a valid dictionary"),
+        ("endpoints = 3\n", "endpoints: must be a table"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, wanted: str) -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.contracts import fits, is_sql, judge, keeps, require_sql
 from shadowspec.errors import ConfigError
-from shadowspec.tool_calls import ToolCall
+from shadowspec.quality.contracts import fits, is_sql, judge, keeps, require_sql
+from shadowspec.quality.tool_calls import ToolCall
 from shadowspec.types import Contract, OutputContract, Validity
 
 WEATHER: dict[str, Any] = {

@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.cost_model import (
-    CostSurface,
-    Drafts,
-    amdahl,
-    expected_tokens,
-    operations_factor,
-    target_passes_saved,
-    walltime_gain,
-)
 from shadowspec.engine.replay.law import StepChances, step_law
 from shadowspec.errors import InputError
+from shadowspec.planning.cost_model import CostSurface, Drafts, target_passes_saved
 from shadowspec.types import Place, StepCost
 
 # Leviathan et al. 2211.17192, table 1 (c = 0): acceptance, gamma, operations, speed.
@@ -35,21 +27,41 @@ T5_XXL = [
 END_TO_END = {0.50: 1.22, 0.70: 1.41, 0.85: 1.56, 0.95: 1.67}
 
 
+def expected_tokens(acceptance: float, num_speculative_tokens: int) -> float:
+    """Tokens per step where each drafted token is accepted with this chance, whatever came before.
+
+    (1 - a^(K + 1)) / (1 - a), equation 1 of Leviathan et al.
+    """
+    return float(sum(acceptance**position for position in range(num_speculative_tokens + 1)))
+
+
+def bound_by_memory(depth: int, draft: float, prefill: float = 0.0) -> CostSurface:
+    """A step of the target costs 1 however many tokens it scores, and all drafts of a step cost `draft`."""
+    return CostSurface(StepCost(1, k, 128, prefill, draft if k else 0.0, 1.0, 0.0) for k in (0, depth))
+
+
 @pytest.mark.parametrize(("acceptance", "gamma", "operations", "speed"), TABLE_1)
 def test_leviathans_first_table(acceptance: float, gamma: int, operations: float, speed: float) -> None:
-    assert walltime_gain(acceptance, gamma, 0.0) == pytest.approx(speed, abs=0.006)
-    assert operations_factor(acceptance, gamma, 0.0) == pytest.approx(operations, abs=0.006)
+    length = expected_tokens(acceptance, gamma)
+    found = length / bound_by_memory(gamma, 0.0).break_even_length(Place(1, gamma, 128))
+    assert found == pytest.approx(speed, abs=0.006)
+    assert (gamma + 1) / length == pytest.approx(operations, abs=0.006)
 
 
 @pytest.mark.parametrize(("gamma", "acceptance", "cost", "expected"), T5_XXL)
 def test_leviathans_expected_gains(gamma: int, acceptance: float, cost: float, expected: float) -> None:
-    assert walltime_gain(acceptance, gamma, cost) == pytest.approx(expected, abs=0.07)  # its inputs are rounded
+    break_even = bound_by_memory(gamma, gamma * cost).break_even_length(Place(1, gamma, 128))
+    speedup = expected_tokens(acceptance, gamma) / break_even
+    assert speedup == pytest.approx(expected, abs=0.07)  # its inputs are rounded
 
 
 @pytest.mark.parametrize(("acceptance", "throughput"), END_TO_END.items())
 def test_an_end_to_end_simulator_is_fitted(acceptance: float, throughput: float) -> None:
     """Decode share .55, K = 4 and a step that costs 1.30 baseline steps are fitted to the four figures together."""
-    assert amdahl(expected_tokens(acceptance, 4) / 1.30, 0.55) == pytest.approx(throughput, abs=0.03)
+    num_steps = 100
+    costs = [StepCost(1, k, c, num_steps * 0.45 / 0.55, 0.3 if k else 0.0, 1.0, 0.0) for k in (0, 4) for c in (1, 999)]
+    speedup = CostSurface(costs).end_to_end_speedup(expected_tokens(acceptance, 4), Place(1, 4, 128), num_steps + 1)
+    assert speedup == pytest.approx(throughput, abs=0.03)
 
 
 @settings(max_examples=25)
@@ -86,7 +98,6 @@ def test_what_acceptance_is_worth() -> None:
     own, place = surface(), Place(4, 4, 128)
     base, step = cost(4, 0, 128).step_ms, cost(4, 4, 128).step_ms
     assert own.break_even_length(place) == pytest.approx(step / base)
-    assert own.decode_speedup(own.break_even_length(place), place) == pytest.approx(1.0)
     plain = cost(4, 0, 128).prefill_ms + 99 * cost(4, 0, 178).step_ms  # half of the output later
     drafted = cost(4, 4, 128).prefill_ms + 99 / 2.5 * cost(4, 4, 178).step_ms
     assert own.end_to_end_speedup(2.5, place, 100) == pytest.approx(plain / drafted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shadowspec.engine_names import is_measured_on, parse_engines
+from shadowspec.types.engine_names import is_measured_on, parse_engines
 
 IN_PROCESS = "shadowspec-torch/0.1.0 torch/2.13.0+cu130 transformers/5.23.0"
 

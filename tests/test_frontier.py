@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.cost_model import CostSurface, expected_tokens
 from shadowspec.errors import InputError
-from shadowspec.frontier import Choice, Drafting, Length, Work, crossings, frontier, gain
+from shadowspec.planning.cost_model import CostSurface
+from shadowspec.planning.frontier import Choice, Drafting, Length, Work, crossings, frontier, gain
 from shadowspec.types import StepCost
+from tests.test_cost_model import expected_tokens
 
 WORK = Work(num_prompt_tokens=200.0, num_output_tokens=100.0)
 LOADS = (1, 4, 16, 64)

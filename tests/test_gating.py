@@ -12,9 +12,11 @@ import pytest
 
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import EndpointEvidence, decide_endpoint, endpoint_sequences, run_gate
-from shadowspec.store import Store, schema
+from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.store import Store
+from shadowspec.store.admin import schema
 from shadowspec.types import Block, BlockResult, Decision, PairedScore, RecordKey, Verdict
+from tests.gate.oracle import EndpointEvidence, decide_endpoint, endpoint_sequences
 from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, World, noisy_run, run_of
 from tests.store.saving import save_block, save_records
 
@@ -51,14 +53,14 @@ def test_the_endpoint_folds_its_slices_blocks_and_is_one_of_its_hypotheses() -> 
     assert list(decisions) == ["", *SLICES]
     assert decisions[""].num_blocks == sum(decisions[name].num_blocks for name in SLICES)
     assert decisions[""].num_clusters == sum(decisions[name].num_clusters for name in SLICES)
-    assert {decision.details["level"] for decision in decisions.values()} == {0.05 / 3 / 2}
+    assert {decision.level for decision in decisions.values()} == {0.05 / 3 / 2}
     assert all(decision.verdict is Verdict.ENABLE for decision in decisions.values())
 
 
 def test_levels_run_out_in_the_order_of_entry() -> None:
     world = World(160, slices=SLICES, make_run=noisy_run())
     decisions = decided(world.evidence(), policy=replace(POLICY, max_hypotheses=2))
-    assert decisions[""].details["level"] == decisions[SLICES[0]].details["level"] == 0.0125
+    assert decisions[""].level == decisions[SLICES[0]].level == 0.0125
     assert decisions[SLICES[1]].reason_code == "no_level_left"
 
 
@@ -68,7 +70,7 @@ def test_a_level_once_given_is_kept_whatever_the_policy_and_the_order_say_later(
     swapped = replace(evidence, records=[replace(r, event_time=START) for r in evidence.records])
     second = decided(swapped, list(first.values()), replace(POLICY, max_hypotheses=50))
     for name in ("", SLICES[0]):
-        assert second[name].details["level"] == first[name].details["level"]
+        assert second[name].level == first[name].level
     assert second[SLICES[1]].reason_code == "no_level_left"
 
 
@@ -76,7 +78,7 @@ def test_clips_stay_as_they_were_at_entry() -> None:
     evidence = World(60, make_run=noisy_run()).evidence()
     first = decided(evidence, policy=replace(POLICY, log_speedup_clip=0.5))
     second = decided(evidence, list(first.values()), replace(POLICY, log_speedup_clip=0.9))
-    assert next(t for t in second[""].tests if t.name == "speedup").details["log_speedup_clip"] == 0.5
+    assert next(t for t in second[""].tests if t.name == "speedup").figures["log_speedup_clip"] == 0.5
 
 
 def test_a_second_gate_over_the_same_rows_sees_the_same_evidence() -> None:
@@ -93,7 +95,7 @@ def test_few_clusters_have_not_entered() -> None:
         "too_few_clusters",
         4,
     )
-    assert decision.details["level"] is None
+    assert decision.level is None
 
 
 def test_open_clusters_wait_until_the_input_ends() -> None:
@@ -131,7 +133,7 @@ def test_looks_as_evidence_grows_agree_with_one_look_at_the_end() -> None:
         standing = list(looked.values())
     at_once = decided(whole)
     for name in ("", *SLICES):
-        assert looked[name].details["level"] == at_once[name].details["level"]
+        assert looked[name].level == at_once[name].level
         assert looked[name].tests == at_once[name].tests
 
 
@@ -190,9 +192,7 @@ def test_the_gate_over_a_store_decides_what_it_decides_over_rows(store: Store) -
     assert decisions == list(decided(evidence).values())
     assert store.latest_decisions(ENDPOINT) == sorted(decisions, key=lambda d: d.slice_key)
     again = run_gate(store, {ENDPOINT: POLICY}, input_ended=True, now=START + timedelta(hours=1))
-    assert [(d.verdict, d.details["verdict_since"]) for d in again] == [
-        (d.verdict, d.details["verdict_since"]) for d in decisions
-    ]
+    assert [(d.verdict, d.verdict_since) for d in again] == [(d.verdict, d.verdict_since) for d in decisions]
     assert [d.tests for d in again] == [d.tests for d in decisions]
 
 
@@ -208,7 +208,7 @@ def test_scores_of_both_arms_go_through_the_store_to_their_guardrail(
     assert (whole.verdict, whole.reason_code == "guardrail") == (verdict, verdict is Verdict.HOLD)
     score = next(test for test in whole.tests if test.name == "score")
     assert score.estimate == pytest.approx(change)
-    assert score.details["num_missing"] == 0
+    assert score.betting.num_missing == 0
 
 
 def test_two_gates_at_once_give_the_evidence_of_one(store: Store) -> None:
@@ -225,4 +225,4 @@ def test_two_gates_at_once_give_the_evidence_of_one(store: Store) -> None:
         thread.join()
     assert len(results) == 2
     assert [d.tests for d in results[0]] == [d.tests for d in results[1]]
-    assert [d.details["level"] for d in results[0]] == [d.details["level"] for d in results[1]]
+    assert [d.level for d in results[0]] == [d.level for d in results[1]]

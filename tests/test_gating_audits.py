@@ -7,12 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shadowspec.gate.audit import AuditState
-from shadowspec.gate.overrides import effective_decisions
+from shadowspec.gate.audit.difference import AuditState
+from shadowspec.gate.audit.run import AUTHOR, CellAudit, fold_units, run_audits
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.rollout_policy import RolloutPolicy
-from shadowspec.gating.audits import AUTHOR, CellAudit, folded, run_audits
-from shadowspec.reports.period.model import GATE_DONE
+from shadowspec.gate.verdict.effective_decisions import effective_decisions
+from shadowspec.reports.period.period_model import GATE_DONE
+from shadowspec.rollout import endpoint_run as app_gate
+from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler import gates
 from shadowspec.store import Store
 from shadowspec.types import AuditedRun, AuditedUnit, Clearing, RecordKey, Stage, Verdict
@@ -61,7 +62,7 @@ def test_in_pieces_it_comes_to_the_same(measured: Store) -> None:
     run_audits(measured, "chat", examples.NOON)
     expected = [8.0] * 6 + [9.5] * 6
     runs = [AuditedRun(RecordKey("file", 0, line), "fp", 21, 9, each) for line, each in enumerate(expected)]
-    at_once = folded({}, [AuditedUnit(CODE, run) for run in runs], examples.NOON)
+    at_once = fold_units({}, [AuditedUnit(CODE, run) for run in runs], examples.NOON)
     found = cells(run_audits(measured, "chat", examples.NOON))
     assert set(found) == {"", CODE}
     for (slice_key, _), state in at_once.items():
@@ -70,6 +71,7 @@ def test_in_pieces_it_comes_to_the_same(measured: Store) -> None:
         assert found[slice_key].log_fewer == pytest.approx(state.log_fewer)
 
 
+@pytest.mark.representative("sqlite")
 def test_an_alarm_holds_what_stands_until_an_operator_clears_it(measured: Store) -> None:
     measured.append_decisions([replace(examples.decision(Verdict.ENABLE), slice_key=name) for name in (CODE, CHAT)])
     save(measured, 0, 150, 9.0, CHAT)
@@ -104,9 +106,9 @@ def test_a_scheduled_gate_audits_before_it_moves_rollouts(measured: Store, monke
     save(measured, 0, 60, 2.0, "")
     measured.append_decisions([replace(examples.decision(Verdict.ENABLE), decided_at=datetime.now(UTC))])
     measured.append_rollouts([examples.rollout()])
-    monkeypatch.setattr(gates, "run_gate", lambda *_: [])
-    policies = gates.GatePolicies({"chat": GatePolicy()}, {"chat": RolloutPolicy()})
-    assert gates.run_gates(measured, policies) == GATE_DONE
+    monkeypatch.setattr(app_gate, "run_gate", lambda *_, **__: [])
+    policies = app_gate.GatePolicies({"chat": GatePolicy()}, {"chat": RolloutPolicy()})
+    assert gates.run_measured_gates(measured, policies) == GATE_DONE
     assert [record.override.author for record in measured.overrides()] == [AUTHOR]
     (rollout,) = measured.rollouts("chat")
     assert rollout.stage is Stage.SHADOW

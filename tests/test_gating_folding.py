@@ -15,10 +15,15 @@ from sqlalchemy import create_engine, event, text
 
 from shadowspec.errors import InputError, NoDataError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import EndpointEvidence, decide_endpoint, explain, run_gate, spans
+from shadowspec.gate.run import fold_spans as spans
+from shadowspec.gate.run.explain import explain
+from shadowspec.gate.run.gate_run import EndpointGate, run_gate
+from shadowspec.gate.run.ports import GateSession
 from shadowspec.store import Store
-from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, StoredRecord
+from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, StoredRecord, TestState
+from shadowspec.types.decision_documents import stored_details
 from tests.gate.feeding import Feed, assert_same_decisions
+from tests.gate.oracle import EndpointEvidence, decide_endpoint
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run, record_of, run_of
 
 pytestmark = pytest.mark.slow  # all of them together
@@ -79,9 +84,9 @@ def test_look_after_look_decides_what_all_rows_at_once_decide(store: Store) -> N
         assert [d.tests for d in again] == [d.tests for d in decided], "a look without news changes nothing"
         at_once.look(feed.so_far(), ended=is_last, hours=hours)
     assert decided[0].verdict.value == "ENABLE"
-    assert decided[0].details["num_lost"] == 6
-    assert decided[0].details["num_failed"] == 10
-    assert decided[0].details["newest_record"] is not None
+    assert decided[0].evidence.num_lost == 6
+    assert decided[0].evidence.num_failed == 10
+    assert decided[0].evidence.newest_record is not None
 
 
 def test_a_backlog_is_folded_in_parts_and_gives_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +111,7 @@ def test_a_look_without_news_reads_no_rows_and_no_traffic(store: Store) -> None:
     def keep(_connection: object, _cursor: object, statement: str, *_: object) -> None:
         sent.append(statement)
 
-    event.listen(store._engine, "before_cursor_execute", keep)
+    event.listen(store.engine, "before_cursor_execute", keep)
     read = re.compile(r"FROM (records|runs|blocks|block_memory|rollups)\b")
     gate(store)
     assert {name for statement in sent for name in read.findall(statement)} == {
@@ -143,7 +148,7 @@ def test_late_records_are_counted_and_never_enter(store: Store) -> None:
     )
     feed.write([late], set())
     after = gate(store)[0]
-    assert (after.details["num_late"], before.details["num_late"]) == (1, 0)
+    assert (after.evidence.num_late, before.evidence.num_late) == (1, 0)
     assert after.num_clusters == before.num_clusters
 
 
@@ -160,10 +165,10 @@ def test_records_that_come_out_of_order_hold_what_else_would_be_decided(store: S
         ]
         feed.write([replace(record, counter=FunnelCounter.SAMPLED_OUT) for record in missed], set())
         found.append(gate(store, policy)[0])
-    assert [decision.details["num_left_out"] for decision in found] == [0, 0, 60, 100]
+    assert [decision.evidence.num_left_out for decision in found] == [0, 0, 60, 100]
     assert [decision.reason_code for decision in found] == ["min_span", "min_span", "min_span", "late_data"]
     num_members = 3 * found[-1].num_clusters
-    assert found[-1].details["late_share"] == pytest.approx(100 / (num_members + 100))
+    assert found[-1].evidence.late_share == pytest.approx(100 / (num_members + 100))
     for decision in found:
         assert decision.decision_id is not None
         assert explain(store, decision.decision_id).differences == ()
@@ -186,9 +191,33 @@ def test_keys_that_dominate_at_entry_are_cut_and_everything_is_folded_anew(store
         feed.write([r for r in bot if start * 16 <= r.key.offset < stop * 16], set())
         decided = gate(store, policy)
         assert_same_decisions(decided, at_once.look(feed.so_far(), ended=False))
-    assert decided[0].details["num_dominant_keys"] == 1
+    assert decided[0].evidence.num_dominant_keys == 1
     assert total(store, "evidence_keys", "key LIKE 'session:bot@%'") > 0
     assert count(store, "folds WHERE begins IS NOT NULL AND fold_id > 1") >= 1
+
+
+def test_keys_that_dominate_are_cut_where_their_slice_enters_in_the_first_fold_of_all(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backlog: nothing is folded yet to go on from."""
+    world = World(40, make_run=noisy_run(), untimed=0).evidence()
+    bot = [
+        replace(
+            record_of(i, at_s=5.0 * i, session="bot", counter=FunnelCounter.SAMPLED_OUT), key=RecordKey("file", 3, i)
+        )
+        for i in range(400)
+    ]
+    feed = Feed(store, world)
+    feed.write_blocks(0, 40)
+    feed.write(bot, set())
+    num_steps, step = itertools.count(1), EndpointGate.step
+
+    def counted(own: EndpointGate, session: GateSession) -> None:
+        assert next(num_steps) <= 3, "the same fold again and again"
+        step(own, session)
+
+    monkeypatch.setattr(EndpointGate, "step", counted)
+    assert gate(store)[0].evidence.num_dominant_keys == 1
 
 
 def test_a_changed_policy_folds_anew_what_has_not_entered_and_leaves_what_has(store: Store) -> None:
@@ -196,12 +225,12 @@ def test_a_changed_policy_folds_anew_what_has_not_entered_and_leaves_what_has(st
     feed = Feed(store, world)
     feed.write_blocks(0, 60)
     first = {d.slice_key: d for d in gate(store, ended=True)}
-    assert first[SLICES[0]].details["level"] is not None
-    assert first[SLICES[1]].details["level"] is None
+    assert first[SLICES[0]].level is not None
+    assert first[SLICES[1]].level is None
     changed = replace(POLICY, log_speedup_clip=0.5, max_requests_per_cluster=4)
     second = {d.slice_key: d for d in gate(store, changed, ended=True)}
     clip = {
-        name: next(t for t in d.tests if t.name == "speedup").details["log_speedup_clip"] for name, d in second.items()
+        name: next(t for t in d.tests if t.name == "speedup").figures["log_speedup_clip"] for name, d in second.items()
     }
     assert clip == {"": POLICY.log_speedup_clip, SLICES[0]: POLICY.log_speedup_clip, SLICES[1]: 0.5}
     assert second[""].tests[0].num_units == first[""].tests[0].num_units
@@ -250,7 +279,7 @@ def test_evidence_of_another_version_is_folded_anew(store: Store, table: str) ->
 def _age(store: Store, table: str) -> None:
     """As if the table's documents had been written by a version that knew other fields."""
     old = """'{"version": 0}'"""
-    kind = "json" if store._engine.dialect.name == "postgresql" else "text"
+    kind = "json" if store.engine.dialect.name == "postgresql" else "text"
     execute(store, f"UPDATE {table} SET document = CAST({old} AS {kind})")
 
 
@@ -335,6 +364,7 @@ def test_keys_are_dropped_once_they_may_begin_anew(store: Store) -> None:
 # Explanations.
 
 
+@pytest.mark.representative("postgres")
 def test_every_decision_is_recomputed_to_the_same_numbers(store: Store) -> None:
     """Before and after entry, under a changed threshold, where tests restarted, and after an ENABLE."""
     shocks = np.random.default_rng(5).standard_normal(200)
@@ -358,7 +388,7 @@ def test_every_decision_is_recomputed_to_the_same_numbers(store: Store) -> None:
         explanation = explain(store, decision_id)
         assert explanation.differences == ()
         assert explanation.num_figures > 100
-        restarted += any(t.details.get("merged_units") == 4 for t in explanation.recomputed.tests)
+        restarted += any(t.state == TestState(t.state.start_unit, 4) for t in explanation.recomputed.tests if t.state)
     assert made == 15
     assert restarted > 0
     assert explanation.num_folds == 5
@@ -369,7 +399,7 @@ def test_a_decision_that_was_tampered_with_is_told(store: Store) -> None:
     feed = Feed(store, World(20, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 20)
     gate(store)
-    on_postgres = "postgres" in str(store._engine.url)
+    on_postgres = "postgres" in str(store.engine.url)
     off, on = (
         ("ALTER TABLE test_snapshots DISABLE TRIGGER USER", "ALTER TABLE test_snapshots ENABLE TRIGGER USER")
         if on_postgres
@@ -380,6 +410,15 @@ def test_a_decision_that_was_tampered_with_is_told(store: Store) -> None:
     execute(store, on)
     assert [difference.name for difference in explain(store, 1).differences] == ["speedup.lower"]
     assert explain(store, 2).differences == ()
+
+
+def test_a_level_that_its_share_does_not_give_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = "shadowspec.store.row_values.stored_details"
+    monkeypatch.setattr(wrong, lambda own: stored_details(own) | {"level": 0.04})
+    feed = Feed(store, World(30, make_run=noisy_run()).evidence())
+    feed.write_blocks(0, 30)
+    assert gate(store)[0].run is not None
+    assert [difference.name for difference in explain(store, 1).differences] == ["details.level"]
 
 
 def test_what_cannot_be_explained_says_why(store: Store) -> None:
@@ -408,7 +447,7 @@ def test_a_decision_after_everything_was_folded_anew_is_explained_from_there(sto
 
 
 def execute(store: Store, statement: str) -> None:
-    engine = create_engine(store._engine.url)
+    engine = create_engine(store.engine.url)
     with engine.begin() as connection:
         connection.execute(text(statement))
     engine.dispose()
@@ -419,7 +458,7 @@ def count(store: Store, what: str) -> int:
 
 
 def total(store: Store, what: str, figure: str) -> int:
-    engine = create_engine(store._engine.url)
+    engine = create_engine(store.engine.url)
     with engine.connect() as connection:
         figure = f"CASE WHEN {figure} THEN 1 ELSE 0 END" if "LIKE" in figure else figure
         found = connection.execute(text(f"SELECT coalesce(sum({figure}), 0) FROM {what}")).scalar_one()
@@ -441,9 +480,9 @@ def test_a_level_once_given_is_kept_where_clusters_are_open_again(store: Store) 
     first = gate(store, replace(POLICY, max_hypotheses=2), ended=True)
     changed = replace(POLICY, max_hypotheses=2, margin=0.06)
     again = gate(store, changed, ended=False)
-    assert [d.details["num_closed_clusters"] for d in again] == [0, 0, 0], "all of it was folded anew, and is open"
-    assert [d.details.get("share") for d in again] == [d.details.get("share") for d in first] == [0.025, 0.025, None]
+    assert [d.evidence.num_closed_clusters for d in again] == [0, 0, 0], "all of it was folded anew, and is open"
+    assert [d.run and d.run.share for d in again] == [d.run and d.run.share for d in first] == [0.025, 0.025, None]
     assert explain(store, again[0].decision_id or 0).differences == ()
     feed.write_blocks(12, 24)
     last = gate(store, changed, ended=True)
-    assert [d.details.get("share") for d in last] == [0.025, 0.025, None]
+    assert [d.run and d.run.share for d in last] == [0.025, 0.025, None]

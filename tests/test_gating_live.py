@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,11 +9,11 @@ from itertools import pairwise
 
 import pytest
 
-from shadowspec.gate.guard_policy import GuardPolicy
-from shadowspec.gate.live import windows_to_alarm
-from shadowspec.gating.live import AUTHOR, alarm_words, take_scrapes, watch
+from shadowspec.live.guard import windows_to_alarm
+from shadowspec.live.watch import AUTHOR, alarm_words, take_scrapes, watch
 from shadowspec.store import Store
 from shadowspec.types import Buckets, Clearing, FailedScrape, LiveCounts, LiveScrape, Override, Verdict
+from shadowspec.types.live import GuardPolicy
 from tests.store import examples
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -31,9 +30,9 @@ def scrape(minutes: float, drafts: int, first: int, *, replica: str = "a", serie
 
 def enable(store: Store, at: datetime = NOW) -> None:
     store.save_fingerprints([examples.config()])
-    watched = json.dumps({"promises": {"drift_acceptance": [0.4, 1.0], "advisory_acceptance": [PROMISE, 1.0]}})
-    details = {"watch": watched, "verdict_since": at.isoformat()}
-    store.append_decisions([replace(examples.decision(Verdict.ENABLE), decided_at=at, details=details)])
+    watch = examples.watched(drift_acceptance=0.4, advisory_acceptance=PROMISE)
+    own = replace(examples.decision(Verdict.ENABLE), decided_at=at, verdict_since=at, watch=watch)
+    store.append_decisions([own])
 
 
 def fill(store: Store, rates: list[float], start: int = 0, drafts: int = 1_000) -> None:
@@ -159,7 +158,7 @@ def test_an_operators_order_that_was_cleared_wipes_out_no_evidence(store: Store)
 
 
 def test_every_replicas_newest_windows_are_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("shadowspec.gate.live", "shadowspec.gating.live"):
+    for module in ("shadowspec.live.guard", "shadowspec.live.watch"):
         monkeypatch.setattr(f"{module}.MAX_UNITS", 3)
     enable(store)
     for place in range(6):

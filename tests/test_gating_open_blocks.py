@@ -6,9 +6,10 @@ import random
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from shadowspec.gate.evidence.units import take_blocks
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import EndpointEvidence, decide_endpoint, explain, run_gate
-from shadowspec.gating.open_blocks import take
+from shadowspec.gate.run.explain import explain
+from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.store import Store
 from shadowspec.types import (
     Advance,
@@ -21,6 +22,7 @@ from shadowspec.types import (
     Span,
     WriteBatch,
 )
+from tests.gate.oracle import EndpointEvidence, decide_endpoint
 from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, block_of, record_of, run_of
 
 POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
@@ -112,11 +114,11 @@ def test_a_retired_consumer_is_named_and_can_be_forgotten(store: Store) -> None:
     fleet.write(1, 0, is_behind=True, consumer="retired")
     fleet.write(5, 1, is_behind=False)
     assert fleet.num_blocks() == 1
-    held_by = run_gate(store, {ENDPOINT: POLICY})[0].details["watermark_held_by"]
+    held_by = run_gate(store, {ENDPOINT: POLICY})[0].evidence.watermark_held_by
     assert str(held_by).startswith("consumer 'retired' in topic[0] stands at ")
     assert store.forget_consumer("retired", is_forced=True) == 1
     assert fleet.num_blocks() == 2
-    assert "watermark_held_by" not in run_gate(store, {ENDPOINT: POLICY})[0].details
+    assert run_gate(store, {ENDPOINT: POLICY})[0].evidence.watermark_held_by is None
 
 
 def test_blocks_enter_in_the_order_of_their_newest_events_whatever_they_take() -> None:
@@ -136,7 +138,7 @@ def test_blocks_enter_in_the_order_of_their_newest_events_whatever_they_take() -
             closed_by = min(unfinished) - timedelta(microseconds=1) if unfinished else at(1_000)
             new = [run for run in runs if run.block_id in ready - written]
             written |= ready
-            result = take(held, new, times, lambda _: 2, closed_by)
+            result = take_blocks(held, new, times, lambda _: 2, closed_by)
             held = {name: own for name, own in {**held, **result.begun}.items() if name not in result.entered}
             entered += sorted(result.entered, key=result.entered.__getitem__)
             assert entered == in_order[: len(entered)]

@@ -10,12 +10,13 @@ import sqlalchemy
 
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import endpoint_looks, run_gate, spans
-from shadowspec.gating.plans import plan_endpoint, plan_stored
-from shadowspec.gating.rehearsal import rehearse_gate
+from shadowspec.gate.run import fold_spans as spans
+from shadowspec.gate.run.gate_run import rehearse_gate, run_gate
+from shadowspec.planning.plans import plan_endpoint, plan_stored
 from shadowspec.store import Store
-from shadowspec.store.tables import metadata
+from shadowspec.store.table_definitions import metadata
 from tests.gate.feeding import Feed, assert_same_decisions
+from tests.gate.oracle import endpoint_looks
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
 
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
@@ -34,6 +35,7 @@ def everything(url: str) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.representative("sqlite")
 def test_a_rehearsal_decides_the_same_and_keeps_nothing(
     store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

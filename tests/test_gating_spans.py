@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.gating.spans import membership, merged, next_plan, without
+from shadowspec.gate.run.fold_spans import membership, merge_spans, next_plan, without
 from shadowspec.types import Span
 
 Offset = tuple[str, int, int]
@@ -25,7 +25,7 @@ def offsets(spans: Iterable[Span]) -> set[Offset]:
 
 @given(SPANS)
 def test_merging_keeps_the_offsets_and_leaves_gaps_between(spans: list[Span]) -> None:
-    found = merged(spans)
+    found = merge_spans(spans)
     assert offsets(found) == offsets(spans)
     assert sum(span.stop - span.start for span in found) == len(offsets(spans))
     ends = {(span.source, span.partition, span.stop) for span in found}
@@ -53,10 +53,10 @@ class Finished:
     def __init__(self, spans: list[Span]) -> None:
         self._spans = spans
 
-    def finished(self) -> list[Span]:
+    def finished_spans(self) -> list[Span]:
         return self._spans
 
-    def ended(self) -> frozenset[tuple[str, int]]:
+    def ended_places(self) -> frozenset[tuple[str, int]]:
         return frozenset({("file", 0)})
 
     def first_offset(self, span: Span) -> int | None:
@@ -65,12 +65,12 @@ class Finished:
 
 @given(SPANS, SPANS, st.integers(1, 20))
 def test_plans_take_every_offset_once_until_nothing_is_left(spans: list[Span], before: list[Span], limit: int) -> None:
-    cursors, taken = merged(before), 0
+    cursors, taken = merge_spans(before), 0
     while True:
         plan = next_plan(Finished(spans), cursors, limit)
         assert not offsets(plan.spans) & offsets(cursors)
         taken += len(offsets(plan.spans))
-        cursors = merged((*cursors, *plan.spans))
+        cursors = merge_spans((*cursors, *plan.spans))
         if not plan.unfinished:
             break
         assert plan.spans, "a plan that leaves something takes something"

@@ -13,13 +13,16 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import EndpointEvidence, decide_endpoint, endpoint_sequences, explain, run_gate
-from shadowspec.gating.traffic import current_traffic
-from shadowspec.gating.traffic_counts import TrafficCounts
-from shadowspec.gating.trials import current_configs, seen_fingerprints
-from shadowspec.store import Store, schema
+from shadowspec.gate.run.explain import explain
+from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.traffic_counts import TrafficCounts
+from shadowspec.gate.run.trial_levels import current_configs
+from shadowspec.store import Store
+from shadowspec.store.admin import schema
 from shadowspec.types import Block, BlockResult, Decision, FingerprintedConfig, FunnelCounter, Run, Verdict
+from shadowspec.types.decision_documents import shown_details
 from tests.gate.feeding import Feed
+from tests.gate.oracle import EndpointEvidence, current_traffic, decide_endpoint, endpoint_sequences, seen_fingerprints
 from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY, START, World, noisy_run
 from tests.store.saving import save_block, save_records
 
@@ -97,7 +100,7 @@ def test_a_slowdown_after_enable_is_found_over_rows_and_a_new_run_begins() -> No
     gate = Gate(World(900, make_run=changing((120, noisy_run()), (520, noisy_run(speedup=1.0)), (900, noisy_run()))))
     assert gate.own(120).verdict is Verdict.ENABLE
     watched = gate.own(140)
-    assert (watched.verdict, watched.details["drift_speedup_units"]) == (Verdict.ENABLE, 20)
+    assert (watched.verdict, watched.drift.detectors["speedup"].num_units) == (Verdict.ENABLE, 20)
     alarmed = gate.own(520)
     assert (alarmed.verdict, alarmed.reason_code, alarmed.num_blocks) == (Verdict.DISABLE, "drift", 520)
     fresh = gate.own(540)
@@ -107,7 +110,7 @@ def test_a_slowdown_after_enable_is_found_over_rows_and_a_new_run_begins() -> No
         20,
         80,
     )
-    assert fresh.details["level"] == pytest.approx(0.05 / 3 / 4)
+    assert fresh.level == pytest.approx(0.05 / 3 / 4)
     recovered = gate.own(900)
     assert (recovered.verdict, recovered.num_blocks) == (Verdict.ENABLE, 380)
 
@@ -118,10 +121,10 @@ def test_how_often_one_looks_does_not_change_what_the_detectors_say() -> None:
     often.own(120), seldom.own(120)
     for num_blocks in range(130, 220, 10):
         often.own(num_blocks)
-    one, other = often.own(220).details, seldom.own(220).details
-    assert one["drift_speedup_units"] == other["drift_speedup_units"] == 100
-    assert one["drift_speedup_log10"] == pytest.approx(other["drift_speedup_log10"])
-    assert one["drift_acceptance_log10"] == pytest.approx(other["drift_acceptance_log10"])
+    one, other = often.own(220).drift.detectors, seldom.own(220).drift.detectors
+    assert one["speedup"].num_units == other["speedup"].num_units == 100
+    assert one["speedup"].log10 == pytest.approx(other["speedup"].log10)
+    assert one["acceptance"].log10 == pytest.approx(other["acceptance"].log10)
 
 
 def test_detectors_live_on_after_the_last_cluster_that_may_enter() -> None:
@@ -153,9 +156,9 @@ def test_a_new_fingerprint_supersedes_the_old_verdict_within_the_same_share() ->
     for name in ("", *SLICES):
         old, fresh = second[name, CONFIG.fingerprint], second[name, OTHER.fingerprint]
         assert (old.verdict, old.reason_code) == (Verdict.HOLD, "changed_fingerprint")
-        assert (old.details["superseded_verdict"], old.details["superseded_by"]) == ("ENABLE", OTHER.fingerprint)
+        assert (old.supersession.verdict, old.supersession.by) == ("ENABLE", OTHER.fingerprint)
         assert (fresh.verdict, fresh.reason_code) == (Verdict.HOLD, "changed_fingerprint")
-        assert fresh.details["level"] == pytest.approx(0.05 / 3 / 4), "max_hypotheses is 3: there is no other share"
+        assert fresh.level == pytest.approx(0.05 / 3 / 4), "max_hypotheses is 3: there is no other share"
     third = gate.look(300)
     assert set(third) == {(name, OTHER.fingerprint) for name in ("", *SLICES)}, "a superseded row is written once"
     assert third["", OTHER.fingerprint].verdict is Verdict.ENABLE
@@ -171,8 +174,8 @@ def test_a_rollback_is_a_run_of_its_own() -> None:
     gate.look(140)
     back = gate.look(150)["", CONFIG.fingerprint]
     assert (back.verdict, back.reason_code, back.num_blocks) == (Verdict.HOLD, "changed_fingerprint", 10)
-    assert back.details["start_blocks"] == 120
-    assert back.details["level"] == pytest.approx(0.05 / 3 / 8)
+    assert back.run.start_blocks == 120
+    assert back.level == pytest.approx(0.05 / 3 / 8)
     assert gate.look(240)["", CONFIG.fingerprint].verdict is Verdict.ENABLE
 
 
@@ -189,7 +192,7 @@ def test_candidates_of_other_names_do_not_supersede_each_other() -> None:
     gate.whole = replace(gate.whole, runs=[*gate.whole.runs, *twins])
     found = gate.look(120)
     assert {decision.verdict for decision in found.values()} == {Verdict.ENABLE}
-    assert [key for key, own in found.items() if own.details["is_named"]] == [
+    assert [key for key, own in found.items() if own.composition.is_named] == [
         ("", CONFIG.fingerprint),
         (SLICES[0], CONFIG.fingerprint),
     ]
@@ -198,10 +201,10 @@ def test_candidates_of_other_names_do_not_supersede_each_other() -> None:
 def test_the_endpoint_shows_bounds_under_the_current_mix() -> None:
     gate = Gate(World(160, slices=SLICES, make_run=noisy_run()))
     found = {name: own for (name, _), own in gate.look(160).items()}
-    assert [found[name].details["traffic_share"] for name in SLICES] == [0.5, 0.5]
+    assert [found[name].traffic_share for name in SLICES] == [0.5, 0.5]
     lows = [next(t for t in found[name].tests if t.name == "speedup").lower or 0.0 for name in SLICES]
-    assert found[""].details["mix_speedup_lower"] == pytest.approx((lows[0] * lows[1]) ** 0.5)
-    assert found[""].details["mix_speedup_known_share"] == 1.0
+    assert found[""].composition.bounds["speedup"].lower == pytest.approx((lows[0] * lows[1]) ** 0.5)
+    assert found[""].composition.bounds["speedup"].known_share == 1.0
 
 
 def test_a_moved_mix_is_told_from_decay() -> None:
@@ -226,10 +229,10 @@ def test_a_moved_mix_is_told_from_decay() -> None:
         ],
     )
     assert gate.own(300).verdict is Verdict.ENABLE
-    details = gate.own(900).details
-    assert details["mix_has_shifted"] == 1
-    assert details["mix_part_acceptance"] == pytest.approx(-0.25 * 0.3, abs=0.01)
-    assert details["within_part_acceptance"] == pytest.approx(0.0, abs=0.02)
+    change = gate.own(900).composition.mix_change
+    assert change.has_shifted
+    assert change.rates["acceptance"].mix_part == pytest.approx(-0.25 * 0.3, abs=0.01)
+    assert change.rates["acceptance"].within_part == pytest.approx(0.0, abs=0.02)
 
 
 # Over a database, folding what is new at each look.
@@ -258,6 +261,7 @@ def save_new(store: Store, rows: EndpointEvidence, earlier: EndpointEvidence | N
             save_block(store, result, [records[run.key] for run in runs])
 
 
+@pytest.mark.representative("drift")
 @pytest.mark.parametrize("kind", ["drift", "fingerprint", "rollback"])
 def test_folding_what_is_new_decides_what_all_rows_decide(tmp_path: Path, kind: str) -> None:
     """Through an alarm and the run after it, a new fingerprint, and the old one's return: every figure the same."""
@@ -287,12 +291,13 @@ def test_folding_what_is_new_decides_what_all_rows_decide(tmp_path: Path, kind: 
                 same = wanted[own.slice_key, own.fingerprint]
                 assert (own.verdict, own.reason_code) == (same.verdict, same.reason_code)
                 assert (own.num_blocks, own.num_clusters) == (same.num_blocks, same.num_clusters)
-                assert own.details.keys() == same.details.keys()
-                for name, value in same.details.items():
+                details, others = shown_details(own), shown_details(same)
+                assert details.keys() == others.keys()
+                for name, value in others.items():
                     if isinstance(value, float):
-                        assert own.details[name] == pytest.approx(value, abs=1e-9), name
+                        assert details[name] == pytest.approx(value, abs=1e-9), name
                     elif name not in {"watch", "mix_reference"}:  # sums whose last digits depend on the order
-                        assert own.details[name] == value, name
+                        assert details[name] == value, name
                 codes.append(own.reason_code)
     assert {"all_tests_pass", "drift" if kind == "drift" else "changed_fingerprint"} <= set(codes)
 
@@ -353,6 +358,7 @@ def test_traffic_in_pieces_is_the_traffic_of_all_and_old_traffic_is_not_kept() -
     assert sum(pieces.window(None, span_s).requests.values()) == sum(at_once.window(None, span_s).measured.values()) > 0
 
 
+@pytest.mark.representative("sqlite")
 def test_clusters_beyond_the_cap_count_in_no_later_run(store: Store) -> None:
     """A rollback's run begins after all that the first one has passed, also where everything is folded anew."""
     new = with_fingerprint(noisy_run(), OTHER.fingerprint)
@@ -368,13 +374,13 @@ def test_clusters_beyond_the_cap_count_in_no_later_run(store: Store) -> None:
         return next(d for d in found if d.fingerprint == CONFIG.fingerprint and d.slice_key == "")
 
     first = look(0, 40)
-    assert (first.num_clusters, first.details["num_capped_clusters"]) == (100, 60)
-    assert look(40, 60).details["superseded_by"] == OTHER.fingerprint
+    assert (first.num_clusters, first.evidence.num_capped_clusters) == (100, 60)
+    assert look(40, 60).supersession.by == OTHER.fingerprint
     back = look(60, 90)
-    assert (back.details["start_clusters"], back.num_clusters) == (160, 100)
-    assert back.details["num_capped_clusters"] == 20
+    assert (back.run.start_clusters, back.num_clusters) == (160, 100)
+    assert back.evidence.num_capped_clusters == 20
     assert explain(store, back.decision_id or 0).differences == ()
-    engine = create_engine(store._engine.url)
+    engine = create_engine(store.engine.url)
     with engine.begin() as connection:
         kind = "json" if engine.dialect.name == "postgresql" else "text"
         connection.execute(text(f"""UPDATE evidence SET document = CAST('{{"version": 1}}' AS {kind})"""))
@@ -382,4 +388,4 @@ def test_clusters_beyond_the_cap_count_in_no_later_run(store: Store) -> None:
     again = look(0, 0)
     assert [test.estimate for test in again.tests] == [test.estimate for test in back.tests]
     assert (again.num_clusters, again.num_blocks) == (100, 30)
-    assert again.details["num_capped_clusters"] == 20
+    assert again.evidence.num_capped_clusters == 20

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.block_costs import CostSource, SessionCost, SessionCosts
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import EndpointEvidence, decide_endpoint, endpoint_looks
-from shadowspec.gating.plans import EndpointPlan, SlicePlan, plan_endpoint
+from shadowspec.planning.block_costs import CostSource, SessionCost, SessionCosts
+from shadowspec.planning.plans import EndpointPlan, SlicePlan, plan_endpoint
 from shadowspec.types import Decision, Verdict
+from tests.gate.oracle import EndpointEvidence, decide_endpoint, endpoint_looks
 from tests.gate.worlds import CONFIG, START, World, noisy_run
 from tests.test_gating import cut
 

@@ -12,7 +12,7 @@ from shadowspec.config import Config, config_template, load_config, policy_templ
 from shadowspec.config.policy import OF_ENDPOINTS
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.rollout_policy import RolloutPolicy
+from shadowspec.rollout.rollout_policy import RolloutPolicy
 
 COMMENTED_KEY = re.compile(r"(?m)^# (?=\[{1,2}[a-z]|[a-z_0-9]+ = )")
 ENDPOINT = """

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.errors import InputError
-from shadowspec.queueing import replay_queue, utilisation
+from shadowspec.planning.queueing import replay_queue, utilisation
 
 milliseconds = st.floats(0.0, 1e4, allow_nan=False).map(lambda value: round(value, 3))
 requests = st.lists(st.tuples(milliseconds, milliseconds), min_size=1, max_size=60)

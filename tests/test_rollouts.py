@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from shadowspec.gate.restarts import DRIFT
-from shadowspec.gate.rollout_policy import RolloutPolicy
-from shadowspec.gating.rollouts import advance_rollouts
+from shadowspec.gate.verdict.trial import DRIFT
+from shadowspec.rollout.advance import advance_rollouts
+from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store
-from shadowspec.types import Clearing, Decision, Stage, Verdict
+from shadowspec.types import Clearing, Decision, DriftFigures, EvidenceSummary, Stage, Verdict
 from tests.store import examples
 
 NOON = examples.NOON
@@ -24,12 +24,13 @@ def decided(
     *,
     slice_key: str = "",
     code: str = "all_tests_pass",
-    **details: Any,
+    **changes: Any,
 ) -> Decision:
     plain = examples.decision(verdict)
     blocks = 100 + int((at - NOON).total_seconds() / 60)
-    own: dict[str, Any] = {"verdict_since": (NOON - DAY).isoformat(), **details}
-    return replace(plain, slice_key=slice_key, decided_at=at, num_blocks=blocks, reason_code=code, details=own)
+    evidence = EvidenceSummary(newest_evidence=at)
+    own = replace(plain, slice_key=slice_key, decided_at=at, num_blocks=blocks, reason_code=code, evidence=evidence)
+    return replace(own, verdict_since=NOON - DAY, **changes)
 
 
 def look(store: Store, at: datetime, *decisions: Decision) -> tuple[Stage, str | None]:
@@ -48,14 +49,15 @@ def test_the_whole_way_and_back(store: Store) -> None:
     assert look(store, hours[2], decided(hours[2])) == (Stage.BROAD, None)
 
     # A detector of a slice has gone off: one stage back, once.
-    slice_alarm = decided(hours[3], Verdict.DISABLE, slice_key="prompt_class=code", code=DRIFT, traffic_share=0.01)
+    slice_alarm = decided(hours[3], Verdict.DISABLE, slice_key="prompt_class=code", code=DRIFT)
+    slice_alarm = examples.in_traffic(slice_alarm, 0.01)
     assert look(store, hours[3], decided(hours[3]), slice_alarm)[0] is Stage.PARTIAL
     stage, waits_for = look(store, hours[4], decided(hours[4]))
     assert (stage, waits_for) == (Stage.PARTIAL, "drift in prompt_class=code to be over")
 
     # It is over, but advice of the endpoint itself moves it back again.
     over = decided(hours[5], slice_key="prompt_class=code")
-    stage, _ = look(store, hours[5], decided(hours[5], drift_advice="speedup"), over)
+    stage, _ = look(store, hours[5], decided(hours[5], drift=DriftFigures(4.6, "speedup")), over)
     assert stage is Stage.SHADOW
 
     # An override keeps it there, and no longer when it is cleared.
@@ -91,7 +93,8 @@ def test_a_disabled_slice_with_much_traffic_is_seen_by_its_share(store: Store) -
     store.save_fingerprints([examples.config()])
     look(store, NOON, decided(NOON))
     later = NOON + timedelta(hours=1)
-    harmed = decided(later, Verdict.DISABLE, slice_key="prompt_class=code", code="slowdown", traffic_share=0.3)
+    harmed = decided(later, Verdict.DISABLE, slice_key="prompt_class=code", code="slowdown")
+    harmed = examples.in_traffic(harmed, 0.3)
     stage, waits_for = look(store, later, decided(later), harmed)
     assert (stage, waits_for) == (
         Stage.SHADOW,

@@ -9,13 +9,20 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from shadowspec.block_costs import CostSource, SessionCost, SessionCosts
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import decide_endpoint, endpoint_looks
-from shadowspec.gating.plans import EndpointPlan, SlicePlan, plan_endpoint
-from shadowspec.gating.sizing import MAX_BUSY, Sizing, devices_needed, size_endpoint, stored_costs, stored_traffic
+from shadowspec.planning.block_costs import CostSource, SessionCost, SessionCosts
+from shadowspec.planning.plans import EndpointPlan, SlicePlan, plan_endpoint
+from shadowspec.planning.sizing import (
+    MAX_BUSY,
+    Sizing,
+    devices_needed,
+    size_endpoint,
+    stored_costs,
+    stored_traffic,
+)
 from shadowspec.types import ArrivedRequest, BlockTime, RecordKey, Verdict
+from tests.gate.oracle import decide_endpoint, endpoint_looks
 from tests.gate.worlds import CONFIG, START, World, noisy_run
 from tests.test_gating import cut
 
@@ -105,6 +112,7 @@ def test_traffic_is_that_of_the_mirror_whatever_is_sampled_of_it(number: int, tr
     assert stored_traffic(Arrivals(number, gap_s=0.5, weight=4.0), "chat") == traffic
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_what_deciding_was_said_to_cost_is_what_it_cost() -> None:
     """From a third of the blocks on, in worlds of a known speedup: most within a quarter, the median far closer.

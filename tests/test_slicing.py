@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.slicing import PROMPT_CLASSES, classify_text, context_bucket, prompt_class
+from shadowspec.tap.slicing import PROMPT_CLASSES, classify_text, context_bucket, prompt_class
 from shadowspec.types import format_slice_key, parse_slice_key
 
 SAMPLE = Path(__file__).parent / "data" / "labelled_prompts.jsonl"

@@ -13,6 +13,7 @@ from shadowspec import metrics
 from shadowspec.tap.admission import Tokenizer
 from shadowspec.testing import FakeEngine, FakeEngineFactory, FakeTokenizer, Marks, fake_config
 from shadowspec.types import SamplingParameters
+from tests.identities import check_identities
 from tests.worker.blocks import block, prompt
 
 
@@ -36,7 +37,7 @@ def test_fake_figures_keep_the_identities(
     assert run.baseline is not None
     assert run.speculative is not None
     assert run.parity is not None
-    metrics.check_identities(run.counts)
+    check_identities(run.counts)
     assert len(run.counts.acceptance_histogram) == depth + 1
     assert 1 <= run.counts.num_output_tokens <= max_tokens
     assert run.counts.num_prompt_tokens == len(asked.prompt_token_ids)
@@ -51,7 +52,7 @@ def test_fake_figures_keep_the_identities(
 def test_acceptance_and_speedup_are_what_was_asked_for() -> None:
     engine = FakeEngine((fake_config("any", 4),), acceptance_rate=0.6, speedup=1.5)
     runs = engine.measure(block(*[prompt(i) for i in range(2_000)])).runs
-    pooled = metrics.pooled(run.counts for run in runs if run.counts is not None)
+    pooled = metrics.pool_counts(run.counts for run in runs if run.counts is not None)
     assert pooled is not None
     # The last step of a run is cut, which shortens the mean of 16 tokens at most a little.
     assert metrics.first_position_acceptance_rate(pooled) == pytest.approx(0.6, abs=0.03)

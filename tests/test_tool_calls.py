@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.tool_calls import ToolCall, find_calls
+from shadowspec.quality.tool_calls import ToolCall, find_calls
 
 ARGUMENTS = {"city": "K\u00f6ln", "days": 3, "units": None}
 JSON = json.dumps(ARGUMENTS)

@@ -1,4 +1,4 @@
-"""Frozen dataclasses that are made quickly are what they are otherwise."""
+"""Frozen dataclasses that are made by the fast constructor are what they are otherwise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shadowspec.types import FunnelCounter, LoggedResponse, RecordKey, StoredRecord, quickly
+from shadowspec.types import FunnelCounter, LoggedResponse, RecordKey, StoredRecord, fast_constructor
 
 KEY = RecordKey("topic", 1, 2)
 
@@ -24,7 +24,7 @@ class Pair:
     [(Pair, (1,)), (Pair, (1, [2])), (LoggedResponse, ()), (StoredRecord, (KEY, FunnelCounter.MEASURED, None, "chat"))],
 )
 def test_it_is_an_instance_like_every_other(kind: Any, given: tuple[Any, ...]) -> None:
-    made, other = quickly(kind)(*given), kind(*given)
+    made, other = fast_constructor(kind)(*given), kind(*given)
     assert type(made) is kind
     assert made == other
     assert repr(made) == repr(other)
@@ -33,7 +33,7 @@ def test_it_is_an_instance_like_every_other(kind: Any, given: tuple[Any, ...]) -
 
 
 def test_it_is_frozen_and_shares_nothing() -> None:
-    made, other = quickly(Pair)(first=1), quickly(Pair)(first=1)
+    made, other = fast_constructor(Pair)(first=1), fast_constructor(Pair)(first=1)
     with pytest.raises(FrozenInstanceError):
         made.first = 2  # type: ignore[misc]
     assert made.second is not other.second
@@ -53,4 +53,4 @@ def test_what_is_not_frozen_or_does_more_is_refused() -> None:
 
     for kind in (Loose, Checked):
         with pytest.raises(TypeError):
-            quickly(kind)
+            fast_constructor(kind)

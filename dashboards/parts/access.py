@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import streamlit as st
 
-from shadowspec.config.access import AccessSettings
+from shadowspec.config.dashboard import AccessSettings
 
 from . import identity, source
 from .formats import now
 from .identity import AccessError, Identity
 
 NO_LOGIN = (
-    ":orange-badge[:material/no_encryption: No login] Whoever reaches this address sees every figure{more}; it is "
+    ":orange-badge[:material/no_encryption: No login] Anyone with network access can see all data{more}; it is "
     "bound to this machine unless it was started otherwise."
 )
 
@@ -40,7 +40,7 @@ def is_admitted() -> bool:
     return True
 
 
-def admitted() -> Identity | None:
+def admit() -> Identity | None:
     """Who is at this page; where he may not be, the way in is drawn and None returned."""
     try:
         return current()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import words
+from . import formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class Column:
 
 COLUMNS = (
     Column("Endpoint", "The endpoint with its config and load; below it other loads, configs, and its slices.", "name"),
-    Column("Verdict", words.definition("verdict") + " An operator's override stands before it.", "verdict"),
-    Column("Speedup", f"{words.definition('speedup')} {words.definition('bounds')}", "speedup"),
-    Column("Acceptance", f"{words.definition('acceptance')} {words.definition('bounds')}", "acceptance"),
+    Column("Verdict", formats.definition("verdict") + " An operator's override stands before it.", "verdict"),
+    Column("Speedup", f"{formats.definition('speedup')} {formats.definition('bounds')}", "speedup"),
+    Column("Acceptance", f"{formats.definition('acceptance')} {formats.definition('bounds')}", "acceptance"),
     Column(
         "Slowed",
         "Share of requests that speculation slows by more than the policy's tail margin (20% unless set), with its "

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from html import escape
 
-from shadowspec.reports.board import BoardEndpoint, BoardRow
-from shadowspec.reports.model import Interval
-from shadowspec.reports.words import memory_figure
-from shadowspec.types import Arm, Verdict
-from shadowspec.words import DASH, age, percent, plural, slice_title, times
+from shadowspec.reports.definitions import memory_figure
+from shadowspec.reports.pages.board import BoardEndpoint, BoardRow
+from shadowspec.text import DASH, age, percent, plural, slice_title, times
+from shadowspec.types import Arm, TestResult, Verdict
 
-from . import words
+from . import formats
 from .board_columns import COLUMNS, Column
 from .formats import ahead, local, moment_title, short_local, text
 from .links import address
@@ -114,7 +113,7 @@ def _alert_mark(row: BoardRow) -> str:
 
 def _why(row: BoardRow) -> str:
     notes = "".join(f"<br>{text(note)}" for note in row.alerts)
-    return f"<b>{words.marked(row.verdict)}</b>: {text(row.reason)}{notes}"
+    return f"<b>{formats.mark_verdict(row.verdict)}</b>: {text(row.reason)}{notes}"
 
 
 def _row(row: BoardRow, context: TableContext, name: str, *, is_head: bool) -> str:
@@ -129,7 +128,7 @@ def _row(row: BoardRow, context: TableContext, name: str, *, is_head: bool) -> s
         _cell("Memory", _memory(row)),
         _cell("Saved", _saving(row, context.currency)),
         _cell("Evidence", _evidence(row, context)),
-        _cell("Still needed", _needed(row)),
+        _cell("Still needed", _needed_text(row)),
         _cell("Trend", trend_svg(row.trend), "ss-trend"),
     )
     attributes = 'class="ss-head"' if is_head else 'class="ss-child" hidden=""'
@@ -141,7 +140,7 @@ def _cell(label: str, html: str, classes: str = "") -> str:
 
 
 def _verdict(row: BoardRow) -> str:
-    parts = [words.verdict_html(row.verdict, row.reason)]
+    parts = [formats.verdict_html(row.verdict, row.reason)]
     if row.since is not None:
         parts.append(f'<small title="{moment_title(row.since)}">since {short_local(row.since)}</small>')
     if row.standing.override is not None:
@@ -155,7 +154,7 @@ def _whole_percent(value: float | None) -> str:
     return percent(value, 0)
 
 
-def _interval(interval: Interval | None, shown: Format, low: float, high: float, *, is_log: bool) -> str:
+def _interval(interval: TestResult | None, shown: Format, low: float, high: float, *, is_log: bool) -> str:
     if interval is None or interval.estimate is None:
         return DASH
     bounds = f"{shown(interval.lower)} to {shown(interval.upper)}"
@@ -173,7 +172,7 @@ def _bare(text: str) -> str:
     return text.rstrip("%\u00d7")
 
 
-def _tail(interval: Interval | None) -> str:
+def _tail(interval: TestResult | None) -> str:
     if interval is None or interval.estimate is None:
         return DASH
     hover = (
@@ -222,7 +221,7 @@ def _evidence(row: BoardRow, context: TableContext) -> str:
         return f"<span>{sessions}</span>"
     span = context.now - row.evidence_at
     old = f'<small title="{moment_title(row.evidence_at)}">{coarse_age(span)} old</small>'
-    stale = '<small class="ss-flag">stale</small>' if span > context.stale_after else ""
+    stale = '<small class="ss-flag">stale</small>' if row.is_stale(context.stale_after, context.now) else ""
     return f"<span>{sessions}</span>{old}{stale}"
 
 
@@ -231,7 +230,7 @@ def coarse_age(span: timedelta) -> str:
     return "under 1 h" if span < timedelta(hours=1) else age(span).replace(" hours", " h").replace(" hour", " h")
 
 
-def _needed(row: BoardRow) -> str:
+def _needed_text(row: BoardRow) -> str:
     if row.clusters_needed is None:
         return DASH
     day = (

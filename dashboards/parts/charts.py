@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -13,6 +14,7 @@ import altair as alt
 import pandas as pd
 import pyarrow as pa
 import streamlit as st
+import streamlit.components.v2 as components
 
 from shadowspec.types import Arm
 
@@ -54,7 +56,7 @@ def frame(rows: Rows) -> pd.DataFrame:
 def show(
     chart: Any, title: str, *, key: str, alt_text: str, help_text: str | None = None, height: int | None = None
 ) -> None:
-    """Draw a chart under its title; the tools at its corner save it as PNG or (`chart_files`) SVG.
+    """Draw a chart under its title; the tools at its corner save it as PNG or (`offer_files`) SVG.
 
     `title` carries the unit; `alt_text` says for those who cannot see it what the chart shows.
     """
@@ -73,7 +75,7 @@ class Layers:
     independent: tuple[str, ...]  # channels whose scales they do not share
 
 
-def layered(*layers: Any, independent: tuple[str, ...] = ()) -> Layers:
+def layer(*layers: Any, independent: tuple[str, ...] = ()) -> Layers:
     """These charts on top of each other."""
     return Layers(layers, independent)
 
@@ -117,7 +119,7 @@ def _named_rows(data: Any, **options: Any) -> dict[str, str]:
 alt.data_transformers.register("named_rows", _named_rows)
 
 
-def kept(draw: Callable[..., Any]) -> Callable[..., Drawn]:
+def keep_drawn(draw: Callable[..., Any]) -> Callable[..., Drawn]:
     """Draw a chart of the same values once for each zone: Altair takes some 20 ms for one.
 
     The values must be hashable; a chart that is kept has the usual height, unless it is shown with another.
@@ -134,7 +136,7 @@ def kept(draw: Callable[..., Any]) -> Callable[..., Drawn]:
     return found
 
 
-def fixed(channel: Any, pixels: float) -> Any:
+def pixel_place(channel: Any, pixels: float) -> Any:
     """A place in the drawing: `channel` is `alt.XValue` or `alt.YValue`, in pixels from the left or the top."""
     return channel(pixels)
 
@@ -151,10 +153,10 @@ def threshold(value: float, text: str, *, is_vertical: bool = False, is_below: b
         place = alt.X("threshold:Q")
         label = alt.Chart(data).mark_text(color=VERMILION, baseline="bottom")
         # Above the drawing: within it, the words would lie on the first row.
-        return [line.encode(x=place), label.encode(x=place, y=fixed(alt.YValue, -4), text=words)]
+        return [line.encode(x=place), label.encode(x=place, y=pixel_place(alt.YValue, -4), text=words)]
     height = alt.Y("threshold:Q")
     label = alt.Chart(data).mark_text(align="left", dx=4, dy=8 if is_below else -7, color=VERMILION)
-    return [line.encode(y=height), label.encode(y=height, x=fixed(alt.XValue, 0), text=words)]
+    return [line.encode(y=height), label.encode(y=height, x=pixel_place(alt.XValue, 0), text=words)]
 
 
 def moment_line(at: datetime, text: str) -> list[alt.Chart]:
@@ -162,4 +164,19 @@ def moment_line(at: datetime, text: str) -> list[alt.Chart]:
     data, place = frame([{"moment": in_zone(at), "text": text}]), alt.X("moment:T")
     line = alt.Chart(data).mark_rule(strokeDash=[5, 4], color=VERMILION, strokeWidth=1.5).encode(x=place)
     label = alt.Chart(data).mark_text(align="right", dx=-5, color=VERMILION, baseline="top")
-    return [line, label.encode(x=place, y=fixed(alt.YValue, 2), text=alt.Text("text:N"))]
+    return [line, label.encode(x=place, y=pixel_place(alt.YValue, 2), text=alt.Text("text:N"))]
+
+
+def offer_files() -> None:
+    """Add a button for SVG to the tools of every chart of the page, those that come later included; once for a page.
+
+    Streamlit itself saves a chart as PNG.
+    """
+    _file_component()(key="chart_files")
+
+
+@cache
+def _file_component() -> Any:
+    """Registered once for the process: a second registration of the same name is warned of."""
+    script = (Path(__file__).parent / "chart_files.js").read_text(encoding="utf-8")
+    return components.component("shadowspec_chart_files", js=script, isolate_styles=False)

@@ -6,15 +6,15 @@ from datetime import timedelta
 
 import streamlit as st
 
-from shadowspec.reports.board import BoardRow
-from shadowspec.words import DASH, byte_size, number, percent, plural, times
+from shadowspec.reports.pages.board import BoardRow
+from shadowspec.text import DASH, byte_size, number, percent, plural, times
 
-from . import charts, queries, source, words
+from . import charts, formats, queries, source
 
 
 def draw(row: BoardRow, window: timedelta | None) -> None:
     """Acceptance, speedup and cache by the length of the prompt; read when it is asked for."""
-    st.markdown("#### By length of the prompt", help=words.definition("by-context"))
+    st.markdown("#### By length of the prompt", help=formats.definition("by-context"))
     if not st.toggle(
         "Show", key="by_context", bind="query-params", help="Reads single runs of the window, newest first."
     ):
@@ -41,9 +41,9 @@ def draw(row: BoardRow, window: timedelta | None) -> None:
         ),
         hide_index=True,
         column_config={
-            "Tokens per step": st.column_config.TextColumn(help=words.definition("mean-length")),
-            "1st position": st.column_config.TextColumn(help=words.definition("first-position")),
-            "Ratio of total times": st.column_config.TextColumn(help=words.definition("total-times")),
+            "Tokens per step": st.column_config.TextColumn(help=formats.definition("mean-length")),
+            "1st position": st.column_config.TextColumn(help=formats.definition("first-position")),
+            "Ratio of total times": st.column_config.TextColumn(help=formats.definition("total-times")),
         },
     )
     st.caption(f"The newest {plural(num_runs, 'run')} of the window. Cache: keys and values of one request at its end.")

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import streamlit as st
 
 from shadowspec.store import RunFilter, Store
-from shadowspec.store.run_pages import COLUMNS
+from shadowspec.store.read.run_pages import COLUMNS
 
 from . import source
 

@@ -10,14 +10,14 @@ from typing import Any
 import altair as alt
 
 from shadowspec import metrics
-from shadowspec.reports.board import BoardRow
-from shadowspec.reports.hypothesis import Distribution, TestPath, TimeParts
-from shadowspec.reports.model import Interval, SpeedupBin
-from shadowspec.reports.words import shown_as
-from shadowspec.types import Arm, SpeculationCounts
-from shadowspec.words import percent, plural, slice_title, times
+from shadowspec.reports.definitions import shown_as
+from shadowspec.reports.pages.board import BoardRow
+from shadowspec.reports.pages.evidence_page import BinnedDistribution, TestPath, TimeParts
+from shadowspec.reports.shared_values import SpeedupBin
+from shadowspec.text import percent, plural, slice_title, times
+from shadowspec.types import Arm, SpeculationCounts, TestResult
 
-from . import charts, formats, words
+from . import charts, formats
 from .board_table import speedup_range
 from .sparks import side
 
@@ -28,7 +28,7 @@ ARMS = alt.Scale(domain=[arm.value for arm in Arm], range=[charts.ARM_COLOUR[arm
 LEGEND_TOP = alt.Legend(orient="top", title=None)
 
 
-@charts.kept
+@charts.keep_drawn
 def path(own: TestPath, axis_title: str) -> Any:
     """Estimate within its bounds at every look (or after every unit), the threshold, and where the verdict changed."""
     shown = shown_as(own.name)
@@ -41,7 +41,7 @@ def path(own: TestPath, axis_title: str) -> Any:
             "lower": p.lower,
             "upper": p.upper,
             "text": f"{shown(p.estimate)} [{shown(p.lower)}, {shown(p.upper)}]",
-            "verdict": words.marked(p.verdict) if p.verdict is not None else "",
+            "verdict": formats.mark_verdict(p.verdict) if p.verdict is not None else "",
         }
         for p in own.points
     ]
@@ -71,7 +71,7 @@ def path(own: TestPath, axis_title: str) -> Any:
         if own.name == "parity_sampled":  # it must lie between the two
             layers.extend(charts.threshold(-own.threshold, f"threshold {shown(-own.threshold)}", is_below=True))
     moments = [
-        {"at": formats.in_zone(p.at), "text": words.marked(p.verdict)}
+        {"at": formats.in_zone(p.at), "text": formats.mark_verdict(p.verdict)}
         for p in own.changes[1:]  # the first is no change: it is the first look
         if p.at is not None and p.verdict is not None
     ]
@@ -80,10 +80,10 @@ def path(own: TestPath, axis_title: str) -> Any:
         layers.append(data.mark_rule(strokeDash=[2, 3], color=charts.PURPLE))
         layers.append(
             data.mark_text(align="left", dx=4, color=charts.PURPLE).encode(
-                text=alt.Text("text:N"), y=charts.fixed(alt.YValue, 12)
+                text=alt.Text("text:N"), y=charts.pixel_place(alt.YValue, 12)
             )
         )
-    return charts.layered(*layers)
+    return charts.layer(*layers)
 
 
 def _is_long(own: TestPath) -> bool:
@@ -110,7 +110,7 @@ def forest(rows: Sequence[BoardRow], figure: str) -> charts.Drawn:
     shown = times if figure == "speedup" else percent
     found: list[_Bounds] = []
     for row in rows:
-        interval: Interval | None = getattr(row, figure)
+        interval: TestResult | None = getattr(row, figure)
         if interval is not None and interval.estimate is not None:
             found.append(
                 _Bounds(
@@ -119,7 +119,7 @@ def forest(rows: Sequence[BoardRow], figure: str) -> charts.Drawn:
                     lower=interval.lower,
                     upper=interval.upper,
                     colour=SIDE_COLOUR[side(interval)],
-                    verdict=words.marked(row.verdict),
+                    verdict=formats.mark_verdict(row.verdict),
                     text=f"{shown(interval.estimate)} [{shown(interval.lower)}, {shown(interval.upper)}]",
                     units=plural(interval.num_units, interval.unit),
                 )
@@ -128,7 +128,7 @@ def forest(rows: Sequence[BoardRow], figure: str) -> charts.Drawn:
     return _forest(tuple(found), tuple(sorted(thresholds)), speedup_range(rows) if figure == "speedup" else None)
 
 
-@charts.kept
+@charts.keep_drawn
 def _forest(found: Sequence[_Bounds], thresholds: Sequence[float], range_: tuple[float, float] | None) -> Any:
     """The plot of these lines; `range_` is the axis of speedups, None for shares."""
     shown = percent if range_ is None else times
@@ -153,10 +153,10 @@ def _forest(found: Sequence[_Bounds], thresholds: Sequence[float], range_: tuple
         x=alt.X("estimate:Q"), color=colour, tooltip=tooltip
     )
     lines = [charts.threshold(value, f"threshold {shown(value)}", is_vertical=True) for value in thresholds]
-    return charts.layered(bounds, point, *(layer for line in lines for layer in line))
+    return charts.layer(bounds, point, *(layer for line in lines for layer in line))
 
 
-@charts.kept
+@charts.keep_drawn
 def positions(counts: SpeculationCounts) -> Any:
     """Acceptance by drafted position: marginal (of all steps), conditional (of those that accepted the one before)."""
     rates = {
@@ -183,7 +183,7 @@ def positions(counts: SpeculationCounts) -> Any:
     )
 
 
-@charts.kept
+@charts.keep_drawn
 def steps(counts: SpeculationCounts) -> Any:
     """How many drafted tokens a step accepted."""
     rows = [
@@ -205,8 +205,8 @@ def steps(counts: SpeculationCounts) -> Any:
     )
 
 
-@charts.kept
-def latency(found: Sequence[Distribution]) -> Any:
+@charts.keep_drawn
+def latency(found: Sequence[BinnedDistribution]) -> Any:
     """Share of requests at or below each latency, both arms, with their quantiles."""
     rows = [{"ms": edge, "share": share, "arm": own.arm.value} for own in found for edge, share in own.cumulative]
     marks = [
@@ -224,13 +224,13 @@ def latency(found: Sequence[Distribution]) -> Any:
     point = alt.Chart(charts.frame(marks)).mark_point(filled=True, size=55, opacity=1)
     tooltip = [alt.Tooltip("arm:N"), alt.Tooltip("name:N"), alt.Tooltip("ms:Q", format=",.2f")]
     of_arm = alt.Color("arm:N", scale=ARMS, legend=None)
-    return charts.layered(
+    return charts.layer(
         line.encode(x=x, y=y, color=colour, strokeDash=dash),
         point.encode(x=alt.X("ms:Q"), y=alt.Y("share:Q"), color=of_arm, tooltip=tooltip),
     )
 
 
-@charts.kept
+@charts.keep_drawn
 def parts(found: Sequence[TimeParts]) -> Any:
     """Where the mean request's time goes: the compute of each arm, in the order in which it happens."""
     order = ["prefill", "decode", "draft", "verify", "other"]
@@ -260,7 +260,7 @@ def parts(found: Sequence[TimeParts]) -> Any:
     )
 
 
-@charts.kept
+@charts.keep_drawn
 def differences(bars: Sequence[SpeedupBin], threshold: float | None) -> Any:
     """Requests by their own speedup: each is one request through both arms."""
     rows = [
@@ -295,4 +295,4 @@ def differences(bars: Sequence[SpeedupBin], threshold: float | None) -> Any:
     )
     if threshold is None:
         return chart
-    return charts.layered(chart, *charts.threshold(threshold, f"threshold {times(threshold)}", is_vertical=True))
+    return charts.layer(chart, *charts.threshold(threshold, f"threshold {times(threshold)}", is_vertical=True))

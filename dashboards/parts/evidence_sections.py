@@ -6,25 +6,24 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from shadowspec.reports.board import PARITY_TESTS, BoardRow
-from shadowspec.reports.failures import Failures
-from shadowspec.reports.hypothesis import DRAWN, Measured
-from shadowspec.reports.words import AUDIT_NOTE, REPLAY_NOTE
+from shadowspec.reports.definitions import AUDIT_NOTE, REPLAY_NOTE
+from shadowspec.reports.failure_rows import Failures
+from shadowspec.reports.pages.board import PARITY_TESTS, BoardRow
+from shadowspec.reports.pages.evidence_page import DRAWN, RollupFigures
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR
+from shadowspec.text import moment, percent, plural, times
 from shadowspec.types import TestResult
-from shadowspec.words import moment, percent, plural, times
 
-from . import charts, evidence_charts, formats, queries, states, words
-from .evidence_tables import failures_table, latency_table, tests_table
-from .replay_tables import audits_table, replays_table
+from . import charts, evidence_charts, formats, queries, states
+from .evidence_tables import audits_table, failures_table, latency_table, replays_table, tests_table
 
 
-def acceptance(found: Measured) -> None:
+def acceptance(found: RollupFigures) -> None:
     """Acceptance by position, and how many tokens a step accepted."""
     if found.counts is None or not found.counts.num_drafts:
         states.empty("Nothing measured in this window", "Choose a longer one.")
         return
-    st.markdown("#### Acceptance", help=words.definition("pooled"))
+    st.markdown("#### Acceptance", help=formats.definition("pooled"))
     left, right = st.columns(2)
     steps = plural(found.counts.num_drafts, "step")
     with left:
@@ -33,7 +32,7 @@ def acceptance(found: Measured) -> None:
             "Acceptance by position (share of steps)",
             key="positions",
             alt_text="Marginal and conditional acceptance rate at each drafted position, pooled",
-            help_text=f"{words.definition('marginal')} {words.definition('conditional')} Pooled over {steps}.",
+            help_text=f"{formats.definition('marginal')} {formats.definition('conditional')} Pooled over {steps}.",
         )
     with right:
         charts.show(
@@ -41,11 +40,11 @@ def acceptance(found: Measured) -> None:
             "Accepted tokens per step (share of steps)",
             key="steps",
             alt_text="Histogram of accepted tokens per propose-and-verify step, pooled",
-            help_text=f"{words.definition('histogram')} Pooled over {steps}.",
+            help_text=f"{formats.definition('histogram')} Pooled over {steps}.",
         )
 
 
-def latency(found: Measured, row: BoardRow) -> None:
+def latency(found: RollupFigures, row: BoardRow) -> None:
     """Both arms over the same requests: distributions, quantiles, where the time goes, and paired differences."""
     if not found.distributions:
         return
@@ -65,7 +64,7 @@ def latency(found: Measured, row: BoardRow) -> None:
                     f"{DRAWN[measure]} (ms)",
                     key=f"latency-{measure}",
                     alt_text=f"Cumulative distribution of {DRAWN[measure]} in both arms; quantiles stand below",
-                    help_text=f"{words.definition(name)} Dots: p50, p95, p99.",
+                    help_text=f"{formats.definition(name)} Dots: p50, p95, p99.",
                 )
     st.html(latency_table(found.distributions, found.parts))
     left, right = st.columns(2)
@@ -85,13 +84,13 @@ def latency(found: Measured, row: BoardRow) -> None:
             "Paired differences: speedup of each request (\u00d7)",
             key="differences",
             alt_text=f"Histogram of each request's own speedup; median {times(median.estimate if median else None)}",
-            help_text=words.definition("request-speedup"),
+            help_text=formats.definition("request-speedup"),
         )
 
 
 def failures(found: Failures) -> None:
     """What went wrong with single requests, and which kind of failure that looks like."""
-    st.markdown("#### Failures", help=words.definition("failures"))
+    st.markdown("#### Failures", help=formats.definition("failures"))
     for each in found.suspicions:
         st.warning(
             f"Suspected: **{each.kind}**. {formats.markdown('; '.join(each.figures))}.", icon=":material/troubleshoot:"
@@ -118,12 +117,12 @@ def tests(row: BoardRow) -> None:
     if not every:
         return
     parity = [test for test in every if test.name in PARITY_TESTS]
-    st.markdown("#### Parity", help=f"{words.definition('divergence')} {words.definition('z')}")
+    st.markdown("#### Parity", help=f"{formats.definition('divergence')} {formats.definition('z')}")
     if parity:
         st.html(tests_table(parity))
     else:
         st.caption("No parity test has been read: nothing was compared yet.")
-    st.markdown("#### All other tests", help=words.definition("units"))
+    st.markdown("#### All other tests", help=formats.definition("units"))
     st.html(tests_table([test for test in every if test.name not in PARITY_TESTS]))
     decision = row.standing.measured
     if decision is not None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from shadowspec.reports.failures import FailureRow
-from shadowspec.reports.hypothesis import MEASURES, PROBABILITIES, Distribution, TimeParts
-from shadowspec.reports.words import bounds_text, shown_as, test_notes, threshold_text, title_of_test
+from shadowspec.reports.definitions import bounds_text, shown_as, test_notes, threshold_text, title_of_test
+from shadowspec.reports.failure_rows import FailureRow
+from shadowspec.reports.pages.evidence_page import MEASURES, PROBABILITIES, BinnedDistribution, TimeParts
+from shadowspec.reports.replay_rows import AuditRow, ReplayRow
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR
+from shadowspec.text import DASH, format_signed, milliseconds, number, percent, plural, slice_title
 from shadowspec.types import TestResult
-from shadowspec.words import DASH, milliseconds, percent, plural
 
-from .words import definition
+from .formats import definition
 
 OUTCOME = {"pass": ("\u2713", "pass"), "open": ("\u25cb", "open"), "fail": ("\u2715", "fail")}
+Heads = Sequence[tuple[str, str]]  # of columns, each with its meaning
 
 
 def tests_table(tests: Sequence[TestResult]) -> str:
@@ -54,7 +56,7 @@ def _test(test: TestResult) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def latency_table(found: Sequence[Distribution], parts: Sequence[TimeParts]) -> str:
+def latency_table(found: Sequence[BinnedDistribution], parts: Sequence[TimeParts]) -> str:
     """Quantiles of both arms, and the shadow's own queue beside them."""
     resolution = f"Known to within a bin: \u00b1{percent(MAX_RELATIVE_ERROR)}."
     heads = (
@@ -95,22 +97,100 @@ def latency_table(found: Sequence[Distribution], parts: Sequence[TimeParts]) -> 
 
 def failures_table(rows: Sequence[FailureRow]) -> str:
     """Each failure with its count, what it is a share of, and what it means."""
-    cells = "".join(
-        f'<tr><th scope="row">{escape(row.title)}<small>{escape(row.definition)}</small></th>'
-        f'<td data-label="Requests">{row.count:,}</td><td data-label="Of">{row.of:,}</td>'
-        f'<td data-label="Share">{percent(row.share)}</td></tr>'
-        for row in rows
-    )
     heads = (
         ("Failure", "What was found of a measured request."),
         ("Requests", "That have it."),
         ("Of", "For which it is defined."),
         ("Share", "Requests over those for which it is defined; plain, not weighted."),
     )
+    cells = "".join(
+        _row(
+            heads,
+            f"{escape(row.title)}<small>{escape(row.definition)}</small>",
+            f"{row.count:,}",
+            f"{row.of:,}",
+            percent(row.share),
+        )
+        for row in rows
+    )
     return table(heads, cells, "Failures of measured requests")
 
 
-def table(heads: Sequence[tuple[str, str]], rows: str, caption: str) -> str:
+def replays_table(rows: Sequence[ReplayRow]) -> str:
+    """Replay's mean acceptance length at each K, and what the loop counted."""
+    heads = (
+        ("K", "Number of speculative tokens."),
+        ("Verify rule", "How a sampled request's drafted token is accepted."),
+        ("Requests, replay", "Logged responses that were replayed."),
+        ("Length, replay", "Mean acceptance length expected given the logged responses, pooled. In no test."),
+        ("Length, loop", "Mean acceptance length that the loop counted in the same time, pooled."),
+        ("First position", "First-position acceptance rate by replay, pooled."),
+        (
+            "Replay less loop",
+            "Difference of the two lengths; bounds for every look, until old rows are left out.",
+        ),
+        ("Comparison", "Beyond 5% of the loop's length: production answers otherwise than the shadow's target."),
+    )
+    cells = "".join(
+        _row(
+            heads,
+            f"K = {row.num_speculative_tokens}",  # a phone shows no heads
+            escape(row.verify_rule.replace("_", " ")),
+            f"{row.num_requests:,}",
+            number(row.mean_acceptance_length),
+            number(row.loop_mean_acceptance_length),
+            percent(row.first_position_acceptance_rate),
+            escape(row.difference_text),
+            _alarm(row.state, is_alarm=row.is_mismatch),
+        )
+        for row in rows
+    )
+    return table(heads, cells, "Replay beside the loop")
+
+
+def audits_table(rows: Sequence[tuple[str, AuditRow]]) -> str:
+    """Audits, each with its endpoint."""
+    heads = (
+        ("Endpoint", "Where the outputs are of."),
+        ("Slice", "The whole endpoint takes in every slice's outputs."),
+        ("Config", "Whose outputs were replayed."),
+        ("Audit", "An alarm says that loop or replay is wrong; it sets an override HOLD, and is not taken back."),
+        (
+            "Difference",
+            "Share of the tokens that the loop accepted beyond what replay expects: zero if both are right.",
+        ),
+        ("Capital, alarm at", "Of the bets against zero, at its highest."),
+        ("Outputs", "Audited so far."),
+        ("Refused", "Outputs that replay takes for none of the target's; parity judges these."),
+    )
+    cells = "".join(
+        _row(
+            heads,
+            escape(endpoint),
+            escape(slice_title(row.slice_key)),
+            escape(row.config_name),
+            _alarm(row.words, is_alarm=row.state.has_alarmed),
+            format_signed(row.state.difference),
+            escape(row.capital_text),
+            f"{row.state.num_units:,}",
+            f"{row.state.num_refused:,}",
+        )
+        for endpoint, row in rows
+    )
+    return table(heads, cells, "Audits of the loop")
+
+
+def _alarm(text: str, *, is_alarm: bool) -> str:
+    return f'<span class="ss-out-fail">{OUTCOME["fail"][0]} {escape(text)}</span>' if is_alarm else escape(text)
+
+
+def _row(heads: Heads, first: str, *others: str) -> str:
+    """Cells that are HTML already; each but the first is labelled with its head, which a phone does not show."""
+    cells = "".join(f'<td data-label="{name}">{cell}</td>' for (name, _), cell in zip(heads[1:], others, strict=True))
+    return f'<tr><th scope="row">{first}</th>{cells}</tr>'
+
+
+def table(heads: Heads, rows: str, caption: str) -> str:
     """Heads, each with its meaning, over rows that are HTML already."""
     cells = "".join(f'<th scope="col" title="{escape(meaning)}">{name}</th>' for name, meaning in heads)
     return (

@@ -1,4 +1,4 @@
-"""Numbers and times as the pages write them.
+"""Numbers, times, verdicts and definitions as the pages write them.
 
 Times are shown in the viewer's zone, with UTC in the hover.  HTML made here is escaped here.
 """
@@ -11,10 +11,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import streamlit as st
 
-from shadowspec.types import TestResult
-from shadowspec.words import DASH, age, markdown_text, moment, plain_text, times
+from shadowspec.reports.definitions import DEFINITIONS, VERDICT_MEANING
+from shadowspec.text import DASH, age, markdown_text, moment, plain_text, times
+from shadowspec.types import TestResult, Verdict
 
 UTC_ZONE = ZoneInfo("UTC")
+# Word and shape tell verdicts apart; the style sheet adds a colour.
+SHAPE = {Verdict.ENABLE: "\u25cf", Verdict.DISABLE: "\u25a0", Verdict.HOLD: "\u25c6", None: "\u25cb"}
+UNDECIDED = "undecided"
 
 
 def viewer_zone() -> ZoneInfo:
@@ -95,3 +99,29 @@ def now() -> datetime:
 def is_stale(newest: datetime | None, moment_: datetime, limit: timedelta) -> bool:
     """Whether what was measured last lies further back than the limit; nothing measured is not stale but empty."""
     return newest is not None and moment_ - newest > limit
+
+
+def verdict_text(verdict: Verdict | None) -> str:
+    """The verdict's word; undecided where the gate has not decided."""
+    return UNDECIDED if verdict is None else verdict.value
+
+
+def mark_verdict(verdict: Verdict | None) -> str:
+    """Shape and word."""
+    return f"{SHAPE[verdict]} {verdict_text(verdict)}"
+
+
+def meaning(verdict: Verdict | None) -> str:
+    """What the verdict says, in a sentence."""
+    return "the gate has not looked at it yet" if verdict is None else VERDICT_MEANING[verdict]
+
+
+def verdict_html(verdict: Verdict | None, hover: str | None = None) -> str:
+    """The verdict as a badge; the hover says why, else what the word means."""
+    text = escape(hover or meaning(verdict))
+    return f'<span class="ss-verdict ss-{verdict_text(verdict).lower()}" title="{text}">{mark_verdict(verdict)}</span>'
+
+
+def definition(name: str) -> str:
+    """What a figure means, for its hover."""
+    return DEFINITIONS[name][1]

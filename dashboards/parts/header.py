@@ -14,13 +14,13 @@ from html import escape
 import streamlit as st
 
 from shadowspec.config import DashboardSettings
-from shadowspec.gate.overrides import active
-from shadowspec.reports.data_note import data_note
+from shadowspec.gate.verdict.effective_decisions import active
+from shadowspec.reports.definitions import COUNTER_MEANING
 from shadowspec.reports.notes import order_note
-from shadowspec.reports.words import COUNTER_MEANING
+from shadowspec.reports.shared_values import data_note
 from shadowspec.store import Pulse
+from shadowspec.text import percent, plural
 from shadowspec.types import FingerprintedConfig, FunnelCounter, FunnelKey, Override
-from shadowspec.words import percent, plural
 
 from . import access, formats, queries, source, states
 
@@ -41,11 +41,11 @@ COUNTER_COLOUR = {
 def header(settings: DashboardSettings) -> None:
     """Draw it, and go on looking for news."""
     st.session_state[SEEN] = source.pulse()
-    st.fragment(_beat, run_every=settings.refresh)(settings)
+    st.fragment(_beat, run_every=settings.refresh_s)(settings)
 
 
 def _beat(settings: DashboardSettings) -> None:
-    with states.explained():
+    with states.show_errors():
         if not access.is_admitted():  # a login ends while the page is open
             st.rerun()
         pulse = source.pulse()

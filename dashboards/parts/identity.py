@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from shadowspec.config.access import AccessSettings, Role
+from shadowspec.config.dashboard import AccessSettings, Role
 from shadowspec.errors import UsageError
 
 
@@ -50,12 +50,12 @@ def identify(claims: Mapping[str, Any], settings: AccessSettings, now: datetime)
     name = next((own for own in names if isinstance(own, str) and own), None)
     if name is None:
         raise AccessError("the login says neither an e-mail nor a name")
-    if settings.claim == "email" and is_unverified:
+    if settings.roles.claim == "email" and is_unverified:
         raise AccessError("the e-mail of this login is not verified")
-    values = _values(claims.get(settings.claim))
-    if values & settings.operators:
+    values = _values(claims.get(settings.roles.claim))
+    if values & settings.roles.operators:
         return Identity(name, Role.OPERATOR, until)
-    if settings.viewers is None or values & settings.viewers:
+    if settings.roles.viewers is None or values & settings.roles.viewers:
         return Identity(name, Role.VIEWER, until)
     raise AccessError(f"you are logged in as {name}, who may not open this dashboard")
 

@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import streamlit as st
 
-from shadowspec.gating import orders
-from shadowspec.gating.orders import Ordered
+from shadowspec.rollout import orders
+from shadowspec.rollout.orders import Ordered
 from shadowspec.store import Store
 from shadowspec.types import Clearing, Override, OverrideRecord, Verdict
 

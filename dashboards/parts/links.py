@@ -16,7 +16,7 @@ OWN_NAMES: Mapping[str, tuple[str, ...]] = {
 _LAST, _LEFT = "page_drawn", "addresses_left"  # in the session: the page on the screen, and what each said at last
 
 
-def asked(name: str) -> str | None:
+def query_value(name: str) -> str | None:
     """What the address says of a parameter; None where it says nothing."""
     return st.query_params.get(name) or None
 
@@ -27,7 +27,7 @@ def address(page: str, **parameters: object) -> str:
     return page + (f"?{urlencode(given)}" if given else "")
 
 
-def resumed(page: str) -> None:
+def resume(page: str) -> None:
     """Give the address of a page that is come to again what it said when it was left; once at the top of a run.
 
     Streamlit does so for what widgets write into it.  An address that says something itself is left as it is.
@@ -40,7 +40,7 @@ def resumed(page: str) -> None:
         st.query_params.update(said)  # at once: each change of the address is a step of the browser's history
 
 
-def left(page: str) -> None:
+def keep_address(page: str) -> None:
     """Keep what the address of a page says; once at the end of a run."""
     names = OWN_NAMES.get(page, ())
     said = {name: st.query_params[name] for name in names if name in st.query_params}

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 import altair as alt
 import streamlit as st
 
-from shadowspec.reports.before_after import Enabling
-from shadowspec.reports.live import SHARES, LivePeriod, LivePoint
+from shadowspec.reports.pages.before_after import Enabling
+from shadowspec.reports.pages.live_production import SHARES, LivePeriod, LivePoint
 from shadowspec.store import Quantile
+from shadowspec.text import DASH, milliseconds, number, percent, plural
 from shadowspec.types import END_TO_END, FIRST_TOKEN, LATENCIES, PER_TOKEN
-from shadowspec.words import DASH, milliseconds, number, percent, plural
 
 from . import charts, formats, queries, states
 
@@ -40,7 +40,7 @@ def live_section(own: Enabling, span: timedelta) -> None:
             f"Production counted its first draft since then in the window from {formats.local(found.switched_on)}."
         )
     st.dataframe(charts.frame(_rows(found.before, found.after)), hide_index=True)
-    st.caption(f"{_counted(found.before)} before, {_counted(found.after)} after.")
+    st.caption(f"{_count_text(found.before)} before, {_count_text(found.after)} after.")
     _line(found.points, found.switched_on or own.decided_at)
 
 
@@ -52,7 +52,7 @@ _MEANING = (
 
 
 def _rows(before: LivePeriod, after: LivePeriod) -> list[dict[str, str]]:
-    told = [
+    rows = [
         ("Output tokens per second", number(before.output_tokens_per_s), number(after.output_tokens_per_s)),
         ("Requests per second", number(before.requests_per_s), number(after.requests_per_s)),
         ("Prefix-cache hit rate", percent(before.cache_hit_rate), percent(after.cache_hit_rate)),
@@ -68,7 +68,7 @@ def _rows(before: LivePeriod, after: LivePeriod) -> list[dict[str, str]]:
         ),
         ("Mean acceptance length", number(before.mean_acceptance_length), number(after.mean_acceptance_length)),
     ]
-    return [{"Production": name, "Before": old, "After": new} for name, old, new in told]
+    return [{"Production": name, "Before": old, "After": new} for name, old, new in rows]
 
 
 def _time(period: LivePeriod, name: str, share: float) -> str:
@@ -79,7 +79,7 @@ def _time(period: LivePeriod, name: str, share: float) -> str:
     return text if found.upper != float("inf") else f"above {text}"
 
 
-def _counted(own: LivePeriod) -> str:
+def _count_text(own: LivePeriod) -> str:
     words = plural(own.num_windows, "window")
     if own.num_requests is not None:
         words += f" with {own.num_requests:,} requests"
@@ -111,7 +111,7 @@ def _line(points: Sequence[LivePoint], moment: datetime) -> None:
         )
     )
     charts.show(
-        charts.layered(line, *charts.moment_line(moment, "on")),
+        charts.layer(line, *charts.moment_line(moment, "on")),
         "Output tokens per second in production",
         key="live-throughput",
         alt_text="Output tokens per second of the production engines, with the moment at which speculation was on",

@@ -12,18 +12,18 @@ from typing import Any, ParamSpec, TypeVar
 
 import streamlit as st
 
-from shadowspec.frontier import Length
-from shadowspec.gate.overrides import effective_decisions
-from shadowspec.reports import changes as line
-from shadowspec.reports import frontiers, queues, replays
-from shadowspec.reports.changes import Change
-from shadowspec.reports.contexts import CacheCost, ContextPoint, ContextRow, by_context
-from shadowspec.reports.production import Production, around
+from shadowspec.gate.verdict.effective_decisions import effective_decisions
+from shadowspec.planning.frontier import Length
+from shadowspec.reports import frontiers, queues
+from shadowspec.reports import replay_rows as replays
+from shadowspec.reports.pages import timeline as line
+from shadowspec.reports.pages.live_production import Production, around
 from shadowspec.reports.queues import MAX_ARRIVALS, QueueCell
-from shadowspec.reports.replays import AuditRow, ReplayRow, ReplaySums
-from shadowspec.reports.tally import Tally
+from shadowspec.reports.replay_rows import AuditRow, ReplayRow, ReplaySums
+from shadowspec.reports.shared_values import Change
+from shadowspec.reports.tally import CacheCost, ContextPoint, ContextRow, Tally, by_context
 from shadowspec.store import AdviceChange, GroupSums, Histogram, RunFilter, VerdictChange
-from shadowspec.store.rollup_sums import Step
+from shadowspec.store.read.rollup_reads import Step
 from shadowspec.types import CostKey, Decision, FingerprintedConfig, ProfiledCosts, StoredEvidence
 
 from . import source

@@ -10,7 +10,7 @@ import streamlit as st
 
 from shadowspec.metrics import ratio
 from shadowspec.store import RunFilter
-from shadowspec.words import plain_text, plural, slice_title
+from shadowspec.text import plain_text, plural, slice_title
 
 from . import charts, downloads, formats, queries, source, states
 

@@ -16,21 +16,16 @@ import streamlit as st
 
 from shadowspec.config import Config, find_config, load_config
 from shadowspec.errors import ShadowSpecError
-from shadowspec.gate.overrides import active
-from shadowspec.gate.sequences import SequencePoint
-from shadowspec.gating import EndpointEvidence, HypothesisId
-from shadowspec.reports.board import Board, BoardValues, build_board
-from shadowspec.reports.board_source import board_values
-from shadowspec.reports.evidence import sequences as unit_sequences
-from shadowspec.reports.failures import FAILURE_SUMS, Failures, stored_failures
-from shadowspec.reports.hypothesis import PATH_TESTS, Measured, TestPath
-from shadowspec.reports.hypothesis import measured as build_measured
-from shadowspec.reports.hypothesis import paths as build_paths
-from shadowspec.reports.hypothesis import unit_paths as build_unit_paths
+from shadowspec.gate.run.unit_curves import Curves, MemoryRows, endpoint_curves
+from shadowspec.gate.verdict.effective_decisions import active
+from shadowspec.reports.failure_rows import FAILURE_SUMS, Failures, stored_failures
+from shadowspec.reports.pages.board import Board, build_board
+from shadowspec.reports.pages.board_values import BoardValues, board_values
+from shadowspec.reports.pages.evidence_page import PATH_TESTS, RollupFigures, TestPath, pool_figures
+from shadowspec.reports.pages.evidence_page import paths as build_paths
+from shadowspec.reports.pages.evidence_page import unit_paths as build_unit_paths
 from shadowspec.store import Pulse, Store
 from shadowspec.types import FunnelKey, OverrideRecord
-
-UnitSequences = Mapping[HypothesisId, Mapping[str, tuple[SequencePoint, ...]]]
 
 READER = "read-ahead"  # the thread that reads what the end of a page needs
 MAX_AGE = timedelta(minutes=10)  # of anything kept, whatever the pulse says
@@ -87,35 +82,33 @@ def unit_paths(
     of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, last: dict[str, TestPath]
 ) -> dict[str, TestPath]:
     """The same after each unit, from the stored runs of the whole endpoint; empty where they do not say."""
-    own = config()
-    key = own.database_url, own.path.stat().st_mtime_ns, of, endpoint
-    found = _unit_sequences(*key).get((slice_key, concurrency, fingerprint), {})
+    found = _curves(config().database_url, of, endpoint).get((slice_key, concurrency, fingerprint), {})
     return build_unit_paths(found, last)
 
 
-def measured(
+def rollup_figures(
     of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, window: timedelta | None
-) -> Measured:
+) -> RollupFigures:
     """What rollups add up to for a hypothesis over the last `window` before the endpoint's newest hour (None: all)."""
-    return _measured(config().database_url, of, endpoint, slice_key, concurrency, fingerprint, window)
+    return _read_figures(config().database_url, of, endpoint, slice_key, concurrency, fingerprint, window)
 
 
 def failures(
     of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, window: timedelta | None
 ) -> Failures:
-    """What was counted of a hypothesis's failures over the same time as `measured`, and what is suspected."""
+    """What was counted of a hypothesis's failures over the same time as `rollup_figures`, and what is suspected."""
     return _failures(config().database_url, of, endpoint, slice_key, concurrency, fingerprint, window)
 
 
 def read_ahead(
     of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, window: timedelta | None
 ) -> None:
-    """Begin to read `measured` and `failures`, which wait for it: the database works while the page above is drawn."""
+    """Begin to read `rollup_figures` and `failures`: the database works while the page above is drawn."""
     own = of, endpoint, slice_key, concurrency, fingerprint, window
 
     def read() -> None:
         with suppress(ShadowSpecError):  # it is met again, and said, where the page asks
-            measured(*own)
+            rollup_figures(*own)
             failures(*own)
 
     Thread(target=read, name=READER, daemon=True).start()
@@ -130,7 +123,7 @@ def forget() -> None:
     """Open the database and read everything anew at the next question."""
     _store.clear()
     _config.clear()
-    for kept in (_funnel, _overrides, _values, _board, _paths, _unit_sequences, _measured, _failures):
+    for kept in (_funnel, _overrides, _values, _board, _paths, _curves, _read_figures, _failures):
         kept.clear()
 
 
@@ -165,7 +158,8 @@ def _values(url: str, changed_ns: int, of: Pulse) -> BoardValues:
     loads = {
         name: {load.concurrency: load.share for load in settings.rule.loads} for name, settings in own.endpoints.items()
     }
-    return board_values(_store(url), prices, loads)
+    policies = {name: settings.policy for name, settings in own.endpoints.items()}
+    return board_values(_store(url), prices, loads, policies)
 
 
 @st.cache_resource(show_spinner=False, max_entries=4, ttl=MAX_AGE)
@@ -181,15 +175,14 @@ def _paths(
 
 
 @st.cache_resource(show_spinner="Reading the endpoint's runs", max_entries=8, ttl=MAX_AGE)
-def _unit_sequences(url: str, changed_ns: int, of: Pulse, endpoint: str) -> UnitSequences:
-    store_, policy = _store(url), config().endpoints[endpoint].policy
-    rows = store_.evidence(endpoint)
-    evidence = EndpointEvidence(endpoint, rows.records, rows.blocks, rows.runs)
-    return unit_sequences(evidence, policy, rows.latest_decisions)
+def _curves(url: str, of: Pulse, endpoint: str) -> Curves:
+    own = _store(url).evidence(endpoint)
+    rows = MemoryRows(own.records, own.blocks, own.runs)
+    return endpoint_curves(endpoint, own.folds, rows, own.latest_decisions)
 
 
 @st.cache_resource(show_spinner=False, max_entries=64, ttl=MAX_AGE)
-def _measured(
+def _read_figures(
     url: str,
     of: Pulse,
     endpoint: str,
@@ -197,14 +190,14 @@ def _measured(
     concurrency: int,
     fingerprint: str,
     window: timedelta | None,
-) -> Measured:
+) -> RollupFigures:
     store_ = _store(url)
     since = window_start(store_.rollup_hours(endpoint), window)
     own = slice_key or None
     groups = store_.group_sums(endpoint, since, slice_key=own, place=(fingerprint, concurrency))
     counts = store_.position_counts(endpoint, own, concurrency, fingerprint, since)
     histograms = store_.histograms(endpoint, own, concurrency, fingerprint, since)
-    return build_measured([each.sums for each in groups], counts, histograms)
+    return pool_figures([each.sums for each in groups], counts, histograms)
 
 
 @st.cache_resource(show_spinner=False, max_entries=64, ttl=MAX_AGE)
@@ -224,5 +217,5 @@ def _failures(
         place,
         store_.group_sums(endpoint, since, place=place, names=FAILURE_SUMS),
         store_.failure_counts(endpoint, since, place=place),
-        _measured(url, of, endpoint, slice_key, concurrency, fingerprint, window).counts,
+        _read_figures(url, of, endpoint, slice_key, concurrency, fingerprint, window).counts,
     )

@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from shadowspec.reports.board_sums import TrendDay
-from shadowspec.reports.model import Interval
-from shadowspec.words import times
+from shadowspec.reports.pages.board_values import TrendDay
+from shadowspec.text import times
+from shadowspec.types import TestResult
 
 WIDTH, HEIGHT, MARGIN = 120, 14, 3
 TREND_WIDTH, TREND_HEIGHT = 96, 26
 
 
-def interval_svg(interval: Interval, low: float, high: float, *, is_log: bool) -> str:
+def interval_svg(interval: TestResult, low: float, high: float, *, is_log: bool) -> str:
     """Estimate and bounds on an axis from `low` to `high`, with the threshold; the text beside it says the same."""
 
     def place(value: float | None, otherwise: float) -> float:
@@ -33,7 +33,7 @@ def interval_svg(interval: Interval, low: float, high: float, *, is_log: bool) -
     return _svg(WIDTH, HEIGHT, f"ss-interval {side(interval)}", "".join(parts))
 
 
-def side(interval: Interval) -> str:
+def side(interval: TestResult) -> str:
     """On which side of the threshold the bounds lie."""
     if interval.threshold is None:
         return "ss-across"

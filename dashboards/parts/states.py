@@ -14,7 +14,7 @@ from . import source
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def show_errors() -> Iterator[None]:
     """Show our own errors as a state of the page; anything else goes on to Streamlit, which shows no details."""
     try:
         yield

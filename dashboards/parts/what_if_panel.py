@@ -10,15 +10,15 @@ import streamlit as st
 
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports.costs import DeviceTime, device_time, saved_per_month
-from shadowspec.reports.loads import LoadCell
-from shadowspec.reports.what_if import MAX_MARGIN, WhatIf, what_if
-from shadowspec.reports.words import bounds_text, shown_as, threshold_text, title_of_test
+from shadowspec.reports.definitions import bounds_text, shown_as, threshold_text, title_of_test
+from shadowspec.reports.pages.load_cells import LoadCell
+from shadowspec.reports.pages.what_if import MAX_MARGIN, WhatIf, what_if
+from shadowspec.reports.token_costs import DeviceTime, device_time, saved_per_month
 from shadowspec.store import GroupSums
+from shadowspec.text import DASH, number, plain_text
 from shadowspec.types import Arm, Decision
-from shadowspec.words import DASH, number, plain_text
 
-from . import charts, queries, source, states, words
+from . import charts, formats, queries, source, states
 
 MONTH = timedelta(days=30)
 MAX_PRICE = 20.0  # of the slider, per GPU-hour; more is typed into the configuration
@@ -109,7 +109,7 @@ def _verdicts(stands: Decision, found: WhatIf) -> None:
     for column, (title, own, text) in zip(st.columns(3), cards, strict=True):
         with column.container(border=True):
             st.markdown(f"**{title}**", help=text)
-            st.html(words.verdict_html(own.verdict))
+            st.html(formats.verdict_html(own.verdict))
             st.caption(plain_text(own.reason))
 
 
@@ -132,7 +132,7 @@ def _tests(found: WhatIf) -> None:
         hide_index=True,
         column_config={
             "Bounds": st.column_config.TextColumn(
-                help=words.definition("bounds")
+                help=formats.definition("bounds")
                 + " Where a threshold lies between two points of the stored grid, the next one "
                 "outward counts."
             )

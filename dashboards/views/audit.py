@@ -7,14 +7,14 @@ from datetime import datetime, timedelta
 
 import streamlit as st
 
-from shadowspec.config.policy_template import parameter_meanings
+from shadowspec.config.template import parameter_meanings
 from shadowspec.errors import ShadowSpecError
-from shadowspec.gating.orders import scope_words, state_words
-from shadowspec.reports.policy import Parameter, gate_parameters, rollout_parameters
+from shadowspec.reports.pages.policy_parameters import Parameter, gate_parameters, rollout_parameters
+from shadowspec.rollout.orders import scope_words, state_words
+from shadowspec.text import DASH, moment, plain_text, plural, slice_title
 from shadowspec.types import FORCEABLE, OverrideRecord, Verdict
-from shadowspec.words import DASH, moment, plain_text, plural, slice_title
 
-from ..parts import access, charts, formats, kill_switch, queries, source, states, words
+from ..parts import access, charts, formats, kill_switch, queries, source, states
 
 ALL_SLICES, ALL_LOADS = "all slices", "all loads"
 EXPIRIES: Mapping[str, timedelta | None] = {
@@ -80,7 +80,7 @@ def _set(name: str | None) -> None:
         "Verdict",
         [own.value for own in FORCEABLE],
         default=Verdict.DISABLE.value,
-        format_func=lambda own: words.marked(Verdict(own)),
+        format_func=lambda own: formats.mark_verdict(Verdict(own)),
         key="order_verdict",
         required=True,
         help="HOLD keeps it off too, but is no failure in CI by itself.",
@@ -114,7 +114,7 @@ def _set(name: str | None) -> None:
                 confirmation=confirmation,
             )
         except ShadowSpecError as error:
-            _refused(error)
+            _show_refusal(error)
             return
         own = done.record.override
         covered = plural(done.num_decisions_covered, "standing decision")
@@ -136,7 +136,7 @@ def _clear(active: Sequence[OverrideRecord], name: str | None) -> None:
         try:
             record = kill_switch.clear_override(titles[chosen].override.override_id, reason=reason, author=author)
         except ShadowSpecError as error:
-            _refused(error)
+            _show_refusal(error)
             return
         _say(f"Override {record.override.override_id} is cleared: {scope_words(record.override)}.")
 
@@ -150,7 +150,7 @@ def _say(text: str) -> None:
     st.rerun()
 
 
-def _refused(error: ShadowSpecError) -> None:
+def _show_refusal(error: ShadowSpecError) -> None:
     st.error(f"Nothing was written: {plain_text(str(error))}", icon=":material/block:")
 
 
@@ -164,7 +164,7 @@ def _history(records: Sequence[OverrideRecord], now: datetime) -> None:
             "State": "\u25a0 in force" if record.is_active(now) else "\u25cb ended",
             "Id": record.override.override_id,
             "Covers": plain_text(scope_words(record.override)),
-            "Verdict": words.marked(record.override.verdict),
+            "Verdict": formats.mark_verdict(record.override.verdict),
             "Set": formats.in_zone(record.override.created_at),
             "By": plain_text(record.override.author),
             "Reason": plain_text(record.override.reason),
@@ -222,13 +222,13 @@ def _row(own: Parameter, group: str, meanings: Mapping[str, str]) -> dict[str, s
         "Parameter": own.name,
         "Value": own.value,
         "Default": own.default,
-        "Fixed at entry": _fixed(own),
+        "Fixed at entry": _fixed_text(own),
         "Meaning": meanings.get(own.name, ""),
         "Of": group,
     }
 
 
-def _fixed(own: Parameter) -> str:
+def _fixed_text(own: Parameter) -> str:
     if own.fixed:
         return f"yes; in force: {', '.join(own.fixed)}"
     return "yes" if own.is_fixed_at_entry else DASH

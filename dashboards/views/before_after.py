@@ -8,14 +8,14 @@ from datetime import datetime, timedelta
 import altair as alt
 import streamlit as st
 
-from shadowspec.reports import before_after
-from shadowspec.reports.before_after import QUANTILES, ArmQuantiles, Enabling, HourPoint, Period
+from shadowspec.reports.pages import before_after
+from shadowspec.reports.pages.before_after import QUANTILES, ArmQuantiles, Enabling, HourPoint, Period
 from shadowspec.store import GroupSums
 from shadowspec.store.histograms import MAX_RELATIVE_ERROR
+from shadowspec.text import DASH, milliseconds, number, percent, plain_text, slice_title
 from shadowspec.types import Arm
-from shadowspec.words import DASH, milliseconds, number, percent, plain_text, slice_title
 
-from ..parts import charts, formats, links, queries, states, words
+from ..parts import charts, formats, links, queries, states
 from ..parts.live_section import live_section
 
 EVERYWHERE = "all endpoints"
@@ -32,13 +32,13 @@ def page() -> None:
     if not found:
         states.empty(
             "Nothing was enabled yet",
-            "Here stands each moment at which the gate said ENABLE, with throughput, latency and request rate around "
-            "it. No hypothesis has come so far; the board says what each still needs.",
+            "Each ENABLE decision appears here, with throughput, latency and request rate around it. "
+            "No hypothesis has come so far; the board says what each still needs.",
         )
         return
     first, second = st.columns([4, 2], vertical_alignment="bottom")
     titles = {f"{own.decision_id}": own for own in found}
-    ids, asked = list(titles), links.asked("decision")
+    ids, asked = list(titles), links.query_value("decision")
     chosen = first.selectbox(
         "Enabling",
         ids,
@@ -103,14 +103,14 @@ def _periods(groups: Sequence[GroupSums], start: datetime) -> None:
     for column, (title, old, new, text) in zip(columns, cells, strict=True):
         change = None if old is None or new is None else f"{number(new - old)} since before"
         column.metric(f"{title}, after", number(new), change, delta_color="off", help=f"{text} Before: {number(old)}.")
-    st.caption(f"{_counted(before)} before, {_counted(after)} after.")
+    st.caption(f"{_count_text(before)} before, {_count_text(after)} after.")
 
 
 _REQUESTS = "Of the traffic: measured requests, each weighed by the inverse of its sampling rate."
 _THROUGHPUT = "Output tokens of a request over its end-to-end time, pooled, in the shadow."
 
 
-def _counted(own: Period) -> str:
+def _count_text(own: Period) -> str:
     return f"{own.num_requests:,} requests measured"
 
 
@@ -148,7 +148,7 @@ def _hours(points: Sequence[HourPoint], own: Enabling) -> None:
         )
     )
     charts.show(
-        charts.layered(lines, *moment),
+        charts.layer(lines, *moment),
         "Mean end-to-end time by hour (ms), both arms in the shadow",
         key="latency-by-hour",
         alt_text="Mean end-to-end time of both arms by hour, with the moment of enabling",
@@ -168,7 +168,7 @@ def _hours(points: Sequence[HourPoint], own: Enabling) -> None:
         )
     )
     charts.show(
-        charts.layered(bars, *moment),
+        charts.layer(bars, *moment),
         "Request rate (requests per hour)",
         key="rate-by-hour",
         alt_text="Requests per hour, with the moment of enabling",
@@ -192,8 +192,8 @@ def _quantiles(own: Enabling, start: datetime, span: timedelta) -> None:
     ]
     st.markdown(
         "**End-to-end time (ms)**",
-        help=f"{words.definition('end-to-end')} From histograms whose bins are 5% wide, so that a quantile is right to "
-        f"{percent(MAX_RELATIVE_ERROR)}; undefined below 1 / (1 - p) requests.",
+        help=f"{formats.definition('end-to-end')} From histograms whose bins are 5% wide, so that a quantile is "
+        f"right to {percent(MAX_RELATIVE_ERROR)}; undefined below 1 / (1 - p) requests.",
     )
     st.dataframe(charts.frame([_quantile_row(each) for each in found]), hide_index=True)
 

@@ -10,20 +10,20 @@ from typing import Any
 import streamlit as st
 import streamlit.components.v2 as components
 
-from shadowspec.reports.board import Board
-from shadowspec.reports.board_filter import (
+from shadowspec.reports.pages.board import (
     SORTS,
     UNDECIDED,
+    Board,
     BoardFilter,
-    Found,
-    found_in,
+    FoundRows,
+    find_rows,
     label_values,
     models_of,
 )
+from shadowspec.text import plural
 from shadowspec.types import Verdict
-from shadowspec.words import plural
 
-from ..parts import formats, source, states, words
+from ..parts import formats, source, states
 from ..parts.board_columns import COLUMNS
 from ..parts.board_table import TableContext, speedup_range, table_html
 from ..parts.trial_charts import TRIALS
@@ -47,7 +47,7 @@ def page() -> None:
     st.html(_tallies(board))
     _partial(board)
     wanted, sort = _filters(board)
-    found = found_in(board, wanted, sort)
+    found = find_rows(board, wanted, sort)
     _table(board, found, sort)
     _legend()
 
@@ -66,8 +66,8 @@ def _empty(board: Board) -> None:
 def _tallies(board: Board) -> str:
     tallies = board.tallies()
     cells = "".join(
-        f'<div class="ss-tally ss-{words.word(verdict).lower()}" title="{escape(words.meaning(verdict))}">'
-        f"<b>{number}</b><span>{words.marked(verdict)}</span></div>"
+        f'<div class="ss-tally ss-{formats.verdict_text(verdict).lower()}" title="{escape(formats.meaning(verdict))}">'
+        f"<b>{number}</b><span>{formats.mark_verdict(verdict)}</span></div>"
         for verdict, number in tallies.items()
         if number or verdict is not None
     )
@@ -84,9 +84,9 @@ def _partial(board: Board) -> None:
     if waiting:
         names = ", ".join(waiting[:5]) + (f" and {len(waiting) - 5} more" if len(waiting) > 5 else "")
         st.html(
-            f'<p class="ss-partial"><b>{words.marked(None)}</b> {plural(len(waiting), "endpoint")} without a decision: '
-            f"{formats.text(names)}. The gate has not looked since they were measured, or nothing of theirs was: "
-            "run <code>shadowspec gate</code>.</p>"
+            f'<p class="ss-partial"><b>{formats.mark_verdict(None)}</b> {plural(len(waiting), "endpoint")} '
+            f"without a decision: {formats.text(names)}. The gate has not looked since they were measured, or nothing "
+            "of theirs was: run <code>shadowspec gate</code>.</p>"
         )
 
 
@@ -117,7 +117,7 @@ def _filters(board: Board) -> tuple[BoardFilter, str]:
     return wanted, sort
 
 
-def _table(board: Board, found: Found, sort: str) -> None:
+def _table(board: Board, found: FoundRows, sort: str) -> None:
     if not found.endpoints:
         states.empty("No row matches", "The filters above leave nothing. Clear one, or the search.")
         return
@@ -165,7 +165,7 @@ def _legend() -> None:
 
 
 def _component() -> Any:
-    return _registered()
+    return _register_table()
 
 
 @cache
@@ -176,7 +176,7 @@ def scripts_ahead() -> list[str]:
 
 
 @cache
-def _registered() -> Any:
+def _register_table() -> Any:
     """Registered once for the process: a second registration of the same name is warned of."""
     script = Path(__file__).parent.parent / "parts" / "board.js"
     return components.component("shadowspec_board", js=script.read_text(encoding="utf-8"), isolate_styles=False)

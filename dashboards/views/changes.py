@@ -9,33 +9,36 @@ from datetime import timedelta
 import altair as alt
 import streamlit as st
 
-from shadowspec.reports.changes import Change, Kind
-from shadowspec.words import DASH, moment, plain_text, plural, slice_title
+from shadowspec.reports.pages.timeline import KINDS
+from shadowspec.reports.shared_values import Change, ChangeKind
+from shadowspec.text import DASH, moment, plain_text, plural, slice_title
 
 from ..parts import charts, formats, links, queries, states
-from ..parts.replay_tables import audits_table
+from ..parts.evidence_tables import audits_table
 
 WINDOWS: Mapping[str, int | None] = {"1 day": 1, "7 days": 7, "30 days": 30, "90 days": 90, "all": None}
 EVERYWHERE = "all endpoints"
 MAX_SHOWN = 500
 # Word, shape and colour of each kind; the same in the chart and in the table.
-SHAPES: Mapping[Kind, tuple[str, str, str]] = {
-    Kind.VERDICT: ("\u25cf", "circle", charts.BLUE),
-    Kind.ALARM: ("\u25b2", "triangle-up", charts.VERMILION),
-    Kind.FINGERPRINT: ("\u2716", "cross", charts.PURPLE),
-    Kind.MIX: ("\u25bc", "triangle-down", charts.ORANGE),
-    Kind.ADVICE: ("\u25b7", "triangle-right", charts.SKY),
-    Kind.OVERRIDE: ("\u25a0", "square", charts.GREY),
-    Kind.ROLLOUT: ("\u25c6", "diamond", charts.GREEN),
+SHAPES: Mapping[ChangeKind, tuple[str, str, str]] = {
+    ChangeKind.VERDICT: ("\u25cf", "circle", charts.BLUE),
+    ChangeKind.ALARM: ("\u25b2", "triangle-up", charts.VERMILION),
+    ChangeKind.FINGERPRINT: ("\u2716", "cross", charts.PURPLE),
+    ChangeKind.MIX: ("\u25bc", "triangle-down", charts.ORANGE),
+    ChangeKind.ADVICE: ("\u25b7", "triangle-right", charts.SKY),
+    ChangeKind.OVERRIDE: ("\u25a0", "square", charts.GREY),
+    ChangeKind.ROLLOUT: ("\u25c6", "diamond", charts.GREEN),
 }
-MEANING: Mapping[Kind, str] = {
-    Kind.VERDICT: "The gate's word on a hypothesis became another one.",
-    Kind.ALARM: "A detector found that what ENABLE promised no longer holds, or an audit that loop and replay differ.",
-    Kind.FINGERPRINT: "A config's name stands for something else now: weights, template, engine or another part of it.",
-    Kind.MIX: "Traffic comes from the slices in other shares than when the endpoint was enabled.",
-    Kind.ADVICE: "Figures came down from where they stood at ENABLE; the promise still holds.",
-    Kind.OVERRIDE: "An operator ordered something, or an order ended.",
-    Kind.ROLLOUT: "The share or the depth at which speculation is rolled out changed.",
+MEANING: Mapping[ChangeKind, str] = {
+    ChangeKind.VERDICT: "The gate's word on a hypothesis became another one.",
+    ChangeKind.ALARM: "A detector found that what ENABLE promised no longer holds, or an audit that loop and "
+    "replay differ.",
+    ChangeKind.FINGERPRINT: "A config's name stands for something else now: weights, template, engine or another "
+    "part of it.",
+    ChangeKind.MIX: "The traffic mix has shifted since the endpoint was enabled.",
+    ChangeKind.ADVICE: "Figures came down from where they stood at ENABLE; the promise still holds.",
+    ChangeKind.OVERRIDE: "An operator ordered something, or an order ended.",
+    ChangeKind.ROLLOUT: "The share or the depth at which speculation is rolled out changed.",
 }
 
 
@@ -62,15 +65,15 @@ def page() -> None:
     counts = Counter(each.kind for each in every)
     kinds = st.pills(
         "Kinds",
-        [kind.value for kind in Kind if counts[kind]],
+        [kind.value for kind in KINDS if counts[kind]],
         selection_mode="multi",
         key="kinds",
         bind="query-params",
-        help="  \n".join(f"{SHAPES[kind][0]} **{kind}**: {MEANING[kind]}" for kind in Kind),
+        help="  \n".join(f"{SHAPES[kind][0]} **{kind}**: {MEANING[kind]}" for kind in KINDS),
     )
     shown = [each for each in every if not kinds or each.kind.value in kinds]
     st.caption(
-        ", ".join(f"{SHAPES[kind][0]} {plural(counts[kind], kind.value)}" for kind in Kind if counts[kind])
+        ", ".join(f"{SHAPES[kind][0]} {plural(counts[kind], kind.value)}" for kind in KINDS if counts[kind])
         + (f" \u2014 shown are the newest {MAX_SHOWN}" if len(shown) > MAX_SHOWN else "")
     )
     _draw(shown[:MAX_SHOWN])
@@ -83,7 +86,7 @@ def _audits(endpoints: tuple[str, ...]) -> None:
     alarms = [pair for pair in rows if pair[1].state.has_alarmed]
     if alarms:
         st.error(
-            f"{plural(len(alarms), 'audit')} of the loop sounded: what it accepts is not what replay expects. Either "
+            f"{plural(len(alarms), 'engine audit')} failed: what the engine accepts is not what replay expects. Either "
             "is wrong, and nothing should be enabled on it; an override HOLD stands until somebody clears it.",
             icon=":material/error:",
         )
@@ -118,7 +121,7 @@ def _draw(shown: Sequence[Change]) -> None:
         for each in shown
     ]
     is_long = bool(shown) and max(each.at for each in shown) - min(each.at for each in shown) > timedelta(days=3)
-    kinds = [kind for kind in Kind if any(each.kind is kind for each in shown)]
+    kinds = [kind for kind in KINDS if any(each.kind is kind for each in shown)]
     names = [kind.value for kind in kinds]
     chart = (
         alt.Chart(charts.frame(rows))

@@ -7,14 +7,14 @@ from datetime import timedelta
 
 import streamlit as st
 
-from shadowspec.reports.board import Board, BoardRow
-from shadowspec.reports.hypothesis import TestPath
+from shadowspec.reports.definitions import shown_as, title_of_test
 from shadowspec.reports.notes import decision_notes
-from shadowspec.reports.words import shown_as, title_of_test
+from shadowspec.reports.pages.board import Board, BoardRow
+from shadowspec.reports.pages.evidence_page import TestPath
 from shadowspec.store import Pulse
-from shadowspec.words import DASH, moment, percent, plural, slice_title, times
+from shadowspec.text import DASH, moment, percent, plural, slice_title, times
 
-from ..parts import charts, context_section, evidence_charts, evidence_sections, formats, links, source, states, words
+from ..parts import charts, context_section, evidence_charts, evidence_sections, formats, links, source, states
 from ..parts.board_table import PARITY_WORD
 
 WINDOWS = {"7 days": timedelta(days=7), "28 days": timedelta(days=28), "all": None}
@@ -41,7 +41,7 @@ def page() -> None:
         return
     row = _chosen(board)
     own = row.endpoint, row.slice_key, row.concurrency, row.fingerprint
-    asked = st.session_state.get("measured") or links.asked("measured") or DEFAULT_WINDOW
+    asked = st.session_state.get("measured") or links.query_value("measured") or DEFAULT_WINDOW
     source.read_ahead(pulse, *own, WINDOWS.get(asked, WINDOWS[DEFAULT_WINDOW]))
     st.html(_title(row))
     _figures(row)
@@ -49,7 +49,7 @@ def page() -> None:
     _sequences(pulse, row)
     _forest(board, row)
     window = _window()
-    found = source.measured(pulse, *own, window)
+    found = source.rollup_figures(pulse, *own, window)
     evidence_sections.acceptance(found)
     evidence_sections.replays(row)
     evidence_sections.latency(found, row)
@@ -61,7 +61,7 @@ def page() -> None:
 def _chosen(board: Board) -> BoardRow:
     """Four selections that narrow each other down; the address follows them, and they follow the address."""
     names = [endpoint.name for endpoint in board.endpoints]
-    asked = {name: links.asked(name) for name in ("endpoint", "slice", "load", "config")}
+    asked = {name: links.query_value(name) for name in ("endpoint", "slice", "load", "config")}
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         endpoint = _select("Endpoint", names, asked["endpoint"], "endpoint")
         own = next(each for each in board.endpoints if each.name == endpoint)
@@ -103,7 +103,7 @@ def _title(row: BoardRow) -> str:
     name = f"{formats.text(row.endpoint)} <span>{formats.text(slice_title(row.slice_key))}</span>"
     return (
         f'<div class="ss-title"><h2>{name}</h2>'
-        f"{words.verdict_html(row.verdict)}{since}</div><p class='ss-reason'>{formats.text(row.reason)}</p>"
+        f"{formats.verdict_html(row.verdict)}{since}</div><p class='ss-reason'>{formats.text(row.reason)}</p>"
     )
 
 
@@ -112,10 +112,10 @@ def _figures(row: BoardRow) -> None:
         cells = st.columns(6)
     own = row.speedup
     bounds = None if own is None else f"{times(own.lower)} to {times(own.upper)}"
-    cells[0].metric("Speedup", DASH if own is None else times(own.estimate), help=words.definition("speedup"))
+    cells[0].metric("Speedup", DASH if own is None else times(own.estimate), help=formats.definition("speedup"))
     cells[0].caption(bounds or "no bounds yet")
     own = row.acceptance
-    cells[1].metric("Acceptance", DASH if own is None else percent(own.estimate), help=words.definition("acceptance"))
+    cells[1].metric("Acceptance", DASH if own is None else percent(own.estimate), help=formats.definition("acceptance"))
     cells[1].caption("no bounds yet" if own is None else f"{percent(own.lower)} to {percent(own.upper)}")
     own = row.tail
     slowed = "Requests slowed by more than the policy's tail margin; the bound must lie below the policy's share."
@@ -128,7 +128,7 @@ def _figures(row: BoardRow) -> None:
     cells[4].metric("Device time saved", saved, help="Per output token against the baseline, over the last 7 days of "
                     "traffic; a request at load b holds 1/b of the device.")  # fmt: skip
     cells[4].caption("" if row.saving is None else _money(row))
-    cells[5].metric("Sessions", f"{row.num_clusters:,}", help=words.definition("units"))
+    cells[5].metric("Sessions", f"{row.num_clusters:,}", help=formats.definition("units"))
     needed = row.clusters_needed
     by = "" if row.expected_at is None else f" by {formats.ahead(row.expected_at)}"
     cells[5].caption("none needed" if needed is None else f"about {needed:,} more{by}")
@@ -146,7 +146,7 @@ def _notes(row: BoardRow) -> None:
     """What a reader should know beside the reason, and that evidence is stale."""
     now = formats.now()
     limit = source.config().dashboard.stale_after
-    if formats.is_stale(row.evidence_at, now, limit):
+    if row.evidence_at is not None and row.is_stale(limit, now):
         st.warning(
             f"Stale: the newest evidence is of {moment(row.evidence_at)}, {formats.ago(row.evidence_at, now)}. The "
             "verdict stands, but nothing has been checked since: traffic, models and load may have moved on.",
@@ -165,7 +165,7 @@ def _sequences(pulse: Pulse, row: BoardRow) -> None:
     paths = source.paths(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint)
     if not paths:
         return
-    st.markdown("#### Confidence sequences", help=words.definition("sequence"))
+    st.markdown("#### Confidence sequences", help=formats.definition("sequence"))
     by_unit = _by_unit(pulse, row, paths)
     drawn = by_unit or paths
     shown = [name for name in AXIS_TITLE if name in drawn]
@@ -178,7 +178,7 @@ def _sequences(pulse: Pulse, row: BoardRow) -> None:
                     f"{title_of_test(name)}, with bounds",
                     key=f"path-{name}",
                     alt_text=_said(name, own),
-                    help_text=words.definition("bounds"),
+                    help_text=formats.definition("bounds"),
                 )
     looks = plural(max(len(own.points) for own in paths.values()), "look")
     st.caption(
@@ -191,7 +191,7 @@ def _sequences(pulse: Pulse, row: BoardRow) -> None:
 def _by_unit(pulse: Pulse, row: BoardRow, paths: dict[str, TestPath]) -> dict[str, TestPath]:
     """After every unit instead of after every look, where looks are few and records are not too many to read."""
     num_records = sum(number for (name, _, _), number in source.funnel(pulse).items() if name == row.endpoint)
-    if row.standing.measured is None or num_records > MAX_UNIT_RECORDS or row.endpoint not in source.config().endpoints:
+    if row.standing.measured is None or num_records > MAX_UNIT_RECORDS:
         return {}
     looks = max(len(own.points) for own in paths.values())
     if not st.toggle(
@@ -230,7 +230,7 @@ def _forest(board: Board, row: BoardRow) -> None:
                 title,
                 key=f"forest-{figure}",
                 alt_text=f"Forest plot of {figure} with bounds for {plural(len(shown), 'slice')}",
-                help_text=words.definition("bounds"),
+                help_text=formats.definition("bounds"),
                 height=height,
             )
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import altair as alt
 import streamlit as st
 
-from shadowspec.reports import explorer
-from shadowspec.reports.explorer import FEW_RUNS, FIGURES, MAX_LABELLED, Cell, Grid, Point
-from shadowspec.words import figure as plain_figure
-from shadowspec.words import number, percent, plain_text, plural, times
+from shadowspec.reports.pages import explorer
+from shadowspec.reports.pages.explorer import FEW_RUNS, FIGURES, MAX_LABELLED, Cell, Grid, Point
+from shadowspec.text import figure as plain_figure
+from shadowspec.text import number, percent, plain_text, plural, times
 
 from ..parts import charts, formats, queries, run_table, states
 
@@ -67,7 +67,7 @@ def page() -> None:
         points, newest = explorer.run_points(rows, queries.configs()), len(rows)
     elif explorer.DAY in (x, y):
         points = _rollup_points(endpoint, since, with_days=True)
-    points = _filtered(points)
+    points = _filter_points(points)
     grid = explorer.grid(points, figure, x, y, newest_runs=newest)
     _draw(grid, view)
     _say_what_it_is(grid, since, hours[1])
@@ -112,7 +112,7 @@ def _controls(known: list[str], labels: list[str]) -> tuple[str, str, str, str] 
     return figure, x, y, view or VIEWS[0]
 
 
-def _filtered(points: list[Point]) -> list[Point]:
+def _filter_points(points: list[Point]) -> list[Point]:
     """What is left of the points under the filters, which stand in the address too."""
     names = [name for name in explorer.dimensions(points) if name != explorer.DAY]
     with st.expander("Filter", icon=":material/filter_alt:"):
@@ -127,7 +127,7 @@ def _filtered(points: list[Point]) -> list[Point]:
             )
             for place, name in enumerate(names)
         }
-    return explorer.selected(points, wanted)
+    return explorer.select_points(points, wanted)
 
 
 def _draw(grid: Grid, view: str) -> None:
@@ -159,7 +159,7 @@ def _draw(grid: Grid, view: str) -> None:
             text=alt.Text("n:N"), color=alt.Color("ink:N", scale=None, legend=None)
         )
         charts.show(
-            charts.layered(cells, words, numbers, independent=("color",)),
+            charts.layer(cells, words, numbers, independent=("color",)),
             title,
             key="grid",
             alt_text=f"Heat map: {title}",
@@ -187,7 +187,7 @@ def _draw(grid: Grid, view: str) -> None:
         )
         chart: Any = lines
         if own.kind == "times":
-            chart = charts.layered(lines, *charts.threshold(1.0, "1\u00d7: as fast as without speculation"))
+            chart = charts.layer(lines, *charts.threshold(1.0, "1\u00d7: as fast as without speculation"))
         charts.show(chart, title, key="grid", alt_text=f"Curves: {title}", help_text=own.definition, height=340)
     with st.expander("As a table", icon=":material/table_rows:"):
         st.dataframe(

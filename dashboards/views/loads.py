@@ -8,12 +8,12 @@ import altair as alt
 import streamlit as st
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports.loads import LoadCell, break_evens, load_cells
-from shadowspec.reports.words import bounds_text, shown_as
+from shadowspec.reports.definitions import bounds_text, shown_as
+from shadowspec.reports.pages.load_cells import LoadCell, break_evens, load_cells
+from shadowspec.text import DASH, plain_text, slice_title, times
 from shadowspec.types import Verdict
-from shadowspec.words import DASH, plain_text, slice_title, times
 
-from ..parts import charts, cost_model_panel, links, queries, queue_panel, source, states, what_if_panel, words
+from ..parts import charts, derived_panels, formats, links, queries, source, states, what_if_panel
 from ..parts.what_if_panel import config_title
 
 
@@ -40,8 +40,8 @@ def page() -> None:
     policy = _policy(endpoint)
     cells = load_cells(decisions, slice_key)
     _by_load(endpoint, slice_key, cells, policy)
-    cost_model_panel.draw(endpoint, slice_key)
-    queue_panel.draw(endpoint)
+    derived_panels.draw_predictions(endpoint, slice_key)
+    derived_panels.draw_queues(endpoint)
     st.divider()
     what_if_panel.draw(endpoint, slice_key, cells, policy)
 
@@ -59,7 +59,7 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: G
             "estimate": cell.estimate,
             "lower": cell.speedup.lower,
             "upper": cell.speedup.upper,
-            "verdict": words.word(cell.verdict),
+            "verdict": formats.verdict_text(cell.verdict),
             "bounds": bounds_text(cell.speedup),
             "blocks": cell.speedup.num_units,
         }
@@ -75,7 +75,7 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: G
             alt.Tooltip("verdict:N", title="verdict"),
             alt.Tooltip("blocks:Q", title="blocks", format=","),
         ]
-        verdicts = [words.word(verdict) for verdict in Verdict]
+        verdicts = [formats.verdict_text(verdict) for verdict in Verdict]
         base = alt.Chart(charts.frame(rows)).encode(
             x=alt.X("load:O", title="load (requests at once)", axis=alt.Axis(labelAngle=0)),
             xOffset=alt.XOffset("config:N"),
@@ -103,11 +103,11 @@ def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: G
         )
         proven = charts.threshold(1.0 + policy.margin, f"to be proven: {times(1.0 + policy.margin)}")
         charts.show(
-            charts.layered(bars, points, *proven, *charts.threshold(1.0, "as fast as without", is_below=True)),
+            charts.layer(bars, points, *proven, *charts.threshold(1.0, "as fast as without", is_below=True)),
             "Speedup by load (\u00d7), with the gate's bounds",
             key="by-load",
             alt_text=f"Speedup and its bounds at each measured load of {endpoint}",
-            help_text=f"{words.definition('speedup')} {words.definition('bounds')}",
+            help_text=f"{formats.definition('speedup')} {formats.definition('bounds')}",
             height=360,
         )
     else:
@@ -132,7 +132,7 @@ def _table(endpoint: str, slice_key: str, cells: Sequence[LoadCell]) -> None:
                     "Load": cell.concurrency,
                     "K": cell.depth,
                     "Config": plain_text(cell.config_name),
-                    "Verdict": words.marked(cell.verdict),
+                    "Verdict": formats.mark_verdict(cell.verdict),
                     "Speedup": times(cell.estimate),
                     "Bounds": DASH if cell.speedup is None else bounds_text(cell.speedup),
                     "Acceptance": DASH
@@ -150,8 +150,8 @@ def _table(endpoint: str, slice_key: str, cells: Sequence[LoadCell]) -> None:
         column_config={
             "Load": st.column_config.NumberColumn(help="Requests run at once by the shadow."),
             "K": st.column_config.NumberColumn(help="Tokens drafted per step (num_speculative_tokens)."),
-            "Bounds": st.column_config.TextColumn(help=words.definition("bounds")),
-            "Acceptance": st.column_config.TextColumn(help=words.definition("acceptance")),
+            "Bounds": st.column_config.TextColumn(help=formats.definition("bounds")),
+            "Acceptance": st.column_config.TextColumn(help=formats.definition("acceptance")),
             "Evidence": st.column_config.LinkColumn(display_text="open"),
         },
     )

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from shadowspec import demo
 from shadowspec.engine.batch import Request
-from shadowspec.engine.decode import ArmResult, decode_batch
+from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.profiling import num_steps
@@ -64,7 +64,7 @@ def timed_forwards() -> Iterator[Clock]:
         DirectLlama.forward = original  # type: ignore[method-assign]
 
 
-def arm(target: LoadedModel, draft: LoadedModel | None, requests: list[Request]) -> ArmResult:
+def arm(target: LoadedModel, draft: LoadedModel | None, requests: list[Request]) -> ArmResult[Decoded]:
     """One arm of a block; the baseline without a draft."""
     is_greedy = requests[0].sampling.temperature == 0.0
     proposer = (

@@ -26,8 +26,7 @@ from rich.table import Table
 
 from shadowspec import demo
 from shadowspec.engine import Engine, Models
-from shadowspec.reports.contexts import CacheCost, ContextPoint, by_context
-from shadowspec.reports.tally import Tally
+from shadowspec.reports.tally import CacheCost, ContextPoint, Tally, by_context
 from shadowspec.types import (
     Arm,
     Block,

@@ -27,12 +27,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from shadowspec import demo, metrics
-from shadowspec.cost_model import CostSurface, Drafts
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate, Models
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.profiling import Grid, num_steps, profile
+from shadowspec.planning.cost_model import CostSurface, Drafts
 from shadowspec.types import Place, SamplingParameters, SpeculationConfig, VerifyRule
 
 LOADS = (1, 2, 4, 8, 16)
@@ -112,7 +112,7 @@ class Cell:
     def row(self, surface: CostSurface) -> dict[str, Any]:
         """What the surface says of it, beside what was measured."""
         load, depth, plain, drafted = self.load, self.depth, self._plain, self._drafted
-        pooled = metrics.pooled([each.counts for each in drafted])
+        pooled = metrics.pool_counts([each.counts for each in drafted])
         assert pooled is not None, "something was decoded"
         steps = pooled.num_drafts + pooled.num_plain_steps
         length = 1.0 + pooled.num_accepted_tokens / steps

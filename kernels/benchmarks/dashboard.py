@@ -2,12 +2,12 @@
 
     python kernels/benchmarks/dashboard.py [--config FILE] [--rounds N] [--out FILE]
 
-FILE is the configuration of a large store, as `python -m shadowspec.demo.large --config FILE` writes it; without one
-such a store is made first, with ten million runs, in a Postgres of its own (some minutes and 6 GB).  A visit
-begins with an empty browser and ends when the page's own content is drawn and nothing is on its way; `first` is the
-first visit after the server's start (and after it has read the board by itself), `again` a later one.  An interaction
-is timed from the click or key: `s` until the whole page is drawn, what lies below the window included, `seen_s` until
-what lies within the window is.  Nothing else may run meanwhile.
+FILE is the configuration of a large store, as `python -m kernels.benchmarks.large_store --config FILE` writes it;
+without one such a store is made first, with ten million runs, in a Postgres of its own (some minutes and 6 GB).  A
+visit begins with an empty browser and ends when the page's own content is drawn and nothing is on its way; `first` is
+the first visit after the server's start (and after it has read the board by itself), `again` a later one.  An
+interaction is timed from the click or key: `s` until the whole page is drawn, what lies below the window included,
+`seen_s` until what lies within the window is.  Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shadowspec.reports.before_after import Enabling
+    from shadowspec.reports.pages.before_after import Enabling
     from shadowspec.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -272,9 +272,9 @@ def large_store(given: Path | None) -> Iterator[Path]:
         return
     from datetime import UTC, datetime
 
-    from shadowspec.demo.large.config import config_text
-    from shadowspec.demo.large.filling import Size, fill
-    from shadowspec.demo.large.world import make_world
+    from kernels.benchmarks.large_store.config import config_text
+    from kernels.benchmarks.large_store.filling import Size, fill
+    from kernels.benchmarks.large_store.world import make_world
     from tests.services import postgres_server
 
     size = Size()
@@ -347,8 +347,8 @@ def example(config: Path) -> dict[str, str]:
 
 def _most_read(store: Store) -> Enabling:
     """The enabling with most windows on the side that has fewer, within a week of it."""
-    from shadowspec.reports.before_after import enablings
-    from shadowspec.reports.production import around
+    from shadowspec.reports.pages.before_after import enablings
+    from shadowspec.reports.pages.live_production import around
 
     found = []
     for own in enablings(store.verdict_changes(limit=MAX_CHANGES), store.fingerprints()):

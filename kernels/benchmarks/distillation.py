@@ -32,7 +32,7 @@ from rich.progress import track
 from scipy.stats import t as student
 
 from shadowspec import demo
-from shadowspec.cli.distilling import Distilled, Wanted, distill_files
+from shadowspec.app.distill_draft import Distilled, Wanted, distill_files
 from shadowspec.config import load_config
 from shadowspec.distill.comparison import half_width
 from shadowspec.distill.examples import Example, Shares

@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import run_gate
+from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.store import Store, upgrade
 from shadowspec.types import Decision, FingerprintedConfig, SpeculationConfig, VerifyRule
 

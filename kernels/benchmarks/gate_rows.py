@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import text
 
-from shadowspec.store import tables
+from shadowspec.store import table_definitions as tables
 
 ENDPOINT = "chat"
 FINGERPRINT = "5f" * 32

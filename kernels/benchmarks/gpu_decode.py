@@ -35,13 +35,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import device_name
-from shadowspec.engine.decode import ArmResult, decode_batch
-from shadowspec.engine.fused import choose_kernels
+from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.llama import DirectLlama
+from shadowspec.engine.models import choose_kernels
 from shadowspec.engine.profiling import num_steps
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
-from shadowspec.engine.recording import CudaGraphs, Recorder, Rerun
-from shadowspec.engine.static_passes import StaticPasses
+from shadowspec.engine.static_passes import CudaGraphs, Recorder, Rerun, StaticPasses
 from shadowspec.types import SamplingParameters, VerifyRule
 
 RESULTS = Path(__file__).parent / "results"
@@ -79,7 +78,7 @@ class Way:
             passes = [StaticPasses(own, lambda: recorder(device), self.kernels) for own in (target, draft)]
         self.target_passes, self.draft_passes = passes
 
-    def decode(self, requests: list[Request], *, speculates: bool) -> ArmResult:
+    def decode(self, requests: list[Request], *, speculates: bool) -> ArmResult[Decoded]:
         """One arm."""
         is_greedy = requests[0].sampling.temperature == 0.0
         proposer = DraftModelProposer(
@@ -129,7 +128,7 @@ def seconds(work: Callable[[], int], device: torch.device) -> tuple[float, int]:
     return time.perf_counter() - began, tokens
 
 
-def num_tokens(result: ArmResult) -> int:
+def num_tokens(result: ArmResult[Decoded]) -> int:
     """Of all requests."""
     return sum(len(decoded.output) for decoded in result.decoded)
 

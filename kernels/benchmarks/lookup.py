@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from shadowspec import demo
-from shadowspec.cli.replayers import Asked
-from shadowspec.cli.replaying import ReplayedTraffic, replay_files
+from shadowspec.app.replay_records import ReplayedTraffic, replay_files
+from shadowspec.app.replayers import Asked
 from shadowspec.config import load_config
 from shadowspec.metrics import ratio
 from shadowspec.types import ExpectedCounts, parse_slice_key
@@ -71,7 +71,7 @@ def summed(done: ReplayedTraffic) -> dict[tuple[str, int, str], dict[str, float]
     )
     for (_, slice_key, place), pool in done.pools.items():
         prompt_class = parse_slice_key(slice_key)["prompt_class"] if slice_key else EVERYTHING
-        for depth, pooled in zip(done.depths, pool.pooled(), strict=True):
+        for depth, pooled in zip(done.depths, pool.pool(), strict=True):
             own = sums[prompt_class, depth, list(WAYS)[place]]
             _add(own, pooled.counts)
             own["num_requests"] += pooled.num_requests

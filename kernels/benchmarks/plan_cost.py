@@ -3,28 +3,42 @@
     shadowspec demo --out shadowspec-demo     # nothing else may run meanwhile
     python kernels/benchmarks/plan_cost.py --config shadowspec-demo/shadowspec.toml
 
-Every endpoint that was decided is decided again after each of its blocks.  The decision's cost is measured from the
-blocks' starts: from each block's to that of the next one, up to the block after which the verdict first stood.  The
-plan is made after a part of these blocks, and knows nothing of those that follow.  Two ratios say how far off it is: of
-all that it foresaw, and of the sessions that the decision took at the cost that the plan knew of one.
+Every endpoint that was decided is decided again after each of its blocks, by the gate over a store that holds the
+blocks up to it.  The decision's cost is measured from the blocks' starts: from each block's to that of the next one, up
+to the block after which the verdict first stood.  The plan is made after a part of these blocks, and knows nothing of
+those that follow.  Two ratios say how far off it is: of all that it foresaw, and of the sessions that the decision took
+at the cost that the plan knew of one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from datetime import UTC, datetime
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from shadowspec.block_costs import session_costs
 from shadowspec.config import EndpointConfig, load_config
-from shadowspec.gating import EndpointEvidence, decide_endpoint, endpoint_looks
-from shadowspec.gating.plans import plan_endpoint
-from shadowspec.gating.sizing import MAX_BLOCKS
+from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.metrics import ratio
-from shadowspec.store import Store
-from shadowspec.types import Decision, FingerprintedConfig, Verdict
+from shadowspec.planning.block_costs import session_costs
+from shadowspec.planning.plans import plan_stored
+from shadowspec.planning.sizing import MAX_BLOCKS
+from shadowspec.store import Store, upgrade
+from shadowspec.types import (
+    Advance,
+    Block,
+    BlockResult,
+    Decision,
+    FingerprintedConfig,
+    PartitionId,
+    Verdict,
+    WriteBatch,
+)
 
 PARTS = (0.25, 0.33, 0.5, 0.67, 0.75, 0.9)
 RESULTS = Path(__file__).parent / "results" / "plan_cost.json"
@@ -33,32 +47,61 @@ RESULTS = Path(__file__).parent / "results" / "plan_cost.json"
 class Story:
     """One endpoint's stored rows, of which any number of first blocks may be all that is known."""
 
-    def __init__(self, store: Store, name: str, own: EndpointConfig, configs: dict[str, FingerprintedConfig]) -> None:
-        self.name, self._own, self._configs = name, own, configs
+    def __init__(
+        self, store: Store, name: str, own: EndpointConfig, configs: dict[str, FingerprintedConfig], empty: Path
+    ) -> None:
+        self.name, self._own, self._configs, self._empty = name, own, configs, empty
         self.blocks, self._runs = store.blocks(name), store.runs(name)
         self._records = store.records(name)
         self.times = store.block_times([name], limit=MAX_BLOCKS)[name]
-        self._loads = sorted({block.concurrency for block in self.blocks})
 
-    def cut(self, number: int) -> EndpointEvidence:
+    @contextmanager
+    def decided(self, number: int) -> Iterator[tuple[Store, list[Decision]]]:
+        """A store in which the first blocks are all that was measured, and what its gate decides."""
+        path = self._empty.with_name("cut.db")
+        shutil.copy(self._empty, path)
+        with Store.open(f"sqlite:///{path}") as store:
+            store.save_fingerprints(list(self._configs.values()))
+            store.save_batch(self._cut(number), "plan_cost")
+            yield store, run_gate(store, {self.name: self._own.policy}, input_ended=True)
+
+    def _cut(self, number: int) -> WriteBatch:
         """What was stored after the first blocks."""
         kept = {block.block_id for block in self.blocks[:number]}
         runs = [run for run in self._runs if run.block_id in kept]
         keys, later = {run.key for run in runs}, {run.key for run in self._runs if run.block_id not in kept}
         last = max(key.offset for key in keys)
-        records = [own for own in self._records if own.key not in later and (own.key in keys or own.key.offset <= last)]
-        return EndpointEvidence(self.name, records, self.blocks[:number], runs)
-
-    def decided(self, number: int) -> list[Decision]:
-        """The decisions after so many blocks, the whole endpoint's first."""
-        return decide_endpoint(
-            self.cut(number), self._own.policy, self._configs, self._loads, [], input_ended=True, now=datetime.now(UTC)
-        )
+        records = {
+            own.key: own
+            for own in self._records
+            if own.key not in later and (own.key in keys or own.key.offset <= last)
+        }
+        blocks = []
+        for stored in self.blocks[:number]:
+            own_runs = tuple(run for run in runs if run.block_id == stored.block_id)
+            block = Block(
+                stored.block_id, stored.sequence, self.name, stored.slice_key, stored.concurrency, (), (),
+                stored.first_arm,
+            )  # fmt: skip
+            result = BlockResult(block, stored.started_at, own_runs, stored.memory)
+            blocks.append((result, tuple(records[key] for key in dict.fromkeys(run.key for run in own_runs))))
+        advances = []
+        for place in sorted({(key.source, key.partition) for key in records}):
+            own_records = [own for key, own in records.items() if (key.source, key.partition) == place]
+            times = [own.event_time for own in own_records if own.event_time is not None]
+            funnel = Counter((own.endpoint, own.counter, own.reason) for own in own_records)
+            stop = max(own.key.offset for own in own_records) + 1
+            advances.append(
+                Advance(PartitionId(*place), None, stop, len(own_records), funnel, max(times, default=None))
+            )
+        rest = tuple(own for key, own in records.items() if key not in keys)
+        return WriteBatch(rest, tuple(blocks), tuple(advances))
 
     def first_decided(self) -> tuple[int, Verdict] | None:
         """The number of blocks after which the whole endpoint has its verdict, and which."""
         for number in range(1, len(self.blocks) + 1):
-            verdict = self.decided(number)[0].verdict
+            with self.decided(number) as (_, decisions):
+                verdict = decisions[0].verdict
             if verdict is not Verdict.HOLD:
                 return number, verdict
         return None
@@ -70,13 +113,11 @@ class Story:
 
     def planned(self, number: int) -> dict[str, Any]:
         """What a plan says after so many blocks."""
-        looks = endpoint_looks(
-            self.cut(number), self._own.policy, self._configs, self._loads, self.decided(number), input_ended=True
-        )
-        own = plan_endpoint(
-            self.name, looks, self._own.policy, sample_rate=self._own.rule.sample_rate, capacity_per_s=None,
-            costs=session_costs(self.times[:number]),
-        )  # fmt: skip
+        with self.decided(number) as (store, _):
+            own = plan_stored(
+                store, self.name, self._own.policy, sample_rate=self._own.rule.sample_rate, capacity_per_s=None,
+                costs=session_costs(self.times[:number]),
+            )  # fmt: skip
         whole, first = own.slices[0], own.hypotheses[0]
         assert whole.shadow_time is not None
         assert own.costs is not None
@@ -124,9 +165,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     config = load_config(arguments.config)
-    with Store.open(config.database_url) as store:
-        configs = store.fingerprints()
-        found = [story_document(Story(store, name, own, configs)) for name, own in config.endpoints.items()]
+    with TemporaryDirectory() as folder, Store.open(config.database_url) as store:
+        empty, configs = Path(folder) / "empty.db", store.fingerprints()
+        upgrade(f"sqlite:///{empty}")
+        found = [story_document(Story(store, name, own, configs, empty)) for name, own in config.endpoints.items()]
     document = {"endpoints": [own for own in found if own is not None]}
     for own in document["endpoints"]:
         seconds = own["device_seconds_measured"]

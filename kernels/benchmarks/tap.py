@@ -32,14 +32,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kafka import KafkaConsumer, KafkaProducer
-from kafka.record import memory_records
-from kafka.record.default_records import DefaultRecordBatch
 from rich.console import Console
 from rich.table import Table
 
 from shadowspec import demo
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
-from shadowspec.garbage import seldom_collected
+from shadowspec.gc_control import gc_relaxed
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
@@ -116,7 +114,6 @@ class Stopwatch:
 
 def bare(bootstrap: str, topic: str, count: int) -> Speed:
     """A loop that polls and does nothing, with kafka-python as it comes."""
-    memory_records.DefaultRecordBatch = DefaultRecordBatch  # a tap of this process has put its own there
     consumer = KafkaConsumer(
         topic, bootstrap_servers=bootstrap, group_id=f"bench-{uuid.uuid4().hex}", auto_offset_reset="earliest",
         enable_auto_commit=False, max_poll_records=500,
@@ -151,7 +148,7 @@ def tapped(bootstrap: str, topic: str, count: int, tokenizer: FolderTokenizer, *
     pipeline = Pipeline(admission, BlockFormer([rule]), routing=settings.routing, joiner=Joiner(timedelta(minutes=5)))
     seen = measured = polls = 0
     watch: Stopwatch | None = None
-    with KafkaTap(settings) as tap, seldom_collected():
+    with KafkaTap(settings) as tap, gc_relaxed():
         while seen < count:
             for partition in tap.changes().assigned:
                 pipeline.start(partition, None, {})
@@ -163,7 +160,7 @@ def tapped(bootstrap: str, topic: str, count: int, tokenizer: FolderTokenizer, *
             while pipeline.ready:
                 block = pipeline.ready.popleft()
                 measured += len(block.requests)
-                pipeline.measured(BlockResult(block, datetime.now(UTC), (), {}))
+                pipeline.finish(BlockResult(block, datetime.now(UTC), (), {}))
             if polls % SETTLE_EVERY == 0 and pipeline.outbox.batch() is not None:
                 pipeline.outbox.settle()
         assert watch is not None

@@ -18,10 +18,10 @@ from tap import ENDPOINT, SECRET, endpoint, records
 
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
-from shadowspec.garbage import uncollected
+from shadowspec.gc_control import gc_paused
 from shadowspec.tap.admission import Admission, Admitted
 from shadowspec.tap.blocks import BlockFormer
-from shadowspec.tap.formats import Format, open_message
+from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.reading import Reading
 from shadowspec.tap.routing import Hints
@@ -34,8 +34,8 @@ HINTS = Hints(ENDPOINT)
 
 def read(admission: Admission, raws: Sequence[RawRecord]) -> list[Reading]:
     """What a decoding process would do."""
-    opened = [each for raw in raws for each in open_message(raw, Format.AUTO)]
-    return admission.read([(each.key, each.record or each.error, HINTS) for each in opened])
+    opened = [each for raw in raws for each in open_message(raw, MessageFormat.AUTO)]
+    return admission.read([(each, HINTS) for each in opened])
 
 
 def decide(admission: Admission, former: BlockFormer, readings: Sequence[Reading]) -> None:
@@ -57,7 +57,7 @@ def main(count: int = 5_000) -> None:
     clock, spent = time.process_time, [0.0] * 4
     for at in range(0, count, MESSAGES_PER_POLL):
         polled = raws[at : at + MESSAGES_PER_POLL]
-        with uncollected():
+        with gc_paused():
             times = [clock()]
             pickle.dumps(polled, pickle.HIGHEST_PROTOCOL)
             times.append(clock())

@@ -47,7 +47,7 @@ from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.parity import divergence_gap
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.gate.policy import NEAR_TIE_LOGIT
-from shadowspec.outputs import first_divergence
+from shadowspec.quality.outputs import first_divergence
 from shadowspec.types import SamplingParameters, VerifyRule
 
 NUM_SPECULATIVE_TOKENS = 4

@@ -1,4 +1,8 @@
-"""Kernels of the engine, beneath every other package: it imports nothing of `shadowspec`.
+"""Kernels of the engine and their torch twins, which are their specification.
+
+In: tensors.
+Out: tensors, and which backend ran.
+Imports: nothing.
 
 `reference` is the specification in plain torch; `verification`, `scoring` and `appending` hold one Triton kernel
 family each, and import triton; `dispatch` runs either and writes down which.

@@ -28,10 +28,10 @@ def verify(step: Step) -> Verified:
     processed = processed_logits(step)
     best = processed.max(-1).indices  # [rows, K + 1], the first of equals
     if step.rule == "greedy":
-        return _matched(step, best)
+        return _match_greedy(step, best)
     target_probs = _target_probs(step, processed, best)
     if step.rule == "exact_match":
-        return _matched(step, draw(target_probs, step.target_uniform))
+        return _match_greedy(step, draw(target_probs, step.target_uniform))
 
     rows = torch.arange(step.num_rows, device=step.logits.device)
     target_chosen = target_probs[:, :-1].gather(2, step.drafted[:, :, None]).squeeze(2)  # [rows, K]
@@ -64,12 +64,12 @@ def processed_logits(step: Step) -> torch.Tensor:
             is_short = step.minimum_length.emitted + column < step.minimum_length.min_tokens
             logits = logits.masked_fill(is_short[:, None] & step.minimum_length.ends, HIDDEN)
         if step.penalties is not None:
-            logits = _penalised(logits, step.penalties, step.drafted[:, :column])
+            logits = _penalise(logits, step.penalties, step.drafted[:, :column])
         columns.append(logits)
     return torch.stack(columns, 1)
 
 
-def _penalised(logits: torch.Tensor, penalties: Penalties, assumed: torch.Tensor) -> torch.Tensor:
+def _penalise(logits: torch.Tensor, penalties: Penalties, assumed: torch.Tensor) -> torch.Tensor:
     """Logits [rows, vocabulary] with `assumed`, int64 [rows, n], counted as emitted."""
     counts = penalties.output_counts.scatter_add(1, assumed, torch.ones(assumed.shape, device=assumed.device))
     is_seen = penalties.in_prompt | (counts > 0)
@@ -82,12 +82,12 @@ def _target_probs(step: Step, processed: torch.Tensor, best: torch.Tensor) -> to
     """The distribution that is sampled, float32 [rows, K + 1, vocabulary]; one-hot at temperature 0."""
     is_greedy = step.temperature == 0.0
     logits = processed / torch.where(is_greedy, 1.0, step.temperature)[:, None, None]
-    probs = torch.softmax(logits, -1) if step.truncation is None else _truncated(logits, step.truncation)
+    probs = torch.softmax(logits, -1) if step.truncation is None else _truncate(logits, step.truncation)
     one_hot = torch.zeros_like(probs).scatter(-1, best[..., None], 1.0)
     return torch.where(is_greedy[:, None, None], one_hot, probs)
 
 
-def _truncated(logits: torch.Tensor, truncation: Truncation) -> torch.Tensor:
+def _truncate(logits: torch.Tensor, truncation: Truncation) -> torch.Tensor:
     """Softmax of [rows, tokens, vocabulary] after min-p, top-k and top-p; ties at an edge stay."""
     vocabulary = logits.shape[-1]
     least = logits.amax(-1, keepdim=True) + truncation.min_p.log()[:, None, None]
@@ -121,7 +121,7 @@ def draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cumulated, threshold, right=True).squeeze(-1)
 
 
-def _matched(step: Step, tokens: torch.Tensor) -> Verified:
+def _match_greedy(step: Step, tokens: torch.Tensor) -> Verified:
     """Accept while the draft equals the target's own token, int64 [rows, K + 1]."""
     accepted = _leading(step.drafted == tokens[:, :-1], step.num_drafted)
     return Verified(accepted, tokens.gather(1, accepted[:, None]).squeeze(1))

@@ -69,7 +69,7 @@ def _temperature(inputs, row):
 
 
 @triton.jit
-def _processed(inputs, row, column, index, DEPTH: tl.constexpr):
+def _process_logits(inputs, row, column, index, DEPTH: tl.constexpr):
     """Logits at `index` after minimum length and penalties, -inf past the vocabulary."""
     is_inside = index < inputs.vocabulary
     start = inputs.logits + row * inputs.logits_row + column * inputs.logits_column
@@ -93,7 +93,7 @@ def _processed(inputs, row, column, index, DEPTH: tl.constexpr):
 
 
 @triton.jit
-def _combined(tiles, inputs, row, column, TILES: tl.constexpr, DEPTH: tl.constexpr):
+def _combine_tiles(tiles, inputs, row, column, TILES: tl.constexpr, DEPTH: tl.constexpr):
     """A position's softmax: probability mass of each tile, highest scaled logit, sum over it, arg-max token."""
     lane = tl.arange(0, TILES)
     place = (row * (DEPTH + 1) + column) * tiles.num_tiles + lane
@@ -115,7 +115,7 @@ def _combined(tiles, inputs, row, column, TILES: tl.constexpr, DEPTH: tl.constex
 @triton.jit
 def _weights(inputs, row, column, index, highest, total, is_residual, DEPTH: tl.constexpr):
     """Probabilities at `index`; of the residual after a rejection at this column, if that is wanted."""
-    scaled = _processed(inputs, row, column, index, DEPTH) / _temperature(inputs, row)
+    scaled = _process_logits(inputs, row, column, index, DEPTH) / _temperature(inputs, row)
     weights = tl.exp(scaled - highest) / total
     if DEPTH > 0:
         if inputs.draft_probs is None:
@@ -144,7 +144,7 @@ def _measure_tiles(inputs, tiles, slots, drafted_scaled, DEPTH: tl.constexpr, TI
     column = tl.program_id(1).to(tl.int64)
     row = tl.load(slots + tl.program_id(2))
     index = tile * TILE + tl.arange(0, TILE)
-    processed = _processed(inputs, row, column, index, DEPTH)
+    processed = _process_logits(inputs, row, column, index, DEPTH)
     temperature = _temperature(inputs, row)
     best = tl.max(processed, 0)
     floor = tl.where(best == HIDDEN, 0.0, best / temperature)  # lest -inf be subtracted from -inf
@@ -182,7 +182,7 @@ def _accept(
         if target_tokens is not None:
             accepts = token == tl.load(target_tokens + row * (DEPTH + 1) + column)
         else:
-            _, highest, total, best_token = _combined(tiles, inputs, row, column, TILES, DEPTH)
+            _, highest, total, best_token = _combine_tiles(tiles, inputs, row, column, TILES, DEPTH)
             target_chosen = tl.exp(tl.load(drafted_scaled + row * DEPTH + column) - highest) / total
             target_chosen = tl.where(is_greedy, tl.where(token == best_token, 1.0, 0.0), target_chosen)
             uniform = tl.load(accept_uniform + row * DEPTH + column)
@@ -212,7 +212,7 @@ def _measure_residual(
     row = tl.load(slots + tl.program_id(1))
     column = tl.load(num_accepted + row)
     if column < tl.load(num_drafted + row):
-        _, highest, total, _ = _combined(tiles, inputs, row, column, TILES, DEPTH)
+        _, highest, total, _ = _combine_tiles(tiles, inputs, row, column, TILES, DEPTH)
         index = tile * TILE + tl.arange(0, TILE)
         weights = _weights(inputs, row, column, index, highest, total, True, DEPTH)
         tl.store(residual_masses + row * tiles.num_tiles + tile, tl.sum(weights, 0))
@@ -242,7 +242,7 @@ def _draw(
         column = tl.load(num_accepted + row)
         place = row
         is_residual = column < tl.load(num_drafted + row)
-    masses, highest, total, best_token = _combined(tiles, inputs, row, column, TILES, DEPTH)
+    masses, highest, total, best_token = _combine_tiles(tiles, inputs, row, column, TILES, DEPTH)
     token = best_token
     if not ARG_MAX:
         lane = tl.arange(0, TILES)

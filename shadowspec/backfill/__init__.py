@@ -1,4 +1,8 @@
-"""Months of logged responses on a cluster: files found and read, blocks cut, and spread over actors.
+"""Months of logged responses on a Ray cluster.
+
+In: folders and buckets of JSONL and Parquet.
+Out: blocks spread over actors, and a callback for each result.
+Imports: tap, types, errors.
 
 Nothing here knows a model: what judges a block is handed in.
 """

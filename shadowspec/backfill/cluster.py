@@ -40,7 +40,7 @@ class Actors:
     cpus: float = 1.0
 
 
-def called(function: Callable[[], Any], actors: Actors) -> Any:
+def call_remotely(function: Callable[[], Any], actors: Actors) -> Any:
     """What a function gives where an actor would run.
 
     Raises:
@@ -53,7 +53,7 @@ def called(function: Callable[[], Any], actors: Actors) -> Any:
     return found
 
 
-def judged(
+def judge_rows(
     files: Sequence[str],
     read: Read,
     build: Callable[[], Judge],

@@ -44,7 +44,7 @@ class Resources:
 
 
 @contextlib.contextmanager
-def connected(address: str | None, *, verbose: bool = False) -> Iterator[Resources]:
+def connect(address: str | None, *, verbose: bool = False) -> Iterator[Resources]:
     """A cluster that is there, or one on this machine for as long as this lasts; nothing is reported to anybody.
 
     A local cluster keeps what travels in memory alone.  One that is there does as it was told when it was started.
@@ -80,7 +80,7 @@ def connected(address: str | None, *, verbose: bool = False) -> Iterator[Resourc
         except Exception as error:  # a bare one where a node takes longer than Ray waits
             raise ServiceUnavailableError(f"no Ray cluster {where} ({type(error).__name__}: {error})") from error
         stack.callback(ray.shutdown)
-        watch = stack.enter_context(_watched(_some_vital_ended(_vital()) if address is None else _all_nodes_ended))
+        watch = stack.enter_context(_watch(_some_vital_ended(_vital()) if address is None else _all_nodes_ended))
         total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         try:
             yield Resources(int(total.get("CPU", 0)), int(total.get("GPU", 0)), _num_nodes())
@@ -101,7 +101,7 @@ class _Watch:
 
 
 @contextlib.contextmanager
-def _watched(is_gone: Callable[[], bool]) -> Iterator[_Watch]:
+def _watch(is_gone: Callable[[], bool]) -> Iterator[_Watch]:
     """Look at a cluster every WATCH_S, and interrupt where it is gone: Ray itself would wait for ever.
 
     SIGTERM, too, interrupts as Ctrl-C does meanwhile; Ray's own way would leave its folder behind and say nothing.

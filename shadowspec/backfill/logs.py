@@ -19,7 +19,7 @@ from uuid import UUID
 import pyarrow
 import pyarrow.parquet
 
-from shadowspec.backfill.places import open_file, open_stream, reported, shown
+from shadowspec.backfill.places import explain_errors, open_file, open_stream, shown
 from shadowspec.errors import InputError, NoDataError
 from shadowspec.tap.sources import CHUNK_BYTES, DEFAULT_MAX_RECORD_BYTES, RawRecord, read_stream
 from shadowspec.types import RecordKey
@@ -37,7 +37,7 @@ def read_log(place: str, *, max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES) ->
         InputError: it cannot be read, or is neither.
         NoDataError: it holds no record.
     """
-    with reported(place), closing(open_stream(place)) as stream:
+    with explain_errors(place), closing(open_stream(place)) as stream:
         if stream.peek(len(PARQUET_MAGIC))[: len(PARQUET_MAGIC)] != PARQUET_MAGIC:  # type: ignore[attr-defined]
             yield from read_stream(stream, shown(place), max_record_bytes)
             return
@@ -54,7 +54,7 @@ def _digest(stream: BinaryIO) -> str:
 
 def _rows(place: str, digest: str, max_record_bytes: int) -> Iterator[RawRecord]:
     number = 0
-    with reported(place), closing(open_file(place)) as file:
+    with explain_errors(place), closing(open_file(place)) as file:
         table = pyarrow.parquet.ParquetFile(file)
         column = _message_column(table.schema_arrow, place)
         for batch in table.iter_batches(batch_size=ROWS, columns=None if column is None else [column]):

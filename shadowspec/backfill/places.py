@@ -49,7 +49,7 @@ def find_files(places: Sequence[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for place in places:
-        with reported(place):
+        with explain_errors(place):
             for file in _below(place):
                 found[file] = None
     return list(found)
@@ -80,7 +80,7 @@ def open_file(place: str) -> Any:
 
 
 @contextmanager
-def reported(place: str) -> Iterator[None]:
+def explain_errors(place: str) -> Iterator[None]:
     """What goes wrong with an address, as an error that names it; the text of others' errors may hold a secret."""
     try:
         yield

@@ -55,7 +55,7 @@ class ActorPool(Generic[Item, Result]):
             self._collect(timeout_s=None)
         self._send(item, 1)
 
-    def finished(self) -> list[Result]:
+    def take_finished(self) -> list[Result]:
         """What has come back since; waits for nothing."""
         if self._sent:
             self._collect(timeout_s=0.0)

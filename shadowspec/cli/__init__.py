@@ -1,4 +1,10 @@
-"""The command line: the composition root.  Heavy imports stay inside the commands that need them."""
+"""The command line: thin commands, each of which parses options and prints what a use case returns.
+
+In: arguments, environment variables and the configuration file.
+Out: results on stdout, progress on stderr, exit codes.
+Imports: app, config, worker, scheduler, simulate, demo, distill, backfill, reports, rollout, live, planning, gate,
+    engine, servers, tap, store, quality, metrics, text, types, errors.
+"""
 
 from shadowspec.cli.main import main
 

@@ -12,15 +12,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import is_verbose, notes, print_json, results
+from shadowspec.app.console import is_verbose, notes, print_json, results
 from shadowspec.cli.measure import funnel_document, funnel_table, show_measured
 from shadowspec.cli.options import ConfigOption, EndpointAloneOption, JsonOption, NearTieOption, VerifyRulesOption
 from shadowspec.cli.replay import DEPTHS_ACROSS, length_text, parse_depths
 
 if TYPE_CHECKING:
+    from shadowspec.app.backfill_replay import Backfilled
     from shadowspec.backfill.cluster import Actors
     from shadowspec.backfill.connection import Resources
-    from shadowspec.cli.backfilling import Backfilled
     from shadowspec.types import AcceptanceSums, FingerprintedConfig
 
 
@@ -74,16 +74,16 @@ def backfill(
     Goes into the database, block by block. Safe to interrupt: the same command goes on where it stopped, and a
     second full run changes nothing.
     """
-    from shadowspec.cli.replayers import Asked
+    from shadowspec.app.replayers import Asked
     from shadowspec.config import find_config, load_config
     from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT
     from shadowspec.errors import NoDataError, UsageError
 
     try:
+        from shadowspec.app.backfill_judge import chosen_parallel
+        from shadowspec.app.backfill_loop import loop_files, require_measurable
+        from shadowspec.app.backfill_replay import backfill_files
         from shadowspec.backfill.places import find_files
-        from shadowspec.cli.backfilling import backfill_files
-        from shadowspec.cli.judging import chosen_parallel
-        from shadowspec.cli.looping import loop_files, require_measurable
     except ImportError as error:
         raise UsageError("backfill needs the extra `backfill`: pip install '.[backfill]' in the checkout") from error
 
@@ -139,10 +139,10 @@ def _cluster(
     address: str | None, number: int | None, gpus: float | None, cpus: float
 ) -> Iterator[tuple[Resources, Actors]]:
     """What there is, and the actors that it is to have."""
-    from shadowspec.backfill.connection import connected
+    from shadowspec.backfill.connection import connect
 
     notes.print(f"starting Ray {'on this machine' if address is None else f'at {address}'}", highlight=False)
-    with connected(address, verbose=is_verbose()) as resources:
+    with connect(address, verbose=is_verbose()) as resources:
         yield resources, _pool(resources, number, gpus, cpus)
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
-from shadowspec.promote.outcome import OnHold
+from shadowspec.rollout.check.outcome import OnHold
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
-    from shadowspec.promote.answer import Answer
-    from shadowspec.promote.question import Question, Standing
+    from shadowspec.rollout.check.answer import Answer
+    from shadowspec.rollout.check.question import CheckInput, Question
 
 
 def check(
@@ -61,10 +61,10 @@ def check(
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ShadowSpecError
-    from shadowspec.promote.answer import refusal
-    from shadowspec.promote.judge import judge
-    from shadowspec.promote.outcome import exit_code
-    from shadowspec.promote.question import Question, parse_duration, parse_labels
+    from shadowspec.rollout.check.answer import refusal
+    from shadowspec.rollout.check.judge import judge
+    from shadowspec.rollout.check.outcome import exit_code
+    from shadowspec.rollout.check.question import Question, parse_duration, parse_labels
 
     summary = _summary_file() if github else None
     question = Question(
@@ -87,7 +87,7 @@ def check(
     raise typer.Exit(exit_code(answer.outcome, on_hold))
 
 
-def _standing(config: Config, question: Question, now: datetime) -> Standing:
+def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
     """What stands at the endpoint.
 
     Raises:
@@ -95,9 +95,9 @@ def _standing(config: Config, question: Question, now: datetime) -> Standing:
         NoDataError: nothing has been decided about it.
     """
     from shadowspec.errors import NoDataError, UsageError
-    from shadowspec.gate.overrides import active, effective_decisions
-    from shadowspec.gate.serving import for_what_serves
-    from shadowspec.promote.question import Standing
+    from shadowspec.gate.verdict.current_decision import decisions_in_force
+    from shadowspec.gate.verdict.effective_decisions import active
+    from shadowspec.rollout.check.question import CheckInput
     from shadowspec.store import SHARE_WINDOW, Store
 
     settings = config.endpoints.get(question.endpoint)
@@ -113,8 +113,8 @@ def _standing(config: Config, question: Question, now: datetime) -> Standing:
             )
         records = store.overrides(question.endpoint)
         policy = settings.policy if settings else config.policy
-        return Standing(
-            decisions=effective_decisions(for_what_serves(decisions, policy), records, now),
+        return CheckInput(
+            decisions=decisions_in_force(decisions, policy, records, now),
             configs=store.fingerprints(),
             traffic=store.traffic(question.endpoint, max(SHARE_WINDOW, question.max_age or timedelta(0))),
             load_shares={load.concurrency: load.share for load in settings.rule.loads} if settings else {},
@@ -131,7 +131,7 @@ def _summary_file() -> Path:
         UsageError: this is no step of GitHub Actions.
     """
     from shadowspec.errors import UsageError
-    from shadowspec.promote.github import SUMMARY_VARIABLE
+    from shadowspec.rollout.check.github import SUMMARY_VARIABLE
 
     named = os.environ.get(SUMMARY_VARIABLE)
     if not named:
@@ -143,10 +143,10 @@ def _print(answer: Answer, on_hold: OnHold, *, is_github: bool, as_json: bool) -
     """The answer on standard output; in a step of GitHub Actions so that no text in it can act as a command."""
     import secrets
 
-    from shadowspec.promote.document import answer_document
-    from shadowspec.promote.github import without_commands
-    from shadowspec.promote.outcome import Outcome
-    from shadowspec.promote.text import answer_lines
+    from shadowspec.rollout.check.check_document import answer_document
+    from shadowspec.rollout.check.github import without_commands
+    from shadowspec.rollout.check.outcome import Outcome
+    from shadowspec.rollout.check.plain_text import answer_lines
 
     if as_json:
         print_json(answer_document(answer, on_hold))
@@ -166,8 +166,8 @@ def _write_reports(answer: Answer, on_hold: OnHold, junit: Path | None, summary:
     """
     from shadowspec.cli.report import write_file
     from shadowspec.errors import InputError
-    from shadowspec.promote.github import OUTPUT_VARIABLE, step_annotations, step_summary
-    from shadowspec.promote.junit import junit_xml
+    from shadowspec.rollout.check.github import OUTPUT_VARIABLE, step_annotations, step_summary
+    from shadowspec.rollout.check.junit import junit_xml
 
     if junit is not None:
         write_file(junit, junit_xml(answer))

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.cli.console import EXIT_INTERRUPTED, notes, results
+from shadowspec.app.console import EXIT_INTERRUPTED, notes, results
 from shadowspec.cli.options import ConfigOption
 
 START_TIMEOUT_S = 60.0  # it takes one to four seconds; a cold disk takes more
@@ -132,7 +132,7 @@ def _require_streamlit() -> None:
 
 def _require_access(auth_file: Path | None, host: str, *, without_login: bool) -> None:
     """Raise unless a login is configured as it must be, or nobody but this machine reaches the address."""
-    from shadowspec.config.access import LOOPBACK, require_auth_file
+    from shadowspec.config.dashboard import LOOPBACK, require_auth_file
     from shadowspec.errors import ConfigError, UsageError
 
     if auth_file is not None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 
 app = typer.Typer(

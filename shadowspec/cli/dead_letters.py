@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def replay(
     """
     from shadowspec.cli.produce import flush_patiently
     from shadowspec.errors import UsageError
-    from shadowspec.tap.dead_letters import read_dead_letters, replayed
+    from shadowspec.tap.dead_letters import make_retry_message, read_dead_letters
     from shadowspec.tap.kafka.producer import TopicWriter
 
     settings = _settings(config_path)
@@ -90,7 +90,7 @@ def replay(
             if limit is not None and num_replayed >= limit:
                 break
             if _matches(letter, topic, stage, reason):
-                writer.send(replayed(letter))
+                writer.send(make_retry_message(letter))
                 num_replayed += 1
                 if num_replayed % REPLAY_BATCH == 0:
                     flush_patiently(writer)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shadowspec.types import Decision
 
+if TYPE_CHECKING:
+    from shadowspec.reports.rendering import Json
+
 
 def decision_document(decision: Decision) -> dict[str, Any]:
-    """The decision in the shape of the command-line contract; units stand in the names."""
+    """The decision in the shape of the command-line contract; the names carry the units."""
+    from shadowspec.reports.rendering import test_document, verdict_document
+
+    def with_clusters(test: dict[str, Json]) -> dict[str, Json]:
+        return {"num_clusters" if name == "num_units" else name: value for name, value in test.items()}
+
     return {
         "decision_id": decision.decision_id,
         "endpoint": decision.endpoint,
@@ -19,28 +27,6 @@ def decision_document(decision: Decision) -> dict[str, Any]:
         "fingerprint": decision.fingerprint,
         "engine": decision.engine,
         "serving_engine": decision.serving_engine,
-        "verdict": decision.verdict.value,
-        "reason_code": decision.reason_code,
-        "reason": decision.reason,
-        "num_clusters": decision.num_clusters,
-        "num_blocks": decision.num_blocks,
-        "clusters_needed": decision.clusters_needed,
-        "tests": [
-            {
-                "name": test.name,
-                "outcome": test.outcome,
-                "estimate": test.estimate,
-                "lower": test.lower,
-                "upper": test.upper,
-                "threshold": test.threshold,
-                "alpha": test.alpha,
-                "num_clusters": test.num_units,
-                "unit": test.unit,
-                "min_units": test.min_units,
-                "units_needed": test.units_needed,
-                "details": dict(test.details),
-            }
-            for test in decision.tests
-        ],
-        "decided_at": decision.decided_at.isoformat(),
+        **verdict_document(decision),
+        "tests": [with_clusters(test_document(test)) for test in decision.tests],
     }

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import JsonOption
 
 DEFAULT_OUT = Path("shadowspec-demo")
@@ -31,13 +31,12 @@ def demo(
     """
     from shadowspec import demo as bundled
     from shadowspec import store
+    from shadowspec.app.measure_files import measure_files
     from shadowspec.cli.decisions import decision_document
-    from shadowspec.cli.pipeline import measure_files
     from shadowspec.cli.report import write_file
     from shadowspec.config import load_config
-    from shadowspec.gating import run_gate
-    from shadowspec.gating.audits import run_audits
-    from shadowspec.reports import build_report, render_html, terminal_tables
+    from shadowspec.reports.report import build_report, render_html, terminal_tables
+    from shadowspec.rollout.endpoint_run import run_endpoint_gate
 
     started = time.monotonic()
     config_path, report_path = out / "shadowspec.toml", out / "report.html"
@@ -49,9 +48,11 @@ def demo(
     progress = measure_files(config, [str(bundled.TRAFFIC)], max_requests=requests).progress[0]
     policies = {name: settings.policy for name, settings in config.endpoints.items()}
     with notes.status("deciding"), store.Store.open(config.database_url) as opened:
-        decisions = run_gate(opened, policies, input_ended=True)
-        for name in policies:
-            run_audits(opened, name, datetime.now(UTC))
+        runs = [
+            run_endpoint_gate(opened, name, settings.policy, settings.rollout, input_ended=True)
+            for name, settings in config.endpoints.items()
+        ]
+        decisions = [decision for run in runs for decision in run.decisions]
         report = build_report(opened, policies, datetime.now(UTC), data_note=bundled.DATA_NOTE)
     write_file(report_path, render_html(report))
     seconds = time.monotonic() - started

@@ -10,13 +10,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.measure import funnel_document, funnel_table
 from shadowspec.cli.options import ConfigOption, JsonOption
-from shadowspec.words import plural
+from shadowspec.text import plural
 
 if TYPE_CHECKING:
-    from shadowspec.cli.distilling import Distilled
+    from shadowspec.app.distill_draft import Distilled
     from shadowspec.distill.comparison import Gain
 
 WORSE = 0.01  # a slice that lost more acceptance than this is named
@@ -60,7 +60,7 @@ def distill(
     The new draft is a folder of its own, with a model card; nothing that is configured changes. Acceptance before and
     after is that of sessions held out, by exact replay, for every slice of every endpoint with the same pair.
     """
-    from shadowspec.cli.distilling import Wanted, distill_files
+    from shadowspec.app.distill_draft import Wanted, distill_files
     from shadowspec.config import find_config, load_config
     from shadowspec.distill.examples import Shares
     from shadowspec.distill.training import Settings

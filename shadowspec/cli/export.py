@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shadowspec.cli.console import notes, print_json
+from shadowspec.app.console import notes, print_json
 from shadowspec.cli.options import ConfigOption
-from shadowspec.export.document import Format
+from shadowspec.rollout.export.export_document import ExportFormat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shadowspec.config import Config
-    from shadowspec.export import Document, Standing
     from shadowspec.gate.policy import GatePolicy
+    from shadowspec.rollout.export.endpoint_state import ServedDecision
+    from shadowspec.rollout.export.export_document import Document
     from shadowspec.store import Store
     from shadowspec.types import Override, SpeculationCounts
 
@@ -28,15 +29,15 @@ ADAPTIVE_WITHOUT_FILE = "speculation.adaptive.json"  # named where nothing says 
 
 
 @dataclass(frozen=True, slots=True)
-class Standings:
+class ServedDecisions:
     """What every decision exports as, and the operator's overrides that are in force."""
 
-    decisions: tuple[Standing, ...]
+    decisions: tuple[ServedDecision, ...]
     orders: tuple[Override, ...]
 
 
 def export(
-    form: Annotated[Format, typer.Option("--format", "-f", help="What to write.")],
+    form: Annotated[ExportFormat, typer.Option("--format", "-f", help="What to write.")],
     endpoint: Annotated[
         str | None,
         typer.Option("--endpoint", "-e", help="The endpoint. Default: the only one; for flagd, all of them."),
@@ -58,16 +59,16 @@ def export(
     """
     from shadowspec.cli.report import write_file
     from shadowspec.config import find_config, load_config
-    from shadowspec.export.standing import describe, describe_orders
-    from shadowspec.promote.question import parse_duration
+    from shadowspec.rollout.check.question import parse_duration
+    from shadowspec.rollout.export.endpoint_state import describe, describe_orders
     from shadowspec.store import Store
 
     age = parse_duration(max_age)
     config = load_config(find_config(config_path))
     names = _endpoints(form, endpoint, config)
     with Store.open(config.database_url) as store:
-        standings = _standings(store, {name: config.endpoints[name].policy for name in names}, age, expect_engine)
-        document = _render(form, names, standings, store, out)
+        served = _load_served(store, {name: config.endpoints[name].policy for name in names}, age, expect_engine)
+        document = _render(form, names, served, store, out)
 
     if as_json:
         print_json({
@@ -75,12 +76,12 @@ def export(
             "text": document.text,
             "beside": dict(document.beside),
             "remarks": list(document.remarks),
-            "decisions": [_entry(standing) for standing in standings.decisions],
-            "overrides": [_order(order) for order in standings.orders],
+            "decisions": [_entry(served_decision) for served_decision in served.decisions],
+            "overrides": [_order(order) for order in served.orders],
         })  # fmt: skip
     elif out is None:
         typer.echo(document.text, nl=False)
-    for line in (*describe(standings.decisions), *describe_orders(standings.orders), *document.remarks):
+    for line in (*describe(served.decisions), *describe_orders(served.orders), *document.remarks):
         notes.print(line, markup=False, highlight=False, soft_wrap=True)
     if out is not None:
         for path, text in ((out, document.text), *((_beside(out, end), each) for end, each in document.beside.items())):
@@ -88,7 +89,7 @@ def export(
             notes.print(f"written: {path}", markup=False, highlight=False)
 
 
-def _endpoints(form: Format, endpoint: str | None, config: Config) -> list[str]:
+def _endpoints(form: ExportFormat, endpoint: str | None, config: Config) -> list[str]:
     from shadowspec.errors import ConfigError, UsageError
 
     known = ", ".join(config.endpoints) or "none"
@@ -96,78 +97,81 @@ def _endpoints(form: Format, endpoint: str | None, config: Config) -> list[str]:
         if endpoint not in config.endpoints:
             raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
         return [endpoint]
-    if form is not Format.FLAGD and len(config.endpoints) != 1:
+    if form is not ExportFormat.FLAGD and len(config.endpoints) != 1:
         raise UsageError(f"--endpoint is needed: {form} is about one server (configured: {known})")
     return list(config.endpoints)
 
 
-def _standings(store: Store, policies: Mapping[str, GatePolicy], max_age: timedelta, engine: str | None) -> Standings:
+def _load_served(
+    store: Store, policies: Mapping[str, GatePolicy], max_age: timedelta, engine: str | None
+) -> ServedDecisions:
     """What stands on these endpoints.
 
     Raises:
         NoDataError: nothing has been decided on any of them.
     """
     from shadowspec.errors import NoDataError
-    from shadowspec.export import evidence_times, judge_decisions
-    from shadowspec.gate.overrides import active, effective_decisions
-    from shadowspec.gate.serving import for_what_serves
+    from shadowspec.gate.verdict.current_decision import Expectation, decisions_in_force
+    from shadowspec.gate.verdict.effective_decisions import active
+    from shadowspec.rollout.export.endpoint_state import judge_decisions
+    from shadowspec.store import SHARE_WINDOW
 
     now = datetime.now(UTC)
-    candidates = {fingerprint: measured.config.name for fingerprint, measured in store.fingerprints().items()}
-    standings: list[Standing] = []
+    configs = store.fingerprints()
+    served: list[ServedDecision] = []
     orders: list[Override] = []
     for name, policy in policies.items():
         records = store.overrides(name)
         orders += active(records, now)
-        decisions = effective_decisions(for_what_serves(store.latest_decisions(name), policy), records, now)
-        hours = [rollup.key for rollup in store.rollups(name, since=now - max_age)]
-        standings += judge_decisions(
-            decisions,
-            newest=evidence_times(hours),
+        served += judge_decisions(
+            decisions_in_force(store.latest_decisions(name), policy, records, now),
+            measured=store.traffic(name, max(SHARE_WINDOW, max_age)),
             now=now,
             max_age=max_age,
-            names=candidates,
-            engine=engine,
+            configs=configs,
+            expected=Expectation(engine=engine),
             rollouts=store.rollouts(name),
         )
-    if not standings:
+    if not served:
         raise NoDataError(f"nothing has been decided on {', '.join(policies)} yet: run `shadowspec gate` first")
-    return Standings(tuple(standings), tuple(orders))
+    return ServedDecisions(tuple(served), tuple(orders))
 
 
-def _render(form: Format, names: Sequence[str], standings: Standings, store: Store, out: Path | None) -> Document:
-    from shadowspec.export import endpoint_schedule, flagd, modelopt, sglang, slice_schedules, tensorrt_llm, vllm
-    from shadowspec.export.schedule import with_share
+def _render(
+    form: ExportFormat, names: Sequence[str], served: ServedDecisions, store: Store, out: Path | None
+) -> Document:
+    from shadowspec.rollout.export import flagd, modelopt, sglang, tensorrt_llm, vllm
+    from shadowspec.rollout.export.load_schedule import endpoint_schedule, slice_schedules, with_share
 
-    decisions, orders = standings.decisions, standings.orders
-    if form is Format.FLAGD:
+    decisions, orders = served.decisions, served.orders
+    if form is ExportFormat.FLAGD:
         return flagd.render([
             (endpoint_schedule(n, decisions, overrides=orders), slice_schedules(n, decisions, overrides=orders))
             for n in names
         ])  # fmt: skip
     schedule = endpoint_schedule(names[0], decisions, overrides=orders)
     match form:
-        case Format.VLLM:
+        case ExportFormat.VLLM:
             document = vllm.render(schedule)
-        case Format.SGLANG:
+        case ExportFormat.SGLANG:
             schedule = sglang.choose(names[0], decisions, overrides=orders)
             adaptive = _beside(out, sglang.ADAPTIVE_SUFFIX) if out else Path(ADAPTIVE_WITHOUT_FILE)
             document = sglang.render(schedule, str(adaptive))
-        case Format.TENSORRT_LLM:
+        case ExportFormat.TENSORRT_LLM:
             document = tensorrt_llm.render(schedule)
-        case Format.MODELOPT:
+        case ExportFormat.MODELOPT:
             document = modelopt.render(schedule, _counts(store, names[0]), store.fingerprints())
     return with_share(document, schedule)
 
 
 def _counts(store: Store, endpoint: str) -> dict[str, dict[str, SpeculationCounts]]:
     """Everything measured at an endpoint, pooled by fingerprint and slice."""
-    from shadowspec.metrics import pooled
+    from shadowspec.metrics import pool_counts
 
     rows: dict[str, dict[str, list[SpeculationCounts]]] = defaultdict(lambda: defaultdict(list))
     for rollup in store.rollups(endpoint):
         rows[rollup.key.fingerprint][rollup.key.slice_key].append(rollup.counts)
-    sums = {fingerprint: {key: pooled(counts) for key, counts in own.items()} for fingerprint, own in rows.items()}
+    sums = {fingerprint: {key: pool_counts(counts) for key, counts in own.items()} for fingerprint, own in rows.items()}
     return {
         fingerprint: {key: counts for key, counts in own.items() if counts is not None}
         for fingerprint, own in sums.items()
@@ -188,8 +192,8 @@ def _order(order: Override) -> dict[str, Any]:
     }
 
 
-def _entry(standing: Standing) -> dict[str, Any]:
-    decision = standing.decision
+def _entry(served_decision: ServedDecision) -> dict[str, Any]:
+    decision = served_decision.decision
     return {
         "endpoint": decision.endpoint,
         "slice": decision.slice_labels,
@@ -199,8 +203,8 @@ def _entry(standing: Standing) -> dict[str, Any]:
         "engine": decision.engine,
         "decision_id": decision.decision_id,
         "verdict": decision.verdict.value,
-        "is_on": standing.is_on,
-        "off_because": standing.off,
-        "num_speculative_tokens": standing.num_speculative_tokens,
-        "expires_at": standing.expires_at.isoformat(),
+        "is_on": served_decision.is_on,
+        "off_because": served_decision.off,
+        "num_speculative_tokens": served_decision.num_speculative_tokens,
+        "expires_at": served_decision.expires_at.isoformat(),
     }

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.decisions import decision_document
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.cli.rollouts import rollout_document, rollout_table
 from shadowspec.errors import NoDataError
-from shadowspec.words import plural
+from shadowspec.text import plural
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
     from shadowspec.gate.policy import GatePolicy
-    from shadowspec.gate.stages import Step
-    from shadowspec.gating import Explanation
-    from shadowspec.reports.replays import AuditRow
+    from shadowspec.gate.run.explain import Explanation
+    from shadowspec.reports.replay_rows import AuditRow
+    from shadowspec.rollout.stages import RolloutStep
     from shadowspec.store import Store
     from shadowspec.types import Decision
 
@@ -35,30 +35,29 @@ class GateRun:
 
     decisions: list[Decision]
     audits: dict[str, tuple[AuditRow, ...]]  # by endpoint
-    steps: list[Step]
+    steps: list[RolloutStep]
 
 
 def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
     """Decide the configured endpoints (or one of them), audit the loop, and move the rollouts by what stands."""
-    from shadowspec.gating import run_gate
-    from shadowspec.gating.audits import run_audits
-    from shadowspec.gating.rollouts import advance_rollouts
-    from shadowspec.reports.replays import audit_rows
+    from shadowspec.reports.replay_rows import audit_rows
+    from shadowspec.rollout.endpoint_run import GatePolicies, run_gates
 
-    policies = _policies(config, endpoint)
+    policies = GatePolicies(
+        _policies(config, endpoint), {name: settings.rollout for name, settings in config.endpoints.items()}
+    )
     with _measured_store(config) as store:
-        for name in policies:
-            run_audits(store, name, datetime.now(UTC))  # first: an alarm holds whatever else goes wrong
-        decisions = run_gate(store, policies, input_ended=input_ended)
-        now = datetime.now(UTC)
-        audits = audit_rows(store, policies)
-        steps = [advance_rollouts(store, name, config.endpoints[name].rollout, now) for name in policies]
-    return GateRun(decisions, audits, [step for own in steps for step in own])
+        runs, errors = run_gates(store, policies, input_ended=input_ended)
+        if errors:
+            raise next(iter(errors.values()))
+        audits = audit_rows(store, policies.gate)
+    decisions = [decision for run in runs.values() for decision in run.decisions]
+    return GateRun(decisions, audits, [step for run in runs.values() for step in run.steps])
 
 
 def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) -> list[Decision]:
     """What `decide` would decide; nothing is kept."""
-    from shadowspec.gating.rehearsal import rehearse_gate
+    from shadowspec.gate.run.gate_run import rehearse_gate
 
     with _measured_store(config) as store:
         return rehearse_gate(store, _policies(config, endpoint), input_ended=input_ended)
@@ -147,7 +146,7 @@ def gate(
             document["audits"] = _audit_documents(run)
         print_json(document)
         return
-    from shadowspec.reports.terminal import tables_of_tests, verdict_tables
+    from shadowspec.reports.report.terminal import tables_of_tests, verdict_tables
 
     for table in (*verdict_tables(standing), *(tables_of_tests(standing) if tests else ())):
         results.print(table)
@@ -159,14 +158,14 @@ def gate(
 
 
 def _audit_documents(run: GateRun) -> list[dict[str, Any]]:
-    from shadowspec.reports.document import audit_document
+    from shadowspec.reports.rendering import audit_document
 
     return [{"endpoint": name, **audit_document(row)} for name, rows in run.audits.items() for row in rows]
 
 
 def _print_audits(run: GateRun, *, with_all: bool) -> None:
     """The audits that alarm; all of them where tests are shown too."""
-    from shadowspec.words import slice_title
+    from shadowspec.text import slice_title
 
     for name, rows in run.audits.items():
         for row in rows:
@@ -178,7 +177,7 @@ def _print_audits(run: GateRun, *, with_all: bool) -> None:
 
 def _standing(config: Config, decisions: Sequence[Decision]) -> list[Decision]:
     """The decisions as the operator's overrides leave them."""
-    from shadowspec.gate.overrides import effective_decisions
+    from shadowspec.gate.verdict.effective_decisions import effective_decisions
 
     with _measured_store(config) as store:
         return effective_decisions(decisions, store.overrides(), datetime.now(UTC))
@@ -186,7 +185,7 @@ def _standing(config: Config, decisions: Sequence[Decision]) -> list[Decision]:
 
 def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
     from shadowspec.errors import NoDataError
-    from shadowspec.gating import explain
+    from shadowspec.gate.run.explain import explain
     from shadowspec.store import Store
 
     with Store.open(config.database_url) as store:
@@ -218,7 +217,7 @@ def explanation_document(explanation: Explanation) -> Mapping[str, Any]:
 
 
 def _print_explanation(explanation: Explanation) -> None:
-    from shadowspec.reports.terminal import tables_of_tests, verdict_tables
+    from shadowspec.reports.report.terminal import tables_of_tests, verdict_tables
 
     for table in (*verdict_tables([explanation.stored]), *tables_of_tests([explanation.stored])):
         results.print(table)

@@ -9,13 +9,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import print_json, results
+from shadowspec.app.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
-    from shadowspec.gate.live import Guarded
-    from shadowspec.gating.live import Taken
+    from shadowspec.live.guard import Guarded
+    from shadowspec.live.watch import Taken
     from shadowspec.scheduler.live import LiveJob, LiveRun
     from shadowspec.types import LiveWindow
 
@@ -76,7 +76,7 @@ def live_jobs(config: Config, endpoint: str | None = None) -> list[LiveJob]:
 
 def live_document(run: LiveRun) -> dict[str, Any]:
     """One endpoint's reading, as --json shows it."""
-    from shadowspec.gate.live import windows_to_alarm
+    from shadowspec.live.guard import windows_to_alarm
 
     job, watched = run.job, run.watched
     promise = watched.promise
@@ -139,8 +139,8 @@ def outcome(taken: Taken) -> str:
 
 
 def _window_document(own: LiveWindow) -> dict[str, Any]:
-    from shadowspec.reports.live import live_period
-    from shadowspec.store.live_hours import hour_of_window
+    from shadowspec.reports.pages.live_production import live_period
+    from shadowspec.store.evidence.live_rows import hour_of_window
     from shadowspec.types import COUNTS
 
     period = live_period([hour_of_window(own)])
@@ -158,11 +158,11 @@ def _window_document(own: LiveWindow) -> dict[str, Any]:
 
 
 def _print(runs: list[LiveRun]) -> None:
-    from shadowspec.gating.live import alarm_words
-    from shadowspec.reports.live import live_period
-    from shadowspec.store.live_hours import hour_of_window
+    from shadowspec.live.watch import alarm_words
+    from shadowspec.reports.pages.live_production import live_period
+    from shadowspec.store.evidence.live_rows import hour_of_window
+    from shadowspec.text import DASH, percent
     from shadowspec.types import FailedScrape
-    from shadowspec.words import DASH, percent
 
     table = Table("endpoint", "replica", "read", "seconds", "drafts", "accepted", "promised", "since ENABLE", box=None)
     for run in runs:

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from shadowspec.app.console import EXIT_INTERRUPTED, notes, set_up_logging
 from shadowspec.cli import (
     backfill,
     check,
@@ -34,7 +35,6 @@ from shadowspec.cli import (
     simulate,
     worker,
 )
-from shadowspec.cli.console import EXIT_INTERRUPTED, notes, set_up_logging
 from shadowspec.errors import ShadowSpecError
 
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h: a fault of ours; 1 and 3 are verdicts

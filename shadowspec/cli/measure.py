@@ -9,13 +9,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.errors import NoDataError
 from shadowspec.types import FunnelCounter, FunnelKey
 
 if TYPE_CHECKING:
-    from shadowspec.cli.pipeline import Measured
+    from shadowspec.app.measure_files import FileMeasurement
 
 _UNUSABLE = frozenset({FunnelCounter.MALFORMED, FunnelCounter.UNSUPPORTED})  # what measuring again would not change
 
@@ -32,7 +32,7 @@ def run(
 
     Safe to interrupt: the same command goes on where it stopped, and a second full run changes nothing.
     """
-    from shadowspec.cli.pipeline import measure_files
+    from shadowspec.app.measure_files import measure_files
     from shadowspec.config import find_config, load_config
 
     config = load_config(find_config(config_path))
@@ -50,7 +50,7 @@ def run(
         notes.print("no request of what was read was measured", highlight=False)
 
 
-def show_measured(done: Measured, files: Sequence[str], *, as_json: bool) -> None:
+def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool) -> None:
     """What measuring files came to, on stdout.
 
     Raises:

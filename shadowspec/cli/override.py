@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def set_(
     What was decided is not changed, and evidence goes on being collected: cleared, the gate's own word counts again.
     """
     from shadowspec.config import find_config, load_config
-    from shadowspec.gating import orders
+    from shadowspec.rollout import orders
     from shadowspec.store import Store
     from shadowspec.types import Override
 
@@ -85,7 +85,7 @@ def clear(
 ) -> None:
     """End an override: the gate's own word counts again."""
     from shadowspec.config import find_config, load_config
-    from shadowspec.gating import orders
+    from shadowspec.rollout import orders
     from shadowspec.store import Store
     from shadowspec.types import Clearing
 
@@ -108,7 +108,7 @@ def list_(
 ) -> None:
     """Show the overrides in force, or the whole history of them."""
     from shadowspec.config import find_config, load_config
-    from shadowspec.gating import orders
+    from shadowspec.rollout import orders
     from shadowspec.store import Store
 
     now = datetime.now(UTC)

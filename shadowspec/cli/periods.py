@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
-    from shadowspec.reports.period.build import PeriodSettings
+    from shadowspec.reports.period.period_build import PeriodSettings
     from shadowspec.store import Store
 
 DATA_NOTE = "Mirrored traffic, measured in shadow: nothing was returned to anyone."
 
 
-def told_note(config: Config) -> str:
+def data_disclaimer(config: Config) -> str:
     """What the configuration says that its data is and is not; else what holds of every mirror."""
     return config.dashboard.data_note or DATA_NOTE
 
 
 def period_settings(config: Config) -> PeriodSettings:
     """Policies, sampling rates and simulated error rates, by endpoint."""
-    from shadowspec.reports.period.build import PeriodSettings
+    from shadowspec.reports.period.period_build import PeriodSettings
     from shadowspec.simulate.policies import simulated_rates
 
     policies = {name: own.policy for name, own in config.endpoints.items()}
@@ -28,7 +28,7 @@ def period_settings(config: Config) -> PeriodSettings:
         policies=policies,
         sample_rates={name: own.rule.sample_rate for name, own in config.endpoints.items()},
         simulated=simulated_rates(policies),
-        data_note=told_note(config),
+        data_note=data_disclaimer(config),
     )
 
 
@@ -41,7 +41,7 @@ def span_of(
         UsageError: they contradict each other, or cannot be read.
     """
     from shadowspec.errors import UsageError
-    from shadowspec.reports.period.spans import NAMED, last_whole, moment_of
+    from shadowspec.reports.period.period_model import NAMED, last_whole, moment_of
 
     now, zone = datetime.now(UTC), config.schedule.zone
     if period is None:
@@ -58,7 +58,7 @@ def span_of(
         raise UsageError("--period names the whole span: it goes without --since and --until")
     if period in NAMED:
         return *last_whole(period, now, zone), None
-    jobs = [job.name for job in config.schedule.jobs]
+    jobs = list(config.schedule.jobs)
     if period not in jobs:
         raise UsageError(f"--period must be {', '.join([*NAMED, *jobs])}, not {period!r}")
     found = store.last_period(period)

@@ -9,14 +9,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import print_json, results
+from shadowspec.app.console import print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.types import parse_slice_key
 
 if TYPE_CHECKING:
-    from shadowspec.gate.forecasts import HypothesisPlan
-    from shadowspec.gating.plans import EndpointPlan, ShadowTime, SlicePlan
-    from shadowspec.gating.sizing import Sizing
+    from shadowspec.planning.forecasts import HypothesisPlan
+    from shadowspec.planning.plans import EndpointPlan, ShadowTime, SlicePlan
+    from shadowspec.planning.sizing import Sizing
 
 Pair = tuple["Sizing", "Sizing"]  # by the median of the futures, by 90% of them
 
@@ -47,9 +47,9 @@ def plan(
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ConfigError, NoDataError, UsageError
-    from shadowspec.gating.plans import plan_stored
-    from shadowspec.gating.sizing import size_endpoint, stored_costs, stored_traffic
-    from shadowspec.promote.question import parse_duration
+    from shadowspec.planning.plans import plan_stored
+    from shadowspec.planning.sizing import size_endpoint, stored_costs, stored_traffic
+    from shadowspec.rollout.check.question import parse_duration
     from shadowspec.store import Store
 
     config = load_config(find_config(config_path))
@@ -136,7 +136,7 @@ def _time_document(own: ShadowTime | None) -> dict[str, Any]:
 
 
 def _sizing_document(sizings: Sequence[Pair], within_s: float) -> dict[str, Any]:
-    from shadowspec.gating.sizing import devices_needed
+    from shadowspec.planning.sizing import devices_needed
 
     return {
         "decide_within_s": within_s,
@@ -222,7 +222,7 @@ def _print(own: EndpointPlan) -> None:
     )  # fmt: skip
     for part in own.slices:
         cells = (
-            *(part.slice_key or "(whole endpoint)", str(part.concurrency), _decided(part)),
+            *(part.slice_key or "(whole endpoint)", str(part.concurrency), _describe_wait(part)),
             *("" if part.shadow_time is None else _span(part.shadow_time.so_far_s), _to_come(part.shadow_time)),
             _rate(part.starting_rate),
         )
@@ -244,7 +244,7 @@ def _print(own: EndpointPlan) -> None:
 
 
 def _print_sizing(sizings: Sequence[Pair], within_s: float) -> None:
-    from shadowspec.gating.sizing import MAX_BUSY, devices_needed
+    from shadowspec.planning.sizing import MAX_BUSY, devices_needed
 
     table = Table(
         "endpoint", "requests per second", "sample_rate", "devices busy", "not in that time",
@@ -293,7 +293,7 @@ def _at_rate(own: HypothesisPlan) -> str:
     return UNKNOWN if own.clusters_per_s is None else _spans(own.seconds_median, own.seconds_late)
 
 
-def _decided(part: SlicePlan) -> str:
+def _describe_wait(part: SlicePlan) -> str:
     if part.clusters_late == 0.0:
         return "is decided"
     is_unknown = part.clusters_per_s == 0.0 and part.clusters_median is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shadowspec.cli.console import print_json, progress_bar, results
+from shadowspec.app.console import print_json, progress_bar, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:

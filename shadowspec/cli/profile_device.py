@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import SCHEMA_VERSION, notes, print_json, results
+from shadowspec.app.console import SCHEMA_VERSION, notes, print_json, results
 from shadowspec.cli.options import (
     ConfigOption,
     ContextsOption,
@@ -22,7 +22,7 @@ from shadowspec.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from shadowspec.cli.profiling import Profile
+    from shadowspec.app.profile_engine import Profile
 
 MAX_LOAD, MAX_CONTEXT = 1_024, 1_000_000
 
@@ -45,7 +45,7 @@ def profile_device(
 
     Nothing else should run meanwhile. Reports and dashboard show what the costs predict; nothing is decided on it.
     """
-    from shadowspec.cli.profiling import profile_pairs
+    from shadowspec.app.profile_engine import profile_pairs
     from shadowspec.cli.replay import parse_depths
     from shadowspec.config import find_config, load_config
     from shadowspec.engine.profiling import Grid

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import SCHEMA_VERSION, notes, print_json, progress_bar, results
+from shadowspec.app.console import SCHEMA_VERSION, notes, print_json, progress_bar, results
 from shadowspec.cli.options import (
     ConfigOption,
     ContextsOption,
@@ -26,7 +26,7 @@ from shadowspec.cli.profile_device import MAX_CONTEXT, MAX_LOAD, parse_numbers
 
 if TYPE_CHECKING:
     from shadowspec.config import Config, EndpointConfig
-    from shadowspec.cost_model import CostSurface
+    from shadowspec.planning.cost_model import CostSurface
     from shadowspec.servers.profiling import ServerGrid, ServerProfile
     from shadowspec.types import CostKey, ProfiledCosts
 
@@ -66,7 +66,7 @@ def profile_server(
     from shadowspec.store import Store, current
 
     config = load_config(find_config(config_path))
-    served = _served(config, endpoint)
+    served = _select_served(config, endpoint)
     wanted = _numbers_of(loads, served)
     at = parse_numbers("--contexts", contexts, MAX_CONTEXT)
     kinds = (True, False) if is_greedy is None else (is_greedy,)
@@ -96,7 +96,7 @@ def profile_server(
             _print(each)
 
 
-def _served(config: Config, endpoint: str | None) -> dict[str, EndpointConfig]:
+def _select_served(config: Config, endpoint: str | None) -> dict[str, EndpointConfig]:
     """The endpoints that are measured through servers.
 
     Raises:
@@ -151,7 +151,7 @@ def _profile(
     known: Mapping[CostKey, ProfiledCosts],
     on_run: Callable[[], None],
 ) -> Profile:
-    from shadowspec.cost_model import CostSurface
+    from shadowspec.planning.cost_model import CostSurface
     from shadowspec.servers.profiling import profile_servers
     from shadowspec.types import CostKey, ProfiledCosts
 
@@ -197,7 +197,7 @@ def _document(own: Profile) -> dict[str, Any]:
         "verify_rule": config.config.verify_rule.value,
         "is_greedy": own.costs.key.is_greedy,
         "profiled_at": own.costs.profiled_at.isoformat(),
-        "counts_source": config.details["counts_source"],
+        "counts_source": config.counts_source,
         "num_speculative_tokens": config.config.num_speculative_tokens,
         "num_compared_outputs": measured.num_compared,
         "num_same_outputs": measured.num_same,
@@ -219,8 +219,8 @@ def _document(own: Profile) -> dict[str, Any]:
 
 
 def _print(own: Profile) -> None:
+    from shadowspec.text import DASH
     from shadowspec.types import Place
-    from shadowspec.words import DASH
 
     surface, config = own.surface, own.measured.config
     depths = [depth for depth in surface.depths if depth]

@@ -11,14 +11,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.measure import funnel_document, funnel_table
 from shadowspec.cli.options import ConfigOption, EndpointAloneOption, JsonOption, NearTieOption, VerifyRulesOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowspec.cli.replaying import Outcome, PoolKey, ReplayedTraffic
+    from shadowspec.app.replay_records import Outcome, PoolKey, ReplayedTraffic
     from shadowspec.engine.replay.pooling import PooledCounts
     from shadowspec.types import SpeculationConfig
 
@@ -61,9 +61,9 @@ def replay(
     Nothing is decoded, timed or decided: two forward passes over each response give the exact expectation of all
     counters. They are kept beside the loop's, never among them.
     """
-    from shadowspec.cli.replay_store import replay_writer
-    from shadowspec.cli.replayers import Asked
-    from shadowspec.cli.replaying import replay_files
+    from shadowspec.app.replay_records import replay_files
+    from shadowspec.app.replay_store import replay_writer
+    from shadowspec.app.replayers import Asked
     from shadowspec.config import find_config, load_config
     from shadowspec.engine.replay.acceptance import LogprobsMode
     from shadowspec.engine.replay.replayer import NEAR_TIE_LOGIT
@@ -103,7 +103,7 @@ def replay(
                 "draft_only": draft_only,
                 "requests_replayed": done.num_replayed,
                 "near_tie_tokens": done.num_near_ties,
-                "replays": [_cell(done, key, pooled) for key, pool in done.pools.items() for pooled in pool.pooled()],
+                "replays": [_cell(done, key, pooled) for key, pool in done.pools.items() for pooled in pool.pool()],
                 "funnel": funnel_document(done.funnel),
             }
         )
@@ -187,7 +187,7 @@ def _table(
     for name in ("requests", "1st", *(f"K={done.depths[place]}" for place in places)):
         table.add_column(name, justify="right", no_wrap=True)
     for key in keys:
-        config, pooled = configs[key[2]], done.pools[key].pooled()
+        config, pooled = configs[key[2]], done.pools[key].pool()
         label = f"{key[1].replace(',', ', ') or '(whole endpoint)'}, {config.name}, {config.verify_rule.value}"
         first = metrics.first_position_acceptance_rate(pooled[0].counts)
         table.add_row(

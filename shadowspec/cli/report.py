@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shadowspec.cli.console import notes, results
+from shadowspec.app.console import notes, results
 from shadowspec.cli.options import ConfigOption
-from shadowspec.cli.periods import period_settings, span_of, told_note
+from shadowspec.cli.periods import data_disclaimer, period_settings, span_of
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_OUT, DEFAULT_CHANGES_OUT = Path("report.html"), Path("report-changes.html")
 
 
-class Format(StrEnum):
+class ReportFormat(StrEnum):
     """What a report is written as."""
 
     HTML = "html"
@@ -52,7 +52,7 @@ def report(
             help="File to write, - for standard output; default: report.html (of a span: report-changes.html), else -.",
         ),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", "-f", help="What to write.")] = Format.HTML,
+    form: Annotated[ReportFormat, typer.Option("--format", "-f", help="What to write.")] = ReportFormat.HTML,
     since: Annotated[
         str | None, typer.Option("--since", help="What changed from this date or time on (ISO 8601).")
     ] = None,
@@ -76,12 +76,12 @@ def report(
     from shadowspec.config import find_config, load_config
     from shadowspec.store import Store
 
-    form = Format.JSON if as_json else form
+    form = ReportFormat.JSON if as_json else form
     config = load_config(find_config(config_path))
     with Store.open(config.database_url) as store:
         span = span_of(config, store, since, until, period)
         text = _full(config, store, form) if span is None else _changes(config, store, form, *span)
-    if (out is None and form is not Format.HTML) or (out is not None and str(out) == "-"):
+    if (out is None and form is not ReportFormat.HTML) or (out is not None and str(out) == "-"):
         results.out(text, highlight=False)
         return
     path = out or (DEFAULT_OUT if span is None else DEFAULT_CHANGES_OUT)
@@ -89,21 +89,23 @@ def report(
     notes.print(f"written: {path}", highlight=False)
 
 
-def _full(config: Config, store: Store, form: Format) -> str:
-    from shadowspec.reports import build_report, render_html, render_json, render_markdown
+def _full(config: Config, store: Store, form: ReportFormat) -> str:
+    from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
 
     policies = {name: settings.policy for name, settings in config.endpoints.items()}
     loads = {name: [load.concurrency for load in own.rule.loads] for name, own in config.endpoints.items()}
-    note, price = told_note(config), config.dashboard.price_per_gpu_hour
+    note, price = data_disclaimer(config), config.dashboard.price_per_gpu_hour
     built = build_report(store, policies, datetime.now(UTC), data_note=note, loads=loads, price_per_hour=price)
-    return {Format.HTML: render_html, Format.MD: render_markdown, Format.JSON: render_json}[form](built)
+    return {ReportFormat.HTML: render_html, ReportFormat.MD: render_markdown, ReportFormat.JSON: render_json}[form](
+        built
+    )
 
 
 def _changes(
-    config: Config, store: Store, form: Format, since: datetime, until: datetime, gate_outcome: str | None
+    config: Config, store: Store, form: ReportFormat, since: datetime, until: datetime, gate_outcome: str | None
 ) -> str:
-    from shadowspec.reports.period.build import build_period_report
-    from shadowspec.reports.period.render import RENDERERS
+    from shadowspec.reports.period.period_build import build_period_report
+    from shadowspec.reports.period.period_formats import RENDERERS
 
     settings, now = period_settings(config), datetime.now(UTC)
     built = build_period_report(store, settings, since, until, now, gate_outcome=gate_outcome)

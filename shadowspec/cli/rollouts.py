@@ -9,10 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from shadowspec.gate.stages import Step
+    from shadowspec.rollout.stages import RolloutStep
 
 
-def rollout_document(step: Step) -> dict[str, Any]:
+def rollout_document(step: RolloutStep) -> dict[str, Any]:
     """One endpoint at one load, as --json shows it."""
     own = step.rollout
     return {
@@ -30,7 +30,7 @@ def rollout_document(step: Step) -> dict[str, Any]:
     }
 
 
-def rollout_table(steps: Sequence[Step]) -> Table:
+def rollout_table(steps: Sequence[RolloutStep]) -> Table:
     """Every endpoint and load: stage, depth, and what the next stage waits for."""
     table = Table(
         "endpoint", "load", "stage", "share", "depth at most", "since", "waits for", title="rollout", box=None

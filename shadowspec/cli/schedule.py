@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.live import live_jobs
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.cli.periods import period_settings
@@ -65,7 +65,7 @@ def schedule(
     with Store.open(config.database_url) as store:
         scheduler = _scheduler(config, crons, store)
         if not once:
-            names = [f"{job.name} ({job.cron})" for job in config.schedule.jobs]
+            names = [f"{job.name} ({job.cron})" for job in config.schedule.jobs.values()]
             names += [f"live evidence of {job.endpoint} (every {job.interval_s:g} s)" for job in live_jobs(config)]
             notes.print(f"scheduled: {', '.join(names)}", markup=False, highlight=False)
             scheduler.run(stopped)
@@ -79,7 +79,7 @@ def schedule(
 
 
 def _scheduler(config: Config, crons: dict[str, Cron], store: Store) -> Any:
-    from shadowspec.scheduler.gates import GatePolicies
+    from shadowspec.rollout.endpoint_run import GatePolicies
     from shadowspec.scheduler.leader import Scheduler
 
     policies = GatePolicies(
@@ -94,8 +94,8 @@ def _require_receivers(config: Config) -> None:
     from shadowspec.errors import ConfigError
     from shadowspec.scheduler.receivers import require_secret
 
-    wanted = {name for job in config.schedule.jobs for name in job.receivers}
-    for own in config.schedule.receivers:
+    wanted = {name for job in config.schedule.jobs.values() for name in job.receivers}
+    for own in config.schedule.receivers.values():
         if own.name not in wanted:
             continue
         try:
@@ -107,7 +107,7 @@ def _require_receivers(config: Config) -> None:
 def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool) -> None:
     now = datetime.now(UTC)
     jobs = []
-    for job in config.schedule.jobs:
+    for job in config.schedule.jobs.values():
         newest = store.last_period(job.name)
         jobs.append((job, None if newest is None else newest.due_at, crons[job.name].next_after(now)))
     found = store.deliveries(limit=NUM_LISTED)
@@ -117,7 +117,7 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
                 "job": job.name,
                 "cron": job.cron,
                 "time_zone": job.zone.key,
-                "does": list(job.does),
+                "does": list(job.actions),
                 "receivers": list(job.receivers),
                 "last_due_at": None if last is None else last.isoformat(),
                 "next_due_at": None if due is None else due.isoformat(),
@@ -132,7 +132,7 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
         return
     table = Table("job", "cron", "does", "receivers", "last due", "next due (UTC)", title="jobs", box=None)
     for job, last, due in jobs:
-        cells = (job.name, f"{job.cron} {job.zone.key}", ", ".join(job.does), ", ".join(job.receivers))
+        cells = (job.name, f"{job.cron} {job.zone.key}", ", ".join(job.actions), ", ".join(job.receivers))
         table.add_row(*map(escape, (*cells, _moment(last), _moment(due))))
     results.print(table)
     for own in live_jobs(config):

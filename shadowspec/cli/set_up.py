@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.cli.console import notes, print_json, results
+from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
@@ -83,13 +83,13 @@ def examine(config_path: Path | None) -> list[Finding]:
     policy = "" if config.policy_path == config.path else f"; policy: {config.policy_path}"
     findings = [Finding("configuration", True, f"{config.path}: {names}{policy}")]
     findings += [
-        _tried(name, check, config)
+        _run_check(name, check, config)
         for name, check in (
             ("secret", _secret),
             ("database", _database),
             ("broker", _broker),
             ("schedule", _schedule),
-            *((f"receiver {own.name}", _receiver(own)) for own in config.schedule.receivers),
+            *((f"receiver {own.name}", _receiver(own)) for own in config.schedule.receivers.values()),
             ("scores", _scores),
             ("device", _device),
             ("models", _models),
@@ -100,7 +100,7 @@ def examine(config_path: Path | None) -> list[Finding]:
     return findings
 
 
-def _tried(name: str, check: Callable[[Config], str], config: Config) -> Finding:
+def _run_check(name: str, check: Callable[[Config], str], config: Config) -> Finding:
     from shadowspec.errors import ShadowSpecError
 
     try:
@@ -115,9 +115,9 @@ def _live(endpoint: str) -> Callable[[Config], str]:
     def check(config: Config) -> str:
         from shadowspec.cli.live import live_jobs
         from shadowspec.errors import ServiceUnavailableError
-        from shadowspec.servers.live import failures, scrape_all
+        from shadowspec.live.scrape import failures, scrape_all
+        from shadowspec.text import plural
         from shadowspec.types import LiveScrape
-        from shadowspec.words import plural
 
         (job,) = live_jobs(config, endpoint)
         scrapes = scrape_all(job.source)
@@ -154,7 +154,7 @@ def _schedule(config: Config) -> str:
     from datetime import UTC, datetime
 
     from shadowspec.scheduler.cron import crons_of
-    from shadowspec.words import plural
+    from shadowspec.text import plural
 
     crons = crons_of(config.path, config.schedule.jobs)
     if not crons:
@@ -172,7 +172,7 @@ def _receiver(own: ReceiverSettings) -> Callable[[Config], str]:
 
         require_secret(own)
         require_place(own)
-        jobs = [job.name for job in config.schedule.jobs if own.name in job.receivers]
+        jobs = [job.name for job in config.schedule.jobs.values() if own.name in job.receivers]
         return f"of {', '.join(jobs)}" if jobs else "of no job: nothing is sent to it"
 
     return check
@@ -180,8 +180,8 @@ def _receiver(own: ReceiverSettings) -> Callable[[Config], str]:
 
 def _scores(config: Config) -> str:
     from shadowspec.errors import ConfigError
-    from shadowspec.gate.guardrails import SCORES
-    from shadowspec.scoring import score_name
+    from shadowspec.gate.evidence.guardrails import SCORES
+    from shadowspec.quality.custom_scores import score_name
 
     wanted = {"structured_validity": '"json_valid" or "contract_valid"', "score": "a function of yours"}
     for name, endpoint in config.endpoints.items():
@@ -198,9 +198,8 @@ def _scores(config: Config) -> str:
 
 def _device(config: Config) -> str:
     from shadowspec.engine.candidate import device_name
-    from shadowspec.engine.fused import choose_kernels
-    from shadowspec.engine.models import choose_device, choose_dtype
-    from shadowspec.engine.recording import choose_recorder
+    from shadowspec.engine.models import choose_device, choose_dtype, choose_kernels
+    from shadowspec.engine.static_passes import choose_recorder
 
     device = choose_device(config.engine.device)
     dtype = str(choose_dtype(config.engine.dtype, device)).removeprefix("torch.")
@@ -213,7 +212,7 @@ def _device(config: Config) -> str:
 def _models(config: Config) -> str:
     from dataclasses import replace
 
-    from shadowspec.cli.pipeline import build_engines, require_endpoints
+    from shadowspec.app.measure_files import build_engines, require_endpoints
 
     require_endpoints(config)
     own = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.servers is None}
@@ -229,7 +228,7 @@ def _servers(name: str) -> Callable[[Config], str]:
     """The check of one endpoint's two servers, each asked one tiny request."""
 
     def check(config: Config) -> str:
-        from shadowspec.cli.pipeline import load_tokenizers
+        from shadowspec.app.measure_files import load_tokenizers
         from shadowspec.servers.probing import counts_source, probe_both, remarks, require_length
 
         endpoint = config.endpoints[name]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shadowspec.cli.console import notes, print_json, progress_bar, results
+from shadowspec.app.console import notes, print_json, progress_bar, results
 from shadowspec.cli.options import JsonOption
 
 FULL_REPETITIONS, QUICK_REPETITIONS = 2_000, 60
@@ -54,10 +54,10 @@ def simulate(
     with progress_bar() as bar:
         task = bar.add_task("simulating", total=total * len(names), detail="")
 
-        def advanced(name: str, done: int) -> None:
+        def advance(name: str, done: int) -> None:
             bar.update(task, advance=done, detail=name)
 
-        found = run_worlds([WORLDS[name] for name in names], total, seed, jobs or os.cpu_count() or 1, out, advanced)
+        found = run_worlds([WORLDS[name] for name in names], total, seed, jobs or os.cpu_count() or 1, out, advance)
     broken = broken_promises(found.values())
     if as_json:
         print_json(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from shadowspec.cli.console import EXIT_INTERRUPTED, notes
+from shadowspec.app.console import EXIT_INTERRUPTED, notes
 from shadowspec.cli.options import ConfigOption
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ def worker(config_path: ConfigOption = None) -> None:
     SIGTERM drains: what is begun is finished, written and committed.  Ctrl-C does the same; pressed twice it ends at
     once.  Nothing is lost either way: what was not written is delivered again.
     """
-    from shadowspec.cli.pipeline import load_tokenizers, require_endpoints
-    from shadowspec.cli.serving import ConfiguredEngines, serving
+    from shadowspec.app.measure_files import load_tokenizers, require_endpoints
+    from shadowspec.app.serve_worker import ConfiguredEngines, serving
     from shadowspec.config import find_config, load_config
 
     config = load_config(find_config(config_path))

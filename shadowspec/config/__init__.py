@@ -1,22 +1,25 @@
-"""The configuration: one TOML file, read strictly and turned into the values of the inner layers."""
+"""The configuration: one TOML file, read strictly and turned into the values of the inner packages.
+
+In: a TOML file and environment variables.
+Out: frozen settings, or an error that names file, key and remedy.
+Imports: scheduler, rollout, live, gate, servers, tap, quality, types, errors.
+"""
 
 from shadowspec.config.dashboard import DashboardSettings
 from shadowspec.config.file import (
     CONFIG_VARIABLE,
     DATABASE_VARIABLE,
     DEFAULT_CONFIG_NAME,
+    PASSWORD_VARIABLE,
     SECRET_VARIABLE,
     Config,
     EndpointConfig,
-    EngineSettings,
-    WorkerSettings,
     find_config,
     load_config,
     load_hash_secret,
 )
-from shadowspec.config.kafka import PASSWORD_VARIABLE
-from shadowspec.config.policy_template import policy_template
-from shadowspec.config.template import DEFAULT_POLICY_NAME, config_template
+from shadowspec.config.sections import EngineSettings, LiveSettings, WorkerSettings
+from shadowspec.config.template import DEFAULT_POLICY_NAME, config_template, policy_template
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -29,6 +32,7 @@ __all__ = [
     "DashboardSettings",
     "EndpointConfig",
     "EngineSettings",
+    "LiveSettings",
     "WorkerSettings",
     "config_template",
     "find_config",

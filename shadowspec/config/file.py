@@ -6,19 +6,18 @@ environment is an argument.  Paths in the file are relative to the working direc
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
-from shadowspec.config.dashboard import DashboardSettings, dashboard_settings
-from shadowspec.config.kafka import kafka_settings
-from shadowspec.config.live import LiveSettings, live_settings
+from shadowspec.config.dashboard import OVERRIDE_VARIABLE, DashboardSettings
 from shadowspec.config.policy import (
     EndpointPolicy,
     PolicyTables,
@@ -28,57 +27,31 @@ from shadowspec.config.policy import (
     read_policy_file,
     read_toml,
 )
-from shadowspec.config.schedule import schedule_settings
-from shadowspec.config.sections import CandidateSection, EndpointSection, FileSection, ServersSection
+from shadowspec.config.sections import (
+    CandidateSection,
+    EndpointSection,
+    EngineSettings,
+    FileSection,
+    LiveSettings,
+    WorkerSettings,
+)
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.rollout_policy import RolloutPolicy
-from shadowspec.scheduler.settings import ScheduleSettings
-from shadowspec.servers.settings import ServerSettings, Waits
-from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
+from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.scheduler.settings import RECEIVERS, ScheduleSettings
+from shadowspec.servers.settings import ServerSettings
+from shadowspec.tap.endpoints import EndpointRule, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
+from shadowspec.types.constrained import nest_table
 
 CONFIG_VARIABLE: Final = "SHADOWSPEC_CONFIG"
 DATABASE_VARIABLE: Final = "SHADOWSPEC_DATABASE_URL"
 SECRET_VARIABLE: Final = "SHADOWSPEC_HASH_SECRET"  # noqa: S105 - the name of a variable, not its value
+PASSWORD_VARIABLE: Final = "SHADOWSPEC_KAFKA_PASSWORD"  # noqa: S105 - likewise
 DEFAULT_CONFIG_NAME: Final = "shadowspec.toml"
 MAKE_A_SECRET: Final = "head -c 32 /dev/urandom | base64"  # noqa: S105 - how to make one
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """How the engine runs.
-
-    "auto": a GPU if there is one; bfloat16 on a GPU, float32 on a CPU; on a GPU CUDA graphs of the models' steps, and
-    Triton's kernels where it can run them.  These two have not run on a GPU yet, and so are no defaults.
-    """
-
-    device: str = "auto"
-    dtype: str = "auto"
-    passes: str = "dynamic"
-    kernels: str = "torch"
-    seed: int = 0
-    warmup_blocks: int = 2  # blocks run and thrown away before the first that counts
-    audit_share: float = 0.05  # of the measured requests whose outputs are replayed after their block; 0: none
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """How `shadowspec worker` works off the mirror.  Times in seconds."""
-
-    devices: tuple[str, ...] = ()  # an engine process on each; none: one on the engine's device
-    max_queued_blocks: int = 8
-    build_timeout_s: float = 1_800.0  # to load and warm up the models; an engine that takes longer is ended
-    block_timeout_s: float = 600.0  # an engine that takes longer is ended, and the block's requests tried alone
-    max_attempts: int = 3  # of a request that ends the engine
-    overload: str = "pause"  # "pause" the partitions where the engine is behind, or "shed" requests
-    max_unfinished_messages: int = 50_000  # consumed, and not measured and written yet
-    flush_interval_s: float = 1.0
-    refresh_rates_s: float = 30.0  # how often decisions are looked up that lower a slice's sampling rate
-    drain_timeout_s: float = 60.0  # to finish what is begun, when asked to stop
-    health_address: str = "127.0.0.1:8080"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +119,13 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
     environment = os.environ if environment is None else environment
     document = read_toml(path)
     try:
-        sections = FileSection.model_validate(document)
+        # As JSON, in which strict means what it does in TOML: an array is a tuple, a string a path or a name.  TOML's
+        # dates become what no key takes.
+        sections = FileSection.model_validate_json(json.dumps(_nest_document(document), default=lambda _: [None]))
     except ValidationError as error:
-        raise ConfigError(_explained(path, error)) from None
+        raise ConfigError(_explain(path, error)) from None
+    except ConfigError as error:  # parts that do not fit together
+        raise ConfigError(f"{path}: {error}") from error
     served = [name for name, section in sections.endpoints.items() if section.servers is not None]
     if served and len(sections.worker.devices) > 1:
         raise ConfigError(
@@ -160,12 +137,12 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
     return Config(
         path=path,
         database_url=environment.get(DATABASE_VARIABLE) or sections.database.url,
-        hash_secret_file=Path(sections.privacy.hash_secret_file) if sections.privacy.hash_secret_file else None,
-        kafka=None if sections.kafka is None else kafka_settings(path, sections.kafka, environment),
-        engine=EngineSettings(**sections.engine.model_dump()),
-        worker=WorkerSettings(**sections.worker.model_dump() | {"devices": tuple(sections.worker.devices)}),
-        dashboard=dashboard_settings(sections.dashboard, environment),
-        schedule=schedule_settings(path, sections.schedule),
+        hash_secret_file=sections.privacy.hash_secret_file,
+        kafka=None if sections.kafka is None else _with_password(sections.kafka, environment),
+        engine=sections.engine,
+        worker=sections.worker,
+        dashboard=_with_override_url(sections.dashboard, environment),
+        schedule=sections.schedule,
         policy_path=tables.path,
         policy=default.gate,
         rollout=default.rollout,
@@ -206,6 +183,16 @@ def load_hash_secret(config: Config, environment: Mapping[str, str] | None = Non
     return secret
 
 
+def _with_password(settings: KafkaSettings, environment: Mapping[str, str]) -> KafkaSettings:
+    """With the environment's password, if it has one; that of the file stays there until somebody connects."""
+    return replace(settings, security=replace(settings.security, password=environment.get(PASSWORD_VARIABLE) or None))
+
+
+def _with_override_url(settings: DashboardSettings, environment: Mapping[str, str]) -> DashboardSettings:
+    url = environment.get(OVERRIDE_VARIABLE) or settings.access.override_url
+    return replace(settings, access=replace(settings.access, override_url=url))
+
+
 def _policy_tables(path: Path, sections: FileSection) -> PolicyTables:
     inline = {name: section.gate for name, section in sections.endpoints.items() if section.gate}
     if sections.policy is None:
@@ -225,17 +212,16 @@ def _policy_tables(path: Path, sections: FileSection) -> PolicyTables:
 def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> EndpointConfig:
     policy = replace(own.gate, serving_engine=section.serving_engine)
     # Without a match rule an endpoint takes the records that name it.
-    match = MatchRule(**section.match.model_dump()) if section.match else MatchRule(endpoint=name)
     rule = EndpointRule(
         name=name,
-        served_models=tuple(section.served_models),
-        match=match,
-        slice_by=tuple(section.slice_by),
-        labels=tuple(section.labels),
+        served_models=section.served_models,
+        match=section.match or MatchRule(endpoint=name),
+        slice_by=section.slice_by,
+        labels=section.labels,
         sample_rate=section.sample_rate,
         min_rate=policy.min_rate,
         timed_positions=policy.timed_positions,
-        loads=tuple(Load(load.concurrency, load.share) for load in section.loads),
+        loads=section.loads,
         requests_per_slot=section.requests_per_slot,
         block_max_wait=timedelta(seconds=policy.block_max_wait_s),
         time_block=timedelta(seconds=policy.time_block_s),
@@ -256,63 +242,70 @@ def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> Endpo
         candidates=candidates,
         policy=policy,
         rollout=own.rollout,
-        scores=tuple(section.scores),
-        servers=None if section.servers is None else _servers(section.servers, section.served_models[0]),
-        live=None if section.live is None else live_settings(section.live, section.served_models[0], policy),
+        scores=section.scores,
+        servers=section.servers,
+        live=None if section.live is None else _with_guard(section.live, policy),
     )
 
 
-def _servers(section: ServersSection, served_model: str) -> ServerSettings:
-    return ServerSettings(
-        baseline_url=section.baseline_url,
-        speculative_url=section.speculative_url,
-        model=section.model or served_model,
-        device=section.device,
-        dtype=section.dtype,
-        api_key_variable=section.api_key_variable,
-        ca_file=Path(section.ca_file) if section.ca_file else None,
-        waits=Waits(
-            connect_s=section.connect_timeout_s,
-            first_token_s=section.first_token_timeout_s,
-            token_s=section.token_timeout_s,
-            total_s=section.total_timeout_s,
-        ),
-        max_model_len=section.max_model_len,
-        max_attempts=section.max_attempts,
-        reachable_within_s=section.reachable_within_s,
-        score_logprobs=section.score_logprobs,
-    )
+def _with_guard(live: LiveSettings, policy: GatePolicy) -> LiveSettings:
+    guard = replace(live.guard, metric=policy.acceptance_metric, num_replicas=len(live.source.urls))
+    return replace(live, guard=guard)
 
 
 def _speculation_config(target: str, candidate: CandidateSection, backend: str) -> SpeculationConfig:
-    default_rule = VerifyRule.REJECTION if candidate.proposer == "draft_model" else VerifyRule.GREEDY_DRAFT
-    return SpeculationConfig(
-        name=candidate.name,
-        target=target,
-        draft=candidate.draft,
-        proposer=candidate.proposer,
-        num_speculative_tokens=candidate.num_speculative_tokens,
-        verify_rule=VerifyRule(candidate.verify_rule) if candidate.verify_rule else default_rule,
-        backend=backend,
-        ngram_min=candidate.ngram_min,
-        ngram_max=candidate.ngram_max,
-        suffix_decoding_max_tree_depth=candidate.suffix_decoding_max_tree_depth,
-        suffix_decoding_max_spec_factor=candidate.suffix_decoding_max_spec_factor,
-        suffix_decoding_min_token_prob=candidate.suffix_decoding_min_token_prob,
-        suffix_memory_tokens=candidate.suffix_memory_tokens,
-        draft_confidence_threshold=candidate.draft_confidence_threshold,
-    )
+    rule = candidate.verify_rule or ("rejection" if candidate.proposer == "draft_model" else "greedy_draft")
+    given = candidate.model_dump(exclude={"verify_rule"})
+    return SpeculationConfig(target=target, verify_rule=VerifyRule(rule), backend=backend, **given)
 
 
-def _explained(path: Path, error: ValidationError) -> str:
+def _nest_document(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document as the settings have it: nested as they are, and with the names that stand outside a table."""
+    found = dict(document)
+    for name, kind in (("kafka", KafkaSettings), ("dashboard", DashboardSettings), ("schedule", ScheduleSettings)):
+        if name in found:
+            found[name] = nest_table(kind, found[name])
+    if isinstance(schedule := found.get("schedule"), dict):
+        zone = {key: schedule[key] for key in ("time_zone",) if key in schedule}
+        _each_table(schedule, "jobs", lambda name, job: {**zone, **job, "(name)": name})
+        _each_table(schedule, "receivers", lambda name, receiver: {**receiver, "(name)": name})
+    _each_table(found, "endpoints", lambda _, endpoint: _nest_endpoint(endpoint))
+    return found
+
+
+def _nest_endpoint(endpoint: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(endpoint)
+    served = found.get("served_models")
+    model = {"model": served[0]} if isinstance(served, list) and served else {}
+    for name, kind in (("servers", ServerSettings), ("live", LiveSettings)):
+        if isinstance(found.get(name), dict):
+            found[name] = nest_table(kind, {**model, **found[name]})
+    return found
+
+
+def _each_table(parent: dict[str, Any], key: str, arranged: Callable[[str, dict[str, Any]], dict[str, Any]]) -> None:
+    if isinstance(tables := parent.get(key), dict):
+        parent[key] = {name: arranged(name, own) if isinstance(own, dict) else own for name, own in tables.items()}
+
+
+def _explain(path: Path, error: ValidationError) -> str:
     """Every fault of the file, one line each, by the key's full name."""
     lines = []
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
-        key = ".".join(str(part) for part in fault["loc"] if part != "[key]")
         message = {
-            "extra_forbidden": "is not a known key",
-            "missing": "is missing",
+            **dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), "is not a known key"),
+            **dict.fromkeys(("missing", "missing_argument", "union_tag_not_found"), "is missing"),
+            **dict.fromkeys(("dict_type", "dataclass_type", "model_type"), "must be a table"),
             "string_pattern_mismatch": "must be one of the known values, or a name of letters, digits, _ . -",
+            "union_tag_invalid": f"must be one of {', '.join(RECEIVERS)}",
         }.get(fault["type"], re.sub(r"^(Value error, |Input )", "", fault["msg"]))
+        message = re.sub(r"^invalid timezone: (.*)$", r"there is no time zone '\1'", message)
+        parts = [str(part) for part in fault["loc"] if part != "[key]" and not str(part).startswith("(")]
+        if parts[:2] == ["schedule", "receivers"] and len(parts) > 2:
+            if fault["type"].startswith("union_tag"):
+                parts.append("kind")
+            elif len(parts) > 3 and (kind := parts.pop(3)) and fault["type"] == "unexpected_keyword_argument":
+                message += f" of a receiver of kind {kind!r}"
+        key = ".".join(parts)
         lines.append(f"{path}: {key}: {message}" if key else f"{path}: {message}")
     return "\n".join(lines)

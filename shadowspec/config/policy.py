@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.rollout_policy import RolloutPolicy
+from shadowspec.rollout.rollout_policy import RolloutPolicy
 
 POLICY_VERSION: Final = 1
 NO_LIMIT: Final = "none"  # TOML has no null

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from shadowspec.config.base import Name, Positive, Section, Text
-from shadowspec.config.schedule_sections import ScheduleSection
-from shadowspec.engine_names import parse_engines
-from shadowspec.scoring import CONTRACT_VALID, JSON_VALID
-from shadowspec.tap.endpoints import DEFAULT_SLICE_BY
-from shadowspec.tap.kafka.settings import DEFAULT_DEAD_LETTER_TOPIC
-from shadowspec.tap.sources import DEFAULT_MAX_RECORD_BYTES
-from shadowspec.types import SUFFIX_OPTIONS, Contract
+from shadowspec.config.dashboard import DashboardSettings
+from shadowspec.live.metric_names import LiveSource
+from shadowspec.quality.custom_scores import CONTRACT_VALID, JSON_VALID
+from shadowspec.scheduler.settings import ScheduleSettings
+from shadowspec.servers.settings import ServerSettings
+from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
+from shadowspec.tap.kafka import KafkaSettings
+from shadowspec.types import SUFFIX_OPTIONS, Contract, SpeculationConfig
+from shadowspec.types.constrained import Name, PathText, Positive, Seconds, Share, Text, keys_of, require_distinct
+from shadowspec.types.engine_names import parse_engines
+from shadowspec.types.live import GuardPolicy
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
 BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant")
@@ -26,14 +30,18 @@ PROPOSER_OPTIONS: Final = {
     "suffix": SUFFIX_OPTIONS,
 }
 
-_TOPIC = r"^[A-Za-z0-9._-]{1,249}$"
+_RULE: Final = keys_of(EndpointRule)  # with their defaults
+_DRAFTING: Final = keys_of(SpeculationConfig)
 _LABEL = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 _DIALECT = r"^[a-z][a-z0-9_]{0,31}$"
-_URL = r"^https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[A-Za-z0-9._~/-]*)?$"  # neither login nor query
-_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _SCORE = r"^(json_valid|contract_valid|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
-Topic = Annotated[str, Field(pattern=_TOPIC)]
-Milliseconds = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class Section(BaseModel):
+    """Unknown keys are errors, and so are values of another type, in the dataclasses within as well."""
+
+    # Strict: "4" is not 4, and 1 is not true.  Values are kept out of messages, a URL may hold a password.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class DatabaseSection(Section):
@@ -45,111 +53,60 @@ class DatabaseSection(Section):
 class PrivacySection(Section):
     """[privacy]"""
 
-    hash_secret_file: Text | None = None
+    hash_secret_file: PathText | None = None
 
 
-class EngineSection(Section):
-    """[engine]"""
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """[engine]: how the engine in this process runs.
+
+    "auto": a GPU if there is one; bfloat16 on a GPU, float32 on a CPU; on a GPU CUDA graphs of the models' steps, and
+    Triton's kernels where it can run them.  These two have not run on a GPU yet, and so are no defaults.
+    """
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     passes: Literal["auto", "dynamic", "graphs"] = "dynamic"
     kernels: Literal["auto", "torch", "triton"] = "torch"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    warmup_blocks: Annotated[int, Field(ge=0)] = 2
-    audit_share: Annotated[float, Field(ge=0, le=1)] = 0.05
+    warmup_blocks: Annotated[int, Field(ge=0)] = 2  # blocks run and thrown away before the first that counts
+    audit_share: Share = 0.05  # of the measured requests whose outputs are replayed after their block; 0: none
 
 
-class KafkaSection(Section):
-    """[kafka]"""
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """[worker]: how `shadowspec worker` works off the mirror.  Times in seconds.
 
-    bootstrap_servers: Annotated[list[Text], Field(min_length=1)]
-    topics: Annotated[list[Topic], Field(min_length=1)]
-    retry_topics: list[Topic] = []
-    dead_letter_topic: Topic = DEFAULT_DEAD_LETTER_TOPIC
-    group_id: Text = "shadowspec"
-    group_instance_id: Annotated[str, Field(pattern=_TOPIC)] | None = None
-    format: Literal["auto", "openai", "litellm", "cloudevents", "kong"] = "auto"
-    session_from: Annotated[str, Field(pattern=r"^(body|key|header:.+)$")] = "body"
-    endpoint_from: Annotated[str, Field(pattern=r"^(body|topic|header:.+)$")] = "body"
-    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
-    session_timeout_ms: Milliseconds = 45_000
-    heartbeat_interval_ms: Milliseconds = 3_000
-    max_poll_interval_ms: Milliseconds = 300_000
-    max_poll_records: Positive = 500
-    connect_timeout_ms: Milliseconds = 30_000
-    max_record_bytes: Positive = DEFAULT_MAX_RECORD_BYTES
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    username: Text | None = None
-    password_file: Text | None = None
-    ssl_ca_file: Text | None = None
-    ssl_certificate_file: Text | None = None
-    ssl_key_file: Text | None = None
+    Raises:
+        ValueError: a device stands twice, or the port is none.
+    """
 
-
-class WorkerSection(Section):
-    """[worker]"""
-
-    devices: list[Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]] = []
+    # An engine process on each; none: one on the engine's device.
+    devices: tuple[Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")], ...] = ()
     max_queued_blocks: Positive = 8
-    build_timeout_s: Annotated[float, Field(gt=0)] = 1_800.0
-    block_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    max_attempts: Positive = 3
-    overload: Literal["pause", "shed"] = "pause"
-    max_unfinished_messages: Positive = 50_000
-    flush_interval_s: Annotated[float, Field(gt=0)] = 1.0
-    refresh_rates_s: Annotated[float, Field(gt=0)] = 30.0
-    drain_timeout_s: Annotated[float, Field(ge=0)] = 60.0
+    build_timeout_s: Seconds = 1_800.0  # to load and warm up the models; an engine that takes longer is ended
+    block_timeout_s: Seconds = 600.0  # an engine that takes longer is ended, and the block's requests tried alone
+    max_attempts: Positive = 3  # of a request that ends the engine
+    overload: Literal["pause", "shed"] = "pause"  # the partitions where the engine is behind, or requests
+    max_unfinished_messages: Positive = 50_000  # consumed, and not measured and written yet
+    flush_interval_s: Seconds = 1.0
+    refresh_rates_s: Seconds = 30.0  # how often decisions are looked up that lower a slice's sampling rate
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 60.0  # to finish what is begun, when asked to stop
     health_address: Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:/\s]+):\d{1,5}$")] = "127.0.0.1:8080"
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if len(set(self.devices)) != len(self.devices):
-            raise ValueError("devices: the same one stands there twice")
+    def __post_init__(self) -> None:
+        require_distinct(devices=self.devices)
         if int(self.health_address.rpartition(":")[2]) > LAST_PORT:
             raise ValueError(f"health_address: a port is at most {LAST_PORT}")
-        return self
 
 
-class RolesSection(Section):
-    """[dashboard.roles]"""
+@dataclass(frozen=True, slots=True)
+class LiveSettings:
+    """[endpoints.NAME.live]: which production engines are read, how often, and how the guard listens to them."""
 
-    claim: Text = "email"
-    operators: list[Text] = []
-    viewers: list[Text] | None = None
-
-
-class DashboardSection(Section):
-    """[dashboard]"""
-
-    host: Text = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=LAST_PORT)] = 8501
-    title: Text = "ShadowSpec"
-    refresh_s: Annotated[float, Field(ge=1)] = 30.0
-    stale_after_s: Annotated[float, Field(gt=0)] = 86_400.0
-    price_per_gpu_hour: Annotated[float, Field(gt=0)] | None = None
-    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
-    data_note: Text | None = None
-    auth_file: Text | None = None
-    override_url: Text | None = None
-    local_role: Literal["viewer", "operator"] = "viewer"
-    roles: RolesSection = RolesSection()
-
-
-class MatchSection(Section):
-    """[endpoints.NAME] match"""
-
-    endpoint: Text | None = None
-    model: Text | None = None
-    path: Text | None = None
-
-
-class LoadSection(Section):
-    """[endpoints.NAME] loads"""
-
-    concurrency: Positive
-    share: Annotated[float, Field(gt=0)] = 1.0
+    source: Annotated[LiveSource, Field(alias="(source)")]
+    guard: Annotated[GuardPolicy, Field(alias="(guard)")] = field(default_factory=GuardPolicy)
+    interval_s: Annotated[float, Field(ge=1)] = 60.0
 
 
 class CandidateSection(Section):
@@ -162,13 +119,13 @@ class CandidateSection(Section):
     draft: Text | None = None
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)]
     verify_rule: Literal["rejection", "greedy_draft", "exact_match"] | None = None
-    ngram_min: Positive = 2
-    ngram_max: Positive = 4
-    suffix_decoding_max_tree_depth: Annotated[int, Field(ge=2, le=1_024)] = 24
-    suffix_decoding_max_spec_factor: Annotated[float, Field(gt=0)] = 1.0
-    suffix_decoding_min_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
-    suffix_memory_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 100_000
-    draft_confidence_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    ngram_min: Positive = _DRAFTING["ngram_min"]
+    ngram_max: Positive = _DRAFTING["ngram_max"]
+    suffix_decoding_max_tree_depth: Annotated[int, Field(ge=2, le=1_024)] = _DRAFTING["suffix_decoding_max_tree_depth"]
+    suffix_decoding_max_spec_factor: Annotated[float, Field(gt=0)] = _DRAFTING["suffix_decoding_max_spec_factor"]
+    suffix_decoding_min_token_prob: Annotated[float, Field(ge=0, le=1)] = _DRAFTING["suffix_decoding_min_token_prob"]
+    suffix_memory_tokens: Annotated[int, Field(ge=0, lt=2**31)] = _DRAFTING["suffix_memory_tokens"]
+    draft_confidence_threshold: Annotated[float, Field(ge=0, lt=1)] = _DRAFTING["draft_confidence_threshold"]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -203,77 +160,28 @@ class DefaultSamplingSection(Section):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
 
 
-class ServersSection(Section):
-    """[endpoints.NAME.servers]"""
-
-    baseline_url: Annotated[str, Field(pattern=_URL)]
-    speculative_url: Annotated[str, Field(pattern=_URL)]
-    model: Text | None = None
-    device: Text
-    dtype: Literal["float32", "bfloat16", "float16"]
-    api_key_variable: Annotated[str, Field(pattern=_VARIABLE)] | None = None
-    ca_file: Text | None = None
-    max_model_len: Positive | None = None
-    connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0
-    first_token_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    token_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    total_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
-    reachable_within_s: Annotated[float, Field(ge=0)] = 60.0
-    score_logprobs: Annotated[int, Field(ge=0, le=1_000_000)] = 20
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        for name, url in (("baseline_url", self.baseline_url), ("speculative_url", self.speculative_url)):
-            if url.rstrip("/").endswith("/v1"):
-                raise ValueError(f"{name}: is the server's root, without /v1")
-        if self.baseline_url.rstrip("/") == self.speculative_url.rstrip("/"):
-            raise ValueError("baseline_url and speculative_url: a server cannot be both arms")
-        return self
-
-
-class LiveSection(Section):
-    """[endpoints.NAME.live]"""
-
-    metrics_urls: Annotated[list[Annotated[str, Field(pattern=_URL)]], Field(min_length=1)]
-    engine: Literal["vllm", "sglang", "tensorrt-llm"] = "vllm"
-    model: Text | None = None
-    api_key_variable: Annotated[str, Field(pattern=_VARIABLE)] | None = None
-    ca_file: Text | None = None
-    interval_s: Annotated[float, Field(ge=1)] = 60.0
-    timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    scored_drafts: Positive = 256
-    run_length: Positive = 100_000
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if len({url.partition("://")[2] for url in self.metrics_urls}) != len(self.metrics_urls):
-            raise ValueError("metrics_urls: the same one stands there twice")
-        return self
-
-
 class EndpointSection(Section):
     """[endpoints.NAME]"""
 
     target: Text
-    served_models: Annotated[list[Text], Field(min_length=1)]
-    match: MatchSection | None = None
-    slice_by: Annotated[list[str], Field(min_length=1)] = list(DEFAULT_SLICE_BY)
-    labels: list[Annotated[str, Field(pattern=_LABEL)]] = []
-    sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
-    loads: Annotated[list[LoadSection], Field(min_length=1)] = [LoadSection(concurrency=4)]
-    requests_per_slot: Annotated[int, Field(ge=1, le=64)] = 1
-    max_age_s: Annotated[float, Field(gt=0)] | None = None
+    served_models: Annotated[tuple[Text, ...], Field(min_length=1)]
+    match: MatchRule | None = None
+    slice_by: Annotated[tuple[str, ...], Field(min_length=1)] = _RULE["slice_by"]
+    labels: tuple[Annotated[str, Field(pattern=_LABEL)], ...] = ()
+    sample_rate: Annotated[float, Field(gt=0, le=1)] = _RULE["sample_rate"]
+    loads: Annotated[tuple[Load, ...], Field(min_length=1)] = _RULE["loads"]
+    requests_per_slot: Annotated[int, Field(ge=1, le=64)] = _RULE["requests_per_slot"]
+    max_age_s: Seconds | None = None
     max_new_tokens: Positive | None = None
     default_sampling: DefaultSamplingSection = DefaultSamplingSection()
-    scores: list[Annotated[str, Field(pattern=_SCORE)]] = []
+    scores: tuple[Annotated[str, Field(pattern=_SCORE)], ...] = ()
     contract: str | dict[str, str] = {}
     sql_dialect: Annotated[str, Field(pattern=_DIALECT)] | None = None
     engine: Literal["in_process", "openai"] = "in_process"
     serving_engine: Text | None = None
-    servers: ServersSection | None = None
-    live: LiveSection | None = None
-    candidates: Annotated[list[CandidateSection], Field(min_length=1)]
+    servers: ServerSettings | None = None
+    live: LiveSettings | None = None
+    candidates: Annotated[tuple[CandidateSection, ...], Field(min_length=1)]
     gate: dict[str, Any] = {}
 
     @property
@@ -300,14 +208,14 @@ class EndpointSection(Section):
             raise ValueError("scores: one function of yours at most, beside json_valid or contract_valid")
         if {JSON_VALID, CONTRACT_VALID} <= set(self.scores):
             raise ValueError("scores: json_valid or contract_valid: both give the same figure")
-        for what, names in (
-            ("slice_by", self.slice_by),
-            ("candidates", [candidate.name for candidate in self.candidates]),
-            ("loads", [load.concurrency for load in self.loads]),
-            ("scores", self.scores),
-        ):
-            if len(set(names)) != len(names):
-                raise ValueError(f"{what}: the same one stands there twice")
+        if self.servers is not None and len({url.rstrip("/") for url in self.servers.roots}) == 1:
+            raise ValueError("servers: baseline_url and speculative_url: a server cannot be both arms")
+        require_distinct(
+            slice_by=self.slice_by,
+            candidates=[candidate.name for candidate in self.candidates],
+            loads=[load.concurrency for load in self.loads],
+            scores=self.scores,
+        )
         return self
 
 
@@ -315,7 +223,7 @@ def _check_contract(contracts: dict[str, str], dialect: str | None) -> None:
     if unknown := [kind for kind in contracts.values() if kind not in tuple(Contract)]:
         raise ValueError(f"contract: {unknown[0]!r} is none; there are {', '.join(Contract)}")
     if contracts and set(contracts) != {""}:
-        from shadowspec.slicing import PROMPT_CLASSES  # compiles the rules of every class
+        from shadowspec.tap.slicing import PROMPT_CLASSES  # compiles the rules of every class
 
         if wrong := [name for name in contracts if name not in PROMPT_CLASSES]:
             raise ValueError(f"contract: {wrong[0]!r} is no class of prompts; there are {', '.join(PROMPT_CLASSES)}")
@@ -328,11 +236,11 @@ class FileSection(Section):
 
     database: DatabaseSection = DatabaseSection()
     privacy: PrivacySection = PrivacySection()
-    kafka: KafkaSection | None = None
-    engine: EngineSection = EngineSection()
-    worker: WorkerSection = WorkerSection()
-    dashboard: DashboardSection = DashboardSection()
-    schedule: ScheduleSection = ScheduleSection()
+    kafka: KafkaSettings | None = None
+    engine: EngineSettings = EngineSettings()
+    worker: WorkerSettings = WorkerSettings()
+    dashboard: DashboardSettings = DashboardSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
     policy: Text | None = None
     gate: dict[str, Any] = {}
     endpoints: dict[Name, EndpointSection] = {}

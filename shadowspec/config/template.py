@@ -1,13 +1,35 @@
-"""The configuration that `shadowspec init` writes: every key, with its default and what it means."""
+"""The files that `shadowspec init` writes: every key, with its default and what it means.
+
+A default stands in the types alone: "~" in a template is the default of its key.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Final
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from shadowspec.config.dashboard import DashboardSettings, RoleSettings
+from shadowspec.config.sections import (
+    CandidateSection,
+    EndpointSection,
+    EngineSettings,
+    LiveSettings,
+    WorkerSettings,
+)
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.scheduler.settings import EmailSettings, ScheduleSettings
+from shadowspec.servers.settings import ServerSettings
+from shadowspec.tap.kafka import KafkaSettings
+from shadowspec.types.constrained import keys_of
 
 DEFAULT_POLICY_NAME: Final = "policy.toml"
 
-_TEMPLATE = """\
+_CONFIG = """\
 # ShadowSpec's configuration.  A key that is not known is an error.  Paths are relative to the working
 # directory.  Lines that begin with "# " and a key show defaults; the others have to be made your own.
 
@@ -30,19 +52,19 @@ hash_secret_file = "shadowspec.secret"
 # bootstrap_servers = ["localhost:9092"]
 # topics = ["shadow.prompts"]
 # retry_topics = ["shadow.retry"]  # consumed too; where `dead-letters replay` may put records back
-# dead_letter_topic = "shadow.dead-letters"  # must be there: the worker stops rather than drop a record
-# group_id = "shadowspec"  # also the name under which the database counts; workers that share it share the work
+# dead_letter_topic = ~                      # must be there: the worker stops rather than drop a record
+# group_id = ~             # also the name under which the database counts; workers that share it share the work
 # group_instance_id = "shadow-0"  # a name of this worker's own: it may restart within session_timeout_ms unnoticed
-# format = "auto"          # "openai", "litellm", "cloudevents", "kong"; "auto" tells them apart
-# session_from = "body"    # or "key", "header:NAME": a session that is not sampled is then dropped undecoded,
-# endpoint_from = "body"   # if the endpoint too stands outside: "topic" (its name is the endpoint's), "header:NAME"
-# auto_offset_reset = "earliest"  # where a partition begins that was never consumed; or "latest"
-# session_timeout_ms = 45000
-# heartbeat_interval_ms = 3000
-# max_poll_interval_ms = 300000
-# max_poll_records = 500
-# connect_timeout_ms = 30000
-# max_record_bytes = 16777216
+# format = ~               # "openai", "litellm", "cloudevents", "kong"; "auto" tells them apart
+# session_from = ~         # or "key", "header:NAME": a session that is not sampled is then dropped undecoded,
+# endpoint_from = ~        # if the endpoint too stands outside: "topic" (its name is the endpoint's), "header:NAME"
+# auto_offset_reset = ~           # where a partition begins that was never consumed; or "latest"
+# session_timeout_ms = ~
+# heartbeat_interval_ms = ~
+# max_poll_interval_ms = ~
+# max_poll_records = ~
+# connect_timeout_ms = ~
+# max_record_bytes = ~
 # To encrypt and to log in; SHADOWSPEC_KAFKA_PASSWORD overrides password_file.
 # security_protocol = "SASL_SSL"  # default: "PLAINTEXT"; "SSL", "SASL_PLAINTEXT"
 # sasl_mechanism = "SCRAM-SHA-512"  # "SCRAM-SHA-256", "PLAIN"
@@ -53,53 +75,53 @@ hash_secret_file = "shadowspec.secret"
 # ssl_key_file = "client.key"
 
 [engine]
-# device = "auto"       # "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1"
-# dtype = "auto"        # "auto" (bfloat16 on a GPU, float32 on a CPU), "float32", "bfloat16", "float16"
-# passes = "dynamic"    # "graphs": steps as CUDA graphs, not tried on a GPU yet; "auto": graphs where they can be
-# kernels = "torch"     # "triton" (docs/kernels.md), not tried on a GPU yet; "auto": Triton's where a GPU can run them
-# seed = 0              # of requests that bring none
-# warmup_blocks = 2     # run and thrown away before the first block that counts
-# audit_share = 0.05    # of the measured requests: their outputs are replayed, and compared with what the loop counted
+# device = ~            # "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1"
+# dtype = ~             # "auto" (bfloat16 on a GPU, float32 on a CPU), "float32", "bfloat16", "float16"
+# passes = ~            # "graphs": steps as CUDA graphs, not tried on a GPU yet; "auto": graphs where they can be
+# kernels = ~           # "triton" (docs/kernels.md), not tried on a GPU yet; "auto": Triton's where a GPU can run them
+# seed = ~              # of requests that bring none
+# warmup_blocks = ~     # run and thrown away before the first block that counts
+# audit_share = ~       # of the measured requests: their outputs are replayed, and compared with what the loop counted
 
 [worker]
-# devices = []             # an engine process on each, e.g. ["cuda:0", "cuda:1"]; default: one on the engine's device
-# max_queued_blocks = 8    # in front of the engine; then the overload rule applies
-# overload = "pause"       # the partitions; "shed": requests, counted as such
-# build_timeout_s = 1800.0 # to load the models; an engine that takes longer is ended, and at its first start the worker
-# block_timeout_s = 600.0  # an engine that takes longer is ended, and the block's requests are tried alone
-# max_attempts = 3         # at a request that ends the engine
-# max_unfinished_messages = 50000  # consumed, but not yet measured and written
-# flush_interval_s = 1.0   # between two writes to the database
-# refresh_rates_s = 30.0   # between two looks at the decisions, which set the sampling rates
-# drain_timeout_s = 60.0   # to finish what is begun, when asked to stop
-# health_address = "127.0.0.1:8080"  # of /livez, /readyz and /metrics
+# devices = ~              # an engine process on each, e.g. ["cuda:0", "cuda:1"]; default: one on the engine's device
+# max_queued_blocks = ~    # in front of the engine; then the overload rule applies
+# overload = ~             # the partitions; "shed": requests, counted as such
+# build_timeout_s = ~      # to load the models; an engine that takes longer is ended, and at its first start the worker
+# block_timeout_s = ~      # an engine that takes longer is ended, and the block's requests are tried alone
+# max_attempts = ~         # at a request that ends the engine
+# max_unfinished_messages = ~      # consumed, but not yet measured and written
+# flush_interval_s = ~     # between two writes to the database
+# refresh_rates_s = ~      # between two looks at the decisions, which set the sampling rates
+# drain_timeout_s = ~      # to finish what is begun, when asked to stop
+# health_address = ~                 # of /livez, /readyz and /metrics
 
 [dashboard]
-# host = "127.0.0.1"     # whoever can reach it sees every figure
-# port = 8501
-# title = "ShadowSpec"
-# refresh_s = 30.0       # how often an open page looks for news
-# stale_after_s = 86400.0     # without a new measurement, evidence is said to be stale
+# host = ~               # whoever can reach it sees every figure
+# port = ~
+# title = ~
+# refresh_s = ~          # how often an open page looks for news
+# stale_after_s = ~           # without a new measurement, evidence is said to be stale
 # price_per_gpu_hour = 2.5    # in the currency; default: the policy's device_price_per_hour, else no cost is shown
-# currency = "USD"
+# currency = ~
 # data_note = "Mirror of the production gateway"  # what the data is and is not, said on every page and report
 # auth_file = "/run/secrets/dashboard.toml"       # login by OpenID Connect; see docs/dashboard.md
-# local_role = "viewer"       # without a login: "operator" lets whoever reaches the address use the kill switch
+# local_role = ~              # without a login: "operator" lets whoever reaches the address use the kill switch
 # override_url = "postgresql+psycopg://operator@db/shadowspec"  # the kill switch's own role
 
 # [dashboard.roles]
-# claim = "email"             # of the login; or one that lists groups
+# claim = ~                   # of the login; or one that lists groups
 # operators = ["on-call@example.com"]    # may use the kill switch
 # viewers = ["team@example.com"]         # may look; without it whoever logs in
 
 # Gate runs and reports at set times, by `shadowspec schedule` (docs/schedule.md).
 [schedule]
-# time_zone = "UTC"      # of jobs that name none, and of dates without an offset
-# catch_up = 7           # missed periods of a job that get a report each; the first of them has what lies before
-# max_attempts = 12      # at a delivery, before it is given up
-# retry_first_s = 30.0   # after the first failure; doubled each time
-# retry_longest_s = 3600.0
-# timeout_s = 30.0       # that a receiver may take to answer
+# time_zone = ~          # of jobs that name none, and of dates without an offset
+# catch_up = ~           # missed periods of a job that get a report each; the first of them has what lies before
+# max_attempts = ~       # at a delivery, before it is given up
+# retry_first_s = ~      # after the first failure; doubled each time
+# retry_longest_s = ~
+# timeout_s = ~          # that a receiver may take to answer
 
 # [schedule.jobs.daily]
 # cron = "0 8 * * *"     # minute, hour, day, month, day of the week (0 and 7: Sunday); or six, with the second first
@@ -113,10 +135,10 @@ hash_secret_file = "shadowspec.secret"
 # formats = ["html", "json"]   # and "md"; default: ["html"]
 
 # [schedule.receivers.team]
-# kind = "email"
+# kind = ~
 # host = "mail.example.com"
 # port = 587                   # default by security: 465 for "tls", 587 for "starttls", 25 for "none"
-# security = "starttls"        # default; "tls", "none"
+# security = ~                 # default; "tls", "none"
 # username = "shadowspec"
 # password_variable = "MAIL_PASSWORD"  # or password_file; read whenever a mail is sent
 # ca_file = "mail-ca.pem"      # default: the system's authorities
@@ -135,14 +157,14 @@ served_models = ["my-model"]
 # takes the record.  Without `match` it is a record whose "endpoint" is this endpoint's name.
 match = { model = "my-model", path = "/v1/*" }
 # Labels that make hypotheses, of: prompt_class, sampling_regime, context_bucket, tenant, and your own.
-# slice_by = ["prompt_class", "sampling_regime"]
+# slice_by = ~
 # labels = ["tier"]     # keys of the record's metadata that are kept as labels
-# sample_rate = 1.0     # share of sessions (per slice) that may be measured
+# sample_rate = ~       # share of sessions (per slice) that may be measured
 # Concurrency to measure at; shares weigh several, e.g. the shares of time spent at each.
 loads = [{ concurrency = 4, share = 1.0 }]
 # Requests of a block for each slot of its load.  1: one batch, in which a finished request's slot idles along; 4: a
 # queue whose next request takes the slot that is free, so that as many requests as the load are in progress.
-# requests_per_slot = 1
+# requests_per_slot = ~
 # serving_engine = "vllm 0.32"  # what serves this endpoint, by name, or by name and version.  Verdicts that rest on
 #                       # latency are then made of what was measured on it alone: docs/policy.md
 # max_age_s = 3600.0    # older records are expired (against the newest event time); default: none are
@@ -165,35 +187,35 @@ num_speculative_tokens = 4
 #                            # a draft of another vocabulary: "heterogeneous_draft_model" (docs/engine.md)
 # verify_rule = "rejection"  # draft_model: rejection, greedy_draft, exact_match; heads and drafts of another
 #                            vocabulary: all three, by default greedy_draft; the others: greedy_draft, exact_match
-# draft_confidence_threshold = 0.0  # above it, e.g. 0.4: a row drafts no token that the draft model gives less
+# draft_confidence_threshold = ~    # above it, e.g. 0.4: a row drafts no token that the draft model gives less
 
 # [[endpoints.chat.candidates]]
 # name = "ngram-k4"
 # proposer = "ngram"
 # num_speculative_tokens = 4
-# ngram_min = 2              # shortest suffix that is looked up in the text so far
-# ngram_max = 4
+# ngram_min = ~              # shortest suffix that is looked up in the text so far
+# ngram_max = ~
 
 # [[endpoints.chat.candidates]]
 # name = "suffix-k8"
 # proposer = "suffix"        # what followed in the text so far, and in recent outputs: docs/engine.md
 # num_speculative_tokens = 8
-# suffix_decoding_max_tree_depth = 24    # tokens of match and draft together
-# suffix_decoding_max_spec_factor = 1.0  # drafted tokens for each matched one
-# suffix_decoding_min_token_prob = 0.1   # how likely a draft must be, by its counts, up to its last token
-# suffix_memory_tokens = 100000          # of recent outputs of this endpoint; 0: the request alone
+# suffix_decoding_max_tree_depth = ~     # tokens of match and draft together
+# suffix_decoding_max_spec_factor = ~    # drafted tokens for each matched one
+# suffix_decoding_min_token_prob = ~     # how likely a draft must be, by its counts, up to its last token
+# suffix_memory_tokens = ~               # of recent outputs of this endpoint; 0: the request alone
 
 # What the endpoint's production engines count, read by `shadowspec live` and `shadowspec schedule`: docs/live.md
 # [endpoints.chat.live]
 # metrics_urls = ["http://engine-0:8000/metrics"]  # one per replica; no other host is contacted
-# engine = "vllm"            # default; "sglang", "tensorrt-llm"
+# engine = ~                 # default; "sglang", "tensorrt-llm"
 # model = "my-model"         # the name under which they serve it; default: the first of served_models
 # api_key_variable = "VLLM_API_KEY"  # variable of the environment that holds the key
 # ca_file = "servers-ca.pem" # default: the system's authorities
-# interval_s = 60.0          # between two readings of the scheduler: the guard's windows
-# timeout_s = 10.0           # that a page may take
-# scored_drafts = 256        # drafts with which a window weighs in full
-# run_length = 100000        # windows between two false alarms, on average, at least
+# interval_s = ~             # between two readings of the scheduler: the guard's windows
+# timeout_s = ~              # that a page may take
+# scored_drafts = ~          # drafts with which a window weighs in full
+# run_length = ~             # windows between two false alarms, on average, at least
 
 # Heads that draft from the target's hidden states, as they are published (docs/engine.md, Heads).
 # [[endpoints.chat.candidates]]
@@ -218,13 +240,13 @@ num_speculative_tokens = 4
 # api_key_variable = "VLLM_API_KEY"  # variable of the environment that holds the key
 # ca_file = "servers-ca.pem"  # default: the system's authorities
 # max_model_len = 8192        # tokens that both take; default: as many as the target
-# connect_timeout_s = 5.0
-# first_token_timeout_s = 60.0
-# token_timeout_s = 30.0      # between two chunks with tokens
-# total_timeout_s = 300.0
-# max_attempts = 3            # at a request that was refused for now, or whose answer was cut off
-# reachable_within_s = 60.0   # that a server may be away before a block; then the run ends
-# score_logprobs = 20         # likeliest tokens asked of the baseline per token of a sampled output (its --max-logprobs
+# connect_timeout_s = ~
+# first_token_timeout_s = ~
+# token_timeout_s = ~         # between two chunks with tokens
+# total_timeout_s = ~
+# max_attempts = ~            # at a request that was refused for now, or whose answer was cut off
+# reachable_within_s = ~      # that a server may be away before a block; then the run ends
+# score_logprobs = ~          # likeliest tokens asked of the baseline per token of a sampled output (its --max-logprobs
 #                             must allow it); more where top_k or a temperature near 1 wants it; 0: none is scored
 # [[endpoints.served.candidates]]
 # name = "served-k4"          # what the speculative server does
@@ -234,6 +256,142 @@ num_speculative_tokens = 4
 """
 
 
+_POLICY = """\
+# ShadowSpec's policy: what must be proven before speculation is recommended, and how it is rolled out.  Keep it
+# in version control: a change of policy is reviewed like a change of code.  A key that is not known is an error.
+# Lines that begin with "# " and a key show defaults.  Durations are seconds of event time, shares fractions of 1;
+# "none" where a default may be absent.  [endpoints.NAME] and [endpoints.NAME.rollout] override key by key.
+
+version = 1
+
+[default]
+# Errors and evidence
+# alpha = ~                     # chance of any false ENABLE at an endpoint, however often one looks
+# max_hypotheses = ~            # slices x loads x candidates that may be decided, the whole endpoint included
+# entry_clusters = ~            # closed sessions of a slice from which on its tests are read
+# max_clusters = ~              # measured sessions after which an open question is given up as undecidable
+# indifference = ~              # an interval this close about its limit is undecidable
+# max_missing = ~               # share of failed and shed requests above which the verdict is HOLD
+# min_span_s = ~                # event time that ENABLE must have seen: a week, a whole cycle of the traffic
+# max_evidence_age_s = ~        # HOLD if the newest evidence is older than this when the gate looks; none: of any age
+
+# What must be proven
+# margin = ~                    # speedup beyond 1
+# log_speedup_clip = ~                   # a request counts as no more than so much faster or slower (log; twice)
+# objective = ~                 # "both": a lower total time must be proven too
+# acceptance_metric = ~                                 # or "draft_acceptance_rate", which falls with depth
+# floor = ~                     # acceptance by that metric
+# max_scored_steps = ~          # a session weighs no more than so many of the metric's denominator
+# tail_margin = ~               # a request is slowed if it took this much longer ...
+# tail_share = ~                # ... and at most this share may be
+# max_fault_share = ~           # greedy outputs that differ from the target's own: none seen, and no more than this
+# parity_margin = ~             # greedy outputs that differ by rounding, beyond the baseline's own
+# near_tie_logit = ~            # top-2 gap up to which it is rounding; none: 0.001 in float32, 0.125 in bfloat16
+# parity_tokens = ~             # a session weighs no more than so many sampled tokens
+# z_clip = ~                    # and its mean z is cut at this
+# z_bound = ~                   # the mean z of sampled outputs lies within plus or minus this
+# memory_budget_share = ~       # extra peak memory, of the baseline's own; or "none"
+# memory_budget_tokens = ~      # KV-cache tokens that the draft may displace; both "none": memory is not judged
+# require_serving_engine = ~    # latency counts from the endpoint's serving_engine alone, where one is named
+
+# Guardrails: each is required where it is set
+# ttft_margin = ~               # time to the first token may be longer by this
+# tpot_margin = ~               # time per output token may be longer by this
+# p95_margin = ~                # 95% quantile of end-to-end time may be longer by this
+# p99_margin = ~
+# max_cost_per_million_tokens = ~       # output tokens, in the currency of the price
+# device_price_per_hour = ~
+# validity_margin = ~           # share of valid structured outputs may be lower by this
+# score_margin = ~              # mean of the user's score, from 0 to 1, may be lower by this
+
+# After ENABLE
+# drift_run_length = ~          # units between false alarms of an endpoint's detectors, on average, at least
+# drift_tolerance = ~           # advisory detectors hold to the lower bound at ENABLE less this
+# on_alarm = ~                  # or "hold": what becomes of ENABLE when a detector sounds
+# mix_window_s = ~              # event time that counts as the current traffic: a whole cycle
+
+# What is a unit of evidence
+# max_requests_per_cluster = ~  # of a session
+# cluster_idle_s = ~            # a session is over when it is idle for so long ...
+# cluster_max_age_s = ~         # ... or this old ...
+# cluster_reopen_after_s = ~        # ... and so much later its key is a new one
+# time_block_s = ~              # requests without session or user are taken together by time
+# dominant_key_share = ~        # a key above this share of its slice is cut into such times
+# timed_positions = ~           # a session is timed at its J-th request, J drawn from 1 to this
+# block_max_wait_s = ~          # event time after which a block that is not full runs short
+# min_rate = ~                  # the worker's sampling rate for slices of which everything is decided
+
+[default.rollout]
+# partial_share = ~             # of the enabled traffic, in the partial stage
+# shadow_soak_s = ~             # for which ENABLE must have stood before it
+# partial_soak_s = ~            # for which it must have stood in it, before all is served with speculation
+# min_soak_blocks = ~           # blocks newly measured in a stage before it is left: silence proves nothing
+# max_decision_age_s = ~        # an older decision moves nothing forward
+# max_disabled_share = ~        # a DISABLEd slice with so much of the traffic lets nothing move forward
+# alarm_stage = ~               # where an alarm moves the rollout: one stage back, or to the "shadow"
+# first_depth = ~               # speculative tokens that the partial stage begins with
+# depth_soak_s = ~              # for which ENABLE must have stood at a depth before the next
+# partial_max_depth = ~
+# broad_max_depth = ~           # never deeper than what was measured
+# context_max_depths = ~        # by context bucket, e.g. { "32k-128k" = 2, "128k+" = 0 }; 0 is off
+
+# [endpoints.chat]
+# max_hypotheses = 4
+# [endpoints.chat.rollout]
+# partial_share = 0.05
+"""
+
+_TABLE = re.compile(r"^(?:# )?\[{1,2}([A-Za-z_.]+)\]{1,2}$")
+_DEFAULTED = re.compile(r"^(# ([a-z_0-9]+) = )(~ *)")
+
+
 def config_template(policy: str = DEFAULT_POLICY_NAME) -> str:
     """A commented configuration that parses as it stands beside a policy file, which it names."""
-    return _TEMPLATE.replace(f'"{DEFAULT_POLICY_NAME}"', json.dumps(policy, ensure_ascii=False))
+    endpoint, candidate = EndpointSection.model_fields, CandidateSection.model_fields
+    tables = {
+        "kafka": keys_of(KafkaSettings),
+        "engine": keys_of(EngineSettings),
+        "worker": keys_of(WorkerSettings),
+        "dashboard": keys_of(DashboardSettings),
+        "dashboard.roles": keys_of(RoleSettings),
+        "schedule": keys_of(ScheduleSettings),
+        "schedule.receivers.team": keys_of(EmailSettings),
+        "endpoints.chat": {name: own.default for name, own in endpoint.items()},
+        "endpoints.chat.candidates": {name: own.default for name, own in candidate.items()},
+        "endpoints.chat.live": keys_of(LiveSettings),
+        "endpoints.served.servers": keys_of(ServerSettings),
+    }
+    return _with_defaults(_CONFIG, tables).replace(f'"{DEFAULT_POLICY_NAME}"', json.dumps(policy, ensure_ascii=False))
+
+
+def policy_template() -> str:
+    """A commented policy that parses as it stands."""
+    return _with_defaults(_POLICY, {"default": asdict(GatePolicy()), "default.rollout": asdict(RolloutPolicy())})
+
+
+def parameter_meanings() -> dict[str, str]:
+    """What each parameter of the policy means, by name, in the words of the template."""
+    found = re.findall(r"^# ([a-z_0-9]+) = (?:\{.*?\}|\S+) +# (.+)$", _POLICY, re.MULTILINE)
+    return {name: text.strip(" .") for name, text in found}
+
+
+def _with_defaults(template: str, tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """The template with each key's default, as wide as the "~" and the blanks behind it: comments stay in line."""
+    lines, table = [], ""
+    for line in template.splitlines():
+        if header := _TABLE.match(line):
+            table = header[1]
+        elif found := _DEFAULTED.match(line):
+            start, key, gap = found.groups()
+            line = start + _toml(tables[table][key]).ljust(len(gap)) + line[found.end() :]
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A default as TOML has it; "none" where a policy has no limit."""
+    if isinstance(value, ZoneInfo):
+        return f'"{value.key}"'
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f'"{name}" = {_toml(own)}' for name, own in value.items()) + "}"
+    return '"none"' if value is None else json.dumps(value)

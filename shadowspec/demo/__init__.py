@@ -1,4 +1,9 @@
-"""The bundled demonstration: a small trained pair, and traffic replayed from public text and a public trace."""
+"""The bundled demonstration: a small trained pair, and traffic from public text and a public trace.
+
+In: nothing but the package.
+Out: model folders, a traffic file and the demo's configuration.
+Imports: nothing.
+"""
 
 from __future__ import annotations
 

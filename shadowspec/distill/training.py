@@ -16,7 +16,7 @@ from torch import nn
 from shadowspec.distill.examples import Example, times
 from shadowspec.distill.objective import divergence, draft_logits, overlaps, target_logits
 from shadowspec.engine.replay.responses import Response
-from shadowspec.engine.replay.scoring import packed
+from shadowspec.engine.replay.scoring import pack
 
 # Of the way from the draft as it was to the trained one (weight interpolation, WiSE-FT: arXiv 2109.01903).
 SHARES: Final = (0.8, 0.6, 0.4, 0.2)
@@ -125,20 +125,20 @@ class Trainer:
                 break
         blends = [Blend(0.0, looks[0])]
         if best:
-            tried = [Blend(share, self._blended(start, kept, share, validation, looks[best])) for share in SHARES]
+            tried = [Blend(share, self._try_blend(start, kept, share, validation, looks[best])) for share in SHARES]
             blends = [Blend(1.0, looks[best]), *tried, *blends]
         blend = max((own for own in blends if own.loss(looks[0]) <= TOLERANCE), key=lambda own: own.look.overlap)
-        self._draft.load_state_dict(mixed(start, kept, blend.share))
+        self._draft.load_state_dict(interpolate(start, kept, blend.share))
         self._draft.eval()
         return Course(tuple(looks), best, tuple(blends), blend, step, num_tokens, step < total)
 
-    def _blended(self, start: Weights, end: Weights, share: float, validation: Sequence[Example], best: Look) -> Look:
-        self._draft.load_state_dict(mixed(start, end, share))
+    def _try_blend(self, start: Weights, end: Weights, share: float, validation: Sequence[Example], best: Look) -> Look:
+        self._draft.load_state_dict(interpolate(start, end, share))
         return self._look(validation, best.step, best.epoch)
 
     def _steps(self, responses: Sequence[Response], rng: np.random.Generator) -> Iterator[list[list[Response]]]:
         """The batches of every step of an epoch: responses of like length together, batches in drawn order."""
-        batches = [[responses[row] for row in rows] for rows in packed(responses, self._tokens_per_pass)]
+        batches = [[responses[row] for row in rows] for rows in pack(responses, self._tokens_per_pass)]
         waiting: list[list[Response]] = []
         num_tokens = 0
         for index in rng.permutation(len(batches)):
@@ -170,7 +170,7 @@ class Trainer:
         total = 0.0
         accepted: dict[str, float] = defaultdict(float)
         tokens: Counter[str] = Counter()
-        for rows in packed(responses, self._tokens_per_pass):
+        for rows in pack(responses, self._tokens_per_pass):
             batch = [responses[row] for row in rows]
             logits = target_logits(self._target, batch), draft_logits(self._draft, batch)
             total += float(divergence(*logits))
@@ -188,7 +188,7 @@ class Trainer:
         )
 
 
-def mixed(start: Weights, end: Weights, share: float) -> dict[str, torch.Tensor]:
+def interpolate(start: Weights, end: Weights, share: float) -> dict[str, torch.Tensor]:
     """Weights that share of the way from start to end."""
     return {name: own.lerp(end[name], share) if own.is_floating_point() else own for name, own in start.items()}
 

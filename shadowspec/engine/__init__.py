@@ -1,4 +1,9 @@
-"""The measuring engine: paired propose-and-verify runs on one device.  Torch lives here and in kernels."""
+"""The in-process engine: paired propose-and-verify runs on one device. Torch lives here and in the kernels.
+
+In: blocks of prompts, models and candidates.
+Out: runs with counts, timings, parity and memory.
+Imports: quality, metrics, types, errors, shadowspec_kernels.
+"""
 
 from shadowspec.engine.candidate import Candidate, Models, engine_name
 from shadowspec.engine.measure import Engine

@@ -1,7 +1,7 @@
 """The loop's own outputs replayed, on a share of the requests, right after their block and outside the timed arms.
 
 Given an output of the speculative loop, replay knows what the loop is expected to have accepted in making it.  The
-difference has mean exactly zero, unless loop or replay is wrong: `shadowspec.gate.audit` bets on it.
+difference has mean exactly zero, unless loop or replay is wrong: `shadowspec.gate.audit.difference` bets on it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Auditor:
                 fingerprint=fingerprint,
                 num_output_tokens=len(each.output),
                 num_accepted_tokens=each.counts.num_accepted_tokens,
-                expected_accepted_tokens=_expected(result),
+                expected_accepted_tokens=_get_expectation(result),
             )
             for (prompt, _, each), result in zip(drawn, results, strict=True)
         )
@@ -94,5 +94,5 @@ def _is_known_to_replay(candidate: Candidate) -> bool:
     return not (own.remembers or own.is_adaptive or candidate.context_limit is not None)
 
 
-def _expected(result: Replayed | RecordError) -> float | None:
+def _get_expectation(result: Replayed | RecordError) -> float | None:
     return None if isinstance(result, RecordError) else result.counts[0][0].num_accepted_tokens

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shadowspec.early import EARLY_STEPS, is_early_rejection
 from shadowspec.engine.randomness import uniforms
-from shadowspec.engine.sampling import BatchSampling
-from shadowspec.engine.transfer import to_device
+from shadowspec.engine.sampling import BatchSampling, to_device
 from shadowspec.types import SamplingParameters, SpeculationCounts
+from shadowspec.types.failures import EARLY_STEPS, is_early_rejection
 
 # Dropping slots costs a copy of the rows that move; below this share of finished ones it costs more than it saves.
 MIN_RELEASED_SHARE = 1 / 8

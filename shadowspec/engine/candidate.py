@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from shadowspec.engine.fused import choose_kernels
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.heads.folder import KINDS
 from shadowspec.engine.heads.loading import LoadedHeads, load_heads
@@ -21,22 +18,27 @@ from shadowspec.engine.models import (
     check_pair,
     choose_device,
     choose_dtype,
+    choose_kernels,
     load_model,
     sharing_tokens,
 )
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
-from shadowspec.engine.proposers.eagle3 import Eagle3Proposer
-from shadowspec.engine.proposers.heads import HeadsProposer
+from shadowspec.engine.proposers.heads import Eagle3Proposer, HeadsProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
-from shadowspec.engine.proposers.suffix import SuffixProposer
+from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
 from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
-from shadowspec.engine.proposers.suffix_text import SuffixOptions
-from shadowspec.engine.recording import choose_recorder
-from shadowspec.engine.static_passes import StaticPasses
+from shadowspec.engine.static_passes import StaticPasses, choose_recorder
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
-from shadowspec.types import SUFFIX_OPTIONS, FingerprintedConfig, SpeculationConfig, VerifyRule
+from shadowspec.types import (
+    FIRST_OPTIONS,
+    SUFFIX_OPTIONS,
+    FingerprintedConfig,
+    SpeculationConfig,
+    VerifyRule,
+    fingerprint_config,
+)
 
 BACKEND = "torch"  # without kernels
 HETEROGENEOUS = "heterogeneous_draft_model"  # the proposer that drafts the tokens that both vocabularies have
@@ -120,10 +122,10 @@ class Models:
         """
         if path not in self._loaded:
             loaded = load_model(path, self.device, self.dtype)
-            self._loaded[path] = self._recorded(replace(loaded, kernels=self.kernels))
+            self._loaded[path] = self._record_passes(replace(loaded, kernels=self.kernels))
         return self._loaded[path]
 
-    def _recorded(self, loaded: LoadedModel) -> LoadedModel:
+    def _record_passes(self, loaded: LoadedModel) -> LoadedModel:
         """The model with passes that are recorded, where that is asked for and can be done."""
         if self._new_recorder is None:
             return loaded
@@ -141,7 +143,7 @@ class Models:
         if target.passes is None:
             return target
         if target.path not in self._twins:
-            self._twins[target.path] = self._recorded(target)
+            self._twins[target.path] = self._record_passes(target)
         return self._twins[target.path]
 
     def heads(self, path: str, kind: str, target: LoadedModel) -> LoadedHeads:
@@ -168,7 +170,7 @@ class Models:
             return draft
         key = (config.draft, target_path)
         if key not in self._sharing:
-            self._sharing[key] = self._recorded(sharing_tokens(draft, target, target_path))
+            self._sharing[key] = self._record_passes(sharing_tokens(draft, target, target_path))
         return self._sharing[key]
 
     def draft(self, config: SpeculationConfig, target: LoadedModel) -> LoadedModel | LoadedHeads | None:
@@ -195,8 +197,11 @@ class Models:
         configs: Sequence[SpeculationConfig],
         warn: Callable[[str], None],
         requests_per_slot: int = 1,
+        default_sampling: Mapping[str, float] | None = None,
     ) -> tuple[LoadedModel, tuple[Candidate, ...]]:
         """The target and its candidates, each pair checked before anything runs.
+
+        `default_sampling` is that of the endpoint, a part of its fingerprints.
 
         Raises:
             ModelError: a model cannot be used or a pair does not fit.
@@ -212,7 +217,7 @@ class Models:
                     warn(warning)
             is_shorter = isinstance(draft, LoadedModel) and draft.context_length < target.context_length
             limit = draft.context_length if isinstance(draft, LoadedModel) and is_shorter else None
-            identity = fingerprinted(config, target, draft, requests_per_slot)
+            identity = fingerprint_candidate(config, target, draft, requests_per_slot, default_sampling)
             ready.append(Candidate(identity, draft, context_limit=limit))
         return target, tuple(ready)
 
@@ -233,16 +238,18 @@ def device_name(device: torch.device) -> str:
     return f"cpu {platform.machine()}, {torch.get_num_threads()} threads"
 
 
-def fingerprinted(
+def fingerprint_candidate(
     config: SpeculationConfig,
     target: LoadedModel,
     draft: LoadedModel | LoadedHeads | None,
     requests_per_slot: int = 1,
+    default_sampling: Mapping[str, float] | None = None,
 ) -> FingerprintedConfig:
     """The config with everything its figures depend on.
 
     Names and paths are left out: the same weights under another path are the same config.  Latencies in a queue that
     refills slots (`requests_per_slot` above 1) are not those of a batch.  The backend is that of the target's kernels.
+    `default_sampling` is how the endpoint's requests are sampled where they say nothing.
     """
     config = replace(config, backend=_backend(target))
     details = {
@@ -261,31 +268,17 @@ def fingerprinted(
         details |= {"draft_tokenizer": draft.tokenizer_digest, "shared_tokens": str(draft.num_shared_tokens)}
     if requests_per_slot > 1:  # left out of a batch's, which fingerprints had before there were queues
         details["requests_per_slot"] = str(requests_per_slot)
-    device = device_name(target.model.device)
-    dtype = str(target.model.dtype).removeprefix("torch.")
-    identity = _settings(config) | {
-        "details": details,
-        "engine": engine_name(),
-        "device": device,
-        "dtype": dtype,
-    }
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return FingerprintedConfig(config, engine_name(), device, dtype, details, digest)
+    return fingerprint_config(
+        config,
+        engine=engine_name(),
+        device=device_name(target.model.device),
+        dtype=str(target.model.dtype).removeprefix("torch."),
+        details=details,
+        frozen_options=FIRST_OPTIONS.union(SUFFIX_OPTIONS if config.proposer == "suffix" else ()),
+        default_sampling=default_sampling,
+    )
 
 
 def _backend(target: LoadedModel) -> str:
     """What verifies the target's steps, in both arms."""
     return BACKEND if target.kernels is None else target.kernels.backend
-
-
-def _settings(config: SpeculationConfig) -> dict[str, object]:
-    """What of the config its figures depend on.
-
-    Options that came later are left out where they are not used, so that they changed no fingerprint.
-    """
-    unused = {"name", "target", "draft"}
-    if config.proposer != "suffix":
-        unused |= set(SUFFIX_OPTIONS)
-    if not config.is_adaptive:
-        unused.add("draft_confidence_threshold")
-    return {key: value for key, value in asdict(config).items() if key not in unused}

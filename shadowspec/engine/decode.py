@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from shadowspec.engine.batch import Batch, Detokenize, Drawing, Request
-from shadowspec.engine.fused import verify_fused
+from shadowspec.engine.batch import Batch, Detokenize, Request
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal, Proposer
-from shadowspec.engine.randomness import ACCEPT_STREAM, TARGET_STREAM, at_positions
 from shadowspec.engine.runner import Runner
-from shadowspec.engine.sampling import greedy_tokens
 from shadowspec.engine.static_passes import StaticPasses, runner_for
-from shadowspec.engine.step_clock import StepClock
-from shadowspec.engine.timing import Timeline
-from shadowspec.engine.verify import Verification, verify_matching, verify_sampled
+from shadowspec.engine.timing import StepClock, Timeline
+from shadowspec.engine.verify import verify
 from shadowspec.types import ArmTiming, SpeculationCounts, VerifyRule
 
 if TYPE_CHECKING:
@@ -36,13 +32,20 @@ class Decoded:
     is_early_rejection: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ArmResult:
-    """Requests decoded in one arm."""
+# An arm's result of one request: `Decoded`, or None as well where a request may not fit into memory.
+Outcome_co = TypeVar("Outcome_co", bound=Decoded | None, covariant=True)
 
-    decoded: tuple[Decoded, ...]
-    cache_bytes: int  # keys and values of the target, and what the proposer holds
+
+@dataclass(frozen=True, slots=True)
+class ArmResult(Generic[Outcome_co]):
+    """One arm's requests as they were decoded, in their order (None: it did not fit into memory alone)."""
+
+    decoded: tuple[Outcome_co, ...]
+    cache_bytes: int  # keys and values of the target, and what the proposer holds; of all parts of an arm together
     duration_ms: float  # from the start to the last token
+    static_bytes: int = 0  # what lies on the device from batch to batch for the arm's recorded passes
+    num_halved: int = 0  # batches, the arm itself and parts of it, that did not fit and were run in halves
+    peak_bytes: int = 0  # all that the arm needs
 
 
 @torch.inference_mode()
@@ -50,16 +53,16 @@ def decode_batch(
     target: Any,
     requests: Sequence[Request],
     *,
-    proposer: Proposer | None,
-    num_speculative_tokens: int,
-    verify_rule: VerifyRule,
     end_token_ids: frozenset[int],
+    proposer: Proposer | None = None,
+    num_speculative_tokens: int = 0,
+    verify_rule: VerifyRule = VerifyRule.EXACT_MATCH,
     detokenize: Detokenize | None = None,
     num_slots: int | None = None,
     releases_slots: bool = False,
     passes: StaticPasses | None = None,
     kernels: Kernels | None = None,
-) -> ArmResult:
+) -> ArmResult[Decoded]:
     """Decode `requests` with the target, `num_slots` at a time (None: all together); without a `proposer` this is
     the baseline arm.
 
@@ -92,22 +95,22 @@ def decode_batch(
     while batch.has_active:
         if slots := batch.admit():
             batch.begin(slots, _first_tokens(batch, runner, slots, verify_rule, kernels))
-            clock.prefilled(slots)
+            clock.mark_prefilled(slots)
             if proposer is not None:
                 proposer.admit(batch, slots)
             continue
         span = Span.after(batch.lengths - 1, batch.longest - 1, depth + 2, target.dtype)
         proposal = proposer.propose(batch, span) if proposer is not None else nothing
-        clock.drafted()
+        clock.mark_drafted()
         tokens = torch.cat((batch.last_tokens[:, None], proposal.tokens), 1)  # [rows, width + 1]
         runner.begin(span, column=1)
         logits = runner.append(tokens, keep=tokens.shape[1])
-        verification = _verify(batch.drawing(), logits, proposal, verify_rule, kernels)
+        verification = verify(batch.drawing(), logits, proposal, verify_rule, kernels)
         batch.see(runner.hidden_states, verification.num_accepted)
-        clock.verified()
+        clock.mark_verified()
         outcome = (proposal.num_drafted, verification.num_accepted, verification.next_tokens)
         batch.commit(torch.cat((torch.stack(outcome, 1), proposal.tokens), 1).tolist())
-        clock.committed()
+        clock.mark_committed()
         if releases_slots and (kept := batch.slots_to_keep()):
             batch.keep(kept)
             runner.keep(kept)
@@ -135,25 +138,4 @@ def _first_tokens(
     logits = runner.prefill([batch.prompts[slot] for slot in slots], slots)[:, None]  # [slots, 1, vocabulary]
     batch.see_prompts(slots, runner.hidden_states)
     nothing = _nothing_proposed(len(slots), logits.device)
-    return _verify(batch.drawing(slots), logits, nothing, rule, kernels).next_tokens
-
-
-def _verify(
-    own: Drawing, logits: torch.Tensor, proposal: Proposal, rule: VerifyRule, kernels: Kernels | None
-) -> Verification:
-    """Verify one step: logits [rows, K + 1, vocabulary] against K drafted tokens per row."""
-    if kernels is not None:
-        return verify_fused(kernels, own, logits, proposal, rule)
-    processed = own.sampling.processed_logits(logits, proposal.tokens, own.emitted)
-    if own.sampling.all_greedy:
-        return verify_matching(greedy_tokens(processed), proposal.tokens, proposal.num_drafted)
-    width = logits.shape[1]
-    return verify_sampled(
-        rule,
-        own.sampling.probs(processed),
-        proposal.tokens,
-        proposal.draft_probs,
-        proposal.num_drafted,
-        at_positions(own.uniforms, ACCEPT_STREAM, own.emitted, width - 1),
-        at_positions(own.uniforms, TARGET_STREAM, own.emitted, width),
-    )
+    return verify(batch.drawing(slots), logits, nothing, rule, kernels).next_tokens

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from shadowspec.engine.hidden import FINAL, side_by_side
+from shadowspec.engine.forward import FINAL, side_by_side
 from shadowspec.engine.kv_cache import RaggedCache
-from shadowspec.engine.llama_layer import Norm, projections, rotation_table, taken_over, turned
-from shadowspec.engine.matrix import Matrix
+from shadowspec.engine.llama_layer import Matrix, Norm, projections, rotation_table, select_rotations, taken_over
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 # Angles that depend on the position alone; the others ("dynamic", "longrope") change with the longest row.
@@ -114,7 +113,7 @@ class DirectLlama:
         hidden = self.embedding.index_select(0, tokens.reshape(-1))  # [rows * tokens, hidden]
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            attended = layer.attended(None, layer.attention_norm(hidden), angles, None, count)
+            attended = layer.attend(None, layer.attention_norm(hidden), angles, None, count)
             if index == last:  # past the last layer's keys and values only the wanted places matter
                 hidden, attended = hidden[wanted], attended[wanted]
             layer.add_to(hidden, attended)
@@ -137,7 +136,7 @@ class DirectLlama:
 
     def angles(self, positions: torch.Tensor) -> torch.Tensor:
         """The rotations at positions (int64 [rows, count]), complex64 [rows, count, 1, head_dim / 2]."""
-        return turned(self._rotations, positions)
+        return select_rotations(self._rotations, positions)
 
     def forward(
         self,
@@ -157,7 +156,7 @@ class DirectLlama:
             if index in hidden_layers:
                 states.append(hidden.view(rows, count, -1).clone())  # layers add to it in place
             width = keep if index == last else count
-            attended = layer.attended(store, layer.attention_norm(hidden), angles, mask, width)
+            attended = layer.attend(store, layer.attention_norm(hidden), angles, mask, width)
             if width < count:  # past the last layer's keys and values only the kept columns matter
                 hidden = hidden.view(rows, count, -1)[:, -width:].reshape(rows * width, -1)
             layer.add_to(hidden, attended)

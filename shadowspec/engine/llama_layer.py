@@ -1,16 +1,22 @@
-"""One layer of the Llama family over fused weights: what `DirectLlama` and EAGLE drafts are made of."""
+"""One layer of the Llama family over fused weights: what `DirectLlama` and EAGLE drafts are made of.
+
+A `Matrix` holds a weight in the form in which its products are fastest where it runs.  On a CPU in float32 torch hands
+products to a library whose kernels are slow for the handful of rows of a step: on an AMD EPYC five rows cost four times
+as much as one.  oneDNN's, over weights in an order of their own, cost hardly more than one row does, and 2.5 times less
+than torch's for forty.  Where there is little to multiply, one row of a small weight above all, the plain way is still
+faster, so that a small weight is held in both forms.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # its name everywhere
 
 from shadowspec.engine.kv_cache import RaggedLayer
-from shadowspec.engine.matrix import Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class Layer:
             if norm is not None:
                 yield norm.weight
 
-    def attended(
+    def attend(
         self,
         store: RaggedLayer | None,
         normed: torch.Tensor,  # [rows * tokens, in]
@@ -127,7 +133,7 @@ class Layer:
         self.down.add_to(hidden, F.silu(gate).mul_(up))
 
 
-def turned(rotations: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def select_rotations(rotations: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """The rotations at positions (int64 [rows, count]), complex64 [rows, count, 1, head_dim / 2]."""
     return rotations.index_select(0, positions.reshape(-1)).view(*positions.shape, 1, -1)
 
@@ -152,38 +158,38 @@ def taken_over(layer: Any, head_dim: int) -> Layer:
     linears = projections(attention)
     has_norms = hasattr(attention, "q_norm")
     for linear in linears[:2]:
-        linear.weight.data = _interleaved(linear.weight.data, head_dim)
+        linear.weight.data = _interleave(linear.weight.data, head_dim)
     biases = [linear.bias.data for linear in linears if linear.bias is not None]
     if biases:
-        biases = [_interleaved(biases[0], head_dim), _interleaved(biases[1], head_dim), biases[2]]
+        biases = [_interleave(biases[0], head_dim), _interleave(biases[1], head_dim), biases[2]]
     query, key, _ = (linear.weight.shape[0] for linear in linears)
     return Layer(
         head_dim=head_dim,
         heads=query // head_dim,
         kv_heads=key // head_dim,
         attention_norm=Norm.of(layer.input_layernorm, layer.input_layernorm.weight.data),
-        qkv=_fused(*linears),
+        qkv=_fuse(*linears),
         qkv_bias=torch.cat(biases) if biases else None,
         query_norm=_head_norm(attention.q_norm, head_dim) if has_norms else None,
         key_norm=_head_norm(attention.k_norm, head_dim) if has_norms else None,
-        output=_fused(attention.o_proj),
+        output=_fuse(attention.o_proj),
         mlp_norm=Norm.of(layer.post_attention_layernorm, layer.post_attention_layernorm.weight.data),
-        gate_up=_fused(mlp.gate_proj, mlp.up_proj),
-        down=_fused(mlp.down_proj),
+        gate_up=_fuse(mlp.gate_proj, mlp.up_proj),
+        down=_fuse(mlp.down_proj),
     )
 
 
 def _head_norm(module: Any, head_dim: int) -> Norm:
-    return Norm.of(module, _interleaved(module.weight.data, head_dim))
+    return Norm.of(module, _interleave(module.weight.data, head_dim))
 
 
-def _interleaved(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+def _interleave(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Rows [heads * head_dim, ...] with the halves of each head interleaved: 0, half, 1, half + 1, ..."""
     halves = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
     return halves.transpose(1, 2).reshape(weight.shape)
 
 
-def _fused(*linears: Any) -> Matrix:
+def _fuse(*linears: Any) -> Matrix:
     """The weights of linear layers side by side, [in, all outs]; the layers let go of theirs."""
     fused = Matrix.of(torch.cat([linear.weight.data for linear in linears]))
     for linear in linears:
@@ -197,3 +203,64 @@ def rotation_table(rotary: Any, positions: int, device: torch.device) -> torch.T
     cos, sin = rotary(torch.empty(0, dtype=torch.float32, device=device), every)  # [1, positions, head_dim]
     half = cos.shape[-1] // 2
     return torch.complex(cos[0, :, :half], sin[0, :, :half])
+
+
+# Entries of a weight from which on one row is as fast over the packed form, which is then the only one.
+PACKED_ALONE: Final = 2**20
+# Products of rows and entries from which on several rows are faster over the packed form.
+PACKED_WORK: Final = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight [in, out] to multiply rows with, plain, packed, or both."""
+
+    plain: torch.Tensor | None  # [in, out]
+    packed: torch.Tensor | None  # oneDNN's, of shape [out, in]; None: another device or dtype
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, *, is_held: bool = False) -> Matrix:
+        """The product with a weight as linear layers have it, [out, in].
+
+        Args:
+            is_held: whether the weight is kept elsewhere anyway, so that its plain form takes no memory.
+        """
+        is_float = weight.device.type == "cpu" and weight.dtype == torch.float32
+        is_packable = is_float and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight) if is_packable else None  # noqa: SLF001 (has no other name)
+        if packed is not None and weight.numel() >= PACKED_ALONE:
+            return cls(None, packed)
+        # [in, out] is faster than [out, in] for one row on a CPU.
+        return cls(weight.t() if is_held else weight.t().contiguous(), packed)
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """[rows, in] -> [rows, out]."""
+        if self._packed_for(states.shape[0]):
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self.packed, None, "none", [], "")  # noqa: SLF001
+            return product
+        assert self.plain is not None, "a weight has one form at least"
+        return torch.mm(states, self.plain)
+
+    def add_to(self, total: torch.Tensor, states: torch.Tensor) -> None:
+        """Add the product of states [rows, in] to `total` [rows, out] in place."""
+        if self._packed_for(states.shape[0]):
+            total.add_(self(states))
+            return
+        assert self.plain is not None, "a weight has one form at least"
+        total.addmm_(states, self.plain)
+
+    def _packed_for(self, rows: int) -> bool:
+        if self.plain is None or self.packed is None:
+            return self.plain is None
+        return rows > 1 and rows * self.plain.numel() >= PACKED_WORK
+
+    def weight(self) -> torch.Tensor:
+        """The form that counts as the weight; the other is a copy."""
+        form = self.plain if self.plain is not None else self.packed
+        assert form is not None, "a weight has one form at least"
+        return form
+
+    def copies(self) -> Iterator[torch.Tensor]:
+        """What is held beside the weight."""
+        if self.plain is not None and self.packed is not None:
+            yield self.packed

@@ -18,9 +18,16 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from shadowspec.engine.llama import DirectLlama, why_not_direct
 from shadowspec.engine.runner import Runner
-from shadowspec.engine.shared_vocabulary import shared_vocabulary, translated
+from shadowspec.engine.shared_vocabulary import shared_vocabulary, translate_model
 from shadowspec.engine.static_passes import StaticPasses
-from shadowspec.engine.tokenizer import LOADING_ERRORS, FolderTokenizer, load_config, load_tokenizer, unloadable
+from shadowspec.engine.tokenizer import (
+    LOADING_ERRORS,
+    FolderTokenizer,
+    check_tokenizers,
+    load_config,
+    load_tokenizer,
+    unloadable,
+)
 from shadowspec.errors import ModelError
 
 if TYPE_CHECKING:
@@ -98,6 +105,26 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ModelError(f"unknown dtype {name!r}: use auto, float32, bfloat16 or float16")
     return dtype
+
+
+def choose_kernels(name: str, device: torch.device) -> Kernels | None:
+    """What runs kernels for a configured name; None: the engine's own code on torch.
+
+    "auto": Triton's on a GPU that can run them.
+
+    Raises:
+        ModelError: "triton" is asked for and cannot run here; the message says what is missing.
+    """
+    if name == "torch" or (name == "auto" and device.type != "cuda"):
+        return None
+    from shadowspec_kernels.backends import why_unavailable
+    from shadowspec_kernels.dispatch import Kernels
+
+    if (reason := why_unavailable("triton", device)) is None:
+        return Kernels("triton", device)
+    if name == "auto":
+        return None
+    raise ModelError(f'kernels = "{name}" is configured, but they cannot run on {device}: {reason}')
 
 
 def load_model(path: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
@@ -253,41 +280,6 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def check_tokenizers(target_path: str, target: FolderTokenizer, draft_path: str, draft: FolderTokenizer) -> None:
-    """Whether a draft speaks its target's tokens.
-
-    Raises:
-        ModelError: vocabularies or special tokens differ.
-    """
-    where = f"draft {draft_path} cannot draft for target {target_path}"
-    sizes = target.vocabulary_size, draft.vocabulary_size
-    if sizes[0] != sizes[1]:
-        raise ModelError(f"{where}: vocabulary sizes differ ({sizes[1]} against {sizes[0]})")
-    target_vocabulary, draft_vocabulary = target.raw.get_vocab(), draft.raw.get_vocab()
-    if target_vocabulary != draft_vocabulary:
-        changed = sum(1 for token, index in target_vocabulary.items() if draft_vocabulary.get(token) != index)
-        raise ModelError(
-            f"{where}: the tokenizers differ ({changed} tokens have another id or are missing); the proposer "
-            "heterogeneous_draft_model drafts the tokens that both have"
-        )
-    if set(target.raw.all_special_ids) != set(draft.raw.all_special_ids):
-        raise ModelError(f"{where}: the tokenizers' special tokens differ")
-
-
-def check_contexts(target_path: str, target: FolderTokenizer, draft_path: str, draft: FolderTokenizer) -> None:
-    """Whether a draft can follow its target to the end of its context.
-
-    Raises:
-        ModelError: the draft's context is too short.
-    """
-    where = f"draft {draft_path} cannot follow target {target_path} to its end"
-    if draft.context_length < target.context_length:
-        raise ModelError(
-            f"{where}: its context of {draft.context_length} tokens is shorter than the target's "
-            f"{target.context_length}"
-        )
-
-
 def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
     """Whether `draft` can draft for `target`; warnings for what is allowed but unwise.
 
@@ -322,7 +314,7 @@ def sharing_tokens(draft: LoadedModel, target: FolderTokenizer, target_path: str
         ModelError: as `shared_vocabulary`.
     """
     shared = shared_vocabulary(target, target_path, draft.tokenizer, draft.path, draft.model.device)
-    return replace(draft, model=translated(draft.model, shared), num_shared_tokens=shared.num_shared)
+    return replace(draft, model=translate_model(draft.model, shared), num_shared_tokens=shared.num_shared)
 
 
 def input_embedding(model: Any) -> torch.Tensor:

@@ -5,15 +5,20 @@ Everything here runs outside the timed arms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from shadowspec.engine.arms import within_memory
 from shadowspec.engine.batch import Request
+from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.runner import Runner
 from shadowspec.engine.sampling import BatchSampling
+from shadowspec.quality.outputs import first_divergence
+from shadowspec.types import Parity
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,86 @@ class Score:
 
     total: float
     tokens: int
+
+
+def parities_of(
+    target: LoadedModel, requests: Sequence[Request], plain: Mapping[int, Decoded], drafted: Mapping[int, Decoded]
+) -> dict[int, Parity]:
+    """Parity of the requests that both arms decoded, by index.
+
+    Greedy requests are compared token by token, sampled ones scored by teacher forcing.  Where the device
+    has no memory for that, parity is unknown, which the gate counts.
+    """
+    sampled = [index for index in drafted if requests[index].sampling.temperature > 0.0]
+    parities = _score(target, requests, plain, drafted, sampled)
+    for index in drafted:
+        if index not in parities:
+            parities[index] = _greedy_parity(target, requests[index], plain[index].output, drafted[index].output)
+    return parities
+
+
+def _greedy_parity(target: LoadedModel, request: Request, base: Sequence[int], spec: Sequence[int]) -> Parity:
+    """Where the arms part, how far from a tie that is, and whether the baseline alone parts from itself."""
+    position = first_divergence(base, spec)
+    if position is None:
+        return Parity()
+    context = (base if len(base) > position else spec)[: position + 1]
+    end_ids = target.end_token_ids
+    gap = within_memory(target, "scoring", 1, lambda: divergence_gap(target.model, request, context, end_ids))
+    alone = within_memory(
+        target,
+        "a rerun",
+        1,
+        lambda: decode_batch(
+            target.model,
+            [request],
+            end_token_ids=end_ids,
+            detokenize=target.tokenizer.decode,
+            kernels=target.kernels,
+        ),
+    )
+    differs = tuple(alone.decoded[0].output) != tuple(base) if alone is not None else None
+    return Parity(first_divergence=position, divergence_gap=gap, rerun_differs=differs)
+
+
+def _score(
+    target: LoadedModel,
+    requests: Sequence[Request],
+    plain: Mapping[int, Decoded],
+    drafted: Mapping[int, Decoded],
+    sampled: Sequence[int],
+) -> dict[int, Parity]:
+    """Teacher-forced z of both arms for the sampled requests, by index; together, else in halves."""
+    if not sampled:
+        return {}
+    scores = within_memory(
+        target,
+        "scoring",
+        len(sampled),
+        lambda: z_scores(
+            target.model,
+            [requests[index] for index in sampled],
+            target.end_token_ids,
+            [drafted[index].output for index in sampled],
+            [plain[index].output for index in sampled],
+        ),
+    )
+    if scores is None:
+        if len(sampled) == 1:
+            return {sampled[0]: Parity()}
+        middle = len(sampled) // 2
+        halves = sampled[:middle], sampled[middle:]
+        first, second = (_score(target, requests, plain, drafted, half) for half in halves)
+        return first | second
+    return {
+        index: Parity(
+            z_sum=spec.total,
+            z_tokens=spec.tokens,
+            baseline_z_sum=base.total,
+            baseline_z_tokens=base.tokens,
+        )
+        for index, spec, base in zip(sampled, *scores, strict=True)
+    }
 
 
 @torch.inference_mode()
@@ -77,7 +162,7 @@ def z_scores(
         scored = []
         for request, output, logits in zip(requests, outputs, rows, strict=True):
             sampling = _sampling(target, request, end_token_ids)
-            probs = sampling.probs(_processed(sampling, output, logits))[0]  # [tokens, vocabulary]
+            probs = sampling.probs(_process_logits(sampling, output, logits))[0]  # [tokens, vocabulary]
             highest = probs.max(-1)
             hits = (torch.tensor(list(output), device=logits.device) == highest.indices).float()
             scored.append(Score(float((hits - highest.values).sum()), len(output)))
@@ -89,7 +174,7 @@ def z_scores(
 def divergence_gap(target: Any, request: Request, output: Sequence[int], end_token_ids: frozenset[int]) -> float:
     """The target's top-2 logit gap at the last token of `output`, given all before it: where greedy arms part."""
     logits = teacher_forced_logits(target, [request], [output])[0][0]  # [tokens, vocabulary]
-    return top_two_gap(_processed(_sampling(target, request, end_token_ids), output, logits)[0, -1])
+    return top_two_gap(_process_logits(_sampling(target, request, end_token_ids), output, logits)[0, -1])
 
 
 def _sampling(target: Any, request: Request, end_token_ids: frozenset[int]) -> BatchSampling:
@@ -98,7 +183,7 @@ def _sampling(target: Any, request: Request, end_token_ids: frozenset[int]) -> B
     return BatchSampling([request.sampling], [request.prompt], [ends], int(target.config.vocab_size), target.device)
 
 
-def _processed(sampling: BatchSampling, output: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+def _process_logits(sampling: BatchSampling, output: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
     """Teacher-forced logits after penalties and minimum length; float [1, tokens, vocabulary]."""
     tokens = torch.tensor([list(output)], device=logits.device)
     nothing_emitted = torch.zeros(1, dtype=torch.int64, device=logits.device)

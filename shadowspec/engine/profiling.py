@@ -20,15 +20,15 @@ from statistics import median
 
 import torch
 
+from shadowspec.engine.arms import record_ahead
 from shadowspec.engine.batch import Batch, Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
+from shadowspec.engine.forward import HiddenStates
 from shadowspec.engine.heads.loading import LoadedHeads
-from shadowspec.engine.hidden import HiddenStates
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.proposers import Proposal, Proposer
-from shadowspec.engine.recording_ahead import record_ahead
 from shadowspec.engine.timing import Timeline
 from shadowspec.errors import InputError
 from shadowspec.types import BASELINE, SamplingParameters, StepCost
@@ -86,10 +86,10 @@ def profile(
         raise InputError(f"a context of {max(grid.contexts)} tokens leaves no room: at most {longest} here")
     found: dict[tuple[int, int, int], list[StepCost]] = {place: [] for place in grid.places}
     for load, depth in product(grid.loads, (BASELINE, *grid.depths)):  # untimed: allocation and choice of kernels
-        _measured(target, candidate, load, depth, min(grid.contexts), grid.is_greedy, seed)
+        _measure(target, candidate, load, depth, min(grid.contexts), grid.is_greedy, seed)
     for number in range(grid.rounds):
         for place in grid.places:
-            found[place].append(_measured(target, candidate, *place, grid.is_greedy, seed + number))
+            found[place].append(_measure(target, candidate, *place, grid.is_greedy, seed + number))
             on_run()
     return [_medians(own) for own in found.values()]
 
@@ -99,7 +99,7 @@ def max_depth(candidate: Candidate) -> int | None:
     return candidate.draft.max_speculative_tokens if isinstance(candidate.draft, LoadedHeads) else None
 
 
-def _measured(
+def _measure(
     target: LoadedModel, candidate: Candidate, load: int, depth: int, context: int, is_greedy: bool, seed: int
 ) -> StepCost:
     """One batch at one place."""
@@ -172,7 +172,7 @@ def num_steps(decoded: Decoded) -> int:
     return decoded.counts.num_drafts + decoded.counts.num_plain_steps
 
 
-def _step_cost(result: ArmResult, load: int, depth: int, context: int, draft_prefill_ms: float) -> StepCost:
+def _step_cost(result: ArmResult[Decoded], load: int, depth: int, context: int, draft_prefill_ms: float) -> StepCost:
     """Of the row that ended last, which was in every step.  The draft's prefill is in its first step's drafting."""
     last = max(result.decoded, key=num_steps)
     steps = max(1, num_steps(last))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowspec.engine.hidden import HiddenStates, side_by_side
+from shadowspec.engine.forward import Forward, HiddenStates, TransformersForward
 from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.llama import DirectLlama
 
@@ -16,61 +16,6 @@ if TYPE_CHECKING:
 
 # Rows are prefilled together while padding them to the longest wastes at most this share of the tokens.
 MAX_PADDING_SHARE = 0.25
-
-
-class Forward(Protocol):
-    """A model's forward pass over a ragged cache."""
-
-    def angles(self, positions: torch.Tensor) -> torch.Tensor:
-        """What the pass needs of positions (int64 [rows, count]): [rows, count, ...], to be cut by column."""
-
-    def forward(
-        self,
-        tokens: torch.Tensor,  # int64 [rows, tokens]
-        angles: torch.Tensor,  # [rows, tokens, ...]
-        mask: torch.Tensor,  # float [rows, 1, tokens, read], added to the attention's scores
-        cache: RaggedCache,
-        keep: int,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Append the tokens to the cache.
-
-        Returns:
-            Logits of the last `keep` columns, float [rows, keep, vocabulary], and the hidden states of those layers
-            (as `HiddenStates` numbers them), [rows, columns, layers * hidden], or None where there is none.  They are
-            of all columns, `FINAL` of the last `keep`.
-        """
-
-
-class TransformersForward:
-    """A transformers model's own forward, for every architecture that has no direct one."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def angles(self, positions: torch.Tensor) -> torch.Tensor:
-        return positions  # the model makes its own of them
-
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        angles: torch.Tensor,
-        mask: torch.Tensor,
-        cache: RaggedCache,
-        keep: int,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        output = self._model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=angles,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=bool(hidden_layers),
-        )
-        states = [output.hidden_states[index] for index in hidden_layers]  # FINAL: of all columns
-        return output.logits, side_by_side(states)
 
 
 class Runner:

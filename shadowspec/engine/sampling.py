@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from shadowspec.engine.transfer import to_device
 from shadowspec.types import SamplingParameters
 
 # Top-p needs the head of the sorted distribution only.  This many entries usually hold it; rows for which they
@@ -112,7 +112,7 @@ class BatchSampling:
         """
         if not (self.has_penalties or self.has_min_tokens):
             return logits
-        columns = [self._adjusted(logits[:, column], drafted[:, :column], emitted) for column in range(logits.shape[1])]
+        columns = [self._adjust(logits[:, column], drafted[:, :column], emitted) for column in range(logits.shape[1])]
         return torch.stack(columns, 1)
 
     def draft_logits(
@@ -124,9 +124,9 @@ class BatchSampling:
         """`processed_logits` of the draft at depth `drafted.shape[1]`: parameters apply alike to both models."""
         if not (self.has_penalties or self.has_min_tokens):
             return logits
-        return self._adjusted(logits, drafted, emitted)
+        return self._adjust(logits, drafted, emitted)
 
-    def _adjusted(self, logits: torch.Tensor, assumed: torch.Tensor, emitted: torch.Tensor) -> torch.Tensor:
+    def _adjust(self, logits: torch.Tensor, assumed: torch.Tensor, emitted: torch.Tensor) -> torch.Tensor:
         """One position's logits [rows, vocabulary] with `assumed` (int64 [rows, n]) taken as emitted."""
         adjusted = logits.to(torch.float32).clone()
         if self.has_min_tokens:
@@ -134,10 +134,10 @@ class BatchSampling:
             adjusted.masked_fill_(is_short & self.ends, float("-inf"))
         if self.has_penalties:
             ones = torch.ones(assumed.shape, dtype=torch.float32, device=assumed.device)
-            adjusted = self._penalised(adjusted, self.output_counts.scatter_add(1, assumed, ones))
+            adjusted = self._penalise(adjusted, self.output_counts.scatter_add(1, assumed, ones))
         return adjusted
 
-    def _penalised(self, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    def _penalise(self, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         seen = self.in_prompt | (counts > 0)
         scaled = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
         logits = torch.where(seen, scaled, logits)
@@ -145,7 +145,7 @@ class BatchSampling:
 
     def probs(self, processed: torch.Tensor) -> torch.Tensor:
         """The distribution that is sampled, float32 [rows, tokens, vocabulary], from `processed_logits`."""
-        result = torch.softmax(self._truncated(processed), -1)
+        result = torch.softmax(self._truncate(processed), -1)
         if self.has_top_p:
             edges, masses = self._heads(result)
             result.masked_fill_(result < edges[..., None], 0.0).div_(masses[..., None])
@@ -164,7 +164,7 @@ class BatchSampling:
         Returns:
             Float32 [rows, tokens].
         """
-        result = torch.softmax(self._truncated(processed), -1)
+        result = torch.softmax(self._truncate(processed), -1)
         own = result.gather(-1, chosen[..., None])[..., 0]
         if self.has_top_p:
             edges, masses = self._heads(result)
@@ -173,7 +173,7 @@ class BatchSampling:
             own = torch.where(self.is_greedy[:, None], (greedy_tokens(processed) == chosen).to(own.dtype), own)
         return own
 
-    def _truncated(self, processed: torch.Tensor) -> torch.Tensor:
+    def _truncate(self, processed: torch.Tensor) -> torch.Tensor:
         """Logits by temperature, -inf where min-p or top-k cut, in new memory; float32, of the same shape."""
         rows, tokens, _ = processed.shape
         logits = processed.to(torch.float32) / self.temperature[:, None]
@@ -279,3 +279,13 @@ def heads_by_bisection(probs: torch.Tensor, needed: torch.Tensor) -> tuple[torch
 def greedy_tokens(processed: torch.Tensor) -> torch.Tensor:
     """Arg-max over the last dimension, int64; torch's max finds it three times faster than its argmax on a CPU."""
     return processed.max(-1).indices
+
+
+def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Numbers, nested sequences of them or an array as a tensor on the device, without waiting for the device.
+
+    A copy from ordinary memory makes the host wait for the stream; one from pinned memory is queued like other work.
+    A step reads its outcome back once (`decode.py`), and nothing else in it may wait.
+    """
+    tensor = torch.as_tensor(values, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

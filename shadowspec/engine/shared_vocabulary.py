@@ -113,7 +113,7 @@ class TranslatedModel:
         return output
 
 
-def translated(model: Any, shared: SharedVocabulary) -> DirectLlama | TranslatedModel:
+def translate_model(model: Any, shared: SharedVocabulary) -> DirectLlama | TranslatedModel:
     """A draft, transformers' or a `DirectLlama`, that takes and gives the target's tokens."""
     return TranslatedLlama(model, shared) if isinstance(model, DirectLlama) else TranslatedModel(model, shared)
 

@@ -6,25 +6,28 @@ all its batches, and a recorded pass for every number of rows, of new tokens and
 never padded to a number that was recorded before: that would change the load that is measured.  Columns are read up to
 a round number, so that few passes are needed: what lies past a row's end is masked, and finite whoever wrote it.
 
-Both arms run the same passes of the target.  Prefills are not recorded: every prompt has another length.
+Both arms run the same passes of the target.  Prefills are not recorded: every prompt has another length.  What records
+is a `Recorder`: CUDA graphs, or for tests without a GPU a rerun of the same calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
-from shadowspec.engine.hidden import HiddenStates
+from shadowspec.engine.forward import HiddenStates
 from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.llama import DirectLlama
-from shadowspec.engine.recording import Recorder, Work
 from shadowspec.engine.runner import Runner
+from shadowspec.errors import ModelError
 
 if TYPE_CHECKING:
     from shadowspec_kernels.dispatch import Kernels
+
 
 LEAST_STEP: Final = 256  # columns between two widths at which passes are recorded
 # Beyond as many of them: at most an eighth is read for nothing, and each doubling of the context takes 8 passes more.
@@ -163,11 +166,11 @@ class StaticPasses:
     def _pass(self, shape: _Shape) -> _Pass:
         found = self._passes.get(shape)
         if found is None:
-            found = self._passes[shape] = self._recorded(shape)
+            found = self._passes[shape] = self._record(shape)
             self.num_recorded += 1
         return found
 
-    def _recorded(self, shape: _Shape) -> _Pass:
+    def _record(self, shape: _Shape) -> _Pass:
         assert self._cache is not None, "a runner has made the cache"
         model, device, cache = self._model, self._model.device, self._cache.first(shape.slots)
         size = (shape.slots, shape.count)
@@ -265,3 +268,82 @@ def runner_for(
     if passes is not None:
         return passes.runner(slots, capacity, hidden)
     return Runner(model, slots, capacity, hidden, kernels=kernels)
+
+
+WARM_UPS: Final = 3  # as torch's documentation has it: libraries choose kernels and allocate at their first calls
+
+Work = Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Records work; what was recorded by one of them shares memory and is never run at once."""
+
+    name: str
+
+    def record(self, work: Work) -> Work:
+        """Do the work, and return what does it again on the same buffers."""
+
+    def held_bytes(self) -> int:
+        """What all that was recorded holds on the device, beside the buffers that it was given."""
+
+
+class Rerun:
+    """Does the work again by calling it: the same buffers and results anywhere, and no faster."""
+
+    name = "rerun"
+
+    def record(self, work: Work) -> Work:
+        work()
+        return work
+
+    def held_bytes(self) -> int:
+        return 0
+
+
+class CudaGraphs:
+    """Captures the launches of the work in CUDA graphs, in one pool of memory."""
+
+    name = "graphs"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None  # torch's handle
+        self._stream: torch.cuda.Stream | None = None
+
+    def record(self, work: Work) -> Work:
+        with torch.cuda.device(self._device):
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_UPS):
+                    work()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                work()
+            self._pool = graph.pool()
+        return partial(self._replay, graph)
+
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        with torch.cuda.device(self._device):
+            graph.replay()
+
+    def held_bytes(self) -> int:
+        if self._pool is None:
+            return 0
+        segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(self._pool)  # type: ignore[no-untyped-call]
+        return sum(segment["total_size"] for segment in segments)
+
+
+def choose_recorder(name: str, device: torch.device) -> Callable[[], Recorder] | None:
+    """What makes recorders for a configured name: "auto" (CUDA graphs on a GPU), "graphs", or "dynamic" (None).
+
+    Raises:
+        ModelError: graphs are asked for and the device has none.
+    """
+    if name == "dynamic" or (name == "auto" and device.type != "cuda"):
+        return None
+    if device.type != "cuda":
+        raise ModelError(f'passes = "{name}" is configured, but CUDA graphs need a GPU and the device is {device}')
+    return partial(CudaGraphs, device)

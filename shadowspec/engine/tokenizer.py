@@ -111,3 +111,38 @@ def unloadable(path: str, error: Exception) -> ModelError:
     """The one line to show for a folder that transformers cannot load."""
     first_line = str(error).strip().split("\n")[0][:300]
     return ModelError(f"model folder {path} cannot be loaded: {first_line}")
+
+
+def check_tokenizers(target_path: str, target: FolderTokenizer, draft_path: str, draft: FolderTokenizer) -> None:
+    """Whether a draft speaks its target's tokens.
+
+    Raises:
+        ModelError: vocabularies or special tokens differ.
+    """
+    where = f"draft {draft_path} cannot draft for target {target_path}"
+    sizes = target.vocabulary_size, draft.vocabulary_size
+    if sizes[0] != sizes[1]:
+        raise ModelError(f"{where}: vocabulary sizes differ ({sizes[1]} against {sizes[0]})")
+    target_vocabulary, draft_vocabulary = target.raw.get_vocab(), draft.raw.get_vocab()
+    if target_vocabulary != draft_vocabulary:
+        changed = sum(1 for token, index in target_vocabulary.items() if draft_vocabulary.get(token) != index)
+        raise ModelError(
+            f"{where}: the tokenizers differ ({changed} tokens have another id or are missing); the proposer "
+            "heterogeneous_draft_model drafts the tokens that both have"
+        )
+    if set(target.raw.all_special_ids) != set(draft.raw.all_special_ids):
+        raise ModelError(f"{where}: the tokenizers' special tokens differ")
+
+
+def check_contexts(target_path: str, target: FolderTokenizer, draft_path: str, draft: FolderTokenizer) -> None:
+    """Whether a draft can follow its target to the end of its context.
+
+    Raises:
+        ModelError: the draft's context is too short.
+    """
+    where = f"draft {draft_path} cannot follow target {target_path} to its end"
+    if draft.context_length < target.context_length:
+        raise ModelError(
+            f"{where}: its context of {draft.context_length} tokens is shorter than the target's "
+            f"{target.context_length}"
+        )

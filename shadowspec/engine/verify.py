@@ -14,11 +14,19 @@ one-hot rules.  A one-hot draft makes `rejection` and `greedy_draft` the same co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from shadowspec.engine.randomness import sample
+from shadowspec.engine.batch import Drawing
+from shadowspec.engine.proposers import Proposal
+from shadowspec.engine.randomness import ACCEPT_STREAM, TARGET_STREAM, at_positions, sample
+from shadowspec.engine.sampling import greedy_tokens
 from shadowspec.types import VerifyRule
+
+if TYPE_CHECKING:
+    from shadowspec_kernels.dispatch import Kernels
+    from shadowspec_kernels.step import MinimumLength, Penalties, Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,27 @@ class Verification:
 
     num_accepted: torch.Tensor  # int64 [rows]
     next_tokens: torch.Tensor  # int64 [rows]: the recovered or bonus token
+
+
+def verify(
+    own: Drawing, logits: torch.Tensor, proposal: Proposal, rule: VerifyRule, kernels: Kernels | None
+) -> Verification:
+    """Verify one step: logits [rows, K + 1, vocabulary] against K drafted tokens per row."""
+    if kernels is not None:
+        return _verify_fused(kernels, own, logits, proposal, rule)
+    processed = own.sampling.processed_logits(logits, proposal.tokens, own.emitted)
+    if own.sampling.all_greedy:
+        return verify_matching(greedy_tokens(processed), proposal.tokens, proposal.num_drafted)
+    width = logits.shape[1]
+    return verify_sampled(
+        rule,
+        own.sampling.probs(processed),
+        proposal.tokens,
+        proposal.draft_probs,
+        proposal.num_drafted,
+        at_positions(own.uniforms, ACCEPT_STREAM, own.emitted, width - 1),
+        at_positions(own.uniforms, TARGET_STREAM, own.emitted, width),
+    )
 
 
 def leading_accepted(accepts: torch.Tensor, num_drafted: torch.Tensor) -> torch.Tensor:
@@ -77,3 +106,67 @@ def verify_sampled(
         next_probs = torch.where(usable[:, None], residual, next_probs)
     next_uniform = target_uniform.gather(1, accepted[:, None]).squeeze(1)
     return Verification(accepted, sample(next_probs, next_uniform))
+
+
+def _verify_fused(
+    kernels: Kernels,
+    own: Drawing,
+    logits: torch.Tensor,  # [rows, K + 1, vocabulary]
+    proposal: Proposal,
+    rule: VerifyRule,
+) -> Verification:
+    """`verify`, straight from the logits."""
+    from shadowspec_kernels.step import Step
+
+    sampling, width = own.sampling, logits.shape[1]
+    verified = kernels.verify(
+        Step(
+            rule="greedy" if sampling.all_greedy else rule.value,
+            logits=logits,
+            drafted=proposal.tokens,
+            num_drafted=proposal.num_drafted,
+            draft_probs=proposal.draft_probs,
+            accept_uniform=at_positions(own.uniforms, ACCEPT_STREAM, own.emitted, width - 1),
+            target_uniform=at_positions(own.uniforms, TARGET_STREAM, own.emitted, width),
+            temperature=torch.where(sampling.is_greedy, 0.0, sampling.temperature[:, 0]),
+            penalties=_penalties(own),
+            minimum_length=_minimum_length(own),
+            truncation=_truncation(own, logits.shape[2]),
+        )
+    )
+    return Verification(verified.num_accepted, verified.next_tokens)
+
+
+def _penalties(own: Drawing) -> Penalties | None:
+    from shadowspec_kernels.step import Penalties
+
+    sampling = own.sampling
+    if not sampling.has_penalties:
+        return None
+    return Penalties(
+        sampling.repetition[:, 0],
+        sampling.presence[:, 0],
+        sampling.frequency[:, 0],
+        sampling.in_prompt,
+        sampling.output_counts,
+    )
+
+
+def _minimum_length(own: Drawing) -> MinimumLength | None:
+    from shadowspec_kernels.step import MinimumLength
+
+    sampling = own.sampling
+    return MinimumLength(sampling.min_tokens, own.emitted, sampling.ends) if sampling.has_min_tokens else None
+
+
+def _truncation(own: Drawing, vocabulary: int) -> Truncation | None:
+    from shadowspec_kernels.step import Truncation
+
+    sampling = own.sampling
+    if not (sampling.has_min_p or sampling.has_top_k or sampling.has_top_p):
+        return None
+    slots = tuple(slot for slot, row in enumerate(own.rows) if row.request.sampling.truncates(vocabulary))
+    if not slots:
+        return None
+    top_p = torch.where(sampling.nucleus > 0.0, sampling.nucleus, 1.0)
+    return Truncation(sampling.min_p[:, 0], sampling.top_k[:, 0], top_p, slots)

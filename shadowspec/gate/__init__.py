@@ -1,1 +1,6 @@
-"""The statistical gate: pure functions from stored rows to verdicts (numpy and scipy, no I/O, no torch)."""
+"""The gate: from stored rows to verdicts.
+
+In: committed rows of an endpoint, its policy and its earlier decisions.
+Out: evidence and decisions, and explanations of past ones.
+Imports: metrics, gc_control, types, errors.
+"""

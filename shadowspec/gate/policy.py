@@ -8,13 +8,13 @@ FROZEN fields) is fixed for a hypothesis when it enters and is carried in its de
 from __future__ import annotations
 
 import copy
-import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
-from shadowspec.engine_names import is_measured_on
 from shadowspec.errors import ConfigError
+from shadowspec.types import Figure
+from shadowspec.types.engine_names import is_measured_on
 
 DAY_S = 86_400.0
 
@@ -205,11 +205,11 @@ class GatePolicy:
             raise ConfigError(f"policy key 'near_tie_logit' must be set for models run in {dtype}")
         return NEAR_TIE_LOGIT[name]
 
-    def frozen_parameters(self) -> str:
-        """The FROZEN fields as one JSON object, to be stored with the decision at which they were fixed."""
-        return json.dumps({name: getattr(self, name) for name in FROZEN_VALUES + FROZEN_UNITS}, sort_keys=True)
+    def frozen_parameters(self) -> dict[str, Figure]:
+        """The FROZEN fields, to be stored with the decision at which they were fixed."""
+        return {name: getattr(self, name) for name in FROZEN_VALUES + FROZEN_UNITS}
 
-    def with_frozen_parameters(self, stored: str) -> GatePolicy:
+    def with_frozen_parameters(self, stored: Mapping[str, Figure]) -> GatePolicy:
         """This policy with the FROZEN fields as fixed at a hypothesis's entry; one that was not set is free yet.
 
         Limits of today may clash with what was fixed: that raises nothing, for the endpoint's other hypotheses go on.
@@ -217,7 +217,7 @@ class GatePolicy:
         """
         known = {field.name for field in fields(self)}
         frozen = copy.copy(self)
-        for name, value in json.loads(stored).items():
+        for name, value in stored.items():
             if name in known and value is not None:
                 object.__setattr__(frozen, name, value)  # `replace` would refuse a clash
         return frozen

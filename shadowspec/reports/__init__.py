@@ -1,21 +1,6 @@
-"""Gating reports: build the values once, then write them as HTML, Markdown, JSON or tables for a terminal."""
+"""Reports and the contents of dashboard pages: values first, then HTML, Markdown, JSON or terminal tables.
 
-from shadowspec.reports.build import build_report
-from shadowspec.reports.document import render_json, report_document
-from shadowspec.reports.html import render_html
-from shadowspec.reports.markdown import render_markdown
-from shadowspec.reports.model import Report
-from shadowspec.reports.source import ReportSource
-from shadowspec.reports.terminal import terminal_tables, verdict_tables
-
-__all__ = [
-    "Report",
-    "ReportSource",
-    "build_report",
-    "render_html",
-    "render_json",
-    "render_markdown",
-    "report_document",
-    "terminal_tables",
-    "verdict_tables",
-]
+In: stored rows and decisions.
+Out: documents, charts and the values that pages show.
+Imports: rollout, live, planning, gate, tap, store, metrics, text, types, errors.
+"""

@@ -1,23 +1,35 @@
-"""One slice at one load with one config, as the cost model takes it, and as it was measured.
+"""What a prediction is made of: measured cells, and cost surfaces by what is drafted, where, and for which requests.
 
-The whole endpoint is the mixture of its slices, and no cell of its own.
+A cell is one slice at one load with one config.  The whole endpoint is the mixture of its slices, and no cell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from shadowspec import metrics
-from shadowspec.cost_model import Drafts
-from shadowspec.frontier import Work
+from shadowspec.planning.cost_model import CostSurface, Drafts
+from shadowspec.planning.frontier import Work
 from shadowspec.reports import tally
-from shadowspec.reports.costs import DeviceTime, device_time
 from shadowspec.reports.tally import Tally
-from shadowspec.store import GroupSums
+from shadowspec.reports.token_costs import DeviceTime, device_time
+from shadowspec.store import GroupSums, RollupSums
+from shadowspec.types import (
+    CostKey,
+    FingerprintedConfig,
+    ProfiledCosts,
+    SamplingRegime,
+    SpeculationCounts,
+    parse_slice_key,
+)
 
 NO_TIME: Final = DeviceTime()
+REGIME_LABEL: Final = "sampling_regime"
+
+Costs = Mapping[CostKey, ProfiledCosts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +66,94 @@ class MeasuredCell:
         return None if share is None or tokens is None else Drafts(share, tokens)
 
 
+def measured_cell(
+    place: tuple[str, int, str],
+    counts: SpeculationCounts | RollupSums,
+    num_requests: int,
+    *,
+    mean_acceptance_length: float | None,
+    ratio_of_total_times: float | None,
+    device: DeviceTime,
+) -> MeasuredCell:
+    """The cell of a slice, load and fingerprint; `counts` are plain sums over its answered requests."""
+    slice_key, concurrency, fingerprint = place
+    num_steps = counts.num_drafts + counts.num_plain_steps
+    prompt, output = (
+        metrics.ratio(tokens, num_requests) for tokens in (counts.num_prompt_tokens, counts.num_output_tokens)
+    )
+    return MeasuredCell(
+        slice_key=slice_key,
+        concurrency=concurrency,
+        fingerprint=fingerprint,
+        num_requests=num_requests,
+        num_plain_steps=counts.num_plain_steps,
+        mean_acceptance_length=mean_acceptance_length,
+        work=None if prompt is None or output is None else Work(prompt, output),
+        ratio_of_total_times=ratio_of_total_times,
+        num_drafts=counts.num_drafts,
+        num_drafted_tokens=counts.num_draft_tokens + counts.num_cut_draft_tokens,
+        # Each request has one target pass more than its steps, the prefill.
+        target_passes_saved=metrics.ratio(counts.num_output_tokens - num_steps - num_requests, num_requests),
+        device=device,
+    )
+
+
 def cells_of_groups(groups: Iterable[GroupSums]) -> list[MeasuredCell]:
     """The cells of grouped sums over all of the time."""
     found = []
     for own in groups:
         pooled = Tally.of_sums(own.sums)
-        num_counted = own.sums.num_runs - own.sums.num_failed
         found.append(
-            MeasuredCell(
-                slice_key=own.slice_key,
-                concurrency=own.concurrency,
-                fingerprint=own.fingerprint,
-                num_requests=num_counted,
-                num_plain_steps=own.sums.num_plain_steps,
+            measured_cell(
+                (own.slice_key, own.concurrency, own.fingerprint),
+                own.sums,
+                own.sums.num_runs - own.sums.num_failed,
                 mean_acceptance_length=tally.mean_acceptance_length(pooled),
-                work=work_of(own.sums.num_prompt_tokens, own.sums.num_output_tokens, num_counted),
                 ratio_of_total_times=tally.ratio_of_total_times(pooled),
-                num_drafts=own.sums.num_drafts,
-                num_drafted_tokens=own.sums.num_draft_tokens + own.sums.num_cut_draft_tokens,
-                target_passes_saved=passes_saved(
-                    own.sums.num_output_tokens, own.sums.num_drafts + own.sums.num_plain_steps, num_counted
-                ),
                 device=device_time([own]),
             )
         )
     return found
 
 
-def passes_saved(num_output_tokens: int, num_steps: int, num_requests: int) -> float | None:
-    """Target passes saved by a request on average: each has one more than its steps, the prefill."""
-    return metrics.ratio(num_output_tokens - num_steps - num_requests, num_requests)
+@dataclass(frozen=True, slots=True)
+class ProfiledSurface:
+    """What steps cost, of what, and when that was measured."""
+
+    key: CostKey
+    surface: CostSurface
+    profiled_at: datetime
 
 
-def work_of(num_prompt_tokens: int, num_output_tokens: int, num_requests: int) -> Work | None:
-    """The mean request of so many; None of none."""
-    prompt, output = (metrics.ratio(tokens, num_requests) for tokens in (num_prompt_tokens, num_output_tokens))
-    return None if prompt is None or output is None else Work(prompt, output)
+class Surfaces:
+    """Cost surfaces by what they are of, each made once."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._made: dict[CostKey, ProfiledSurface] = {}
+
+    def of(self, config: FingerprintedConfig, slice_key: str) -> ProfiledSurface | None:
+        """Of the config's requests in this slice; one that does not name its regime may hold sampled ones."""
+        if config.config.is_adaptive:
+            return None  # what was profiled drafts to a fixed depth
+        key = CostKey.of(config, is_greedy=is_greedy(slice_key))
+        return self._surface(key) if key in self._costs else None
+
+    def elsewhere(self, config: FingerprintedConfig, slice_key: str) -> list[ProfiledSurface]:
+        """Of servers that run the config's pair on another engine or device than it was measured on."""
+        if config.config.is_adaptive:
+            return []
+        own, kind = CostKey.of(config, is_greedy=is_greedy(slice_key)), is_greedy(slice_key)
+        keys = (key for key in self._costs if key.serves(config.config) and key.is_greedy == kind and key != own)
+        return [self._surface(key) for key in sorted(keys, key=lambda key: (key.engine, key.device, key.dtype))]
+
+    def _surface(self, key: CostKey) -> ProfiledSurface:
+        if key not in self._made:
+            own = self._costs[key]
+            self._made[key] = ProfiledSurface(key, CostSurface(own.points), own.profiled_at)
+        return self._made[key]
+
+
+def is_greedy(slice_key: str) -> bool:
+    """Whether all of a slice's requests are; one that does not name its regime may hold sampled ones."""
+    return parse_slice_key(slice_key).get(REGIME_LABEL) == SamplingRegime.GREEDY

@@ -13,12 +13,22 @@ from typing import Final
 from scipy.stats import t as student
 
 from shadowspec import metrics
-from shadowspec.cost_model import Drafts
 from shadowspec.errors import InputError
-from shadowspec.frontier import Choice, Crossing, Drafting, Length, Work, crossings, frontier, gain
-from shadowspec.reports.cells import MeasuredCell
+from shadowspec.planning.cost_model import Drafts
+from shadowspec.planning.frontier import (
+    Choice,
+    Crossing,
+    Drafting,
+    Gain,
+    Length,
+    Work,
+    crossings,
+    frontier,
+    gain,
+)
+from shadowspec.reports.cells import Costs, MeasuredCell, Surfaces
 from shadowspec.reports.predictions import LOOKUPS, drafts_of, why_not
-from shadowspec.reports.surfaces import Costs, Surfaces
+from shadowspec.text import times
 from shadowspec.types import AcceptanceSums, CostKey, FingerprintedConfig
 
 LEVEL: Final = 0.95  # of the bounds of replayed tokens per step, two-sided, for one look
@@ -163,3 +173,26 @@ def _is_within(drafting: Drafting, work: Work) -> bool:
     except InputError:
         return False
     return True
+
+
+def frontier_lines(own: SliceFrontier) -> list[str]:
+    """One line per load, then where the best way breaks even."""
+    lines = [_choice_line(choice) for choice in own.choices]
+    for each in own.crossings:
+        turn = "stops paying" if each.is_downward else "begins to pay"
+        lines.append(f"{turn} at a load of about {each.load:.3g} (between {each.below:g} and {each.above:g})")
+    return lines
+
+
+def _choice_line(choice: Choice) -> str:
+    others = ", ".join(_way(each) for each in choice.contenders)
+    if choice.best is None:
+        return f"load {choice.concurrency:g}: no speculation" + (f"; may pay: {others}" if others else "")
+    best = choice.best
+    bounds = "" if best.lower is None or best.upper is None else f" [{times(best.lower)}, {times(best.upper)}]"
+    said = f"{_way(best)}, {times(best.speedup)}{bounds}"
+    return f"load {choice.concurrency:g}: {said}" + (f"; may be as good: {others}" if others else "")
+
+
+def _way(found: Gain) -> str:
+    return f"{found.drafting.name} at K {found.drafting.num_speculative_tokens}"

@@ -6,16 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from shadowspec.gate.endpoint import forbidding_slices, traffic_share
-from shadowspec.gate.overrides import REASON_CODE as OVERRIDE
-from shadowspec.gate.overrides import order_words
-from shadowspec.gate.restarts import DRIFT
-from shadowspec.types import Decision, Override, Verdict
-from shadowspec.words import moment, percent, plural, slice_title, times
-
-# Details that the report adds: 0 where the configuration left the load; the slices that keep an endpoint off.
-IS_LOAD_CONFIGURED = "is_load_configured"
-FORBIDDEN_BY = "forbidden_by"
+from shadowspec.gate.verdict.effective_decisions import REASON_CODE as OVERRIDE
+from shadowspec.gate.verdict.effective_decisions import order_words
+from shadowspec.gate.verdict.endpoint_bounds import forbidding_slices
+from shadowspec.gate.verdict.trial import DRIFT
+from shadowspec.text import moment, percent, plural, slice_title, times
+from shadowspec.types import Composition, Decision, MixChange, Override, Reservations, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ class DetectorLine:
 
 def decision_notes(decision: Decision) -> list[str]:
     """The sentences that a reader needs beside the reason; none where there is nothing to add."""
-    details = decision.details
+    composition = decision.composition or Composition(is_named=True)
     notes = [
         *override_notes(decision),
         *_forbidden(decision),
@@ -45,17 +41,17 @@ def decision_notes(decision: Decision) -> list[str]:
         *_run(decision),
         *_drift(decision),
     ]
-    if decision.verdict is Verdict.ENABLE and details.get("is_named") == 0:
+    if decision.verdict is Verdict.ENABLE and not composition.is_named:
         notes.append("Another config has a better lower bound of speedup here and is the one named.")
-    if details.get("is_shown_under_parent") and decision.reason_code != OVERRIDE:
-        verdict = details.get("covering_verdict")
+    cover, bounds = composition.cover, composition.bounds.get("speedup")
+    if cover is not None and cover.is_shown_under_parent and decision.reason_code != OVERRIDE:
+        verdict = cover.covering_verdict
         notes.append(f"It has no level of its own, so the verdict on the whole endpoint, {verdict}, covers it.")
-    lower, upper = details.get("mix_speedup_lower"), details.get("mix_speedup_upper")
-    known = details.get("mix_speedup_known_share")
-    if isinstance(lower, float) and isinstance(upper, float) and isinstance(known, float) and known > 0.0:
+    if bounds is not None and bounds.known_share > 0.0:
         notes.append(
-            f"Under the current traffic the slices' own bounds give a speedup of [{times(lower)}, {times(upper)}]; "
-            f"{percent(known)} of the traffic has such a bound."
+            "Under the current traffic the slices' own bounds give a speedup of "
+            f"[{times(bounds.lower)}, {times(bounds.upper)}]; "
+            f"{percent(bounds.known_share)} of the traffic has such a bound."
         )
     return [*notes, *_changes(decision)]
 
@@ -72,9 +68,10 @@ def alerts(decision: Decision) -> list[str]:
     if decision.reason_code == DRIFT:
         statistics = "".join(f" {line.title}: {line.text}." for line in sounded)
         found.append(f"Drift alarm: what was proven no longer holds.{statistics}")
-    if decision.verdict is Verdict.ENABLE and decision.details.get("drift_advice"):
-        found.append(_advice(decision))
-    if decision.details.get("mix_has_shifted"):
+    if decision.verdict is Verdict.ENABLE:
+        found += _advice(decision)
+    change = _mix_change(decision)
+    if change is not None and change.has_shifted:
         found += _changes(decision)
     return found
 
@@ -89,46 +86,45 @@ def order_note(order: Override, written: Callable[[datetime | None], str] = mome
 
 def override_notes(decision: Decision) -> list[str]:
     """Since and until when an override holds, and what was measured; none where the decision is the gate's own."""
-    details = decision.details
-    if decision.reason_code != OVERRIDE:
+    own = decision.override
+    if own is None:
         return []
-    times = _in_force(_moment(details.get("verdict_since")), _moment(details.get("override_expires_at")))
-    measured = f"Measured verdict: {details.get('overridden_verdict')} ({details.get('overridden_reason')})."
+    times = _in_force(decision.since, own.expires_at)
+    measured = f"Measured verdict: {own.verdict} ({own.reason})."
     return [f"The override is {times}.", measured]
 
 
 def detector_lines(decision: Decision) -> list[DetectorLine]:
     """The statistics of drift and of the prompt mix; none where nothing is watched."""
-    details = decision.details
-    limit = _number(details.get("drift_threshold_log10"))
     lines = []
-    for name in ("speedup", "acceptance"):
-        units = details.get(f"drift_{name}_units")
-        if isinstance(units, int):
-            log10 = _number(details.get(f"drift_{name}_log10"))
-            lines.append(DetectorLine(f"Drift of {name}", log10, limit, units))
-    if (evidence := _number(details.get("mix_log10_evidence"))) is not None:
-        lines.append(DetectorLine("Shift of the prompt mix", evidence, None, None))
+    if decision.drift is not None:
+        limit = decision.drift.threshold_log10
+        lines += [
+            DetectorLine(f"Drift of {name}", own.log10, limit, own.num_units)
+            for name, own in decision.drift.detectors.items()
+        ]
+    if (change := _mix_change(decision)) is not None:
+        lines.append(DetectorLine("Shift of the prompt mix", change.log10_evidence, None, None))
     return lines
 
 
 def _with_forbidding(decision: Decision, decisions: Sequence[Decision]) -> Decision:
     if decision.slice_key or decision.verdict is not Verdict.ENABLE:
         return decision
-    found = [
-        f"{slice_title(own.slice_key)} ({percent(traffic_share(own))} of the traffic)"
+    found = tuple(
+        f"{slice_title(own.slice_key)} ({percent(own.traffic_share)} of the traffic)"
         for own in forbidding_slices(decision, decisions)
-    ]
-    return replace(decision, details={**decision.details, FORBIDDEN_BY: "; ".join(found) or None})
+    )
+    return replace(decision, reservations=replace(decision.reservations or Reservations(), forbidden_by=found))
 
 
 def _forbidden(decision: Decision) -> list[str]:
-    found = decision.details.get(FORBIDDEN_BY)
+    found = "; ".join((decision.reservations or Reservations()).forbidden_by or ())
     return [f"DISABLE stands for {found}: `check` does not pass the endpoint as a whole."] if found else []
 
 
 def _load(decision: Decision) -> list[str]:
-    if decision.details.get(IS_LOAD_CONFIGURED) != 0:
+    if decision.reservations is None or decision.reservations.is_load_configured:
         return []
     return [
         f"Load {decision.concurrency} is no longer configured: nothing is measured there, "
@@ -137,36 +133,36 @@ def _load(decision: Decision) -> list[str]:
 
 
 def _run(decision: Decision) -> list[str]:
-    details = decision.details
-    if details.get("superseded_by"):
+    run = decision.run
+    if decision.supersession is not None or run is None or not run.num_restarts or run.level is None:
         return []
-    number, level = details.get("num_restarts"), details.get("level")
-    if not isinstance(number, int) or not number or not isinstance(level, float):
-        return []
-    return [f"Run {number + 1} of its tests, on evidence of its own, at level {level:.2g}."]
+    return [f"Run {run.num_restarts + 1} of its tests, on evidence of its own, at level {run.level:.2g}."]
 
 
 def _drift(decision: Decision) -> list[str]:
-    details = decision.details
-    if decision.verdict is not Verdict.ENABLE:
+    if decision.verdict is not Verdict.ENABLE or decision.drift is None:
         return []
     notes = []
-    blocks = details.get("drift_speedup_units")
-    if isinstance(blocks, int) and blocks:
-        notes.append(f"Watched for drift over {plural(blocks, 'block')} since ENABLE, without an alarm.")
-    if details.get("drift_advice"):
-        notes.append(_advice(decision))
-    return notes
+    watched = decision.drift.detectors.get("speedup")
+    if watched is not None and watched.num_units:
+        notes.append(f"Watched for drift over {plural(watched.num_units, 'block')} since ENABLE, without an alarm.")
+    return notes + _advice(decision)
 
 
-def _advice(decision: Decision) -> str:
-    return f"Advice: {decision.details['drift_advice']} has come down from where it stood at ENABLE."
+def _advice(decision: Decision) -> list[str]:
+    if decision.drift is None or not decision.drift.advice:
+        return []
+    return [f"Advice: {decision.drift.advice} has come down from where it stood at ENABLE."]
+
+
+def _mix_change(decision: Decision) -> MixChange | None:
+    return None if decision.composition is None else decision.composition.mix_change
 
 
 def _changes(decision: Decision) -> list[str]:
     """How the endpoint's rates have moved since ENABLE, and what of it is the traffic's doing."""
-    changes = {what: decision.details.get(f"change_of_{what.lower()}") for what in ("Speedup", "Acceptance")}
-    return [f"{what} since ENABLE: {change}." for what, change in changes.items() if change]
+    change = _mix_change(decision)
+    return [] if change is None else [f"{name.title()} since ENABLE: {own.text}." for name, own in change.rates.items()]
 
 
 def _has_reached(line: DetectorLine) -> bool:
@@ -177,11 +173,3 @@ def _in_force(
     since: datetime | None, until: datetime | None, written: Callable[[datetime | None], str] = moment
 ) -> str:
     return f"in force since {written(since)}, until {'it is cleared' if until is None else written(until)}"
-
-
-def _moment(value: object) -> datetime | None:
-    return datetime.fromisoformat(value) if isinstance(value, str) else None
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None

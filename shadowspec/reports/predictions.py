@@ -14,12 +14,12 @@ from statistics import median
 from typing import Final
 
 from shadowspec import metrics
-from shadowspec.cost_model import Drafts
 from shadowspec.errors import InputError
-from shadowspec.frontier import Drafting, Gain, Length, Work, gain
-from shadowspec.reports.cells import NO_TIME, MeasuredCell
-from shadowspec.reports.costs import DeviceTime
-from shadowspec.reports.surfaces import Costs, ProfiledSurface, Surfaces, is_greedy
+from shadowspec.planning.cost_model import Drafts
+from shadowspec.planning.frontier import Drafting, Gain, Length, Work, gain
+from shadowspec.reports.cells import NO_TIME, Costs, MeasuredCell, ProfiledSurface, Surfaces, is_greedy
+from shadowspec.reports.token_costs import DeviceTime
+from shadowspec.text import DASH, number, percent, plural, slice_title, times
 from shadowspec.types import SERVED_BACKEND, Arm, CostKey, FingerprintedConfig, SpeculationConfig
 
 NOT_PROFILED: Final = "not profiled: run shadowspec profile-device"
@@ -158,3 +158,67 @@ def predicted_device(found: Gain, work: Work) -> DeviceTime:
         baseline_tokens=work.num_output_tokens,
         speculative_tokens=work.num_output_tokens,
     )
+
+
+PREDICTION_HEAD: Final = (
+    *("Slice", "Config", "Engine", "Load", "K", "Tokens per step", "Pays from", "Predicted", "Measured", "Off by"),
+    *("Passes saved", "Cost predicted (baseline)", "Cost measured (baseline)", "Cost off by"),
+)
+
+
+def prediction_cells(own: Prediction, price_per_hour: float | None) -> list[str]:
+    """One row under `PREDICTION_HEAD`; where nothing is predicted the reason takes the prediction's place."""
+    return [
+        slice_title(own.cell.slice_key),
+        own.config.name,
+        own.engine,
+        str(own.cell.concurrency),
+        str(own.config.num_speculative_tokens),
+        number(own.cell.tokens_per_step),
+        number(own.break_even_length),
+        own.reason or times(own.speedup),
+        times(own.measured_speedup),
+        percent(own.error),
+        number(own.target_passes_saved, 1),
+        cost_text(own.predicted_device, price_per_hour),
+        cost_text(own.measured_device, price_per_hour),
+        percent(own.cost_error),
+    ]
+
+
+def cost_text(device: DeviceTime, price_per_hour: float | None) -> str:
+    """With speculation, against the baseline: a million output tokens' cost, or device time where no price is set."""
+    speculative, baseline = (
+        device.seconds_per_million(arm) if price_per_hour is None else device.cost_per_million(arm, price_per_hour)
+        for arm in (Arm.SPECULATIVE, Arm.BASELINE)
+    )
+    if speculative is None or baseline is None:
+        return DASH
+    unit = "" if price_per_hour is not None else " s"
+    return f"{number(speculative)}{unit} ({number(baseline)}{unit})"
+
+
+def cost_note(price_per_hour: float | None) -> str:
+    """What stands in the cost columns."""
+    how = (
+        "With speculation, in brackets without it. A request at load b holds 1/b of the device for its end-to-end time."
+    )
+    if price_per_hour is None:
+        return f"Cost: device time per million output tokens; no price is set ([dashboard] price_per_gpu_hour). {how}"
+    return f"Cost: per million output tokens, at {number(price_per_hour)} per device-hour. {how}"
+
+
+def prediction_summary(found: Sequence[Prediction]) -> str:
+    """How many cells have a prediction on each engine, and how far these are off what was measured there."""
+    if not any(own.speedup is not None for own in found):
+        reasons = list(dict.fromkeys(own.reason for own in found if own.reason))
+        return f"Nothing is predicted here: {'; '.join(reasons)}." if reasons else "Nothing is predicted here."
+    lines = []
+    for engine in dict.fromkeys(own.engine for own in found):
+        own_cells = [own for own in found if own.engine == engine]
+        predicted = [own for own in own_cells if own.speedup is not None]
+        error = median_error(predicted)
+        said = f"{len(predicted)} of {plural(len(own_cells), 'cell')} predicted on {engine}"
+        off = f"; median absolute error against what was measured there: {percent(error)}" if error is not None else ""
+        lines.append(f"{said}{off}.")
+    return " ".join(lines)

@@ -2,6 +2,9 @@
 
 Every figure is pooled over its runs, each weighed by the inverse of its inclusion rate, so that it speaks of the
 traffic and not of what was sampled.  Nothing here has a bound: bounds are the gate's, on its own units.
+
+`by_context` shows how the figures of one hypothesis change with the length of the prompt.  Ranges double in length.
+The cache is what a request's keys and values take at its end, in the arm's models; peaks are another figure.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from shadowspec import metrics
 from shadowspec.metrics import ratio
 from shadowspec.store import RollupSums
+from shadowspec.tap.slicing import prompt_range
 from shadowspec.types import Run
 
 
@@ -135,3 +140,59 @@ def ratio_of_total_times(tally: Tally) -> float | None:
 def failed_share(tally: Tally) -> float | None:
     """Runs of which an arm failed, over all runs; plain, not weighted."""
     return ratio(tally.num_failed, tally.num_runs)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCost:
+    """Bytes of keys and values per token."""
+
+    target: int
+    draft: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPoint:
+    """One measured request."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    tally: Tally
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRow:
+    """Requests whose prompts have a like number of tokens; figures are None where undefined."""
+
+    name: str  # the range of prompt tokens
+    num_requests: int
+    mean_acceptance_length: float | None
+    first_position_acceptance_rate: float | None
+    ratio_of_total_times: float | None
+    baseline_cache_bytes: float | None  # of a request, mean
+    speculative_cache_bytes: float | None
+
+
+def by_context(points: Iterable[ContextPoint], cost: CacheCost | None) -> tuple[ContextRow, ...]:
+    """The rows of every range that holds a request, shortest prompts first.
+
+    Args:
+        cost: None where no block's memory is known.
+    """
+    found: dict[str, list[ContextPoint]] = {}
+    for point in sorted(points, key=lambda own: own.num_prompt_tokens):
+        found.setdefault(prompt_range(point.num_prompt_tokens), []).append(point)
+    return tuple(_context_row(name, own, cost) for name, own in found.items())
+
+
+def _context_row(name: str, points: list[ContextPoint], cost: CacheCost | None) -> ContextRow:
+    pooled = total(point.tally for point in points)
+    tokens = metrics.ratio(sum(own.num_prompt_tokens + own.num_output_tokens for own in points), len(points)) or 0.0
+    return ContextRow(
+        name=name,
+        num_requests=len(points),
+        mean_acceptance_length=mean_acceptance_length(pooled),
+        first_position_acceptance_rate=first_position_acceptance_rate(pooled),
+        ratio_of_total_times=ratio_of_total_times(pooled),
+        baseline_cache_bytes=None if cost is None else tokens * cost.target,
+        speculative_cache_bytes=None if cost is None else tokens * (cost.target + cost.draft),
+    )

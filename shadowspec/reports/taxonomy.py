@@ -22,23 +22,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from shadowspec.failures import (
+from shadowspec.metrics import ratio
+from shadowspec.tap.slicing import CONTEXT_BUCKETS, LARGEST_CONTEXT_BUCKET, STRUCTURED, TOOL_CALLING
+from shadowspec.text import percent, plural
+from shadowspec.types import Arm, Contract, SamplingRegime, Validity, parse_slice_key
+from shadowspec.types.failures import (
     BEYOND_DRAFT_CONTEXT,
     EARLY_KNOWN,
     EARLY_REJECTIONS,
     LOOKED_AT,
     validity_name,
 )
-from shadowspec.metrics import ratio
-from shadowspec.slicing import CONTEXT_BUCKETS, LARGEST_CONTEXT_BUCKET, STRUCTURED, TOOL_CALLING
-from shadowspec.types import Arm, Contract, SamplingRegime, Validity, parse_slice_key
-from shadowspec.words import percent, plural
 
 # Requests on either side: of 20, each of some 20 steps, pooled acceptance has a standard error of about .05.
 MIN_REQUESTS = 20
 # Of first-position acceptance: two such standard errors; at K = 4 it is about a third of a token per step.
 GAP = 0.10
-# Of requests: at the default floor of acceptance 2% of them are early rejections by chance (`shadowspec.early`).
+# Of requests: at the default floor 2% are early rejections by chance (`shadowspec.types.failures`).
 EARLY_SHARE = 0.25
 BEYOND_SHARE = 0.05  # of requests: from there on their plain steps weigh on the slice's mean
 BROKEN_SHARE = 0.05  # of outputs: the default of a guardrail's margin
@@ -70,7 +70,7 @@ class SliceFigures:
     num_requests: int  # that were answered
     num_drafts: float
     num_first_accepted: float
-    counts: Mapping[str, int]  # of `shadowspec.failures`
+    counts: Mapping[str, int]  # of `shadowspec.types.failures`
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ and both at once are refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
@@ -90,18 +90,18 @@ class Cron:
             own = self.next_after(own)
 
 
-def crons_of(path: Path, jobs: Iterable[JobSettings]) -> dict[str, Cron]:
+def crons_of(path: Path, jobs: Mapping[str, JobSettings]) -> dict[str, Cron]:
     """The expression of each job.
 
     Raises:
         ConfigError: one cannot be read; the message names file and key.
     """
     found = {}
-    for job in jobs:
+    for name, job in jobs.items():
         try:
-            found[job.name] = Cron(job.cron, job.zone)
+            found[name] = Cron(job.cron, job.zone)
         except ConfigError as error:
-            raise ConfigError(f"{path}: schedule.jobs.{job.name}.cron: {error}") from error
+            raise ConfigError(f"{path}: schedule.jobs.{name}.cron: {error}") from error
     return found
 
 

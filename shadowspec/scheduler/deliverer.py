@@ -7,25 +7,56 @@ same key and Message-ID, because nobody can know whether it arrived.  A receiver
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from shadowspec.errors import ConfigError, ServiceUnavailableError
-from shadowspec.scheduler.errors import kind_of
-from shadowspec.scheduler.folder import send_to_folder
-from shadowspec.scheduler.letters import Letter
-from shadowspec.scheduler.mail import send_mail
+from shadowspec.errors import ConfigError, ServiceUnavailableError, StoreError
+from shadowspec.reports.period.period_build import PeriodSettings, build_period_report
+from shadowspec.reports.period.period_model import PeriodReport
+from shadowspec.scheduler.receivers import ReportMessage, error_kind, send_mail, send_to_folder, send_to_webhook
 from shadowspec.scheduler.settings import EmailSettings, FolderSettings, ReceiverSettings, RetrySettings
-from shadowspec.scheduler.shelf import ReportShelf
-from shadowspec.scheduler.webhook import send_to_webhook
 from shadowspec.store import Store
 from shadowspec.types import Delivery, DeliveryState
 
 KEEP_ATTEMPTS, KEEP_WAIT_S = 10, 1.0  # to write down that something was sent, before it is left to be sent again
 
+NUM_CACHED_REPORTS = 8
+
 _log = logging.getLogger(__name__)
+
+
+class ReportCache:
+    """The newest few reports.  For several threads; one builds while the others wait for it."""
+
+    def __init__(self, store: Store, settings: PeriodSettings) -> None:
+        self._store, self._settings = store, settings
+        self._kept: OrderedDict[tuple[str, datetime], PeriodReport] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def report(self, job: str, due_at: datetime) -> PeriodReport:
+        """The report of a prepared period.
+
+        Raises:
+            StoreError: there is no such period.
+        """
+        with self._lock:
+            if (job, due_at) not in self._kept:
+                self._kept[job, due_at] = self._build(job, due_at)
+                while len(self._kept) > NUM_CACHED_REPORTS:
+                    self._kept.popitem(last=False)
+            return self._kept[job, due_at]
+
+    def _build(self, job: str, due_at: datetime) -> PeriodReport:
+        period = self._store.period(job, due_at)
+        if period is None or period.until is None:
+            raise StoreError(f"job {job}: the period due at {due_at:%Y-%m-%d %H:%M:%S} UTC is not prepared")
+        now = datetime.now(UTC)
+        outcome = period.gate_outcome
+        return build_period_report(self._store, self._settings, period.since, period.until, now, gate_outcome=outcome)
 
 
 class Deliverer:
@@ -35,12 +66,12 @@ class Deliverer:
         self,
         store: Store,
         receiver: ReceiverSettings,
-        shelf: ReportShelf,
+        reports: ReportCache,
         retry: RetrySettings,
         timeout_s: float,
         may_send: Callable[[], bool],
     ) -> None:
-        self._store, self._receiver, self._shelf = store, receiver, shelf
+        self._store, self._receiver, self._reports = store, receiver, reports
         self._retry, self._timeout_s, self._may_send = retry, timeout_s, may_send
 
     def run(self) -> None:
@@ -61,34 +92,34 @@ class Deliverer:
         begun = replace(delivery, state=DeliveryState.SENDING, attempts=delivery.attempts + 1)
         self._store.keep_delivery(begun)
         try:
-            letter = Letter(begun, self._shelf.report(delivery.job, delivery.due_at))
+            message = ReportMessage(begun, self._reports.report(delivery.job, delivery.due_at))
             if not self._may_send():
                 return
-            note = self._send(letter)
+            note = self._send(message)
         except ServiceUnavailableError:  # the database: nothing was sent yet
             raise
         except Exception as error:
             if isinstance(error, ConfigError):  # these are our own words, which quote no secret
                 _log.warning("%s", error)
-            self._keep(self._failed(begun, kind_of(error)))
+            self._keep(self._fail(begun, error_kind(error)))
             return
         sent = replace(begun, state=DeliveryState.SENT, sent_at=datetime.now(UTC), last_error=note)
         self._keep(sent)
         _log.info("job %s: report of %s delivered to %s", sent.job, sent.due_at.isoformat(), sent.receiver)
 
-    def _send(self, letter: Letter) -> str | None:
+    def _send(self, message: ReportMessage) -> str | None:
         """Send it; a remark for the log where it arrived in part."""
         own = self._receiver
         if isinstance(own, FolderSettings):
-            send_to_folder(own, letter)
+            send_to_folder(own, message)
         elif isinstance(own, EmailSettings):
-            refused = send_mail(own, letter, self._timeout_s)
+            refused = send_mail(own, message, self._timeout_s)
             return f"{refused} of {len(own.to)} addresses refused" if refused else None
         else:
-            send_to_webhook(own, letter, self._timeout_s)
+            send_to_webhook(own, message, self._timeout_s)
         return None
 
-    def _failed(self, begun: Delivery, kind: str) -> Delivery:
+    def _fail(self, begun: Delivery, kind: str) -> Delivery:
         is_last = begun.attempts >= self._retry.max_attempts
         state = DeliveryState.FAILED if is_last else DeliveryState.PENDING
         wait = self._retry.wait_after(begun.attempts)

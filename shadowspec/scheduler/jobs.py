@@ -3,6 +3,9 @@
 1. Every period that has become due is kept.  2. For the newest of those that are not prepared the gate runs, if the
 job has one: earlier ones are past, and what it would decide for them it decides now.  3. In one transaction the end
 of the report's time is fixed and its deliveries are kept.  Killed anywhere, it is taken up at the same step.
+
+Which periods are due is in the database and in the cron expression, never in a timer: whoever leads next finds the
+same ones.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from shadowspec.rollout.endpoint_run import GatePolicies
 from shadowspec.scheduler.cron import Cron
-from shadowspec.scheduler.gates import GatePolicies, run_gates, settle
-from shadowspec.scheduler.periods import due_periods, first_period
+from shadowspec.scheduler.gates import run_measured_gates, settle
 from shadowspec.scheduler.settings import EmailSettings, JobSettings, ScheduleSettings
 from shadowspec.store import Store
 from shadowspec.types import Delivery, Period
@@ -47,7 +50,7 @@ def work_off(store: Store, job: JobSettings, cron: Cron, settings: ScheduleSetti
     for period in open_periods:
         outcome, until = None, period.due_at
         if period is open_periods[-1] and "gate" in job.does:
-            outcome = run_gates(store, policies)
+            outcome = run_measured_gates(store, policies)
             until = datetime.now(UTC)
         elif "report" in job.does:
             settle(store, policies.gate, SETTLE_S)
@@ -58,8 +61,28 @@ def work_off(store: Store, job: JobSettings, cron: Cron, settings: ScheduleSetti
     return len(open_periods)
 
 
+def first_period(job: str, cron: Cron, now: datetime) -> Period:
+    """The row that says from when on a job is scheduled; nothing is to be done for it."""
+    due_at = cron.last_until(now)
+    return Period(job, due_at, since=due_at, until=due_at)
+
+
+def due_periods(cron: Cron, last: Period, now: datetime, catch_up: int) -> list[Period]:
+    """The periods that have become due after the `last` one up to `now`, oldest first; at most `catch_up` of them.
+
+    Each begins where the one before it ends, so that no change goes unreported: the first of them has also what lies
+    before it, back to where the last report ended.
+    """
+    periods = []
+    since = last.until or last.due_at
+    for due_at in cron.due_within(last.due_at, now, at_most=catch_up):
+        periods.append(Period(last.job, due_at, since))
+        since = max(since, due_at)  # a gate run that took longer than a period has reported on the next one's time too
+    return periods
+
+
 def _delivery(period: Period, receiver: str, settings: ScheduleSettings) -> Delivery:
-    own = next(each for each in settings.receivers if each.name == receiver)
+    own = settings.receivers[receiver]
     key = uuid.uuid4().hex  # kept before anything is sent, and so the same for every repeat
     domain = own.sender.partition("@")[2] if isinstance(own, EmailSettings) else None
     return Delivery(

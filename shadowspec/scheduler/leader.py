@@ -1,7 +1,7 @@
 """One scheduler leads, the others stand by; each term begins with nothing but configuration and database.
 
 While it leads, every job and every receiver has a place in APScheduler: jobs are woken when their cron expressions
-say so, and now and then for what was left undone; receivers every few seconds.  A waking that is missed costs
+say so, and now and then for what was left undone; receivers every few seconds.  A missed run costs
 nothing, because what is to be done is asked of the database.
 """
 
@@ -23,14 +23,13 @@ from apscheduler.triggers.base import BaseTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
-from shadowspec.reports.period.build import PeriodSettings
+from shadowspec.reports.period.period_build import PeriodSettings
+from shadowspec.rollout.endpoint_run import GatePolicies
 from shadowspec.scheduler.cron import Cron
-from shadowspec.scheduler.deliverer import Deliverer
-from shadowspec.scheduler.gates import GatePolicies
+from shadowspec.scheduler.deliverer import Deliverer, ReportCache
 from shadowspec.scheduler.jobs import work_off
 from shadowspec.scheduler.live import LiveJob, run_live
 from shadowspec.scheduler.settings import JobSettings, ReceiverSettings, ScheduleSettings
-from shadowspec.scheduler.shelf import ReportShelf
 from shadowspec.store import Store
 from shadowspec.store.locks import Leadership
 
@@ -44,7 +43,7 @@ UNDONE_S = 30.0  # between two looks for periods that were left undone
 _log = logging.getLogger(__name__)
 
 
-class Term:
+class LeaderTerm:
     """One time of leading.  It ends once, and whoever still works for it then sends nothing more."""
 
     def __init__(self) -> None:
@@ -63,7 +62,7 @@ class Term:
         return not self._is_over.is_set() and time.monotonic() - self._confirmed_at < TRUST_S
 
 
-class Waking(BaseTrigger):  # type: ignore[misc]
+class JobTrigger(BaseTrigger):  # type: ignore[misc]
     """When a job is woken: when it is due, and now and then for what an error left undone."""
 
     def __init__(self, cron: Cron) -> None:
@@ -99,7 +98,7 @@ class Scheduler:
         lead = self._store.leadership(LEADERSHIP)
         try:
             while not stopped.is_set():
-                if self._acquired(lead):
+                if self._acquire(lead):
                     self._lead(lead, stopped)
                     lead.release()
                 else:
@@ -113,11 +112,11 @@ class Scheduler:
         if not lead.try_acquire():
             return False
         try:
-            term = Term()
+            term = LeaderTerm()
             for source in self._live:  # first: what it finds stands in the reports
                 term.confirm()
-                _guarded(partial(self._read_live, source, term), f"live evidence of {source.endpoint}")()
-            for job in self._settings.jobs:
+                _guard(partial(self._read_live, source, term), f"live evidence of {source.endpoint}")()
+            for job in self._settings.jobs.values():
                 term.confirm()
                 self._work_off(job, term)
             deliverers = self._deliverers(lambda: True)
@@ -128,7 +127,7 @@ class Scheduler:
             lead.release()
         return True
 
-    def _acquired(self, lead: Leadership) -> bool:
+    def _acquire(self, lead: Leadership) -> bool:
         try:
             return lead.try_acquire()
         except ServiceUnavailableError as error:
@@ -141,7 +140,7 @@ class Scheduler:
         own = self._settings
         counts = len(own.jobs), len(own.receivers), len(self._live)
         _log.info("leading: %d jobs, %d receivers, %d endpoints read live", *counts)
-        term = Term()
+        term = LeaderTerm()
         with self._working(term):
             while not stopped.wait(HEARTBEAT_S):
                 if not lead.is_held():
@@ -151,9 +150,9 @@ class Scheduler:
             term.end()
 
     @contextmanager
-    def _working(self, term: Term) -> Iterator[None]:
+    def _working(self, term: LeaderTerm) -> Iterator[None]:
         """Everything scheduled, from configuration and database alone; left, it waits for what is being sent."""
-        names = [own.name for own in self._settings.receivers]
+        names = list(self._settings.receivers)
         size = len(self._settings.jobs) + len(names) + len(self._live) + 1
         scheduler = BackgroundScheduler(
             executors={"default": PoolExecutor(size)},
@@ -168,15 +167,15 @@ class Scheduler:
                 for name in job.receivers:
                     scheduler.modify_job(f"receiver {name}", next_run_time=datetime.now(UTC))
 
-        for job in self._settings.jobs:
-            trigger = Waking(self._crons[job.name])
+        for job in self._settings.jobs.values():
+            trigger = JobTrigger(self._crons[job.name])
             self._add(scheduler, f"job {job.name}", partial(wake, job), trigger)
         for source in self._live:
             trigger = IntervalTrigger(seconds=source.interval_s, timezone=UTC)
             read = partial(self._read_live, source, term)
             self._add(scheduler, f"live evidence of {source.endpoint}", read, trigger)
         abandon = partial(self._store.abandon_deliveries, names, "NotConfigured")
-        scheduler.add_job(_guarded(abandon, "receivers"), next_run_time=datetime.now(UTC))
+        scheduler.add_job(_guard(abandon, "receivers"), next_run_time=datetime.now(UTC))
         scheduler.start()
         try:
             yield
@@ -185,29 +184,29 @@ class Scheduler:
 
     def _add(self, scheduler: Any, name: str, call: Callable[[], object], trigger: BaseTrigger) -> None:
         """Have it called when the trigger says so, and at once: a term begins with what was left undone."""
-        scheduler.add_job(_guarded(call, name), trigger, id=name, next_run_time=datetime.now(UTC))
+        scheduler.add_job(_guard(call, name), trigger, id=name, next_run_time=datetime.now(UTC))
 
     def _deliverers(self, may_send: Callable[[], bool]) -> dict[str, Deliverer]:
-        shelf = ReportShelf(self._store, self._reports)
+        reports = ReportCache(self._store, self._reports)
         own = self._settings
 
         def deliverer(receiver: ReceiverSettings) -> Deliverer:
-            return Deliverer(self._store, receiver, shelf, own.retry, own.timeout_s, may_send)
+            return Deliverer(self._store, receiver, reports, own.retry, own.timeout_s, may_send)
 
-        return {receiver.name: deliverer(receiver) for receiver in own.receivers}
+        return {name: deliverer(receiver) for name, receiver in own.receivers.items()}
 
-    def _read_live(self, source: LiveJob, term: Term) -> None:
+    def _read_live(self, source: LiveJob, term: LeaderTerm) -> None:
         if term.is_on():
             run_live(self._store, source)
 
-    def _work_off(self, job: JobSettings, term: Term) -> int:
+    def _work_off(self, job: JobSettings, term: LeaderTerm) -> int:
         if not term.is_on():
             return 0
         return work_off(self._store, job, self._crons[job.name], self._settings, self._policies)
 
 
-def _guarded(call: Callable[[], object], name: str) -> Callable[[], None]:
-    """What APScheduler calls: an error ends this waking alone, and is told without what it may quote."""
+def _guard(call: Callable[[], object], name: str) -> Callable[[], None]:
+    """What APScheduler calls: an error ends this run alone, and is logged without what it may quote."""
 
     def run() -> None:
         try:

@@ -6,12 +6,12 @@ import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from shadowspec.gate.guard_policy import GuardPolicy
-from shadowspec.gating.live import Taken, Watched, alarm_words, take_scrapes, watch
-from shadowspec.servers.live import scrape_all
-from shadowspec.servers.live_settings import LiveSource
+from shadowspec.live.metric_names import LiveSource
+from shadowspec.live.scrape import scrape_all
+from shadowspec.live.watch import Taken, Watched, alarm_words, take_scrapes, watch
 from shadowspec.store import Store
 from shadowspec.types import FailedScrape
+from shadowspec.types.live import GuardPolicy
 
 _log = logging.getLogger(__name__)
 

@@ -1,13 +1,194 @@
-"""What can be known of a receiver before anything is sent to it."""
+"""Receivers of reports: folders, mail servers and webhooks; what each is sent, and what can be checked beforehand.
+
+What a server says of a failure may quote addresses or secrets: only the class of the error is kept.
+
+A folder gets a file per format, put in its place whole, and over itself when repeated.  A mail server gets one
+message, plain text and HTML, for every address.  A webhook goes through apprise (Slack, Teams, generic JSON and
+others): a chat gets a few lines, whose last names the report, and a receiver that takes HTTP headers gets the
+idempotency key as `Idempotency-Key`.  A webhook's URL is a secret: what apprise says of it goes into no log.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import smtplib
 import socket
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import format_datetime
+from typing import Any
 
-from shadowspec.errors import ConfigError, ServiceUnavailableError
+from shadowspec.errors import ConfigError, ServiceUnavailableError, ShadowSpecError
+from shadowspec.reports.period.period_formats import (
+    RENDERERS,
+    render_period_html,
+    render_period_markdown,
+    render_period_summary,
+)
+from shadowspec.reports.period.period_model import PeriodReport
 from shadowspec.scheduler.settings import EmailSettings, FolderSettings, ReceiverSettings, WebhookSettings
-from shadowspec.scheduler.webhook import require_webhook
+from shadowspec.types import Delivery
+
+IDEMPOTENCY_HEADER = "Idempotency-Key"
+
+_STATUS = re.compile(r"\berror=(\d{3})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportMessage:
+    """One report on its way to one receiver."""
+
+    delivery: Delivery
+    report: PeriodReport
+
+    @property
+    def subject(self) -> str:
+        """One line: which endpoints it is about stands in the report."""
+        return f"ShadowSpec {self.delivery.job}: {self.report.summary}"
+
+    @property
+    def file_stem(self) -> str:
+        """The same for every repeat, and in the order of time."""
+        return f"{self.delivery.job}-{self.delivery.due_at:%Y%m%dT%H%M%SZ}"
+
+
+class DeliveryError(ShadowSpecError):
+    """A receiver has not taken a report.  `kind` is what the log keeps of it."""
+
+    exit_code = 5
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+def error_kind(error: BaseException) -> str:
+    """The class of an error, with a server's code where it has one."""
+    if isinstance(error, DeliveryError):
+        return error.kind
+    name = type(error).__name__
+    if isinstance(error, smtplib.SMTPResponseException):
+        return f"{name} {error.smtp_code}"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{name} {error.errno}"
+    return name
+
+
+def send_to_folder(settings: FolderSettings, message: ReportMessage) -> None:
+    """Write the report's files.
+
+    Raises:
+        OSError: the folder cannot be made or written to.
+    """
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    for form in settings.formats:
+        path = settings.folder / f"{message.file_stem}.{form}"
+        part = path.with_name(f".{path.name}.part")
+        part.write_text(RENDERERS[form](message.report), encoding="utf-8")
+        part.replace(path)
+
+
+def build_email(settings: EmailSettings, message: ReportMessage) -> EmailMessage:
+    """The e-mail; its Message-ID is the delivery's, however often it is sent."""
+    email = EmailMessage(policy=SMTP)
+    email["Subject"] = message.subject
+    email["From"] = settings.sender
+    email["To"] = ", ".join(settings.to)
+    email["Date"] = format_datetime(datetime.now(UTC))
+    email["Message-ID"] = message.delivery.message_id
+    email["Auto-Submitted"] = "auto-generated"
+    email["X-ShadowSpec-Report"] = message.report.report_id
+    email.set_content(render_period_markdown(message.report))
+    email.add_alternative(render_period_html(message.report), subtype="html")
+    return email
+
+
+def send_mail(settings: EmailSettings, message: ReportMessage, timeout_s: float) -> int:
+    """Hand the e-mail to the server; the number of addresses that it refused, when it took some.
+
+    Raises:
+        SMTPException, OSError: the server took nothing.
+        ConfigError: the password is not where it should be.
+    """
+    email = build_email(settings, message)
+    context = ssl.create_default_context(cafile=None if settings.ca_file is None else str(settings.ca_file))
+    name = socket.gethostname()  # the default asks the name service, which may take its time
+    if settings.security == "tls":
+        server: smtplib.SMTP = smtplib.SMTP_SSL(
+            *settings.server, local_hostname=name, timeout=timeout_s, context=context
+        )
+    else:
+        server = smtplib.SMTP(*settings.server, local_hostname=name, timeout=timeout_s)
+    try:
+        if settings.security == "starttls":
+            server.starttls(context=context)
+        if settings.username is not None and settings.password is not None:
+            server.login(settings.username, settings.password.read())
+        refused = server.send_message(email)
+        with suppress(smtplib.SMTPException, OSError):  # it has taken the message: errors on QUIT are irrelevant
+            server.quit()
+    finally:
+        server.close()
+    return len(refused)
+
+
+def send_to_webhook(settings: WebhookSettings, message: ReportMessage, timeout_s: float) -> None:
+    """Post the summary.
+
+    Raises:
+        ConfigError: the URL is not there, or cannot be used.
+        DeliveryError: it was not taken.
+    """
+    import apprise
+
+    plugin = _plugin(settings)
+    plugin.socket_connect_timeout = plugin.socket_read_timeout = timeout_s
+    headers = getattr(plugin, "headers", None)
+    if isinstance(headers, dict):
+        headers[IDEMPOTENCY_HEADER] = message.delivery.idempotency_key
+    service = apprise.Apprise()
+    service.add(plugin)
+    heard: list[str] = []
+    result = service.notify(
+        body=render_period_summary(message.report),
+        title=message.subject,
+        body_format=apprise.NotifyFormat.MARKDOWN,
+        log_callback=lambda entry, _service: heard.append(entry.message),
+        log_level=logging.WARNING,
+    )
+    if not result:
+        status = next((found[1] for line in heard if (found := _STATUS.search(line))), None)
+        raise DeliveryError("WebhookError" if status is None else f"WebhookError {status}")
+
+
+def _plugin(settings: WebhookSettings) -> Any:
+    import apprise
+
+    _silence()
+    url = settings.url.read()
+    try:
+        plugin = apprise.Apprise.instantiate(url)
+    except Exception as error:
+        raise ConfigError(f"receiver {settings.name}: apprise refuses its URL ({type(error).__name__})") from None
+    if not isinstance(plugin, apprise.NotifyBase):
+        raise ConfigError(f"receiver {settings.name}: its URL is none that apprise knows")
+    return plugin
+
+
+def _silence() -> None:
+    """Keep what quotes URLs out of our logs: apprise's own lines, and those of the HTTP library below it."""
+    for name in ("apprise", "urllib3", "requests"):
+        logger = logging.getLogger(name)
+        logger.propagate = False
+        logger.setLevel(logging.WARNING)  # which is what is heard here
+        if not logger.handlers:
+            logger.addHandler(logging.NullHandler())
 
 
 def require_secret(own: ReceiverSettings) -> None:
@@ -17,7 +198,7 @@ def require_secret(own: ReceiverSettings) -> None:
         ConfigError: it is not; the message does not quote it.
     """
     if isinstance(own, WebhookSettings):
-        require_webhook(own)
+        _plugin(own)
     elif isinstance(own, EmailSettings) and own.password is not None:
         own.password.read()
 
@@ -37,7 +218,7 @@ def require_place(own: ReceiverSettings) -> None:
         if own.ca_file is not None and not os.access(own.ca_file, os.R_OK):
             raise ConfigError(f"ca_file {own.ca_file}: cannot be read")
         try:
-            socket.getaddrinfo(own.host, own.port, type=socket.SOCK_STREAM)
+            socket.getaddrinfo(*own.server, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise ServiceUnavailableError(f"host {own.host}: no address is known of it") from error
 

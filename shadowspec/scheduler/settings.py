@@ -1,4 +1,4 @@
-"""What a scheduler is told: its jobs and receivers.  Secrets stay where they are until something is sent."""
+"""What a scheduler does: its jobs and receivers.  Secrets stay where they are until something is sent."""
 
 from __future__ import annotations
 
@@ -7,9 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Annotated, Final, Literal
 from zoneinfo import ZoneInfo
 
+from pydantic import Field
+
 from shadowspec.errors import ConfigError
+from shadowspec.types.constrained import Name, PathText, Port, Positive, Seconds, Text, require_distinct
+
+PORTS: Final = {"tls": 465, "starttls": 587, "none": 25}
+ACTIONS: Final = ("gate", "report")  # in the order in which a job does them
+
+Address = Annotated[str, Field(pattern=r"^[^\s@<>,;:\"]+@[^\s@<>,;:\"]+$")]
+RECEIVERS: Final = ("folder", "email", "webhook")  # kinds
+ReceiverName = Annotated[str, Field(alias="(name)")]
+
+
+def _utc() -> ZoneInfo:
+    return ZoneInfo("UTC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +35,7 @@ class Secret:
     file: Path | None = None
 
     def read(self, environment: Mapping[str, str] | None = None) -> str:
-        """The secret, read anew each time, so that a new one counts without a restart.
+        """The secret, read each time, so that a new one counts without a restart.
 
         Raises:
             ConfigError: it is not there; the message names the place, never what is in it.
@@ -44,68 +59,134 @@ class Secret:
 class FolderSettings:
     """A folder in which each report becomes a file per format."""
 
-    name: str
-    folder: Path
-    formats: tuple[str, ...] = ("html",)
+    name: ReceiverName
+    folder: PathText
+    formats: Annotated[tuple[Literal["html", "md", "json"], ...], Field(min_length=1)] = ("html",)
+    kind: Literal["folder"] = "folder"
 
 
 @dataclass(frozen=True, slots=True)
 class EmailSettings:
-    """A mail server and who gets mail from it."""
+    """A mail server and who gets mail from it.
 
-    name: str
-    host: str
-    port: int
-    security: str  # "tls" from the first byte, "starttls", "none"
-    sender: str
-    to: tuple[str, ...]
-    username: str | None = None
-    password: Secret | None = None
-    ca_file: Path | None = None
+    Raises:
+        ValueError: the parts do not fit together.
+    """
+
+    name: ReceiverName
+    host: Text
+    sender: Address
+    to: Annotated[tuple[Address, ...], Field(min_length=1)]
+    port: Port | None = None  # None: the port of `security`
+    security: Literal["tls", "starttls", "none"] = "starttls"  # "tls": from the first byte
+    username: Text | None = None
+    password_variable: Text | None = None
+    password_file: PathText | None = None
+    ca_file: PathText | None = None
+    kind: Literal["email"] = "email"
+
+    def __post_init__(self) -> None:
+        if self.password_variable is not None and self.password_file is not None:
+            raise ValueError("password_variable, password_file: only one of them")
+        if (self.username is None) != (self.password is None):
+            raise ValueError("username: needs password_variable or password_file, and they need it")
+        if self.password is not None and self.security == "none":
+            raise ValueError("security: a password is not sent over a connection that is not encrypted")
+
+    @property
+    def server(self) -> tuple[str, int]:
+        """Host and port."""
+        return self.host, self.port or PORTS[self.security]
+
+    @property
+    def password(self) -> Secret | None:
+        is_named = self.password_variable is not None or self.password_file is not None
+        return Secret(self.password_variable, self.password_file) if is_named else None
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookSettings:
-    """A URL as apprise reads them: Slack, Teams, generic JSON and some hundred more; the URL is the secret."""
+    """A URL as apprise reads them: Slack, Teams, generic JSON and some hundred more; the URL is the secret.
 
-    name: str
-    url: Secret
+    Raises:
+        ValueError: it is named twice, or not at all.
+    """
+
+    name: ReceiverName
+    url_variable: Text | None = None
+    url_file: PathText | None = None
+    kind: Literal["webhook"] = "webhook"
+
+    def __post_init__(self) -> None:
+        if (self.url_variable is None) == (self.url_file is None):
+            raise ValueError("url_variable, url_file: one of them must name where the URL is: it is a secret")
+
+    @property
+    def url(self) -> Secret:
+        return Secret(self.url_variable, self.url_file)
 
 
-ReceiverSettings = FolderSettings | EmailSettings | WebhookSettings
+ReceiverSettings = Annotated[FolderSettings | EmailSettings | WebhookSettings, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """One job: when it is due, and what it does then."""
+    """One job: when it is due, and what it does then.
 
-    name: str
-    cron: str
-    zone: ZoneInfo
-    does: tuple[str, ...]  # of "gate" and "report", in that order
-    receivers: tuple[str, ...]
+    Raises:
+        ValueError: the parts do not fit together.
+    """
+
+    name: Annotated[str, Field(alias="(name)")]
+    cron: Text
+    zone: Annotated[ZoneInfo, Field(alias="time_zone")] = field(default_factory=_utc)  # in the file: the schedule's
+    does: Annotated[tuple[Literal["gate", "report"], ...], Field(min_length=1)] = ("report",)
+    receivers: tuple[Name, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_distinct(does=self.does, receivers=self.receivers)
+        if ("report" in self.does) != bool(self.receivers):
+            raise ValueError("receivers: a job that reports needs some, and one that does not takes none")
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """What it does, in that order."""
+        return tuple(each for each in ACTIONS if each in self.does)
 
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
     """How often a delivery is tried, and how long between: the first wait doubled each time, up to the longest."""
 
-    max_attempts: int = 12
-    first: timedelta = timedelta(seconds=30)
-    longest: timedelta = timedelta(hours=1)
+    max_attempts: Positive = 12
+    retry_first_s: Seconds = 30.0
+    retry_longest_s: Seconds = 3_600.0
 
     def wait_after(self, attempts: int) -> timedelta:
         """How long to wait after so many attempts."""
-        return min(self.first * 2.0 ** min(attempts - 1, 20), self.longest)
+        longest = max(self.retry_first_s, self.retry_longest_s)
+        return timedelta(seconds=min(self.retry_first_s * 2.0 ** min(attempts - 1, 20), longest))
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSettings:
-    """The whole schedule.  `catch_up` is the number of missed periods of a job that get a report each."""
+    """The whole schedule, by the names of jobs and receivers; cron expressions are read when something is scheduled.
 
-    zone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
-    catch_up: int = 7
-    timeout_s: float = 30.0  # that a receiver may take to answer
-    retry: RetrySettings = field(default_factory=RetrySettings)
-    jobs: tuple[JobSettings, ...] = ()
-    receivers: tuple[ReceiverSettings, ...] = ()
+    `catch_up` is the number of missed periods of a job that get a report each.
+
+    Raises:
+        ValueError: a job's receiver does not exist.
+    """
+
+    zone: Annotated[ZoneInfo, Field(alias="time_zone")] = field(default_factory=_utc)
+    catch_up: Positive = 7
+    timeout_s: Seconds = 30.0  # that a receiver may take to answer
+    retry: Annotated[RetrySettings, Field(alias="(retry)")] = RetrySettings()
+    jobs: Mapping[Name, JobSettings] = field(default_factory=dict)
+    receivers: Mapping[Name, ReceiverSettings] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, job in self.jobs.items():
+            if unknown := [each for each in job.receivers if each not in self.receivers]:
+                known = ", ".join(self.receivers) or "none"
+                raise ValueError(f"jobs.{name}.receivers: there is no receiver {unknown[0]!r} (there are: {known})")

@@ -4,21 +4,33 @@ Servers count a step before its output is cut: at a stop, or at the most tokens 
 emitted is therefore worked out from how many tokens came, and in which chunks (`endings`).  What contradicts itself is
 not counted: the run fails as `uncountable`.  Where some steps may have had no draft, more than one story may fit; the
 counters then say that they are not sure of the last step.
+
+A request whose answer does not say what was accepted is sent once more, alone, between two looks at the counters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from shadowspec.early import EARLY_STEPS, is_early_rejection
 from shadowspec.servers import sglang
-from shadowspec.servers.counters import Counters
-from shadowspec.servers.endings import Ending, Step, endings, likeliest
+from shadowspec.servers.client import Client, fresh_salt
+from shadowspec.servers.counters import Counters, scrape
+from shadowspec.servers.endings import Ending, VerifyStep, endings, likeliest
+from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.stream import Completion
 from shadowspec.types import SpeculationCounts
+from shadowspec.types.failures import EARLY_STEPS, is_early_rejection
+
+Result = TypeVar("Result")
+
+TRIES: Final = 3  # of a request whose window another one fell into
+SETTLING_S: Final = 2.0  # that counters may lag behind an answer
+LOOK_AGAIN_S: Final = 0.05
 
 
 class UncountableError(Exception):
@@ -120,11 +132,11 @@ def _from_histogram(histogram: Sequence[int], completion: Completion, num_prompt
     num_drafts, width = sum(histogram), len(histogram) - 1
     cut = 1 + sum(number * (accepted + 1) for accepted, number in enumerate(histogram)) - completion.num_output_tokens
     is_sure = len(completion.chunk_sizes) == 1 + num_drafts
-    last: Step | None = None
+    last: VerifyStep | None = None
     if num_drafts:
         longest = max(accepted for accepted, number in enumerate(histogram) if number)
         emitted = completion.chunk_sizes[-1] if is_sure else longest + 1 - cut
-        last = Step(width, emitted + cut - 1, emitted)
+        last = VerifyStep(width, emitted + cut - 1, emitted)
     if cut < 0 or (last is not None and not (last.accepted <= width and last.emitted > 0 and histogram[last.accepted])):
         raise UncountableError("the steps do not add up to the output")
     return Accepted(
@@ -190,3 +202,55 @@ def _integers(value: Any) -> list[int]:
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         raise UncountableError("a list of steps holds something else than counts")
     return value
+
+
+async def count_alone(client: Client, request: ServerRequest, model: str, num_speculative_tokens: int) -> Accepted:
+    """What the server counted of this request.
+
+    Raises:
+        UncountableError: another request was served meanwhile at every try, or the counters do not say enough.
+        ServerError: the server gives no usable answer.
+    """
+    refused: UncountableError | None = None
+    for _ in range(TRIES):
+        before = (await scrape(client, model)).counters
+        answer = await client.complete(request, fresh_salt())
+        counted = await _await_counters(client, model, before)
+        try:
+            return from_counters(counted, answer, len(request.prompt_token_ids), num_speculative_tokens)
+        except UncountableError as error:
+            refused = error
+    assert refused is not None, "a try returns or is refused"
+    raise refused
+
+
+async def steps_counted(
+    client: Client, model: str, num_requests: int, work: Awaitable[Result]
+) -> tuple[Result, Counters | None]:
+    """The result of work that sends so many requests, and what the server counted meanwhile.
+
+    None where it counted other requests too, or began anew.
+
+    Raises:
+        ServerError: the server does not show its counters.
+    """
+    before = (await scrape(client, model)).counters
+    result = await work
+    try:
+        counted = await _await_counters(client, model, before, num_requests)
+    except UncountableError:
+        return result, None
+    return result, counted if counted.num_finished == num_requests else None
+
+
+async def _await_counters(client: Client, model: str, before: Counters | None, num_requests: int = 1) -> Counters:
+    """What was counted since, once the answer is among it; counters may lag behind."""
+    deadline = time.monotonic() + SETTLING_S
+    while True:
+        after = (await scrape(client, model)).counters
+        counted = after.since(before) if before is not None and after is not None else None
+        if counted is None:
+            raise UncountableError("the server's counters are gone, or began anew")
+        if counted.num_finished >= num_requests or time.monotonic() > deadline:
+            return counted
+        await asyncio.sleep(LOOK_AGAIN_S)

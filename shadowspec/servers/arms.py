@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shadowspec.servers.client import Client
-from shadowspec.servers.faults import ServerError
 from shadowspec.servers.request import ServerRequest
-from shadowspec.servers.stream import Completion
+from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import ArmTiming
 
 Outcome = Completion | ServerError

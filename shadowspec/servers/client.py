@@ -14,7 +14,8 @@ import os
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,16 +28,16 @@ import httpx
 
 from shadowspec.errors import ConfigError
 from shadowspec.servers.dialects import Dialect
-from shadowspec.servers.faults import ServerError
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.settings import MAX_RETRY_WAIT_S, ServerSettings, Waits
-from shadowspec.servers.stream import DONE, Completion, events
+from shadowspec.servers.stream import DONE, Completion, ServerError, events
 
 FIRST_RETRY_S: Final = 0.5  # doubled with every attempt, where the server does not say how long to wait
 LOOK_S: Final = 10.0  # that a look at a server (its models, its counters) may take
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024  # not streamed: 20 tokens at each of 100,000 places take 150 MiB
 END_S: Final = 1.0  # that a whole answer's connection may take to end
 Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 _AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 
 
@@ -82,31 +83,31 @@ class Client:
             ServerError: there is none; the last attempt says why.
         """
         began = time.perf_counter()
-        completion, attempt = await self._tried(lambda attempt: self._attempt(request, f"{salt}-{attempt}"))
+        completion, attempt = await self._retry(lambda attempt: self._attempt(request, f"{salt}-{attempt}"))
         waited_s = completion.sent_s - began if attempt > 1 else 0.0
         return replace(completion, num_attempts=attempt, waited_s=waited_s)
 
-    async def told(self, token_ids: Sequence[int], start: int, number: int, salt: str) -> list[Any]:
-        """The log probabilities by token of so many likeliest tokens, and of the prompt's own, from `start` on.
+    async def prompt_logprobs(self, token_ids: Sequence[int], start: int, number: int, salt: str) -> list[Any]:
+        """Log probabilities by token, place by place from `start` on: of the `number` likeliest and the prompt's token.
 
-        None for a place of which the server does not tell them.
+        None for a place of which the server returns none.
 
         Raises:
             ServerError: there is no usable answer; the last attempt says why.
         """
 
-        def asked(attempt: int) -> Awaitable[Mapping[str, Any]]:
+        def ask(attempt: int) -> Awaitable[Mapping[str, Any]]:
             body = self.dialect.scoring_body_of(token_ids, start, number, self._model, f"{salt}-{attempt}")
-            return self._asked(body)
+            return self._ask(body)
 
-        answer, _ = await self._tried(asked)
-        return self.dialect.told_of(answer, token_ids, start)
+        answer, _ = await self._retry(ask)
+        return self.dialect.prompt_logprobs_of(answer, token_ids, start)
 
     def speaking(self, dialect: Dialect) -> Client:
         """The same client, in another dialect."""
         return Client(self.name, self._http, self._model, self._waits, self._max_attempts, dialect)
 
-    async def _tried(self, attempted: Callable[[int], Awaitable[Answer]]) -> tuple[Answer, int]:
+    async def _retry(self, attempted: Callable[[int], Awaitable[Answer]]) -> tuple[Answer, int]:
         """The first answer, and which attempt gave it."""
         for attempt in range(1, self._max_attempts + 1):
             try:
@@ -118,7 +119,7 @@ class Client:
             await asyncio.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _asked(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _ask(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """One attempt at an answer that is not streamed; what is too large is not read to its end."""
         content = bytearray()
         try:
@@ -163,7 +164,7 @@ class Client:
                         if answer.take(data, time.perf_counter()):
                             clock.reschedule(min(end, loop.time() + waits.token_s))
                     completion = answer.completion()
-                    await _ended(received)
+                    await _drain(received)
                 return completion
         except TimeoutError as error:
             if loop.time() >= end:
@@ -196,7 +197,7 @@ class Client:
         return ServerError(self.name, code, f"{word} ({type(error).__name__})", is_retryable=True)
 
 
-async def _ended(received: AsyncIterator[str]) -> None:
+async def _drain(received: AsyncIterator[str]) -> None:
     """Read what follows the end, for a connection whose answer is read to its end may serve the next request."""
     try:
         async with asyncio.timeout(END_S):
@@ -294,3 +295,13 @@ async def open_client(
         timeout=httpx.Timeout(None, connect=settings.waits.connect_s),
     ) as http:
         yield Client(server_name(arm, url), http, settings.model, settings.waits, settings.max_attempts)
+
+
+def run_async(work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of the work, in a loop of its own: in a notebook or beside a driven browser, on another thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, work).result()

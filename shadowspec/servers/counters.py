@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from shadowspec.servers.client import Client
-from shadowspec.servers.faults import ServerError
+from shadowspec.servers.stream import ServerError
 
 _DRAFTS: Final = "vllm:spec_decode_num_drafts_total"
 _DRAFT_TOKENS: Final = "vllm:spec_decode_num_draft_tokens_total"

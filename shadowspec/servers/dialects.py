@@ -39,15 +39,15 @@ class Dialect(StrEnum):
     def scoring_body_of(
         self, token_ids: Sequence[int], start: int, num_logprobs: int, model: str, salt: str
     ) -> dict[str, Any]:
-        """What is sent to be told the likeliest tokens at each place of a prompt from `start` on."""
+        """The request for the likeliest tokens at each place of a prompt from `start` on."""
         if self is Dialect.SGLANG:
             return sglang.scoring_body_of(token_ids, start, num_logprobs, salt)
         return scoring_body_of(token_ids, num_logprobs, model, salt)
 
-    def told_of(self, answer: Mapping[str, Any], token_ids: Sequence[int], start: int) -> list[Any]:
-        """What the answer to that tells of each place from `start` on: log probabilities by token, else None."""
+    def prompt_logprobs_of(self, answer: Mapping[str, Any], token_ids: Sequence[int], start: int) -> list[Any]:
+        """Each place of that answer from `start` on: log probabilities by token, or None where it has none."""
         if self is Dialect.SGLANG:
-            return list(sglang.told_of(answer, token_ids[start:]))
+            return list(sglang.prompt_logprobs_of(answer, token_ids[start:]))
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         told = choice.get("prompt_logprobs") if isinstance(choice, dict) else None

@@ -2,7 +2,7 @@
 
 A chunk of a stream is one step's tokens, or those of several that came together, never a part of a step's.  Between
 the steps with a draft, in their order, there may be steps without one, a single token each; the first token is the
-prefill's.  The last step of all is cut where the output ends.  More than one story may fit.
+prefill's.  The last step of all is cut where the output ends.  Several reconstructions may be consistent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class VerifyStep:
     """A step of the target's that had a draft to verify.  `emitted` is at most accepted + 1."""
 
     drafted: int
@@ -41,7 +41,7 @@ class Ending:
     """Steps without a draft, and the last step of all if it had one."""
 
     num_plain: int
-    last: Step | None
+    last: VerifyStep | None
 
     @property
     def counted(self) -> tuple[int, int, int, bool]:
@@ -66,15 +66,15 @@ def endings(steps: Sequence[tuple[int, int]], num_tokens: int, chunk_sizes: Sequ
     # Steps of one token fit anywhere, so that all that matters is how soon the steps before the last can be over.
     soonest = 1
     for size in sizes[:-1]:
-        soonest = _fitted(soonest, size, borders) + size
+        soonest = _fit(soonest, size, borders) + size
     found = []
-    after_last = _fitted(soonest, sizes[-1], borders) + sizes[-1]
+    after_last = _fit(soonest, sizes[-1], borders) + sizes[-1]
     if after_last < num_tokens:
         found.append(Ending(num_tokens - 1 - sum(sizes), None))
     drafted, accepted = steps[-1]
     for emitted in range(1, min(sizes[-1], chunk_sizes[-1]) + 1):
         if num_tokens - emitted >= soonest:
-            found.append(Ending(num_tokens - emitted - 1 - sum(sizes[:-1]), Step(drafted, accepted, emitted)))
+            found.append(Ending(num_tokens - emitted - 1 - sum(sizes[:-1]), VerifyStep(drafted, accepted, emitted)))
     return found
 
 
@@ -91,7 +91,7 @@ def likeliest(found: Sequence[Ending], num_steps: int, num_chunks: int) -> Endin
     return min(found, key=key)
 
 
-def _fitted(start: int, size: int, borders: Sequence[int]) -> int:
+def _fit(start: int, size: int, borders: Sequence[int]) -> int:
     """The first place from `start` on where `size` tokens lie within a chunk; beyond the last there is no border."""
     for border in borders[bisect_right(borders, start) :]:
         if border - start >= size:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from typing import Final
 
 from shadowspec.servers.identity import Identity
 from shadowspec.servers.probing import CountsSource
 from shadowspec.servers.settings import ServerSettings
-from shadowspec.types import Arm, FingerprintedConfig, SpeculationConfig
+from shadowspec.types import (
+    FIRST_OPTIONS,
+    SUFFIX_OPTIONS,
+    Arm,
+    FingerprintedConfig,
+    SpeculationConfig,
+    fingerprint_config,
+)
+
+# Servers' fingerprints held every option that there was before options at their defaults were left out.
+FROZEN_OPTIONS: Final = FIRST_OPTIONS.union(SUFFIX_OPTIONS, ["draft_confidence_threshold"])
 
 
-def fingerprinted(
+def fingerprint_server_config(
     config: SpeculationConfig,
     settings: ServerSettings,
     identities: Mapping[Arm, Identity],
     source: CountsSource,
     requests_per_slot: int,
+    default_sampling: Mapping[str, float] | None = None,
 ) -> FingerprintedConfig:
     """The config with everything known of the servers that its figures depend on; where they stand is no part of it.
 
@@ -37,12 +46,12 @@ def fingerprinted(
         "requests_per_slot": str(requests_per_slot),
         **dict(other.told),
     }
-    settings_of = {name: value for name, value in asdict(config).items() if name not in ("name", "target", "draft")}
-    identity = settings_of | {
-        "details": details,
-        "engine": other.name,
-        "device": settings.device,
-        "dtype": settings.dtype,
-    }
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return FingerprintedConfig(config, other.name, settings.device, settings.dtype, details, digest)
+    return fingerprint_config(
+        config,
+        engine=other.name,
+        device=settings.device,
+        dtype=settings.dtype,
+        details=details,
+        frozen_options=FROZEN_OPTIONS,
+        default_sampling=default_sampling,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from shadowspec.servers import sglang
 from shadowspec.servers.client import Client
-from shadowspec.servers.faults import ServerError
+from shadowspec.servers.stream import ServerError
 
 UNKNOWN = "unknown"
 

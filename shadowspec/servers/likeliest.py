@@ -59,7 +59,7 @@ def likeliest_probs(logprobs: Floats, sampling: SamplingParameters) -> tuple[Flo
     Returns:
         The lower and the upper bound, each [places].
     """
-    weights = _tempered(logprobs, 1.0 / sampling.temperature)
+    weights = _apply_temperature(logprobs, 1.0 / sampling.temperature)
     if sampling.min_p > 0.0:
         weights = _without_improbable(weights, sampling.min_p)
     if sampling.top_k > 0:
@@ -75,7 +75,7 @@ def num_needed(sampling: SamplingParameters, most: int) -> int:
     return 1 if sampling.temperature == 1.0 and not sampling.truncates(MOST_WORDS) else most
 
 
-def _tempered(logprobs: Floats, exponent: float) -> Weights:
+def _apply_temperature(logprobs: Floats, exponent: float) -> Weights:
     """Weights at a temperature of 1 / exponent.
 
     With x the weights of the tail at temperature 1, each at most that of the N-th token, and q their sum, x^exponent

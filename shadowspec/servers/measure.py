@@ -15,24 +15,21 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from shadowspec.contracts import judge
 from shadowspec.errors import ServiceUnavailableError
-from shadowspec.outputs import is_repetition_loop
-from shadowspec.scoring import Scorer
-from shadowspec.servers.acceptance import Accepted, UncountableError, from_meta_info, from_steps
+from shadowspec.quality.contracts import judge
+from shadowspec.quality.custom_scores import Scorer
+from shadowspec.quality.outputs import is_repetition_loop
+from shadowspec.servers.acceptance import Accepted, UncountableError, count_alone, from_meta_info, from_steps
 from shadowspec.servers.arms import Outcome, concurrencies, run_arm, timing
-from shadowspec.servers.client import Client, fresh_salt, open_client, trust
-from shadowspec.servers.counting import count_alone
+from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
 from shadowspec.servers.dialects import Dialect
-from shadowspec.servers.faults import ServerError
-from shadowspec.servers.fingerprint import fingerprinted
+from shadowspec.servers.fingerprint import fingerprint_server_config
 from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.parity import parity_of
 from shadowspec.servers.probing import LOOKUPS, CountsSource, counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.settings import ServerSettings
-from shadowspec.servers.stream import Completion
-from shadowspec.servers.waiting import finished
+from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import (
     Arm,
     Block,
@@ -93,7 +90,7 @@ class ServerEngine:
         Raises:
             ServiceUnavailableError: a server is away, or is not the one that it was.
         """
-        return finished(self._measure(block))
+        return run_async(self._measure(block))
 
     async def _measure(self, block: Block) -> BlockResult:
         requests = [self._request(prompt) for prompt in (*block.requests, *block.fillers)]
@@ -118,7 +115,7 @@ class ServerEngine:
                 outcomes[arm] = await run_arm(clients[arm], requests, slots, fresh_salt())
             arms = _Arms(outcomes[Arm.BASELINE], outcomes[Arm.SPECULATIVE])
             own = range(len(block.requests))
-            accepted = {i: await self._accepted(clients[Arm.SPECULATIVE], requests[i], arms, i) for i in own}
+            accepted = {i: await self._count_accepted(clients[Arm.SPECULATIVE], requests[i], arms, i) for i in own}
             parities = {i: await self._parity(clients[Arm.BASELINE], requests[i], arms, i) for i in own}
         runs = self._runs(block, arms, accepted, parities)
         failed = sorted({run.failure for run in runs if run.failure is not None})
@@ -166,7 +163,7 @@ class ServerEngine:
             for client in clients.values():
                 await run_arm(client, short, slots, fresh_salt())
 
-    async def _accepted(self, client: Client, request: ServerRequest, arms: _Arms, index: int) -> Accepted | str:
+    async def _count_accepted(self, client: Client, request: ServerRequest, arms: _Arms, index: int) -> Accepted | str:
         """What was accepted of a request that both arms answered; else why that is not known."""
         spec = arms.speculative[index]
         if not isinstance(spec, Completion) or not isinstance(arms.baseline[index], Completion):
@@ -209,7 +206,7 @@ class ServerEngine:
             assert isinstance(known, Accepted), "a run without a failure has its counts"
             tells_queue = base.queue_ms is not None and spec.queue_ms is not None
             flags = _flags(prompt, base, spec, known)
-            scores = self._scorer.paired([base.text], [spec.text])[0]
+            scores = self._scorer.score_pairs([base.text], [spec.text])[0]
             runs.append(
                 Run(
                     key=prompt.key,
@@ -239,11 +236,14 @@ def connect(
     config: SpeculationConfig,
     *,
     requests_per_slot: int = 1,
+    default_sampling: Mapping[str, float] | None = None,
     seed: int = 0,
     warmup_blocks: int = 2,
     scorer: Scorer | None = None,
 ) -> ServerEngine:
     """An engine on two servers that were looked at and fit the config.
+
+    `default_sampling` is that of the endpoint, a part of its fingerprint.
 
     Raises:
         ServerError: one of them gives no usable answer.
@@ -255,7 +255,7 @@ def connect(
     for remark in remarks(baseline, speculative):
         log.warning("candidate %r: %s", config.name, remark)
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
-    known = fingerprinted(config, settings, identities, source, requests_per_slot)
+    known = fingerprint_server_config(config, settings, identities, source, requests_per_slot, default_sampling)
     return ServerEngine(settings, known, identities, source, seed=seed, warmup_blocks=warmup_blocks, scorer=scorer)
 
 
@@ -273,7 +273,7 @@ def _flags(prompt: ShadowPrompt, base: Completion, spec: Completion, known: Acce
     def validity(answer: Completion) -> Validity | None:
         return None if contract is None else judge(contract, answer.text, answer.finish_reason)
 
-    return RunFlags.judged(
+    return RunFlags.judge(
         contract,
         validity(base),
         validity(spec),

@@ -1,17 +1,31 @@
 """Whether greedy answers of two servers are the same and how near a tie the target was, and how sampled ones score.
 
-Asked of the baseline server, outside the timed arms.
+The baseline server answers all of it, outside the timed arms.  To score a sampled output it is sent back as part of a
+prompt, and the server returns the likeliest tokens at each of its places (vLLM's `prompt_logprobs`, SGLang's
+`input_top_logprobs`).  Those are before temperature and truncation, which are applied here, as exactly as so many
+tokens allow.  The baseline scores both arms' outputs: a server that draws wrongly would also return wrong probabilities
+of what it drew.
 """
 
 from __future__ import annotations
 
-from shadowspec.outputs import first_divergence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from shadowspec.metrics import ratio
+from shadowspec.quality.outputs import first_divergence
 from shadowspec.servers.client import Client, fresh_salt
-from shadowspec.servers.faults import ServerError
+from shadowspec.servers.likeliest import likeliest_probs, num_needed
 from shadowspec.servers.request import ServerRequest
-from shadowspec.servers.scores import score
-from shadowspec.servers.stream import Completion
+from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import Parity, SamplingParameters, SamplingRegime
+
+MAX_SCORE_ERROR: Final = 0.2  # per token: what the gate clips mean scores to; above it nothing is said
+MAX_SUM: Final = 1.001  # of the probabilities told of one place: with more they are no probabilities
 
 
 async def parity_of(
@@ -71,3 +85,101 @@ async def top_two_gap(client: Client, request: ServerRequest, output: tuple[int,
     except ServerError:
         return None
     return first[0] - first[1] if len(first) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Sum over an output's tokens y of 1[y = likeliest] - processed probability of the likeliest, within `error`."""
+
+    total: float
+    tokens: int
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a server says of one place: log probabilities of the likeliest tokens, falling; is its own the first?
+
+    Among equally likely ones the lowest id counts as the likeliest, whichever was drawn.
+    """
+
+    logprobs: tuple[float, ...]
+    is_likeliest: bool
+
+
+class UnscorableError(Exception):
+    """What the server told is not what was asked for."""
+
+
+async def score(
+    client: Client, request: ServerRequest, output: Sequence[int], most: int, max_model_len: int | None
+) -> Score | None:
+    """The score of an output of this request; None where it is not known well enough.
+
+    Args:
+        most: of the likeliest tokens are asked for at each place.
+        max_model_len: what the server takes; a last token that does not fit beside one to be generated is left out.
+    """
+    sampling = request.sampling
+    if most == 0 or sampling.is_penalised or sampling.min_tokens > 0:
+        return None
+    length = len(request.prompt_token_ids)
+    kept = output if max_model_len is None else output[: max(0, max_model_len - 1 - length)]
+    if not kept:
+        return None
+    number = num_needed(sampling, most)
+    token_ids = (*request.prompt_token_ids, *kept)
+    try:
+        told = await client.prompt_logprobs(token_ids, length, number, fresh_salt())
+        return score_output(places(told, kept, number), sampling)
+    except (ServerError, UnscorableError):
+        return None
+
+
+async def can_score(client: Client, token_ids: Sequence[int], most: int) -> bool:
+    """Whether the server tells the log probabilities that scores are made of."""
+    try:
+        told = await client.prompt_logprobs(token_ids, 1, most, fresh_salt())
+        return bool(places(told, token_ids[1:], most))
+    except (ServerError, UnscorableError):
+        return False
+
+
+def score_output(found: Sequence[Place], sampling: SamplingParameters) -> Score | None:
+    """The score of an output, by what was told of its places; None where the bounds lie too far apart."""
+    low, high = likeliest_probs(np.array([place.logprobs for place in found]), sampling)
+    hits = sum(place.is_likeliest for place in found)
+    total, error = hits - float((low + high).sum()) / 2.0, float((high - low).sum()) / 2.0
+    share = ratio(error, len(found))
+    return None if share is None or share > MAX_SCORE_ERROR else Score(total, len(found), error)
+
+
+def places(told: Sequence[Mapping[int, Any] | None], token_ids: Sequence[int], number: int) -> list[Place]:
+    """What a server told of these tokens' places.
+
+    Raises:
+        UnscorableError: it is missing, more or less than was asked for, or no log probabilities.
+    """
+    return [_place(own, token_id, number) for own, token_id in zip(told, token_ids, strict=True)]
+
+
+def _place(told: Mapping[int, Any] | None, token_id: int, number: int) -> Place:
+    """One place; the drawn token is told beside the likeliest where it is none of them."""
+    known = dict(told or {})
+    if token_id not in known or not all(map(_is_logprob, known.values())):
+        raise UnscorableError("a place does not say how likely its own token was")
+    if len(known) > number:
+        if len(known) > number + 1:
+            raise UnscorableError("a place tells more tokens than were asked for")
+        del known[token_id]
+    if len(known) < number:
+        raise UnscorableError("a place tells fewer tokens than were asked for")
+    falling = sorted(known.values(), reverse=True)
+    if sum(map(math.exp, falling)) > MAX_SUM:
+        raise UnscorableError("what is told are no log probabilities: --logprobs-mode")
+    likeliest = min(token for token, each in known.items() if each == falling[0])
+    return Place(tuple(falling), likeliest == token_id)
+
+
+def _is_logprob(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value < MAX_SUM - 1.0

@@ -8,14 +8,13 @@ from typing import Final
 
 from shadowspec.errors import ConfigError, ModelError
 from shadowspec.servers import sglang
-from shadowspec.servers.client import Client, open_client, trust
+from shadowspec.servers.client import Client, open_client, run_async, trust
 from shadowspec.servers.counters import scrape
 from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.identity import Identity, identify
+from shadowspec.servers.parity import can_score
 from shadowspec.servers.request import ServerRequest
-from shadowspec.servers.scores import can_score
 from shadowspec.servers.settings import ServerSettings
-from shadowspec.servers.waiting import finished
 from shadowspec.types import SamplingParameters, SpeculationConfig
 
 TENSORRT_LLM: Final = "tensorrt_llm"  # as its /v1/models says
@@ -131,7 +130,7 @@ def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
             plain = await probe(baseline, settings.model, settings.score_logprobs)
             return plain, await probe(speculative, settings.model)
 
-    return finished(look())
+    return run_async(look())
 
 
 def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe) -> CountsSource:

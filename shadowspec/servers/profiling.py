@@ -33,19 +33,16 @@ import numpy as np
 
 from shadowspec import metrics
 from shadowspec.errors import InputError, NoDataError
-from shadowspec.servers.acceptance import UncountableError, from_steps
+from shadowspec.servers.acceptance import UncountableError, from_steps, steps_counted
 from shadowspec.servers.arms import Outcome, run_arm, timing
-from shadowspec.servers.client import Client, fresh_salt, open_client, trust
-from shadowspec.servers.counting import steps_counted
-from shadowspec.servers.faults import ServerError
-from shadowspec.servers.fingerprint import fingerprinted
+from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
+from shadowspec.servers.fingerprint import fingerprint_server_config
 from shadowspec.servers.identity import identify
 from shadowspec.servers.measure import SEEDS
 from shadowspec.servers.probing import LOOKUPS, CountsSource, counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.settings import ServerSettings
-from shadowspec.servers.stream import Completion
-from shadowspec.servers.waiting import finished
+from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import (
     BASELINE,
     Arm,
@@ -178,9 +175,9 @@ def profile_servers(
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
     for remark in remarks(baseline, speculative):
         log.warning("candidate %r: %s", config.name, remark)
-    known = fingerprinted(config, settings, identities, source, requests_per_slot)
+    known = fingerprint_server_config(config, settings, identities, source, requests_per_slot)
     reading = _Reading(source, settings.model, baseline.tells_queue and speculative.tells_queue)
-    return finished(_profile(settings, known, reading, grid, vocab_size, seed, on_run))
+    return run_async(_profile(settings, known, reading, grid, vocab_size, seed, on_run))
 
 
 async def _profile(
@@ -203,7 +200,7 @@ async def _profile(
             await asyncio.gather(*(identify(client, settings.model) for _ in range(max(grid.loads))))
             for load, length in grid.places:
                 warm = _requests(load, length, grid.is_greedy, vocab_size, seed, (WARM_TOKENS, WARM_TOKENS))
-                _answered(await run_arm(clients[arm], warm, load, fresh_salt()))
+                _require_answers(await run_arm(clients[arm], warm, load, fresh_salt()))
         for number in range(grid.rounds):
             order = tuple(Arm) if number % 2 == 0 else tuple(Arm)[::-1]
             for (load, length), arm in product(grid.places, order):
@@ -236,7 +233,7 @@ async def _run(
         outcomes, counted = await steps_counted(
             client, reading.model, len(requests), run_arm(client, requests, load, fresh_salt())
         )
-        answers = _answered(outcomes)
+        answers = _require_answers(outcomes)
         steps = [(len(each.chunk_sizes) - 1, each.num_output_tokens - len(each.chunk_sizes)) for each in answers]
         if counted is None or counted.num_drafts != sum(own for own, _ in steps):
             raise NoDataError(
@@ -244,7 +241,7 @@ async def _run(
                 "start it with --per-request-spec-decode-metrics detailed"
             )
     else:
-        answers = _answered(await run_arm(client, requests, load, fresh_salt()))
+        answers = _require_answers(await run_arm(client, requests, load, fresh_salt()))
         steps = [
             _steps(client, each, len(own.prompt_token_ids), width) for each, own in zip(answers, requests, strict=True)
         ]
@@ -267,7 +264,7 @@ def _steps(client: Client, answer: Completion, num_prompt_tokens: int, width: in
     return found.counts.num_drafts + found.counts.num_plain_steps, found.counts.num_accepted_tokens
 
 
-def _answered(outcomes: Sequence[Outcome]) -> list[Completion]:
+def _require_answers(outcomes: Sequence[Outcome]) -> list[Completion]:
     """The answers; a profile with a request that failed would be one of another load."""
     answers = []
     for each in outcomes:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shadowspec.types.constrained import HttpUrl, PathText, Positive, Seconds, Text, Variable
 
 MAX_RETRY_WAIT_S = 30.0  # a server that asks for more time than this is not waited for
 
@@ -12,10 +16,10 @@ MAX_RETRY_WAIT_S = 30.0  # a server that asks for more time than this is not wai
 class Waits:
     """Seconds after which an answer is given up; none of them is ever tried again."""
 
-    connect_s: float = 5.0
-    first_token_s: float = 60.0  # from sending
-    token_s: float = 30.0  # between two chunks that bring tokens
-    total_s: float = 300.0  # from sending to the last token
+    connect_s: Annotated[Seconds, Field(alias="connect_timeout_s")] = 5.0
+    first_token_s: Annotated[Seconds, Field(alias="first_token_timeout_s")] = 60.0  # from sending
+    token_s: Annotated[Seconds, Field(alias="token_timeout_s")] = 30.0  # between two chunks that bring tokens
+    total_s: Annotated[Seconds, Field(alias="total_timeout_s")] = 300.0  # from sending to the last token
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +28,32 @@ class ServerSettings:
 
     URLs are those of the servers' roots, without /v1.  Nothing but these two hosts is ever contacted.  The key itself
     is never part of this value: it is read from `api_key_variable` when a client is made.
+
+    Raises:
+        ValueError: a URL is not a root.
     """
 
-    baseline_url: str
-    speculative_url: str
-    model: str  # the name under which both serve the target
-    device: str  # what both run on, in the operator's words
-    dtype: str
-    api_key_variable: str | None = None
-    ca_file: Path | None = None  # None: the system's authorities
-    waits: Waits = Waits()
-    max_model_len: int | None = None  # tokens of prompt and output that both take; None: as many as the target
-    max_attempts: int = 3  # at a request that was refused for now, or whose answer was cut off
-    reachable_within_s: float = 60.0  # that a server may be away before a block begins
-    score_logprobs: int = 20  # of the likeliest tokens, asked for at each place of a sampled output; 0: none is scored
+    baseline_url: HttpUrl
+    speculative_url: HttpUrl
+    model: Text  # the name under which both serve the target
+    device: Text  # what both run on, in the operator's words
+    dtype: Literal["float32", "bfloat16", "float16"]
+    api_key_variable: Variable | None = None
+    ca_file: PathText | None = None  # None: the system's authorities
+    waits: Annotated[Waits, Field(alias="(waits)")] = Waits()
+    max_model_len: Positive | None = None  # tokens of prompt and output that both take; None: as many as the target
+    # At a request that was refused for now, or whose answer was cut off.
+    max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    reachable_within_s: Annotated[float, Field(ge=0)] = 60.0  # that a server may be away before a block begins
+    # Of the likeliest tokens, asked for at each place of a sampled output; 0: none is scored.
+    score_logprobs: Annotated[int, Field(ge=0, le=1_000_000)] = 20
+
+    def __post_init__(self) -> None:
+        for name, url in zip(("baseline_url", "speculative_url"), self.roots, strict=True):
+            if url.rstrip("/").endswith("/v1"):
+                raise ValueError(f"{name}: is the server's root, without /v1")
+
+    @property
+    def roots(self) -> tuple[str, str]:
+        """The URLs of baseline and speculation."""
+        return self.baseline_url, self.speculative_url

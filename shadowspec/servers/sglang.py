@@ -80,8 +80,8 @@ def scoring_body_of(token_ids: Sequence[int], start: int, num_logprobs: int, sal
     }
 
 
-def told_of(answer: Mapping[str, Any], token_ids: Sequence[int]) -> list[Mapping[int, Any] | None]:
-    """The log probabilities told of the last places, one of each of these tokens; None for a place without them."""
+def prompt_logprobs_of(answer: Mapping[str, Any], token_ids: Sequence[int]) -> list[Mapping[int, Any] | None]:
+    """Log probabilities by token of the last places, one place for each of these tokens; None where it has none."""
     meta = answer.get("meta_info")
     own, likeliest = (
         (meta.get(name) if isinstance(meta, dict) else None) for name in ("input_token_logprobs", "input_top_logprobs")

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard
 
-from shadowspec.servers.faults import ServerError
+from shadowspec.errors import ServiceUnavailableError
 from shadowspec.servers.request import ServerRequest
 
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024  # an event of tens of thousands of token ids is far smaller
@@ -209,3 +209,17 @@ def _data(server: str, line: bytes) -> str | None:
         return value.strip().decode("utf-8")
     except UnicodeDecodeError as error:
         raise ServerError(server, "garbage", "an event is not UTF-8") from error
+
+
+class ServerError(ServiceUnavailableError):
+    """A server gave no usable answer.
+
+    `code` is the failure that a run is stored with; `is_retryable` says that the whole request may be sent anew.
+    """
+
+    def __init__(
+        self, server: str, code: str, message: str, *, is_retryable: bool = False, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(f"{server}: {message}", is_retryable=is_retryable)
+        self.code = code
+        self.retry_after_s = retry_after_s

@@ -20,13 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from shadowspec.gating import EndpointEvidence, run_gate
+from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.simulate.effects import Outcomes, draw_outcomes
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, is_verdict
-from shadowspec.simulate.rows import CONFIG, rows_of
+from shadowspec.simulate.rows import CONFIG, Rows, rows_of
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, SECOND, START, Ints, Requests, draw_requests, event_time
 from shadowspec.simulate.world import FleetWorld
-from shadowspec.store import Store, schema
+from shadowspec.store import Store
+from shadowspec.store.admin import schema
 from shadowspec.types import (
     Advance,
     Block,
@@ -55,7 +56,7 @@ class DeviceDraw:
     device: int
     requests: Requests
     outcomes: Outcomes
-    evidence: EndpointEvidence
+    rows: Rows
     done_us: Ints
 
 
@@ -114,12 +115,12 @@ def _commits(draw: DeviceDraw) -> Iterator[_Commit]:
     """
     consumer, partition = f"device-{draw.device}", PartitionId(TOPIC, draw.device)
     at_us = draw.requests.at_us
-    records = {record.key.offset: record for record in draw.evidence.records}
-    runs: dict[str, list[Run]] = {block.block_id: [] for block in draw.evidence.blocks}
-    for run in draw.evidence.runs:
+    records = {record.key.offset: record for record in draw.rows.records}
+    runs: dict[str, list[Run]] = {block.block_id: [] for block in draw.rows.blocks}
+    for run in draw.rows.runs:
         runs[run.block_id].append(run)
     expected = None
-    for stored, done in zip(draw.evidence.blocks, draw.done_us.tolist(), strict=True):
+    for stored, done in zip(draw.rows.blocks, draw.done_us.tolist(), strict=True):
         own = runs[stored.block_id]
         used = tuple(records[run.key.offset] for run in own)
         first, stop = own[0].key.offset, own[-1].key.offset + 1
@@ -153,13 +154,12 @@ def _look(store: Store, world: FleetWorld, *, input_ended: bool) -> Decision:
 
 
 def _outcome(decision: Decision, *, was_dependent: bool) -> HypothesisOutcome:
-    level = decision.details.get("level")
     return HypothesisOutcome(
         slice_key="",
         fingerprint=decision.fingerprint,
         num_restarts=0,
         start_blocks=0,
-        level=level if isinstance(level, float) else 0.0,
+        level=decision.level or 0.0,
         verdict=decision.verdict if is_verdict(decision) else Verdict.HOLD,
         reason_code=decision.reason_code if is_verdict(decision) else "",
         num_blocks=decision.num_blocks,
@@ -184,7 +184,7 @@ def _done_us(world: FleetWorld, requests: Requests, outcomes: Outcomes) -> Ints:
     return np.array(done, dtype=np.int64)
 
 
-def _of_device(rows: EndpointEvidence, device: int) -> EndpointEvidence:
+def _of_device(rows: Rows, device: int) -> Rows:
     """The rows as of that device's partition, with sessions and blocks of its own."""
 
     def key_of(key: RecordKey) -> RecordKey:

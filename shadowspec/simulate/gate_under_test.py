@@ -1,36 +1,44 @@
-"""Continuous peeking: the real gate over simulated rows, looked at whenever a unit enters.
+"""Continuous peeking: the production gate over simulated rows, asked whenever it could say something new.
 
-Nothing is decided here.  Rows become units, levels and tests by the gate's own functions, once; its own capital
-paths say at which looks a verdict other than HOLD is possible at all; and at each of these the gate's own
-decision is asked for, with what the gate would have seen then.  A test holds this against calling the gate at
-every look.  With `moments` and `paths`, this is all of the simulation that knows the gate from inside.
+`run_gate` folds and decides, from a store in memory.  To run it at every look would take minutes, so that an
+accelerator says where it need not be run: the gate's capitals as paths over all looks (`paths`), of the units of one
+production fold of the whole input, show at which looks a verdict other than HOLD is possible, a test may restart, or a
+detector may sound.  Only there the gate is run.  The outcome is what it says; where it says what the accelerator rules
+out, the repetition fails.  A test holds this against running the gate at every look.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from shadowspec.gate.decision import Hypothesis, restarted_states
-from shadowspec.gate.drift import WATCHERS, Detector, alarm_threshold, log_statistic_paths, started_states
-from shadowspec.gate.evidence import HypothesisEvidence, TestState
-from shadowspec.gate.levels import assign_shares, level_of_run
+from shadowspec.gate.evidence.betting_tests import betting_tests
+from shadowspec.gate.evidence.series import BettingTest
+from shadowspec.gate.evidence.units import BlockUnit, Cluster, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.restarts import DRIFT, Trial
-from shadowspec.gate.scores import betting_tests
-from shadowspec.gate.series import BettingTest
-from shadowspec.gate.standing import standing_decision
-from shadowspec.gate.units import BlockUnit, ClusterUnit, Folding, fold_clusters, is_greedy
-from shadowspec.gating import EndpointEvidence
-from shadowspec.gating.looks import hypothesis_units
-from shadowspec.gating.open_blocks import newest_events
+from shadowspec.gate.run.folding import Completed, Units
+from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, Part, run_gate
+from shadowspec.gate.run.state import clustering_id
+from shadowspec.gate.run.trial_levels import HypothesisId, hypothesis_id
+from shadowspec.gate.stats.drift import (
+    WATCHERS,
+    Detector,
+    alarm_threshold,
+    log_statistic_paths,
+    started_states,
+)
+from shadowspec.gate.stats.levels import assign_shares, level_of_run
+from shadowspec.gate.verdict.decision import restarted_states
+from shadowspec.gate.verdict.trial import DRIFT
+from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.moments import Moments, cluster_id, moments_of
-from shadowspec.simulate.paths import TestOutcome, outcome_of, path_of, possible_looks
-from shadowspec.simulate.traffic import START, Bools, Ints, Requests
-from shadowspec.types import Decision, FingerprintedConfig, Verdict
+from shadowspec.simulate.paths import SLACK, TestOutcome, TestPath, outcome_of, path_of, possible_looks
+from shadowspec.simulate.rows import Rows
+from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools, Ints, Requests, event_time
+from shadowspec.types import Decision, FingerprintedConfig, TestState, Verdict, Watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,166 +64,53 @@ class HypothesisOutcome:
     alarm_block: int | None = None
 
 
+Decisions = Mapping[HypothesisId, Decision]
+# Yields the look at which it next wants the gate to be run, and is sent every look at which the gate was run.
+Course = Generator[int, tuple[int, Decisions], None]
+
+
+class AcceleratorError(Exception):
+    """The gate said what the accelerator ruled out: one of the two is wrong."""
+
+
 def watch(
-    evidence: EndpointEvidence,
-    requests: Requests,
-    policy: GatePolicy,
-    configs: Mapping[str, FingerprintedConfig],
-    loads: Sequence[int],
+    rows: Rows, requests: Requests, policy: GatePolicy, configs: Sequence[FingerprintedConfig], load: int
 ) -> list[HypothesisOutcome]:
-    """The outcome of every hypothesis that got a level, looking at each moment at which a unit enters."""
-    folding = fold_clusters(evidence.records, policy, input_ended=True)
-    moments = moments_of(requests, folding)
-    greedy = {record.key: is_greedy(record) for record in evidence.records}
-    fingerprints = list(dict.fromkeys(run.fingerprint for run in evidence.runs))  # in the order in which they came
-    newest = newest_events(evidence.runs, evidence.records)
-    names = [(slice_key, load) for slice_key in folding.entries for load in loads]
-    in_order = sorted(names, key=lambda name: (folding.entries[name[0]].position, name))
-    outcomes = []
-    for (slice_key, load), share in assign_shares(in_order, {}, policy).items():
-        if share is None:
-            continue
-        measured = []
-        for fingerprint in fingerprints:
-            hypothesis = Hypothesis(evidence.endpoint, slice_key, load, configs[fingerprint])
-            clusters, blocks = hypothesis_units(evidence, hypothesis, folding, policy, greedy, newest)
-            if blocks:
-                measured.append(_Watched(hypothesis, clusters, blocks, policy, share))
-        outcomes += _watch_name(measured, folding, moments)
-    return outcomes
+    """The outcome of every run of every hypothesis that got a level, looking at each moment at which a unit enters.
 
+    `configs` are in the order in which they are measured.
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Watched:
-    """One fingerprint of a hypothesis with all the units that it ever gets, in folding order."""
+    Raises:
+        AcceleratorError: the gate said what the accelerator ruled out.
+    """
+    # 1. What there will be to see, and where it could decide anything.
+    whole = _fill_store(rows, configs)
+    whole.finish(len(rows.records), Watermark(event_time(int(requests.at_us[-1])), is_ended=True))
+    gate, part = _fold_all(whole, policy)
+    completed = part.completed
+    moments = moments_of(requests, completed.entered[clustering_id(policy)])
+    begins = [_first_look(completed.units.get(("", load, each.fingerprint)), moments) for each in configs]
+    found: list[list[HypothesisOutcome]] = []
+    courses = []
+    for (slice_key, _), share in _shares(completed, policy, load).items():
+        found.append([])
+        measured = _measure(slice_key, load, configs, begins, completed, moments, policy)
+        courses.append(_course(measured, policy, share, found[-1]))
 
-    hypothesis: Hypothesis
-    clusters: tuple[ClusterUnit, ...]
-    blocks: tuple[BlockUnit, ...]
-    policy: GatePolicy
-    share: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Counts:
-    """How much of a hypothesis's evidence there was at each look, [looks]."""
-
-    blocks: Ints
-    clusters: Ints
-    closed: Ints
-
-
-def _watch_name(measured: Sequence[_Watched], folding: Folding, moments: Moments) -> list[HypothesisOutcome]:
-    """All runs of one hypothesis: its fingerprints follow each other, and runs of one follow its alarms."""
-    outcomes: list[HypothesisOutcome] = []
-    num_restarts, before = 0, None
-    firsts = [min(moments.started_us[unit.block.block_id] for unit in watched.blocks) for watched in measured]
-    for place, watched in enumerate(measured):
-        counts = _counts(watched, folding, moments)
-        first = max(
-            int(np.searchsorted(counts.closed, watched.policy.entry_clusters)),
-            int(np.searchsorted(moments.looks, firsts[place])),
-        )
-        end = len(moments.looks)
-        if place + 1 < len(measured):
-            end = int(np.searchsorted(moments.looks, firsts[place + 1]))
-        start_blocks = start_clusters = 0
-        while first < end:
-            level = level_of_run(watched.share, num_restarts)
-            if level is None:
-                break
-            trial = Trial(
-                watched.hypothesis.config.fingerprint,
-                watched.share,
-                num_restarts,
-                start_blocks,
-                start_clusters,
-                supersedes=before,
-            )
-            outcome, alarmed_at = _watch_run(watched, counts, trial, level, first, end)
-            outcomes.append(outcome)
-            if alarmed_at is None:
-                break
-            num_restarts, before = num_restarts + 1, None
-            start_blocks, start_clusters = int(counts.blocks[alarmed_at]), int(counts.clusters[alarmed_at])
-            first = alarmed_at + 1
-        if outcomes:  # a new fingerprint begins the next run
-            num_restarts, before = num_restarts + 1, watched.hypothesis.config.fingerprint
-    return outcomes
-
-
-def _watch_run(
-    watched: _Watched, every: _Counts, trial: Trial, level: float, first: int, end: int
-) -> tuple[HypothesisOutcome, int | None]:
-    """One run at the looks from `first` up to `end`, and the look at which an alarm ended it."""
-    clusters, blocks = watched.clusters[trial.start_clusters :], watched.blocks[trial.start_blocks :]
-    counts = _Counts(
-        np.maximum(every.blocks[:end] - trial.start_blocks, 0),
-        np.maximum(every.clusters[:end] - trial.start_clusters, 0),
-        every.closed[:end],
-    )
-    watched = replace(watched, clusters=clusters, blocks=blocks)
-    tests = betting_tests(clusters, blocks, watched.policy)
-    states = {test.name: TestState() for test in tests}
-    units = {test.name: _units_at(test, watched, counts) for test in tests}
-    paths = {test.name: path_of(test, states[test.name], level, units[test.name]) for test in tests}
-    faults = _faults_at(watched, counts, level)
-
-    evidence, decision = HypothesisEvidence(), None
-    num_clusters = num_blocks = 0
-    was_dependent, at = False, first
-    while at < end:
-        candidates, surely_waits = possible_looks(tests, paths, faults)
-        ahead = np.flatnonzero(candidates[at:])
-        next_at = at + int(ahead[0]) if len(ahead) else end
-        was_dependent |= bool(surely_waits[at:next_at].any())
-        at = next_at
-        if at == end:
-            break
-        to_clusters, to_blocks = int(counts.clusters[at]), int(counts.blocks[at])
-        evidence = replace(
-            evidence.fold(clusters[num_clusters:to_clusters], blocks[num_blocks:to_blocks], watched.policy),
-            num_closed_clusters=int(counts.closed[at]),
-        )
-        num_clusters, num_blocks = to_clusters, to_blocks
-        decision = standing_decision(
-            watched.hypothesis,
-            evidence,
-            watched.policy,
-            trial=trial,
-            has_entered=True,
-            previous=decision,
-            now=START,
-        )
-        if is_verdict(decision):
-            break
-        was_dependent |= decision.reason_code == "dependent"
-        left = restarted_states(decision)
-        evidence = evidence.restarted(left)
-        for test in tests:
-            if left.get(test.name, states[test.name]) != states[test.name]:
-                states[test.name] = left[test.name]
-                paths[test.name] = path_of(test, states[test.name], level, units[test.name])
-        at += 1
-    verdict = decision if decision is not None and is_verdict(decision) else None
-    alarmed_at = None
-    if verdict is not None and verdict.verdict is Verdict.ENABLE:
-        alarmed_at = _alarmed_at(tests, watched.policy, counts, at)
-    outcome = HypothesisOutcome(
-        slice_key=watched.hypothesis.slice_key,
-        fingerprint=trial.fingerprint,
-        num_restarts=trial.num_restarts,
-        start_blocks=trial.start_blocks,
-        level=level,
-        verdict=Verdict.HOLD if verdict is None else verdict.verdict,
-        reason_code="" if verdict is None else verdict.reason_code,
-        num_blocks=num_blocks if verdict is not None else int(counts.blocks[-1]),
-        num_clusters=num_clusters if verdict is not None else int(counts.clusters[-1]),
-        was_dependent=was_dependent,
-        tests={test.name: outcome_of(test, level) for test in tests if test.series.num_units},
-        alarm_block=None if alarmed_at is None else int(counts.blocks[alarmed_at]),
-    )
-    return outcome, alarmed_at
+    # 2. What the gate says there.
+    waiting = [(course, look) for course in courses if (look := next(course, None)) is not None]
+    store = _fill_store(rows, configs)
+    while waiting:
+        look = min(look for _, look in waiting)
+        if store.progress is None and moments.looks[look] == NEVER:  # all at once: folded already
+            gate.conclude(whole, part)
+            decisions = gate.decisions
+        else:
+            store.finish(*moments.known_at(look))
+            decisions = run_gate(store, {ENDPOINT: policy}, now=START)
+        said = look, {hypothesis_id(each): each for each in decisions}
+        waiting = [(course, after) for course, _ in waiting if (after := _advance(course, said)) is not None]
+    return [outcome for own in found for outcome in own]
 
 
 def is_verdict(decision: Decision) -> bool:
@@ -223,40 +118,250 @@ def is_verdict(decision: Decision) -> bool:
     return decision.verdict is not Verdict.HOLD and decision.reason_code != DRIFT
 
 
-def _counts(watched: _Watched, folding: Folding, moments: Moments) -> _Counts:
-    blocks = np.array([moments.block_us[unit.block.block_id] for unit in watched.blocks], dtype=np.int64)
-    clusters = np.array([moments.cluster_us[cluster_id(unit.cluster)] for unit in watched.clusters], dtype=np.int64)
-    closed = np.array(
-        [moments.cluster_us[cluster_id(cluster)] for cluster in folding.of_slice(watched.hypothesis.slice_key)],
-        dtype=np.int64,
-    )
-    return _Counts(
-        np.searchsorted(blocks, moments.looks, "right"),
-        np.searchsorted(clusters, moments.looks, "right"),
-        np.searchsorted(closed, moments.looks, "right"),
-    )
+def _fill_store(rows: Rows, configs: Sequence[FingerprintedConfig]) -> MemoryStore:
+    store = MemoryStore(ENDPOINT, PLACE, configs)
+    store.add(rows.records, rows.blocks, rows.runs)
+    return store
 
 
-def _units_at(test: BettingTest, watched: _Watched, counts: _Counts) -> Ints:
+def _fold_all(store: MemoryStore, policy: GatePolicy) -> tuple[EndpointGate, Part]:
+    """A gate run over the whole input that has folded it and not decided."""
+    gate = EndpointGate(ENDPOINT, policy, None, None, None, START)
+    while True:
+        try:
+            with store.evidence_session(ENDPOINT) as session:
+                return gate, gate.fold(session)
+        except BeginsAnewError as error:
+            gate.begins = error.begins
+
+
+def _advance(course: Course, said: tuple[int, Decisions]) -> int | None:
+    """The look that the course wants next; None where it has ended."""
+    try:
+        return course.send(said)
+    except StopIteration:
+        return None
+
+
+def _shares(whole: Completed, policy: GatePolicy, load: int) -> dict[tuple[str, int], float]:
+    """The share of alpha of each hypothesis (slice, load) that gets one, in the order of entry."""
+    (progress,) = whole.state.clusterings.values()
+    in_order = sorted(progress.entries, key=lambda slice_key: (progress.entries[slice_key].position, slice_key))
+    shares = assign_shares([(slice_key, load) for slice_key in in_order], {}, policy)
+    return {name: share for name, share in shares.items() if share is not None}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    """Units of one hypothesis in folding order, and how many of them there were at each look, [looks]."""
+
+    clusters: Sequence[ClusterUnit]
+    blocks: Sequence[BlockUnit]
+    clusters_at: Ints
+    blocks_at: Ints
+
+    def after(self, look: int) -> _Seen:
+        """Those that came after a look."""
+        num_clusters, num_blocks = int(self.clusters_at[look]), int(self.blocks_at[look])
+        return _Seen(
+            self.clusters[num_clusters:],
+            self.blocks[num_blocks:],
+            np.maximum(self.clusters_at - num_clusters, 0),
+            np.maximum(self.blocks_at - num_blocks, 0),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _MeasuredConfig:
+    """One fingerprint of a hypothesis with all its units; it is decided from look `first` up to, but without, `end`."""
+
+    key: HypothesisId
+    config: FingerprintedConfig
+    units: _Seen
+    first: int
+    end: int
+
+
+def _measure(
+    slice_key: str,
+    load: int,
+    configs: Sequence[FingerprintedConfig],
+    begins: Sequence[int],
+    whole: Completed,
+    moments: Moments,
+    policy: GatePolicy,
+) -> list[_MeasuredConfig]:
+    """The fingerprints of a hypothesis, which follow each other: each is current from its look of `begins` on."""
+    looks = moments.looks
+    closed_us = _clusters_us(whole.entered[clustering_id(policy)], slice_key, moments)
+    entry = int(np.searchsorted(np.searchsorted(closed_us, looks, "right"), policy.entry_clusters))
+    ends = [*begins[1:], len(looks)]
+    measured = []
+    for config, begin, end in zip(configs, begins, ends, strict=True):
+        key = slice_key, load, config.fingerprint
+        if key in whole.units and whole.units[key].blocks:
+            own = whole.units[key]
+            block_us = [moments.block_us[unit.block.block_id] for unit in own.blocks]
+            cluster_us = [moments.cluster_us[cluster_id(unit.cluster)] for unit in own.clusters]
+            units = _Seen(
+                own.clusters,
+                own.blocks,
+                np.searchsorted(np.array(cluster_us, dtype=np.int64), looks, "right"),
+                np.searchsorted(np.array(block_us, dtype=np.int64), looks, "right"),
+            )
+            measured.append(_MeasuredConfig(key, config, units, max(entry, begin), end))
+    return measured
+
+
+def _first_look(units: Units | None, moments: Moments) -> int:
+    """The look at which a fingerprint is first measured at its endpoint, of which it has these units."""
+    if units is None or not units.blocks:
+        return len(moments.looks)
+    first = min(measured.run.key.offset for unit in units.blocks for measured in unit.runs)
+    return int(np.searchsorted(moments.looks, moments.finished_us[first]))
+
+
+def _clusters_us(clusters: Sequence[Cluster], slice_key: str, moments: Moments) -> Ints:
+    own = [moments.cluster_us[cluster_id(each)] for each in clusters if slice_key in ("", each.slice_key)]
+    return np.array(own, dtype=np.int64)
+
+
+def _course(
+    measured: Sequence[_MeasuredConfig], policy: GatePolicy, share: float, outcomes: list[HypothesisOutcome]
+) -> Course:
+    """All runs of one hypothesis: its fingerprints follow each other, and runs of one follow its alarms."""
+    num_restarts = 0
+    for own in measured:
+        first, units = own.first, own.units
+        while first < own.end and (level := level_of_run(share, num_restarts)) is not None:
+            run = _Run(own, units, policy, level)
+            outcome, alarmed_at = yield from run.course(first)
+            outcomes.append(outcome)
+            expected = level, num_restarts, len(own.units.blocks) - len(units.blocks)
+            if (outcome.level, outcome.num_restarts, outcome.start_blocks) != expected:
+                raise AcceleratorError(f"{own.key}: a run {expected} is {outcome}")
+            if alarmed_at is None:
+                break
+            num_restarts += 1
+            first, units = alarmed_at + 1, own.units.after(alarmed_at)
+        if outcomes:  # a new fingerprint begins the next run
+            num_restarts += 1
+
+
+class _Run:
+    """One run of a hypothesis's tests: where its verdict may come, and what the gate says there."""
+
+    def __init__(self, measured: _MeasuredConfig, units: _Seen, policy: GatePolicy, level: float) -> None:
+        self._key, self._end, self._units, self._policy = measured.key, measured.end, units, policy
+        self._level = level
+        self._tests = betting_tests(units.clusters, units.blocks, policy)
+        self._states = {test.name: TestState() for test in self._tests}
+        self._units_at = {test.name: _units_at(test, units) for test in self._tests}
+        self._paths = {test.name: self._path(test) for test in self._tests}
+        self._faults = _faults_at(units, policy, measured.config, level)
+        self._is_long = _is_long(units, policy)
+
+    def course(self, first: int) -> Generator[int, tuple[int, Decisions], tuple[HypothesisOutcome, int | None]]:
+        """The run's outcome from look `first` on, and the look at which an alarm ended it."""
+        # 1. Until the verdict, or the last look.
+        at, was_dependent = first, False
+        candidates, waits = possible_looks(self._tests, self._paths, self._faults, self._is_long)
+        while True:
+            ahead = np.flatnonzero(candidates[at : self._end])
+            look, said = yield (at + int(ahead[0]) if len(ahead) else self._end - 1)
+            if look < first:
+                continue
+            decision = said[self._key]
+            was_dependent |= bool(waits[at : look + 1].any()) or decision.reason_code == "dependent"
+            if is_verdict(decision):
+                break
+            at = look + 1
+            if at >= self._end:
+                break
+            if self._has_restarted(decision):
+                candidates, waits = possible_looks(self._tests, self._paths, self._faults, self._is_long)
+        if is_verdict(decision) and not candidates[look]:
+            raise AcceleratorError(f"{self._key}: {decision.verdict} at look {look}")
+
+        # 2. From ENABLE on, until an alarm.
+        alarm = None
+        if decision.verdict is Verdict.ENABLE and is_verdict(decision):
+            alarm = yield from self._alarm(look)
+        return self._outcome(decision, None if alarm is None else alarm[1], was_dependent=was_dependent), (
+            None if alarm is None else alarm[0]
+        )
+
+    def _alarm(self, enabled_at: int) -> Generator[int, tuple[int, Decisions], tuple[int, Decision] | None]:
+        """The first look after ENABLE at which a required detector has sounded, with what the gate says there."""
+        sounding = _sounding_looks(self._tests, self._policy, self._units, enabled_at)
+        at = enabled_at + 1
+        while True:
+            ahead = sounding[(sounding >= at) & (sounding < self._end)]
+            if not len(ahead):
+                return None
+            look, said = yield int(ahead[0])
+            decision = said[self._key]
+            if decision.reason_code == DRIFT:
+                if look not in sounding:
+                    raise AcceleratorError(f"{self._key}: an alarm at look {look}")
+                return look, decision
+            at = look + 1
+
+    def _path(self, test: BettingTest) -> TestPath:
+        return path_of(test, self._states[test.name], self._level, self._units_at[test.name])
+
+    def _has_restarted(self, decision: Decision) -> bool:
+        """Whether the decision restarts tests; their paths then do."""
+        left = restarted_states(decision)
+        restarted = [
+            test for test in self._tests if left.get(test.name, self._states[test.name]) != self._states[test.name]
+        ]
+        for test in restarted:
+            self._states[test.name] = left[test.name]
+            self._paths[test.name] = self._path(test)
+        return bool(restarted)
+
+    def _outcome(self, decision: Decision, alarm: Decision | None, *, was_dependent: bool) -> HypothesisOutcome:
+        trial = decision.run
+        if trial is None or trial.level is None:
+            raise AcceleratorError(f"{self._key}: no level")
+        has_verdict = is_verdict(decision)
+        return HypothesisOutcome(
+            slice_key=decision.slice_key,
+            fingerprint=decision.fingerprint,
+            num_restarts=trial.num_restarts,
+            start_blocks=trial.start_blocks,
+            level=trial.level,
+            verdict=decision.verdict if has_verdict else Verdict.HOLD,
+            reason_code=decision.reason_code if has_verdict else "",
+            num_blocks=decision.num_blocks,
+            num_clusters=decision.num_clusters,
+            was_dependent=was_dependent,
+            tests={test.name: outcome_of(test, self._level) for test in self._tests if test.series.num_units},
+            alarm_block=None if alarm is None else alarm.num_blocks,
+        )
+
+
+def _units_at(test: BettingTest, own: _Seen) -> Ints:
     """How many units the test had at each look."""
     if test.unit == "block":
-        waiting = len(watched.blocks) - test.series.num_units  # blocks that do not enter this test
-        return np.maximum(counts.blocks - waiting, 0)
+        waiting = len(own.blocks) - test.series.num_units  # blocks that do not enter this test
+        return np.maximum(own.blocks_at - waiting, 0)
     if test.unit == "request":
-        greedy = [sum(measured.is_greedy for measured in unit.runs) for unit in watched.blocks]
-        return np.concatenate([[0], np.cumsum(greedy, dtype=np.int64)])[counts.blocks]
-    if test.series.num_units == len(watched.clusters):
-        return counts.clusters
-    sampled = [any(not measured.is_greedy for measured in unit.runs) for unit in watched.clusters]
-    return np.concatenate([[0], np.cumsum(sampled, dtype=np.int64)])[counts.clusters]
+        greedy = [sum(measured.is_greedy for measured in unit.runs) for unit in own.blocks]
+        return np.concatenate([[0], np.cumsum(greedy, dtype=np.int64)])[own.blocks_at]
+    if test.series.num_units == len(own.clusters):
+        return own.clusters_at
+    sampled = [any(not measured.is_greedy for measured in unit.runs) for unit in own.clusters]
+    return np.concatenate([[0], np.cumsum(sampled, dtype=np.int64)])[own.clusters_at]
 
 
-def _faults_at(watched: _Watched, counts: _Counts, level: float) -> tuple[Bools, Bools]:
+def _faults_at(own: _Seen, policy: GatePolicy, config: FingerprintedConfig, level: float) -> tuple[Bools, Bools]:
     """At each look: whether enough greedy requests showed no fault, and whether one was seen."""
-    limit = watched.policy.near_tie_logit_of(watched.hypothesis.config.dtype)
+    limit = policy.near_tie_logit_of(config.dtype)
     known, faults = [0], [0]
     has_greedy = False
-    for unit in watched.blocks:
+    for unit in own.blocks:
         for measured in unit.runs:
             parity = measured.run.parity if measured.is_greedy and measured.run.failure is None else None
             has_greedy |= measured.is_greedy
@@ -266,26 +371,37 @@ def _faults_at(watched: _Watched, counts: _Counts, level: float) -> tuple[Bools,
         known.append(0)
         faults.append(0)
     if not has_greedy:
-        return np.ones(len(counts.blocks), bool), np.zeros(len(counts.blocks), bool)
-    known_at = np.concatenate([[0], np.cumsum(known)])[counts.blocks]
-    faults_at = np.concatenate([[0], np.cumsum(faults)])[counts.blocks]
-    min_units = math.ceil(math.log(level) / math.log1p(-watched.policy.max_fault_share) - 1e-9)
+        return np.ones(len(own.blocks_at), bool), np.zeros(len(own.blocks_at), bool)
+    known_at = np.concatenate([[0], np.cumsum(known)])[own.blocks_at]
+    faults_at = np.concatenate([[0], np.cumsum(faults)])[own.blocks_at]
+    min_units = math.ceil(math.log(level) / math.log1p(-policy.max_fault_share) - 1e-9)
     return known_at >= min_units, faults_at > 0
 
 
-def _alarmed_at(tests: Sequence[BettingTest], policy: GatePolicy, counts: _Counts, enabled_at: int) -> int | None:
-    """The first look after ENABLE, which came at the look `enabled_at`, at which a required detector has sounded."""
+def _is_long(own: _Seen, policy: GatePolicy) -> Bools:
+    """At each look, whether the clusters span enough event time for ENABLE."""
+    if not own.clusters:
+        return np.zeros(len(own.clusters_at), bool)
+    start = min(unit.cluster.first_event for unit in own.clusters)
+    first_s = [(unit.cluster.first_event - start).total_seconds() for unit in own.clusters]
+    last_s = [(unit.cluster.last_event - start).total_seconds() for unit in own.clusters]
+    spans = np.maximum.accumulate(last_s) - np.minimum.accumulate(first_s)
+    is_long: Bools = np.concatenate([[False], spans >= policy.min_span_s - SLACK])[own.clusters_at]
+    return is_long if policy.min_span_s > 0.0 else np.ones(len(is_long), bool)
+
+
+def _sounding_looks(tests: Sequence[BettingTest], policy: GatePolicy, own: _Seen, enabled_at: int) -> Ints:
+    """The looks after ENABLE, which came at the look `enabled_at`, at which a required detector is at its alarm."""
     by_name = {test.name: test for test in tests}
     states = started_states(policy, {})
-    found = []
+    found = [np.zeros(0, dtype=np.int64)]
     for watcher in WATCHERS:
-        seen = counts.blocks if by_name[watcher.test_name].unit == "block" else counts.clusters
+        seen = own.blocks_at if by_name[watcher.test_name].unit == "block" else own.clusters_at
         series = by_name[watcher.test_name].series
         after = series.part(int(seen[enabled_at]), min(int(seen[-1]), series.num_units)).lower
         if len(after.values):
             paths = log_statistic_paths(Detector.of(states[watcher.name]), after.values, after.weights)
             means = np.logaddexp.reduce(paths, axis=0) - math.log(len(paths))
-            sounds = np.flatnonzero(means >= math.log(alarm_threshold(policy)))
-            if len(sounds):
-                found.append(int(np.searchsorted(seen, int(seen[enabled_at]) + int(sounds[0]) + 1)))
-    return min(found, default=None)
+            sounds = np.flatnonzero(means >= math.log(alarm_threshold(policy)) - SLACK)
+            found.append(np.searchsorted(seen, int(seen[enabled_at]) + sounds + 1))
+    return np.unique(np.concatenate(found))

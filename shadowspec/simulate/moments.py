@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import numpy as np
 
-from shadowspec.gate.units import Cluster, Folding
-from shadowspec.gating import EndpointEvidence
+from shadowspec.gate.evidence.units import Cluster
 from shadowspec.simulate.traffic import NEVER, START, Ints, Requests, event_time
+from shadowspec.types import Watermark
 
 ClusterId = tuple[str, str, datetime]
+
+MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,11 +25,18 @@ class Moments:
     cluster_us: Mapping[ClusterId, int]
     started_us: Mapping[str, int]  # by block: when it and its records were stored
     block_us: Mapping[str, int]  # by block: when the watermark reached the newest of its own requests
+    at_us: Ints  # by request
     looks: Ints
 
+    def known_at(self, look: int) -> tuple[int, Watermark]:
+        """How many requests are finished at a look, and the watermark then."""
+        look_us = int(self.looks[look])
+        number = int(np.searchsorted(self.finished_us, look_us, "right"))
+        return number, Watermark(event_time(int(self.at_us[number - 1])) if number else START, look_us == NEVER)
 
-def moments_of(requests: Requests, folding: Folding) -> Moments:
-    """When each block and each cluster of the finished input became evidence.
+
+def moments_of(requests: Requests, clusters: Sequence[Cluster]) -> Moments:
+    """When each block and each cluster of the finished input became evidence; `clusters` are in folding order.
 
     A record is finished when it is stored: at once, or when its block was started.  The event time up to which
     all are finished is the watermark, by which clusters close.
@@ -35,13 +44,10 @@ def moments_of(requests: Requests, folding: Folding) -> Moments:
     own = np.where(requests.is_timed, requests.started_us[requests.block], requests.at_us)
     finished = np.maximum.accumulate(own)
     at_us = requests.at_us
-    cluster_us: dict[ClusterId, int] = {}
-    latest = 0
-    for cluster in folding.clusters:
-        closes = _microseconds(cluster)
-        place = int(np.searchsorted(at_us, closes, "right")) - int(cluster.is_full)
-        latest = max(latest, int(finished[place]) if place < len(at_us) else NEVER)
-        cluster_us[cluster_id(cluster)] = latest
+    closes = np.array([_microseconds(cluster) for cluster in clusters], dtype=np.int64)
+    places = np.searchsorted(at_us, closes, "right") - [int(cluster.is_full) for cluster in clusters]
+    entered = np.maximum.accumulate(np.append(finished, NEVER)[places])
+    cluster_us = dict(zip(map(cluster_id, clusters), entered.tolist(), strict=True))
     names = [block.block_id for block in requests.blocks]
     newest = np.zeros(len(names), dtype=np.int64)
     timed = np.flatnonzero(requests.is_timed)
@@ -49,22 +55,7 @@ def moments_of(requests: Requests, folding: Folding) -> Moments:
     started_us = dict(zip(names, requests.started_us.tolist(), strict=True))
     block_us = dict(zip(names, finished[newest].tolist(), strict=True))
     looks = np.unique(np.array([*cluster_us.values(), *block_us.values()], dtype=np.int64))
-    return Moments(finished, cluster_us, started_us, block_us, looks)
-
-
-def rows_at(evidence: EndpointEvidence, requests: Requests, moments: Moments, look_us: int) -> EndpointEvidence:
-    """The rows that were stored at a look, with the watermark of that moment."""
-    own = np.where(requests.is_timed, requests.started_us[requests.block], requests.at_us)
-    stored = own <= look_us
-    offsets = set(np.flatnonzero(stored).tolist())
-    num_finished = int(np.searchsorted(moments.finished_us, look_us, "right"))
-    return replace(
-        evidence,
-        records=[record for record in evidence.records if record.key.offset in offsets],
-        blocks=[block for block in evidence.blocks if moments.started_us[block.block_id] <= look_us],
-        runs=[run for run in evidence.runs if run.key.offset in offsets],
-        watermark=event_time(int(requests.at_us[num_finished - 1])) if num_finished else START,
-    )
+    return Moments(finished, cluster_us, started_us, block_us, at_us, looks)
 
 
 def cluster_id(cluster: Cluster) -> ClusterId:
@@ -73,4 +64,4 @@ def cluster_id(cluster: Cluster) -> ClusterId:
 
 
 def _microseconds(cluster: Cluster) -> int:
-    return round((cluster.closes_at - START).total_seconds() * 1e6)
+    return (cluster.closes_at - START) // MICROSECOND

@@ -8,30 +8,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shadowspec.gate import betting
-from shadowspec.gate.betting import Side
-from shadowspec.gate.decision import DISABLE_CODES
-from shadowspec.gate.evidence import TestState
-from shadowspec.gate.results import (
+from shadowspec.gate.evidence.series import BettingTest
+from shadowspec.gate.stats import betting
+from shadowspec.gate.stats.betting import Side
+from shadowspec.gate.verdict.decision import DISABLE_CODES
+from shadowspec.gate.verdict.results import (
     MERGES,
     NUM_DISABLING_TESTS,
     RESTART_AUTOCORRELATION,
     RESTART_UNITS,
     WAIT_AUTOCORRELATION,
 )
-from shadowspec.gate.series import BettingTest
 from shadowspec.simulate.traffic import Bools, Floats, Ints
+from shadowspec.types import TestState
 
 SLACK = 1e-6  # a look is asked rather than skipped where rounding could decide
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TestPath:
-    """One test from its state on, read at each look: whether it passes, fails, and surely waits, [looks]."""
+    """One test from its state on, read at each look: whether it passes, fails, waits for sure, may restart, [looks]."""
 
     passes: Bools
     fails: Bools
     waits: Bools
+    restarts: Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,38 +54,41 @@ class TestOutcome:
 
 
 def possible_looks(
-    tests: Sequence[BettingTest], paths: Mapping[str, TestPath], faults: tuple[Bools, Bools]
+    tests: Sequence[BettingTest], paths: Mapping[str, TestPath], faults: tuple[Bools, Bools], is_long: Bools
 ) -> tuple[Bools, Bools]:
-    """Looks at which a verdict is possible, and those at which only dependence stands in its way."""
+    """Looks at which a verdict or a restart is possible, and those at which only dependence stands in its way.
+
+    `is_long`: whether the event time seen suffices for ENABLE, at each look.
+    """
     enough, faulty = faults
     required = [paths[test.name] for test in tests if test.is_required]
     disabling = [paths[test.name] for test in tests if test.name in DISABLE_CODES]
-    enables = enough & np.logical_and.reduce([path.passes for path in required])
+    passes = enough & np.logical_and.reduce([path.passes for path in required])
+    waits = np.logical_or.reduce([path.waits for path in required])
+    restarts = np.logical_or.reduce([path.restarts for path in required])
     crosses = np.logical_or.reduce([path.fails for path in disabling])
     free = np.logical_or.reduce([path.fails & ~path.waits for path in disabling])
-    enables_free = enables & ~np.logical_or.reduce([path.waits for path in required])
-    # Where something restarts, `waits` is false, so that `decide` is asked.
-    possible = faulty | free | enables_free
-    return possible, (crosses | enables) & ~possible
+    possible = faulty | free | (passes & (restarts | (is_long & ~waits)))
+    return possible, (crosses | (passes & waits)) & ~possible
 
 
 def path_of(test: BettingTest, state: TestState, level: float, units: Ints) -> TestPath:
     """The path of a test that counts from `state` on; `units` are the units seen at each look."""
-    series = test.series.merged(state.start_unit, state.merged_units)
+    series = test.series.merge(state.start_unit, state.merged_units)
     num_units = np.maximum(units - state.start_unit, 0) // state.merged_units
     read = np.maximum(num_units - 1, 0)
     has_units = num_units > 0
     if not series.num_units:
         nothing = np.zeros(len(units), bool)
-        return TestPath(nothing, nothing, nothing)
+        return TestPath(nothing, nothing, nothing, nothing)
     passes, fails = _crossings(test, series, level)
     side: Side = "upper" if test.above is None else "lower"
     theta = test.below if test.above is None else test.above
     r1 = _autocorrelations(series.dependence_values(side, theta or 0.0))[read]
     waits = r1 + 1.645 / np.sqrt(np.maximum(num_units, 1)) >= WAIT_AUTOCORRELATION + SLACK
-    if state.merged_units in MERGES:
-        waits &= ~((r1 > RESTART_AUTOCORRELATION - SLACK) & (num_units >= RESTART_UNITS))
-    return TestPath(passes[read] & has_units, fails[read] & has_units, waits & has_units)
+    can_merge = has_units if state.merged_units in MERGES else np.zeros(len(units), bool)
+    restarts = (r1 > RESTART_AUTOCORRELATION - SLACK) & (num_units >= RESTART_UNITS) & can_merge
+    return TestPath(passes[read] & has_units, fails[read] & has_units, waits & ~restarts & has_units, restarts)
 
 
 def _crossings(test: BettingTest, series: betting.UnitSeries, level: float) -> tuple[Bools, Bools]:

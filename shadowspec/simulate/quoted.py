@@ -27,7 +27,11 @@ def quoted_figures(results: Mapping[str, WorldResult]) -> list[Quoted]:
         *(_verdict(results, *line) for line in _VERDICTS),
         Quoted("false ENABLE in single-hypothesis worlds but AR(1), level 2.5%", "0.2 to 2.6%", _single(results)),
         Quoted("false ENABLE over 8 slices and their endpoint, 5%", "0.6%", _rate(results, "eight_slices")),
-        Quoted("AR(1) .9: crossings of the speedup test alone", "45 to 59%", _crossed(results, "ar1_nine", "speedup")),
+        Quoted(
+            "AR(1) .9: crossings of the speedup test alone",
+            "45 to 59%",
+            _format_crossed(results, "ar1_nine", "speedup"),
+        ),
         Quoted("AR(1) .9: false ENABLE of the gate", "0 to 2%", _rate(results, "ar1_nine")),
         Quoted("false DISABLE at speedup 1.15 or better", "never in 1,000", _false_disables(results)),
         Quoted("alarm after a fall from 1.3 to 1.0, blocks (median/90%)", "145 to 185", _alarm(results)),
@@ -90,7 +94,7 @@ def _rate(results: Mapping[str, WorldResult], name: str) -> str | None:
     return None if result is None else _percent(result.false_enables, result.repetitions)
 
 
-def _crossed(results: Mapping[str, WorldResult], name: str, test: str) -> str | None:
+def _format_crossed(results: Mapping[str, WorldResult], name: str, test: str) -> str | None:
     result = results.get(name)
     return None if result is None else _percent(len(result.tests[test].passed_units), result.repetitions)
 

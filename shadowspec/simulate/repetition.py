@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from shadowspec.gating import EndpointEvidence
 from shadowspec.simulate import naive
 from shadowspec.simulate.effects import Outcomes, draw_outcomes
 from shadowspec.simulate.fleet import draw_fleet, watch_fleet
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, watch
-from shadowspec.simulate.rows import CHANGED, CONFIG, rows_of
+from shadowspec.simulate.rows import CHANGED, CONFIG, Rows, rows_of
 from shadowspec.simulate.traffic import Requests, draw_requests
 from shadowspec.simulate.world import FleetWorld, World
 
@@ -32,7 +31,7 @@ class Draw:
 
     requests: Requests
     outcomes: Outcomes
-    evidence: EndpointEvidence
+    rows: Rows
 
 
 def draw_truth(world: World, seed: np.random.SeedSequence) -> tuple[Requests, Outcomes]:
@@ -54,18 +53,12 @@ def repeat(world: World, seed: np.random.SeedSequence) -> Repetition:
     if isinstance(world, FleetWorld):
         fleet = draw_fleet(world, seed)
         hypotheses = watch_fleet(world, fleet)
-        seen = naive.together([naive.observed(own.outcomes, own.requests.at_us) for own in fleet])
+        seen = naive.together([naive.observe(own.outcomes, own.requests.at_us) for own in fleet])
     else:
         drawn = draw(world, seed)
         configs = [CONFIG, CHANGED] if world.changes_fingerprint else [CONFIG]
-        hypotheses = watch(
-            drawn.evidence,
-            drawn.requests,
-            world.policy,
-            {config.fingerprint: config for config in configs},
-            [world.arrivals.concurrency],
-        )
-        seen = naive.observed(drawn.outcomes, drawn.requests.at_us)
+        hypotheses = watch(drawn.rows, drawn.requests, world.policy, configs, world.arrivals.concurrency)
+        seen = naive.observe(drawn.outcomes, drawn.requests.at_us)
     said = {gate.name: gate.enables(seen, world.policy) for gate in naive.NAIVE_GATES}
     return Repetition(tuple(hypotheses), said)
 

@@ -19,6 +19,7 @@ from shadowspec.simulate.world import World
 from shadowspec.types import Verdict
 
 FORMAT = 1
+METHOD = 2  # of deciding a world: by the production gate.  Raised where a draw may end otherwise: all are run again
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class WorldResult:
     `false_enables` and `false_disables` count repetitions in which any hypothesis got that verdict wrongly.
     `enable_blocks`, `disable_blocks`, `enable_clusters` and `alarm_blocks` (from the change on) are of the first
     run of the endpoint's own hypothesis; `num_alarmed_early` the repetitions with an alarm before the change.
-    `definition` tells the world as it was defined from one of the same name that was changed since.
+    `definition` tells the world as it was defined, and decided, from one of the same name that was changed since.
     """
 
     name: str
@@ -69,8 +70,8 @@ class WorldResult:
 
     def document(self) -> dict[str, object]:
         """As JSON has it: a list of stopping times becomes pairs of a time and how often it came."""
-        tests = {name: _paired(asdict(test)) for name, test in self.tests.items()}
-        return {**_paired(asdict(self)), "tests": tests}
+        tests = {name: _count_values(asdict(test)) for name, test in self.tests.items()}
+        return {**_count_values(asdict(self)), "tests": tests}
 
 
 def tally(world: World, seed: int, repetitions: Iterable[Repetition], seconds: float) -> WorldResult:
@@ -103,8 +104,8 @@ def tally(world: World, seed: int, repetitions: Iterable[Repetition], seconds: f
 
 
 def definition_of(world: World) -> str:
-    """A digest of everything that defines the world, its policy included."""
-    return hashlib.sha256(repr(world).encode()).hexdigest()[:16]
+    """A digest of everything that defines the world, its policy included, and of how it is decided."""
+    return hashlib.sha256(f"{METHOD} {world!r}".encode()).hexdigest()[:16]
 
 
 def write_results(path: Path, results: Mapping[str, WorldResult], environment: Mapping[str, str]) -> None:
@@ -134,18 +135,18 @@ def read_results(path: Path) -> dict[str, WorldResult]:
         raise InputError(f"{path} does not hold the results of a simulation") from error
 
 
-def _paired(values: Mapping[str, object]) -> dict[str, object]:
+def _count_values(values: Mapping[str, object]) -> dict[str, object]:
     return {
         name: sorted(Counter(value).items()) if isinstance(value, list) else value for name, value in values.items()
     }
 
 
 def _result(value: Mapping[str, Any]) -> WorldResult:
-    tests = {name: TestTally(**_listed(test)) for name, test in value["tests"].items()}
-    return WorldResult(**{**_listed(value), "tests": tests})
+    tests = {name: TestTally(**_repeat_values(test)) for name, test in value["tests"].items()}
+    return WorldResult(**{**_repeat_values(value), "tests": tests})
 
 
-def _listed(values: Mapping[str, Any]) -> dict[str, Any]:
+def _repeat_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: [time for time, count in value for _ in range(count)] if isinstance(value, list) else value
         for name, value in values.items()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from shadowspec.gating import EndpointEvidence
 from shadowspec.simulate.effects import PARITY_TOKENS, Outcomes
 from shadowspec.simulate.traffic import ENDPOINT, Requests, event_time, slice_key_of
 from shadowspec.types import (
@@ -29,6 +30,15 @@ EQUAL = Parity()
 NEAR_TIE = Parity(first_divergence=5, divergence_gap=0.0, rerun_differs=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The stored rows of the simulated endpoint, records in the order of their offsets."""
+
+    records: Sequence[StoredRecord]
+    blocks: Sequence[StoredBlock]
+    runs: Sequence[Run]
+
+
 def config_of(name: str, letter: str) -> FingerprintedConfig:
     """A speculation config of that name whose fingerprint is one letter over and over."""
     return FingerprintedConfig(
@@ -45,7 +55,7 @@ CONFIG = config_of("draft-k1", "a")
 CHANGED = config_of("draft-k1", "b")  # what the same name stands for after a new engine came
 
 
-def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: int | None) -> EndpointEvidence:
+def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: int | None) -> Rows:
     """All rows of the endpoint.  From the block `change_block` on another fingerprint is measured with."""
     keys, labels = requests.keys(), {"sampling_regime": regime}
     records: list[StoredRecord] = []
@@ -121,7 +131,7 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
                 {_config(place, change_block).fingerprint: MEMORY},
             )
         )
-    return EndpointEvidence(ENDPOINT, records, blocks, runs)
+    return Rows(records, blocks, runs)
 
 
 def _config(place: int, change_block: int | None) -> FingerprintedConfig:

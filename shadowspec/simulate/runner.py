@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import scipy
 
-from shadowspec.garbage import uncollected
+from shadowspec.gc_control import gc_paused
 from shadowspec.simulate.repetition import Repetition, repeat, seed_of
 from shadowspec.simulate.results import WorldResult, definition_of, read_results, tally, write_results
 from shadowspec.simulate.world import World
@@ -69,7 +69,7 @@ def run_worlds(
 def repeat_chunk(world_name: str, seed: int, first: int, last: int) -> dict[int, Repetition]:
     """The repetitions from `first` up to `last`, by their index."""
     world = WORLDS[world_name]
-    with uncollected():
+    with gc_paused():
         return {index: repeat(world, seed_of(world, seed, index)) for index in range(first, last)}
 
 

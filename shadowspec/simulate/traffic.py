@@ -22,6 +22,7 @@ Bools = NDArray[np.bool_]
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 ENDPOINT = "simulated"
+PLACE = ("simulated", 0)  # source and partition of its input
 CONCURRENCY = 4
 SECOND = 1_000_000  # microseconds
 DAY_S = 86_400.0
@@ -75,7 +76,7 @@ class Requests:
 
     def keys(self) -> list[RecordKey]:
         """The record key of each request."""
-        return [RecordKey("simulated", 0, offset) for offset in range(len(self.at_us))]
+        return [RecordKey(*PLACE, offset) for offset in range(len(self.at_us))]
 
 
 def slice_key_of(index: int) -> str:
@@ -167,7 +168,7 @@ def _fill_blocks(
     ):
         when = event_time(at)
         if timed:
-            prompt = ShadowPrompt(RecordKey("simulated", 0, index), ENDPOINT, when, labels[slice_index], (), sampling)
+            prompt = ShadowPrompt(RecordKey(*PLACE, index), ENDPOINT, when, labels[slice_index], (), sampling)
             new = former.add(prompt, concurrency)
         else:
             new = former.advance(ENDPOINT, when)

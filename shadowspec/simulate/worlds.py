@@ -21,7 +21,7 @@ def _boundary(name: str, title: str, effects: Effects, **changes: object) -> Wor
     return replace(world, **changes)  # type: ignore[arg-type]
 
 
-def _sized(hypotheses: int) -> GatePolicy:
+def _make_policy(hypotheses: int) -> GatePolicy:
     """So many hypotheses, each of which gets its part of alpha."""
     return replace(ALONE, max_hypotheses=hypotheses)
 
@@ -138,14 +138,14 @@ NULL_WORLDS = (
         "8 slices and their endpoint at the margin, family-wise",
         MARGIN,
         arrivals=Arrivals(num_sessions=2_400, num_slices=8, gap_s=30.0, concurrency=1),
-        policy=_sized(9),
+        policy=_make_policy(9),
     ),
     _boundary(
         "twenty_slices",
         "20 slices that begin one after the other, and their endpoint, family-wise",
         MARGIN,
         arrivals=Arrivals(num_sessions=5_000, num_slices=20, gap_s=20.0, late_slice_s=1_800.0, concurrency=1),
-        policy=_sized(21),
+        policy=_make_policy(21),
     ),
     World(
         "steered_sampling",
@@ -153,7 +153,7 @@ NULL_WORLDS = (
         "null",
         arrivals=Arrivals(num_sessions=2_000, num_slices=2, gap_s=30.0),
         effects=Effects(slices_log=(BOUNDARY + 0.12, BOUNDARY - 0.12), noise_sd=0.05),
-        policy=_sized(3),
+        policy=_make_policy(3),
         wrong_to_enable=("", "prompt_class=s01"),
         wrong_to_disable=("", "prompt_class=s00"),
         reads="speedup",

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
+    CTE,
     BigInteger,
     Boolean,
     Column,
@@ -38,7 +39,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
 from shadowspec.errors import StoreError
-from shadowspec.store.columns import Real, UtcDateTime, require_number, require_zone
+from shadowspec.store.column_types import Real, UtcDateTime, require_number, require_zone
 
 Row = tuple[Any, ...]
 
@@ -49,7 +50,7 @@ def insert_new(connection: Connection, table: Table, names: Sequence[str], rows:
     """Insert the rows whose keys are new; the primary keys of those."""
     if connection.dialect.name == "postgresql":
         rest = f"ON CONFLICT DO NOTHING RETURNING {', '.join(column.name for column in table.primary_key.columns)}"
-        return _unnest(connection, table, names, rows, rest)
+        return _insert_arrays(connection, table, names, rows, rest)
     if not rows:
         return []
     values = [dict(zip(names, row, strict=True)) for row in rows]
@@ -69,7 +70,7 @@ def add(
     if connection.dialect.name == "postgresql":
         changes = ", ".join(f"{name} = {table.name}.{name} + excluded.{name}" for name in sums)
         rest = f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
-        return _unnest(
+        return _insert_arrays(
             connection, table, names, rows, f"{rest} RETURNING {', '.join(returning)}" if returning else rest
         )
     if not rows:
@@ -98,7 +99,7 @@ def one_of(connection: Connection, columns: Sequence[Column[Any]], rows: Sequenc
     """Whether the columns of a stored row are as in one of these rows, of which there may be thousands."""
     if connection.dialect.name != "postgresql":
         return columns[0].in_([value for (value,) in rows]) if len(columns) == 1 else tuple_(*columns).in_(rows)
-    return tuple_(*columns).in_(select(*_unnested(columns, rows).c))
+    return tuple_(*columns).in_(select(*_unnest_rows(columns, rows).c))
 
 
 def take(
@@ -111,7 +112,7 @@ def take(
     gone = delete(table).returning(*table.c)
     if connection.dialect.name != "postgresql":
         return connection.execute(gone.where(same, tuple_(*columns).in_(rows))).mappings().all()
-    wanted = _unnested(columns, rows)
+    wanted = _unnest_rows(columns, rows)
     ctid: ColumnElement[Any] = literal_column(f"{table.name}.ctid")
     of_row = (column == wanted.c[column.name] for column in columns)
     found = select(ctid.label("place")).select_from(table).where(same, *of_row).offset(0).lateral()
@@ -119,7 +120,7 @@ def take(
     return connection.execute(gone.where(ctid == func.any(func.array(places)))).mappings().all()
 
 
-def _unnested(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> TableValuedAlias:
+def _unnest_rows(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> TableValuedAlias:
     """Rows as the server unnests them."""
     literals = [_array(column.type, values) for column, values in zip(columns, zip(*rows, strict=True), strict=True)]
     arrays = [
@@ -128,7 +129,9 @@ def _unnested(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> TableValue
     return func.unnest(*arrays).table_valued(*(column.name for column in columns)).render_derived()
 
 
-def _unnest(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Row], rest: str) -> list[Row]:
+def _insert_arrays(
+    connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Row], rest: str
+) -> list[Row]:
     if not rows:
         return []
     kinds = [table.c[name].type for name in names]
@@ -186,3 +189,17 @@ def _integers(values: Sequence[int]) -> Iterable[str]:
     if values and not (min(values) >= -(2**63) and max(values) < 2**63):
         raise StoreError("an integer beyond 64 bits cannot be stored")
     return map(str, map(int, values))
+
+
+def distinct_keys(columns: Sequence[Column[Any]], *where: ColumnElement[bool]) -> CTE:
+    """The distinct values of these columns, under their names, of the rows that `where` holds of (Postgres).
+
+    Each is found by going from the one before it along an index: grouping would read every row of a large table.
+
+    An index must begin with what `where` sets equal, followed by the columns in their order.
+    """
+    first = select(*columns).where(*where).order_by(*columns).limit(1)
+    keys = first.cte("keys", recursive=True)
+    is_later = tuple_(*columns) > tuple_(*(keys.c[each.name] for each in columns))
+    following = select(*columns).where(*where, is_later).order_by(*columns).limit(1).lateral("following")
+    return keys.union_all(select(following).select_from(keys.join(following, true())))

@@ -64,7 +64,7 @@ class Histogram:
         )
 
 
-def merged(histograms: list[Histogram]) -> Histogram:
+def merge(histograms: list[Histogram]) -> Histogram:
     """The histogram of all the runs in these."""
     num_runs: dict[int, int] = {}
     weights: dict[int, float] = {}

@@ -19,7 +19,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, text
 
 from shadowspec.errors import ServiceUnavailableError, StoreError
-from shadowspec.store.session import translated_errors
+from shadowspec.store.session import translate_errors
 
 POLL_S = 0.02  # an attempt is one system call
 SILENT_LEADER_S = 30  # after which the server takes a leader for dead
@@ -58,14 +58,14 @@ def endpoint_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[N
 def _postgres_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[None]:
     number = lock_number(f"endpoint {endpoint}")
     with ExitStack() as stack:
-        with translated_errors(engine.url):
+        with translate_errors(engine.url):
             connection = stack.enter_context(engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
             connection.detach()  # closing it then ends the session, and with it the lock, whatever happened
             deadline = time.monotonic() + timeout_s
             while not _call(connection, "pg_try_advisory_lock", number):
                 _wait(deadline, endpoint)
         yield
-        with translated_errors(engine.url):
+        with translate_errors(engine.url):
             if not _call(connection, "pg_advisory_unlock", number):
                 raise StoreError(f"endpoint {endpoint}: its lock was lost while it was held")
 
@@ -139,7 +139,7 @@ class Leadership:
                 return False
             self._descriptor = descriptor
             return True
-        with translated_errors(self._engine.url):
+        with translate_errors(self._engine.url):
             with ExitStack() as stack:
                 connection = stack.enter_context(self._engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
                 connection.detach()
@@ -156,7 +156,7 @@ class Leadership:
         if self._connection is None:
             return self._descriptor is not None
         try:
-            with translated_errors(self._engine.url):
+            with translate_errors(self._engine.url):
                 found = self._connection.scalar(_IS_HELD, _halves(self._number))
         except (StoreError, ServiceUnavailableError):
             return False
@@ -168,7 +168,7 @@ class Leadership:
         descriptor, self._descriptor = self._descriptor, None
         if connection is not None:
             try:
-                with translated_errors(self._engine.url):
+                with translate_errors(self._engine.url):
                     connection.close()
             except (StoreError, ServiceUnavailableError) as error:  # then it is gone with its session
                 _log.debug("the leader's connection was lost: %s", error)

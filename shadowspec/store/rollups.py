@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 
 from shadowspec.errors import StoreError
-from shadowspec.failures import add_run as add_failures
 from shadowspec.metrics import speedup, time_per_output_token_ms
 from shadowspec.store.histograms import bin_of
-from shadowspec.store.rows import event_time
+from shadowspec.store.row_values import event_time
 from shadowspec.types import Arm, ArmTiming, BlockResult, Run, SpeculationCounts, StoredRecord
+from shadowspec.types.failures import add_run as add_failures
 
 METRICS = (
     "speedup",  # baseline over speculative end-to-end
@@ -120,15 +120,16 @@ class Traffic:
     """How much of an endpoint's traffic a slice, config and load stood for lately, and when it was last measured.
 
     `weight` is the sum over its runs of the last `SHARE_WINDOW`, each by the inverse of its inclusion rate: divided by
-    that of all slices it is the slice's share of the requests.  `newest_hour` is the hour of event time of its newest
-    run.
+    that of all slices it is the slice's share of the requests.  `first_hour` and `newest_hour` are the hours of event
+    time of its first and its newest run.
     """
 
     slice_key: str
     fingerprint: str
     concurrency: int
     weight: float
-    newest_hour: datetime  # its start, UTC
+    first_hour: datetime  # its start, UTC
+    newest_hour: datetime
 
 
 @dataclass(slots=True)

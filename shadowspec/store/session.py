@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+import psycopg
 import sqlalchemy
+from psycopg.abc import PQGen
+from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError, StatementError
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError, StoreError, UsageError
-from shadowspec.store.connections import BoundedConnection
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 BUSY_TIMEOUT_MS = 30_000  # a block's rows are written in milliseconds; this outlasts any sane queue of writers
 CONNECT_TIMEOUT_S = 10  # an unreachable host otherwise hangs for the operating system's minutes
@@ -37,6 +44,7 @@ SESSION_OPTIONS = " ".join(
     )
 )
 SILENCE_TIMEOUT_S = 30  # a server whose host is gone answers nothing: the connection is given up
+WAIT_INTERVAL_S = 0.1  # psycopg's own: how often a wait looks for Ctrl-C
 
 # By SQLSTATE: connection lost, no such resources now (disk, memory, connections), shutting down or starting,
 # interrupted by an operator or a time-out, rolled back in favour of others, lock not had, read-only (a standby).
@@ -52,6 +60,28 @@ FINAL_LOGIN = re.compile(
     r"support SSL|permission denied|is not permitted to log in|invalid connection option",
     re.IGNORECASE,
 )
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A Postgres connection that is given up when the server has not answered for `answer_timeout_s`.
+
+    The server's own statement time-out ends what runs too long, and keep-alives notice a host that is gone.  Neither
+    helps against a server process that is stuck (a stalled disk, a stopped process): its machine still answers for it.
+    """
+
+    answer_timeout_s: float | None = None  # None: for ever, as while connecting (which has a time-out of its own)
+
+    def wait(self, gen: PQGen[T], interval: float = WAIT_INTERVAL_S, timeout: float | None = None) -> T:
+        limit = self.answer_timeout_s if timeout is None else timeout
+        started = time.monotonic()
+        try:
+            return super().wait(gen, interval, limit)
+        except psycopg.OperationalError as exc:
+            is_late = limit is not None and time.monotonic() - started >= limit
+            if not is_late or self.pgconn.transaction_status != TransactionStatus.ACTIVE:
+                raise
+            self.pgconn.finish()  # its answer may come yet, and would be taken for that of the next statement
+            raise psycopg.OperationalError(f"the server has not answered for {limit:g} s") from exc
 
 
 def parse_url(url: str) -> URL:
@@ -73,18 +103,6 @@ def parse_url(url: str) -> URL:
     if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
         raise UsageError("an SQLite database must name a plain file: sqlite:///FILE")
     return parsed.set(drivername="sqlite+pysqlite")
-
-
-def with_password(url: str, password: str) -> str:
-    """The URL with this password in it, for one that was kept apart from the URL.
-
-    Raises:
-        UsageError: the URL cannot be read, or is SQLite's, which knows no password.
-    """
-    parsed = parse_url(url)
-    if parsed.get_backend_name() != "postgresql":
-        raise UsageError("a password was given for a database that has none (SQLite)")
-    return parsed.set(password=password).render_as_string(hide_password=False)
 
 
 def is_missing_file(url: URL) -> bool:
@@ -148,7 +166,7 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
 @contextmanager
 def read(engine: Engine, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[Connection]:
     """A transaction that reads one snapshot of the database on both dialects."""
-    with translated_errors(engine.url), engine.connect() as connection:
+    with translate_errors(engine.url), engine.connect() as connection:
         if connection.dialect.name == "postgresql":
             connection = connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         _limit(connection, timeout_s)
@@ -159,12 +177,43 @@ def read(engine: Engine, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[Co
 def write(engine: Engine, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[Connection]:
     """A transaction that commits at the end, or leaves nothing behind if an exception leaves it."""
     with (
-        translated_errors(engine.url),
+        translate_errors(engine.url),
         engine.connect() as connection,
         connection.execution_options(shadowspec_write=True).begin(),
     ):
         _limit(connection, timeout_s)
         yield connection
+
+
+class _Database(Protocol):
+    engine: Engine
+
+
+def reading(
+    function: Callable[Concatenate[Connection, P], R], *, timeout_s: int = STATEMENT_TIMEOUT_S
+) -> Callable[Concatenate[_Database, P], R]:
+    """Make a method of the store from the function: each call reads one snapshot, in a transaction of its own."""
+    return _make_method(function, read, timeout_s)
+
+
+def writing(
+    function: Callable[Concatenate[Connection, P], R], *, timeout_s: int = STATEMENT_TIMEOUT_S
+) -> Callable[Concatenate[_Database, P], R]:
+    """Make a method of the store from the function: each call commits a transaction of its own at its end."""
+    return _make_method(function, write, timeout_s)
+
+
+def _make_method(
+    function: Callable[Concatenate[Connection, P], R],
+    transaction: Callable[..., AbstractContextManager[Connection]],
+    timeout_s: int,
+) -> Callable[Concatenate[_Database, P], R]:
+    @wraps(function)
+    def method(store: _Database, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with transaction(store.engine, timeout_s=timeout_s) as connection:
+            return function(connection, *args, **kwargs)
+
+    return method
 
 
 def _limit(connection: Connection, timeout_s: int) -> None:
@@ -185,7 +234,7 @@ def is_lock_timeout(error: ServiceUnavailableError) -> bool:
 
 
 @contextmanager
-def translated_errors(url: URL) -> Iterator[None]:
+def translate_errors(url: URL) -> Iterator[None]:
     """Turn errors of driver and toolkit into ours; messages name the database and hold no row values.
 
     Raises:

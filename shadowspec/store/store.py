@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -10,57 +10,44 @@ from typing import Self
 
 from sqlalchemy import Engine
 
-from shadowspec.store import (
-    backfills,
-    cost_surfaces,
-    grants,
-    ledger,
-    locks,
-    overrides,
-    replays,
-    retention,
-    rollouts,
-    schedules,
-    schema,
-    session,
-    writes,
+from shadowspec.store import locks, session
+from shadowspec.store.admin import grants, retention, schema
+from shadowspec.store.admin.month_partitions import Partitions
+from shadowspec.store.evidence import live_rows
+from shadowspec.store.evidence.evidence_rows import EvidenceRows, read_evidence, read_folds
+from shadowspec.store.evidence.evidence_session import EvidenceSession, read_slice_evidence, read_snapshot
+from shadowspec.store.read import (
+    board_reads,
+    change_reads,
+    decision_reads,
+    resume,
+    rollup_reads,
+    row_reads,
+    run_pages,
+    timing_reads,
 )
-from shadowspec.store.audits import AuditSession
-from shadowspec.store.evidence import EvidenceSession
-from shadowspec.store.grants import RoleKind
-from shadowspec.store.live import LiveSession
-from shadowspec.store.partitions import Partitions
-from shadowspec.store.reads import Reads
-from shadowspec.store.retention import Removal
-from shadowspec.types import (
-    BackfilledBlock,
-    Clearing,
-    Decision,
-    Delivery,
-    FingerprintedConfig,
-    Override,
-    Period,
-    ProfiledCosts,
-    RecordKey,
-    ReplayedRecord,
-    Rollout,
-    StoredRecord,
-    WriteBatch,
-    WriteOutcome,
+from shadowspec.store.session import LONG_TIMEOUT_S, reading, writing
+from shadowspec.store.write import (
+    append_only_rows,
+    audit_rows,
+    batch_writes,
+    ledger_rows,
+    schedule_rows,
+    stored_replays,
 )
+from shadowspec.types import WriteBatch, WriteOutcome
 
-STILL_AT_WORK = timedelta(minutes=10)  # a consumer that moved within it is taken to be running
 LOCK_TIMEOUT_S = 60.0  # a gate run over a full endpoint takes seconds; longer means that a holder hangs
 
 
-class Store(Reads):
-    """Owns the engine of one database.  Every method is one transaction.
+class Store:
+    """Owns the engine of one database.  Every method is one transaction; times come back in UTC.
 
     Every method raises ServiceUnavailableError if the database cannot be reached and StoreError if it refuses.
     """
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
+        self.engine = engine
         self._partitions = Partitions(engine)
 
     @classmethod
@@ -82,7 +69,7 @@ class Store(Reads):
         return cls(engine)
 
     def close(self) -> None:
-        self._engine.dispose()
+        self.engine.dispose()
 
     def __enter__(self) -> Self:
         return self
@@ -92,170 +79,177 @@ class Store(Reads):
     ) -> None:
         self.close()
 
-    # writes
+    # what is measured
 
     def save_batch(self, batch: WriteBatch, consumer: str) -> WriteOutcome:
-        """Write rows, rollups, funnel counts and the consumer's places in the ledger, all or nothing.
-
-        Written again, a batch is refused by the ledger, or (without advances) changes nothing.
-
-        Raises:
-            FencedError: a partition does not stand where the batch expects it: another worker has moved it.
-        """
-        self._make_partitions([*batch.records, *(record for _, records in batch.blocks for record in records)])
-        with session.write(self._engine) as connection:
-            return writes.save_batch(connection, batch, consumer)
-
-    def save_fingerprints(self, configs: Sequence[FingerprintedConfig]) -> None:
-        """Keep the configs that are new; a run or decision can only name a fingerprint that is kept."""
-        with session.write(self._engine) as connection:
-            writes.insert_fingerprints(connection, configs)
-
-    def append_costs(self, profiled: ProfiledCosts) -> None:
-        """Append the costs that a profile measured."""
-        with session.write(self._engine) as connection:
-            cost_surfaces.append_costs(connection, profiled)
-
-    def save_replays(self, replayed: Sequence[ReplayedRecord]) -> int:
-        """Keep expected counts, apart from what the loop counts; how many rows were new.
-
-        Written again, a record with the same config changes nothing.
-        """
-        with session.write(self._engine) as connection:
-            return replays.insert_replays(connection, replayed)
-
-    def save_backfilled(self, work: str, block: BackfilledBlock, replayed: Sequence[ReplayedRecord]) -> int:
-        """Keep the expected counts of a block, and that it is finished; how many rows were new.
-
-        Written again, it changes nothing.
-        """
-        with session.write(self._engine) as connection:
-            return backfills.insert_block(connection, work, block, replayed)
-
-    def record_attempt(self, keys: Sequence[RecordKey]) -> dict[RecordKey, int]:
-        """Count one more attempt to measure each record alone, before it begins; the attempts so far."""
-        with session.write(self._engine) as connection:
-            ledger.add_attempts(connection, keys)
-            return ledger.read_attempts(connection, keys)
-
-    def clear_attempts(self, keys: Sequence[RecordKey]) -> None:
-        """Count the attempts of these records from zero again: measured alone, they did no harm."""
-        with session.write(self._engine) as connection:
-            ledger.clear_attempts(connection, keys)
-
-    def _make_partitions(self, records: Sequence[StoredRecord]) -> None:
+        """Write a batch (`batch_writes.save_batch`) after the partitions that its rows need are made."""
+        records = [*batch.records, *(record for _, records in batch.blocks for record in records)]
         self._partitions.ensure(record.key.timestamp_ms for record in records)
+        return self._save_batch(batch, consumer)
+
+    _save_batch = writing(batch_writes.save_batch)
+    save_fingerprints = writing(batch_writes.insert_fingerprints)
+    append_costs = writing(append_only_rows.append_costs)
+    endpoints = reading(row_reads.read_endpoints)
+    stored_record_keys = reading(row_reads.read_record_keys)
+    stored_block_ids = reading(row_reads.read_block_ids)
+    records = reading(row_reads.read_records, timeout_s=LONG_TIMEOUT_S)
+    blocks = reading(row_reads.read_blocks, timeout_s=LONG_TIMEOUT_S)
+    runs = reading(row_reads.read_runs, timeout_s=LONG_TIMEOUT_S)
+    fingerprints = reading(row_reads.read_fingerprints)
+    costs = reading(append_only_rows.read_costs)
+
+    # how far consumers have come
+
+    record_attempt = writing(ledger_rows.record_attempt)
+    clear_attempts = writing(ledger_rows.clear_attempts)
+    forget_consumer = writing(ledger_rows.forget_consumer)
+    attempts = reading(ledger_rows.read_attempts)
+    funnel = reading(ledger_rows.read_funnel)
+    ledger = reading(ledger_rows.read_ledger)
+    ledger_entry = reading(ledger_rows.read_entry)
+    watermark = reading(ledger_rows.read_watermark)
+    finished_records = reading(resume.read_finished_records)
+    unit_memories = reading(resume.read_unit_memories)
+    recent_request_ids = reading(resume.read_recent_request_ids)
+
+    # evidence
+
+    evidence = reading(read_evidence, timeout_s=LONG_TIMEOUT_S)
+    folded_evidence = reading(read_snapshot, timeout_s=LONG_TIMEOUT_S)
+    slice_evidence = reading(read_slice_evidence)
+    folds = reading(read_folds, timeout_s=LONG_TIMEOUT_S)
+
+    @contextmanager
+    def evidence_rows(self, endpoint: str) -> Iterator[EvidenceRows]:
+        """What an endpoint's evidence is made of, for as long as a replay takes."""
+        with session.read(self.engine, timeout_s=LONG_TIMEOUT_S) as connection:
+            yield EvidenceRows(connection, endpoint)
 
     @contextmanager
     def evidence_session(self, endpoint: str) -> Iterator[EvidenceSession]:
         """One transaction over an endpoint's evidence; it commits at the end, or leaves everything as it was."""
-        with session.write(self._engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
+        with session.write(self.engine, timeout_s=LONG_TIMEOUT_S) as connection:
             yield EvidenceSession(connection, endpoint)
 
     @contextmanager
     def evidence_rehearsal(self, endpoint: str) -> Iterator[Callable[[], EvidenceSession]]:
         """Makes sessions of one transaction, each of which sees what those before it did; all of it is undone."""
-        with session.write(self._engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
+        with session.write(self.engine, timeout_s=LONG_TIMEOUT_S) as connection:
             try:
                 yield lambda: EvidenceSession(connection, endpoint)
             finally:
                 connection.rollback()
 
-    @contextmanager
-    def audit_session(self, endpoint: str) -> Iterator[AuditSession]:
-        """One transaction over an endpoint's audits; it commits at the end, or leaves everything as it was."""
-        with session.write(self._engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
-            yield AuditSession(connection, endpoint)
+    # decisions
+
+    append_decisions = writing(batch_writes.append_decisions)
+    latest_decisions = reading(decision_reads.read_latest_decisions)
+    standing_verdicts = reading(decision_reads.read_verdicts)
+    decision = reading(decision_reads.read_decision)
+    decisions_at = reading(decision_reads.read_decisions_at)
+    snapshots = reading(decision_reads.read_snapshots)
+    verdict_changes = reading(change_reads.read_verdict_changes)
+    advice_changes = reading(change_reads.read_advice_changes)
+
+    # what operators order, and how far it is rolled out
+
+    add_override = writing(append_only_rows.add_override)
+    clear_override = writing(append_only_rows.clear_override)
+    append_rollouts = writing(append_only_rows.append_rollouts)
+    overrides = reading(append_only_rows.read_overrides)
+    rollouts = reading(append_only_rows.read_rollouts)
+    rollout_history = reading(append_only_rows.read_rollout_history)
+
+    # rollups
+
+    rollups = reading(rollup_reads.read_rollups)
+    traffic = reading(rollup_reads.read_traffic)
+    failure_counts = reading(rollup_reads.read_failure_counts)
+    histogram = reading(rollup_reads.read_histogram)
+    group_sums = reading(rollup_reads.read_group_sums)
+    rollup_hours = reading(rollup_reads.read_hours)
+
+    # the board and the explorer
+
+    pulse = reading(board_reads.read_pulse)
+    named_endpoints = reading(board_reads.read_named_endpoints)
+    inputs = reading(board_reads.read_inputs)
+    looks = reading(board_reads.read_looks)
+    position_counts = reading(board_reads.read_position_counts)
+    histograms = reading(board_reads.read_histograms)
+    run_page = reading(run_pages.read_run_page)
+    newest_memory = reading(run_pages.read_newest_memory)
+    labelled_runs = reading(run_pages.read_recent_labels)
+    arrivals = reading(timing_reads.read_arrivals)
+    served = reading(timing_reads.read_served)
+    block_times = reading(timing_reads.read_block_times)
+
+    # replays and audits
+
+    save_replays = writing(stored_replays.insert_replays)
+    save_backfilled = writing(stored_replays.insert_backfilled_block)
+    replay_configs = reading(stored_replays.read_replay_configs)
+    replay_sums = reading(stored_replays.read_replay_sums, timeout_s=LONG_TIMEOUT_S)
+    backfilled_sums = reading(stored_replays.read_source_sums, timeout_s=LONG_TIMEOUT_S)
+    finished_blocks = reading(stored_replays.read_finished_blocks)
+    backfilled_blocks = reading(stored_replays.read_backfilled_blocks)
+    loop_sums = reading(stored_replays.read_loop_sums, timeout_s=LONG_TIMEOUT_S)
+    audit_states = reading(audit_rows.read_audit_states)
 
     @contextmanager
-    def live_session(self, endpoint: str) -> Iterator[LiveSession]:
+    def audit_session(self, endpoint: str) -> Iterator[audit_rows.AuditSession]:
+        """One transaction over an endpoint's audits; it commits at the end, or leaves everything as it was."""
+        with session.write(self.engine, timeout_s=LONG_TIMEOUT_S) as connection:
+            yield audit_rows.AuditSession(connection, endpoint)
+
+    # live evidence
+
+    live_replicas = reading(live_rows.read_replicas)
+    live_windows = reading(live_rows.read_windows)
+    live_hours = reading(live_rows.read_hours)
+
+    @contextmanager
+    def live_session(self, endpoint: str) -> Iterator[live_rows.LiveSession]:
         """One transaction over an endpoint's live evidence; it commits at the end, or leaves everything as it was.
 
         One at a time: what is read in it is what it goes on from.  It waits for no gate, and no gate for it.
         """
-        with self.endpoint_lock(f"live evidence of {endpoint}"), session.write(self._engine) as connection:
-            yield LiveSession(connection, endpoint)
-
-    def append_decisions(self, decisions: Sequence[Decision]) -> None:
-        """Append one gate run: a row per decision, a snapshot per test.  Nothing is ever changed."""
-        with session.write(self._engine) as connection:
-            writes.append_decisions(connection, decisions)
-
-    def add_override(self, override: Override) -> int:
-        """Append an override, whose own id is ignored; the id that it got."""
-        with session.write(self._engine) as connection:
-            return overrides.add_override(connection, override)
-
-    def clear_override(self, clearing: Clearing) -> None:
-        """Append the end of an override.
-
-        Raises:
-            UsageError: there is no such override, or it was cleared before.
-        """
-        with session.write(self._engine) as connection:
-            overrides.clear_override(connection, clearing)
-
-    def append_rollouts(self, changed: Sequence[Rollout]) -> None:
-        """Append one row per change of stage or depth."""
-        with session.write(self._engine) as connection:
-            rollouts.append_rollouts(connection, changed)
+        with self.endpoint_lock(f"live evidence of {endpoint}"), session.write(self.engine) as connection:
+            yield live_rows.LiveSession(connection, endpoint)
 
     # what schedulers do
 
-    def begin_periods(self, periods: Sequence[Period]) -> int:
-        """Keep the periods that are new; how many were."""
-        with session.write(self._engine) as connection:
-            return schedules.begin_periods(connection, periods)
+    begin_periods = writing(schedule_rows.begin_periods)
+    prepare_period = writing(schedule_rows.prepare_period)
+    keep_delivery = writing(schedule_rows.keep_delivery)
+    abandon_deliveries = writing(schedule_rows.abandon_deliveries)
+    last_period = reading(schedule_rows.read_last_period)
+    period = reading(schedule_rows.read_period)
+    unprepared_periods = reading(schedule_rows.read_unprepared_periods)
+    open_deliveries = reading(schedule_rows.read_open_deliveries)
+    deliveries = reading(schedule_rows.read_deliveries)
 
-    def prepare_period(self, period: Period, deliveries: Sequence[Delivery]) -> None:
-        """Fix the time of which a period's report speaks, together with the deliveries that are to be made."""
-        with session.write(self._engine) as connection:
-            schedules.prepare_period(connection, period, deliveries)
-
-    def keep_delivery(self, delivery: Delivery) -> None:
-        """Keep the state of a delivery as it is now."""
-        with session.write(self._engine) as connection:
-            schedules.keep_delivery(connection, delivery)
-
-    def abandon_deliveries(self, receivers: Sequence[str], error: str) -> int:
-        """Give up what is open for receivers that are not among these; how many deliveries that were."""
-        with session.write(self._engine) as connection:
-            return schedules.abandon_deliveries(connection, receivers, error)
-
-    # keeping house
+    # administration
 
     def retain(
         self, max_age: timedelta, *, is_dry_run: bool = False, is_forced: bool = False, now: datetime | None = None
-    ) -> Removal:
+    ) -> retention.Removal:
         """Remove records, runs and blocks older than this; what was counted, added up and decided stays.
 
         Raises:
             UsageError: undecided hypotheses rest on what would be removed, and it is not forced.
         """
         now = now or datetime.now(UTC)
-        return retention.retain(self._engine, max_age, now=now, is_dry_run=is_dry_run, is_forced=is_forced)
+        return retention.retain(self.engine, max_age, now=now, is_dry_run=is_dry_run, is_forced=is_forced)
 
-    def forget_consumer(self, consumer: str, *, is_forced: bool = False) -> int:
-        """Let a consumer that was retired hold no watermark back; how many of its partitions did.
-
-        What it has finished stays counted and folded.  If it comes back it holds the watermark again.
-
-        Raises:
-            UsageError: there is no such consumer, or it moved a moment ago and it is not forced.
-        """
-        moved_before = None if is_forced else datetime.now(UTC) - STILL_AT_WORK
-        with session.write(self._engine) as connection:
-            return ledger.forget_consumer(connection, consumer, moved_before=moved_before)
-
-    def grant(self, kind: RoleKind, role: str) -> list[str]:
+    def grant(self, kind: grants.RoleKind, role: str) -> list[str]:
         """Give an existing Postgres role exactly the rights of its kind; the statements that did it.
 
         Raises:
             UsageError: not Postgres, or the role owns the tables.
         """
-        return grants.grant(self._engine, kind, role)
-
-    # exclusion
+        return grants.grant(self.engine, kind, role)
 
     @contextmanager
     def endpoint_lock(self, endpoint: str, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
@@ -264,9 +258,9 @@ class Store(Reads):
         Raises:
             StoreError: another holder kept it for longer than `timeout_s`.
         """
-        with locks.endpoint_lock(self._engine, endpoint, timeout_s):
+        with locks.endpoint_lock(self.engine, endpoint, timeout_s):
             yield
 
     def leadership(self, name: str) -> locks.Leadership:
         """The lock that makes one process the leader in what `name` says; not held yet."""
-        return locks.Leadership(self._engine, name)
+        return locks.Leadership(self.engine, name)

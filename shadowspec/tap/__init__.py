@@ -1,1 +1,6 @@
-"""The way in: sources of mirrored records, the adapter that reads them, admission, and blocks to measure."""
+"""Records in: formats, sources, admission, slicing, sampling and blocks.
+
+In: messages of Kafka, lines of files.
+Out: blocks of prompts to measure, and one funnel counter for each record.
+Imports: types, errors.
+"""

@@ -1,6 +1,6 @@
 """Admission: what becomes of each consumed record.
 
-Every record leaves `Admission.admit` in exactly one funnel counter.  What it decides depends on the records
+Every record leaves `Admission.decide` in exactly one funnel counter.  What it decides depends on the records
 before it and on the secret, never on outcomes, the clock or a generator: a second pass over the same input
 gives the same fates, and whether a request is measured is settled before anything is known of its result.
 
@@ -12,35 +12,109 @@ session whose draw is above the endpoint's own rate is dropped before its bodies
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from shadowspec.errors import RecordError
 from shadowspec.tap.endpoints import EndpointRule
+from shadowspec.tap.formats import Opened
 from shadowspec.tap.hashing import KeyedHash
-from shadowspec.tap.memory import EndpointMemory
-from shadowspec.tap.outcomes import contract_of, intervention_of
-from shadowspec.tap.parameters import malformed, unsupported
-from shadowspec.tap.reading import Found, Reader, Reading, Tokenizer
-from shadowspec.tap.records import MirroredRecord, decode
+from shadowspec.tap.openai import ParsedRequest, intervention_of
+from shadowspec.tap.reading import Reader, Reading, Tokenizer
+from shadowspec.tap.records import EPOCH
 from shadowspec.tap.routing import NO_HINTS, Hints
-from shadowspec.tap.sources import RawRecord
 from shadowspec.types import (
+    Contract,
     FunnelCounter,
     FunnelKey,
+    OutputContract,
     PartitionId,
-    RecordKey,
     ShadowPrompt,
     StoredRecord,
     UnitMemory,
-    quickly,
+    fast_constructor,
 )
 
-_prompt, _record = quickly(ShadowPrompt), quickly(StoredRecord)  # of nearly every message one
+_prompt, _record = fast_constructor(ShadowPrompt), fast_constructor(StoredRecord)  # of nearly every message one
+
+MAX_REMEMBERED_REQUESTS = 1_000_000  # ids per endpoint against which duplicates are seen; about 150 MB
 
 SliceRate = Callable[[EndpointRule, str], float]  # the present inclusion rate of a slice of an endpoint
+
+
+@dataclass(slots=True)
+class Unit:
+    """A session, or what stands for it: how many usable requests it has had, and when the last one came.
+
+    `rates` holds the inclusion rate of each of its slices, fixed at the slice's first record; `partition`
+    is where its last record came from.
+    """
+
+    position: int
+    last_seen: datetime
+    partition: PartitionId
+    rates: dict[str, float] = field(default_factory=dict)
+
+
+class EndpointMemory:
+    """What admission remembers of an endpoint's stream: sessions in progress, and requests seen lately.
+
+    All of it can be rebuilt from the stored rows of a partition below the place where its ledger stands; `forget` and
+    `restore` follow a partition that leaves this process and comes back.  `newest` is the watermark: the newest event
+    time so far.
+    """
+
+    def __init__(self, forget_unit_after: timedelta) -> None:
+        self.newest: datetime = EPOCH
+        self._forget_unit_after = forget_unit_after
+        self._units: OrderedDict[str, Unit] = OrderedDict()  # least recently seen first
+        self._requests: OrderedDict[str, PartitionId] = OrderedDict()  # oldest first
+
+    def advance(self, event_time: datetime) -> None:
+        """Move the watermark, and drop the units that would by now begin anew."""
+        if event_time > self.newest:
+            self.newest = event_time
+        while self._units and self.newest - next(iter(self._units.values())).last_seen > self._forget_unit_after:
+            self._units.popitem(last=False)
+
+    def count(self, unit_key: str, partition: PartitionId) -> Unit:
+        """The unit with one more usable request."""
+        unit = self._units.get(unit_key)
+        if unit is None:
+            unit = self._units[unit_key] = Unit(1, self.newest, partition)
+            return unit
+        unit.position += 1
+        unit.last_seen, unit.partition = self.newest, partition
+        self._units.move_to_end(unit_key)
+        return unit
+
+    def is_duplicate(self, identities: Sequence[str], partition: PartitionId) -> bool:
+        """Whether one of the request's ids was seen before; they are remembered."""
+        seen = False
+        for identity in identities:
+            seen = seen or identity in self._requests
+            self._requests[identity] = partition
+        while len(self._requests) > MAX_REMEMBERED_REQUESTS:
+            self._requests.popitem(last=False)
+        return seen
+
+    def forget(self, partition: PartitionId) -> None:
+        """Drop what came from a partition that this process no longer reads."""
+        for key in [key for key, unit in self._units.items() if unit.partition == partition]:
+            del self._units[key]
+        for identity in [identity for identity, origin in self._requests.items() if origin == partition]:
+            del self._requests[identity]
+
+    def restore(self, partition: PartitionId, units: Mapping[str, UnitMemory], request_ids: Iterable[str]) -> None:
+        """Take up what the rows of a partition remember."""
+        for key, memory in sorted(units.items(), key=lambda item: (item[1].last_seen, item[0])):
+            self._units[key] = Unit(memory.position, memory.last_seen, partition, dict(memory.rates))
+            self._units.move_to_end(key)
+            self.newest = max(self.newest, memory.last_seen)
+        self._requests.update(dict.fromkeys(request_ids, partition))
 
 
 class Admitted(Struct, frozen=True, gc=False):
@@ -83,11 +157,6 @@ class Admission:
         self._partitions: dict[tuple[str, int], PartitionId] = {}  # one of each, not one of each record
         self._memories = {rule.name: EndpointMemory(rule.forget_unit_after) for rule in rules}
 
-    @property
-    def id_bound(self) -> int:
-        """The size of the largest vocabulary: no prompt has a token id that is not below it."""
-        return self._reader.id_bound
-
     def restore(
         self, partition: PartitionId, endpoint: str, units: Mapping[str, UnitMemory], request_ids: Iterable[str]
     ) -> None:
@@ -100,30 +169,17 @@ class Admission:
         for memory in self._memories.values():
             memory.forget(partition)
 
-    def admit(self, raw: RawRecord) -> Admitted | Rejected:
-        """The fate of a message that holds one record in our own format.  Never raises for what it holds."""
-        try:
-            if raw.problem is not None:
-                raise malformed(raw.problem)
-            if raw.value is None:
-                raise unsupported("tombstone")
-            return self.admit_record(raw.key, decode(raw.value))
-        except RecordError as error:
-            return self.admit_record(raw.key, error)
-
     def presample(self, hints: Hints) -> FunnelKey | None:
         """Where a record ends whose key or headers already say that its session is not sampled, else None."""
         return self._reader.presample(hints)
 
-    def read(self, found: Iterable[Found]) -> list[Reading]:
+    def read(self, opened: Iterable[tuple[Opened, Hints]]) -> list[Reading]:
         """What records say by themselves, in their order; worth doing for many at once.  Decides nothing."""
-        return self._reader.read(found)
+        return self._reader.read(opened)
 
-    def admit_record(
-        self, key: RecordKey, record: MirroredRecord | RecordError, hints: Hints = NO_HINTS
-    ) -> Admitted | Rejected:
+    def admit(self, opened: Opened, hints: Hints = NO_HINTS) -> Admitted | Rejected:
         """The fate of one record, or of what could not be read as one."""
-        return self.decide(self.read([(key, record, hints)])[0])
+        return self.decide(self.read([(opened, hints)])[0])
 
     def decide(self, reading: Reading) -> Admitted | Rejected:
         """The fate of a record that was read, after those that were decided before it.
@@ -143,17 +199,17 @@ class Admission:
         memory = self._memories[rule.name]
         memory.advance(event_time)
         if rule.max_age is not None and memory.newest - event_time > rule.max_age:
-            return Rejected(_expired(reading, event_time))
+            return Rejected(_make_expired_row(reading, event_time))
         # Step 2
         if error is not None:
-            return Rejected(_stored(reading, FunnelCounter(error.counter), error.reason, reading.sampling_rate))
+            return Rejected(_make_row(reading, FunnelCounter(error.counter), error.reason, reading.sampling_rate))
         # Step 3
         assert reading.slice_key is not None, "read to the end without a slice"
         place_of = reading.key[:2]
         if (partition := self._partitions.get(place_of)) is None:
             partition = self._partitions[place_of] = PartitionId(*place_of)
         if memory.is_duplicate(reading.identities, partition):
-            return Rejected(_stored(reading, FunnelCounter.DUPLICATE, "seen_before"))
+            return Rejected(_make_row(reading, FunnelCounter.DUPLICATE, "seen_before"))
         # Step 4
         unit_key, slice_key = reading.unit_key, reading.slice_key
         unit = memory.count(unit_key, partition)
@@ -164,18 +220,18 @@ class Admission:
         if rate < 1.0:
             draw = self._reader.draw(rule, unit_key) if reading.draw is None else reading.draw
             if draw >= rate:
-                return Rejected(_stored(reading, FunnelCounter.SAMPLED_OUT, "not_sampled", *place))
+                return Rejected(_make_row(reading, FunnelCounter.SAMPLED_OUT, "not_sampled", *place))
         # Step 6
         if unit.position != 1 + self._hash.choice("timed_position", rule.timed_positions, rule.name, unit_key):
-            return Rejected(_stored(reading, FunnelCounter.SAMPLED_OUT, "not_timed", *place))
+            return Rejected(_make_row(reading, FunnelCounter.SAMPLED_OUT, "not_timed", *place))
         prompt = _prompt(
             reading.key, rule.name, event_time, reading.labels, reading.prompt_token_ids, reading.sampling,
             reading.session_hash, reading.user_hash, reading.request_id_hash, reading.logged,
-            contract_of(rule, reading.labels["prompt_class"], reading.request),
+            _contract(rule, reading.labels["prompt_class"], reading.request),
             intervention_of(reading.record, reading.logged),
         )  # fmt: skip
         return Admitted(
-            prompt, _stored(reading, FunnelCounter.MEASURED, None, *place), self._concurrency(rule, unit_key)
+            prompt, _make_row(reading, FunnelCounter.MEASURED, None, *place), self._concurrency(rule, unit_key)
         )
 
     def _concurrency(self, rule: EndpointRule, unit_key: str) -> int:
@@ -190,7 +246,7 @@ class Admission:
         return rule.loads[-1].concurrency  # rounding left a crumb
 
 
-def _stored(
+def _make_row(
     reading: Reading,
     counter: FunnelCounter,
     reason: str | None,
@@ -206,9 +262,24 @@ def _stored(
     )  # fmt: skip
 
 
-def _expired(reading: Reading, event_time: datetime) -> StoredRecord:
+def _make_expired_row(reading: Reading, event_time: datetime) -> StoredRecord:
     """Nothing of it counts but where and when it was, whatever was read of it besides."""
     return StoredRecord(
         reading.key, FunnelCounter.EXPIRED, "older_than_max_age", reading.rule.name, event_time=event_time,
         session_hash=reading.session_hash, user_hash=reading.user_hash, request_id_hash=reading.request_id_hash,
     )  # fmt: skip
+
+
+def _contract(rule: EndpointRule, prompt_class: str, request: ParsedRequest) -> OutputContract | None:
+    """What the operator has named for this class of prompts, else what the request asks for; None: nothing.
+
+    Where tools are offered, a call of one of them is right too; asked for by the request alone, so is an answer in
+    words, unless JSON is asked for.
+    """
+    tools = tuple(request.tools or ()) if request.offers_tools else ()
+    configured = rule.contracts.get(prompt_class) or rule.contracts.get("")
+    if configured is not None:
+        return replace(configured, tools=tools) if tools else configured
+    if request.asks_for_json:
+        return OutputContract(Contract.JSON, tools)
+    return OutputContract(Contract.TOOL_CALL, tools, is_required=False) if tools else None

@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from typing import Final
 
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.types import Arm, Block, PartitionId, ShadowPrompt, format_slice_key, quickly
+from shadowspec.types import Arm, Block, PartitionId, ShadowPrompt, fast_constructor, format_slice_key
 
 REMEMBERED_PROMPTS = 64  # timed prompts kept per slice to fill short blocks from; at least the usual loads
 _NO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
-_block = quickly(Block)
+_block = fast_constructor(Block)
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class BlockFormer:
     def remember(self, prompt: ShadowPrompt) -> None:
         """A prompt that was timed before a restart: short blocks may be filled from it."""
         blocks = self._endpoints[prompt.endpoint]
-        _timed(blocks, format_slice_key(prompt.labels, blocks.rule.slice_by)).append(prompt)
+        _get_timed(blocks, format_slice_key(prompt.labels, blocks.rule.slice_by)).append(prompt)
 
     def forget(self, partition: PartitionId) -> list[ShadowPrompt]:
         """Take the requests of a partition out of the open blocks; those requests."""
@@ -118,7 +118,7 @@ def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
     """Give a block its name, its place in the order, its fillers and its first arm."""
     requests = tuple(waiting.requests)
     missing = waiting.concurrency * blocks.rule.requests_per_slot - len(requests)
-    timed = _timed(blocks, waiting.slice_key)
+    timed = _get_timed(blocks, waiting.slice_key)
     pool = (tuple(timed) or requests) if missing else ()
     block_id = _block_id(blocks.rule.name, waiting.slice_key, waiting.concurrency, requests)
     block = _block(
@@ -137,7 +137,7 @@ def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
     return block
 
 
-def _timed(blocks: _EndpointBlocks, slice_key: str) -> deque[ShadowPrompt]:
+def _get_timed(blocks: _EndpointBlocks, slice_key: str) -> deque[ShadowPrompt]:
     return blocks.timed.setdefault(slice_key, deque(maxlen=REMEMBERED_PROMPTS))
 
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Self
 
-from kafka import KafkaConsumer, TopicPartition, errors
+from kafka import TopicPartition, errors
 
-from shadowspec.tap.kafka.batches import Message, read_every_batch
-from shadowspec.tap.kafka.client import await_topics, open_client, unavailable
+from shadowspec.tap.kafka.client import Consumer, await_topics, open_client, unavailable
 from shadowspec.tap.kafka.producer import OutgoingMessage, TopicWriter
 from shadowspec.tap.kafka.settings import KafkaSettings
 from shadowspec.tap.sources import RawRecord
@@ -98,10 +97,9 @@ def read_dead_letters(settings: KafkaSettings, *, limit: int | None = None) -> I
     """
     topic = settings.dead_letter_topic
     consumer, client = open_client(
-        KafkaConsumer, settings, "shadowspec-dead-letters", group_id=None, enable_auto_commit=False,
+        Consumer, settings, "shadowspec-dead-letters", group_id=None, enable_auto_commit=False,
         auto_offset_reset="earliest", isolation_level="read_committed",
     )  # fmt: skip
-    read_every_batch(consumer)
     try:
         await_topics(client, settings, (topic,))
         for number in sorted(client.cluster.partitions_for_topic(topic)):
@@ -112,7 +110,7 @@ def read_dead_letters(settings: KafkaSettings, *, limit: int | None = None) -> I
         consumer.close(autocommit=False)
 
 
-def replayed(letter: DeadLetter) -> OutgoingMessage:
+def make_retry_message(letter: DeadLetter) -> OutgoingMessage:
     """The message to put on a retry topic: as it came, with its original coordinates beside it."""
     coordinates = {
         "topic": letter.topic,
@@ -174,8 +172,8 @@ def _read_partition(consumer: Any, place: TopicPartition, limit: int | None) -> 
             raise errors.KafkaTimeoutError(f"nothing came of {place.topic}[{place.partition}] in {READ_TIMEOUT_MS} ms")
 
 
-def _letter(partition: int, message: Message) -> DeadLetter:
-    original, said = split_headers(message.headers)
+def _letter(partition: int, message: Any) -> DeadLetter:
+    original, said = split_headers(tuple(message.headers))
     timestamp_ms = message.timestamp if 0 < message.timestamp < LATEST_MS else None
     return DeadLetter(
         partition=partition,

@@ -1,4 +1,4 @@
-"""JSON as it comes off a topic: one document, or several in one message.
+"""JSON as it comes off a topic: one document, several in one message, or an answer in the chunks of a stream.
 
 Nothing that bytes hold raises anything but `RecordError`, and no message of an error quotes them.  Numbers
 that are none (NaN, Infinity), text that is no Unicode (half of a surrogate pair), bytes that are not UTF-8
@@ -14,10 +14,14 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.parameters import malformed
+from shadowspec.tap.parameters import malformed_error
 
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 MAX_RECORDS_PER_MESSAGE = 10_000  # a hundred times a logger's batch; bounds what 10 MB of "{}" turn into
+DATA: Final = "data:"
+DONE: Final = "[DONE]"
+MAX_CHOICES = 128  # OpenAI's limit on n
+_ONCE: Final = ("id", "model", "created", "usage", "prompt_token_ids", "error")  # the last that is not null counts
 
 
 def parse_document(value: bytes | str) -> Any:
@@ -31,19 +35,7 @@ def parse_document(value: bytes | str) -> Any:
     try:
         return from_json(value, allow_inf_nan=False)
     except ValueError:
-        raise malformed(_why_refused(value)) from None  # its message would quote the record
-
-
-def parse_object(value: bytes | str) -> dict[str, Any]:
-    """The one JSON object that the bytes hold.
-
-    Raises:
-        RecordError: malformed; as `parse_document`, or "not_an_object".
-    """
-    document = parse_document(value)
-    if not isinstance(document, dict):
-        raise malformed("not_an_object")
-    return document
+        raise malformed_error(_why_refused(value)) from None  # its message would quote the record
 
 
 def split_message(value: bytes) -> list[Any]:
@@ -62,9 +54,9 @@ def split_message(value: bytes) -> list[Any]:
     if not isinstance(document, list):
         return [document]
     if not document:
-        raise malformed("empty")
+        raise malformed_error("empty")
     if len(document) > MAX_RECORDS_PER_MESSAGE:
-        raise malformed("too_many_records")
+        raise malformed_error("too_many_records")
     return document
 
 
@@ -76,7 +68,7 @@ def _split_lines(value: bytes, error: RecordError) -> list[Any]:
     if isinstance(first, RecordError):
         raise error
     if stripped.count(b"\n") >= MAX_RECORDS_PER_MESSAGE:
-        raise malformed("too_many_records")
+        raise malformed_error("too_many_records")
     return [_parse_line(line) for line in stripped.split(b"\n") if line.strip()]
 
 
@@ -84,7 +76,7 @@ def _parse_line(line: bytes) -> Any:
     try:
         return parse_document(line)
     except RecordError as error:
-        return error.kept()
+        return error.without_traceback()
 
 
 def _why_refused(value: bytes | str) -> str:
@@ -97,3 +89,62 @@ def _why_refused(value: bytes | str) -> str:
     except (ValueError, RecursionError):
         return "not_json"
     return "not_json"  # it holds NaN or Infinity, or is nested too deeply
+
+
+def assemble_answer(text: str) -> dict[str, Any] | None:
+    """The answer that the stream's chunks make, or None if the text is no stream.
+
+    Of the choices, text, token ids, log probabilities and the reason for the end are put together.
+
+    Raises:
+        RecordError: malformed ("invalid:stream"); a chunk is no JSON object, or the stream has no chunk.
+    """
+    if not text.lstrip().startswith((DATA, "event:", ":")):
+        return None
+    answer: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    chunks = [line[len(DATA) :].strip() for line in text.splitlines() if line.startswith(DATA)]
+    if not chunks:
+        raise malformed_error("invalid:stream")
+    for data in chunks:
+        if data and data != DONE:
+            _add_chunk(answer, choices, _chunk(data))
+    answer["choices"] = [choices[index] for index in sorted(choices)]
+    return answer
+
+
+def _chunk(data: str) -> dict[str, Any]:
+    try:
+        chunk = parse_document(data)
+    except RecordError:
+        chunk = None
+    if not isinstance(chunk, dict):
+        raise malformed_error("invalid:stream")
+    return chunk
+
+
+def _add_chunk(answer: dict[str, Any], choices: dict[int, dict[str, Any]], chunk: dict[str, Any]) -> None:
+    answer |= {name: chunk[name] for name in _ONCE if chunk.get(name) is not None}
+    parts = chunk.get("choices")
+    for part in parts if isinstance(parts, list) else ():
+        index = part.get("index", 0) if isinstance(part, dict) else None
+        if not isinstance(index, int) or not 0 <= index < MAX_CHOICES:
+            raise malformed_error("invalid:stream")
+        _add_part(choices.setdefault(index, {"index": index}), part)
+
+
+def _add_part(choice: dict[str, Any], part: dict[str, Any]) -> None:
+    if part.get("finish_reason") is not None:
+        choice["finish_reason"] = part["finish_reason"]
+    for name in ("token_ids", "prompt_token_ids"):
+        if isinstance(part.get(name), list):
+            choice[name] = [*choice.get(name, ()), *part[name]]
+    logprobs = part.get("logprobs")
+    for name in ("content", "token_logprobs"):
+        if isinstance(logprobs, dict) and isinstance(logprobs.get(name), list):
+            joined = choice.setdefault("logprobs", {})
+            joined[name] = [*joined.get(name, ()), *logprobs[name]]
+    delta = part.get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else part.get("text")
+    if isinstance(text, str):
+        choice["text"] = choice.get("text", "") + text

@@ -6,9 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fnmatch import fnmatchcase
+from typing import Annotated
+
+from pydantic import Field
 
 from shadowspec.errors import ConfigError
 from shadowspec.types import OutputContract
+from shadowspec.types.constrained import Positive, Text
 
 DEFAULT_SLICE_BY = ("prompt_class", "sampling_regime")
 
@@ -17,9 +21,9 @@ DEFAULT_SLICE_BY = ("prompt_class", "sampling_regime")
 class MatchRule:
     """Globs on what a record says of itself; all that are given must match.  None: anything."""
 
-    endpoint: str | None = None
-    model: str | None = None
-    path: str | None = None
+    endpoint: Text | None = None
+    model: Text | None = None
+    path: Text | None = None
 
     def matches(self, *, endpoint: str | None, model: str | None, path: str | None) -> bool:
         asked = ((self.endpoint, endpoint), (self.model, model), (self.path, path))
@@ -30,8 +34,8 @@ class MatchRule:
 class Load:
     """One concurrency to measure at, and its share of the traffic (shares need not add up to 1)."""
 
-    concurrency: int
-    share: float = 1.0
+    concurrency: Positive
+    share: Annotated[float, Field(gt=0)] = 1.0
 
 
 @dataclass(frozen=True, slots=True)

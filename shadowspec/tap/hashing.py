@@ -34,21 +34,21 @@ class KeyedHash:
 
     def identifier(self, purpose: str, value: str) -> str:
         """HMAC-SHA256 of an id, 64 hex digits."""
-        return self._hashed((purpose,), value).hexdigest()
+        return self._hash((purpose,), value).hexdigest()
 
     def uniform(self, purpose: str, endpoint: str, unit: str) -> float:
         """A number in [0, 1) that is the same for the same endpoint and unit for as long as the secret stands."""
-        return (int.from_bytes(self._hashed((purpose, endpoint), unit).digest()[:8], "big") >> 11) * 2.0**-53
+        return (int.from_bytes(self._hash((purpose, endpoint), unit).digest()[:8], "big") >> 11) * 2.0**-53
 
     def choice(self, purpose: str, count: int, endpoint: str, unit: str) -> int:
         """An integer in 0..count-1, uniform but for 2^-64."""
         if count == 1:
             return 0
-        return int.from_bytes(self._hashed((purpose, endpoint), unit).digest()[:8], "big") * count // _UINT64
+        return int.from_bytes(self._hash((purpose, endpoint), unit).digest()[:8], "big") * count // _UINT64
 
-    def _hashed(self, begin: tuple[str, ...], last: str) -> hashlib._Hash:
+    def _hash(self, begin: tuple[str, ...], last: str) -> hashlib._Hash:
         inner = (self._begun.get(begin) or self._begin(begin)).copy()
-        inner.update(_framed(last))
+        inner.update(_frame(last))
         outer = self._outer.copy()
         outer.update(inner.digest())
         return outer
@@ -56,11 +56,11 @@ class KeyedHash:
     def _begin(self, parts: tuple[str, ...]) -> hashlib._Hash:
         inner = self._begun[parts] = self._inner.copy()
         for part in parts:
-            inner.update(_framed(part))
+            inner.update(_frame(part))
         return inner
 
 
-def _framed(part: str) -> bytes:
+def _frame(part: str) -> bytes:
     """A part with its length before it, so that ("ab", "c") and ("a", "bc") are two inputs."""
     encoded = part.encode("utf-8", "surrogatepass")
     return _LENGTH(len(encoded)) + encoded

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.formats.opened import EventHalf
-from shadowspec.tap.parameters import unsupported
-from shadowspec.tap.records import EPOCH, MirroredRecord, read_envelope
+from shadowspec.tap.formats.opened import EventHalf, Opened
+from shadowspec.tap.parameters import unsupported_error
+from shadowspec.tap.records import EPOCH, read_record
 from shadowspec.types import FunnelCounter, PartitionId, RecordKey
 
 DEFAULT_WINDOW = timedelta(minutes=5)  # longer than a long answer takes
@@ -33,16 +33,6 @@ MAX_WAITING_BYTES = 32 * 1024 * 1024  # of messages, per partition: 10 s of answ
 MAX_REMEMBERED = 100_000  # calls per partition whose halves both came, or whose window ended; about 30 MB
 
 _JoinKey = tuple[tuple[str, ...], str]  # scope, id
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A record made of one or two halves, or why there is none; `members` are the keys of the halves in it."""
-
-    key: RecordKey
-    record: MirroredRecord | None
-    error: RecordError | None
-    members: tuple[RecordKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +75,7 @@ class Joiner:
         """Halves that wait."""
         return sum(len(partition.waiting) for partition in self._partitions.values())
 
-    def add(self, key: RecordKey, half: EventHalf) -> list[Joined]:
+    def add(self, key: RecordKey, half: EventHalf) -> list[Opened]:
         """Take a half in; what is settled by it, the halves first whose window ends with its time."""
         identity = PartitionId(key.source, key.partition)
         partition = self._partitions.setdefault(identity, _Partition())
@@ -101,7 +91,7 @@ class Joiner:
             self._wait(identity, partition, call, key, half)
             settled += self._release_excess(partition)
         elif other.half.is_request is half.is_request:
-            settled.append(Joined(key, None, RecordError(FunnelCounter.DUPLICATE, "seen_before"), (key,)))
+            settled.append(_refuse(key, RecordError(FunnelCounter.DUPLICATE, "seen_before")))
         else:
             self._take(place, call)
             self._remember(identity, partition, call, has_request=True, has_response=True)
@@ -109,7 +99,7 @@ class Joiner:
             settled.append(_pair(*(came if half.is_request else reversed(came))))
         return settled
 
-    def expire(self, watermark: datetime) -> list[Joined]:
+    def expire(self, watermark: datetime) -> list[Opened]:
         """Release what waits in partitions that have gone quiet, by the newest event time of all records."""
         self._time = max(self._time, watermark)
         settled = []
@@ -121,7 +111,7 @@ class Joiner:
                 settled.append(self._release(partition, call))
         return settled
 
-    def drain(self) -> list[Joined]:
+    def drain(self) -> list[Opened]:
         """Release everything: no half follows."""
         return [self._release(each, call) for each in self._partitions.values() for call in list(each.waiting)]
 
@@ -141,7 +131,7 @@ class Joiner:
         partition.size += half.size
         self._places[call] = identity
 
-    def _release_overdue(self, partition: _Partition) -> Iterator[Joined]:
+    def _release_overdue(self, partition: _Partition) -> Iterator[Opened]:
         while partition.waiting:
             call, first = next(iter(partition.waiting.items()))
             if first.deadline >= partition.watermark:
@@ -153,11 +143,11 @@ class Joiner:
                 break
             del partition.over[call], self._places[call]
 
-    def _release_excess(self, partition: _Partition) -> Iterator[Joined]:
+    def _release_excess(self, partition: _Partition) -> Iterator[Opened]:
         while partition.size > self._max_waiting_bytes:
             yield self._release(partition, next(iter(partition.waiting)))
 
-    def _release(self, partition: _Partition, call: _JoinKey) -> Joined:
+    def _release(self, partition: _Partition, call: _JoinKey) -> Opened:
         """End the wait of a half that stays alone."""
         waited = self._take(partition, call)
         identity, is_request = PartitionId(waited.key.source, waited.key.partition), waited.half.is_request
@@ -177,22 +167,22 @@ class Joiner:
         self._places[call] = identity
 
 
-def _late(partition: _Partition, call: _JoinKey, key: RecordKey, half: EventHalf) -> Joined:
+def _late(partition: _Partition, call: _JoinKey, key: RecordKey, half: EventHalf) -> Opened:
     """What becomes of a half whose call is over: it came before, or it comes too late for the other one."""
     until, has_request, has_response = partition.over[call]
     if has_request if half.is_request else has_response:
-        return Joined(key, None, RecordError(FunnelCounter.DUPLICATE, "seen_before"), (key,))
+        return _refuse(key, RecordError(FunnelCounter.DUPLICATE, "seen_before"))
     partition.over[call] = (until, True, True)
     return _alone(key, half)
 
 
-def _alone(key: RecordKey, half: EventHalf) -> Joined:
+def _alone(key: RecordKey, half: EventHalf) -> Opened:
     if not half.is_request:
-        return Joined(key, None, unsupported("response_without_request"), (key,))
+        return _refuse(key, unsupported_error("response_without_request"))
     return _pair((key, half), None)
 
 
-def _pair(request: tuple[RecordKey, EventHalf], response: tuple[RecordKey, EventHalf] | None) -> Joined:
+def _pair(request: tuple[RecordKey, EventHalf], response: tuple[RecordKey, EventHalf] | None) -> Opened:
     key, half = request
     document = {
         "request": half.body,
@@ -204,6 +194,11 @@ def _pair(request: tuple[RecordKey, EventHalf], response: tuple[RecordKey, Event
     headers = half.headers if response is None else {**response[1].headers, **half.headers}
     members = (key,) if response is None else (key, response[0])
     try:
-        return Joined(key, read_envelope(document, headers), None, members)
+        return Opened(key, read_record(document, headers), members=members)
     except RecordError as error:
-        return Joined(key, None, error.kept(), members)
+        return Opened(key, error=error.without_traceback(), members=members)
+
+
+def _refuse(key: RecordKey, error: RecordError) -> Opened:
+    """A half that makes no record."""
+    return Opened(key, error=error, members=(key,))

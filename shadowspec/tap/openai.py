@@ -8,19 +8,29 @@ joined by line breaks, as vLLM joins them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pydantic import ValidationError
+from msgspec import Struct
 
-from shadowspec.tap.asked import asks_for_json, output_limit, sampling_of
-from shadowspec.tap.bodies import LogprobsBody, MessageBody, RequestBody, ResponseBody
-from shadowspec.tap.parameters import check_parameters, malformed, unsupported
-from shadowspec.tap.parsed import ParsedRequest, ParsedResponse
-from shadowspec.tap.plain import READ_ROLES, TRUNCATION_MARKER, plain_request, plain_response
-from shadowspec.tap.records import MirroredRecord, invalid_field
-from shadowspec.types import LoggedResponse
+from shadowspec.tap.bodies import (
+    MAX_SEED,
+    LogprobsBody,
+    MessageBody,
+    RequestBody,
+    ResponseBody,
+    TokenIds,
+    convert_or_refuse,
+)
+from shadowspec.tap.parameters import check_parameters, malformed_error, unsupported_error
+from shadowspec.tap.records import MirroredRecord
+from shadowspec.types import Intervention, LoggedResponse, SamplingParameters, fast_constructor
 
+GREEDY_BELOW: Final = 1e-5  # vLLM's _SAMPLING_EPS: a lower temperature is served greedily
+DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's and vLLM's max_tokens of a completion that does not say
+NEUTRAL_SAMPLING: Final = SamplingParameters()
+TRUNCATION_MARKER: Final = "litellm_truncated"  # LiteLLM writes it in place of what it cut out of a logged prompt
+READ_ROLES: Final = frozenset({"system", "developer", "user"})  # whose messages say what is asked
 UNSUPPORTED_PARTS: Final[Mapping[str, str]] = {
     "image_url": "image_content",
     "input_image": "image_content",
@@ -35,43 +45,82 @@ UNSUPPORTED_PARTS: Final[Mapping[str, str]] = {
 OTHER_CALLS: Final[Mapping[str, str]] = {"embeddings": "embeddings", "input": "embeddings"}
 
 
+# OpenAI's and Azure's, then Bedrock's, Anthropic's, Cohere's, Zhipu's and Gemini's, in lower case.
+FILTERING_REASONS: Final = frozenset(
+    {
+        "content_filter", "content_filtered", "guardrail_intervened", "refusal", "error_toxic", "sensitive", "safety",
+        "recitation", "blocklist", "prohibited_content", "spii",
+    }
+)  # fmt: skip
+INTERVENTION: Final = "intervention"  # the annotation by which a mirror, or an adapter, says what was done
+_INTERVENTIONS: Final = {each.value: each for each in Intervention}
+# Of nearly every message one.
+_logged, _sampling = fast_constructor(LoggedResponse), fast_constructor(SamplingParameters)
+
+
+class ParsedResponse(Struct, frozen=True, gc=False):
+    """What production answered; `prompt_token_ids` and `model` as the server saw them."""
+
+    logged: LoggedResponse | None
+    prompt_token_ids: TokenIds | None = None
+    model: str | None = None
+
+    def __repr__(self) -> str:
+        return f"ParsedResponse(logged={self.logged!r}, model={self.model!r})"
+
+
+class ParsedRequest(Struct, frozen=True, gc=False):
+    """One request ready for a tokenizer.
+
+    Exactly one of `prompt_token_ids`, `messages` and `text` is what the prompt is made from; `texts` holds
+    the instructions and user turns in order, for the classifier alone.  `sampling.max_tokens` is the
+    request's own, or `None` in `max_tokens` where it leaves the length to the context.
+    """
+
+    is_chat: bool
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+    text: str | None
+    prompt_token_ids: TokenIds | None
+    texts: tuple[str, ...]
+    sampling: SamplingParameters
+    max_tokens: int | None
+    offers_tools: bool
+    asks_for_json: bool
+
+    def __repr__(self) -> str:
+        return f"ParsedRequest(is_chat={self.is_chat!r}, max_tokens={self.max_tokens!r})"
+
+
 def parse_response(record: MirroredRecord) -> ParsedResponse:
-    """What the record holds of the answer.
+    """What the record holds of the answer, whose document it reads if nobody has.
 
     Raises:
         RecordError: malformed, or unsupported ("several_choices").
     """
-    if record.answer is not None:
-        return record.answer
-    if record.response is None:
+    response = record.response
+    if response is None:
         return ParsedResponse(None)
-    if (plain := plain_response(record.response)) is not None:
-        return plain
-    try:
-        response = ResponseBody.model_validate(record.response)
-    except ValidationError as error:
-        raise invalid_field(error, "response") from None
+    if not isinstance(response, ResponseBody):
+        record.response = response = convert_or_refuse(response, ResponseBody, "response")
     if not response.choices:
-        return ParsedResponse(None, _tuple(response.prompt_token_ids), response.model)
+        return ParsedResponse(None, response.prompt_token_ids, response.model)
     if len(response.choices) > 1:
-        raise unsupported("several_choices")
+        raise unsupported_error("several_choices")
     choice = response.choices[0]
-    token_ids = _tuple(choice.token_ids)
-    counted = response.usage.completion_tokens if response.usage else None
-    logged = LoggedResponse(
-        token_ids=token_ids,
-        token_logprobs=_token_logprobs(choice.logprobs, token_ids),
-        finish_reason=choice.finish_reason,
-        num_output_tokens=len(token_ids) if counted is None and token_ids is not None else counted,
-    )
-    prompt_token_ids = response.prompt_token_ids if response.prompt_token_ids is not None else choice.prompt_token_ids
-    return ParsedResponse(logged, _tuple(prompt_token_ids), response.model)
+    token_ids = choice.token_ids
+    counted = None if response.usage is None else response.usage.completion_tokens
+    if counted is None and token_ids is not None:
+        counted = len(token_ids)
+    logged = _logged(token_ids, _token_logprobs(choice.logprobs, token_ids), choice.finish_reason, counted)
+    prompt_token_ids = choice.prompt_token_ids if response.prompt_token_ids is None else response.prompt_token_ids
+    return ParsedResponse(logged, prompt_token_ids, response.model)
 
 
 def parse_request(
     record: MirroredRecord,
     *,
-    served_prompt_token_ids: tuple[int, ...] | None = None,
+    served_prompt_token_ids: TokenIds | None = None,
     default_sampling: Mapping[str, float] | None = None,
 ) -> ParsedRequest:
     """The request of a record, if the loop can measure it as it was served.
@@ -86,50 +135,62 @@ def parse_request(
     """
     body = record.request
     is_chat = _is_chat(record)
-    given_ids = body.get("prompt_token_ids")
-    enforced = record.annotations.get("response_format_enforced") not in (False, "false", "False")
-    plain = plain_request(body, is_chat, enforced, served_prompt_token_ids, default_sampling or {})
-    if plain is not None:
-        return plain
     check_parameters(
         body,
-        has_prompt_token_ids=given_ids is not None or served_prompt_token_ids is not None,
-        is_format_enforced=enforced,
+        has_prompt_token_ids=body.get("prompt_token_ids") is not None or served_prompt_token_ids is not None,
+        is_format_enforced=record.annotation("response_format_enforced") not in (False, "false", "False"),
     )
-    try:
-        request = RequestBody.model_validate(body)
-    except ValidationError as error:
-        raise invalid_field(error, "request") from None
+    request = convert_or_refuse(body, RequestBody, "request")
+    if request.seed is not None and request.seed >= MAX_SEED:
+        raise malformed_error("invalid:request.seed")
     messages: list[dict[str, Any]] = []
     text, prompt_ids = None, None
     if is_chat:
         messages = [_plain_message(message) for message in request.messages or ()]
-        everything = [str(message["content"]) for message in messages if message["content"]]
-        texts = tuple(str(m["content"]) for m in messages if m["role"] in READ_ROLES and m["content"])
+        everything = [message["content"] for message in messages if message["content"]]
+        texts = tuple(m["content"] for m in messages if m["role"] in READ_ROLES and m["content"])
     else:
         text, prompt_ids = _completion_prompt(request.prompt)
         texts = (text,) if text else ()
         everything = list(texts)
     for piece in everything:
         if TRUNCATION_MARKER in piece:
-            raise unsupported("truncated")
+            raise unsupported_error("truncated")
     if is_chat and not messages and request.prompt_token_ids is None:
-        raise malformed("invalid:request.messages")
-    max_tokens = output_limit(request, is_chat)
+        raise malformed_error("invalid:request.messages")
+    max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    if max_tokens is None and not is_chat:
+        max_tokens = DEFAULT_COMPLETION_TOKENS
     if max_tokens == 0:
-        raise unsupported("no_output")
+        raise unsupported_error("no_output")
     return ParsedRequest(
         is_chat=is_chat,
         messages=messages,
         tools=request.tools or None,
         text=text,
-        prompt_token_ids=_tuple(request.prompt_token_ids) or served_prompt_token_ids or prompt_ids,
+        prompt_token_ids=request.prompt_token_ids
+        or (prompt_ids if served_prompt_token_ids is None else served_prompt_token_ids),
         texts=texts,
-        sampling=sampling_of(request, max_tokens, default_sampling or {}),
+        sampling=_sampling_of(request, max_tokens, default_sampling or {}),
         max_tokens=max_tokens,
         offers_tools=bool(request.tools) and body.get("tool_choice") != "none",
-        asks_for_json=asks_for_json(body),
+        asks_for_json=(body.get("response_format") or {}).get("type") == "json_object",
     )
+
+
+def response_of(record: MirroredRecord) -> ResponseBody | None:
+    """The answer of a record that `parse_response` has read."""
+    assert not isinstance(record.response, dict), "not read yet"
+    return record.response
+
+
+def intervention_of(record: MirroredRecord, logged: LoggedResponse | None) -> Intervention | None:
+    """What a layer behind the model did with production's output, as far as the record says."""
+    said = record.annotation(INTERVENTION)
+    if isinstance(said, str) and said in _INTERVENTIONS:
+        return _INTERVENTIONS[said]
+    reason = logged.finish_reason if logged is not None else None
+    return Intervention.FILTERED if reason is not None and reason.lower() in FILTERING_REASONS else None
 
 
 def _is_chat(record: MirroredRecord) -> bool:
@@ -140,19 +201,19 @@ def _is_chat(record: MirroredRecord) -> bool:
             return True
         if path.endswith("/completions"):
             return False
-        raise unsupported(OTHER_CALLS.get(path.rsplit("/", 1)[-1], "other_call"))
+        raise unsupported_error(OTHER_CALLS.get(path.rsplit("/", 1)[-1], "other_call"))
     if "messages" in record.request:
         return True
     if "prompt" in record.request or "prompt_token_ids" in record.request:
         return False
     if "input" in record.request:
-        raise unsupported("embeddings")
-    raise malformed("invalid:request.messages")
+        raise unsupported_error("embeddings")
+    raise malformed_error("invalid:request.messages")
 
 
 def _plain_message(message: MessageBody) -> dict[str, Any]:
     """A message as a chat template takes it: text content, tool arguments as values."""
-    plain: dict[str, Any] = {"role": message.role, "content": _joined(message.content)}
+    plain: dict[str, Any] = {"role": message.role, "content": _join_parts(message.content)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             plain[name] = value
@@ -161,7 +222,7 @@ def _plain_message(message: MessageBody) -> dict[str, Any]:
     return plain
 
 
-def _joined(content: str | list[dict[str, Any]] | None) -> str | None:
+def _join_parts(content: str | list[dict[str, Any]] | None) -> str | None:
     if content is None or isinstance(content, str):
         return content
     pieces = []
@@ -171,20 +232,20 @@ def _joined(content: str | list[dict[str, Any]] | None) -> str | None:
         if kind in {"text", "input_text", "output_text", "refusal"} and isinstance(text, str):
             pieces.append(text)
         else:
-            raise unsupported(UNSUPPORTED_PARTS.get(kind, "unknown_content"))
+            raise unsupported_error(UNSUPPORTED_PARTS.get(kind, "unknown_content"))
     return "\n".join(pieces)
 
 
 def _plain_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, Mapping):
-        raise malformed("invalid:request.messages.tool_calls")
+        raise malformed_error("invalid:request.messages.tool_calls")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
-            raise malformed("invalid:request.messages.tool_calls") from error
+            raise malformed_error("invalid:request.messages.tool_calls") from error
     return {**call, "function": {**function, "arguments": arguments}}
 
 
@@ -197,13 +258,13 @@ def _completion_prompt(prompt: str | list[Any] | None) -> tuple[str | None, tupl
     if prompt and all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31 for item in prompt):
         return None, tuple(prompt)
     if prompt and all(isinstance(item, (str, list)) for item in prompt):
-        raise unsupported("several_prompts")
+        raise unsupported_error("several_prompts")
     if prompt is None or prompt == []:
         return None, None
-    raise malformed("invalid:request.prompt")
+    raise malformed_error("invalid:request.prompt")
 
 
-def _token_logprobs(logprobs: LogprobsBody | None, token_ids: tuple[int, ...] | None) -> tuple[float, ...] | None:
+def _token_logprobs(logprobs: LogprobsBody | None, token_ids: TokenIds | None) -> tuple[float, ...] | None:
     """One logprob per response token; None unless the record has all of them."""
     if logprobs is None or token_ids is None:
         return None
@@ -212,5 +273,33 @@ def _token_logprobs(logprobs: LogprobsBody | None, token_ids: tuple[int, ...] | 
     return tuple(values) if len(values) == len(token_ids) == len(given or ()) else None
 
 
-def _tuple(values: list[int] | None) -> tuple[int, ...] | None:
-    return None if values is None else tuple(values)
+def _sampling_of(request: RequestBody, max_tokens: int | None, defaults: Mapping[str, float]) -> SamplingParameters:
+    """How the server sampled: as the request says, else by its defaults."""
+    temperature = _value(request, "temperature", defaults)
+    return _sampling(
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_p=_value(request, "top_p", defaults),
+        top_k=max(0, int(_value(request, "top_k", defaults))),
+        min_p=_value(request, "min_p", defaults),
+        repetition_penalty=_value(request, "repetition_penalty", defaults),
+        presence_penalty=_value(request, "presence_penalty", defaults),
+        frequency_penalty=_value(request, "frequency_penalty", defaults),
+        max_tokens=NEUTRAL_SAMPLING.max_tokens if max_tokens is None else max_tokens,
+        min_tokens=request.min_tokens or 0,
+        stop=tuple(text for text in _stops(request.stop) if text),
+        stop_token_ids=request.stop_token_ids or (),
+        ignore_eos=bool(request.ignore_eos),
+        seed=request.seed,
+    )
+
+
+def _value(request: RequestBody, name: str, defaults: Mapping[str, float]) -> float:
+    """What the request says, else what the server does, else nothing special."""
+    given = getattr(request, name)
+    if given is None:
+        given = defaults[name] if name in defaults else getattr(NEUTRAL_SAMPLING, name)
+    return float(given)
+
+
+def _stops(stop: str | list[str] | None) -> Sequence[str]:
+    return (stop,) if isinstance(stop, str) else stop or ()

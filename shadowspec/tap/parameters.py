@@ -81,12 +81,12 @@ RENDERING: Final[Mapping[str, tuple[Any, ...]]] = {
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
-def unsupported(reason: str) -> RecordError:
+def unsupported_error(reason: str) -> RecordError:
     """The error of a record that is well formed but that the loop cannot measure as it was served."""
     return RecordError(FunnelCounter.UNSUPPORTED, reason)
 
 
-def malformed(reason: str) -> RecordError:
+def malformed_error(reason: str) -> RecordError:
     """The error of a record that cannot be read."""
     return RecordError(FunnelCounter.MALFORMED, reason)
 
@@ -108,12 +108,12 @@ def check_parameters(body: Mapping[str, Any], *, has_prompt_token_ids: bool, is_
         if name in NEUTRAL:
             neutral, reason = NEUTRAL[name]
             if not _is_one_of(value, neutral):
-                raise unsupported(reason)
+                raise unsupported_error(reason)
         elif name in RENDERING:
             if not has_prompt_token_ids and not _is_one_of(value, RENDERING[name]):
-                raise unsupported(f"rendering_parameter:{name}")
+                raise unsupported_error(f"rendering_parameter:{name}")
         elif value is not None:
-            raise unsupported(f"unknown_parameter:{name}" if _SAFE_NAME.fullmatch(name) else "unknown_parameter")
+            raise unsupported_error(f"unknown_parameter:{name}" if _SAFE_NAME.fullmatch(name) else "unknown_parameter")
     _check_response_format(body.get("response_format"), is_format_enforced)
     _check_tools(body)
 
@@ -122,22 +122,22 @@ def _check_response_format(response_format: Any, is_enforced: bool) -> None:
     if response_format is None:
         return
     if not isinstance(response_format, Mapping):
-        raise malformed("invalid:request.response_format")
+        raise malformed_error("invalid:request.response_format")
     kind = response_format.get("type")
     if kind == "text" or (kind == "json_object" and not is_enforced):
         return
-    raise unsupported("grammar")
+    raise unsupported_error("grammar")
 
 
 def _check_tools(body: Mapping[str, Any]) -> None:
     """A forced or strict tool call is decoded under a grammar; a free one is ordinary text."""
     if body.get("tool_choice") not in (None, "auto", "none"):
-        raise unsupported("forced_tool_choice")
+        raise unsupported_error("forced_tool_choice")
     tools = body.get("tools")
     for tool in tools if isinstance(tools, list) else ():  # what is no list is refused with the body
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if isinstance(function, Mapping) and function.get("strict") is True:
-            raise unsupported("grammar")
+            raise unsupported_error("grammar")
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:

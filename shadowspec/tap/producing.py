@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.formats import Format, open_message
+from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.kafka.producer import OutgoingMessage
 from shadowspec.tap.sources import RawRecord
 
@@ -26,7 +26,7 @@ def arrival(raw: RawRecord) -> Arrival:
     The key is the record's session, else its user, else its request id, so that a session's requests stay in
     order; of the halves of a call it is the id that joins them.
     """
-    opened = open_message(raw, Format.AUTO)[0]
+    opened = open_message(raw, MessageFormat.AUTO)[0]
     key: str | None = None
     time: datetime | None = None
     if opened.half is not None:

@@ -8,20 +8,19 @@ here says why in `error`, with what was known of it by then.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Protocol
 
 from shadowspec.errors import RecordError
-from shadowspec.slicing import context_bucket
-from shadowspec.tap import openai
-from shadowspec.tap.bodies import MAX_COUNT
+from shadowspec.tap import openai, slicing
 from shadowspec.tap.endpoints import EndpointRule, match_endpoint
+from shadowspec.tap.formats import Opened
 from shadowspec.tap.hashing import KeyedHash
-from shadowspec.tap.labels import common_labels, own_labels, prompt_class
-from shadowspec.tap.parameters import unsupported
-from shadowspec.tap.parsed import ParsedRequest, ParsedResponse
+from shadowspec.tap.openai import ParsedRequest
+from shadowspec.tap.parameters import unsupported_error
 from shadowspec.tap.records import EPOCH, MirroredRecord
 from shadowspec.tap.routing import Hints
 from shadowspec.types import (
@@ -37,7 +36,9 @@ from shadowspec.types import (
 MAX_REMEMBERED_MATCHES = 1_000  # what records say of themselves hardly varies, but for paths with ids in them
 NO_LABELS: Final[Mapping[str, str]] = {}
 
-Found = tuple[RecordKey, MirroredRecord | RecordError, Hints]  # a record, or why there is none
+TENANT_HASH_CHARACTERS = 16  # 64 bits of the tenant's hash: enough to tell tenants apart, short enough to read
+INVALID_LABEL = "invalid"  # what stands for a value that could not be part of a slice's name
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9_.:/+-]{1,64}")
 
 
 class Tokenizer(Protocol):
@@ -107,7 +108,6 @@ class Reader:
         self._matched: dict[tuple[str | None, str | None, str | None], EndpointRule | None] = {}
         # What hardly varies is made once, and is the same for all: by class, regime, context and endpoint.
         self._labelled: dict[tuple[str, SamplingRegime, str, str], tuple[Mapping[str, str], str]] = {}
-        self.id_bound = min(MAX_COUNT, max((each.vocabulary_size for each in tokenizers.values()), default=MAX_COUNT))
 
     def presample(self, hints: Hints) -> FunnelKey | None:
         """Where a record ends whose key or headers already say that its session is not sampled, else None."""
@@ -121,17 +121,17 @@ class Reader:
         is_sampled = self.draw(rule, unit_key) < rule.sample_rate
         return None if is_sampled else (rule.name, FunnelCounter.SAMPLED_OUT, "not_sampled")
 
-    def read(self, found: Iterable[Found]) -> list[Reading]:
-        """What the records say, in their order.  Never raises for what they hold.
+    def read(self, opened: Iterable[tuple[Opened, Hints]]) -> list[Reading]:
+        """What the records say, in their order; none of them is half of one.  Never raises for what they hold.
 
         The steps, in which each record ends with its first error: 1. event time; 2. endpoint; 3. hashes of the ids;
         4. what was not served in the ordinary way; 5. the session's draw against the endpoint's rate; 6. what was not
         served by this model; 7. bodies; 8. tokens, held against the context; 9. slice.
         """
-        readings = [self._placed(*each) for each in found]
-        opened = [reading for reading in readings if reading.error is None and self._is_opened(reading)]
-        classes = [prompt_class(reading.record, reading.request) for reading in opened]
-        for reading, name in zip(opened, classes, strict=True):
+        readings = [self._try_place(*each) for each in opened]
+        parsed = [reading for reading in readings if reading.error is None and self._is_parsed(reading)]
+        classes = [_prompt_class(reading.record, reading.request) for reading in parsed]
+        for reading, name in zip(parsed, classes, strict=True):
             self._label(reading, name)
         return readings
 
@@ -139,16 +139,17 @@ class Reader:
         """The number in [0, 1) by which a session is sampled, the same for all of its slices."""
         return self._hash.uniform("sample", rule.name, unit_key)
 
-    def _placed(self, key: RecordKey, record: MirroredRecord | RecordError, hints: Hints) -> Reading:
+    def _try_place(self, opened: Opened, hints: Hints) -> Reading:
         """Steps 1 to 5."""
-        if isinstance(record, RecordError):
-            return Reading(key, record)
-        reading = Reading(key, None)
-        reading.record = record
+        reading = Reading(opened.key, opened.error)
+        if opened.record is None:
+            assert opened.error is not None, "neither a record nor an error"
+            return reading
+        reading.record = opened.record
         try:
-            self._place(reading, record, hints)
+            self._place(reading, opened.record, hints)
         except RecordError as error:
-            reading.error = error.kept()
+            reading.error = error.without_traceback()
         return reading
 
     def _place(self, reading: Reading, record: MirroredRecord, hints: Hints) -> None:
@@ -158,7 +159,7 @@ class Reader:
         endpoint, session = hints
         rule = self._match(record.endpoint if endpoint is None else endpoint, record.model, record.request_path)
         if rule is None:
-            raise unsupported("no_endpoint")
+            raise unsupported_error("no_endpoint")
         reading.rule, reading.is_placed = rule, True
         # Step 3
         identifier = self._hash.identifier
@@ -183,16 +184,16 @@ class Reader:
                 reading.sampling_rate = rule.sample_rate
                 raise RecordError(FunnelCounter.SAMPLED_OUT, "not_sampled")
 
-    def _is_opened(self, reading: Reading) -> bool:
+    def _is_parsed(self, reading: Reading) -> bool:
         """Steps 6 to 8; whether the record has not ended in them."""
         try:
-            self._open(reading, reading.record, reading.rule)
+            self._parse(reading, reading.record, reading.rule)
         except RecordError as error:
-            reading.error = error.kept()
+            reading.error = error.without_traceback()
             return False
         return True
 
-    def _open(self, reading: Reading, record: MirroredRecord, rule: EndpointRule) -> None:
+    def _parse(self, reading: Reading, record: MirroredRecord, rule: EndpointRule) -> None:
         # Step 6
         response = openai.parse_response(record)
         _check_model(rule, record.model, response.model)
@@ -203,23 +204,23 @@ class Reader:
         reading.logged = response.logged
         # Step 8
         tokenizer = self._tokenizers[rule.name]
-        reading.prompt_token_ids = ids = _prompt_token_ids(request, tokenizer, response)
+        reading.prompt_token_ids = ids = _prompt_token_ids(request, tokenizer)
         reading.num_prompt_tokens = len(ids)
-        reading.sampling = _bounded(request, rule, len(ids), tokenizer.context_length)
+        reading.sampling = _bound_length(request, rule, len(ids), tokenizer.context_length)
 
     def _label(self, reading: Reading, class_name: str) -> None:
         """Step 9."""
         rule, regime, num_tokens = reading.rule, reading.sampling.regime, reading.num_prompt_tokens
         assert num_tokens is not None, "labelled before its tokens were counted"
-        bucket = context_bucket(num_tokens)
+        bucket = slicing.context_bucket(num_tokens)
         asked = (class_name, regime, bucket, rule.name)
         if (found := self._labelled.get(asked)) is None:
-            labels = common_labels(class_name, regime, bucket)
+            labels = {"prompt_class": class_name, "sampling_regime": regime.value, "context_bucket": bucket}
             found = self._labelled[asked] = (labels, format_slice_key(labels, rule.slice_by))
         reading.labels, reading.slice_key = found
         tenant = reading.record.tenant_id()
         tenant_hash = None if tenant is None else self._hash.identifier("tenant", tenant)
-        if own := own_labels(reading.record, rule, tenant_hash):
+        if own := _own_labels(reading.record, rule, tenant_hash):
             reading.labels = labels = {**reading.labels, **own}
             reading.slice_key = format_slice_key(labels, rule.slice_by)
 
@@ -235,13 +236,13 @@ class Reader:
 
 def _check_model(rule: EndpointRule, asked: str | None, answered: str | None) -> None:
     if asked is None and answered is None:
-        raise unsupported("no_model")
+        raise unsupported_error("no_model")
     for model in (asked, answered):
         if model is not None and model not in rule.served_models:
-            raise unsupported("other_model")
+            raise unsupported_error("other_model")
 
 
-def _prompt_token_ids(request: ParsedRequest, tokenizer: Tokenizer, response: ParsedResponse) -> tuple[int, ...]:
+def _prompt_token_ids(request: ParsedRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
     if request.prompt_token_ids is not None:
         ids = request.prompt_token_ids
     elif request.is_chat:
@@ -249,16 +250,13 @@ def _prompt_token_ids(request: ParsedRequest, tokenizer: Tokenizer, response: Pa
     else:
         ids = tuple(tokenizer.encode(request.text or ""))
     if not ids:
-        raise unsupported("empty_prompt")
-    vocabulary_size = tokenizer.vocabulary_size
-    is_bounded = ids is response.prompt_token_ids and response.id_bound <= vocabulary_size
-    stops = request.sampling.stop_token_ids
-    if (not is_bounded and max(ids) >= vocabulary_size) or (stops and max(stops) >= vocabulary_size):
-        raise unsupported("token_not_in_vocabulary")
+        raise unsupported_error("empty_prompt")
+    if max(max(ids), *request.sampling.stop_token_ids, 0) >= tokenizer.vocabulary_size:
+        raise unsupported_error("token_not_in_vocabulary")
     return ids
 
 
-def _bounded(
+def _bound_length(
     request: ParsedRequest, rule: EndpointRule, num_prompt_tokens: int, context_length: int
 ) -> SamplingParameters:
     """The sampling parameters with the output length that prompt and context leave."""
@@ -267,7 +265,7 @@ def _bounded(
     if rule.max_new_tokens is not None:
         max_tokens = min(max_tokens, rule.max_new_tokens)
     if room < 1 or max_tokens > room:
-        raise unsupported("longer_than_context")
+        raise unsupported_error("longer_than_context")
     sampling = request.sampling
     min_tokens = min(sampling.min_tokens, max_tokens)
     if max_tokens == sampling.max_tokens and min_tokens == sampling.min_tokens:
@@ -285,3 +283,33 @@ def _unit_key(session_hash: str | None, user_hash: str | None, event_time: datet
 
 def _session_unit(session_hash: str) -> str:
     return f"session:{session_hash}"
+
+
+def _prompt_class(record: MirroredRecord, request: ParsedRequest) -> str:
+    """The class of a request: what the record says of it, else the classifier's."""
+    declared = record.annotation("prompt_class")
+    return slicing.prompt_class(
+        request.texts,
+        declared=declared if isinstance(declared, str) else None,
+        offers_tools=request.offers_tools,
+        asks_for_json=request.asks_for_json,
+    )
+
+
+def _own_labels(record: MirroredRecord, rule: EndpointRule, tenant_hash: str | None) -> dict[str, str]:
+    """The labels that only some requests have: the tenant, and the endpoint's configured ones.
+
+    A value is kept if it is a short word (letters, digits, _ . : / + -, at most 64), so that no text gets
+    into a label; any other is "invalid".
+    """
+    labels = {} if tenant_hash is None else {"tenant": tenant_hash[:TENANT_HASH_CHARACTERS]}
+    for name in rule.labels:
+        value = record.annotation(name)
+        if value is not None:
+            labels[name] = _label_value(value)
+    return labels
+
+
+def _label_value(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, (str, int)) else ""
+    return text if _LABEL_VALUE.fullmatch(text) else INVALID_LABEL

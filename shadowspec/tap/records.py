@@ -1,28 +1,22 @@
 """One mirrored record: the envelope around an OpenAI request and its response.
 
-`decode` turns bytes into a `MirroredRecord` or says that they are none.  What surrounds the bodies is read
-leniently (mirrors add fields of their own), what steers the measurement strictly.  Nothing here is stored:
-ids leave this module in the clear, for `admission` to hash.
+What surrounds the bodies is read leniently (mirrors add fields of their own), what steers the measurement strictly.
+Nothing here is stored: ids leave this module in the clear, for `admission` to hash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from math import isfinite
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-from msgspec import Struct, convert
-from msgspec import ValidationError as MsgspecError
-from pydantic import ValidationError
+from msgspec import UNSET, MsgspecError, Struct, UnsetType, field
+from msgspec.json import Decoder
 
-from shadowspec.errors import RecordError
-from shadowspec.tap.documents import parse_object
-from shadowspec.tap.parameters import malformed, unsupported
-from shadowspec.tap.parsed import ParsedResponse
+from shadowspec.tap.bodies import Finite, ResponseBody, convert_or_refuse
+from shadowspec.tap.parameters import malformed_error, unsupported_error
 from shadowspec.types import Intervention
 
 # Traffic from outside this span has a broken clock; one such record would make every other one late.
@@ -34,24 +28,26 @@ EPOCH_UNITS_PER_SECOND: Final = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (1e20, 1
 EARLIEST_MS: Final = (EARLIEST - EPOCH) // timedelta(milliseconds=1)
 LATEST_MS: Final = (LATEST - EPOCH) // timedelta(milliseconds=1)
 FAILED_STATUS = 400  # HTTP
-MAX_REASON_CHARACTERS = 80
 MAX_REMEMBERED_PATHS = 1_000  # they hardly vary, but for those with ids in them
 ENDPOINT_HEADER = "x-endpoint"
 # What the adapters found, or the mirror says, for which no record can be measured; the reason code has the same name.
 DISQUALIFYING_ANNOTATIONS: Final = ("truncated", "redacted", "no_payload", "provider_dialect")
 
-_NO_ANNOTATIONS: Final[Mapping[str, Any]] = {}
-
-Answer = TypeVar("Answer")
+MAX_BRACKETS = 200  # the depth to which documents are read: with fewer brackets than that, none is deeper
 
 
-class Envelope(Struct, Generic[Answer], gc=False, kw_only=True):
-    """What JSON may hold in each field of the envelope, exactly: True is no int."""
+class MirroredRecord(Struct, gc=False, kw_only=True):
+    """The envelope around a request and its response.  Fields that it does not name are the mirror's own and ignored.
+
+    `response` is the answer's document until `openai.parse_response` reads it.  `annotations` are the fields of the
+    record's metadata, then of the request's own, that are not null; `headers` are the transport's and the record's by
+    their names in lower case, of the record's that differ in case alone the first.
+    """
 
     request: dict[str, Any]
-    response: Answer | None = None
+    response: dict[str, Any] | ResponseBody | None = None
     endpoint: str | None = None
-    timestamp: str | int | float | None = None
+    timestamp: str | int | Finite | None = None
     session_id: str | int | None = None
     user: str | int | None = None
     tenant: str | int | None = None
@@ -61,70 +57,36 @@ class Envelope(Struct, Generic[Answer], gc=False, kw_only=True):
     status: int | str | None = None
     cache_hit: bool | str | None = None
     is_silent_experiment: bool | str | None = None
-    metadata: dict[str, Any] | None = None
+    annotations: dict[str, Any] | None = field(default=None, name="metadata")
     headers: dict[str, Any] | None = None
-
-
-_AnyEnvelope = Envelope[dict[str, Any]]
-_FIRST_TYPES: Final[Mapping[str, str]] = {  # of fields that may have several; reasons name it
-    "timestamp": "str", "session_id": "str", "user": "str", "tenant": "str", "request_id": "str", "status": "int",
-    "cache_hit": "bool", "is_silent_experiment": "bool",
-}  # fmt: skip
-
-
-@dataclass(init=False, repr=False, slots=True)
-class MirroredRecord:
-    """The envelope.  Unknown fields are the mirror's own and are ignored.
-
-    `response` is what is left to be read of the answer, `answer` what was read of it already.  `annotations` are the
-    fields of the record's metadata, then of the request's own, that are not null; `headers` stand by their names in
-    lower case, of several that differ in case alone the first.
-    """
-
-    request: dict[str, Any]
-    response: Mapping[str, Any] | None
-    answer: ParsedResponse | None
-    endpoint: str | None
-    timestamp: str | int | float | None
-    session_id: str | int | None
-    user: str | int | None
-    tenant: str | int | None
-    request_id: str | int | None
-    path: str | None
-    url: str | None
-    status: int | str | None
-    cache_hit: bool | str | None
-    is_silent_experiment: bool | str | None
-    annotations: Mapping[str, Any]
-    headers: Mapping[str, Any]
-
-    def __init__(
-        self,
-        envelope: Envelope[Any],
-        headers: Mapping[str, str],
-        response: Mapping[str, Any] | None,
-        answer: ParsedResponse | None = None,
-    ) -> None:
-        """`headers` are the transport's, by lower-case name; they fill what the envelope lacks."""
-        self.request = envelope.request
-        self.response = response
-        self.answer = answer
-        self.endpoint = envelope.endpoint if envelope.endpoint is not None else headers.get(ENDPOINT_HEADER)
-        self.timestamp = envelope.timestamp
-        self.session_id = envelope.session_id
-        self.user = envelope.user
-        self.tenant = envelope.tenant
-        self.request_id = envelope.request_id
-        self.path = envelope.path
-        self.url = envelope.url
-        self.status = envelope.status
-        self.cache_hit = envelope.cache_hit
-        self.is_silent_experiment = envelope.is_silent_experiment
-        self.annotations = _annotations(envelope.metadata, self.request.get("metadata"))
-        self.headers = _with_own(headers, envelope.headers)
 
     def __repr__(self) -> str:
         return f"MirroredRecord(endpoint={self.endpoint!r})"
+
+    def complete(self, headers: Mapping[str, str]) -> None:
+        """Fill what a decoded record lacks from the transport's headers, given by lower-case name."""
+        if headers and self.endpoint is None:
+            self.endpoint = headers.get(ENDPOINT_HEADER)
+        of_request = self.request.get("metadata")
+        if isinstance(of_request, dict) and of_request:
+            own = self.annotations or {}
+            self.annotations = {**of_request, **{name: value for name, value in own.items() if value is not None}}
+        own, self.headers = self.headers or {}, dict(headers)
+        for name, value in reversed(own.items()):
+            self.headers[name.lower()] = value
+
+    def annotation(self, name: str) -> Any:
+        """What the record's or its request's metadata says by that name; None if nothing."""
+        return None if self.annotations is None else self.annotations.get(name)
+
+    def header(self, name: str) -> Any:
+        """The header of that lower-case name; None if there is none."""
+        return None if self.headers is None else self.headers.get(name)
+
+    def in_response(self, name: str) -> Any:
+        """The response's `id`, `created` or `error`, whatever it is; None if there is none."""
+        response = self.response
+        return response.get(name) if isinstance(response, dict) else getattr(response, name, None)
 
     @property
     def request_path(self) -> str | None:
@@ -139,22 +101,22 @@ class MirroredRecord:
         return model if isinstance(model, str) else None
 
     def session(self) -> str | None:
-        return _first(self.session_id, self.annotations.get("session_id"), self.headers.get("x-session-id"))
+        return _first(self.session_id, self.annotation("session_id"), self.header("x-session-id"))
 
     def user_id(self) -> str | None:
         return _first(
-            self.user, self.request.get("user"), self.annotations.get("user"), self.annotations.get("user_id"),
-            self.headers.get("x-user-id"),
+            self.user, self.request.get("user"), self.annotation("user"), self.annotation("user_id"),
+            self.header("x-user-id"),
         )  # fmt: skip
 
     def tenant_id(self) -> str | None:
-        return _first(self.tenant, self.annotations.get("tenant"), self.headers.get("x-tenant-id"))
+        return _first(self.tenant, self.annotation("tenant"), self.header("x-tenant-id"))
 
     def request_identity(self) -> str | None:
-        return _first(self.request_id, self.annotations.get("request_id"), self.headers.get("x-request-id"))
+        return _first(self.request_id, self.annotation("request_id"), self.header("x-request-id"))
 
     def response_identity(self) -> str | None:
-        return _first((self.response or {}).get("id"))
+        return _first(self.in_response("id"))
 
     def event_time(self, fallback_ms: int) -> datetime:
         """When the request was made, UTC.
@@ -167,12 +129,12 @@ class MirroredRecord:
         """
         value: Any = self.timestamp
         if value is None:
-            value = (self.response or {}).get("created")
+            value = self.in_response("created")
         if value is None and fallback_ms <= 0:
-            raise malformed("no_timestamp")
+            raise malformed_error("no_timestamp")
         time = transport_time(fallback_ms) if value is None else parse_time(value)
         if time is None or not EARLIEST <= time < LATEST:
-            raise malformed("invalid:timestamp")
+            raise malformed_error("invalid:timestamp")
         return time
 
     def check_served(self) -> None:
@@ -183,45 +145,65 @@ class MirroredRecord:
         Raises:
             RecordError: unsupported; the call failed, came from a cache, was cut or is a shadow itself.
         """
-        said = self.annotations
-        is_failed = _is_failure(self.status) or (self.response or {}).get("error") is not None
-        if is_failed and said.get("intervention") != Intervention.REJECTED:
-            raise unsupported("failed_request")
-        if _is_set(self.cache_hit) or (said and _is_set(said.get("cache_hit"))):
-            raise unsupported("cache_hit")
-        if _is_set(self.is_silent_experiment) or (said and _is_set(said.get("is_silent_experiment"))):
-            raise unsupported("silent_experiment")
-        for name in DISQUALIFYING_ANNOTATIONS if said else ():
-            if _is_set(said.get(name)):
-                raise unsupported(name)
+        is_failed = _is_failure(self.status) or self.in_response("error") is not None
+        if is_failed and self.annotation("intervention") != Intervention.REJECTED:
+            raise unsupported_error("failed_request")
+        if _is_set(self.cache_hit) or _is_set(self.annotation("cache_hit")):
+            raise unsupported_error("cache_hit")
+        if _is_set(self.is_silent_experiment) or _is_set(self.annotation("is_silent_experiment")):
+            raise unsupported_error("silent_experiment")
+        for name in DISQUALIFYING_ANNOTATIONS if self.annotations else ():
+            if _is_set(self.annotation(name)):
+                raise unsupported_error(name)
 
 
-def decode(value: bytes, headers: Mapping[str, str] | None = None) -> MirroredRecord:
-    """Read one record.
+class _FromDocument(MirroredRecord, gc=False, kw_only=True):
+    response: dict[str, Any] | None = None
+
+
+class _FromBytes(MirroredRecord, gc=False, kw_only=True):
+    """A message with one of the last three fields, whatever it holds, may be in another format."""
+
+    response: ResponseBody | None = None
+    call_type: UnsetType = UNSET
+    specversion: UnsetType = UNSET
+    started_at: UnsetType = UNSET
+
+
+_DECODER: Final = Decoder(_FromBytes)
+
+
+def decode_record(value: bytes, headers: Mapping[str, str]) -> MirroredRecord | None:
+    """The one record in our own format that a message holds, read without making a document of the whole message.
+
+    None says nothing of why: `read_record` reads the documents of the same message by the same types, and refuses it
+    with a reason.  What nobody reads of the response may hold what documents may not: numbers of thousands of digits.
 
     Args:
-        value: one JSON object.
+        value: the message.
         headers: what the transport's headers say, as `decoded_headers` gives them.
-
-    Raises:
-        RecordError: malformed; no JSON, no object, or a field of the envelope has the wrong type.
     """
-    return read_envelope(parse_object(value), headers or {})
+    if value.count(b"[") + value.count(b"{") > MAX_BRACKETS:
+        return None
+    try:
+        record = _DECODER.decode(value)
+        if not value.isascii():
+            value.decode()  # the decoder takes any bytes in what it steps over
+    except (MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    record.complete(headers)
+    return record
 
 
-def read_envelope(document: dict[str, Any], headers: Mapping[str, str]) -> MirroredRecord:
-    """The record of an envelope that is parsed already.  `headers` fill what it lacks: its own fields win.
+def read_record(document: Mapping[str, Any], headers: Mapping[str, str]) -> MirroredRecord:
+    """The record of a parsed envelope.  `headers` fill what it lacks: its own fields win.
 
     Raises:
         RecordError: malformed; a field of the envelope has the wrong type.
     """
-    try:
-        envelope = convert(document, _AnyEnvelope)
-    except MsgspecError:
-        raise _wrong_field(document) from None
-    if not _is_finite(envelope.timestamp):
-        raise _wrong_field(document)
-    return MirroredRecord(envelope, headers, envelope.response)
+    record = convert_or_refuse(document, _FromDocument)
+    record.complete(headers)
+    return record
 
 
 def decoded_headers(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, str]:
@@ -241,47 +223,7 @@ def _path_of(address: str) -> str:
     try:
         return urlsplit(address).path.rstrip("/")
     except ValueError as error:
-        raise malformed("invalid:path") from error
-
-
-def _annotations(own: Mapping[str, Any] | None, of_request: Any) -> Mapping[str, Any]:
-    if not own and not of_request:
-        return _NO_ANNOTATIONS
-    found = of_request if isinstance(of_request, dict) else {}
-    return {**found, **{name: value for name, value in (own or {}).items() if value is not None}}
-
-
-def _with_own(headers: Mapping[str, str], own: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    if not own:
-        return headers
-    lowered: dict[str, Any] = {}
-    for name, value in own.items():
-        lowered.setdefault(name.lower(), value)
-    return {**headers, **lowered}
-
-
-def _wrong_field(document: Mapping[str, Any]) -> RecordError:
-    """The first field that is wrong, by name, and by the first of the types that it may have if it may have several."""
-    for name in Envelope.__struct_fields__:
-        try:
-            is_right = _is_finite(convert({"request": {}, name: document.get(name)}, _AnyEnvelope).timestamp)
-        except MsgspecError:
-            is_right = False
-        if not is_right:
-            return malformed(f"invalid:{name}.{_FIRST_TYPES[name]}" if name in _FIRST_TYPES else f"invalid:{name}")
-    raise AssertionError("no field is wrong")
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, float) or isfinite(value)
-
-
-def invalid_field(error: ValidationError, prefix: str = "") -> RecordError:
-    """The first field that is wrong, by the names that the models declare; never by a value."""
-    location = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
-    names = [prefix] if prefix else []
-    names += [str(part) for part in location if isinstance(part, int) or part.isidentifier()]
-    return malformed(("invalid:" + ".".join(names))[:MAX_REASON_CHARACTERS])
+        raise malformed_error("invalid:path") from error
 
 
 def _first(*candidates: Any) -> str | None:

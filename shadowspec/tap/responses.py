@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
-from shadowspec.errors import RecordError
+from shadowspec.tap.bodies import ResponseBody
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.tap.formats import Format, open_message
+from shadowspec.tap.formats import MessageFormat, Opened, open_message
 from shadowspec.tap.hashing import KeyedHash
-from shadowspec.tap.joining import DEFAULT_WINDOW, Joined, Joiner
-from shadowspec.tap.outcomes import intervention_of
-from shadowspec.tap.reading import Found, Reader, Reading, Tokenizer
-from shadowspec.tap.records import MirroredRecord
+from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
+from shadowspec.tap.openai import intervention_of, response_of
+from shadowspec.tap.reading import Reader, Reading, Tokenizer
 from shadowspec.tap.routing import NO_HINTS
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, FunnelKey, Intervention, RecordKey, ShadowPrompt
@@ -53,20 +52,17 @@ class ResponseReader:
 
     def read(self, raw: RawRecord) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
         """The calls of one message, or where its records end; of half a call nothing until it is settled."""
-        found: list[Found] = []
-        for opened in open_message(raw, Format.AUTO):
-            if opened.half is not None:
-                found += _joined(self._joiner.add(opened.key, opened.half))
-            else:
-                found.append((opened.key, _one(opened.record, opened.error), NO_HINTS))
-        yield from self._ended(found)
+        found: list[Opened] = []
+        for opened in open_message(raw, MessageFormat.AUTO):
+            found += [opened] if opened.half is None else self._joiner.add(opened.key, opened.half)
+        yield from self._select_calls(found)
 
     def drain(self) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
         """What waited for its other half; no message follows."""
-        yield from self._ended(_joined(self._joiner.drain()))
+        yield from self._select_calls(self._joiner.drain())
 
-    def _ended(self, found: list[Found]) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
-        for reading in self._reader.read(found):
+    def _select_calls(self, found: Sequence[Opened]) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
+        for reading in self._reader.read((opened, NO_HINTS) for opened in found):
             endpoint = reading.rule.name if reading.is_placed else None
             if reading.error is not None:
                 yield reading.key, (endpoint, FunnelCounter(reading.error.counter), reading.error.reason)
@@ -86,16 +82,6 @@ class ResponseReader:
         return is_known
 
 
-def _joined(settled: Sequence[Joined]) -> list[Found]:
-    return [(each.key, _one(each.record, each.error), NO_HINTS) for each in settled]
-
-
-def _one(record: MirroredRecord | None, error: RecordError | None) -> MirroredRecord | RecordError:
-    either = record if record is not None else error
-    assert either is not None, "neither a record nor an error"
-    return either
-
-
 def _call(reading: Reading) -> LoggedCall:
     event_time, slice_key = reading.event_time, reading.slice_key
     assert event_time is not None, "placed without a time"
@@ -104,17 +90,17 @@ def _call(reading: Reading) -> LoggedCall:
         reading.key, reading.rule.name, event_time, reading.labels, reading.prompt_token_ids, reading.sampling,
         reading.session_hash, reading.user_hash, reading.request_id_hash, reading.logged,
     )  # fmt: skip
-    return LoggedCall(prompt, slice_key, reading.unit_key, response_text(reading.record.response or {}))
+    return LoggedCall(prompt, slice_key, reading.unit_key, response_text(response_of(reading.record)))
 
 
-def response_text(body: Mapping[str, Any]) -> str | None:
+def response_text(body: ResponseBody | None) -> str | None:
     """The text of the answer's only choice, if all that was generated is in it."""
-    choices = body.get("choices")
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+    if body is None or body.choices is None or len(body.choices) != 1:
         return None
-    message = choices[0].get("message")
+    (choice,) = body.choices
+    message = choice.message
     if message is None:
-        text = choices[0].get("text")
+        text = choice.text
     elif isinstance(message, dict) and not any(message.get(name) for name in _OTHER_CONTENT):
         text = message.get("content")
     else:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from pydantic import Field
 
 from shadowspec.errors import ConfigError
 from shadowspec.tap.sources import RawRecord
@@ -37,8 +39,8 @@ NO_HINTS: Final = Hints()
 class Routing:
     """Where endpoint ("body", "topic", "header:NAME") and session ("body", "key", "header:NAME") stand."""
 
-    endpoint: str = BODY
-    session: str = BODY
+    endpoint: Annotated[str, Field(alias="endpoint_from", pattern=r"^(body|topic|header:.+)$")] = BODY
+    session: Annotated[str, Field(alias="session_from", pattern=r"^(body|key|header:.+)$")] = BODY
 
     def __post_init__(self) -> None:
         for name, value, plain in (("endpoint", self.endpoint, TOPIC), ("session", self.session, KEY)):

@@ -91,8 +91,8 @@ def read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[
         is_gzip = magic == GZIP_MAGIC
         if magic and not is_gzip and name.endswith(".gz"):
             raise InputError(f"{name}: is not gzip, though its name says so")
-        digest = _digest(_unpacked(stream, is_gzip))
-        content = _unpacked(stream, is_gzip)
+        digest = _digest(_unpack(stream, is_gzip))
+        content = _unpack(stream, is_gzip)
     second_digest = hashlib.sha256()
     found = False
     line = 0
@@ -113,7 +113,7 @@ def read_stream(stream: BinaryIO, name: str, max_record_bytes: int) -> Iterator[
         raise NoDataError(f"{name}: is empty, there is no record in it")
 
 
-def _unpacked(stream: BinaryIO, is_gzip: bool) -> BinaryIO:
+def _unpack(stream: BinaryIO, is_gzip: bool) -> BinaryIO:
     stream.seek(0)
     return gzip.GzipFile(fileobj=stream, mode="rb") if is_gzip else stream  # type: ignore[return-value]
 

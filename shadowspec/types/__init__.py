@@ -1,4 +1,8 @@
-"""The values that travel between packages: frozen, typed, free of I/O.
+"""The values that travel between packages: frozen, typed, without I/O.
+
+In: nothing.
+Out: dataclasses and enumerations, and the documents in which decisions are stored.
+Imports: errors.
 
 Counts are stored, ratios are formed in `shadowspec.metrics` alone.  Names are the serving field's own
 (vLLM's where it has one).  Prompt text never enters a value of this module: a prompt is its token ids, and
@@ -6,10 +10,16 @@ those are kept out of every repr.
 """
 
 from shadowspec.types.arrivals import ARRIVING, ArrivedRequest, ServedRequest
-from shadowspec.types.audits import AcceptanceSums, AuditedRun, AuditedUnit, LoopSpan, ReplayedRecord, StoredAudit
-from shadowspec.types.backfills import BackfilledBlock, BlockPlace
-from shadowspec.types.block_times import BlockTime
-from shadowspec.types.costs import BASELINE, SERVED_BACKEND, CostKey, Place, ProfiledCosts, StepCost
+from shadowspec.types.audits import (
+    AcceptanceSums,
+    AuditedRun,
+    AuditedUnit,
+    ExpectedCounts,
+    LoopSpan,
+    ReplayedRecord,
+    StoredAudit,
+)
+from shadowspec.types.costs import BASELINE, SERVED_BACKEND, BlockTime, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
 from shadowspec.types.flags import NO_FLAGS, Contract, Intervention, OutputContract, RunFlags, Validity
 from shadowspec.types.folding import Arrival, EndpointProgress, Fold, OpenBlock, OpenKey, SliceKey, Span, StoredEvidence
@@ -40,9 +50,18 @@ from shadowspec.types.measurement import (
     SpeculationCounts,
 )
 from shadowspec.types.overrides import FORCEABLE, Clearing, Override, OverrideRecord
-from shadowspec.types.progress import Advance, FunnelKey, LedgerEntry, PartitionId, UnitMemory, WriteBatch, WriteOutcome
+from shadowspec.types.progress import (
+    Advance,
+    BackfilledBlock,
+    BlockPlace,
+    FunnelKey,
+    LedgerEntry,
+    PartitionId,
+    UnitMemory,
+    WriteBatch,
+    WriteOutcome,
+)
 from shadowspec.types.records import FunnelCounter, StoredBlock, StoredRecord
-from shadowspec.types.replay import ExpectedCounts
 from shadowspec.types.requests import (
     LoggedResponse,
     RecordKey,
@@ -54,15 +73,46 @@ from shadowspec.types.requests import (
 )
 from shadowspec.types.rollouts import Rollout, Stage
 from shadowspec.types.schedules import Delivery, DeliveryState, Period
-from shadowspec.types.speculation import SUFFIX_OPTIONS, FingerprintedConfig, SpeculationConfig, VerifyRule
-from shadowspec.types.twins import quickly
-from shadowspec.types.verdicts import Decision, TestResult, Verdict
+from shadowspec.types.speculation import (
+    FIRST_OPTIONS,
+    SUFFIX_OPTIONS,
+    FingerprintedConfig,
+    SpeculationConfig,
+    VerifyRule,
+    fingerprint_config,
+)
+from shadowspec.types.twins import fast_constructor
+from shadowspec.types.verdicts import (
+    BettingFigures,
+    Composition,
+    Decision,
+    Dependence,
+    DetectorFigures,
+    DriftFigures,
+    EvidenceSummary,
+    Figure,
+    MixChange,
+    OverriddenVerdict,
+    RateChange,
+    Reservations,
+    SliceCover,
+    SliceState,
+    Supersession,
+    TestResult,
+    TestState,
+    Trial,
+    Verdict,
+    Watch,
+    WatchedMean,
+    WeightedBounds,
+)
 
 __all__ = [
     "ARRIVING",
     "BASELINE",
     "COUNTS",
     "END_TO_END",
+    "FIRST_OPTIONS",
     "FIRST_TOKEN",
     "FORCEABLE",
     "LATENCIES",
@@ -79,22 +129,29 @@ __all__ = [
     "AuditedRun",
     "AuditedUnit",
     "BackfilledBlock",
+    "BettingFigures",
     "Block",
     "BlockPlace",
     "BlockResult",
     "BlockTime",
     "Buckets",
     "Clearing",
+    "Composition",
     "Contract",
     "CostKey",
     "Decision",
     "Delivery",
     "DeliveryState",
+    "Dependence",
+    "DetectorFigures",
+    "DriftFigures",
     "EndpointProgress",
     "EndpointRows",
     "EvidenceSnapshot",
+    "EvidenceSummary",
     "ExpectedCounts",
     "FailedScrape",
+    "Figure",
     "FingerprintedConfig",
     "Fold",
     "FunnelCounter",
@@ -109,9 +166,11 @@ __all__ = [
     "LoggedResponse",
     "LoopSpan",
     "Memory",
+    "MixChange",
     "OpenBlock",
     "OpenKey",
     "OutputContract",
+    "OverriddenVerdict",
     "Override",
     "OverrideRecord",
     "PairedScore",
@@ -120,8 +179,10 @@ __all__ = [
     "Period",
     "Place",
     "ProfiledCosts",
+    "RateChange",
     "RecordKey",
     "ReplayedRecord",
+    "Reservations",
     "Rollout",
     "Run",
     "RunFlags",
@@ -130,7 +191,9 @@ __all__ = [
     "ServedRequest",
     "ServedRun",
     "ShadowPrompt",
+    "SliceCover",
     "SliceKey",
+    "SliceState",
     "Span",
     "SpeculationConfig",
     "SpeculationCounts",
@@ -140,16 +203,23 @@ __all__ = [
     "StoredBlock",
     "StoredEvidence",
     "StoredRecord",
+    "Supersession",
     "TestResult",
+    "TestState",
+    "Trial",
     "UnitMemory",
     "Validity",
     "Verdict",
     "VerifyRule",
+    "Watch",
+    "WatchedMean",
     "Watermark",
     "WatermarkHolder",
+    "WeightedBounds",
     "WriteBatch",
     "WriteOutcome",
+    "fast_constructor",
+    "fingerprint_config",
     "format_slice_key",
     "parse_slice_key",
-    "quickly",
 ]

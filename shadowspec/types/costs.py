@@ -1,4 +1,4 @@
-"""What was measured of a device: the costs of the loop's steps, and what they are the costs of."""
+"""What was measured of a device: the costs of the loop's steps, what they are the costs of, and the times of blocks."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ class CostKey:
     @classmethod
     def of(cls, config: FingerprintedConfig, *, is_greedy: bool) -> Self:
         """Of a config's requests of one kind."""
-        own, details = config.config, config.details
-        served = _served(own) if own.backend == SERVED_BACKEND else None
+        own = config.config
+        served = _name_served(own) if own.backend == SERVED_BACKEND else None
         return cls(
             engine=config.engine,
             device=config.device,
             dtype=config.dtype,
             proposer=own.proposer,
-            target_weights=served[0] if served else details.get("target_weights", ""),
-            draft_weights=served[1] if served else details.get("draft_weights", ""),
+            target_weights=served[0] if served else config.target_weights,
+            draft_weights=served[1] if served else config.draft_weights,
             verify_rule=own.verify_rule.value,
             is_greedy=is_greedy,
         )
@@ -94,10 +94,10 @@ class CostKey:
     def serves(self, config: SpeculationConfig) -> bool:
         """Whether it is the cost of a server that runs this pair, by whichever engine the config was measured."""
         way = self.target_weights, self.draft_weights, self.proposer, self.verify_rule
-        return way == (*_served(config), config.proposer, config.verify_rule.value)
+        return way == (*_name_served(config), config.proposer, config.verify_rule.value)
 
 
-def _served(config: SpeculationConfig) -> tuple[str, str]:
+def _name_served(config: SpeculationConfig) -> tuple[str, str]:
     """Target and draft as the configuration calls them."""
     return f"{SERVED}{config.target}", f"{SERVED}{config.draft or ''}"
 
@@ -124,3 +124,22 @@ class ProfiledCosts:
 
 def _places(points: Iterable[StepCost]) -> set[tuple[int, int]]:
     return {(each.concurrency, each.context) for each in points}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTime:
+    """One measured block.  Times in seconds.
+
+    Of each arm, the baseline's and every candidate's, `least_s` adds up the longest request, which is the least that
+    the arm can have taken, and `arms_s` the longer of that and of what all its requests, fillers included, take of
+    the load's slots.  Prefill and decoding; neither parity nor audits, nor what lies between two blocks.
+    `next_started_at` is when the store's next block began, at whatever endpoint; None: there is none yet.
+    """
+
+    slice_key: str
+    concurrency: int
+    num_requests: int  # fillers not among them
+    least_s: float
+    arms_s: float
+    started_at: datetime
+    next_started_at: datetime | None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from shadowspec.types.folding import EndpointProgress, StoredEvidence
+from shadowspec.types.folding import EndpointProgress, Fold, StoredEvidence
 from shadowspec.types.measurement import Run
 from shadowspec.types.progress import PartitionId
 from shadowspec.types.records import StoredBlock, StoredRecord
@@ -51,6 +51,7 @@ class EndpointRows:
     records: tuple[StoredRecord, ...]  # in the order of event time, ties by key
     blocks: tuple[StoredBlock, ...]  # in start order
     runs: tuple[Run, ...]  # in the start order of their blocks, within a block by key and fingerprint
+    folds: tuple[Fold, ...]  # that the evidence rests on, oldest first
     watermark: Watermark
     fingerprints: Mapping[str, FingerprintedConfig]  # every config, by fingerprint
     latest_decisions: tuple[Decision, ...]

@@ -59,7 +59,7 @@ class Intervention(StrEnum):
 class RunFlags:
     """The flags of one run; None where a flag is not defined, and everywhere on runs measured before there were any.
 
-    `is_early_rejection`: the draft was rejected from the start (`shadowspec.early`); None of too few steps.
+    `is_early_rejection`: the draft was rejected from the start (`shadowspec.types.failures`); None of too few steps.
     `is_beyond_draft_context`: prompt and output are longer than the draft model's context; False without a model.
     `contract`: what the output had to be, where the contract applied to either arm's output, with the validity of
     each (None: it did not apply to that arm's, which answered in words).
@@ -73,7 +73,7 @@ class RunFlags:
     intervention: Intervention | None = None
 
     @classmethod
-    def judged(
+    def judge(
         cls,
         contract: OutputContract | None,
         baseline: Validity | None,

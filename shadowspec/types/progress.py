@@ -1,4 +1,4 @@
-"""How far a consumer has come: what the ledger keeps of each partition, and what one write adds to it.
+"""How far a consumer or a backfill has come: what is stored of each partition and block, and what one write adds.
 
 The ledger in the database, not the broker's committed offset, says what is counted: rows, funnel counts and
 the new place of a partition are written in one transaction, and only from the place where the ledger stands.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 from shadowspec.types.measurement import BlockResult
 from shadowspec.types.records import FunnelCounter, StoredRecord
@@ -90,3 +91,27 @@ class UnitMemory:
     position: int  # usable requests so far
     last_seen: datetime
     rates: Mapping[str, float] = field(default_factory=dict)  # by slice: inclusion rate fixed at its first record
+
+
+class BlockPlace(NamedTuple):
+    """A block of a file: the digest of its content, and the block's number in it, from 0."""
+
+    source: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackfilledBlock:
+    """What became of the records of one block.
+
+    `num_records` is `num_replayed` and the funnel's sum together; the same content cut by the same `work` (what was
+    asked for, see `work_id` of the backfill) has the same blocks.
+    """
+
+    place: BlockPlace
+    is_last: bool  # of its file
+    num_records: int
+    num_replayed: int
+    num_near_ties: int
+    funnel: Mapping[FunnelKey, int]  # of the records that were not replayed
+    last_event: datetime | None  # aware, UTC; None: nothing was replayed

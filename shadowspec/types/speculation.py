@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final
+
+from shadowspec.types.requests import SamplingParameters
 
 
 class VerifyRule(StrEnum):
@@ -65,5 +69,90 @@ class FingerprintedConfig:
     engine: str  # name and version of the engine that measures, e.g. "shadowspec-torch/0.1.0 torch/2.13.0"
     device: str
     dtype: str
-    details: Mapping[str, str]  # weights and tokenizer digests, chat-template digest
+    details: Mapping[str, str]  # by name what else it depends on; code reads it through the properties below alone
     fingerprint: str  # sha256 hex of all of the above
+    recipe: int | None = None  # by which the fingerprint was taken; None: one that knew no sampling defaults
+
+    @property
+    def target_weights(self) -> str:
+        """Digest of the target's weights; empty where none is known, as of a server's."""
+        return self.details.get("target_weights", "")
+
+    @property
+    def draft_weights(self) -> str:
+        """Digest of the draft's weights; empty where none is known, or without a draft."""
+        return self.details.get("draft_weights", "")
+
+    @property
+    def target_revisions(self) -> tuple[str, ...]:
+        """What names the target's weights: its revision and their digest, as far as they are known."""
+        return tuple(each for each in (self.details.get("target_revision"), self.target_weights) if each)
+
+    @property
+    def counts_source(self) -> str | None:
+        """How a server says what was accepted; None of the engine."""
+        return self.details.get("counts_source")
+
+    @property
+    def data_note(self) -> str | None:
+        """What its data is where it is no mirrored traffic."""
+        return self.details.get("data_note")
+
+    @property
+    def default_sampling(self) -> str | None:
+        """How its endpoint samples what a request leaves open, where that differs from plain sampling."""
+        return self.details.get("default_sampling")
+
+
+# The options that both engines' fingerprints had from the beginning.  Taking one out, or a field of these at its
+# default, would change every stored fingerprint: standing ENABLEs would end, and their next runs start at half level.
+FIRST_OPTIONS: Final = frozenset(
+    {"proposer", "num_speculative_tokens", "verify_rule", "backend", "ngram_min", "ngram_max"}
+)
+RECIPE: Final = 2  # 1, which is stored as none at all, left an endpoint's sampling defaults out
+_PLAIN_SAMPLING: Final = SamplingParameters()
+_NAMES: Final = frozenset({"name", "target", "draft"})  # the same weights under another path are the same config
+
+
+def fingerprint_config(
+    config: SpeculationConfig,
+    *,
+    engine: str,
+    device: str,
+    dtype: str,
+    details: Mapping[str, str],
+    frozen_options: Collection[str],
+    default_sampling: Mapping[str, float] | None = None,
+) -> FingerprintedConfig:
+    """The config with its fingerprint: the one recipe, whichever engine measures.
+
+    An option of the config is part of it if it is not at its default and the proposer uses it, so that a new option
+    changes no fingerprint until it is set.  `frozen_options` are those that the engine's stored fingerprints hold
+    whatever their values, because they were taken before this rule; no option is ever added to them.
+
+    Args:
+        default_sampling: how a request is sampled that leaves it open; values that change nothing are no part of it.
+    """
+    sampling = sampling_defaults(default_sampling or {})
+    details = dict(details) | ({"default_sampling": sampling} if sampling else {})
+    options = {
+        own.name: getattr(config, own.name)
+        for own in fields(config)
+        if own.name in frozen_options or _is_set(config, own.name, own.default)
+    }
+    identity = options | {"details": details, "engine": engine, "device": device, "dtype": dtype}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return FingerprintedConfig(config, engine, device, dtype, details, digest, RECIPE)
+
+
+def sampling_defaults(default_sampling: Mapping[str, float]) -> str:
+    """The defaults that differ from plain sampling, as a fingerprint has them; "" where none does."""
+    found = {name: float(value) for name, value in default_sampling.items()}
+    found |= {"top_k": max(0.0, found["top_k"])} if "top_k" in found else {}  # -1 is 0: all tokens
+    kept = {name: value for name, value in sorted(found.items()) if value != getattr(_PLAIN_SAMPLING, name)}
+    return ", ".join(f"{name}={value!r}" for name, value in kept.items())
+
+
+def _is_set(config: SpeculationConfig, name: str, default: object) -> bool:
+    is_used = name not in SUFFIX_OPTIONS or config.proposer == "suffix"
+    return name not in _NAMES and is_used and getattr(config, name) != default

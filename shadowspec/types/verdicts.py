@@ -1,4 +1,7 @@
-"""What the gate says: the required tests at one look, and the decision that rests on them."""
+"""What the gate decides: the required tests at one look, and the decision that rests on them.
+
+Every part that code reads is a typed field.  `shadowspec.types.decision_documents` writes and reads them as JSON.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from enum import StrEnum
 from shadowspec.types.requests import parse_slice_key
 from shadowspec.types.speculation import SpeculationConfig
 
+Figure = float | int | str | None
+
 
 class Verdict(StrEnum):
     """What the gate recommends for one hypothesis."""
@@ -20,12 +25,56 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TestState:
+    """From which unit on a test counts, and how many consecutive units it merges into one."""
+
+    __test__ = False  # a value, not a pytest class
+
+    start_unit: int = 0
+    merged_units: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """How the units of a series depend on each other.
+
+    `r1` is their autocorrelation at lag 1 (None: too few units, or no spread); `state` is what restarts have left
+    (None: the series has no units to merge).
+    """
+
+    r1: float | None = None
+    state: TestState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BettingFigures:
+    """What a betting test has beside its bounds.
+
+    `mean` and `observed_weight` are of the observed units, on their scale; the capitals are those against the test's
+    nulls, the smaller one for passing at `TestResult.alpha` and the larger one for failing at `fail_alpha`.
+    `num_missing` values count at their worst.  `is_undecidable`: the bounds lie within the indifference zone.
+    `unprovable` says why nothing can prove the limit; None where something can.
+    """
+
+    mean: float | None
+    observed_weight: float
+    log10_capital_pass: float
+    log10_capital_fail: float
+    fail_alpha: float
+    num_missing: int = 0
+    is_undecidable: bool = False
+    unprovable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TestResult:
     """One required test of a hypothesis at one look.
 
     `outcome` is "pass", "fail" or "open"; the bounds are simultaneous over all looks.  `unit` says what
     `num_units` counts ("block", "cluster" or "request"); `min_units` is the smallest number at which this
     test could pass; `units_needed` estimates how many more it takes (None: cannot be said, or decided).
+    A test that is not required is shown beside those that are.  `dependence` is None of what is no series, `betting` of
+    what is no betting test.  `figures` are for people alone: they are shown by their names, and no rule reads one.
     """
 
     __test__ = False  # a value, not a pytest class
@@ -41,16 +90,209 @@ class TestResult:
     num_units: int
     min_units: int
     units_needed: int | None = None
-    details: Mapping[str, float | int | str | None] = field(default_factory=dict)
+    is_required: bool = True
+    dependence: Dependence | None = None
+    betting: BettingFigures | None = None
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+    @property
+    def state(self) -> TestState | None:
+        """From where on it counts; None where its units cannot be merged."""
+        return None if self.dependence is None else self.dependence.state
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run of a hypothesis's tests.
+
+    `share` is what the hypothesis was given of alpha at its entry, `level` the part that this run may use (None: the
+    share is used up).  Evidence counts from `start_blocks` blocks and `start_clusters` clusters of the fingerprint on,
+    and from `start_lost` lost records of the slice.  `supersedes` is the fingerprint whose verdict went with the run
+    before (None: the first run, or a restart with the same fingerprint).
+    """
+
+    share: float
+    level: float | None
+    num_restarts: int = 0
+    start_blocks: int = 0
+    start_clusters: int = 0
+    start_lost: int = 0
+    supersedes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceSummary:
+    """How much evidence a decision rests on.
+
+    The run's requests (`num_failed` of them failed) and, beside them, `num_lost` records that left no request.  Of the
+    slice, whatever the run: closed clusters, their members, records that came too late for their cluster
+    (`num_left_out` of them out of order), keys cut for dominating.  `num_capped_clusters` came after `max_clusters`.
+    `missing_share` and `late_share` are None of nothing.  `span_s` lies between the first and the last measured
+    cluster; `newest_evidence` is the time of the last.  `newest_record` is the watermark, which `watermark_held_by`
+    holds back (None: nothing does).
+    """
+
+    num_requests: int = 0
+    num_failed: int = 0
+    num_lost: int = 0
+    num_closed_clusters: int = 0
+    num_members: int = 0
+    num_late: int = 0
+    num_left_out: int = 0
+    num_dominant_keys: int = 0
+    num_capped_clusters: int = 0
+    missing_share: float | None = None
+    late_share: float | None = None
+    span_s: float = 0.0
+    newest_evidence: datetime | None = None
+    newest_record: datetime | None = None
+    watermark_held_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedMean:
+    """A mean that a drift detector holds to `promise`, on the scale of the unit values, which end at `highest`."""
+
+    promise: float
+    highest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What an ENABLE fixes: the promises by detector, and how many blocks and clusters of the run came before it."""
+
+    num_blocks: int
+    num_clusters: int
+    promises: Mapping[str, WatchedMean]
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorFigures:
+    """Units that a drift detector has folded, and the highest that its statistic has been (None of no units)."""
+
+    num_units: int
+    log10: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DriftFigures:
+    """How near the drift detectors are to their alarm, at `threshold_log10`, by detector.
+
+    `advice` names the tests whose advisory detectors have alarmed; None: none has.
+    """
+
+    threshold_log10: float | None
+    advice: str | None = None
+    detectors: Mapping[str, DetectorFigures] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Supersession:
+    """The fingerprint that replaced a decision's own, and the verdict that went out of force with it."""
+
+    by: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedBounds:
+    """Bounds of an endpoint's mean under its current shares; `known_share` of the weight has bounds of its own."""
+
+    lower: float
+    upper: float
+    known_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class SliceState:
+    """What is known of a slice up to a look: all of its closed clusters, and what its measured units add up to."""
+
+    num_closed: float
+    num_measured: float  # clusters
+    speedup_total: float  # of clipped log speedups
+    speedup_weight: float
+    acceptance_total: float
+    acceptance_weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class RateChange:
+    """How a mean of the endpoint has changed: by the traffic's mix, and within its slices; `text` says it."""
+
+    mix_part: float
+    within_part: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MixChange:
+    """Whether the traffic comes from other slices than at ENABLE, and how the means have changed, by name."""
+
+    log10_evidence: float
+    has_shifted: bool
+    rates: Mapping[str, RateChange] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCover:
+    """A slice beside its endpoint: its share of the current traffic (None: not known), and the verdict on it.
+
+    A slice without a level is shown under its endpoint, whose verdict then covers it.
+    """
+
+    traffic_share: float | None
+    is_shown_under_parent: bool
+    covering_verdict: Verdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """What only all decisions of a look together can say of one.
+
+    `is_named`: of all configs that are enabled here, this one has the best lower bound.  `cover` is of a slice, the
+    rest of the whole endpoint: `bounds` by test, as they are shown; the slices at its ENABLE; what has changed since.
+    """
+
+    is_named: bool
+    cover: SliceCover | None = None
+    bounds: Mapping[str, WeightedBounds] = field(default_factory=dict)
+    mix_reference: Mapping[str, SliceState] | None = None
+    mix_change: MixChange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OverriddenVerdict:
+    """The override over a decision (`expires_at` None: until it is cleared), and what was measured under it."""
+
+    override_id: int
+    expires_at: datetime | None
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reservations:
+    """What a report finds that keeps a verdict from being acted on: a load that is not configured any more, and the
+    slices for which DISABLE stands (None: not asked).
+    """
+
+    is_load_configured: bool = True
+    forbidden_by: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The gate's word on one hypothesis (endpoint x slice x load x speculation config) at one look.
+    """The gate's decision on one hypothesis (endpoint x slice x load x speculation config) at one look.
 
     An empty `slice_key` is the whole endpoint.  `reason` is a sentence for people; `reason_code` a stable
     short code ("all_tests_pass", "slowdown", "too_few_units", "no_level_left", "missing_data", ...).
-    `decision_id` is the store's own number for it, None until it has been appended.
+    `decision_id` is the store's number for it, None until it has been appended.
+
+    `engine` is what its latency was measured on, by name and version ("unknown" where that was not kept),
+    `serving_engine` what serves the endpoint (None where the configuration named nothing).  `run` is None where the
+    hypothesis has no level, and `frozen_parameters` of the policy with it.  `watch` and `drift` are of an ENABLE and
+    of the alarm that ends it; `ends_run`: the next look begins a run.  `override` and `reservations` are never stored:
+    they are of decisions with the operator's overrides laid over them, and of those in a report.
     """
 
     endpoint: str
@@ -66,20 +308,37 @@ class Decision:
     num_blocks: int
     clusters_needed: int | None
     decided_at: datetime
-    details: Mapping[str, float | int | str | None] = field(default_factory=dict)
     decision_id: int | None = field(default=None, compare=False)
+    engine: str = "unknown"
+    serving_engine: str | None = None
+    run: Trial | None = None
+    frozen_parameters: Mapping[str, Figure] | None = None
+    evidence: EvidenceSummary = field(default_factory=EvidenceSummary)
+    verdict_since: datetime | None = None  # None: not kept
+    watch: Watch | None = None
+    drift: DriftFigures | None = None
+    ends_run: bool = False
+    supersession: Supersession | None = None
+    composition: Composition | None = None
+    override: OverriddenVerdict | None = None
+    reservations: Reservations | None = None
 
     @property
     def slice_labels(self) -> dict[str, str]:
         return parse_slice_key(self.slice_key)
 
     @property
-    def engine(self) -> str:
-        """What its latency was measured on, by name and version; "unknown" where that was not kept."""
-        return str(self.details.get("engine") or "unknown")
+    def level(self) -> float | None:
+        """Level of its run; None where it has none."""
+        return None if self.run is None else self.run.level
 
     @property
-    def serving_engine(self) -> str | None:
-        """What serves the endpoint, as it was named when this was decided; None where nothing was."""
-        named = self.details.get("serving_engine")
-        return named if isinstance(named, str) else None
+    def since(self) -> datetime:
+        """Since when the verdict stands; where that was not kept, when it was decided."""
+        return self.verdict_since or self.decided_at
+
+    @property
+    def traffic_share(self) -> float | None:
+        """A slice's share of the current traffic; None where the gate did not write it, and of a whole endpoint."""
+        cover = None if self.composition is None else self.composition.cover
+        return None if cover is None else cover.traffic_share

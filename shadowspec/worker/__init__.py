@@ -1,1 +1,6 @@
-"""Measuring a stream of mirrored records: from consumed messages to stored rows."""
+"""The service that measures a stream of mirrored records.
+
+In: messages of the mirror, and the results of an engine process.
+Out: rows and ledger positions in one transaction, then committed offsets.
+Imports: tap, store, metrics, gc_control, types, errors.
+"""

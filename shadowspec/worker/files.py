@@ -11,34 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from shadowspec.store import Store
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import (
     Block,
     BlockResult,
-    LedgerEntry,
     PartitionId,
-    RecordKey,
-    StoredRecord,
-    WriteBatch,
-    WriteOutcome,
 )
 from shadowspec.worker.pipeline import BlockEngine, Pipeline
 
 CONSUMER: Final = "file"  # whom the ledger names for files: any process that reads one, wherever it lies
 FLUSH_MESSAGES = 500  # finished lines written at a time where nothing is measured
-
-
-class FileStore(Protocol):
-    """Where what was measured is kept."""
-
-    def ledger_entry(self, consumer: str, partition: PartitionId) -> LedgerEntry | None:
-        """Where the ledger stands."""
-
-    def finished_records(self, partition: PartitionId, from_offset: int) -> Mapping[RecordKey, StoredRecord]:
-        """The rows at and beyond an offset."""
-
-    def save_batch(self, batch: WriteBatch, consumer: str) -> WriteOutcome:
-        """Write rows and the ledger's steps in one transaction."""
 
 
 class BlockRunner(Protocol):
@@ -47,7 +30,7 @@ class BlockRunner(Protocol):
     def submit(self, block: Block) -> None:
         """Take a block, after waiting for a place for it."""
 
-    def finished(self) -> Sequence[BlockResult]:
+    def take_finished(self) -> Sequence[BlockResult]:
         """What was measured since, in no order; waits for nothing."""
 
     def drain(self) -> Iterator[BlockResult]:
@@ -65,12 +48,12 @@ class InProcess:
     def submit(self, block: Block) -> None:
         self._results.append(self._engines[block.endpoint].measure(block))
 
-    def finished(self) -> Sequence[BlockResult]:
+    def take_finished(self) -> Sequence[BlockResult]:
         results, self._results = self._results, []
         return results
 
     def drain(self) -> Iterator[BlockResult]:
-        yield from self.finished()
+        yield from self.take_finished()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +73,7 @@ class FileRun:
         self,
         pipeline: Pipeline,
         runner: BlockRunner,
-        store: FileStore,
+        store: Store,
         *,
         max_requests: int | None = None,
         on_progress: Callable[[Progress], None] = lambda _: None,
@@ -131,7 +114,7 @@ class FileRun:
                 self._pipeline.end_waiting()
             self._measure_ready()
             for result in self._runner.drain():
-                self._measured(result)
+                self._finish_block(result)
         finally:
             self._write(is_ended=is_whole)
         return self._progress()
@@ -139,11 +122,11 @@ class FileRun:
     def _measure_ready(self) -> None:
         while self._pipeline.ready:
             self._runner.submit(self._pipeline.ready.popleft())
-            for result in self._runner.finished():
-                self._measured(result)
+            for result in self._runner.take_finished():
+                self._finish_block(result)
 
-    def _measured(self, result: BlockResult) -> None:
-        self._pipeline.measured(result)
+    def _finish_block(self, result: BlockResult) -> None:
+        self._pipeline.finish(result)
         self._blocks_measured += 1
         self._requests_measured += len(result.block.requests)
         self._write()

@@ -1,18 +1,24 @@
 """What is finished and waits to be written: measured blocks, rows, and how far each partition's ledger may move.
 
 A batch holds the blocks and the ledger's steps together, so a partition never passes a request whose rows are
-not in the same transaction or an earlier one.
+not in the same transaction or an earlier one.  The `Writer` of a worker writes the batches and commits offsets.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import TYPE_CHECKING
 
+from shadowspec.errors import FencedError
+from shadowspec.store import Store
 from shadowspec.types import (
     BlockResult,
+    FingerprintedConfig,
     FunnelCounter,
     FunnelKey,
     LedgerEntry,
@@ -20,8 +26,16 @@ from shadowspec.types import (
     RecordKey,
     StoredRecord,
     WriteBatch,
+    WriteOutcome,
 )
-from shadowspec.worker.tracker import PartitionTracker, Step
+from shadowspec.worker.background import Background, Call
+from shadowspec.worker.ports import DeadLetterQueue, MessageSource
+from shadowspec.worker.tracker import LedgerStep, PartitionTracker
+
+if TYPE_CHECKING:
+    from shadowspec.worker.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
 
 _MeasuredBlock = tuple[BlockResult, tuple[StoredRecord, ...]]
 
@@ -32,7 +46,7 @@ class Outbox:
     def __init__(self) -> None:
         self._trackers: dict[tuple[str, int], PartitionTracker] = {}  # by source and partition
         self._measured: list[_MeasuredBlock] = []
-        self._steps: list[tuple[PartitionTracker, Step]] = []  # being written
+        self._steps: list[tuple[PartitionTracker, LedgerStep]] = []  # being written
         self._writing: WriteBatch | None = None
         self.counts: Counter[FunnelKey] = Counter()  # records ended; for metrics, which take them away
         self.num_finished = 0  # records ended since the last batch
@@ -97,10 +111,17 @@ class Outbox:
             tracker.end(key.offset, None, None, None)
 
     def add(self, result: BlockResult, records: Sequence[StoredRecord]) -> None:
-        """A block was measured; its requests' records end with it."""
-        for record in records:
+        """A block was measured; its requests' records end with it, those whose measurement failed as failed."""
+        failures = {run.key: run.failure for run in result.runs if run.failure is not None}
+        ended = tuple(
+            replace(record, counter=FunnelCounter.FAILED, reason=failures[record.key])
+            if record.key in failures
+            else record
+            for record in records
+        )
+        for record in ended:
             self.end(record, row=None)
-        self._measured.append((result, tuple(records)))
+        self._measured.append((result, ended))
 
     # writing
 
@@ -143,22 +164,105 @@ class Outbox:
         return self._writing
 
 
+class Writer:
+    """Writes what an outbox holds, one batch at a time, on the database's thread.
+
+    1. The dead letters of the batch's messages are flushed.
+    2. Its rows and the ledger's steps are written in one transaction.
+    3. Only then the offsets that the ledger has passed are committed to the broker.
+
+    Whatever ends between two of these loses nothing: messages that are not committed are delivered again, and meet the
+    rows and the ledger that were written.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        database: Background,
+        store: Store,
+        source: MessageSource,
+        dead_letters: DeadLetterQueue,
+        telemetry: Telemetry,
+        *,
+        consumer: str,
+        on_fenced: Callable[[PartitionId], None],
+    ) -> None:
+        """
+        Args:
+            on_fenced: called with a partition whose ledger another worker has moved.
+        """
+        self._outbox, self._database = outbox, database
+        self._store, self._source, self._dead_letters = store, source, dead_letters
+        self._telemetry, self._consumer, self._on_fenced = telemetry, consumer, on_fenced
+        self._write: Call[WriteOutcome] | None = None
+        self._known: frozenset[str] = frozenset()  # fingerprints that are in the database
+        self._ended_at = self._began_at = time.monotonic()
+
+    @property
+    def seconds_since_write(self) -> float:
+        """Since the last write ended, or the writer was made."""
+        return time.monotonic() - self._ended_at
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is being written, or could be."""
+        return self._write is None and not self._outbox.has_writable
+
+    def step(self, configs: Sequence[FingerprintedConfig], *, may_begin: bool) -> None:
+        """Begin to write what is finished, and follow a write to its end; never waits.
+
+        Args:
+            configs: what the engines measure with.
+            may_begin: whether a batch may be begun now; one that is being written is followed anyway.
+        """
+        if self._write is None:
+            batch = self._outbox.batch(behind=self._behind()) if may_begin else None
+            if batch is None:
+                return
+            self._write = self._begin(batch, configs)
+        if not self._write.is_done():
+            return
+        try:
+            outcome = self._write.result()
+        except FencedError as error:
+            # Another worker has moved this partition's ledger: what is unfinished of it here, that one has done.  If
+            # the partition is assigned here again by now, it is read from where that one left it.
+            log.warning("%s", error)
+            partition = PartitionId(error.source, error.partition)
+            self._on_fenced(partition)
+            self._write = self._begin(self._outbox.without(partition), configs)
+            return
+        self._write, self._ended_at = None, time.monotonic()
+        self._telemetry.record_write(outcome, self._ended_at - self._began_at)
+        offsets = self._outbox.settle()
+        if offsets and not self._source.commit(offsets).is_complete:
+            self._telemetry.commit_failed()
+
+    def _begin(self, batch: WriteBatch, configs: Sequence[FingerprintedConfig]) -> Call[WriteOutcome]:
+        fingerprints = frozenset(config.fingerprint for config in configs)
+
+        def write() -> WriteOutcome:
+            self._dead_letters.flush()
+            if not fingerprints <= self._known:
+                self._store.save_fingerprints(list({config.fingerprint: config for config in configs}.values()))
+                self._known = fingerprints
+            return self._store.save_batch(batch, self._consumer)
+
+        self._began_at = time.monotonic()
+        return self._database.call("writing measurements", write)
+
+    def _behind(self) -> frozenset[PartitionId]:
+        """Partitions of which more is to come; of one that was never heard of, as long as nothing is known."""
+        lag = self._source.lag()
+        more = frozenset(partition for partition, number in lag.items() if number > 0)
+        return more | (self._outbox.unheard - lag.keys())
+
+
 def partition_of(key: RecordKey) -> PartitionId:
     """Where a record came from."""
     return PartitionId(key.source, key.partition)
 
 
-def with_failures(result: BlockResult, records: Sequence[StoredRecord]) -> list[StoredRecord]:
-    """The block's records, those whose measurement failed counted as failed."""
-    failures = {run.key: run.failure for run in result.runs if run.failure is not None}
-    if not failures:
-        return list(records)
-    return [
-        replace(record, counter=FunnelCounter.FAILED, reason=failures[record.key]) if record.key in failures else record
-        for record in records
-    ]
-
-
-def _batch(blocks: tuple[_MeasuredBlock, ...], steps: Sequence[tuple[PartitionTracker, Step]]) -> WriteBatch:
+def _batch(blocks: tuple[_MeasuredBlock, ...], steps: Sequence[tuple[PartitionTracker, LedgerStep]]) -> WriteBatch:
     rows = tuple(record for _, step in steps for record in step.records)
     return WriteBatch(rows, blocks, tuple(step.advance for _, step in steps))

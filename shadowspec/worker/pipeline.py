@@ -16,13 +16,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from shadowspec.errors import RecordError
-from shadowspec.garbage import uncollected
 from shadowspec.tap.admission import Admission, Admitted, Rejected
 from shadowspec.tap.blocks import BlockFormer
-from shadowspec.tap.formats import Format, Opened, open_message
-from shadowspec.tap.joining import Joined, Joiner
-from shadowspec.tap.records import EPOCH, MirroredRecord, transport_time
+from shadowspec.tap.formats import MessageFormat, Opened, open_message
+from shadowspec.tap.joining import Joiner
+from shadowspec.tap.records import EPOCH, transport_time
 from shadowspec.tap.routing import NO_HINTS, Hints, Routing
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import (
@@ -35,7 +33,7 @@ from shadowspec.types import (
     RecordKey,
     StoredRecord,
 )
-from shadowspec.worker.outbox import Outbox, partition_of, with_failures
+from shadowspec.worker.outbox import Outbox, partition_of
 from shadowspec.worker.tracker import PartitionTracker
 
 _Taken = tuple[RawRecord, Hints, FunnelKey | None]  # a message, and where it ends unread if it does
@@ -76,7 +74,7 @@ class Pipeline:
         admission: Admission,
         former: BlockFormer,
         *,
-        message_format: Format = Format.AUTO,
+        message_format: MessageFormat = MessageFormat.AUTO,
         routing: Routing | None = None,
         joiner: Joiner,
         dead_letters: DeadLetters | None = None,
@@ -155,10 +153,6 @@ class Pipeline:
         Args:
             topic_of: the name of a source's topic, if it has one.
         """
-        with uncollected():
-            self._take_all(raws, topic_of)
-
-    def _take_all(self, raws: Iterable[RawRecord], topic_of: Callable[[str], str | None]) -> None:
         taken: list[_Taken] = []
         size = 0
         for raw in raws:
@@ -176,12 +170,11 @@ class Pipeline:
 
     def _take_in(self, taken: Sequence[_Taken]) -> None:
         """Read what is to be read of messages, then decide them one after the other."""
-        bound = self._admission.id_bound
-        messages = [open_message(raw, self._format, id_bound=bound) for raw, _, early in taken if early is None]
+        messages = [open_message(raw, self._format) for raw, _, early in taken if early is None]
         hints_of = [hints for _, hints, early in taken if early is None]
         readings = iter(
             self._admission.read(
-                (each.key, _found(each), hints)
+                (each, hints)
                 for opened, hints in zip(messages, hints_of, strict=True)
                 for each in opened
                 if each.half is None
@@ -199,7 +192,7 @@ class Pipeline:
             for each in opened:
                 if each.half is not None:
                     self._messages[each.key] = (raw, hints)
-                    self._joined(self._joiner.add(each.key, each.half))
+                    self._admit_joined(self._joiner.add(each.key, each.half))
                     self._pass_time(each.half.event_time)
                     continue
                 reading = next(readings)
@@ -219,22 +212,21 @@ class Pipeline:
 
     def end_waiting(self) -> None:
         """Nothing follows, or not for long: halves go on without their other half, and open blocks start."""
-        self._joined(self._joiner.drain())
+        self._admit_joined(self._joiner.drain())
         self.drain()
 
-    def measured(self, result: BlockResult, poisoned: Mapping[RecordKey, str] | None = None) -> None:
+    def finish(self, result: BlockResult, poisoned: Mapping[RecordKey, str] | None = None) -> None:
         """Take back a measured block; `poisoned` requests become dead letters of the stage `engine`."""
-        poisoned = poisoned or {}
-        waiting = [self._waiting.pop(prompt.key, None) for prompt in result.block.requests]
-        records = with_failures(result, [each.record for each in waiting if each is not None])
+        found = (self._waiting.pop(prompt.key, None) for prompt in result.block.requests)
+        waiting = [each for each in found if each is not None]
         for each in waiting:
-            if each is not None and each.raw is not None and each.record.key in poisoned:
+            if poisoned and each.raw is not None and each.record.key in poisoned:
                 self._send(each.raw, "engine", poisoned[each.record.key])
-        self.outbox.add(result, records)
+        self.outbox.add(result, [each.record for each in waiting])
 
     # one record
 
-    def _joined(self, found: Sequence[Joined]) -> None:
+    def _admit_joined(self, found: Sequence[Opened]) -> None:
         for each in found:
             raw, hints = self._messages[each.key]
             for member in each.members:
@@ -244,7 +236,7 @@ class Pipeline:
             tracker = self.outbox.tracker(each.key)
             if tracker is not None and tracker.was_passed(each.key.offset) and not tracker.is_read_anew:
                 continue  # counted already; it was read again for its other half
-            self._end(self._admission.admit_record(each.key, _found(each), hints), raw)
+            self._end(self._admission.admit(each, hints), raw)
 
     def _end(self, fate: Admitted | Rejected, raw: RawRecord) -> None:
         """A record ends here, or waits for its block."""
@@ -262,19 +254,16 @@ class Pipeline:
             shed = replace(fate.record, counter=FunnelCounter.SHED, reason="queue_full")
             self.outbox.end(shed, row=shed)
         else:
-            self._wait(fate, raw)
-
-    def _wait(self, fate: Admitted, raw: RawRecord) -> None:
-        self.num_admitted += 1
-        self._waiting[fate.prompt.key] = _Waiting(fate.record, raw if self._keeps_messages else None)
-        self._pass_time(fate.prompt.event_time)
-        self.ready += self._former.add(fate.prompt, fate.concurrency, fate.record.slice_key)
+            self.num_admitted += 1
+            self._waiting[key] = _Waiting(fate.record, raw if self._keeps_messages else None)
+            self._pass_time(fate.prompt.event_time)
+            self.ready += self._former.add(fate.prompt, fate.concurrency, fate.record.slice_key)
 
     def _pass_time(self, event_time: datetime) -> None:
         """Let what waits feel the time, of every endpoint: a quiet one's blocks do not wait for its next record."""
         if event_time >= self._next_tick:
             self._next_tick = event_time + TICK
-            self._joined(self._joiner.expire(event_time))
+            self._admit_joined(self._joiner.expire(event_time))
             self.ready += self._former.advance_all(event_time)
 
     def _reject(self, fate: Rejected, raw: RawRecord) -> None:
@@ -294,13 +283,7 @@ class Pipeline:
 
     def _may_be_half(self, raw: RawRecord) -> bool:
         """Whether key and headers say too little: two messages may be one record."""
-        if self._format is not Format.AUTO:
-            return self._format is Format.CLOUDEVENTS
+        if self._format is not MessageFormat.AUTO:
+            return self._format is MessageFormat.CLOUDEVENTS
         # Of every message, where a generator would take twice as long.
         return bool(raw.headers) and not EVENT_HEADERS.isdisjoint([name.lower() for name, _ in raw.headers])
-
-
-def _found(each: Opened | Joined) -> MirroredRecord | RecordError:
-    found = each.record if each.record is not None else each.error
-    assert found is not None, "neither a record nor an error"
-    return found

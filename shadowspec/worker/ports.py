@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import (
     Block,
     FingerprintedConfig,
-    LedgerEntry,
     PartitionId,
-    RecordKey,
-    StoredRecord,
-    UnitMemory,
-    Verdict,
-    WriteBatch,
-    WriteOutcome,
 )
 from shadowspec.worker.recovery import BlockOutcome
 
@@ -105,25 +97,3 @@ class DeadLetterQueue(Protocol):
     """Where malformed messages go."""
 
     def flush(self) -> None: ...
-
-
-class WorkerStore(Protocol):
-    """Where what was measured is kept."""
-
-    def ledger_entry(self, consumer: str, partition: PartitionId) -> LedgerEntry | None: ...
-
-    def finished_records(self, partition: PartitionId, from_offset: int) -> Mapping[RecordKey, StoredRecord]: ...
-
-    def unit_memories(
-        self, endpoint: str, since: datetime, *, partition: PartitionId, before_offset: int
-    ) -> Mapping[str, UnitMemory]: ...
-
-    def recent_request_ids(
-        self, endpoint: str, since: datetime, *, partition: PartitionId, before_offset: int
-    ) -> Collection[str]: ...
-
-    def save_fingerprints(self, configs: Sequence[FingerprintedConfig]) -> None: ...
-
-    def save_batch(self, batch: WriteBatch, consumer: str) -> WriteOutcome: ...
-
-    def standing_verdicts(self, endpoint: str) -> Mapping[tuple[str, int, str], Verdict]: ...

@@ -19,8 +19,8 @@ WHOLE_ENDPOINT = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What an endpoint is measured with now: the hypotheses of anything else no longer count."""
+class Scope:
+    """The configs and loads that an endpoint is measured with now: hypotheses of any other no longer count."""
 
     fingerprints: Collection[str]
     loads: Collection[int]
@@ -30,13 +30,13 @@ class SliceRates:
     """The rates as of the last decisions that were read; until the engines say what they measure, the full ones."""
 
     def __init__(self, loads: Mapping[str, Collection[int]]) -> None:
-        self._measured = {endpoint: Measured((), own) for endpoint, own in loads.items()}
+        self._scopes = {endpoint: Scope((), own) for endpoint, own in loads.items()}
         self._decided: frozenset[tuple[str, str]] = frozenset()
 
     def measure_with(self, fingerprints: Mapping[str, Collection[str]]) -> None:
         """The engines are built: what each endpoint is measured with."""
         for endpoint, own in fingerprints.items():
-            self._measured[endpoint] = replace(self._measured[endpoint], fingerprints=tuple(own))
+            self._scopes[endpoint] = replace(self._scopes[endpoint], fingerprints=tuple(own))
 
     def __call__(self, rule: EndpointRule, slice_key: str) -> float:
         """The rate of a slice that begins now."""
@@ -48,13 +48,13 @@ class SliceRates:
         self._decided = frozenset(
             (endpoint, slice_key)
             for endpoint, own in verdicts.items()
-            for slice_key in decided_slices(own, self._measured[endpoint])
+            for slice_key in decided_slices(own, self._scopes[endpoint])
         )
 
 
-def decided_slices(verdicts: Verdicts, measured: Measured) -> set[str]:
+def decided_slices(verdicts: Verdicts, scope: Scope) -> set[str]:
     """The slices of an endpoint that feed no undecided hypothesis."""
-    wanted = {(load, fingerprint) for load in measured.loads for fingerprint in measured.fingerprints}
+    wanted = {(load, fingerprint) for load in scope.loads for fingerprint in scope.fingerprints}
     decided: dict[str, set[tuple[int, str]]] = defaultdict(set)
     for (slice_key, load, fingerprint), verdict in verdicts.items():
         if verdict is not Verdict.HOLD:

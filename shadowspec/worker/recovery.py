@@ -3,15 +3,23 @@
 Once the engine has failed at a block, each of its own requests is tried alone: beside it stand only copies
 of prompts that were measured well.  A request at which the engine fails alone too often is poisoned.  Then
 the block is measured with the others, fillers in the places of the poisoned ones, so that the load is true.
+
+How often a request was tried alone is written down before each try, outside the process: a restarted worker does not
+count from zero again for a request that kills whatever measures it.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Protocol
 
+from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.tap.blocks import REMEMBERED_PROMPTS
 from shadowspec.types import Block, BlockResult, FingerprintedConfig, RecordKey, Run, ShadowPrompt
 
@@ -32,6 +40,7 @@ class Case:
 
     block: Block
     suspects: deque[ShadowPrompt] | None = None
+    attempt: int = 0  # the number of the first suspect's trial that is measured now; 0: the block is, or what is left
     poisoned: dict[RecordKey, str] = field(default_factory=dict)
     reason: str = "engine_died"  # of the last failure
     num_retries: int = 0  # failures at the block after its requests were tried alone
@@ -45,15 +54,17 @@ class Case:
         self.reason = reason
         self.suspects = deque(self.block.requests)
 
-    def clear_suspect(self) -> None:
-        """The request that was tried did no harm."""
+    def clear_suspect(self) -> RecordKey:
+        """The request that was tried did no harm; its key."""
         assert self.suspects
-        self.suspects.popleft()
+        return self.suspects.popleft().key
 
-    def poison_suspect(self, reason: str) -> None:
-        """The request that was tried has failed too often."""
+    def poison_suspect(self, reason: str) -> RecordKey:
+        """The request that was tried has failed too often; its key."""
         assert self.suspects
-        self.poisoned[self.suspects.popleft().key] = reason
+        key = self.suspects.popleft().key
+        self.poisoned[key] = reason
+        return key
 
     def poison_survivors(self, reason: str) -> None:
         """The block fails though no request of it does alone."""
@@ -100,12 +111,12 @@ class MeasuredPrompts:
             good = {prompt.key for prompt in self._prompts.get((block.endpoint, block.slice_key), ())}
             fillers = [prompt for prompt in block.fillers if prompt.key in good]
         missing = block.n_max - len(survivors) - len(fillers)
-        fillers += _repeated(self._others(block) or survivors, missing)
+        fillers += _repeat(self._others(block) or survivors, missing)
         return replace(block, requests=survivors, fillers=tuple(fillers))
 
     def trial(self, block: Block, suspect: ShadowPrompt) -> Block:
         """A block of which only the suspect is new; smaller than the load where nothing was measured well yet."""
-        fillers = _repeated(self._others(block), block.concurrency - 1)
+        fillers = _repeat(self._others(block), block.concurrency - 1)
         return replace(block, requests=(suspect,), fillers=tuple(fillers))
 
     def _others(self, block: Block) -> Sequence[ShadowPrompt]:
@@ -117,6 +128,69 @@ class MeasuredPrompts:
         return alike or [prompt for kept in elsewhere for prompt in kept if prompt.key not in own]
 
 
-def _repeated(prompts: Sequence[ShadowPrompt], count: int) -> list[ShadowPrompt]:
+def _repeat(prompts: Sequence[ShadowPrompt], count: int) -> list[ShadowPrompt]:
     """`count` of the prompts, from the first again where they run out; none of none."""
     return [prompts[index % len(prompts)] for index in range(count)] if prompts else []
+
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0  # between two tries to reach the log
+
+
+class AttemptLog(Protocol):
+    """Where attempts are kept."""
+
+    def record_attempt(self, keys: Sequence[RecordKey]) -> Mapping[RecordKey, int]:
+        """Count one more attempt of each; how many each has had, this one included."""
+
+    def clear_attempts(self, keys: Sequence[RecordKey]) -> None:
+        """Count from zero again: the request was measured alone and nothing happened."""
+
+
+class Attempts:
+    """Asks the log from a thread of its own: a database that is away must not hold the poll loop."""
+
+    def __init__(self, attempt_log: AttemptLog) -> None:
+        self._log = attempt_log
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="attempts")
+        self._closing = threading.Event()
+        self._asked: dict[RecordKey, Future[int]] = {}
+
+    def number(self, key: RecordKey) -> int | None:
+        """The number of the attempt that may now be made; None while it is not written down yet: ask again.
+
+        Raises:
+            ShadowSpecError: the log cannot be written to, and waiting does not heal it.
+        """
+        if key not in self._asked:
+            self._asked[key] = self._executor.submit(self._record, key)
+        if not self._asked[key].done():
+            return None
+        return self._asked.pop(key).result()
+
+    def clear(self, key: RecordKey) -> None:
+        """Forget the attempts of a request that has done no harm."""
+        self._executor.submit(self._clear, key)
+
+    def close(self) -> None:
+        """Ask nothing any more."""
+        self._closing.set()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _record(self, key: RecordKey) -> int:
+        while True:
+            try:
+                return self._log.record_attempt([key])[key]
+            except ServiceUnavailableError as error:
+                if not error.is_retryable or self._closing.is_set():
+                    raise
+                log.warning("an attempt cannot be written down yet: %s", error)
+                self._closing.wait(RETRY_S)
+
+    def _clear(self, key: RecordKey) -> None:
+        try:
+            self._log.clear_attempts([key])
+        except ShadowSpecError as error:
+            # The request then has one attempt fewer left, should its block ever fail again.
+            log.warning("the attempts of %s are not cleared: %s", key, error)

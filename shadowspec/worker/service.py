@@ -2,26 +2,27 @@
 
 The engine lives in processes of its own and the database behind a thread of its own, so that the loop polls
 on whatever they do.  A record's way: polled, taken into the pipeline, measured in a block, written together
-with the ledger's step, and only then committed to the broker.  What is not written is delivered again.
+with the ledger's step, and only then committed to the broker (`outbox.Writer`).  What is not written is delivered
+again.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from shadowspec.errors import FencedError
-from shadowspec.garbage import seldom_collected
+from shadowspec.gc_control import gc_relaxed
+from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.types import PartitionId, WriteBatch, WriteOutcome
+from shadowspec.types import FingerprintedConfig, LedgerEntry, PartitionId, RecordKey, StoredRecord, UnitMemory
 from shadowspec.worker.background import Background, Call
+from shadowspec.worker.outbox import Writer
 from shadowspec.worker.pipeline import Pipeline
-from shadowspec.worker.ports import BlockSupervisor, DeadLetterQueue, MessageSource, WorkerStore
+from shadowspec.worker.ports import BlockSupervisor, DeadLetterQueue, MessageSource
 from shadowspec.worker.rates import SliceRates, Verdicts
-from shadowspec.worker.restart import PartitionPast, partition_past
 from shadowspec.worker.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Service:
         pipeline: Pipeline,
         admission: Admission,
         supervisor: BlockSupervisor,
-        store: WorkerStore,
+        store: Store,
         dead_letters: DeadLetterQueue,
         rates: SliceRates,
         rules: Sequence[EndpointRule],
@@ -61,15 +62,23 @@ class Service:
     ) -> None:
         self.source, self._pipeline, self._outbox = source, pipeline, pipeline.outbox
         self._admission = admission
-        self._supervisor, self._store, self._dead_letters = supervisor, store, dead_letters
+        self._supervisor, self._store = supervisor, store
         self._rates, self._rules = rates, tuple(rules)
         self._consumer, self._limits, self._telemetry = consumer, limits, telemetry
         self._database = Background("shadowspec-database")
         self._starting: dict[PartitionId, Call[PartitionPast]] = {}
-        self._write: Call[WriteOutcome] | None = None
         self._refresh: Call[Mapping[str, Verdicts]] | None = None
-        self._known: frozenset[str] = frozenset()  # fingerprints that are in the database
-        self._written_at = self._write_began_at = self._refreshed_at = self._taken_at = time.monotonic()
+        self._writer = Writer(
+            self._outbox,
+            self._database,
+            store,
+            source,
+            dead_letters,
+            telemetry,
+            consumer=consumer,
+            on_fenced=self._read_again,
+        )
+        self._refreshed_at = self._taken_at = time.monotonic()
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -93,7 +102,7 @@ class Service:
             ModelError: the engine cannot be built.
         """
         try:
-            with seldom_collected():
+            with gc_relaxed():
                 while not self._is_stopping:
                     self._turn()
                 self._drain()
@@ -103,20 +112,17 @@ class Service:
     def _turn(self) -> None:
         """One round: 1. partitions; 2. messages; 3. blocks; 4. rows and offsets; 5. rates; 6. back-pressure."""
         self._follow_assignment()
-        if taken := [raw for raw in self.source.poll(POLL_S) if self._pipeline.reads(raw.key)]:
-            self._pipeline.take_all(taken, self.source.topic_of)
-            self._taken_at = time.monotonic()
-        self._pass_idle_time()
+        self._take_messages()
         self._measure()
-        self._save()
+        self._write()
         self._refresh_rates()
-        self._press()
+        self._apply_backpressure()
         self._observe()
 
     def _follow_assignment(self) -> None:
         changes = self.source.changes()
         for lost in changes.lost_ranges:
-            self._telemetry.lost(lost.topic, lost.partition.partition, lost.end - lost.start)
+            self._telemetry.record_loss(lost.topic, lost.partition.partition, lost.end - lost.start)
         for partition in changes.revoked:
             self._starting.pop(partition, None)
             self._pipeline.forget(partition)
@@ -133,6 +139,11 @@ class Service:
             lambda: partition_past(self._store, self._consumer, partition, self._rules),
         )
 
+    def _read_again(self, partition: PartitionId) -> None:
+        """Another worker has moved the partition's ledger: begin again where that one left it."""
+        self._pipeline.forget(partition)
+        self._starting[partition] = self._read_past(partition)
+
     def _start(self, partition: PartitionId, past: PartitionPast) -> None:
         for endpoint, remembered in past.endpoints.items():
             self._admission.restore(partition, endpoint, remembered.units, remembered.request_ids)
@@ -140,8 +151,11 @@ class Service:
         self._outbox.claim(partition)
         self.source.start(partition, past.resume_offset)
 
-    def _pass_idle_time(self) -> None:
-        """Where no message comes to move event time, the wall clock ends what waits for company."""
+    def _take_messages(self) -> None:
+        """Poll; where no message comes to move event time, the wall clock ends what waits for company."""
+        if taken := [raw for raw in self.source.poll(POLL_S) if self._pipeline.reads(raw.key)]:
+            self._pipeline.take_all(taken, self.source.topic_of)
+            self._taken_at = time.monotonic()
         if time.monotonic() - self._taken_at >= self._limits.block_max_wait_s:
             self._taken_at = time.monotonic()
             self._pipeline.end_waiting()
@@ -151,57 +165,19 @@ class Service:
         while ready and self._supervisor.offer(ready[0]):
             ready.popleft()
         for outcome in self._supervisor.step():
-            self._pipeline.measured(outcome.result, outcome.poisoned)
-            self._telemetry.measured(outcome.result, outcome.poisoned, outcome.seconds)
+            self._pipeline.finish(outcome.result, outcome.poisoned)
+            self._telemetry.record_block(outcome.result, outcome.poisoned, outcome.seconds)
 
-    def _save(self) -> None:
-        """Rows first, then the ledger (one transaction), then the broker's offsets."""
-        if self._write is None:
-            is_early = time.monotonic() - self._written_at < self._limits.flush_interval_s and not self._is_stopping
-            if is_early or self._starting:  # nothing is in the ledger before every partition that is ours
-                return
-            batch = self._outbox.batch(behind=self._behind())
-            if batch is None:
-                return
-            self._begin_write(batch)
-        assert self._write is not None
-        if not self._write.is_done():
-            return
-        try:
-            outcome = self._write.result()
-        except FencedError as error:
-            # Another worker has moved this partition's ledger: what is ours of it has been done by that one.  If
-            # the partition is ours again by now, it is read anew from where that one left it.
-            log.warning("%s", error)
-            partition = PartitionId(error.source, error.partition)
-            self._pipeline.forget(partition)
-            self._starting[partition] = self._read_past(partition)
-            self._begin_write(self._outbox.without(partition))
-            return
-        self._write = None
-        self._written_at = time.monotonic()
-        self._telemetry.written(outcome, time.monotonic() - self._write_began_at)
-        places = self._outbox.settle()
-        if places and not self.source.commit(places).is_complete:
-            self._telemetry.commit_failed()
+    def _write(self) -> None:
+        """Rows first, then the ledger (one transaction), then the broker's offsets: see `Writer`."""
+        is_due = self._writer.seconds_since_write >= self._limits.flush_interval_s or self._is_stopping
+        # Nothing is in the ledger before every partition that is assigned here.
+        self._writer.step(self._configs, may_begin=is_due and not self._starting)
 
-    def _begin_write(self, batch: WriteBatch) -> None:
-        configs = {c.fingerprint: c for own in self._supervisor.configs_by_endpoint.values() for c in own}
-
-        def write() -> WriteOutcome:
-            self._dead_letters.flush()  # a message is finished only once its dead letter is safe
-            if not configs.keys() <= self._known:
-                self._store.save_fingerprints(list(configs.values()))
-                self._known = frozenset(configs)
-            return self._store.save_batch(batch, self._consumer)
-
-        self._write_began_at = time.monotonic()
-        self._write = self._database.call("writing measurements", write)
-
-    def _behind(self) -> frozenset[PartitionId]:
-        """Partitions of which more is to come; of one that was never heard of, as long as nothing is known."""
-        lag = self.source.lag()
-        return frozenset(own for own, number in lag.items() if number > 0) | (self._outbox.unheard - lag.keys())
+    @property
+    def _configs(self) -> list[FingerprintedConfig]:
+        """What the engines measure with, endpoint by endpoint."""
+        return [config for configs in self._supervisor.configs_by_endpoint.values() for config in configs]
 
     def _refresh_rates(self) -> None:
         if self._refresh is None:
@@ -216,7 +192,7 @@ class Service:
     def _read_verdicts(self) -> dict[str, Verdicts]:
         return {rule.name: self._store.standing_verdicts(rule.name) for rule in self._rules}
 
-    def _press(self) -> None:
+    def _apply_backpressure(self) -> None:
         """Pause every partition while there is more in hand than can be held; poll() goes on."""
         is_engine_behind = bool(self._pipeline.ready)  # the engine's own queue is full
         is_held = self._outbox.num_unfinished >= self._limits.max_unfinished_messages
@@ -226,7 +202,7 @@ class Service:
             self.source.pause_all()
         else:
             self.source.resume_all()
-        self._telemetry.pressed(
+        self._telemetry.record_backpressure(
             is_paused=is_paused,
             num_unfinished=self._outbox.num_unfinished,
             num_waiting=self._pipeline.num_waiting,
@@ -235,7 +211,7 @@ class Service:
     def _observe(self) -> None:
         self._telemetry.beat()
         self._telemetry.engine(num_queued=self._supervisor.num_queued, num_in_flight=self._supervisor.in_flight)
-        self._telemetry.announced([c for own in self._supervisor.configs_by_endpoint.values() for c in own])
+        self._telemetry.record_configs(self._configs)
         lag = self.source.lag().items()
         self._telemetry.lag({(self.source.topic_of(p.source) or p.source, p.partition): n for p, n in lag})
         self._telemetry.funnel(self._outbox.counts)
@@ -250,10 +226,9 @@ class Service:
             self._follow_assignment()
             self.source.poll(0.0)  # keeps the membership; everything is paused
             self._measure()
-            self._save()
+            self._write()
             self._telemetry.beat()
-            is_idle = not self._pipeline.ready and self._supervisor.in_flight == 0
-            if is_idle and self._write is None and not self._outbox.has_writable:
+            if not self._pipeline.ready and self._supervisor.in_flight == 0 and self._writer.is_idle:
                 return
             time.sleep(POLL_S)
         log.warning(
@@ -261,3 +236,45 @@ class Service:
             self._limits.drain_timeout_s,
             self._pipeline.num_waiting,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointPast:
+    """What admission has to remember of one endpoint's records in the partition."""
+
+    units: Mapping[str, UnitMemory]
+    request_ids: Collection[str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPast:
+    """`stored` holds the rows at and beyond the ledger's place, `endpoints` what those before it amount to."""
+
+    entry: LedgerEntry | None
+    stored: Mapping[RecordKey, StoredRecord]
+    endpoints: Mapping[str, EndpointPast]
+
+    @property
+    def resume_offset(self) -> int | None:
+        """Where to read from; None: the ledger does not know it."""
+        if self.entry is None or not self.entry.has_begun:
+            return None
+        return self.entry.next_offset if self.entry.resume_offset is None else self.entry.resume_offset
+
+
+def partition_past(store: Store, consumer: str, partition: PartitionId, rules: Sequence[EndpointRule]) -> PartitionPast:
+    """Read it.  Records before the ledger's place are remembered, those at and beyond it are delivered again."""
+    entry = store.ledger_entry(consumer, partition)
+    if entry is None:
+        return PartitionPast(None, store.finished_records(partition, 0), {})
+    stored = store.finished_records(partition, entry.next_offset)
+    endpoints: dict[str, EndpointPast] = {}
+    if entry.watermark is not None:
+        for rule in rules:
+            since = entry.watermark - rule.forget_unit_after
+            units = store.unit_memories(rule.name, since, partition=partition, before_offset=entry.next_offset)
+            request_ids = store.recent_request_ids(
+                rule.name, since, partition=partition, before_offset=entry.next_offset
+            )
+            endpoints[rule.name] = EndpointPast(units, request_ids)
+    return PartitionPast(entry, stored, endpoints)

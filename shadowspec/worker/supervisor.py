@@ -16,11 +16,9 @@ from types import TracebackType
 from typing import Self
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
-from shadowspec.types import Block, FingerprintedConfig, RecordKey, ShadowPrompt
-from shadowspec.worker.attempts import AttemptLog, Attempts
-from shadowspec.worker.engine_process import EngineFactory, EngineProcess
-from shadowspec.worker.messages import BuildFailed, Died, Event, Failed, Measured, Ready
-from shadowspec.worker.recovery import BlockOutcome, Case, MeasuredPrompts
+from shadowspec.types import Block, BlockResult, FingerprintedConfig, RecordKey
+from shadowspec.worker.engine_process import BuildFailed, Died, EngineFactory, EngineProcess, Event, Failed, Ready
+from shadowspec.worker.recovery import AttemptLog, Attempts, BlockOutcome, Case, MeasuredPrompts
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +26,6 @@ SENT_AHEAD = 2  # blocks in a child's hands: the next begins without waiting for
 FIRST_BACKOFF_S = 1.0  # doubles with every death that no block explains, up to the longest
 LONGEST_BACKOFF_S = 30.0
 CLOSE_TIMEOUT_S = 5.0  # for an idle child to leave by itself
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A block in a child's hands: all of its case, or one suspect alone at its nth attempt."""
-
-    case: Case
-    block: Block
-    suspect: ShadowPrompt | None = None
-    attempt: int = 0
 
 
 @dataclass(slots=True)
@@ -50,7 +38,7 @@ class _Slot:
     is_ready: bool = False
     has_been_ready: bool = False
     configs: Mapping[str, tuple[FingerprintedConfig, ...]] = field(default_factory=dict)  # when last ready
-    sent: deque[_Sent] = field(default_factory=deque)  # in the order in which they are measured
+    sent: deque[Case] = field(default_factory=deque)  # in the child's hands, in the order in which they are measured
     since: float = 0.0  # when the first of them began; before the child is ready, when it was started
     case: Case | None = None
     blame: str | None = None  # why the child is about to end, where we know
@@ -190,16 +178,15 @@ class Supervisor:
             case Ready():
                 slot.is_ready = slot.has_been_ready = True
                 slot.configs = event.configs
-            case Measured(result):
-                sent, now = slot.sent.popleft(), time.monotonic()
+            case BlockResult():
+                case, now = slot.sent.popleft(), time.monotonic()
                 seconds, slot.since = now - slot.since, now
                 slot.num_unexplained_deaths = 0
-                self._measured.remember(result)
-                if sent.suspect is None:
-                    self._finish(slot, sent.case.outcome(result, slot.configs[sent.block.endpoint], seconds))
+                self._measured.remember(event)
+                if case.attempt:
+                    self._attempts.clear(case.clear_suspect())
                 else:
-                    sent.case.clear_suspect()
-                    self._attempts.clear(sent.suspect.key)
+                    self._finish(slot, case, event, seconds)
             case Failed():
                 slot.blame = "engine_failed"
             case BuildFailed(message, exit_code):
@@ -239,7 +226,7 @@ class Supervisor:
         slot.restart_at = time.monotonic()
         if slot.sent:
             first = slot.sent.popleft()
-            self._queue.extendleft(sent.case for sent in reversed(slot.sent))
+            self._queue.extendleft(reversed(slot.sent))
             slot.sent.clear()
             self._blame(slot, first, reason)
         else:
@@ -247,12 +234,11 @@ class Supervisor:
             slot.num_unexplained_deaths += 1
         self._on_restart(reason)
 
-    def _blame(self, slot: _Slot, sent: _Sent, reason: str) -> None:
+    def _blame(self, slot: _Slot, case: Case, reason: str) -> None:
         """The engine failed at what was sent: a suspect alone, a block as it came, or what was left of one."""
-        case = sent.case
         slot.case = case
-        if sent.suspect is not None:
-            if sent.attempt >= self._max_attempts:
+        if case.attempt:
+            if case.attempt >= self._max_attempts:
                 self._poison(case, reason)
         elif case.suspects is None:
             case.suspect_all(reason)
@@ -260,7 +246,7 @@ class Supervisor:
             case.num_retries += 1
             if case.num_retries >= self._max_attempts:
                 case.poison_survivors(reason)
-                self._finish(slot, case.outcome(None, slot.configs[case.block.endpoint], 0.0))
+                self._finish(slot, case)
 
     def _give_work(self, slot: _Slot, depth: int) -> None:
         if not slot.is_ready or slot.blame is not None or len(slot.sent) >= depth:
@@ -270,7 +256,7 @@ class Supervisor:
                 self._recover(slot, slot.case)
         elif self._queue:
             case = self._queue.popleft()
-            self._send(slot, _Sent(case, self._measured.whole(case, self._poisoned)))
+            self._send(slot, case, self._measured.whole(case, self._poisoned))
 
     def _recover(self, slot: _Slot, case: Case) -> None:
         """The next step of a recovery: a suspect alone, or, when all were tried, the block with those left."""
@@ -280,28 +266,28 @@ class Supervisor:
             if attempt is None:
                 return  # it is being written down
             if attempt <= self._max_attempts:
-                self._send(slot, _Sent(case, self._measured.trial(case.block, suspect), suspect, attempt))
+                self._send(slot, case, self._measured.trial(case.block, suspect), attempt)
                 return
             self._poison(case, case.reason)  # an earlier worker has tried it often enough
         if case.survivors:
-            self._send(slot, _Sent(case, self._measured.whole(case, self._poisoned)))
+            self._send(slot, case, self._measured.whole(case, self._poisoned))
         else:
-            self._finish(slot, case.outcome(None, slot.configs[case.block.endpoint], 0.0))
+            self._finish(slot, case)
 
     def _poison(self, case: Case, reason: str) -> None:
-        assert case.suspects
-        key = case.suspects[0].key
+        key = case.poison_suspect(reason)
         log.error("%s is poisoned: %s", key, reason)
-        case.poison_suspect(reason)
         self._poisoned[key] = reason
 
-    def _send(self, slot: _Slot, sent: _Sent) -> None:
+    def _send(self, slot: _Slot, case: Case, block: Block, attempt: int = 0) -> None:
+        """Have the child measure this block for a case: its suspect alone at this attempt, or the whole (0)."""
         assert slot.process is not None
         if not slot.sent:
             slot.since = time.monotonic()
-        slot.sent.append(sent)
-        slot.process.submit(sent.block)
+        case.attempt = attempt
+        slot.sent.append(case)
+        slot.process.submit(block)
 
-    def _finish(self, slot: _Slot, outcome: BlockOutcome) -> None:
+    def _finish(self, slot: _Slot, case: Case, result: BlockResult | None = None, seconds: float = 0.0) -> None:
         slot.case = None
-        self._outcomes.append(outcome)
+        self._outcomes.append(case.outcome(result, slot.configs[case.block.endpoint], seconds))

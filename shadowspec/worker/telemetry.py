@@ -102,7 +102,7 @@ class Telemetry:
     def funnel(self, counts: Mapping[FunnelKey, int]) -> None:
         """Records that have ended since the last call."""
         for (endpoint, end, reason), count in counts.items():
-            self._records.labels(endpoint or "", end.value, self._bounded("reason", reason or "")).inc(count)
+            self._records.labels(endpoint or "", end.value, self._bound_label("reason", reason or "")).inc(count)
 
     def lag(self, messages: Mapping[tuple[str, int], int]) -> None:
         """The lag of every partition assigned now, by topic and partition; others are no longer shown."""
@@ -114,7 +114,7 @@ class Telemetry:
             for labels, lag in shown.items():
                 self._lag.labels(*labels).set(lag)
 
-    def pressed(self, *, is_paused: bool, num_unfinished: int, num_waiting: int) -> None:
+    def record_backpressure(self, *, is_paused: bool, num_unfinished: int, num_waiting: int) -> None:
         """How much is in hand, and whether more is taken."""
         self._paused.set(is_paused)
         self._unfinished.set(num_unfinished)
@@ -125,7 +125,7 @@ class Telemetry:
         self._queued.set(num_queued)
         self._in_flight.set(num_in_flight)
 
-    def announced(self, configs: Iterable[FingerprintedConfig]) -> None:
+    def record_configs(self, configs: Iterable[FingerprintedConfig]) -> None:
         """What the engines measure with."""
         for config in configs:
             self._config.labels(
@@ -136,7 +136,7 @@ class Telemetry:
         """An engine process has ended and is replaced."""
         self._restarts.labels(reason).inc()
 
-    def measured(
+    def record_block(
         self, result: BlockResult, poisoned: Mapping[RecordKey, str] | None = None, seconds: float | None = None
     ) -> None:
         """A block has come back; `seconds` is how long its measurement took (None or 0: it was not measured)."""
@@ -148,9 +148,9 @@ class Telemetry:
             self._block_seconds.labels(block.endpoint).observe(seconds)
             self._batch.labels(block.endpoint).observe(block.concurrency)
         for run in result.runs:
-            self._observe(block.endpoint, self._bounded("slice", block.slice_key), run)
+            self._observe(block.endpoint, self._bound_label("slice", block.slice_key), run)
 
-    def written(self, outcome: WriteOutcome, seconds: float | None = None) -> None:
+    def record_write(self, outcome: WriteOutcome, seconds: float | None = None) -> None:
         """A batch is in the database."""
         if seconds is not None:
             self._write_seconds.observe(seconds)
@@ -164,9 +164,9 @@ class Telemetry:
 
     def dead_letter(self, stage: str) -> None:
         """A message went to the dead-letter topic."""
-        self._dead_letters.labels(self._bounded("stage", stage)).inc()
+        self._dead_letters.labels(self._bound_label("stage", stage)).inc()
 
-    def lost(self, topic: str, partition: int, num_offsets: int) -> None:
+    def record_loss(self, topic: str, partition: int, num_offsets: int) -> None:
         """The broker had deleted a range before it was polled."""
         self._lost_ranges.labels(topic, str(partition)).inc()
         self._lost_offsets.labels(topic, str(partition)).inc(num_offsets)
@@ -176,9 +176,9 @@ class Telemetry:
         return generate_latest(_WithoutCreationTimes(self.registry))
 
     def _observe(self, endpoint: str, slice_key: str, run: Run) -> None:
-        config = self._bounded("config", run.fingerprint[:CONFIG_CHARACTERS])
+        config = self._bound_label("config", run.fingerprint[:CONFIG_CHARACTERS])
         labels = (endpoint, slice_key, config)
-        self._runs.labels(*labels, self._bounded("failure", run.failure or "")).inc()
+        self._runs.labels(*labels, self._bound_label("failure", run.failure or "")).inc()
         if run.counts is None:
             return
         counts = run.counts
@@ -194,7 +194,7 @@ class Telemetry:
             if milliseconds is not None:
                 self._step_seconds.labels(endpoint, arm.value).observe(milliseconds / 1e3)
 
-    def _bounded(self, label: str, value: str) -> str:
+    def _bound_label(self, label: str, value: str) -> str:
         """The value, or `OTHER` where the label has as many as may be."""
         with self._lock:
             kept = self._kept.setdefault(label, set())

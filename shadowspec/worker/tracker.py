@@ -46,7 +46,7 @@ class _Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LedgerStep:
     """The ledger's next step and the rows that belong to it."""
 
     advance: Advance
@@ -69,7 +69,7 @@ class PartitionTracker:
         self._spans: deque[_Span] = deque()
         self._pending: dict[int, _Span] = {}  # by offset
         self._ties: dict[int, int] = {}  # the later message of a pair, to the earlier one
-        self._in_flight: Step | None = None
+        self._in_flight: LedgerStep | None = None
         self._claims = False
 
     def claim(self) -> None:
@@ -166,7 +166,7 @@ class PartitionTracker:
         """Two messages make one record: whoever reads the later one again must read the earlier one too."""
         self._ties[max(first, second)] = min(first, second)
 
-    def step(self, *, is_behind: bool = False, is_ended: bool = False) -> Step | None:
+    def step(self, *, is_behind: bool = False, is_ended: bool = False) -> LedgerStep | None:
         """What may be written now; None if nothing is, or while the last step is not settled.
 
         Args:
@@ -204,7 +204,7 @@ class PartitionTracker:
             resume_offset=self._resume_offset(done.last_offset + 1),
             first_offset=self._first or 0,
         )
-        self._in_flight = Step(advance, tuple(done.rows))
+        self._in_flight = LedgerStep(advance, tuple(done.rows))
         return self._in_flight
 
     def settle(self) -> None:

@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from shadowspec.backfill.cluster import Actors, judged
-from shadowspec.backfill.connection import connected
+from shadowspec.backfill.cluster import Actors, judge_rows
+from shadowspec.backfill.connection import connect
 from shadowspec.errors import ServiceUnavailableError
 
 SECRET = "the prompt that nobody may read"
@@ -64,6 +64,6 @@ def harmless() -> None:
 
 
 def _judge(files: Sequence[str], build: Callable[[], Callable[[str], tuple[str, int]]] = build) -> None:
-    with connected(None) as resources:
-        found = list(judged(files, read, build, give_up, Actors(2, cpus=resources.cpus / 2), readers=2))
+    with connect(None) as resources:
+        found = list(judge_rows(files, read, build, give_up, Actors(2, cpus=resources.cpus / 2), readers=2))
     print(json.dumps(found))

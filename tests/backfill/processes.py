@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
+from tests.services import PATIENCE_S
+
 CHECKOUT = Path(__file__).resolve().parents[2]
-END_TIMEOUT_S = 120.0
 
 Process: TypeAlias = subprocess.Popen[str]
 
@@ -51,7 +52,7 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 def wait_until_ended(folder: Path) -> dict[int, str]:
     """The processes that are left when all had time to end."""
-    until = time.monotonic() + END_TIMEOUT_S
+    until = time.monotonic() + PATIENCE_S
     while (left := processes_of(folder)) and time.monotonic() < until:
         time.sleep(0.1)
     return left

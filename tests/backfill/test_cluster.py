@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shadowspec.backfill.connection import _errors_unsaid, _watched
+from shadowspec.backfill.connection import _errors_unsaid, _watch
 from tests.backfill.deadly_rows import FILES, ROWS, SECRET
 from tests.backfill.processes import Process, processes_of, python, temporary_folder, wait_until_ended
+from tests.services import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
-TIMEOUT_S = 600.0  # a machine that does much else takes minutes
 # With these Ray by itself gives a node up that is stuck for two seconds.
 IMPATIENT = {"RAY_health_check_period_ms": "200", "RAY_health_check_timeout_ms": "200"}
 
@@ -30,7 +30,7 @@ def judging(folder: Path, name: str, **variables: str) -> AbstractContextManager
 
 def raylet_of(folder: Path) -> int:
     """The process of the local cluster that runs its node, when actors are there."""
-    until = time.monotonic() + TIMEOUT_S
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         lines = processes_of(folder)
         if any("_Judged" in line for line in lines.values()):
@@ -41,7 +41,7 @@ def raylet_of(folder: Path) -> int:
 
 def test_a_row_that_ends_its_actors_is_given_up_and_the_others_come_through() -> None:
     with temporary_folder() as folder, judging(folder, "main") as process:
-        out, said = process.communicate(timeout=TIMEOUT_S)
+        out, said = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, said
         assert wait_until_ended(folder) == {}
         assert list(folder.iterdir()) == []
@@ -52,6 +52,7 @@ def test_a_row_that_ends_its_actors_is_given_up_and_the_others_come_through() ->
     assert SECRET not in said
 
 
+@pytest.mark.all
 def test_a_node_that_is_stuck_is_waited_for() -> None:
     with temporary_folder() as folder, judging(folder, "harmless", **IMPATIENT) as process:
         raylet = raylet_of(folder)
@@ -60,15 +61,16 @@ def test_a_node_that_is_stuck_is_waited_for() -> None:
         os.kill(raylet, signal.SIGSTOP)
         time.sleep(8)
         os.kill(raylet, signal.SIGCONT)
-        out, said = process.communicate(timeout=TIMEOUT_S)
+        out, said = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, said
     assert len(json.loads(out)) == 2 * ROWS
 
 
+@pytest.mark.all
 def test_a_cluster_that_ended_is_told_and_not_waited_for() -> None:
     with temporary_folder() as folder, judging(folder, "harmless") as process:
         os.kill(raylet_of(folder), signal.SIGKILL)
-        out, said = process.communicate(timeout=TIMEOUT_S)
+        out, said = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, out) == (3, ""), said
         assert wait_until_ended(folder) == {}
     assert said.endswith(
@@ -78,7 +80,7 @@ def test_a_cluster_that_ended_is_told_and_not_waited_for() -> None:
 
 def test_a_signal_ends_as_an_interruption_does_and_means_what_it_meant_afterwards() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), _watched(lambda: False):
+    with pytest.raises(KeyboardInterrupt), _watch(lambda: False):
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.services import ServiceMissingError
+from tests.services import PATIENCE_S, ServiceMissingError
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 QUIET = ("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync")
-SETTLE_TIMEOUT_MS = 60_000
+SETTLE_TIMEOUT_MS = 1_000 * PATIENCE_S
 WIDTHS = (1280, 390)
 THEMES = ("light", "dark")
 ZONE = "Europe/Berlin"  # of the reader: never UTC, so that a time that was not turned shows

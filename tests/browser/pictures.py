@@ -4,7 +4,7 @@
     python -m tests.browser.pictures --config large.toml
 
 The report is one that `shadowspec demo` wrote; the configuration is that of a store with a history, as
-`python -m shadowspec.demo.large --config large.toml` writes it.  What is not named is left as it is.
+`python -m kernels.benchmarks.large_store --config large.toml` writes it.  What is not named is left as it is.
 """
 
 from __future__ import annotations

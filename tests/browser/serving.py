@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
-from tests.services import free_port
+from tests.services import PATIENCE_S, free_port
 
-START_TIMEOUT_S = 90.0  # it takes three seconds; two cores that are busy with other tests take more
 STOP_TIMEOUT_S = 15.0
 
 
@@ -66,7 +65,7 @@ def served(config: Path, environment: Mapping[str, str] | None = None, port: int
 
 def wait_until_up(child: subprocess.Popen[bytes], port: int, log: Path) -> None:
     """Wait until a dashboard answers; raises RuntimeError, with what it wrote, where it does not."""
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if child.poll() is not None:
             raise RuntimeError(f"the dashboard ended with {child.returncode}: {log.read_text(errors='replace')}")

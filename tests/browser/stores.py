@@ -14,11 +14,11 @@ from pathlib import Path
 import sqlalchemy
 from sqlalchemy import make_url
 
+from kernels.benchmarks.large_store.config import config_text
+from kernels.benchmarks.large_store.filling import Size, fill
+from kernels.benchmarks.large_store.world import make_world
 from shadowspec import demo as bundled
-from shadowspec.demo.large.config import config_text
-from shadowspec.demo.large.filling import Size, fill
-from shadowspec.demo.large.world import make_world
-from shadowspec.store import schema
+from shadowspec.store.admin import schema
 
 PASSWORD = "canary-password-7f3a"
 PROMPT, SESSION, USER, REQUEST = "canaryprompt9c1e", "canary-session-11d8", "canary-user-42bb", "canary-request-e07f"

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from shadowspec.store import Store, schema
+from shadowspec.store import Store
+from shadowspec.store.admin import schema
 from shadowspec.types import Verdict
 from tests.browser.looking import SETTLE_TIMEOUT_MS, Reader
-from tests.browser.serving import START_TIMEOUT_S, Served, served
-from tests.services import free_port
+from tests.browser.serving import Served, served
+from tests.services import PATIENCE_S, free_port
 from tests.store import examples
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -67,7 +68,7 @@ def provider(max_age_s: int) -> Iterator[int]:
         command += ["--user-claims", json.dumps({"sub": name, "email": name, "email_verified": True})]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/.well-known/openid-configuration", timeout=2):

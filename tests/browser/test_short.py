@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shadowspec.demo.large import DATA_NOTE
+from kernels.benchmarks.large_store import DATA_NOTE
 from tests.browser import stores
 from tests.browser.looking import Reader
 from tests.browser.serving import Served
@@ -14,6 +14,7 @@ from tests.browser.serving import Served
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.representative("1280-light-small", "390-dark-empty")
 @pytest.mark.parametrize("state", ["empty", "small"])
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
 def test_the_board_opens(

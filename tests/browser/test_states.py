@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from kernels.benchmarks.large_store import DATA_NOTE
 from shadowspec.demo import DATA_NOTE as DEMO_NOTE
-from shadowspec.demo.large import DATA_NOTE
 from tests.browser.looking import THEMES, WIDTHS, Reader
 from tests.browser.serving import Served
 from tests.browser.stores import CANARIES

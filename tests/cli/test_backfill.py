@@ -16,11 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from shadowspec.backfill.blocks import Part
-from shadowspec.backfill.cluster import Actors
-from shadowspec.cli import backfilling, judging, replaying
-from shadowspec.cli.backfilling import work_id
-from shadowspec.cli.judging import (
+from shadowspec.app import (
+    backfill_judge as judging,
+)
+from shadowspec.app import (
+    backfill_replay as backfilling,
+)
+from shadowspec.app import (
+    replay_records as replaying,
+)
+from shadowspec.app.backfill_judge import (
     Call,
     Failed,
     FileRead,
@@ -31,7 +36,10 @@ from shadowspec.cli.judging import (
     given_up,
     read_file,
 )
-from shadowspec.cli.replayers import Asked
+from shadowspec.app.backfill_replay import work_id
+from shadowspec.app.replayers import Asked
+from shadowspec.backfill.blocks import Part
+from shadowspec.backfill.cluster import Actors
 from shadowspec.config import Config, load_config
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.replay.replayer import Replayer
@@ -324,8 +332,8 @@ def test_weights_are_part_of_the_work(workspace: Workspace, target: LoadedModel)
 WORK = """
 import sys
 from pathlib import Path
-from shadowspec.cli.backfilling import work_id
-from shadowspec.cli.replayers import Asked
+from shadowspec.app.backfill_replay import work_id
+from shadowspec.app.replayers import Asked
 from shadowspec.config import load_config
 from tests.cli.test_backfill import ASKED, SECRET, fingerprints
 print(work_id(load_config(Path("shadowspec.toml")), ASKED, SECRET, fingerprints("a", "b")))
@@ -337,18 +345,19 @@ default_sampling = { temperature = 0.5, top_p = 0.9, top_k = 20 }
 """
 
 
-def test_another_process_says_the_same_of_work(workspace: Workspace) -> None:
+@pytest.mark.representative("1")
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_another_process_says_the_same_of_work(workspace: Workspace, seed: str) -> None:
     workspace.replace_in_config('match = { model = "m" }', f'match = {{ model = "m" }}{RULES}')
     own = work_id(loaded(workspace), ASKED, SECRET, fingerprints("a", "b"))
-    for seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", WORK],
-            env=environment(PYTHONHASHSEED=seed),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.stdout.strip() == own, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", WORK],
+        env=environment(PYTHONHASHSEED=seed),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == own, done.stderr
 
 
 # the command
@@ -383,7 +392,7 @@ def test_wrong_usage_is_refused_before_there_is_a_cluster(
     def connect(*_: object, **__: object) -> None:
         raise AssertionError("a cluster was asked for")
 
-    monkeypatch.setattr("shadowspec.backfill.connection.connected", connect)
+    monkeypatch.setattr("shadowspec.backfill.connection.connect", connect)
     write_traffic(workspace.folder / "t.jsonl", [record(0)])
     (workspace.folder / "folder").mkdir()
     done = workspace.run("backfill", *arguments)
@@ -391,8 +400,14 @@ def test_wrong_usage_is_refused_before_there_is_a_cluster(
 
 
 def test_without_ray_the_extra_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("shadowspec.backfill.cluster", "shadowspec.backfill.pool", "shadowspec.backfill.connection",
-                 "shadowspec.cli.backfilling", "shadowspec.cli.judging", "shadowspec.cli.looping"):  # fmt: skip
+    for name in (
+        "shadowspec.backfill.cluster",
+        "shadowspec.backfill.pool",
+        "shadowspec.backfill.connection",
+        "shadowspec.app.backfill_replay",
+        "shadowspec.app.backfill_judge",
+        "shadowspec.app.backfill_loop",
+    ):
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "ray"]:
         monkeypatch.delitem(sys.modules, name)

@@ -19,12 +19,12 @@ from shadowspec.engine.models import load_model
 from tests.backfill.processes import Process, processes_of, python, temporary_folder, wait_until_ended
 from tests.cli.conftest import Workspace, write_traffic
 from tests.cli.test_replay import NGRAM, answered
+from tests.services import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 NUM_FILES = 8
 NUM_ANSWERS, REPEATS = 12, 8  # of a file
-TIMEOUT_S = 600.0  # a machine that does much else takes minutes
 ACTOR = "MapWorker(MapBatches(_Judged))"  # what Ray calls one that judges, and while it is made ".__init__" after it
 
 
@@ -66,7 +66,7 @@ def started(folder: Path, temporary: Path) -> AbstractContextManager[Process]:
 
 def kill_one(command: Process, temporary: Path) -> None:
     """End an actor that has its models; its work takes milliseconds, so that it may be between two blocks."""
-    until = time.monotonic() + TIMEOUT_S
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until and command.poll() is None:
         for process, line in processes_of(temporary).items():
             if ACTOR in line and "__init__" not in line:
@@ -74,7 +74,7 @@ def kill_one(command: Process, temporary: Path) -> None:
                 return
         time.sleep(0.01)
     command.terminate()
-    raise AssertionError(f"no actor was seen; {processes_of(temporary)}\n{command.communicate(timeout=TIMEOUT_S)[1]}")
+    raise AssertionError(f"no actor was seen; {processes_of(temporary)}\n{command.communicate(timeout=PATIENCE_S)[1]}")
 
 
 def rows(database: Path, table: str) -> list[tuple[Any, ...]]:
@@ -82,13 +82,14 @@ def rows(database: Path, table: str) -> list[tuple[Any, ...]]:
         return sorted(connection.execute(f"select * from {table}").fetchall(), key=repr)
 
 
+@pytest.mark.all
 def test_an_actor_is_killed_and_the_rows_are_those_of_one_process(
     workspace: Workspace, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert workspace.run("db", "upgrade").code == 0
     with temporary_folder() as temporary, started(workspace.folder, temporary) as command:
         kill_one(command, temporary)
-        out, said = command.communicate(timeout=TIMEOUT_S)
+        out, said = command.communicate(timeout=PATIENCE_S)
         assert command.returncode == 0, said
         assert wait_until_ended(temporary) == {}
         assert list(temporary.iterdir()) == []
@@ -126,7 +127,7 @@ def test_an_actor_is_killed_and_the_rows_are_those_of_one_process(
         assert values == pytest.approx(expected[cell], rel=1e-9)
 
     with temporary_folder() as temporary, started(workspace.folder, temporary) as again:
-        out, said = again.communicate(timeout=TIMEOUT_S)
+        out, said = again.communicate(timeout=PATIENCE_S)
         assert again.returncode == 0, said
         assert wait_until_ended(temporary) == {}
     second = json.loads(out)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from shadowspec import metrics
 from shadowspec.config import load_config
 from shadowspec.engine import Engine
 from shadowspec.store import Store
-from shadowspec.store import schema as store_schema
+from shadowspec.store.admin import schema as store_schema
 from shadowspec.types import Block, BlockResult
 from tests.cli.conftest import Workspace, record, write_traffic
+from tests.identities import check_identities
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
 
 
@@ -115,7 +115,7 @@ def test_rows_equal_records_and_identities_hold(workspace: Workspace, traffic: s
         assert len(runs) == 9
         for run in runs:
             assert run.counts is not None
-            metrics.check_identities(run.counts)
+            check_identities(run.counts)
 
 
 def test_a_second_run_changes_nothing(workspace: Workspace, traffic: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli_process import run_command
+from tests.services import PATIENCE_S
 
 MODULES = """
 import importlib, sys
@@ -53,7 +54,7 @@ def test_it_serves_until_stopped(number: int, code: int, config: Path) -> None:
         line = process.stdout.readline()
         assert line == f"dashboard: http://127.0.0.1:{port}\n"
         address = line.split()[1]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 with urllib.request.urlopen(f"{address}/_stcore/health", timeout=5) as answer:
@@ -63,7 +64,7 @@ def test_it_serves_until_stopped(number: int, code: int, config: Path) -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
         process.send_signal(number)
-        assert process.wait(20) == code
+        assert process.wait(PATIENCE_S) == code
     with pytest.raises(OSError, match="refused"), socket.create_connection(("127.0.0.1", port), timeout=2):
         pass
 

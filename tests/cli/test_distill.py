@@ -105,7 +105,7 @@ def test_a_rare_slices_prompts_are_answered_anew_and_learnt_from(
     card = " ".join((workspace.folder / "new" / "README.md").read_text("utf-8").split())
     assert f"it learnt from {found['answered_anew']} answers (" in card
 
-    monkeypatch.setattr("shadowspec.cli.distilling.answered_anew", lambda *_, **__: [])
+    monkeypatch.setattr("shadowspec.app.distill_draft.answered_anew", lambda *_, **__: [])
     without = workspace.run(*arguments, "--out", "other").document
     assert without["answered_anew"] == 0
     assert without["output_tokens_learnt_from"] < found["output_tokens_learnt_from"]
@@ -190,7 +190,7 @@ def test_a_draft_whose_comparison_did_not_end_has_a_card_that_says_so(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shadowspec.cli.distilling.compare", interrupted)
+    monkeypatch.setattr("shadowspec.app.distill_draft.compare", interrupted)
     result = workspace.run("distill", file, "-e", "letters", "--out", "new", *CONSENT, *QUICK)
     assert result.code == 130
     assert "the draft is in new, and nothing is known of it" in result.err

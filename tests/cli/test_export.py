@@ -28,8 +28,8 @@ def fill(verdict: Verdict, *, evidence_age: timedelta = timedelta(hours=1), endp
         own = replace(block, block=replace(block.block, endpoint=endpoint))
         records = [replace(examples.record(line, endpoint), event_time=now - evidence_age) for line in range(1, 3)]
         save_block(store, own, records)
-        details = {"engine": "vllm/0.32.0"}
-        decided = replace(examples.decision(verdict, endpoint=endpoint), config=DRAFT, decided_at=now, details=details)
+        plain = examples.decision(verdict, endpoint=endpoint)
+        decided = replace(plain, config=DRAFT, decided_at=now, engine="vllm/0.32.0")
         store.append_decisions([decided])
 
 

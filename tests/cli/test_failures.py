@@ -14,7 +14,7 @@ import pytest
 
 from shadowspec import demo
 from shadowspec.engine import Engine, Models
-from shadowspec.scoring import Scorer
+from shadowspec.quality.custom_scores import Scorer
 from shadowspec.store import Store, upgrade
 from shadowspec.types import (
     Contract,

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from shadowspec.gate.guard_policy import GuardPolicy
-from shadowspec.gate.live import windows_to_alarm
+from shadowspec.live.guard import windows_to_alarm
 from shadowspec.store import RoleKind, Store
-from shadowspec.types import SpeculationConfig, TestResult, Verdict, VerifyRule
+from shadowspec.types import Composition, EvidenceSummary, SpeculationConfig, TestResult, Verdict, VerifyRule
+from shadowspec.types.live import GuardPolicy
 from tests.cli_process import Result, run_command
 from tests.servers.metric_server import Production, producing
+from tests.services import PATIENCE_S
 from tests.store import examples
 from tests.store.saving import save_block
 
@@ -65,13 +66,6 @@ def shell(
     url = new_database("postgres")
     Path("shadowspec.toml").write_text(CONFIG.format(url=url, urls=json.dumps([production.url])), encoding="utf-8")
     now = datetime.now(UTC)
-    watched = json.dumps({"promises": {"drift_acceptance": [0.4, 1.0], "advisory_acceptance": [PROMISE, 1.0]}})
-    details = {
-        "watch": watched,
-        "verdict_since": (now - timedelta(hours=1)).isoformat(),
-        "newest_evidence": now.isoformat(),
-        "is_named": 1,
-    }
     with Store.open(url) as store:
         store.save_fingerprints([replace(examples.config(), config=DRAFT)])
         measured = examples.block("b", range(1, 3))
@@ -82,7 +76,16 @@ def shell(
         ]
         save_block(store, block, records)
         tests = (TestResult("speedup", "pass", 1.3, 1.2, 1.5, 1.05, 0.003, "block", 60, 27),)
-        own = replace(examples.decision(Verdict.ENABLE), config=DRAFT, decided_at=now, details=details, tests=tests)
+        own = replace(
+            examples.decision(Verdict.ENABLE),
+            config=DRAFT,
+            decided_at=now,
+            tests=tests,
+            watch=examples.watched(drift_acceptance=0.4, advisory_acceptance=PROMISE),
+            verdict_since=now - timedelta(hours=1),
+            evidence=EvidenceSummary(newest_evidence=now),
+            composition=Composition(is_named=True),
+        )
         store.append_decisions([own])
 
     def run(*arguments: str) -> Result:
@@ -218,7 +221,7 @@ def test_a_scheduler_that_leads_reads_again_and_again(
     from shadowspec.cli.live import live_jobs
     from shadowspec.cli.periods import period_settings
     from shadowspec.config import load_config
-    from shadowspec.scheduler.gates import GatePolicies
+    from shadowspec.rollout.endpoint_run import GatePolicies
     from shadowspec.scheduler.leader import Scheduler
 
     config, stopped = load_config(tmp_path / "shadowspec.toml", {}), threading.Event()
@@ -226,15 +229,15 @@ def test_a_scheduler_that_leads_reads_again_and_again(
         own = Scheduler(store, config.schedule, {}, GatePolicies({}, {}), period_settings(config), live_jobs(config))
         thread = threading.Thread(target=own.run, args=(stopped,))
         thread.start()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while len(store.live_windows("chat")) < 3 and time.monotonic() < deadline:
             production.serve(drafts=100, rate=0.7)
             time.sleep(0.3)
         stopped.set()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         found = store.live_windows("chat")
     assert len(found) >= 3
-    assert all(0.5 < each.seconds < 10 for each in found)
+    assert all(0.5 < each.seconds < PATIENCE_S for each in found)
 
 
 @pytest.mark.integration
@@ -242,7 +245,7 @@ def test_the_gates_role_may_read_and_order(shell: Shell, production: Production,
     import sqlalchemy
 
     from shadowspec.config import load_config
-    from shadowspec.gating.live import watch
+    from shadowspec.live.watch import watch
 
     url = load_config(tmp_path / "shadowspec.toml", {}).database_url
     owner = sqlalchemy.make_url(url)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from shadowspec.app import backfill_loop as looping
+from shadowspec.app.backfill_loop import _build, _given_up, require_measurable
 from shadowspec.backfill.cluster import Actors
-from shadowspec.cli import looping
-from shadowspec.cli.looping import _build, _given_up, require_measurable
 from shadowspec.config import load_config
 from shadowspec.errors import ConfigError
 from shadowspec.store import Store, upgrade
@@ -45,7 +45,7 @@ class Shuffled:
     def submit(self, block: Block) -> None:
         self._held.append(self._engine.measure(block))
 
-    def finished(self) -> Sequence[BlockResult]:
+    def take_finished(self) -> Sequence[BlockResult]:
         self._random.shuffle(self._held)
         given, self._held = self._held[2:], self._held[:2]
         return given
@@ -129,6 +129,7 @@ def test_options_of_replay_are_refused(workspace: Workspace, option: str, value:
     assert option in result.err
 
 
+@pytest.mark.all
 def test_engines_on_a_cluster_measure_once_what_run_measures(workspace: Workspace) -> None:
     traffic = [
         str(write_traffic(workspace.folder / f"{first}.jsonl", [record(number) for number in range(first, first + 4)]))

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from docs.command_reference import reference
 from shadowspec.cli.main import app
-from shadowspec.cli.reference import reference
 
 CLI_PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 

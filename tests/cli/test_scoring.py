@@ -17,8 +17,8 @@ from shadowspec import demo
 from shadowspec.engine import Engine, Models
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import run_gate
-from shadowspec.scoring import Scorer, is_json, load_scorer
+from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.quality.custom_scores import Scorer, is_json, load_scorer
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
@@ -103,7 +103,7 @@ def test_what_cannot_be_scored_is_missing_and_its_text_is_in_no_log(
     scorer = Scorer({"score": function, "structured_validity": is_json})  # type: ignore[dict-item]
     secret = "a secret text"
     with caplog.at_level(logging.DEBUG):
-        (pair,) = scorer.paired([secret], ["{}"])
+        (pair,) = scorer.score_pairs([secret], ["{}"])
     assert pair["score"] == PairedScore(None, None)
     assert pair["structured_validity"] == PairedScore(0.0, 1.0)
     assert len(caplog.messages) == 2
@@ -114,12 +114,12 @@ def test_what_cannot_be_scored_is_missing_and_its_text_is_in_no_log(
 
 def test_only_what_fails_is_missing() -> None:
     scorer = Scorer({"score": lambda text: {"good": 1, "bad": False}[text]})
-    assert scorer.paired(["good", "bad", "odd"], ["bad", "good", "good"]) == [
+    assert scorer.score_pairs(["good", "bad", "odd"], ["bad", "good", "good"]) == [
         {"score": PairedScore(1.0, 0.0)},
         {"score": PairedScore(0.0, 1.0)},
         {"score": PairedScore(None, 1.0)},
     ]
-    assert Scorer().paired(["a"], ["b"]) == [{}]
+    assert Scorer().score_pairs(["a"], ["b"]) == [{}]
 
 
 def test_functions_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_functions_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "broken_module.py").write_text("raise RuntimeError('at import')\n")
     monkeypatch.syspath_prepend(tmp_path)
     scorer = load_scorer(["json_valid", "own_package.quality:of"])
-    assert scorer.paired(["{}"], ["[1]x"]) == [
+    assert scorer.score_pairs(["{}"], ["[1]x"]) == [
         {"structured_validity": PairedScore(1.0, 0.0), "score": PairedScore(0.2, 0.4)}
     ]
     for name, says in (
@@ -159,7 +159,7 @@ VALID, INVALID, CUT = Validity.VALID, Validity.INVALID, Validity.UNFINISHED
 def test_a_contract_is_a_figure_where_it_is_asked_for(flags: RunFlags, figure: PairedScore | None) -> None:
     scorer = load_scorer(["contract_valid"])
     assert scorer.of_flags(flags) == {"structured_validity": figure}
-    assert scorer.paired(["a"], ["b"]) == [{}]
+    assert scorer.score_pairs(["a"], ["b"]) == [{}]
     assert load_scorer(["json_valid"]).of_flags(flags) == {}
 
 
@@ -194,8 +194,8 @@ def test_from_the_engine_through_the_store_to_the_gate(
     assert all(not run.scores for run in store.runs("code")), "an endpoint without scores has none"
     tests = results_of(store, margin)
     validity, score = tests["structured_validity"], tests["score"]
-    assert (validity.outcome, validity.estimate, validity.details["num_missing"]) == (outcome, estimate, 0)
-    assert (score.outcome, score.details["num_missing"]) == ("open", len(runs)), "what nobody scored is missing"
+    assert (validity.outcome, validity.estimate, validity.betting.num_missing) == (outcome, estimate, 0)
+    assert (score.outcome, score.betting.num_missing) == ("open", len(runs)), "what nobody scored is missing"
 
 
 def test_a_contract_that_the_speculative_arm_breaks_fails_the_guardrail(store: Store) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from shadowspec.cli.serving import ConfiguredEngines
+from shadowspec.app.serve_worker import ConfiguredEngines
 from shadowspec.config import load_config
 from shadowspec.store import Store
-from shadowspec.types import Arm, Block
-from shadowspec.worker.engine_process import EngineProcess
-from shadowspec.worker.messages import Event, Failed, Measured, Ready
+from shadowspec.types import Arm, Block, BlockResult
+from shadowspec.worker.engine_process import EngineProcess, Event, Failed, Ready
 from tests.cli.conftest import Workspace, record, write_traffic
 from tests.servers.fake_server import FakeServer, running, silent, well
 from tests.servers.fake_sglang import FakeSglang
 from tests.servers.test_measure import prompt
+from tests.services import PATIENCE_S
 
 SERVERS = """
 [endpoints.letters.servers]
@@ -110,7 +110,7 @@ def test_servers_that_are_away_end_the_run_with_the_code_of_a_service(
 
 def events_of(process: EngineProcess) -> list[Event]:
     """What the process says next."""
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + PATIENCE_S
     while not (found := process.poll()) and time.monotonic() < deadline:
         select.select([process], [], [], 0.1)
     return found
@@ -129,9 +129,9 @@ def test_a_workers_process_measures_through_servers_and_ends_when_they_are_gone(
         (ready,) = events_of(process)
         assert isinstance(ready, Ready)
         process.submit(block)
-        (measured_block,) = events_of(process)
-        assert isinstance(measured_block, Measured)
-        assert [run.fingerprint for run in measured_block.result.runs] == [ready.fingerprints[0].fingerprint] * 4
+        (result,) = events_of(process)
+        assert isinstance(result, BlockResult)
+        assert [run.fingerprint for run in result.runs] == [ready.fingerprints[0].fingerprint] * 4
         servers[1].version = "0.33.0"
         process.submit(block)
         failed = events_of(process)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shadowspec.cli.unreadable import unreadable_in
+from shadowspec.app.measure_files import unreadable_in
 from shadowspec.tap.sources import STANDARD_INPUT, RawRecord
 from shadowspec.types import RecordKey
 

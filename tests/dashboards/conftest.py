@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +13,12 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboards.app import PACKAGE, load_package
+from kernels.benchmarks.large_store.config import config_text
+from kernels.benchmarks.large_store.filling import Size, fill
+from kernels.benchmarks.large_store.world import make_world
 from shadowspec.config import CONFIG_VARIABLE, DATABASE_VARIABLE
-from shadowspec.demo.large.config import config_text
-from shadowspec.demo.large.filling import Size, fill
-from shadowspec.demo.large.world import make_world
-from shadowspec.store import upgrade
+from tests.conftest import made_once
+from tests.services import PATIENCE_S
 
 SIZE = Size(
     num_slices=24, num_days=20, num_runs=5_000, num_looks=6, live_interval_s=1_800.0
@@ -28,7 +30,7 @@ APP = Path(__file__).parents[2] / "dashboards" / "app.py"
 _SCRIPT = """
 import importlib
 from {package}.parts import header, source, states
-with states.explained():
+with states.show_errors():
     header.header(source.config().dashboard)
     importlib.import_module("{package}.views.{page}").page()
 """
@@ -37,9 +39,13 @@ with states.explained():
 @pytest.fixture(scope="session")
 def filled_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store with rollups, decisions of several looks, overrides and rollouts, up to now."""
-    url = f"sqlite:///{tmp_path_factory.mktemp('dashboard') / 'store.db'}"
-    fill(url, SIZE, datetime.now(UTC), workers=1)
-    return url
+
+    def make(folder: Path) -> None:
+        fill(f"sqlite:///{folder / 'store.db'}", SIZE, datetime.now(UTC), workers=1)
+
+    folder = tmp_path_factory.mktemp("dashboard")
+    shutil.copytree(made_once(tmp_path_factory, "dashboard", make), folder, dirs_exist_ok=True)
+    return f"sqlite:///{folder / 'store.db'}"
 
 
 @pytest.fixture
@@ -58,11 +64,9 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 @pytest.fixture
-def blank(tmp_path: Path) -> str:
+def blank(new_database: Callable[[str], str]) -> str:
     """A database with a schema and nothing in it."""
-    url = f"sqlite:///{tmp_path / 'blank.db'}"
-    upgrade(url)
-    return url
+    return new_database("sqlite")
 
 
 @pytest.fixture
@@ -74,7 +78,7 @@ def open_page(filled_url: str) -> Iterator[Open]:
     def opened(page: str = "board", **parameters: str) -> AppTest:
         script = _SCRIPT.format(package=PACKAGE, page=page)
         app = AppTest.from_file(str(APP)) if page == "board" else AppTest.from_string(script)
-        app.default_timeout = 90  # seconds: a busy machine
+        app.default_timeout = PATIENCE_S
         for name, value in parameters.items():
             app.query_params[name] = value
         return app.run()

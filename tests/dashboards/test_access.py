@@ -18,9 +18,9 @@ from sqlalchemy import NullPool, make_url
 from dashboards.parts import kill_switch
 from dashboards.parts.identity import AccessError, identify, local, require_operator
 from shadowspec.config import load_config
-from shadowspec.config.access import AccessSettings, Role, require_auth_file
+from shadowspec.config.dashboard import AccessSettings, Role, RoleSettings, require_auth_file
 from shadowspec.errors import ConfigError, ServiceUnavailableError, StoreError, UsageError
-from shadowspec.gate.overrides import effective_decisions
+from shadowspec.gate.verdict.effective_decisions import effective_decisions
 from shadowspec.store import RoleKind, Store
 from shadowspec.types import Verdict
 from tests.cli_process import run_command
@@ -30,7 +30,8 @@ from tests.store import examples
 
 NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
 SETTINGS = AccessSettings(
-    auth_file=Path("auth.toml"), operators=frozenset({"ada@example.com"}), viewers=frozenset({"bob@example.com"})
+    auth_file=Path("auth.toml"),
+    roles=RoleSettings(operators=frozenset({"ada@example.com"}), viewers=frozenset({"bob@example.com"})),
 )
 Configure = Callable[..., Path]
 
@@ -50,7 +51,7 @@ def test_roles_come_from_the_lists() -> None:
     require_operator(ada)
     with pytest.raises(AccessError, match=r"logged in as eve@example\.com, who may not open"):
         identify(claims(email="eve@example.com"), SETTINGS, NOW)
-    anybody = replace(SETTINGS, viewers=None)
+    anybody = replace(SETTINGS, roles=replace(SETTINGS.roles, viewers=None))
     assert identify(claims(email="eve@example.com"), anybody, NOW).role is Role.VIEWER
 
 
@@ -63,7 +64,7 @@ def test_a_login_that_has_ended_or_does_not_say_when_is_none(ends: Any) -> None:
 def test_an_unverified_address_is_nobodys() -> None:
     with pytest.raises(AccessError, match="not verified"):
         identify(claims(email_verified=False), SETTINGS, NOW)
-    by_group = replace(SETTINGS, claim="groups", operators=frozenset({"sre"}))
+    by_group = replace(SETTINGS, roles=replace(SETTINGS.roles, claim="groups", operators=frozenset({"sre"})))
     own = identify(claims(groups=["all", "sre"], email_verified=False, preferred_username="ada"), by_group, NOW)
     assert (own.name, own.role) == ("ada", Role.OPERATOR)
     with pytest.raises(AccessError, match="who may not open"):
@@ -249,10 +250,10 @@ def test_settings_of_access_come_from_the_file_and_the_environment(configured: C
     text = path.read_text(encoding="utf-8")
     path.write_text(text + '\n[dashboard.roles]\noperators = ["ada@example.com"]\n', encoding="utf-8")
     own = load_config(path, environment={"SHADOWSPEC_OVERRIDE_URL": "sqlite:///other.db"}).dashboard.access
-    assert own.operators == {"ada@example.com"}
+    assert own.roles.operators == {"ada@example.com"}
     assert own.override_url == "sqlite:///other.db"
     assert "other.db" not in repr(own)
-    assert own.viewers is None
+    assert own.roles.viewers is None
 
 
 def test_an_address_that_others_reach_needs_a_login(

@@ -32,7 +32,7 @@ def test_every_row_with_verdict_bounds_and_what_is_needed(
     table = board_html(app)
     assert endpoints_shown(app) == sorted({decision.endpoint for decision in decisions})
     rows = re.findall(r'<tr class="ss-(?:head|child)"', table)
-    assert len(rows) == len([own for own in decisions if not own.details.get("superseded_by")])
+    assert len(rows) == len([own for own in decisions if own.supersession is None])
     enabled = next(own for own in decisions if own.verdict is Verdict.ENABLE)
     test = next(test for test in enabled.tests if test.name == "speedup")
     assert f"<b>{test.estimate:.2f}\u00d7</b> <small>{test.lower:.2f}\u2013{test.upper:.2f}</small>" in table

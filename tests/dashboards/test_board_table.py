@@ -11,17 +11,17 @@ import pytest
 from dashboards.parts.board_columns import COLUMNS
 from dashboards.parts.board_table import TableContext, coarse_age, speedup_range, table_html
 from dashboards.parts.sparks import HEIGHT, WIDTH, interval_svg, side
-from shadowspec.reports.board import build_board
-from shadowspec.reports.model import Interval
-from shadowspec.types import Override, Verdict
+from shadowspec.reports.pages.board import build_board
+from shadowspec.types import Override, TestResult, Verdict
 from tests.reports.test_board import decision, values
 from tests.reports.worlds import NOW
+from tests.store.examples import in_traffic
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"
 
 
 def table(sort: str = "verdict") -> str:
-    rows = [decision(), decision(slice_key=f"tier={HOSTILE}", details={"traffic_share": 0.4})]
+    rows = [decision(), in_traffic(decision(slice_key=f"tier={HOSTILE}"), 0.4)]
     order = Override(1, "chat", f"tier={HOSTILE}", None, Verdict.DISABLE, f'"{HOSTILE}', HOSTILE, NOW)
     board = build_board(values(rows), (order,), NOW)
     context = TableContext(NOW, timedelta(days=1), "USD", speedup_range(board.rows))
@@ -61,7 +61,7 @@ def test_the_column_that_it_is_sorted_by_says_so() -> None:
     [(1.1, 1.5, "ss-above"), (0.6, 0.9, "ss-below"), (0.9, 1.2, "ss-across"), (None, None, "ss-across")],
 )
 def test_intervals_lie_on_their_axis_and_on_a_side(lower: float | None, upper: float | None, wanted: str) -> None:
-    own = Interval(1.0, lower, upper, 1.05, 10, "block")
+    own = TestResult("speedup", "open", 1.0, lower, upper, 1.05, 0.05, "block", 10, 5)
     assert side(own) == wanted
     svg = interval_svg(own, 0.5, 2.0, is_log=True)
     places = [float(place) for place in re.findall(r'(?:x1|x2|cx)="([\d.]+)"', svg)]

@@ -14,7 +14,7 @@ from dashboards.parts import charts
 def test_a_kept_chart_is_drawn_once_for_each_value_and_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    @charts.kept
+    @charts.keep_drawn
     def line(height: int) -> Any:
         calls.append(height)
         return alt.Chart(charts.frame([{"x": 1, "y": height}])).mark_line().encode(x="x:Q", y="y:Q")
@@ -30,7 +30,7 @@ def test_a_kept_chart_is_drawn_once_for_each_value_and_zone(monkeypatch: pytest.
 
 def test_a_chart_carries_its_words() -> None:
     chart = alt.Chart(charts.frame([{"x": 1}])).mark_point().encode(x="x:Q")
-    found = charts.specification(charts.layered(chart, *charts.threshold(2.0, "limit 2")), 200)
+    found = charts.specification(charts.layer(chart, *charts.threshold(2.0, "limit 2")), 200)
     labels = [
         row.get("text")
         for rows in found["datasets"].values()
@@ -43,7 +43,7 @@ def test_rows_that_several_layers_draw_are_sent_once() -> None:
     rows = charts.frame([{"x": 1, "y": 2.5, "name": "a"}, {"x": 2, "y": None, "name": "b"}])
     lines = alt.Chart(rows).mark_line().encode(x="x:Q", y="y:Q")
     points = alt.Chart(charts.frame([{"x": 1, "y": 2.5, "name": "a"}, {"x": 2, "y": None, "name": "b"}])).mark_point()
-    found = charts.specification(charts.layered(lines, points.encode(x="x:Q"), *charts.threshold(2.0, "limit 2")), 200)
+    found = charts.specification(charts.layer(lines, points.encode(x="x:Q"), *charts.threshold(2.0, "limit 2")), 200)
     assert len(found["datasets"]) == 2
     first = pa.ipc.open_stream(found["datasets"]["rows_0"]).read_all()
     assert first.to_pylist() == [{"x": 1, "y": 2.5, "name": "a"}, {"x": 2, "y": None, "name": "b"}]
@@ -52,7 +52,7 @@ def test_rows_that_several_layers_draw_are_sent_once() -> None:
 
 def test_layers_share_their_scales_unless_told_otherwise() -> None:
     cells = alt.Chart(charts.frame([{"x": 1}])).mark_rect().encode(x="x:Q")
-    assert charts.specification(charts.layered(cells, cells), 200)["resolve"] == {"scale": {}}
-    own = charts.specification(charts.layered(cells, cells, independent=("color",)), 200)
+    assert charts.specification(charts.layer(cells, cells), 200)["resolve"] == {"scale": {}}
+    own = charts.specification(charts.layer(cells, cells, independent=("color",)), 200)
     assert own["resolve"] == {"scale": {"color": "independent"}}
     assert [each["mark"]["type"] for each in own["layer"]] == ["rect", "rect"]

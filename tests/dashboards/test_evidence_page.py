@@ -14,7 +14,8 @@ from sqlalchemy import create_engine, delete, func, insert, make_url, select
 from streamlit.testing.v1 import AppTest
 
 from dashboards.parts import source
-from shadowspec.store import Histogram, RunFilter, Store, tables
+from shadowspec.store import Histogram, RunFilter, Store
+from shadowspec.store import table_definitions as tables
 from shadowspec.types import Decision
 from tests.dashboards.pages import said
 

@@ -15,12 +15,11 @@ from streamlit.testing.v1 import AppTest
 
 from dashboards.parts import downloads
 from shadowspec.reports.predictions import NOT_PROFILED
-from shadowspec.reports.queue_words import queue_basis, queue_cells_text
-from shadowspec.reports.queues import arrived, queue_cells, served
+from shadowspec.reports.queues import newest_arrivals, queue_basis, queue_cells, queue_cells_text, timed_requests
 from shadowspec.store import RunFilter, Store
-from shadowspec.store.run_pages import COLUMNS
+from shadowspec.store.read.run_pages import COLUMNS
+from shadowspec.text import DASH, plain_text
 from shadowspec.types import CostKey, ProfiledCosts, StepCost
-from shadowspec.words import DASH, plain_text
 from tests.dashboards.conftest import Open
 from tests.dashboards.pages import said
 
@@ -163,7 +162,9 @@ def test_loads_show_the_queues_that_the_arrivals_would_make(filled: str, open_pa
     assert "No verdict reads it" in text
     with Store.open(filled) as store:
         records, runs = store.records("assistant"), store.runs("assistant")
-        expected = queue_cells(arrived(records), served(runs, store.blocks("assistant")), store.fingerprints())
+        expected = queue_cells(
+            newest_arrivals(records), timed_requests(runs, store.blocks("assistant")), store.fingerprints()
+        )
     rows = [queue_cells_text(cell, row) for cell in expected for row in cell.rows]
     assert rows
     table = next(each.value for each in app.dataframe if "Traffic" in each.value)

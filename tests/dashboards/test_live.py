@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from shadowspec.demo.large.production import SPAN
-from shadowspec.gating.live import take_scrapes
-from shadowspec.reports.before_after import enablings
-from shadowspec.reports.live import live_period
+from kernels.benchmarks.large_store.production import SPAN
+from shadowspec.live.watch import take_scrapes
+from shadowspec.reports.pages.before_after import enablings
+from shadowspec.reports.pages.live_production import live_period
 from shadowspec.store import Store
-from shadowspec.store.live_hours import hour_of_window
+from shadowspec.store.evidence.live_rows import hour_of_window
+from shadowspec.text import DASH, number
 from shadowspec.types import END_TO_END, Buckets, LiveCounts, LiveScrape, LiveWindow, Verdict
-from shadowspec.words import DASH, number
 from tests.dashboards.conftest import Open
 from tests.dashboards.pages import said
 from tests.store import examples

@@ -12,9 +12,9 @@ import streamlit as st
 from sqlalchemy import Engine, event
 from streamlit.testing.v1 import AppTest
 
-from shadowspec.gate import asymptotic
-from shadowspec.gate.audit import AuditState
-from shadowspec.gating.audits import folded, run_audits
+from shadowspec.gate.audit.difference import AuditState
+from shadowspec.gate.audit.run import fold_units, run_audits
+from shadowspec.gate.evidence import asymptotic
 from shadowspec.store import Store
 from shadowspec.types import AuditedRun, AuditedUnit, Decision, ExpectedCounts, RecordKey, ReplayedRecord, StoredAudit
 from tests.dashboards.pages import said
@@ -52,7 +52,7 @@ def url(filled_url: str, tmp_path: Path, decision: Decision) -> str:
             ]
         )
         runs = [AuditedRun(RecordKey("f", 0, line), decision.fingerprint, 21, 10, 1.0) for line in range(60)]
-        states = folded({}, [AuditedUnit(decision.slice_key, run) for run in runs], NOW)
+        states = fold_units({}, [AuditedUnit(decision.slice_key, run) for run in runs], NOW)
         with store.audit_session(decision.endpoint) as session:
             session.save([StoredAudit(*cell, state.document()) for cell, state in states.items()])
         assert run_audits(store, decision.endpoint, NOW)[0].state.has_alarmed
@@ -88,7 +88,7 @@ def test_changes_open_the_audits_where_one_alarms(
     configured(url)
     app = open_page("changes", window="all")
     assert not app.exception
-    assert any("2 audits of the loop sounded" in error.value for error in app.error)
+    assert any("2 engine audits failed" in error.value for error in app.error)
     assert "\u2715 alarm since" in said(app)
     assert any("Production mismatch in 1 comparison" in warning.value for warning in app.warning)
     assert any("audit alarm: the loop accepts otherwise" in why for why in app.dataframe[0].value["Why"])

@@ -12,7 +12,7 @@ import pytest
 
 from dashboards import serve
 from dashboards.app import PACKAGE, load_package
-from shadowspec.reports import board_source
+from shadowspec.reports.pages import board_values as board_source
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 from shadowspec.errors import ConfigError, NoDataError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports.what_if import WhatIf, what_if
+from shadowspec.reports.pages.what_if import WhatIf, what_if
 from shadowspec.store import Store
 from shadowspec.types import Decision, TestResult, Verdict
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from shadowspec.demo.making.corpora import API_PROMPT, STORY_PROMPT, Document, Turn
-from shadowspec.demo.making.text_to_sql import question_message, schema_documents
-from shadowspec.demo.making.train import ModelShape, train_tokenizer
+from kernels.benchmarks.bundled_pair.corpora import API_PROMPT, STORY_PROMPT, Document, Turn
+from kernels.benchmarks.bundled_pair.text_to_sql import question_message, schema_documents
+from kernels.benchmarks.bundled_pair.train import ModelShape, train_tokenizer
 
 NAMES = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jade", "kelp", "lotus")
 

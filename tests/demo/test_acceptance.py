@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shadowspec.demo.making.acceptance import SessionCorrelation, session_correlation
+from kernels.benchmarks.bundled_pair.acceptance import SessionCorrelation, session_correlation
 
 
 def simulated(true_icc: float, num_sessions: int, seed: int) -> SessionCorrelation:

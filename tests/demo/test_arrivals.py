@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.demo.making.arrivals import SHORTEST_PAUSE_S, Arrivals, read_trace
+from kernels.benchmarks.bundled_pair.arrivals import SHORTEST_PAUSE_S, Arrivals, read_trace
 from shadowspec.errors import InputError
 
 START = datetime(2023, 11, 16, 18, 15, tzinfo=UTC)

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
+from kernels.benchmarks.bundled_pair.records import BAD_KINDS, BAD_OF_EACH_KIND
 from shadowspec import demo
 from shadowspec.config import load_config
-from shadowspec.demo.making.records import BAD_KINDS, BAD_OF_EACH_KIND
-from shadowspec.outputs import is_repetition_loop
+from shadowspec.quality.outputs import is_repetition_loop
 from shadowspec.tap.admission import Admission, Admitted
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.sources import read_records
 from shadowspec.types import Block, FunnelCounter, SamplingRegime, StoredRecord
+from tests.tap.mirror import admit
 
 MAX_LOOP_SHARE = 0.10
 MAX_PAIR_BYTES = 40 * 1_000_000
@@ -56,7 +57,7 @@ def whole(rules: list[EndpointRule]) -> list[StoredRecord]:
     tokenizer = GivenTokens()
     every = [replace(rule, sample_rate=1.0) for rule in rules]
     admission = Admission(every, {rule.name: tokenizer for rule in rules}, KeyedHash(demo.DEMO_SECRET.encode()))
-    return [admission.admit(raw).record for raw in read_records(str(demo.TRAFFIC))]
+    return [admit(admission, raw).record for raw in read_records(str(demo.TRAFFIC))]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def admitted(rules: list[EndpointRule]) -> tuple[list[StoredRecord], list[Admitt
     tokenizer = GivenTokens()
     admission = Admission(rules, {rule.name: tokenizer for rule in rules}, KeyedHash(demo.DEMO_SECRET.encode()))
     former = BlockFormer(rules)
-    fates = [admission.admit(raw) for raw in read_records(str(demo.TRAFFIC))]
+    fates = [admit(admission, raw) for raw in read_records(str(demo.TRAFFIC))]
     timed = [fate for fate in fates if isinstance(fate, Admitted)]
     blocks = [block for one in timed for block in former.add(one.prompt, one.concurrency)]
     return [fate.record for fate in fates], timed, [*blocks, *former.drain()]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shadowspec.demo.making.acceptance import EndpointFigures, SessionCorrelation
-from shadowspec.demo.making.card import DOMAIN_SOURCES, CardInputs, read_json, render
-from shadowspec.demo.making.train import DOMAIN_SHARES
+from kernels.benchmarks.bundled_pair.acceptance import EndpointFigures, SessionCorrelation
+from kernels.benchmarks.bundled_pair.card import DOMAIN_SOURCES, CardInputs, read_json, render
+from kernels.benchmarks.bundled_pair.train import DOMAIN_SHARES
 from shadowspec.errors import InputError
 
 FIGURES = EndpointFigures(

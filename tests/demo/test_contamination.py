@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.demo.making import contamination
-from shadowspec.demo.making.contamination import RUN_LENGTH, TrainingText, contaminated, words
-from shadowspec.demo.making.corpora import Document, Turn
+from kernels.benchmarks.bundled_pair import contamination
+from kernels.benchmarks.bundled_pair.contamination import RUN_LENGTH, TrainingText, contaminated, words
+from kernels.benchmarks.bundled_pair.corpora import Document, Turn
 from shadowspec.errors import InputError
 from tests.demo.conftest import training_document
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from shadowspec import demo, metrics
+from shadowspec import demo
 from shadowspec.cli import main
 from shadowspec.store import Store
 from shadowspec.types import FunnelCounter
 from tests.cli_process import run_command
+from tests.identities import check_identities
 
 REQUESTS = 48
 
@@ -46,7 +47,7 @@ def test_it_decides_on_what_it_measured(finished: tuple[Path, str]) -> None:
         for run in runs:
             assert run.failure is None
             assert run.counts is not None
-            metrics.check_identities(run.counts)
+            check_identities(run.counts)
         measured = sum(n for (_, counter, _), n in store.funnel().items() if counter is FunnelCounter.MEASURED)
         assert measured == REQUESTS
 

@@ -8,19 +8,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from shadowspec import demo, metrics
-from shadowspec.demo.making.acceptance import read_requests
-from shadowspec.demo.making.heads import AUXILIARY_LAYERS, NUM_DRAFTED, NUM_HEADS, Learners, build, losses, save
-from shadowspec.demo.making.heads_card import HEADS, NGRAM, TOGETHER, evenly, measure
-from shadowspec.demo.making.responses import load_model as load_plain
+from kernels.benchmarks.bundled_pair.acceptance import read_requests
+from kernels.benchmarks.bundled_pair.heads import (
+    AUXILIARY_LAYERS,
+    NUM_DRAFTED,
+    NUM_HEADS,
+    Learners,
+    build,
+    losses,
+    save,
+)
+from kernels.benchmarks.bundled_pair.heads_card import HEADS, NGRAM, TOGETHER, evenly, measure
+from kernels.benchmarks.bundled_pair.responses import load_model as load_plain
+from shadowspec import demo
 from shadowspec.engine.batch import Request
-from shadowspec.engine.candidate import Candidate, fingerprinted
+from shadowspec.engine.candidate import Candidate, fingerprint_candidate
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.heads.loading import load_heads
 from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.types import SpeculationConfig, VerifyRule
 from tests.engine.test_decode import GREEDY, assert_equal_but_for_near_ties, decode_greedy, traffic_prompts
+from tests.identities import check_identities
 
 MAX_BYTES = 6_000_000  # of both together
 SAMPLE = 12  # requests of each endpoint
@@ -70,7 +79,7 @@ def test_the_engine_runs_what_is_trained(learners: Learners, target: LoadedModel
         span = Span.after(torch.tensor([0]), 0, length + NUM_HEADS, torch.float32)
         angles = eagle.angles(span.columns)
         mask = cache.begin_step(span, 0, start + 1)
-        fused = eagle.fused(auxiliary[:, : start + 1])
+        fused = eagle.fuse(auxiliary[:, : start + 1])
         own = eagle.forward(tokens[:, 1 : start + 2], fused, angles[:, : start + 1], mask, cache)[:, -1:]
         for depth, trained in enumerate(unrolled):
             torch.testing.assert_close(eagle.logits(own[:, 0])[0, learners.drafted], trained[0, start], **CLOSE)
@@ -108,17 +117,20 @@ def test_the_folders_are_small_and_as_published(target: LoadedModel) -> None:
 def test_greedy_output_equals_the_baseline(kind: str, target: LoadedModel) -> None:
     requests = [Request(prompt, GREEDY, row) for row, prompt in enumerate(traffic_prompts(12))]
     config = SpeculationConfig(kind, "", str(demo.HEADS / kind), kind, NUM_HEADS, VerifyRule.GREEDY)
-    proposer = Candidate(fingerprinted(config, target, None), load_heads(config.draft or "", kind, target)).proposer()
+    proposer = Candidate(
+        fingerprint_candidate(config, target, None), load_heads(config.draft or "", kind, target)
+    ).proposer()
     plain = decode_greedy(target.model, requests, None, 0)
     drafted = decode_greedy(target.model, requests, proposer, NUM_HEADS)
     for request, base, spec in zip(requests, plain, drafted, strict=True):
         assert_equal_but_for_near_ties(target.model, request, spec.output, base.output)
-        metrics.check_identities(spec.counts)
+        check_identities(spec.counts)
     assert (
         sum(spec.counts.num_accepted_tokens for spec in drafted) > sum(spec.counts.num_drafts for spec in drafted) / 4
     )
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_they_beat_ngram_on_the_bundled_traffic() -> None:
     """Output tokens per pass of the target, by replay of held-out requests: both over all of them together.

@@ -11,23 +11,24 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
+from kernels.benchmarks.large_store import DATA_NOTE
+from kernels.benchmarks.large_store.config import config_text
+from kernels.benchmarks.large_store.filling import Filled, Size, fill
+from kernels.benchmarks.large_store.production import SPAN, SWITCHED_AFTER
+from kernels.benchmarks.large_store.traffic import bins_of
+from kernels.benchmarks.large_store.world import make_world
 from shadowspec.config import load_config
-from shadowspec.demo.large import DATA_NOTE
-from shadowspec.demo.large.config import config_text
-from shadowspec.demo.large.filling import Filled, Size, fill
-from shadowspec.demo.large.production import SPAN, SWITCHED_AFTER
-from shadowspec.demo.large.traffic import bins_of
-from shadowspec.demo.large.world import make_world
 from shadowspec.errors import UsageError
-from shadowspec.failures import NAMES
-from shadowspec.gating import run_gate
+from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.metrics import mean_acceptance_length, speedup
-from shadowspec.reports.before_after import enablings
-from shadowspec.reports.production import around
-from shadowspec.store import Store, session, tables
+from shadowspec.reports.pages.before_after import enablings
+from shadowspec.reports.pages.live_production import around
+from shadowspec.store import Store, session
+from shadowspec.store import table_definitions as tables
 from shadowspec.store.histograms import bin_of
 from shadowspec.store.rollups import METRICS, additions
 from shadowspec.types import END_TO_END, LATENCIES, Block, BlockResult, Verdict
+from shadowspec.types.failures import NAMES
 
 NOW = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -47,6 +48,7 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield url, fill(url, SIZE, NOW)
 
 
+@pytest.mark.representative("sqlite")
 def test_failures_are_never_more_than_runs(filled: tuple[str, Filled]) -> None:
     url, _ = filled
     with Store.open(url) as store:
@@ -135,7 +137,7 @@ def test_the_gate_goes_on_where_the_history_ends(filled: tuple[str, Filled]) -> 
 
 def test_bounds_hold_the_truth_that_was_drawn_from(filled: tuple[str, Filled]) -> None:
     """A bound misses with probability below alpha over the whole endpoint; the seed is fixed."""
-    from shadowspec.demo.large.world import acceptance_at, log_speedup
+    from kernels.benchmarks.large_store.world import acceptance_at, log_speedup
 
     world = make_world(SIZE.num_slices, SIZE.seed)
     checked = 0

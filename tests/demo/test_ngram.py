@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.demo.making.ngram import BITS, ORDER, NgramModel, Tokens, packed
+from kernels.benchmarks.bundled_pair.ngram import BITS, ORDER, NgramModel, Tokens, packed
 from shadowspec.errors import InputError
 
 VOCABULARY = 6

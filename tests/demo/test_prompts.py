@@ -9,10 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from shadowspec.demo import SERVED_MODELS
-from shadowspec.demo.making.contamination import TrainingText
-from shadowspec.demo.making.corpora import Document
-from shadowspec.demo.making.prompts import (
+from kernels.benchmarks.bundled_pair.contamination import TrainingText
+from kernels.benchmarks.bundled_pair.corpora import Document
+from kernels.benchmarks.bundled_pair.prompts import (
     CODE_FIRST_TOKENS,
     ENDPOINTS,
     JSON_INSTRUCTION,
@@ -24,7 +23,8 @@ from shadowspec.demo.making.prompts import (
     code_sessions,
     json_question,
 )
-from shadowspec.slicing import classify_text
+from shadowspec.demo import SERVED_MODELS
+from shadowspec.tap.slicing import classify_text
 from tests.demo.conftest import training_document
 
 NOTHING = TrainingText([])

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from shadowspec.demo.making import traffic as traffic_module
-from shadowspec.demo.making.acceptance import measure, read_requests
-from shadowspec.demo.making.contamination import record_pieces
-from shadowspec.demo.making.corpora import Document
-from shadowspec.demo.making.prompts import ENDPOINTS, EndpointPlan
-from shadowspec.demo.making.records import BAD_KINDS, BAD_OF_EACH_KIND
-from shadowspec.demo.making.responses import load_model, load_tokenizer, respond
-from shadowspec.demo.making.traffic import TrafficMaker, make_traffic, summary_path
+from kernels.benchmarks.bundled_pair import traffic as traffic_module
+from kernels.benchmarks.bundled_pair.acceptance import measure, read_requests
+from kernels.benchmarks.bundled_pair.contamination import record_pieces
+from kernels.benchmarks.bundled_pair.corpora import Document
+from kernels.benchmarks.bundled_pair.prompts import ENDPOINTS, EndpointPlan
+from kernels.benchmarks.bundled_pair.records import BAD_KINDS, BAD_OF_EACH_KIND
+from kernels.benchmarks.bundled_pair.responses import load_model, load_tokenizer, respond
+from kernels.benchmarks.bundled_pair.traffic import TrafficMaker, make_traffic, summary_path
 from shadowspec.engine.batch import Request
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.endpoints import EndpointRule, MatchRule
@@ -31,6 +31,7 @@ from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey, SamplingParameters
 from tests.demo.conftest import training_document
+from tests.tap.mirror import admit
 
 NUM_SESSIONS = 6
 GREEDY_MODELS = {plan.served_model for plan in ENDPOINTS if plan.parameters["temperature"] == 0.0}
@@ -119,7 +120,7 @@ def test_every_line_ends_where_it_is_meant_to(make: Callable[..., Path], pair_fo
     ]
     tokenizer = PairTokenizer(pair_folder / "target")
     admission = Admission(rules, {rule.name: tokenizer for rule in rules}, KeyedHash(b"a secret for the tests alone"))
-    fates = [admission.admit(RawRecord(RecordKey("f", 0, number), line.encode())) for number, line in enumerate(lines)]
+    fates = [admit(admission, RawRecord(RecordKey("f", 0, number), line.encode())) for number, line in enumerate(lines)]
     ends = Counter((str(fate.record.counter), fate.record.reason) for fate in fates)
     bad = {end: count for end, count in ends.items() if end not in {("measured", None), ("sampled_out", "not_timed")}}
     assert bad == dict.fromkeys(BAD_FATES, BAD_OF_EACH_KIND)
@@ -219,6 +220,7 @@ def test_answers_that_stand_in_the_training_text_are_dropped(pair_folder: Path, 
     assert all(len(session) >= 1 for session in bound.sessions)
 
 
+@pytest.mark.all
 def test_the_traffic_can_be_measured_again(make: Callable[..., Path], pair_folder: Path) -> None:
     path = make("a")
     requests = read_requests(path)

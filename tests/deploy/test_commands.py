@@ -26,13 +26,11 @@ from tests.kafka_server import PASSWORD, USER, KafkaServer
 from tests.kafka_topics import Message, Topics
 from tests.scheduler.receivers import web_server
 from tests.servers.fake_server import FakeServer, running
-from tests.services import free_port, postgres_server
+from tests.services import PATIENCE_S, free_port, postgres_server
 from tests.small_models import save_pair
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-READY_S = 180.0  # a worker loads torch, or the tokenizer's library; a busy machine takes ten times as long
-MIGRATE_S = 180.0
 ROLES = {"owner": "shadow_owner", "worker": "shadow_worker", "scheduler": "shadow_scheduler",
          "reader": "shadow_reader", "operator": "shadow_operator"}  # fmt: skip
 NUM_MESSAGES = 40  # of which 16 would fill a block: some are measured only by draining
@@ -156,7 +154,7 @@ def migrate(place: Place, name: str) -> Recorded:
     documents = build("migrate")
     place.configured(documents, "shadowspec-migrate")
     with place.start(documents, "migrate", name) as recorded:
-        assert recorded.wait(MIGRATE_S) == 0, recorded.said
+        assert recorded.wait(PATIENCE_S) == 0, recorded.said
     place.require_nothing_else(recorded, place.database_port)
     return recorded
 
@@ -170,6 +168,7 @@ def answers(port: int, path: str) -> bool:
         return False
 
 
+@pytest.mark.all
 def test_the_migration_may_run_twice(place: Place, migration: Recorded) -> None:
     assert "(it already was)" not in migration.said
     second = migrate(place, "second")
@@ -178,6 +177,7 @@ def test_the_migration_may_run_twice(place: Place, migration: Recorded) -> None:
         assert f"is now a {kind}" in second.said
 
 
+@pytest.mark.representative("base")
 @pytest.mark.parametrize("name", ["base", "gpu"])
 def test_the_worker_gets_ready_measures_and_drains(name: str, place: Place) -> None:
     documents = build(name)
@@ -192,12 +192,12 @@ def test_the_worker_gets_ready_measures_and_drains(name: str, place: Place) -> N
         path, port = probed_port(own, "readinessProbe")
         assert port == 8080
         with place.start(documents, "worker") as recorded:
-            recorded.wait_until(lambda: answers(place.health_port, path), READY_S)
+            recorded.wait_until(lambda: answers(place.health_port, path), PATIENCE_S)
             assert answers(place.health_port, probed_port(own, "livenessProbe")[0])
             with Store.open(place.urls["owner"]) as store:
                 before = store.funnel()
                 topics.write("shadow.prompts", [message(name, number) for number in range(NUM_MESSAGES)])
-                recorded.wait_until(lambda: has_all_in_hand(place.health_port), READY_S)
+                recorded.wait_until(lambda: has_all_in_hand(place.health_port), PATIENCE_S)
                 assert recorded.stop(pod(documents, "worker")["terminationGracePeriodSeconds"]) == 0, recorded.said
                 found = store.funnel()
         new = {key: number - before.get(key, 0) for key, number in found.items() if number > before.get(key, 0)}
@@ -226,6 +226,7 @@ def has_all_in_hand(port: int) -> bool:
     return len(lags) == 2 and not any(lags) and waiting > [0.0]
 
 
+@pytest.mark.all
 def test_one_scheduler_leads_reports_and_is_followed_by_the_other(place: Place) -> None:
     documents = build("base")
     assert named(documents, "Deployment", "shadowspec-scheduler")["spec"]["replicas"] == 2
@@ -238,17 +239,17 @@ def test_one_scheduler_leads_reports_and_is_followed_by_the_other(place: Place) 
         place.configured(documents)
         ready = container(documents, "scheduler")
         with place.start(documents, "scheduler", "one") as one:
-            one.wait_until(lambda: leaders(place) == 1 and bool(hook.posts), READY_S)
+            one.wait_until(lambda: leaders(place) == 1 and bool(hook.posts), PATIENCE_S)
             probe = Recorded(
                 ready["readinessProbe"]["exec"]["command"], place.environment(ready), place.folder, "probe"
             )
             with probe:
-                assert probe.wait(READY_S) == 0, probe.said
+                assert probe.wait(PATIENCE_S) == 0, probe.said
             with place.start(documents, "scheduler", "two") as two:
-                two.wait_until(lambda: "scheduled:" in two.said, READY_S)
+                two.wait_until(lambda: "scheduled:" in two.said, PATIENCE_S)
                 assert leaders(place) == 1
                 assert one.stop(grace_s) == 0, one.said
-                two.wait_until(lambda: leaders(place) == 1, READY_S)
+                two.wait_until(lambda: leaders(place) == 1, PATIENCE_S)
                 assert two.stop(grace_s) == 0, two.said
         assert leaders(place) == 0
         place.require_nothing_else(one, place.database_port, hook.port)
@@ -278,7 +279,7 @@ def test_the_dashboard_answers_its_probes(place: Place) -> None:
     path, port = probed_port(own, "readinessProbe")
     assert port == 8501
     with place.start(documents, "dashboard") as recorded:
-        recorded.wait_until(lambda: answers(place.dashboard_port, path), READY_S)
+        recorded.wait_until(lambda: answers(place.dashboard_port, path), PATIENCE_S)
         assert answers(place.dashboard_port, "/")
         assert recorded.stop(30) == 0, recorded.said
     place.require_nothing_else(recorded, place.database_port, place.dashboard_port)
@@ -288,7 +289,7 @@ def test_retention_runs(place: Place) -> None:
     documents = build("base")
     place.configured(documents)
     with place.start(documents, "retention") as recorded:
-        assert recorded.wait(MIGRATE_S) == 0, recorded.said
+        assert recorded.wait(PATIENCE_S) == 0, recorded.said
     assert "removed 0 runs" in recorded.said
     place.require_nothing_else(recorded, place.database_port)
 
@@ -305,7 +306,7 @@ def test_a_forbidden_connection_or_file_would_be_seen(place: Place) -> None:
         "    own.sendto(b'x', ('127.0.0.8', 53))\n"
     )
     with Recorded(["python", "-c", program, str(place.folder)], {}, place.folder, "stray") as recorded:
-        assert recorded.wait(60) == 0, recorded.said
+        assert recorded.wait(PATIENCE_S) == 0, recorded.said
     assert recorded.peers() == {("127.0.0.9", 9), ("127.0.0.8", 53)}
     assert str(place.folder / "stray") in recorded.written()
     with pytest.raises(AssertionError):

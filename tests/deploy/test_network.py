@@ -48,9 +48,9 @@ def contacted(component: str, config: Config | None) -> set[Peer]:
             for url in () if own.servers is None else (own.servers.baseline_url, own.servers.speculative_url):
                 found.add(peer_of(urlsplit(url).netloc))
     elif component == "scheduler":
-        for receiver in config.schedule.receivers:
+        for receiver in config.schedule.receivers.values():
             if isinstance(receiver, EmailSettings):
-                found.add(peer_of(f"{receiver.host}:{receiver.port}"))
+                found.add(peer_of(":".join(map(str, receiver.server))))
             elif isinstance(receiver, WebhookSettings):
                 found.add(peer_of("hooks.example.com:443"))
     elif component == "dashboard" and config.dashboard.access.auth_file is not None:

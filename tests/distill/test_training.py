@@ -12,7 +12,7 @@ import torch
 from shadowspec.distill.examples import Example
 from shadowspec.distill.folder import load_trainable
 from shadowspec.distill.objective import draft_logits, overlaps, target_logits
-from shadowspec.distill.training import SHARES, TOLERANCE, Course, Look, Settings, Trainer, mixed, rate_factor
+from shadowspec.distill.training import SHARES, TOLERANCE, Course, Look, Settings, Trainer, interpolate, rate_factor
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.replay.responses import Response
 
@@ -103,7 +103,7 @@ def test_no_slice_is_to_lose_what_another_gains(
     assert course.blend.share == share
     start, _ = load_trainable(str(pair[1]), torch.device("cpu"))
     end, _ = trained_by_looks(0.0)
-    wanted = mixed(start.state_dict(), end.state_dict(), share)
+    wanted = interpolate(start.state_dict(), end.state_dict(), share)
     assert all(torch.equal(own, wanted[name]) for name, own in draft.state_dict().items())
     assert share == 1.0 or not all(torch.equal(own, end.state_dict()[name]) for name, own in draft.state_dict().items())
 

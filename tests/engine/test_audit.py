@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from kernels.benchmarks.shifted import Shifted
 from shadowspec import demo
-from shadowspec.engine import Candidate, Engine, LoadedModel, Models
-from shadowspec.engine import measure as measuring
+from shadowspec.engine import Candidate, Engine, LoadedModel, Models, arms
 from shadowspec.engine.audit import Auditor
-from shadowspec.gate.audit import AuditState
+from shadowspec.gate.audit.difference import AuditState
 from shadowspec.types import (
     Arm,
     AuditedRun,
@@ -94,6 +93,7 @@ class Repeated(Auditor):
         return super().audit(*given)
 
 
+@pytest.mark.all
 def test_the_sound_engine_agrees_and_the_shifted_draft_alarms(
     pair: tuple[LoadedModel, tuple[Candidate, ...]], shifted: tuple[Candidate, ...]
 ) -> None:
@@ -156,14 +156,14 @@ def test_what_did_not_fit_into_memory_is_not_audited(
     assert result.audits == ()
     assert all(run.failure is None for run in result.runs)
 
-    honest = measuring.decode_batch
+    honest = arms.decode_batch
 
     def failing(*given: Any, proposer: Any, **named: Any) -> Any:
         if proposer is not None:
             raise torch.OutOfMemoryError("none left")
         return honest(*given, proposer=proposer, **named)
 
-    monkeypatch.setattr(measuring, "decode_batch", failing)
+    monkeypatch.setattr(arms, "decode_batch", failing)
     result = engine.measure(block)
     assert result.audits == ()
     assert all(run.failure == "out_of_memory" for run in result.runs)

@@ -24,10 +24,10 @@ from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer, lookup
 from shadowspec.engine.proposers.recent_outputs import RecentOutputs
-from shadowspec.engine.proposers.suffix import SuffixProposer
-from shadowspec.engine.proposers.suffix_text import SuffixOptions
-from shadowspec.outputs import first_divergence
+from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
+from shadowspec.quality.outputs import first_divergence
 from shadowspec.types import RecordKey, SamplingParameters, VerifyRule
+from tests.identities import check_identities
 
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
 NEAR_TIE_LOGIT = 1e-3  # float32; the gate's own
@@ -114,6 +114,7 @@ def greedy_by_transformers(model: Any, requests: list[Request], rows: int = 8) -
     return [found[row] for row in range(len(requests))]
 
 
+@pytest.mark.representative("draft_model-4", "adaptive-7", "ngram-3", "suffix-4")
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", range(1, 9))
 @pytest.mark.parametrize("kind", ["draft_model", "adaptive", "ngram", "suffix"])
@@ -132,7 +133,7 @@ def test_greedy_output_equals_baseline_and_transformers(bundled: Bundled, kind: 
     for request, base, spec, reference in zip(requests, plain, drafted, bundled.reference[rows], strict=True):
         assert_equal_but_for_near_ties(target, request, spec.output, base.output)
         assert_equal_but_for_near_ties(target, request, spec.output, reference)
-        metrics.check_identities(spec.counts)
+        check_identities(spec.counts)
     assert sum(spec.output == base.output for spec, base in zip(drafted, plain, strict=True)) >= 0.93 * len(plain)
     assert sum(spec.counts.num_accepted_tokens for spec in drafted) > 0
 
@@ -153,7 +154,7 @@ def test_greedy_on_random_weights(target: Any, draft: Any, depth: int, make: Cal
     drafted = decode_greedy(target, requests, make(draft, depth), depth)
     for request, base, spec in zip(requests, plain, drafted, strict=True):
         assert_equal_but_for_near_ties(target, request, spec.output, base.output)
-        metrics.check_identities(spec.counts)
+        check_identities(spec.counts)
 
 
 def test_a_draft_equal_to_the_target_is_always_accepted(target: Any) -> None:
@@ -266,7 +267,7 @@ def test_identities_hold_for_every_run(target: Any, draft: Any, data: st.DataObj
     )
     for request, decoded in zip(requests, result.decoded, strict=True):
         counts, sampling = decoded.counts, request.sampling
-        metrics.check_identities(counts)
+        check_identities(counts)
         assert counts.num_output_tokens == len(decoded.output) <= sampling.max_tokens
         ends = {1, *sampling.stop_token_ids}
         for position, token in enumerate(decoded.output[:-1], start=1):
@@ -324,7 +325,7 @@ def test_stop_strings_end_the_output_with_the_token_that_completes_them(target: 
     ).decoded[0]
     assert result.output == free[: first + 1]
     assert result.finish_reason == "stop"
-    metrics.check_identities(result.counts)
+    check_identities(result.counts)
 
 
 def test_lookup_prefers_the_longest_suffix_and_its_latest_occurrence() -> None:
@@ -398,7 +399,7 @@ def test_a_draft_that_is_never_sure_drafts_nothing(target: Any, draft: Any) -> N
         verify_rule=VerifyRule.GREEDY_DRAFT, end_token_ids=frozenset({1}),
     ).decoded[0]  # fmt: skip
     assert (result.counts.num_drafts, result.counts.num_plain_steps) == (0, 8)
-    metrics.check_identities(result.counts)
+    check_identities(result.counts)
 
 
 def test_recent_outputs_are_drafted_from(target: Any) -> None:

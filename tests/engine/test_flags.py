@@ -12,15 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shadowspec import demo, metrics
-from shadowspec.contracts import is_sql
-from shadowspec.early import EARLY_STEPS, MIN_EARLY_REJECTIONS, is_early_rejection
+from shadowspec import demo
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.batch import Request, Row
 from shadowspec.engine.decode import Decoded
-from shadowspec.engine.outcomes import Answers, up_to_stop
+from shadowspec.engine.measure import Answers, up_to_stop
 from shadowspec.engine.runner import Runner
-from shadowspec.scoring import Scorer, is_json
+from shadowspec.quality.contracts import is_sql
+from shadowspec.quality.custom_scores import Scorer, is_json
 from shadowspec.tap.sources import read_records
 from shadowspec.types import (
     ArmTiming,
@@ -35,7 +34,9 @@ from shadowspec.types import (
     Validity,
     VerifyRule,
 )
+from shadowspec.types.failures import EARLY_STEPS, MIN_EARLY_REJECTIONS, is_early_rejection
 from tests.engine.test_measure import block, prompt
+from tests.identities import check_identities
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
 
 TRAFFIC = Path(demo.__file__).parent / "traffic.jsonl.gz"
@@ -106,7 +107,7 @@ def test_a_request_beyond_the_draft_s_context_is_decoded_plainly_from_there_on(s
     drafted, ngrams = runs[: len(prompts)], runs[len(prompts) :]
     for run, length in zip(drafted, lengths, strict=True):
         assert run.counts is not None
-        metrics.check_identities(run.counts)
+        check_identities(run.counts)
         assert run.counts.num_output_tokens == 20
         assert run.flags.is_beyond_draft_context is (length + 20 > 40)
         assert run.counts.num_plain_steps >= (length + 20 > 40)

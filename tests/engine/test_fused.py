@@ -14,17 +14,16 @@ import torch
 
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.batch import Request
-from shadowspec.engine.candidate import fingerprinted
+from shadowspec.engine.candidate import fingerprint_candidate
 from shadowspec.engine.decode import decode_batch
-from shadowspec.engine.fused import choose_kernels
 from shadowspec.engine.llama import DirectLlama
-from shadowspec.engine.models import LoadedModel, load_model
+from shadowspec.engine.models import LoadedModel, choose_kernels, load_model
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.engine.replay.responses import Response
 from shadowspec.engine.replay.scoring import Budget, token_scores
-from shadowspec.engine.shared_vocabulary import SharedVocabulary, translated
+from shadowspec.engine.shared_vocabulary import SharedVocabulary, translate_model
 from shadowspec.engine.static_passes import StaticPasses
 from shadowspec.errors import ModelError
 from shadowspec.types import RecordKey, SamplingParameters, SpeculationConfig, VerifyRule
@@ -101,6 +100,7 @@ def decoded(
     return [(each.output, each.finish_reason, each.counts) for each in result.decoded]
 
 
+@pytest.mark.representative("greedy-kinds0", "rejection-kinds1", "greedy_draft-kinds6", "exact_match-kinds11")
 @pytest.mark.parametrize(
     ("rule", "kinds"),
     [
@@ -128,6 +128,7 @@ def test_the_same_tokens_under_every_rule(
         assert ran["verify"].keys() == {"triton"}
 
 
+@pytest.mark.representative("baseline-False", "draft-True", "ngram-True")
 @pytest.mark.parametrize("is_static", [False, True])
 @pytest.mark.parametrize("kind", ["baseline", "draft", "ngram"])
 def test_both_arms_and_lookups(kind: str, is_static: bool, pair: tuple[LoadedModel, LoadedModel]) -> None:
@@ -180,7 +181,7 @@ def test_the_backend_is_in_the_fingerprint(pair_folders: tuple[Path, Path]) -> N
     assert own.config.details == plain.config.details
     assert isinstance(own.draft, LoadedModel)
     assert own.draft.kernels is target.kernels is not None
-    assert fingerprinted(config, target, own.draft) == own.config
+    assert fingerprint_candidate(config, target, own.draft) == own.config
     engine = Engine(target, [own], warmup_blocks=0)
     assert engine.kernels_ran() == {}
     result = engine.measure(block([prompt(1, max_tokens=3), prompt(2, 0.7, max_tokens=3)]))
@@ -234,7 +235,7 @@ def test_a_draft_of_another_vocabulary_is_scored_from_its_logits(pair: tuple[Loa
     every = torch.arange(VOCABULARY, device=DEVICE)
     kernels, model = (
         Kernels("triton", DEVICE),
-        translated(pair[1].model, SharedVocabulary(VOCABULARY, every, every, every)),
+        translate_model(pair[1].model, SharedVocabulary(VOCABULARY, every, every, every)),
     )
     response = Response(RecordKey("file", 0, 1), Request((2, 3), SAMPLING["sampled"], 1), (4, 5, 6))
     (found,) = token_scores(model, [response], frozenset(), with_probs=True, kernels=kernels)

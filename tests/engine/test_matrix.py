@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from shadowspec.engine import matrix
-from shadowspec.engine.matrix import PACKED_ALONE, PACKED_WORK, Matrix
+from shadowspec.engine import llama_layer
+from shadowspec.engine.llama_layer import PACKED_ALONE, PACKED_WORK, Matrix
 from shadowspec.engine.models import load_model
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
 
@@ -51,7 +51,7 @@ def test_which_form_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         packed.append(len(states))
         return linear(states, *given)
 
-    monkeypatch.setattr(matrix.torch.ops.mkldnn, "_linear_pointwise", counted)
+    monkeypatch.setattr(llama_layer.torch.ops.mkldnn, "_linear_pointwise", counted)
     small, large = Matrix.of(torch.randn(320, 320)), Matrix.of(torch.randn(4_096, 320))
     least = -(-PACKED_WORK // 320**2)
     for rows in (1, least - 1, least):

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from shadowspec import metrics
-from shadowspec.engine import Candidate, Engine, Models, decode, measure
-from shadowspec.engine.candidate import fingerprinted
+from shadowspec.engine import Candidate, Engine, Models, arms, decode, verify
+from shadowspec.engine.candidate import fingerprint_candidate
 from shadowspec.engine.parity import divergence_gap, teacher_forced_logits
-from shadowspec.outputs import first_divergence, is_repetition_loop
+from shadowspec.quality.outputs import first_divergence, is_repetition_loop
 from shadowspec.types import (
     SUFFIX_OPTIONS,
     Arm,
@@ -28,6 +27,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
+from tests.identities import check_identities
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -73,7 +73,7 @@ def test_every_own_request_has_a_run_per_candidate(engine: Engine) -> None:
         assert run.baseline is not None
         assert run.speculative is not None
         assert run.parity is not None
-        metrics.check_identities(run.counts)
+        check_identities(run.counts)
         assert run.speculative.num_output_tokens == run.counts.num_output_tokens
         assert run.baseline.end_to_end_ms > 0
         assert run.speculative.queue_ms == 0
@@ -88,7 +88,7 @@ def test_every_own_request_has_a_run_per_candidate(engine: Engine) -> None:
 def test_a_queue_gives_what_a_batch_does_at_its_concurrency(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many slots as the load, whichever arm; own requests come before fillers; nothing of the outputs changes."""
     slots: list[int] = []
-    decode_batch = measure.decode_batch
+    decode_batch = arms.decode_batch
 
     def watched(*args: Any, num_slots: int, **kwargs: Any) -> Any:
         slots.append(num_slots)
@@ -98,7 +98,7 @@ def test_a_queue_gives_what_a_batch_does_at_its_concurrency(engine: Engine, monk
     batch = engine.measure(block(own, copies))
     queue = replace(block(own, copies), concurrency=2, requests_per_slot=3)
     assert queue.n_max == 6
-    monkeypatch.setattr(measure, "decode_batch", watched)
+    monkeypatch.setattr(arms, "decode_batch", watched)
     found = engine.measure(queue)
     assert set(slots) == {2}
     assert [run.counts for run in found.runs] == [run.counts for run in batch.runs]
@@ -131,13 +131,13 @@ def test_measuring_twice_gives_the_same_counts(engine: Engine) -> None:
 
 def test_a_fault_in_the_speculative_arm_is_seen(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy verification that accepts everything emits the draft's own tokens: the arms part far from a tie."""
-    honest = decode.verify_matching
+    honest = verify.verify_matching
 
     def gullible(target_tokens: torch.Tensor, drafted: torch.Tensor, num_drafted: torch.Tensor) -> Any:
         outcome = honest(target_tokens, drafted, num_drafted)
         return replace(outcome, num_accepted=num_drafted)
 
-    monkeypatch.setattr(decode, "verify_matching", gullible)
+    monkeypatch.setattr(verify, "verify_matching", gullible)
     runs = engine.measure(block([prompt(line, max_tokens=24) for line in range(8)])).runs
     faults = [run.parity for run in runs if run.parity is not None and run.parity.first_divergence is not None]
     assert any(parity.divergence_gap is not None and parity.divergence_gap > 1e-2 for parity in faults)
@@ -154,7 +154,7 @@ def test_out_of_memory_fails_the_runs_and_says_so(engine: Engine, monkeypatch: p
             raise torch.OutOfMemoryError("none left")
         return decode.decode_batch(*args, proposer=proposer, **kwargs)
 
-    monkeypatch.setattr(measure, "decode_batch", starved)
+    monkeypatch.setattr(arms, "decode_batch", starved)
     result = engine.measure(block([prompt(8)]))
     assert [run.failure for run in result.runs] == ["out_of_memory", "out_of_memory"]
     assert all(run.counts is None and run.baseline is None for run in result.runs)
@@ -269,13 +269,17 @@ def test_the_fingerprint_covers_the_options_that_are_used(engine: Engine) -> Non
     }
     assert set(changed) == set(SUFFIX_OPTIONS)
     found = {
-        fingerprinted(replace(suffix, **{name: value}), target, None).fingerprint for name, value in changed.items()
+        fingerprint_candidate(replace(suffix, **{name: value}), target, None).fingerprint
+        for name, value in changed.items()
     }
-    assert len(found | {fingerprinted(suffix, target, None).fingerprint}) == 1 + len(changed)
+    assert len(found | {fingerprint_candidate(suffix, target, None).fingerprint}) == 1 + len(changed)
     model = engine.candidates[0].config.config
-    own = fingerprinted(model, target, draft)
-    assert fingerprinted(replace(model, draft_confidence_threshold=0.4), target, draft).fingerprint != own.fingerprint
-    assert fingerprinted(replace(model, **changed), target, draft).fingerprint == own.fingerprint
+    own = fingerprint_candidate(model, target, draft)
+    assert (
+        fingerprint_candidate(replace(model, draft_confidence_threshold=0.4), target, draft).fingerprint
+        != own.fingerprint
+    )
+    assert fingerprint_candidate(replace(model, **changed), target, draft).fingerprint == own.fingerprint
 
 
 def test_new_options_changed_no_fingerprint(engine: Engine) -> None:

@@ -11,16 +11,15 @@ import torch
 from transformers import Gemma2Config, LlamaConfig, MistralConfig, T5Config
 
 from shadowspec.engine import llama_layer
-from shadowspec.engine.candidate import Models, fingerprinted
+from shadowspec.engine.candidate import Models, fingerprint_candidate
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import (
-    check_contexts,
     check_pair,
     load_model,
     refuse_unmeasurable,
     runnable,
 )
-from shadowspec.engine.tokenizer import load_tokenizer
+from shadowspec.engine.tokenizer import check_contexts, load_tokenizer
 from shadowspec.errors import ModelError, RecordError
 from shadowspec.types import SpeculationConfig, VerifyRule
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
@@ -100,11 +99,11 @@ def test_a_fingerprint_covers_weights_and_settings_but_not_paths(
     copy = load(save_model(tmp_path / "copy", target, letter_tokenizer()))
     other = load(save_model(tmp_path / "other", tiny_llama(9), letter_tokenizer()))
     config = SpeculationConfig("a", "t", "d", "draft_model", 4, VerifyRule.REJECTION)
-    base = fingerprinted(config, first, draft).fingerprint
-    assert fingerprinted(config, copy, draft).fingerprint == base
-    assert fingerprinted(config, other, draft).fingerprint != base
+    base = fingerprint_candidate(config, first, draft).fingerprint
+    assert fingerprint_candidate(config, copy, draft).fingerprint == base
+    assert fingerprint_candidate(config, other, draft).fingerprint != base
     deeper = SpeculationConfig("a", "t", "d", "draft_model", 5, VerifyRule.REJECTION)
-    assert fingerprinted(deeper, first, draft).fingerprint != base
+    assert fingerprint_candidate(deeper, first, draft).fingerprint != base
 
 
 def test_models_are_loaded_once(pair_folders: tuple[Path, Path]) -> None:

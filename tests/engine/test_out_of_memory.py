@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from shadowspec import metrics
-from shadowspec.engine import Engine, Models
+from shadowspec.engine import Engine, Models, arms
 from shadowspec.engine.runner import Runner
 from shadowspec.types import Arm, BlockResult, Run, SpeculationConfig, VerifyRule
 from tests.engine.test_measure import block, prompt
+from tests.identities import check_identities
 
 LARGE = 40  # prompt tokens; the ordinary prompts of these tests have at most 8
 PROMPTS = [prompt(line, 0.8 * (line % 2)) for line in range(8)]
@@ -75,7 +75,7 @@ def test_halves_give_what_the_whole_would(engine: Engine, rows: int, halvings: i
     for key, run in by_run(parts).items():
         assert run.failure is None
         assert run.counts is not None
-        metrics.check_identities(run.counts)
+        check_identities(run.counts)
         assert run.counts == expected[key].counts
         assert run.finish_reason == expected[key].finish_reason
         parity, other = run.parity, expected[key].parity
@@ -141,14 +141,14 @@ def test_an_arm_that_fails_alone_fails_its_config_alone(engine: Engine, monkeypa
 
 def test_parity_that_does_not_fit_is_unknown_and_fails_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arms that part and a device that has no room to say why: the figures stay, and the gate is told."""
-    from shadowspec.engine import measure
+    from shadowspec.engine import parity
 
     def starved(*_: Any) -> Any:
         raise torch.OutOfMemoryError("none left")
 
-    monkeypatch.setattr(measure, "first_divergence", lambda base, spec: 0)
-    monkeypatch.setattr(measure, "divergence_gap", starved)
-    monkeypatch.setattr(measure, "z_scores", starved)
+    monkeypatch.setattr(parity, "first_divergence", lambda base, spec: 0)
+    monkeypatch.setattr(parity, "divergence_gap", starved)
+    monkeypatch.setattr(parity, "z_scores", starved)
     runs = engine.measure(block(PROMPTS[:4])).runs
     assert {run.failure for run in runs} == {None}
     for run in runs:
@@ -168,3 +168,22 @@ def test_memory_of_halves_is_that_of_the_whole_batch(engine: Engine) -> None:
         parts = engine.measure(block(alike))
     for fingerprint, memory in parts.memory.items():
         assert memory == whole.memory[fingerprint]
+
+
+def test_of_a_queue_only_what_arrives_together_waits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four requests in two slots, run one by one: the third would have been issued when the first two had ended."""
+    decode_batch = arms.decode_batch
+
+    def timed(*args: Any, **named: Any) -> Any:
+        result = decode_batch(*args, **named)
+        decoded = tuple(replace(each, timing=replace(each.timing, prefill_ms=1.0)) for each in result.decoded)
+        return replace(result, decoded=decoded, duration_ms=1_000.0)
+
+    monkeypatch.setattr(arms, "decode_batch", timed)
+    queue = replace(block(PROMPTS[:4]), concurrency=2, requests_per_slot=2)
+    with small_memory(engine.target.model, at_most(1)):
+        result = engine.measure(queue)
+    for fingerprint in (config.fingerprint for config in engine.configs):
+        runs = [run for run in result.runs if run.fingerprint == fingerprint]
+        assert [run.baseline.prefill_ms for run in runs if run.baseline] == [1.0, 1_001.0, 1.0, 1_001.0]
+        assert [run.speculative.prefill_ms for run in runs if run.speculative] == [1.0, 1_001.0, 1.0, 1_001.0]

@@ -10,17 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec import metrics
 from shadowspec.engine.batch import Batch, Request
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
-from shadowspec.engine.proposers.suffix import SuffixProposer
-from shadowspec.engine.proposers.suffix_text import SuffixOptions
-from shadowspec.engine.step_clock import StepClock
-from shadowspec.engine.timing import Timeline
+from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
+from shadowspec.engine.timing import StepClock, Timeline
 from shadowspec.types import SamplingParameters, VerifyRule
+from tests.identities import check_identities
 
 NUM_TOKENS = 12  # of the tiny pair's vocabulary
 DEPTH = 3
@@ -73,6 +71,9 @@ def decoded(
     return list(result.decoded)
 
 
+@pytest.mark.representative(
+    "1-draft-0.0", "3-baseline-0.8", "3-draft-0.8", "3-adaptive-0.8", "3-ngram-0.8", "3-suffix-0.8"
+)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", PROPOSERS)
 @pytest.mark.parametrize("slots", [1, 3])
@@ -87,7 +88,7 @@ def test_each_request_is_decoded_as_in_one_batch(
     assert [each.finish_reason for each in queue] == [each.finish_reason for each in whole]
     assert [each.counts for each in queue] == [each.counts for each in whole]
     for each in queue:
-        metrics.check_identities(each.counts)
+        check_identities(each.counts)
         timing = each.timing
         assert timing.prefill_ms > 0.0
         assert timing.concurrency is not None
@@ -216,10 +217,10 @@ def test_the_clock_tells_the_times_of_a_queue(data: st.DataObject) -> None:
                 arrived[own] = [times[now]]
                 if left[own] == 0:
                     rows.all_rows[own].finish_reason, ended[own], slots[slot] = "length", times[now], None
-            clock.prefilled(free)
+            clock.mark_prefilled(free)
             continue
-        clock.drafted()
-        clock.verified()
+        clock.mark_drafted()
+        clock.mark_verified()
         for slot, own in enumerate(slots):
             if own is not None:
                 drafting[own] += times[now + 1] - times[now]
@@ -228,7 +229,7 @@ def test_the_clock_tells_the_times_of_a_queue(data: st.DataObject) -> None:
                 if left[own] == 0:
                     rows.all_rows[own].finish_reason, ended[own], slots[slot] = "length", times[now + 3], None
         now += 3
-        clock.committed()
+        clock.mark_committed()
     for own, timing in enumerate(clock.timings()):
         assert timing.prefill_ms == pytest.approx(first[own] - begun[own])
         assert timing.decode_ms == pytest.approx(ended[own] - first[own])

@@ -13,16 +13,16 @@ from transformers import PreTrainedTokenizerFast
 
 from shadowspec.engine import candidate as candidates
 from shadowspec.engine.batch import Request
-from shadowspec.engine.candidate import Models, fingerprinted
+from shadowspec.engine.candidate import Models, fingerprint_candidate
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import LoadedModel, check_pair, load_model, sharing_tokens
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
-from shadowspec.engine.recording import Rerun
 from shadowspec.engine.replay.replayer import Drafting, Replayer
 from shadowspec.engine.replay.responses import Response
 from shadowspec.engine.replay.scoring import token_scores
-from shadowspec.engine.shared_vocabulary import meanings, shared_vocabulary, translated
+from shadowspec.engine.shared_vocabulary import meanings, shared_vocabulary, translate_model
+from shadowspec.engine.static_passes import Rerun
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
 from shadowspec.types import RecordKey, SamplingParameters, SpeculationConfig, VerifyRule
@@ -163,7 +163,7 @@ def test_the_drafts_distribution_is_its_own_over_shared_tokens(
     """Whatever stands in the text, tokens that the draft does not know among them; both forms of a forward."""
     target, draft = pair
     shared = shared_vocabulary(target.tokenizer, "t", letters(DRAFT_SIZE, FIRST), "d", CPU)
-    model = draft.model if form == "direct" else translated(foreign, shared)
+    model = draft.model if form == "direct" else translate_model(foreign, shared)
     assert isinstance(model, DirectLlama) is (form == "direct")
     rng = torch.Generator().manual_seed(0)
     texts = [torch.randint(2, SIZE, (length,), generator=rng).tolist() for length in (9, 14, 11)]
@@ -183,6 +183,7 @@ def test_the_drafts_distribution_is_its_own_over_shared_tokens(
             assert scores.is_best[place] == (int(expected.argmax()) == token)
 
 
+@pytest.mark.representative("rejection")
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_outputs_follow_the_targets_distribution(
@@ -203,6 +204,7 @@ def test_outputs_follow_the_targets_distribution(
     assert len(proposed) > (4 if rule is VerifyRule.REJECTION else 1)
 
 
+@pytest.mark.all
 def test_probabilities_that_were_not_renormalised_would_be_seen(
     target: Any, pair: tuple[LoadedModel, LoadedModel], foreign: Any
 ) -> None:
@@ -297,7 +299,7 @@ def test_candidates_share_weights_warn_and_are_told_apart(folders: tuple[Path, P
     assert {"shared_tokens", "draft_tokenizer", "target_weights", "draft_weights"} <= set(candidate.config.details)
     assert candidate.config.details["shared_tokens"] == "9"
     same = replace(config, proposer="draft_model")
-    assert fingerprinted(same, target, alone).fingerprint != candidate.config.fingerprint
+    assert fingerprint_candidate(same, target, alone).fingerprint != candidate.config.fingerprint
     with pytest.raises(ModelError, match="vocabulary sizes differ"):
         ready.candidates(str(folders[0]), [same], warnings.append)
     assert not [each for each in check_pair(target, draft) if "tokenizers" in each]

@@ -15,21 +15,26 @@ from typing import Any
 import pytest
 import torch
 
-from shadowspec.engine import Engine, Models, candidate, measure, recording, static_passes
+from shadowspec.engine import Engine, Models, arms, candidate, static_passes
+from shadowspec.engine.arms import Gauge, record_ahead
 from shadowspec.engine.batch import Batch, Request
-from shadowspec.engine.candidate import Candidate, fingerprinted
+from shadowspec.engine.candidate import Candidate, fingerprint_candidate
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.llama import DirectLlama
-from shadowspec.engine.memory import Gauge
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
-from shadowspec.engine.proposers.suffix import SuffixProposer
-from shadowspec.engine.proposers.suffix_text import SuffixOptions
-from shadowspec.engine.recording import CudaGraphs, Recorder, Rerun, choose_recorder
-from shadowspec.engine.recording_ahead import record_ahead
-from shadowspec.engine.static_passes import Reach, StaticPasses, rounded_up
+from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
+from shadowspec.engine.static_passes import (
+    CudaGraphs,
+    Reach,
+    Recorder,
+    Rerun,
+    StaticPasses,
+    choose_recorder,
+    rounded_up,
+)
 from shadowspec.errors import ModelError
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from tests.engine.test_measure import block, prompt
@@ -126,6 +131,9 @@ def seen(found: list[Decoded]) -> list[tuple[object, ...]]:
     return [(each.output, each.finish_reason, each.counts) for each in found]
 
 
+@pytest.mark.representative(
+    "baseline-0.0-None", "draft-0.0-None", "draft-0.8-3", "adaptive-0.0-None", "ngram-0.0-None", "suffix-0.0-None"
+)
 @pytest.mark.parametrize("slots", [None, 3])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,7 +224,8 @@ CONFIGS = [
 def candidates(pair: Pair) -> list[Candidate]:
     drafts = [pair.draft if own.draft is not None else None for own in CONFIGS]
     return [
-        Candidate(fingerprinted(own, pair.target, draft), draft) for own, draft in zip(CONFIGS, drafts, strict=True)
+        Candidate(fingerprint_candidate(own, pair.target, draft), draft)
+        for own, draft in zip(CONFIGS, drafts, strict=True)
     ]
 
 
@@ -233,7 +242,7 @@ def test_a_block_is_measured_as_without_and_nothing_is_recorded_while_it_is_time
     given = replace(block(own), concurrency=concurrency, requests_per_slot=6 // concurrency)
     expected = engine(pair).measure(given)
     inside: list[int] = []
-    timed = measure.decode_batch
+    timed = arms.decode_batch
 
     def watching(*args: Any, **named: Any) -> Any:
         passes = [each.passes for each in (recorded.target, recorded.draft) if each.passes is not None]
@@ -242,7 +251,7 @@ def test_a_block_is_measured_as_without_and_nothing_is_recorded_while_it_is_time
         inside.append(sum(each.num_recorded for each in passes) - before)
         return result
 
-    monkeypatch.setattr(measure, "decode_batch", watching)
+    monkeypatch.setattr(arms, "decode_batch", watching)
     found = engine(recorded).measure(given)
     assert [run.counts for run in found.runs] == [run.counts for run in expected.runs]
     assert [run.parity for run in found.runs] == [run.parity for run in expected.runs]
@@ -312,14 +321,14 @@ class FakeAllocator:
         self._models, self._rest, self._passing = models, rest, passing
         self.num_begun = 0
 
-    def allocated(self) -> int:
+    def allocated_bytes(self) -> int:
         return self._rest + sum(own.passes.allocated_bytes() for own in self._models if own.passes is not None)
 
     def begin(self) -> None:
         self.num_begun += 1
 
     def peak(self) -> int:
-        return self.allocated() + self._passing
+        return self.allocated_bytes() + self._passing
 
 
 def test_the_memory_of_an_arm_is_its_own(pair: Pair) -> None:
@@ -329,7 +338,7 @@ def test_the_memory_of_an_arm_is_its_own(pair: Pair) -> None:
     target_weights, draft_weights = (own.weight_bytes for own in models)
     own = engine(recorded)
     allocator = FakeAllocator(models, rest=target_weights + draft_weights + 12_345, passing=777)
-    own._allocator = allocator
+    own._arms._allocator = allocator
     large = block([prompt(line, max_tokens=60) for line in range(8)])
     small = block([prompt(line) for line in range(2)])
     first, _ = own.measure(small), own.measure(large)  # the caches grow between two arms, and within one
@@ -422,7 +431,7 @@ class _Graph:
 
 def test_graphs_are_warmed_up_aside_and_captured_into_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = _FakeCuda()
-    monkeypatch.setattr(recording.torch, "cuda", fake)
+    monkeypatch.setattr(static_passes.torch, "cuda", fake)
     recorder = CudaGraphs(torch.device("cuda:1"))
     assert recorder.held_bytes() == 0
     again: list[Callable[[], None]] = [recorder.record(lambda: fake.said.append("work")) for _ in range(2)]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.engine.proposers.recent_outputs import OutputsByEndpoint, RecentOutputs
+from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixText
 from shadowspec.engine.proposers.suffix_automaton import NOTHING, ROOT, SuffixAutomaton
-from shadowspec.engine.proposers.suffix_text import SuffixOptions, SuffixText
 from shadowspec.types import (
     Arm,
     Block,

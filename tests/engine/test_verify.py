@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from shadowspec.engine import decode
+from shadowspec.engine import verify
 from shadowspec.engine.batch import Batch, Request
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.kv_cache import Span
@@ -21,8 +21,7 @@ from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.engine.proposers.recent_outputs import RecentOutputs
-from shadowspec.engine.proposers.suffix import SuffixProposer
-from shadowspec.engine.proposers.suffix_text import SuffixOptions
+from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
 from shadowspec.engine.randomness import sample
 from shadowspec.engine.verify import Verification, verify_sampled
 from shadowspec.types import RecordKey, SamplingParameters, VerifyRule
@@ -104,6 +103,7 @@ def proposer_for(rule: VerifyRule, draft: Any) -> Callable[[], Any]:
     return lambda: DraftModelProposer(draft, 2, is_sampling=rule is VerifyRule.REJECTION)
 
 
+@pytest.mark.representative("rejection-t0.8", "greedy_draft-top_p", "exact_match-t0.8")
 @pytest.mark.parametrize("sampling", [SAMPLING, replace(SAMPLING, temperature=1.2, top_p=0.9)], ids=["t0.8", "top_p"])
 @pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
 def test_outputs_follow_the_targets_distribution(
@@ -118,6 +118,7 @@ def test_ngram_drafts_follow_the_targets_distribution(target: Any) -> None:
     assert p_value(outputs, exact_distribution(target, SAMPLING)) > LEVEL
 
 
+@pytest.mark.representative("greedy_draft")
 @pytest.mark.parametrize("rule", [VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
 def test_suffix_drafts_follow_the_targets_distribution(target: Any, rule: VerifyRule) -> None:
     recent = RecentOutputs(24, 1_000)
@@ -137,6 +138,7 @@ def test_suffix_drafts_follow_the_targets_distribution(target: Any, rule: Verify
     assert sum(drafted) > DRAWS, "enough is drafted for a fault to show"
 
 
+@pytest.mark.representative("rejection-top_p", "exact_match-t0.8")
 @pytest.mark.parametrize(
     ("sampling", "threshold"),
     [(SAMPLING, 0.6), (replace(SAMPLING, temperature=1.2, top_p=0.9), 0.45)],
@@ -172,6 +174,7 @@ class OwnProbability(DraftModelProposer):
         return replace(proposal, num_drafted=(own >= 0.45).to(torch.int64).cumprod(1).sum(1))
 
 
+@pytest.mark.all
 def test_stopping_by_the_drawn_token_is_biased(target: Any, draft: Any) -> None:
     """Why the depth is decided before the token is drawn."""
     outputs = draw(target, SAMPLING, VerifyRule.REJECTION, lambda: OwnProbability(draft, 2, is_sampling=True))
@@ -192,6 +195,7 @@ def hotter(rule: VerifyRule, target_probs: torch.Tensor, *args: Any) -> Verifica
     return verify_sampled(rule, probs / probs.sum(-1, keepdim=True), *args)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("broken", [without_residual, hotter])
 def test_a_broken_rule_fails_chi_square_and_z(
     target: Any, draft: Any, broken: Callable[..., Verification], monkeypatch: pytest.MonkeyPatch
@@ -209,7 +213,7 @@ def test_a_broken_rule_fails_chi_square_and_z(
 
     mean, error = mean_z()
     assert abs(mean) < 4 * error, "the right rule has z of mean zero"
-    monkeypatch.setattr(decode, "verify_sampled", broken)
+    monkeypatch.setattr(verify, "verify_sampled", broken)
     assert p_value(draw(target, SAMPLING, rule, proposer_for(rule, draft)), exact) < 1e-12
     mean, error = mean_z()
     assert abs(mean) > 6 * error

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from shadowspec.export import Document, endpoint_schedule, sglang, tensorrt_llm, vllm
+from shadowspec.rollout.export import sglang, tensorrt_llm, vllm
+from shadowspec.rollout.export.export_document import Document
+from shadowspec.rollout.export.load_schedule import endpoint_schedule
 from shadowspec.types import SUFFIX_OPTIONS, Decision, SpeculationConfig, Verdict, VerifyRule
 from tests.export.worlds import (
     config,

@@ -13,7 +13,8 @@ from openfeature.contrib.tools.flagd.core import FlagdCore
 from openfeature.evaluation_context import EvaluationContext
 from referencing import Registry, Resource
 
-from shadowspec.export import endpoint_schedule, flagd, slice_schedules
+from shadowspec.rollout.export import flagd
+from shadowspec.rollout.export.load_schedule import endpoint_schedule, slice_schedules
 from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
 from tests.export.worlds import NOW, PEERS, WEEK, config, decision, judged
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from shadowspec.errors import NoDataError
-from shadowspec.export import endpoint_schedule, modelopt
+from shadowspec.rollout.export import modelopt
+from shadowspec.rollout.export.load_schedule import endpoint_schedule
 from shadowspec.types import Decision, FingerprintedConfig, SpeculationCounts, Verdict
 from tests.export.worlds import PEERS, config, decision, judged
 

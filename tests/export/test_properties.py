@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.export import Schedule, endpoint_schedule, flagd, sglang, slice_schedules, tensorrt_llm, vllm
+from shadowspec.rollout.export import flagd, sglang, tensorrt_llm, vllm
+from shadowspec.rollout.export.load_schedule import Schedule, endpoint_schedule, slice_schedules
 from shadowspec.types import Decision, SpeculationConfig, Verdict, VerifyRule
 from tests.export.worlds import (
     NOW,
@@ -72,7 +73,7 @@ def allowed(world: list[Decision], slice_key: str) -> dict[int, set[int]]:
         if d.slice_key == slice_key
         and d.verdict is Verdict.ENABLE
         and d.reason_code != "override"
-        and d.decided_at > NOW - WEEK
+        and d.decided_at >= NOW - WEEK
     ]
     if not slice_key:
         harmed = {
@@ -133,8 +134,8 @@ def test_nothing_is_on_without_a_decision_that_stands(world: list[Decision]) -> 
 @given(worlds, st.sampled_from(LOADS), configs)
 def test_a_single_decision_that_stands_is_on(world: list[Decision], load: int, of: SpeculationConfig) -> None:
     """The other way round: exports are not off for want of courage."""
-    off = [d for d in world if d.verdict is Verdict.HOLD and d.concurrency != load]
-    standing = decision(load=load, of=of, number=77)
+    off = [d for d in world if d.verdict is Verdict.HOLD and d.concurrency != load and d.decided_at < NOW]
+    standing = decision(load=load, of=of, number=77, decided_at=NOW)
     schedule = endpoint_schedule("chat", judged([*off, standing], evidence_at=NOW - timedelta(hours=1)))
     assert schedule.num_speculative_tokens(load) == of.num_speculative_tokens
     assert schedule.decision_ids == (77,)
@@ -142,7 +143,7 @@ def test_a_single_decision_that_stands_is_on(world: list[Decision], load: int, o
 
 @given(worlds)
 def test_stale_evidence_switches_everything_off(world: list[Decision]) -> None:
-    standings = judged(world, evidence_at=NOW - WEEK)
+    standings = judged(world, evidence_at=NOW - WEEK - timedelta(seconds=1))
     assert not endpoint_schedule("chat", standings).is_on
     assert not any(each.is_on for each in slice_schedules("chat", standings))
 

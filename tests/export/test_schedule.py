@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.export import BatchRange, Document, endpoint_schedule, slice_schedules
-from shadowspec.export.schedule import with_share
+from shadowspec.rollout.export.export_document import Document
+from shadowspec.rollout.export.load_schedule import BatchRange, endpoint_schedule, slice_schedules, with_share
 from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
 from tests.export.worlds import NOW, config, decision, judged
+from tests.store.examples import in_traffic
 
 
 def depths(decisions: list[Decision], up_to: int) -> list[int]:
@@ -55,9 +56,9 @@ def test_a_disabled_slice_switches_its_load_off_for_a_whole_server() -> None:
     assert depths([*whole, harmed], 4) == [4, 4, 0, 0]
     held = decision(Verdict.HOLD, load=4, slice_key="prompt_class=creative")
     assert depths([*whole, held], 4) == [4, 4, 4, 4], "the endpoint's own hypothesis covers it"
-    elsewhere = decision(Verdict.DISABLE, load=4, slice_key="prompt_class=creative", fingerprint="of another draft")
+    elsewhere = decision(Verdict.DISABLE, load=4, slice_key="prompt_class=creative", of=config(4, name="another draft"))
     assert depths([*whole, elsewhere], 4) == [4, 4, 4, 4]
-    small = replace(harmed, details={**harmed.details, "traffic_share": 0.001})
+    small = in_traffic(harmed, 0.001)
     assert depths([*whole, small], 4) == [4, 4, 0, 0], "the server would speculate on it, however small it is"
 
 

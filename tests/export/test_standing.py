@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from shadowspec.export import Off, evidence_times, judge_decisions
-from shadowspec.export.standing import describe
-from shadowspec.gate.overrides import effective
-from shadowspec.store.rollups import RollupKey
-from shadowspec.types import Override, Rollout, Stage, Verdict
+from shadowspec.gate.verdict.effective_decisions import effective
+from shadowspec.rollout.export.endpoint_state import Off, describe, judge_decisions
+from shadowspec.store import Traffic
+from shadowspec.types import EvidenceSummary, FingerprintedConfig, Override, Rollout, Stage, Verdict
 from tests.export.worlds import NOW, WEEK, config, decision, judged
 
 
@@ -33,19 +33,19 @@ def test_another_verdict_is_off(verdict: Verdict, off: Off) -> None:
 
 
 def test_old_evidence_and_an_old_decision_are_stale() -> None:
-    assert judged([decision()], evidence_at=NOW - WEEK)[0].off is Off.STALE
-    assert judged([decision()], evidence_at=NOW - WEEK + timedelta(seconds=1))[0].is_on
-    assert judged([decision(decided_at=NOW - WEEK)])[0].off is Off.STALE
-    assert judge_decisions([decision()], newest={}, now=NOW, max_age=WEEK)[0].off is Off.STALE
+    second = timedelta(seconds=1)
+    assert judged([decision()], evidence_at=NOW - WEEK - second)[0].off is Off.STALE
+    assert judged([decision()], evidence_at=NOW - WEEK)[0].is_on
+    assert judged([decision(decided_at=NOW - WEEK - second)])[0].off is Off.STALE
+    assert judge_decisions([decision()], measured=(), now=NOW, max_age=WEEK)[0].off is Off.STALE
 
 
-def test_evidence_is_as_old_as_the_newest_hour_in_which_anything_was_measured() -> None:
-    def key(slice_key: str, hour: int) -> RollupKey:
-        return RollupKey("chat", NOW.replace(hour=hour), slice_key, "fp", 4)
-
-    newest = evidence_times([key("a=1", 3), key("a=2", 9), key("a=1", 5)])
-    assert newest["chat", "a=1", 4, "fp"].hour == 5
-    assert newest["chat", "", 4, "fp"].hour == 9
+def test_what_a_decision_rests_on_is_dated_by_the_decision_itself() -> None:
+    """What was measured since may say something else, and is not in evidence yet."""
+    newest = NOW - timedelta(days=2)
+    own = replace(decision(), evidence=EvidenceSummary(newest_evidence=newest))
+    (standing,) = judged([own], evidence_at=NOW)
+    assert standing.expires_at == newest + WEEK
 
 
 @pytest.mark.parametrize("forced", [Verdict.DISABLE, Verdict.HOLD])
@@ -59,11 +59,12 @@ def test_an_override_leaves_nothing_on_whatever_verdict_it_carries() -> None:
     assert judged([decision(Verdict.ENABLE, reason_code="override")])[0].off is Off.OVERRIDDEN
 
 
-def test_two_fingerprints_of_one_candidate_are_both_off() -> None:
-    old, new = (decision(fingerprint=each) for each in ("old", "new"))
-    assert [standing.off for standing in judged([old, new])] == [Off.AMBIGUOUS, Off.AMBIGUOUS]
-    held = decision(Verdict.HOLD, fingerprint="old")
-    assert [standing.off for standing in judged([held, new])] == [Off.HELD, None]
+def test_one_fingerprint_of_a_candidate_is_on_at_most() -> None:
+    old = decision(fingerprint="old", decided_at=NOW - timedelta(hours=3))
+    new = decision(fingerprint="new")
+    assert [standing.off for standing in judged([old, new])] == [Off.SUPERSEDED, None]
+    held = decision(Verdict.HOLD, fingerprint="new")
+    assert [standing.off for standing in judged([old, held])] == [Off.SUPERSEDED, Off.HELD]
     other = decision(of=config(2))
     assert all(standing.is_on for standing in judged([new, other]))
 
@@ -71,15 +72,23 @@ def test_two_fingerprints_of_one_candidate_are_both_off() -> None:
 def test_a_fingerprint_that_is_no_longer_measured_is_off_before_the_gate_has_said_so() -> None:
     own = decision(fingerprint="old")
     names = {"old": own.config.name, "new": own.config.name, "other": "another candidate"}
+    configs = {
+        each: FingerprintedConfig(replace(own.config, name=name), own.engine, "cpu", "float32", {}, each)
+        for each, name in names.items()
+    }
 
-    def off(**hours: int) -> Off | None:
-        newest = {("chat", "", 4, fingerprint): NOW.replace(hour=hour) for fingerprint, hour in hours.items()}
-        return judge_decisions([own], newest=newest, now=NOW, max_age=WEEK, names=names)[0].off
+    def off(**hours: tuple[int, int]) -> Off | None:
+        measured = [
+            Traffic("", each, 4, 1.0, NOW.replace(hour=first), NOW.replace(hour=newest))
+            for each, (first, newest) in hours.items()
+        ]
+        return judge_decisions([own], measured=measured, now=NOW, max_age=WEEK, configs=configs)[0].off
 
-    assert off(old=8, new=9) is Off.SUPERSEDED
-    assert off(old=8, new=8) is None, "both are measured"
-    assert off(old=9, new=8) is None
-    assert off(old=8, other=9) is None
+    assert off(old=(1, 8), new=(9, 9)) is Off.SUPERSEDED
+    assert off(old=(1, 9), new=(9, 9)) is Off.SUPERSEDED, "both are measured while one takes over from the other"
+    assert off(old=(8, 8), new=(8, 8)) is Off.SUPERSEDED, "the gate would have judged the new one if it were older"
+    assert off(old=(1, 11), new=(8, 9)) is None, "it came back"
+    assert off(old=(1, 8), other=(9, 9)) is None
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from shadowspec.export import Standing, judge_decisions
+from shadowspec.gate.verdict.current_decision import Expectation
+from shadowspec.rollout.export.endpoint_state import ServedDecision, judge_decisions
+from shadowspec.store import Traffic
 from shadowspec.types import Decision, Rollout, SpeculationConfig, TestResult, Verdict, VerifyRule
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -61,7 +63,7 @@ def decision(
         num_blocks=90,
         clusters_needed=None,
         decided_at=decided_at,
-        details={"engine": engine},
+        engine=engine,
         decision_id=number,
     )
 
@@ -72,11 +74,26 @@ def judged(
     evidence_at: datetime = NOW - timedelta(hours=2),
     rollouts: Iterable[Rollout] = (),
     engine: str | None = None,
-) -> list[Standing]:
+) -> list[ServedDecision]:
     """What the decisions export as, all with evidence of the same time."""
-    decisions = list(decisions)
-    newest = {(d.endpoint, d.slice_key, d.concurrency, d.fingerprint): evidence_at for d in decisions}
-    return judge_decisions(decisions, newest=newest, now=NOW, max_age=WEEK, engine=engine, rollouts=rollouts)
+    decisions, rollouts = list(decisions), list(rollouts)
+    measured = [
+        Traffic(d.slice_key, d.fingerprint, d.concurrency, 1.0, evidence_at - WEEK, evidence_at) for d in decisions
+    ]
+    by_endpoint = groupby(sorted(decisions, key=lambda d: d.endpoint), key=lambda d: d.endpoint)
+    found = [
+        standing
+        for _, own in by_endpoint
+        for standing in judge_decisions(
+            own,
+            measured=measured,
+            now=NOW,
+            max_age=WEEK,
+            expected=Expectation(engine=engine),
+            rollouts=rollouts,
+        )
+    ]
+    return sorted(found, key=lambda standing: decisions.index(standing.decision))
 
 
 def fields(peer: str) -> dict[str, Any]:

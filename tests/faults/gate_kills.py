@@ -24,16 +24,18 @@ from typing import Any
 import numpy as np
 from sqlalchemy import create_engine, make_url, text
 
-from shadowspec.gate import codec
+from shadowspec.gate.evidence import codec
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import run_gate, spans
-from shadowspec.gating.replay import compare, explain
-from shadowspec.store import Store, schema
+from shadowspec.gate.run import fold_spans as spans
+from shadowspec.gate.run.explain import compare, explain
+from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.store import Store
+from shadowspec.store.admin import schema
 from shadowspec.types import StoredEvidence
 from tests.faults.outcome import conclude
 from tests.gate.feeding import Feed
 from tests.gate.worlds import ENDPOINT, START, World, noisy_run
-from tests.services import postgres_server
+from tests.services import PATIENCE_S, postgres_server
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0, cluster_idle_s=120.0, cluster_reopen_after_s=600.0)
@@ -56,7 +58,7 @@ def attempt(url: str, kill_after_s: float) -> int | None:
     has_begun = FORKSERVER.Event()
     process = FORKSERVER.Process(target=one_gate, args=(url, has_begun))
     process.start()
-    assert has_begun.wait(60)
+    assert has_begun.wait(PATIENCE_S)
     process.join(kill_after_s)
     if process.is_alive() and process.pid is not None:
         os.kill(process.pid, signal.SIGKILL)
@@ -66,7 +68,7 @@ def attempt(url: str, kill_after_s: float) -> int | None:
 
 def run(disturbed: str, undisturbed: str, num_kills: int, seed: int) -> dict[str, Any]:
     """Both databases, look by look, until so many gates were killed; what came of it."""
-    FORKSERVER.set_forkserver_preload(["shadowspec.gating", "shadowspec.store", "tests.gate.worlds"])
+    FORKSERVER.set_forkserver_preload(["shadowspec.gate.run.gate_run", "shadowspec.store", "tests.gate.worlds"])
     rng = random.Random(seed)
     num_looks = max(num_kills // 4, 3)
     world = World(num_looks * BLOCKS_A_LOOK, slices=SLICES, make_run=noisy_run()).evidence(seed)
@@ -120,7 +122,7 @@ def differences(one: Store, other: Store, num_records: int, num_runs: int) -> li
         if mine.progress.document != theirs.progress.document or mine.progress.cursors != theirs.progress.cursors:
             wrong.append("progress or cursors")
     folded = {
-        figure: counted(str(one._engine.url.render_as_string(False)), "folds", figure)
+        figure: counted(str(one.engine.url.render_as_string(False)), "folds", figure)
         for figure in ("num_records", "num_runs")
     }
     if folded != {"num_records": num_records, "num_runs": num_runs}:

@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Any
 
 from shadowspec import demo
-from shadowspec.gate.guard_policy import GuardPolicy
-from shadowspec.gate.live import windows_to_alarm
+from shadowspec.live.guard import windows_to_alarm
+from shadowspec.types.live import GuardPolicy
 from tests.faults.outcome import conclude
 from tests.services import free_port
 

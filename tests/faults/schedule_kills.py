@@ -30,17 +30,17 @@ from zoneinfo import ZoneInfo
 import sqlalchemy
 
 from shadowspec.scheduler.cron import Cron
-from shadowspec.store import Store, schema
+from shadowspec.store import Store
+from shadowspec.store.admin import schema
 from shadowspec.types import Delivery, DeliveryState, Verdict
 from tests.faults.outcome import conclude
 from tests.scheduler.receivers import Hook, Mailbox, mail_server, web_server
-from tests.services import postgres_server
+from tests.services import PATIENCE_S, postgres_server
 from tests.store import examples
 
 PERIOD_S = 4
 ANSWER_S = 0.15  # that a receiver takes to say that it has a report: the moment in which a kill makes a repeat
 RECEIVERS = ("folder", "mail", "hook")
-START_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 120.0  # without any delivery
 
 CONFIG = """
@@ -214,7 +214,7 @@ def _fill(url: str) -> None:
 
 def _leader(engine: sqlalchemy.Engine, schedulers: Schedulers) -> str:
     """Who holds the lock, once somebody who still runs does."""
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         with engine.connect() as connection:
             names = set(connection.scalars(sqlalchemy.text(_LEADER)))

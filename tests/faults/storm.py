@@ -28,8 +28,9 @@ import sqlalchemy
 from sqlalchemy import make_url
 
 from shadowspec.config import load_config
-from shadowspec.store import Store, schema
-from shadowspec.tap.kafka.values import topic_source
+from shadowspec.store import Store
+from shadowspec.store.admin import schema
+from shadowspec.tap.kafka.partitions import topic_source
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import RecordKey
 from tests.faults.casts import SECRET, Cast, fakes, real_pair

@@ -11,6 +11,7 @@ from tests.faults import gate_kills
 pytestmark = pytest.mark.slow  # all of them together
 
 
+@pytest.mark.representative("postgres")
 @pytest.mark.parametrize("dialect", ["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
 def test_killed_gates_and_four_at_once_fold_each_unit_once(new_database: Callable[[str], str], dialect: str) -> None:
     figures = gate_kills.run(new_database(dialect), new_database(dialect), num_kills=6, seed=4)

@@ -22,7 +22,7 @@ from shadowspec.types import FunnelCounter
 from tests.faults.casts import FAKE_CONFIG, SECRET
 from tests.faults.traffic import START_MS, messages
 from tests.kafka_topics import Message, Topics, read_topic
-from tests.services import free_port, postgres_programs
+from tests.services import PATIENCE_S, free_port, postgres_programs
 
 pytestmark = pytest.mark.integration
 KILLER, HOLDER = 7, 8  # bytes that no ordinary prompt holds
@@ -36,7 +36,7 @@ class RunningWorker:
         self.process, self.log, self.port = process, log, port
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=PATIENCE_S) as answer:
             return str(answer.read().decode())
 
     def wait_ready(self) -> None:
@@ -46,15 +46,15 @@ class RunningWorker:
             except OSError:
                 return False
 
-        wait_for(is_ready, 60, self)
+        wait_for(is_ready, self)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE_S)
 
 
-def wait_for(holds: Callable[[], bool], seconds: float, worker: RunningWorker | None = None) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(holds: Callable[[], bool], worker: RunningWorker | None = None) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not holds():
         if worker is not None and worker.process.poll() is not None:
             pytest.fail(f"the worker ended with {worker.process.returncode}:\n{worker.log.read_text()[-3000:]}")
@@ -125,6 +125,7 @@ def peers(pid: int) -> tuple[set[int], set[int]]:
     return remote, listening
 
 
+@pytest.mark.all
 def test_what_it_writes_contacts_and_says(
     start_worker: Callable[..., tuple[RunningWorker, Store, str, str, Topics]], kafka_bootstrap: str
 ) -> None:
@@ -142,7 +143,7 @@ def test_what_it_writes_contacts_and_says(
         seen_listening.update(listening)
         return finished(store, topic) == len(traffic)
 
-    wait_for(is_done, 240, worker)  # each death of the engine is a start of a new one
+    wait_for(is_done, worker)  # each death of the engine is a start of a new one
     metrics = worker.get("/metrics")
     assert worker.stop() == 0
 
@@ -157,7 +158,7 @@ def test_what_it_writes_contacts_and_says(
     assert Counter(run.failure for run in runs) == {None: len(runs) - num_poisoned, "engine_died": num_poisoned}
 
     # It spoke to the broker and the database alone, and nothing came to any topic but the dead letters.
-    broker, database = int(kafka_bootstrap.rpartition(":")[2]), make_url(str(store._engine.url)).port
+    broker, database = int(kafka_bootstrap.rpartition(":")[2]), make_url(str(store.engine.url)).port
     assert seen_remote - {0} <= {broker, database}
     assert {broker, database} <= seen_remote
     assert seen_listening == {worker.port}
@@ -169,7 +170,7 @@ def test_what_it_writes_contacts_and_says(
     assert sorted(each["__connect.errors.stage"] for each in stages) == ["engine"] * num_poisoned + ["tap", "tap"]
 
     # No prompt, response, id or header anywhere but in the dead letters' own key, value and headers.
-    address = store._engine.url.set(drivername="postgresql").render_as_string()
+    address = store.engine.url.set(drivername="postgresql").render_as_string()
     command = [postgres_programs() / "pg_dump", "--dbname", address]
     dump = subprocess.run(command, capture_output=True, check=True).stdout.decode()
     assert topic in dump  # it is the right database
@@ -205,6 +206,7 @@ def canaries() -> Iterator[Message]:
     yield Message(CANARY.encode(), CANARY.encode(), headers, timestamp_ms=START_MS)
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_an_engine_that_holds_its_interpreter_for_90_seconds_costs_no_membership(
     start_worker: Callable[..., tuple[RunningWorker, Store, str, str, Topics]],
@@ -232,6 +234,6 @@ def test_an_engine_that_holds_its_interpreter_for_90_seconds_costs_no_membership
         time.sleep(2)
     assert states == {before}
     # The held request comes back as a filler of short blocks and holds again, so the end is not waited for.
-    wait_for(lambda: bool(store.runs("code")), 60, worker)
+    wait_for(lambda: bool(store.runs("code")), worker)
     assert membership() == before
     assert not [run for run in store.runs("code") if run.failure is not None]

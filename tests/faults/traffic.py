@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from shadowspec.tap.admission import Admission, Admitted, Tokenizer
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.tap.formats import Format, open_message
+from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelKey, RecordKey
@@ -84,10 +84,8 @@ def expected(
     funnel: Counter[FunnelKey] = Counter()
     malformed: set[tuple[int, int]] = set()
     for raw in sorted(delivered, key=lambda raw: (raw.key.partition, raw.key.offset)):
-        for opened in open_message(raw, Format.AUTO):
-            found = opened.record if opened.record is not None else opened.error
-            assert found is not None
-            fate = admission.admit_record(opened.key, found)
+        for opened in open_message(raw, MessageFormat.AUTO):
+            fate = admission.admit(opened)
             record = fate.record
             funnel[record.endpoint, record.counter, record.reason] += 1
             if isinstance(fate, Admitted):

@@ -41,11 +41,11 @@ def run_with_coverage(format_name: str, options: Sequence[str], folders: Sequenc
     import atheris
 
     with atheris.instrument_imports(include=["shadowspec.tap"]):
-        from shadowspec.tap.formats import Format
+        from shadowspec.tap.formats import MessageFormat
         from tests.fuzz.target import open_and_admit
 
     def target(data: bytes) -> None:
-        open_and_admit(data, Format(format_name))
+        open_and_admit(data, MessageFormat(format_name))
 
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         generator = Random(seed)
@@ -60,7 +60,7 @@ def run_with_coverage(format_name: str, options: Sequence[str], folders: Sequenc
 
 def run_blindly(format_name: str, options: Sequence[str], folders: Sequence[Path]) -> None:
     """Fuzz without coverage: mutations of the corpus until `-max_total_time`."""
-    from shadowspec.tap.formats import Format
+    from shadowspec.tap.formats import MessageFormat
     from tests.fuzz.target import open_and_admit
 
     given = dict(option.lstrip("-").split("=", 1) for option in options)
@@ -70,6 +70,6 @@ def run_blindly(format_name: str, options: Sequence[str], folders: Sequence[Path
     runs = 0
     while time.monotonic() < ends:
         data = generator.choice(corpus)
-        open_and_admit(data[:1] + mutated(data[1:], generator), Format(format_name))
+        open_and_admit(data[:1] + mutated(data[1:], generator), MessageFormat(format_name))
         runs += 1
     print(f"Done {runs} runs", file=sys.stderr)

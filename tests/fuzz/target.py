@@ -12,7 +12,7 @@ from typing import Final
 
 from shadowspec.tap.admission import Admission, Admitted
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.tap.formats import Format, Opened, open_message
+from shadowspec.tap.formats import MessageFormat, Opened, open_message
 from shadowspec.tap.joining import Joiner
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey
@@ -49,7 +49,7 @@ RULES: Final[tuple[EndpointRule, ...]] = (
 )
 
 
-def open_and_admit(data: bytes, format: Format) -> list[Opened]:
+def open_and_admit(data: bytes, format: MessageFormat) -> list[Opened]:
     """Run one input; AssertionError where a promise is broken."""
     headers = HEADERS[data[0] % len(HEADERS)] if data else ()
     raw = RawRecord(RecordKey("0" * 64, 0, 1, 1_700_000_400_000), data[1:], headers=headers)
@@ -60,24 +60,17 @@ def open_and_admit(data: bytes, format: Format) -> list[Opened]:
     for each in opened:
         found = [each.record, each.error, each.half]
         assert sum(one is not None for one in found) == 1, "not exactly one of record, error and half"
-        if each.half is not None:
-            joined = joiner.add(each.key, each.half)
-            for one in joined:
-                _admit(decide, one.key, one)
-        else:
-            _admit(decide, each.key, each)
+        for one in [each] if each.half is None else joiner.add(each.key, each.half):
+            _admit(decide, one)
     for one in joiner.drain():
-        _admit(decide, one.key, one)
+        _admit(decide, one)
     assert joiner.num_waiting == 0
     return opened
 
 
-def _admit(decide: Admission, key: RecordKey, one: object) -> None:
-    record, error = getattr(one, "record", None), getattr(one, "error", None)
-    found = record if record is not None else error
-    assert found is not None
-    fate = decide.admit_record(key, found)
-    assert fate.record.key == key
+def _admit(decide: Admission, opened: Opened) -> None:
+    fate = decide.admit(opened)
+    assert fate.record.key == opened.key
     assert isinstance(fate, Admitted) is (fate.record.counter is FunnelCounter.MEASURED)
     reason = fate.record.reason
     assert reason is None or REASON.fullmatch(reason), reason

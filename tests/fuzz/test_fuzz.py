@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from shadowspec.tap.formats import Format
+from shadowspec.tap.formats import MessageFormat
 from tests.fuzz.harness import SEEDS, run_blindly
 from tests.fuzz.mutation import MAX_BYTES, mutated
 from tests.fuzz.target import open_and_admit
@@ -20,8 +20,8 @@ SECONDS = 2  # of fuzzing; starting takes as long
 FEWEST_RUNS = 100  # below that nothing was fuzzed
 
 
-@pytest.mark.parametrize("format", Format)
-def test_a_short_run_finds_nothing(format: Format, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", MessageFormat)
+def test_a_short_run_finds_nothing(format: MessageFormat, tmp_path: Path) -> None:
     # Linux hands the peak of this process on to the fuzzer, which would take it for its own: only what one input
     # allocates is limited.
     limits = ("-rss_limit_mb=0", "-malloc_limit_mb=1024")
@@ -34,8 +34,8 @@ def test_a_short_run_finds_nothing(format: Format, tmp_path: Path) -> None:
     assert int(runs[1]) >= FEWEST_RUNS
 
 
-@pytest.mark.parametrize("format", Format)
-def test_most_seeds_are_messages_of_their_format(format: Format) -> None:
+@pytest.mark.parametrize("format", MessageFormat)
+def test_most_seeds_are_messages_of_their_format(format: MessageFormat) -> None:
     seeds = [path.read_bytes() for path in sorted((SEEDS / format).iterdir())]
     opened = [each for seed in seeds for each in open_and_admit(seed, format)]
     assert sum(each.error is None for each in opened) >= 0.9 * len(opened) > 0
@@ -51,6 +51,6 @@ def test_mutations_keep_json_json_and_differ() -> None:
     changed = [mutated(value, Random(seed)) for seed in range(200)]
     assert len(set(changed)) > 150
     assert all(len(each) <= MAX_BYTES for each in changed)
-    found = [open_and_admit(b"\x00" + each, Format.KONG)[0] for each in changed]
+    found = [open_and_admit(b"\x00" + each, MessageFormat.KONG)[0] for each in changed]
     assert sum(each.record is not None for each in found) > 50  # most go past the parser
     assert mutated(b"{broken", Random(1)) != b"{broken"

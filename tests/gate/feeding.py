@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.gating import EndpointEvidence
 from shadowspec.store import Store
 from shadowspec.types import (
     Advance,
@@ -21,6 +20,8 @@ from shadowspec.types import (
     StoredRecord,
     WriteBatch,
 )
+from shadowspec.types.decision_documents import shown_details, shown_test_details
+from tests.gate.oracle import EndpointEvidence
 from tests.gate.worlds import CONFIG, ENDPOINT, MEMORY
 
 
@@ -105,12 +106,12 @@ def _session(record: StoredRecord) -> int:
 def numbers(decision: Decision) -> Iterator[tuple[str, object]]:
     """Every figure of a decision by name."""
     yield from ((name, getattr(decision, name)) for name in ("num_clusters", "num_blocks", "clusters_needed"))
-    yield from decision.details.items()
+    yield from shown_details(decision).items()
     for test in decision.tests:
         for name in ("outcome", "estimate", "lower", "upper", "threshold", "alpha", "num_units", "min_units"):
             yield f"{test.name}.{name}", getattr(test, name)
         yield f"{test.name}.units_needed", test.units_needed
-        yield from ((f"{test.name}.{name}", value) for name, value in test.details.items())
+        yield from ((f"{test.name}.{name}", value) for name, value in shown_test_details(test).items())
 
 
 def assert_same_decisions(one: Sequence[Decision], other: Sequence[Decision]) -> None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from shadowspec.engine.replay.law import StepChances, step_law
 from shadowspec.errors import InputError
-from shadowspec.gate import audit
-from shadowspec.gate.audit import FAMILY_LEVEL, TOLERANCE, AuditState, bet_ratios
+from shadowspec.gate.audit import difference as audit
+from shadowspec.gate.audit.difference import FAMILY_LEVEL, TOLERANCE, AuditState, bet_ratios
 from shadowspec.types import AuditedRun, RecordKey
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.gate import betting
-from shadowspec.gate.betting import FRACTIONS, WEIGHTS, Sums, UnitSeries
-from shadowspec.gate.capital import CapitalTable, grid
+from shadowspec.gate.stats import betting
+from shadowspec.gate.stats.betting import FRACTIONS, WEIGHTS, Sums, UnitSeries
+from shadowspec.gate.stats.capital import CapitalTable, grid
 
 RATIOS = st.lists(st.floats(-1.0, 3.0), max_size=30).map(np.array)
 
@@ -206,27 +206,11 @@ def test_bets_cannot_go_bankrupt_and_start_from_one_unit_of_capital() -> None:
     assert betting.log_capital(np.array([])) == pytest.approx(0.0)
 
 
-@settings(deadline=None)
-@given(st.lists(st.floats(-10, 10), min_size=2, max_size=50))
-def test_autocorrelation_is_between_minus_one_and_one_and_zero_without_variance(values: list[float]) -> None:
-    assert -1.0 - 1e-9 <= betting.lag_one_autocorrelation(np.array(values)) <= 1.0 + 1e-9
-    assert betting.lag_one_autocorrelation(np.full(len(values), values[0])) == 0.0
-
-
-def test_autocorrelation_finds_the_one_that_was_put_in() -> None:
-    rng = np.random.default_rng(5)
-    noise, values = rng.standard_normal(20_000), np.zeros(20_000)
-    for index in range(1, len(values)):
-        values[index] = 0.6 * values[index - 1] + noise[index]
-    assert betting.lag_one_autocorrelation(values) == pytest.approx(0.6, abs=0.02)
-    assert betting.lag_one_autocorrelation(noise) == pytest.approx(0.0, abs=0.03)
-
-
 def test_merged_units_are_means_of_whole_groups_after_the_restart() -> None:
     series = UnitSeries(
         *[Sums(np.arange(11.0), np.full(11, 0.5))] * 3, lowest=0.0, highest=20.0, dependence=np.arange(11.0)
     )
-    merged = series.merged(start=2, group=4)
+    merged = series.merge(start=2, group=4)
     assert merged.lower.values.tolist() == [3.5, 7.5]
     assert merged.lower.weights.tolist() == [0.5, 0.5]
     assert merged.dependence_values("lower", 0.0).tolist() == [2.0, 6.0]

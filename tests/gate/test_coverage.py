@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shadowspec.gate import asymptotic, betting, drift, quantiles
+from shadowspec.gate.evidence import asymptotic, quantiles
+from shadowspec.gate.stats import betting, drift
 from tests.gate import coverage
 from tests.gate.coverage import BETTING, LEVEL
 

@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 import numpy as np
 import pytest
 
-from shadowspec.gate.decision import Hypothesis, decide, restarted_states
-from shadowspec.gate.evidence import HypothesisEvidence
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.units import BlockUnit, ClusterUnit
-from shadowspec.types import Decision, Memory, Parity, Run, TestResult, Verdict
+from shadowspec.gate.verdict.decision import Hypothesis, decide, restarted_states
+from shadowspec.types import Decision, Memory, Parity, Run, TestResult, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run, run_of
 
 POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
@@ -60,7 +60,8 @@ def look(
     now: datetime = START,
 ) -> Decision:
     folded = evidence.folded(policy, previous)
-    return decide(hypothesis, folded, policy, level=level, has_entered=has_entered, previous=previous, now=now)
+    trial = None if level is None else Trial(2.0 * level, level)
+    return decide(hypothesis, folded, policy, trial=trial, has_entered=has_entered, previous=previous, now=now)
 
 
 def drawn(num_runs: int, seed: int = 0, **world: float) -> list[Run]:
@@ -91,9 +92,10 @@ def test_a_clearly_faster_hypothesis_is_enabled_and_names_every_test() -> None:
     assert speedup.upper is not None
     assert 1.05 < speedup.lower <= 1.3 <= speedup.upper
     assert decision.clusters_needed is None
-    assert decision.details["engine"] == CONFIG.engine
+    assert decision.engine == CONFIG.engine
 
 
+@pytest.mark.all
 def test_the_size_of_an_enable_is_the_designs() -> None:
     """Speedup 1.3, 2 hypotheses, nothing slowed: 53 blocks in the median, 80 for nine of ten."""
     looks, first = (51, 52, 53, 57, 62, 68, 74, 80), []
@@ -129,7 +131,7 @@ def test_a_slower_hypothesis_is_disabled() -> None:
 def test_disable_needs_a_third_of_the_level() -> None:
     runs = [run_of(index, f"b{index // 4:05d}", log_speedup=-0.05 - 0.01 * (index % 3)) for index in range(400)]
     looks = [result(look(evidence_of(runs[:size])), "speedup") for size in range(80, 240, 4)]
-    logs = [float(test.details["log10_capital_fail"] or 0.0) for test in looks]
+    logs = [float(test.betting.log10_capital_fail or 0.0) for test in looks]
     assert any(math.log10(1 / 0.0125) <= log < math.log10(3 / 0.0125) for log in logs)
     for test, log in zip(looks, logs, strict=True):
         assert test.outcome == ("fail" if log >= math.log10(3 / 0.0125) else "open")
@@ -261,7 +263,7 @@ def test_missing_requests_are_folded_at_the_worst_and_too_many_of_them_hold() ->
     runs = drawn(400)
     some = [run_of(i, run.block_id, failure="timeout") if i % 25 == 0 else run for i, run in enumerate(runs)]
     folded = look(evidence_of(some))
-    assert folded.details["missing_share"] == pytest.approx(0.04)
+    assert folded.evidence.missing_share == pytest.approx(0.04)
     for name, bound in (
         ("speedup", "lower"),
         ("acceptance", "lower"),
@@ -279,15 +281,15 @@ def test_requests_that_their_clusters_missed_hold_beyond_the_same_share() -> Non
     """Clusters without what came out of order are not those of the traffic; what is late by the rules holds nothing."""
     seen = evidence_of(drawn(380))
     within = look(replace(seen, num_left_out=20))
-    assert (within.verdict, within.details["late_share"]) == (Verdict.ENABLE, 0.05)
+    assert (within.verdict, within.evidence.late_share) == (Verdict.ENABLE, 0.05)
     beyond = look(replace(seen, num_left_out=21))
     assert (beyond.verdict, beyond.reason_code) == (Verdict.HOLD, "late_data")
-    assert (beyond.details["num_left_out"], beyond.details["late_share"]) == (21, pytest.approx(21 / 401))
+    assert (beyond.evidence.num_left_out, beyond.evidence.late_share) == (21, pytest.approx(21 / 401))
     assert look(replace(seen, num_left_out=21), replace(POLICY, max_missing=0.06)).verdict is Verdict.ENABLE
     late = replace(seen.folded(POLICY), num_late=1_000)
-    assert decide(HYPOTHESIS, late, POLICY, level=0.0125, has_entered=True, previous=None, now=START).verdict is (
-        Verdict.ENABLE
-    )
+    assert decide(
+        HYPOTHESIS, late, POLICY, trial=Trial(0.025, 0.0125), has_entered=True, previous=None, now=START
+    ).verdict is (Verdict.ENABLE)
 
 
 def test_enable_needs_the_traffic_of_a_whole_span() -> None:
@@ -346,7 +348,7 @@ def test_verdicts_stand_and_later_looks_only_refresh_the_figures(verdict: Verdic
     opposite = evidence_of(drawn(800, speedup=0.9 if verdict is Verdict.ENABLE else 1.3))
     later = look(opposite, previous=first, now=START + timedelta(days=1))
     assert (later.verdict, later.reason) == (first.verdict, first.reason)
-    assert later.details["verdict_since"] == START.isoformat()
+    assert later.verdict_since == START
     assert result(later, "speedup").num_units == 200
 
 
@@ -369,12 +371,12 @@ def test_strongly_dependent_units_restart_with_four_then_eight_merged() -> None:
     assert (first.verdict, first.reason_code) == (Verdict.HOLD, "dependent")
     speedup = result(first, "speedup")
     assert (speedup.num_units, speedup.outcome) == (0, "open")
-    assert (speedup.details["start_unit"], speedup.details["merged_units"]) == (120, 4)
+    assert (speedup.state.start_unit, speedup.state.merged_units) == (120, 4)
 
     later = look(evidence_of(correlated(480 + 16 * 150, 0.9)), previous=first)
     speedup = result(later, "speedup")
     assert later.reason_code == "dependent"
-    assert (speedup.details["start_unit"], speedup.details["merged_units"]) == (720, 8)
+    assert (speedup.state.start_unit, speedup.state.merged_units) == (720, 8)
     assert look(evidence, previous=first).verdict is Verdict.HOLD, "the earlier capital is dropped for good"
 
 

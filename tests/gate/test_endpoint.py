@@ -8,21 +8,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shadowspec.gate.endpoint import (
+from shadowspec.gate.verdict.endpoint_bounds import (
     ANY_SHARE,
     MIN_SLICE_SHARE,
     SliceBounds,
     SliceTraffic,
     bears_on_endpoint,
     covering_decision,
-    endpoint_figures,
+    endpoint_bounds,
     forbidding_slices,
     is_shown_under_parent,
     named_candidates,
     weighted_bounds,
 )
-from shadowspec.types import Decision, TestResult, Verdict
+from shadowspec.types import Decision, TestResult, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START
+from tests.store.examples import in_traffic
 
 CLIP = math.log(2.0)
 
@@ -48,7 +49,7 @@ def decision(
     config = replace(CONFIG.config, num_speculative_tokens=depth)
     return Decision(
         ENDPOINT, slice_key, concurrency, config, fingerprint, verdict, code, "", tests, 400, 100, None, START,
-        {"level": level},
+        run=None if level is None else Trial(2 * level, level),
     )  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def test_what_is_unknown_enters_at_the_end_of_the_range() -> None:
 def test_no_traffic_has_no_bounds() -> None:
     assert weighted_bounds([], 0.0, 1.0) is None
     assert weighted_bounds([SliceBounds("a", 0.0, 0.5, 0.7)], 0.0, 1.0) is None
-    assert endpoint_figures([decision("a")], {}, CLIP) == {}
+    assert endpoint_bounds([decision("a")], {}, CLIP) == {}
 
 
 def test_simultaneous_bounds_hold_for_any_weights_at_once() -> None:
@@ -94,11 +95,11 @@ def test_speedup_is_weighted_by_requests_on_the_log_scale_and_acceptance_by_draf
         decision("b", speedup=(0.9, 1.1), acceptance=(0.2, 0.4)),
     ]
     traffic = {"a": SliceTraffic(100.0, 9_000.0), "b": SliceTraffic(300.0, 1_000.0)}
-    figures = endpoint_figures(slices, traffic, CLIP)
-    assert figures["mix_speedup_lower"] == pytest.approx(1.2**0.25 * 0.9**0.75)
-    assert figures["mix_speedup_upper"] == pytest.approx(1.5**0.25 * 1.1**0.75)
-    assert figures["mix_acceptance_lower"] == pytest.approx(0.9 * 0.6 + 0.1 * 0.2)
-    assert figures["mix_acceptance_upper"] == pytest.approx(0.9 * 0.8 + 0.1 * 0.4)
+    found = endpoint_bounds(slices, traffic, CLIP)
+    assert found["speedup"].lower == pytest.approx(1.2**0.25 * 0.9**0.75)
+    assert found["speedup"].upper == pytest.approx(1.5**0.25 * 1.1**0.75)
+    assert found["acceptance"].lower == pytest.approx(0.9 * 0.6 + 0.1 * 0.2)
+    assert found["acceptance"].upper == pytest.approx(0.9 * 0.8 + 0.1 * 0.4)
 
 
 @pytest.mark.parametrize(
@@ -113,17 +114,17 @@ def test_speedup_is_weighted_by_requests_on_the_log_scale_and_acceptance_by_draf
 def test_slices_without_a_bound_that_holds_count_as_unknown(unknown: Decision | None) -> None:
     traffic = {"a": SliceTraffic(50.0, 500.0), "b": SliceTraffic(50.0, 500.0)}
     slices = [decision("a"), *([unknown] if unknown else [])]
-    figures = endpoint_figures(slices, traffic, CLIP)
-    assert figures["mix_speedup_lower"] == pytest.approx(math.sqrt(1.1 / 2.0))
-    assert figures["mix_speedup_upper"] == pytest.approx(math.sqrt(1.4 * 2.0))
-    assert (figures["mix_speedup_known_share"], figures["mix_acceptance_known_share"]) == (0.5, 0.5)
-    assert (figures["mix_acceptance_lower"], figures["mix_acceptance_upper"]) == (0.25, 0.85)
+    found = endpoint_bounds(slices, traffic, CLIP)
+    assert found["speedup"].lower == pytest.approx(math.sqrt(1.1 / 2.0))
+    assert found["speedup"].upper == pytest.approx(math.sqrt(1.4 * 2.0))
+    assert (found["speedup"].known_share, found["acceptance"].known_share) == (0.5, 0.5)
+    assert (found["acceptance"].lower, found["acceptance"].upper) == (0.25, 0.85)
 
 
 def test_a_bound_that_was_not_found_is_unknown() -> None:
-    figures = endpoint_figures([decision("a", speedup=(None, 1.4))], {"a": SliceTraffic(1.0, 1.0)}, CLIP)
-    assert figures["mix_speedup_lower"] == pytest.approx(0.5)
-    assert figures["mix_speedup_upper"] == pytest.approx(1.4)
+    found = endpoint_bounds([decision("a", speedup=(None, 1.4))], {"a": SliceTraffic(1.0, 1.0)}, CLIP)
+    assert found["speedup"].lower == pytest.approx(0.5)
+    assert found["speedup"].upper == pytest.approx(1.4)
 
 
 def test_the_candidate_with_the_best_lower_bound_is_named() -> None:
@@ -180,19 +181,16 @@ def test_from_what_share_on_a_slice_bears_on_its_endpoint(share: float | None, m
 
 
 def test_the_slices_that_forbid_are_disabled_here_and_carry_enough() -> None:
-    def with_share(own: Decision, share: float | None) -> Decision:
-        return replace(own, details={**own.details, "traffic_share": share})
-
     whole = decision("")
-    slow = with_share(decision("a", Verdict.DISABLE), 0.05)
-    slower = with_share(decision("b", Verdict.DISABLE), 0.3)
-    unknown = with_share(decision("c", Verdict.DISABLE), None)
-    small = with_share(decision("d", Verdict.DISABLE), 0.01)
+    slow = in_traffic(decision("a", Verdict.DISABLE), 0.05)
+    slower = in_traffic(decision("b", Verdict.DISABLE), 0.3)
+    unknown = in_traffic(decision("c", Verdict.DISABLE), None)
+    small = in_traffic(decision("d", Verdict.DISABLE), 0.01)
     others = [
-        with_share(decision("e", Verdict.HOLD), 0.3),
-        with_share(decision("f"), 0.3),
-        with_share(decision("g", Verdict.DISABLE, concurrency=8), 0.3),
-        with_share(decision("h", Verdict.DISABLE, fingerprint="other"), 0.3),
+        in_traffic(decision("e", Verdict.HOLD), 0.3),
+        in_traffic(decision("f"), 0.3),
+        in_traffic(decision("g", Verdict.DISABLE, concurrency=8), 0.3),
+        in_traffic(decision("h", Verdict.DISABLE, fingerprint="other"), 0.3),
         decision("", Verdict.DISABLE),
     ]
     every = [whole, slow, small, unknown, slower, *others]

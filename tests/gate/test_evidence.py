@@ -13,16 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.errors import InputError
-from shadowspec.gate import betting, codec
-from shadowspec.gate.betting import GRID_STEP, Sums
-from shadowspec.gate.capital import CapitalTable, geometric_grid, grid
-from shadowspec.gate.decision import Hypothesis, decide, restarted_states, test_results
-from shadowspec.gate.evidence import HypothesisEvidence, TestEvidence, TestState
-from shadowspec.gate.latency import speedup_test
-from shadowspec.gate.moments import Moments
+from shadowspec.gate.evidence import codec
+from shadowspec.gate.evidence.betting_tests import betting_tests
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
+from shadowspec.gate.evidence.latency import speedup_test
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.scores import betting_tests
-from shadowspec.types import Parity, Run
+from shadowspec.gate.stats import betting
+from shadowspec.gate.stats.betting import GRID_STEP, Sums
+from shadowspec.gate.stats.capital import CapitalTable, geometric_grid, grid
+from shadowspec.gate.stats.moments import Moments
+from shadowspec.gate.verdict.decision import Hypothesis, decide, restarted_states, test_results
+from shadowspec.types import Parity, Run, TestState, Trial
+from shadowspec.types.decision_documents import shown_test_details
+from tests.gate.coverage import lag_one_autocorrelation
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, run_of
 
 POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
@@ -113,7 +116,9 @@ def test_moments_in_pieces_are_the_autocorrelation_of_all(values: list[float], c
     places = sorted({0, *cuts, len(series)})
     for start, stop in itertools.pairwise(places):
         moments = moments.fold(series[start:stop])
-    assert moments.autocorrelation == pytest.approx(betting.lag_one_autocorrelation(series), abs=1e-6)
+    assert moments.autocorrelation == pytest.approx(
+        lag_one_autocorrelation(series) if len(series) > 1 else 0.0, abs=1e-6
+    )
 
 
 # Whole hypotheses.
@@ -157,8 +162,8 @@ def assert_same(one: HypothesisEvidence, other: HypothesisEvidence) -> None:
     first, second = (test_results(HYPOTHESIS, each, POLICY, 0.0125) for each in (one, other))
     assert [test.name for test in first] == [test.name for test in second]
     for a, b in zip(first, second, strict=True):
-        numbers = {name: value for name, value in a.details.items() if isinstance(value, float)}
-        assert numbers == pytest.approx({name: b.details[name] for name in numbers}, abs=1e-9, rel=1e-9)
+        numbers = {name: value for name, value in shown_test_details(a).items() if isinstance(value, float)}
+        assert numbers == pytest.approx({name: shown_test_details(b)[name] for name in numbers}, abs=1e-9, rel=1e-9)
         assert (a.outcome, a.num_units, a.lower, a.upper) == (b.outcome, b.num_units, b.lower, b.upper)
     assert (one.runs, one.latencies.counts) == (other.runs, other.latencies.counts)
     assert one.latencies.autocorrelation == pytest.approx(other.latencies.autocorrelation, abs=1e-9)
@@ -200,7 +205,7 @@ def test_a_restart_drops_what_counted_and_keeps_what_waited(first, second, group
     states = {
         name: TestState(before.tests[name].num_seen - before.tests[name].waiting.num_units, group) for name in names
     }
-    restarted = before.restarted(states).fold(more_clusters, more_blocks, POLICY)
+    restarted = before.restart(states).fold(more_clusters, more_blocks, POLICY)
     expected = HypothesisEvidence().fold(clusters + more_clusters, blocks + more_blocks, POLICY, states=states)
     for name in names:
         assert restarted.tests[name].num_units == expected.tests[name].num_units
@@ -212,7 +217,7 @@ def test_a_restart_at_units_that_are_gone_is_refused() -> None:
     test = speedup_test([block_unit(i, [run_of(i, "b")], n_max=1) for i in range(10)], POLICY)
     evidence = TestEvidence.empty(test).fold(test)
     with pytest.raises(ValueError, match="has not counted yet"):
-        evidence.restarted(TestState(3, 4))
+        evidence.restart(TestState(3, 4))
 
 
 def test_a_decision_says_where_its_tests_count_from() -> None:
@@ -223,12 +228,14 @@ def test_a_decision_says_where_its_tests_count_from() -> None:
         runs.append(run_of(index, "b", log_speedup=math.log(1.3) + 0.1 * shock))
     clusters, blocks = units_of(runs, True)
     evidence = HypothesisEvidence(num_closed_clusters=480).fold(clusters, blocks, POLICY)
-    decision = decide(HYPOTHESIS, evidence, POLICY, level=0.0125, has_entered=True, previous=None, now=START)
+    decision = decide(
+        HYPOTHESIS, evidence, POLICY, trial=Trial(0.025, 0.0125), has_entered=True, previous=None, now=START
+    )
     states = restarted_states(decision)
     assert states["speedup"] == TestState(120, 4)
     assert states["acceptance"] == TestState()
-    assert evidence.restarted(states).tests["speedup"].num_units == 0
-    assert evidence.restarted(states).tests["acceptance"] is evidence.tests["acceptance"]
+    assert evidence.restart(states).tests["speedup"].num_units == 0
+    assert evidence.restart(states).tests["acceptance"] is evidence.tests["acceptance"]
 
 
 def test_the_size_of_what_is_stored_of_a_hypothesis() -> None:

@@ -10,14 +10,19 @@ import numpy as np
 import pytest
 
 from shadowspec.errors import ConfigError
-from shadowspec.gate.betting import lag_one_autocorrelation
-from shadowspec.gate.evidence import HypothesisEvidence
-from shadowspec.gate.guardrails import COST_CLIP, guardrail_tests, min_quantile_units, quantile_results
+from shadowspec.gate.evidence.guardrails import (
+    COST_CLIP,
+    guardrail_tests,
+    min_quantile_units,
+    quantile_results,
+)
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.quantiles import LatencyHistogram, bin_of
+from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.quantiles import LatencyHistogram, bin_of
-from shadowspec.gate.series import BettingTest
-from shadowspec.reports import words
+from shadowspec.reports import definitions as words
 from shadowspec.types import ArmTiming, PairedScore, Run, Verdict
+from tests.gate.coverage import lag_one_autocorrelation
 from tests.gate.test_decision import POLICY as OPEN
 from tests.gate.test_decision import evidence_of, look, result
 from tests.gate.worlds import block_unit, noisy_run, run_of
@@ -197,7 +202,7 @@ def test_marginal_quantiles_are_required_only_where_the_policy_sets_their_margin
     policy = replace(OPEN, p95_margin=0.1, p99_margin=0.1)
     p95, p99 = quantile_results(many, policy, 0.05)
     assert (p95.name, p95.outcome, p99.name, p99.outcome) == ("p95", "pass", "p99", "pass")
-    assert p95.details["is_required"] == 1
+    assert p95.is_required
     assert p95.estimate == pytest.approx(0.9, rel=0.02)
     assert p95.lower is not None
     assert p95.upper is not None
@@ -246,11 +251,11 @@ def test_times_that_depend_on_each_other_keep_a_required_quantile_waiting() -> N
     assert (waiting.verdict, waiting.reason_code) == (Verdict.HOLD, "dependent")
     assert waiting.reason == "p95 waits until its units show to be independent"
     assert result(waiting, "p95").outcome == "pass"
-    assert float(result(waiting, "p95").details["r1"] or 0.0) > 0.5
+    assert float(result(waiting, "p95").dependence.r1 or 0.0) > 0.5
     assert look(evidence).verdict is Verdict.ENABLE, "nobody asks for it"
     free = look(evidence_of(drifting(scored_runs(1_600, 0.0), 0.0)), policy)
     assert free.verdict is Verdict.ENABLE
-    assert abs(float(result(free, "p95").details["r1"] or 0.0)) < 0.15
+    assert abs(float(result(free, "p95").dependence.r1 or 0.0)) < 0.15
 
 
 def test_the_r1_of_times_is_the_larger_of_both_arms_and_unknown_of_evidence_without_it() -> None:
@@ -268,16 +273,16 @@ def test_the_r1_of_times_is_the_larger_of_both_arms_and_unknown_of_evidence_with
         assert expected > 0.9
         old = LatencyHistogram(folded.counts)
         assert old.autocorrelation is None
-        assert quantile_results(old.fold(blocks[:1]), replace(OPEN, p95_margin=0.1), 0.05)[0].details["r1"] is None
+        assert quantile_results(old.fold(blocks[:1]), replace(OPEN, p95_margin=0.1), 0.05)[0].dependence.r1 is None
     assert LatencyHistogram().autocorrelation == 0.0
 
 
 def test_asymptotic_bounds_are_shown_beside_and_the_same_folded_in_pieces() -> None:
     runs = scored_runs(600, 0.0)
-    details = result(look(evidence_of(runs)), "speedup").details
+    details = result(look(evidence_of(runs)), "speedup").figures
     assert details["asymptotic_alpha"] == OPEN.alpha
     assert 1.05 < float(details["asymptotic_lower"] or 0.0) < 1.3 < float(details["asymptotic_upper"] or 0.0)
-    few = result(look(evidence_of(runs[:200])), "speedup").details
+    few = result(look(evidence_of(runs[:200])), "speedup").figures
     assert few["asymptotic_lower"] is None, "50 blocks are fewer than its burn-in"
 
 
@@ -309,5 +314,5 @@ def test_every_guardrail_has_a_title_and_a_way_to_be_written_in_reports() -> Non
     assert (words.shown_as("ttft")(1.25), words.shown_as("cost")(0.8), words.shown_as("score")(-0.05)) == (
         words.times(1.25),
         words.percent(0.8),
-        words.signed(-0.05),
+        words.format_signed(-0.05),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shadowspec.gate.guard_policy import GuardPolicy
-from shadowspec.gate.live import (
+from shadowspec.live.guard import (
     Promise,
     difference,
     from_then,
-    guarded,
     promise_of,
-    scored,
+    score_counts,
+    watch_replica,
     window_between,
     windows_to_alarm,
 )
 from shadowspec.types import Buckets, Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Verdict
+from shadowspec.types.live import GuardPolicy
 from tests.store import examples
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -126,15 +125,15 @@ def test_what_is_unknown_in_either_stays_unknown() -> None:
 
 def test_what_is_scored() -> None:
     own = counts(100, 70, more=30)
-    assert scored(own, "first_position_acceptance_rate") == (70, 100)
-    assert scored(own, "draft_acceptance_rate") == (100, 200)
-    assert scored(replace(own, num_drafts=0), "first_position_acceptance_rate") is None
+    assert score_counts(own, "first_position_acceptance_rate") == (70, 100)
+    assert score_counts(own, "draft_acceptance_rate") == (100, 200)
+    assert score_counts(replace(own, num_drafts=0), "first_position_acceptance_rate") is None
     # SGLang: 300 tokens of 10 requests in 100 verifications leave 190 accepted ones, and at most every step's first.
     told = LiveCounts(num_drafts=100, num_output_tokens=300, num_requests=10)
     assert told.accepted_tokens == 190
-    assert scored(told, "first_position_acceptance_rate") == (100, 100)
-    assert scored(replace(told, num_output_tokens=130), "first_position_acceptance_rate") == (20, 100)
-    assert scored(told, "draft_acceptance_rate") is None
+    assert score_counts(told, "first_position_acceptance_rate") == (100, 100)
+    assert score_counts(replace(told, num_output_tokens=130), "first_position_acceptance_rate") == (20, 100)
+    assert score_counts(told, "draft_acceptance_rate") is None
     assert replace(told, num_output_tokens=100).accepted_tokens is None, "it contradicts itself"
 
 
@@ -144,7 +143,7 @@ def test_the_bound_of_an_engine_without_positions_is_never_too_low() -> None:
     for _ in range(200):
         depth = drawn.integers(0, 5, size=40)  # accepted in each step
         told = LiveCounts(num_drafts=40, num_output_tokens=int(depth.sum()) + 40 + 3, num_requests=3)
-        found = scored(told, "first_position_acceptance_rate")
+        found = score_counts(told, "first_position_acceptance_rate")
         assert found is not None
         assert found[0] >= (depth > 0).sum()
 
@@ -153,11 +152,11 @@ def test_a_bad_draft_sounds_within_the_stated_delay() -> None:
     stated = windows_to_alarm(0.6, 0.05, POLICY)
     assert stated is not None
     good, bad = [(1_000, 700)] * 50, [(1_000, 50)] * 30
-    found = guarded("a", windows([*good, *bad]), promise(), POLICY)
+    found = watch_replica("a", windows([*good, *bad]), promise(), POLICY)
     assert found.alarmed_at is not None
     late = (found.alarmed_at - NOON) // MINUTE - len(good)
     assert 0 < late <= stated <= 15
-    assert guarded("a", windows([*good, *bad[: late - 1]]), promise(), POLICY).alarmed_at is None
+    assert watch_replica("a", windows([*good, *bad[: late - 1]]), promise(), POLICY).alarmed_at is None
     assert found.rate == pytest.approx((50 * 700 + 30 * 50) / 80_000)
 
 
@@ -186,36 +185,37 @@ def test_the_delays_that_the_documentation_states() -> None:
 
 def test_a_window_with_little_traffic_says_little() -> None:
     """Five drafts of 256 weigh a fiftieth: what sounds after a dozen full windows does not after a hundred of these."""
-    assert guarded("a", windows([(256, 0)] * 20), promise(), POLICY).alarmed_at is not None
-    assert guarded("a", windows([(5, 0)] * 100), promise(), POLICY).alarmed_at is None
-    assert guarded("a", windows([(0, 0)] * 100), promise(), POLICY).detector.num_units == 0
+    assert watch_replica("a", windows([(256, 0)] * 20), promise(), POLICY).alarmed_at is not None
+    assert watch_replica("a", windows([(5, 0)] * 100), promise(), POLICY).alarmed_at is None
+    assert watch_replica("a", windows([(0, 0)] * 100), promise(), POLICY).detector.num_units == 0
 
 
 def test_of_more_windows_than_are_folded_the_newest_testify(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shadowspec.gate.live.MAX_UNITS", 3)
-    found = guarded("a", windows([(10, 1), (20, 2), (30, 3), (40, 4), (50, 5)]), promise(), POLICY)
+    monkeypatch.setattr("shadowspec.live.guard.MAX_UNITS", 3)
+    found = watch_replica("a", windows([(10, 1), (20, 2), (30, 3), (40, 4), (50, 5)]), promise(), POLICY)
     assert (found.detector.num_units, found.num_drafted, found.num_accepted) == (3, 120, 12)
 
 
 def test_what_came_before_the_promise_does_not_testify() -> None:
     own = windows([(1_000, 0)] * 40)
-    assert guarded("a", own, promise(), POLICY).alarmed_at is not None
+    assert watch_replica("a", own, promise(), POLICY).alarmed_at is not None
     later = from_then(promise(), NOON + 39.5 * MINUTE)
-    assert guarded("a", own, later, POLICY).detector.num_units == 0, "a window that straddles the moment is out too"
+    assert watch_replica("a", own, later, POLICY).detector.num_units == 0, (
+        "a window that straddles the moment is out too"
+    )
     assert from_then(promise(), None) == promise()
     assert from_then(promise(), NOON - MINUTE) == promise(), "it was cleared before the promise was made"
 
 
 def test_a_rate_over_drafted_tokens_speaks_of_the_depth_that_was_enabled() -> None:
     own, policy = windows([(1_000, 0)] * 40), replace(POLICY, metric="draft_acceptance_rate")
-    assert guarded("a", own, promise(), policy).alarmed_at is not None
-    assert guarded("a", own, replace(promise(), depths=frozenset({4})), policy).detector.num_units == 0
+    assert watch_replica("a", own, promise(), policy).alarmed_at is not None
+    assert watch_replica("a", own, replace(promise(), depths=frozenset({4})), policy).detector.num_units == 0
 
 
 def enabled(rates: dict[str, float], **changes: Any) -> Decision:
-    watch = json.dumps({"promises": {name: [rate, 1.0] for name, rate in rates.items()}})
-    details = {"watch": watch, "verdict_since": NOON.isoformat()}
-    return replace(examples.decision(Verdict.ENABLE), details=details, **changes)
+    own = replace(examples.decision(Verdict.ENABLE), watch=examples.watched(**rates), verdict_since=NOON)
+    return replace(own, **changes)
 
 
 def test_the_promise_is_the_lowest_of_what_stands() -> None:
@@ -232,12 +232,12 @@ def test_the_promise_is_the_lowest_of_what_stands() -> None:
     floor = promise_of([enabled({"drift_acceptance": 0.4})])
     assert floor is not None
     assert floor.rate == 0.4
-    later = replace(other, details={**other.details, "verdict_since": (NOON + MINUTE).isoformat()})
+    later = replace(other, verdict_since=NOON + MINUTE)
     both = promise_of([later, whole])
     assert both is not None
     assert both.since == NOON + MINUTE, "what came before either stood does not testify"
     assert promise_of([held]) is None
-    assert promise_of([replace(whole, details={})]) is None
+    assert promise_of([replace(whole, watch=None)]) is None
 
 
 @pytest.mark.parametrize("shape", ["steps", "bursts"])
@@ -255,6 +255,6 @@ def test_false_alarms_are_as_rare_as_was_promised(shape: str) -> None:
         if shape == "bursts":  # a window's steps go well or ill together: still 0.6 in the mean
             chance = np.where(drawn.random(length) < 0.5, 0.9, 0.3)
         accepted = drawn.binomial(drafts, chance)
-        found = guarded("a", windows(zip(drafts.tolist(), accepted.tolist(), strict=True)), promise(), policy)
+        found = watch_replica("a", windows(zip(drafts.tolist(), accepted.tolist(), strict=True)), promise(), policy)
         number += found.alarmed_at is not None
     assert number <= 0.02 * 400 + 3 * np.sqrt(0.02 * 0.98 * 400)

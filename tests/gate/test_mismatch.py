@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from shadowspec.gate.asymptotic import BURN_IN
-from shadowspec.gate.mismatch import MISMATCH_LEVEL, mismatches
+from shadowspec.gate.audit.mismatch import MISMATCH_LEVEL, mismatches
+from shadowspec.gate.evidence.asymptotic import BURN_IN
 from shadowspec.types import AcceptanceSums
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.gate.mix import SliceWeight, decompose, mix_shift, mix_words
+from shadowspec.gate.verdict.mix import SliceWeight, decompose, mix_shift, mix_words
 
 weights = st.dictionaries(
     st.sampled_from("abcde"),

@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.gate.memory_keys import MemoryKeys
-from shadowspec.gate.open_clusters import ClusterProgress, step
+from shadowspec.gate.evidence.clusters import ClusterProgress, MemoryKeys, step
+from shadowspec.gate.evidence.units import CLUSTERED, Cluster, own_key
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.units import CLUSTERED, Cluster, fold_clusters, own_key
 from shadowspec.types import StoredRecord
+from tests.gate.oracle import fold_clusters
 from tests.gate.worlds import START, key_of, record_of
 
 # Times in steps of 20 s, so that idling (5 steps), ageing (15) and reopening (8) all happen in 40 steps.

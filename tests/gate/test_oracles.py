@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from shadowspec.gate import asymptotic, betting, drift, quantiles
-from shadowspec.gate.asymptotic import RatioMoments
-from shadowspec.gate.capital import CapitalTable
+from shadowspec.gate.evidence import asymptotic, quantiles
+from shadowspec.gate.evidence.asymptotic import RatioMoments
+from shadowspec.gate.stats import betting, drift
+from shadowspec.gate.stats.capital import CapitalTable
+from tests.gate.coverage import log_mean_statistic
 
 DATA = Path(__file__).parents[1] / "data" / "oracles"
 CONFSEQ = json.loads((DATA / "confseq.json").read_text(encoding="utf-8"))
@@ -97,7 +99,7 @@ def test_e_sr_statistics_have_mean_n_while_the_promise_just_holds() -> None:
     for path in range(2**num_units):
         values = np.array([gain if path >> unit & 1 else -loss for unit in range(num_units)])
         chance = math.prod(2 / 3 if value > 0 else 1 / 3 for value in values)
-        expected += chance * math.exp(detector.fold(drift.Sums(values, np.ones(num_units))).log_statistic)
+        expected += chance * math.exp(log_mean_statistic(detector.fold(drift.Sums(values, np.ones(num_units)))))
     assert expected == pytest.approx(num_units, abs=1e-9)
 
 

@@ -7,12 +7,13 @@ from datetime import timedelta
 
 import pytest
 
-from shadowspec.gate.decision import Hypothesis
-from shadowspec.gate.forecasts import HypothesisPlan, plan_hypothesis
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.serving import for_what_serves
-from shadowspec.gate.standing import watch_states
-from shadowspec.gating import explain, run_gate
+from shadowspec.gate.run.explain import explain
+from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.verdict.decision import Hypothesis
+from shadowspec.gate.verdict.effective_decisions import for_what_serves
+from shadowspec.gate.verdict.lifecycle import watch_states
+from shadowspec.planning.forecasts import HypothesisPlan, plan_hypothesis
 from shadowspec.store import Store
 from shadowspec.types import Decision, Memory, Parity, Verdict
 from tests.gate.feeding import Feed
@@ -46,7 +47,7 @@ def test_enable_needs_evidence_from_the_engine_that_serves(
     decision = look(evidence_of(drawn(400)), policy, hypothesis=hypothesis)
     assert decision.reason_code == code
     assert decision.verdict is (Verdict.HOLD if code == "other_engine" else Verdict.ENABLE)
-    assert decision.details["serving_engine"] == policy.serving_engine
+    assert decision.serving_engine == policy.serving_engine
     assert result(decision, "speedup").outcome == "pass", "the figures are shown as they are"
 
 
@@ -105,7 +106,7 @@ def test_what_stood_on_latency_stands_no_longer_once_the_engine_is_named(speedup
     assert first.verdict is verdict
     second = look(evidence, SERVED_BY_VLLM, previous=first, now=START + timedelta(days=1))
     assert word(second) == HELD
-    assert second.details["verdict_since"] == (START + timedelta(days=1)).isoformat()
+    assert second.verdict_since == START + timedelta(days=1)
     third = look(evidence, POLICY, previous=second)
     assert third.verdict is verdict, "and is judged anew when the requirement is lifted"
 
@@ -169,15 +170,15 @@ def test_naming_the_engine_ends_an_enable_and_its_detectors_and_keeps_its_eviden
     gate.look(drawn_blocks(10, 1))
     free, gate.policy = gate.policy, replace(gate.policy, serving_engine="vllm")
     held = gate.look(drawn_blocks(10, 2))
-    assert (word(held), held.details.get("ends_run", 0)) == (HELD, 0)
+    assert (word(held), held.ends_run) == (HELD, False)
     assert watch_states(held) == {}
     kept = gate.evidence[CONFIG.fingerprint]
     assert (kept.watchers, kept.runs.num_blocks) == ({}, 120)
     gate.policy = free
     again = gate.look(drawn_blocks(10, 3))
     assert (again.verdict, again.num_blocks) == (Verdict.ENABLE, 130)
-    assert again.details["level"] == held.details["level"], "no level was spent on it"
-    assert gate.look(drawn_blocks(10, 4)).details["drift_speedup_units"] == 10
+    assert again.level == held.level, "no level was spent on it"
+    assert gate.look(drawn_blocks(10, 4)).drift.detectors["speedup"].num_units == 10
 
 
 def test_an_alarm_before_it_does_not_disable_what_serves() -> None:
@@ -201,6 +202,7 @@ def test_an_alarm_and_the_naming_in_one_look_hold() -> None:
 # Over a database.
 
 
+@pytest.mark.representative("sqlite")
 @pytest.mark.slow
 def test_it_is_kept_with_the_decision_and_explained_to_the_last_figure(store: Store) -> None:
     """A policy changed between looks: each decision is recomputed under the one that it was made by."""
@@ -225,4 +227,4 @@ def test_it_is_kept_with_the_decision_and_explained_to_the_last_figure(store: St
     for decision in decided:
         explanation = explain(store, decision.decision_id or 0)
         assert explanation.differences == ()
-        assert explanation.recomputed.details["serving_engine"] == decision.details["serving_engine"]
+        assert explanation.recomputed.serving_engine == decision.serving_engine

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.gate.overrides import active, covering, effective, effective_decisions, standing_verdict
+from shadowspec.gate.verdict.effective_decisions import (
+    active,
+    covering,
+    effective,
+    effective_decisions,
+    standing_verdict,
+)
 from shadowspec.types import Clearing, Decision, Override, OverrideRecord, Verdict
 from tests.store import examples
 
@@ -31,9 +37,9 @@ def test_the_forced_verdict_replaces_the_gates_and_says_who_and_why(before: Verd
     forced = effective(decided(before), [override(7, verdict)], NOON)
     assert (forced.verdict, forced.reason_code) == (verdict, "override")
     assert forced.reason == "override 7 by ada: it answers nonsense"
-    assert forced.details["overridden_verdict"] == before
-    assert forced.details["overridden_reason"] == "not yet"
-    assert forced.details["override_id"] == 7
+    assert forced.override.verdict == before
+    assert forced.override.reason == "not yet"
+    assert forced.override.override_id == 7
     assert forced.tests == decided(before).tests
 
 
@@ -63,7 +69,7 @@ def test_of_several_disable_counts_and_then_the_newest() -> None:
     hold, disable = override(3, Verdict.HOLD), override(2)
     newer = replace(override(1), created_at=NOON + timedelta(hours=1))
     for order in ([hold, disable, newer], [newer, disable, hold]):
-        assert effective(decided(), order, NOON).details["override_id"] == 1
+        assert effective(decided(), order, NOON).override.override_id == 1
         assert effective(decided(), [own for own in order if own != newer], NOON).verdict is Verdict.DISABLE
 
 

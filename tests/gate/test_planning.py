@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.gate import betting, planning
-from shadowspec.gate.betting import Floats, Sums, UnitSeries
-from shadowspec.gate.capacity import Demand, course, starting_rates
-from shadowspec.gate.evidence import TestEvidence
-from shadowspec.gate.planning import MIN_UNITS, Passages, passages, prospect
+from shadowspec.gate.evidence.betting_tests import score_units
+from shadowspec.gate.evidence.hypothesis import TestEvidence
+from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.scores import score_units
-from shadowspec.gate.series import BettingTest
+from shadowspec.gate.stats import betting
+from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
+from shadowspec.planning import first_passage as planning
+from shadowspec.planning.capacity import Demand, course, starting_rates
+from shadowspec.planning.first_passage import MIN_UNITS, FirstPassages, first_passage_times, outlook
 
 POLICY = GatePolicy()
 LEVEL = 0.00625
@@ -86,11 +87,11 @@ def true_sizes(name: str, draw: Draw, begun: Floats, horizon: int, num_paths: in
 def test_a_plan_agrees_with_futures_drawn_from_the_truth(name: str, draw: Draw, num_seen: int) -> None:
     """With the means taken for certain; what they are learnt from is long, so that only the method is judged."""
     rng = np.random.default_rng(3)
-    learnt = prospect(definition(name), evidence_of(name, draw(rng, 4_000)), LEVEL)
+    learnt = outlook(definition(name), evidence_of(name, draw(rng, 4_000)), LEVEL)
     begun = draw(rng, num_seen)
-    now = prospect(definition(name), evidence_of(name, begun), LEVEL)
+    now = outlook(definition(name), evidence_of(name, begun), LEVEL)
     own = replace(learnt, passes=now.passes, fails=now.fails)
-    found = passages(own, 2_000, np.random.default_rng(1), 300, is_certain=True)
+    found = first_passage_times(own, 2_000, np.random.default_rng(1), 300, is_certain=True)
     median, late = true_sizes(name, draw, begun, 2_000)
     assert np.median(found.passes) == pytest.approx(median, rel=0.12, abs=3)
     assert np.quantile(found.passes, 0.9) == pytest.approx(late, rel=0.2, abs=5)
@@ -102,7 +103,7 @@ def test_a_plan_agrees_with_futures_drawn_from_the_truth(name: str, draw: Draw, 
 )
 def test_the_spread_is_read_from_summed_capitals(name: str, draw: Draw) -> None:
     values = draw(np.random.default_rng(7), 4_000)
-    own = prospect(definition(name), evidence_of(name, values), LEVEL)
+    own = outlook(definition(name), evidence_of(name, values), LEVEL)
     scores = own.passes[0].sign * (values - own.passes[0].theta) / own.passes[0].worst
     assert own.mean == pytest.approx(scores.mean(), abs=1e-6)
     assert own.spread * (own.mean + 1.0) * (own.highest - own.mean) == pytest.approx(scores.var(), rel=0.1)
@@ -111,12 +112,12 @@ def test_the_spread_is_read_from_summed_capitals(name: str, draw: Draw) -> None:
 def test_a_long_way_agrees_in_its_middle_and_in_its_spread() -> None:
     """Hundreds of units, most of them in steps."""
     draw = speedups(1.07)
-    own = prospect(definition("speedup"), evidence_of("speedup", draw(np.random.default_rng(3), 4_000)), LEVEL)
-    now = prospect(definition("speedup"), evidence_of("speedup", np.zeros(0)), LEVEL)
+    own = outlook(definition("speedup"), evidence_of("speedup", draw(np.random.default_rng(3), 4_000)), LEVEL)
+    now = outlook(definition("speedup"), evidence_of("speedup", np.zeros(0)), LEVEL)
     fresh = replace(
         own, passes=now.passes, fails=now.fails, mean=(math.log(1.07) - math.log(1.05)) / now.passes[0].worst
     )
-    found = passages(fresh, 4_000, np.random.default_rng(1), is_certain=True).passes
+    found = first_passage_times(fresh, 4_000, np.random.default_rng(1), is_certain=True).passes
     median, late = true_sizes("speedup", draw, np.zeros(0), 4_000)
     assert median > 300
     assert np.median(found) == pytest.approx(median, rel=0.12)
@@ -127,28 +128,28 @@ def test_a_long_way_agrees_in_its_middle_and_in_its_spread() -> None:
 def test_steps_spread_as_the_units_that_they_stand_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draws = {"speedup": speedups(1.12), "parity_sampled": lambda rng, n: rng.normal(0.0, 0.05, n).clip(-0.2, 0.2)}
     values = draws[name](np.random.default_rng(3), 4_000)
-    learnt = prospect(definition(name), evidence_of(name, values), LEVEL)
-    now = prospect(definition(name), None, LEVEL)
+    learnt = outlook(definition(name), evidence_of(name, values), LEVEL)
+    now = outlook(definition(name), None, LEVEL)
     own = replace(learnt, passes=now.passes, fails=now.fails)
-    exact = passages(own, 240, np.random.default_rng(1), is_certain=True).passes
+    exact = first_passage_times(own, 240, np.random.default_rng(1), is_certain=True).passes
     monkeypatch.setattr(planning, "EXACT_UNITS", 8)
-    stepped = passages(own, 240, np.random.default_rng(2), is_certain=True).passes
+    stepped = first_passage_times(own, 240, np.random.default_rng(2), is_certain=True).passes
     for share in (0.1, 0.5, 0.9):
         assert np.quantile(stepped, share) == pytest.approx(np.quantile(exact, share), rel=0.2, abs=3)
 
 
-def needed(name: str, values: Floats, horizon: int = 20_000) -> Passages:
-    own = prospect(definition(name), evidence_of(name, values), LEVEL)
-    return passages(own, horizon, np.random.default_rng(1))
+def needed(name: str, values: Floats, horizon: int = 20_000) -> FirstPassages:
+    own = outlook(definition(name), evidence_of(name, values), LEVEL)
+    return first_passage_times(own, horizon, np.random.default_rng(1))
 
 
 def test_few_units_make_a_wide_plan_and_many_a_narrow_one() -> None:
     values = speedups(1.12)(np.random.default_rng(2), 400)
-    own = prospect(definition("speedup"), evidence_of("speedup", values), LEVEL)
+    own = outlook(definition("speedup"), evidence_of("speedup", values), LEVEL)
     fresh = replace(own, passes=tuple(replace(bet, logs=0.0 * bet.logs) for bet in own.passes))
     widths = []
     for certainty in (10.0, 1_000.0):
-        found = passages(replace(fresh, certainty=certainty), 20_000, np.random.default_rng(1)).passes
+        found = first_passage_times(replace(fresh, certainty=certainty), 20_000, np.random.default_rng(1)).passes
         low, high = np.quantile(found, [0.1, 0.9])
         widths.append(high / low)
     assert widths[0] > 1.5 * widths[1]
@@ -165,12 +166,12 @@ def test_what_has_passed_wants_nothing_more_and_what_loses_is_disabled() -> None
 
 
 def test_nothing_seen_is_planned_by_what_is_typical() -> None:
-    own = prospect(definition("speedup"), None, LEVEL)
+    own = outlook(definition("speedup"), None, LEVEL)
     assert own.is_assumed
-    found = passages(own, 20_000, np.random.default_rng(1))
+    found = first_passage_times(own, 20_000, np.random.default_rng(1))
     assert 20 < np.median(found.passes) < 200
     values = speedups(1.3)(np.random.default_rng(2), MIN_UNITS)
-    assert not prospect(definition("speedup"), evidence_of("speedup", values), LEVEL).is_assumed
+    assert not outlook(definition("speedup"), evidence_of("speedup", values), LEVEL).is_assumed
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

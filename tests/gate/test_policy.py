@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.errors import ConfigError
-from shadowspec.gate.levels import assign_levels
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.stats.levels import assign_shares, level_of_run
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,20 @@ def test_a_limit_that_clashes_with_what_was_fixed_at_entry_is_told_and_no_error(
     st.lists(st.tuples(st.sets(st.integers(0, 40)), st.integers(1, 12)), max_size=8),
     st.floats(0.01, 0.2),
 )
-def test_levels_are_fixed_at_entry_and_never_sum_to_more_than_alpha(looks, alpha: float) -> None:
+def test_shares_are_fixed_at_entry_and_never_sum_to_more_than_alpha(looks, alpha: float) -> None:
     held: dict[int, float] = {}
     for entered, max_hypotheses in looks:
         policy = GatePolicy(alpha=alpha, max_hypotheses=max_hypotheses)
         order = [*held, *sorted(entered - held.keys())]
-        levels = assign_levels(order, held, policy)
-        assert all(levels[name] == level for name, level in held.items())
-        held |= {name: level for name, level in levels.items() if level is not None}
-        assert sum(held.values()) * 2 <= alpha * (1 + 1e-6)
+        shares = assign_shares(order, held, policy)
+        assert all(shares[name] == share for name, share in held.items())
+        held |= {name: share for name, share in shares.items() if share is not None}
+        assert sum(held.values()) <= alpha * (1 + 1e-6)
 
 
-def test_each_hypothesis_gets_half_its_share_until_none_is_left() -> None:
-    levels = assign_levels(list("abc"), {}, GatePolicy(alpha=0.05, max_hypotheses=2))
-    assert levels == {"a": 0.0125, "b": 0.0125, "c": None}
-    eight = assign_levels(list("abcdefghi"), {}, GatePolicy(max_hypotheses=8))
+def test_each_hypothesis_gets_its_share_until_none_is_left() -> None:
+    shares = assign_shares(list("abc"), {}, GatePolicy(alpha=0.05, max_hypotheses=2))
+    assert shares == {"a": 0.025, "b": 0.025, "c": None}
+    assert level_of_run(0.025, 0) == 0.0125, "a first run uses half of it"
+    eight = assign_shares(list("abcdefghi"), {}, GatePolicy(max_hypotheses=8))
     assert sum(level is not None for level in eight.values()) == 8

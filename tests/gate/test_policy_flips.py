@@ -18,13 +18,13 @@ from shadowspec.config.file import _endpoint
 from shadowspec.config.policy import EndpointPolicy
 from shadowspec.config.sections import CandidateSection, EndpointSection
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.rollout_policy import RolloutPolicy
-from shadowspec.gating import EndpointEvidence, decide_endpoint
+from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import ArmTiming, Decision, PairedScore, Parity, RecordKey, Run, SpeculationCounts, StoredRecord
 from shadowspec.worker.rates import SliceRates
 from tests.gate import test_standing as standing
+from tests.gate.oracle import EndpointEvidence, decide_endpoint
 from tests.gate.test_decision import Seen, drawn, evidence_of, look
 from tests.gate.worlds import CONFIG, START, World, noisy_run, record_of, run_of
 from tests.tap import test_blocks, test_sampling
@@ -59,7 +59,7 @@ def stored(evidence: EndpointEvidence, *, input_ended: bool = True) -> Callable[
     def decide(policy: GatePolicy) -> object:
         configs = {CONFIG.fingerprint: CONFIG}
         decisions = decide_endpoint(evidence, policy, configs, [4], [], input_ended=input_ended, now=START)
-        return [(word(own), own.num_clusters, own.details["num_closed_clusters"]) for own in decisions]
+        return [(word(own), own.num_clusters, own.evidence.num_closed_clusters) for own in decisions]
 
     return decide
 
@@ -171,7 +171,7 @@ def drifted(*, speedup: float, blocks: int) -> Callable[[GatePolicy], object]:
         gate = standing.Gate(policy)
         assert gate.look(standing.drawn(100, 0)).verdict.value == "ENABLE"
         after = gate.look(standing.drawn(blocks, 3, speedup=speedup))
-        return word(after), after.details["drift_advice"]
+        return word(after), after.drift.advice
 
     return decide
 
@@ -185,13 +185,13 @@ def traffic_shares(policy: GatePolicy) -> object:
     kept = {record.key for record in early}
     own = replace(evidence, records=early, runs=[run for run in evidence.runs if run.key in kept])
     decisions = decide_endpoint(own, policy, configs, [4], [], input_ended=True, now=START)
-    return [decision.details.get("traffic_share") for decision in decisions]
+    return [decision.traffic_share for decision in decisions]
 
 
 def rule_of(policy: GatePolicy) -> EndpointRule:
     """The endpoint as the configuration hands it to tap and worker."""
     candidate = CandidateSection(name="ngram", proposer="ngram", num_speculative_tokens=3)
-    section = EndpointSection(target="t", served_models=["m"], candidates=[candidate])
+    section = EndpointSection(target="t", served_models=("m",), candidates=(candidate,))
     return _endpoint("chat", section, EndpointPolicy(policy, RolloutPolicy())).rule
 
 
@@ -199,7 +199,10 @@ def timed(policy: GatePolicy) -> object:
     """Which of the first requests of some sessions are measured."""
     own = replace(test_sampling.RULE, sample_rate=1.0, timed_positions=rule_of(policy).timed_positions)
     decide = test_sampling.admission(own)
-    return [type(decide.admit(test_sampling.raw(test_sampling.record(number)))).__name__ for number in range(60)]
+    return [
+        type(test_sampling.admit(decide, test_sampling.raw(test_sampling.record(number)))).__name__
+        for number in range(60)
+    ]
 
 
 def waited(policy: GatePolicy) -> object:

@@ -10,30 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.gate.levels import MAX_RESTARTS, assign_shares, level_of_run, share_of_level
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.restarts import (
+from shadowspec.gate.stats.levels import MAX_RESTARTS, assign_shares, level_of_run
+from shadowspec.gate.verdict.trial import (
     RETURN_AFTER,
     HypothesisName,
     Seen,
-    Trial,
     current_fingerprint,
-    has_ended,
     is_superseded,
     latest_by_name,
     name_of,
     next_trial,
-    superseded,
-    trial_of,
+    supersede,
 )
-from shadowspec.types import Decision, Verdict
+from shadowspec.types import Decision, EvidenceSummary, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START
 
 SHARE = 0.05 / 8
 
 
 def decision(
-    trial: Trial,
+    fingerprint: str,
+    run: Trial | None,
     *,
     slice_key: str = "a",
     name: str = "draft-k4",
@@ -43,74 +41,77 @@ def decision(
     num_clusters: int = 200,
 ) -> Decision:
     config = replace(CONFIG.config, name=name)
-    details = {**trial.details(), "ends_run": int(ends_run)}
     return Decision(
-        ENDPOINT, slice_key, 4, config, trial.fingerprint, verdict, "", "", (), num_clusters, num_blocks, None, START,
-        details,
+        ENDPOINT, slice_key, 4, config, fingerprint, verdict, "", "", (), num_clusters, num_blocks, None, START,
+        run=run, ends_run=ends_run,
     )  # fmt: skip
 
 
+def trial(
+    num_restarts: int = 0,
+    start_blocks: int = 0,
+    start_clusters: int = 0,
+    start_lost: int = 0,
+    supersedes: str | None = None,
+) -> Trial:
+    level = level_of_run(SHARE, num_restarts)
+    return Trial(SHARE, level, num_restarts, start_blocks, start_clusters, start_lost, supersedes)
+
+
 def test_the_first_run_uses_half_of_its_share_and_each_restart_half_of_the_run_before() -> None:
-    trial = next_trial(None, None, "one", SHARE)
-    levels = [trial.level]
+    run = next_trial(None, None, "one", SHARE)
+    levels = [run.level]
     for _ in range(4):
-        row = decision(trial, ends_run=True)
-        trial = next_trial(row, row, "one", SHARE)
-        levels.append(trial.level)
+        row = decision("one", run, ends_run=True)
+        run = next_trial(row, row, "one", SHARE)
+        levels.append(run.level)
     assert levels == [SHARE / 2, SHARE / 4, SHARE / 8, SHARE / 16, SHARE / 32]
 
 
 def test_a_run_that_has_not_ended_goes_on() -> None:
-    trial = Trial("one", SHARE, 2, 40, 160)
-    row = decision(trial)
-    assert next_trial(row, row, "one", 1.0) == trial
+    row = decision("one", trial(2, 40, 160))
+    assert next_trial(row, row, "one", 1.0) == trial(2, 40, 160)
 
 
 def test_an_ended_run_is_followed_by_one_without_evidence() -> None:
-    row = decision(Trial("one", SHARE, 1, 40, 160, 5), ends_run=True, num_blocks=30, num_clusters=100)
-    row = replace(row, details={**row.details, "num_lost": 3})
-    assert next_trial(row, row, "one", 1.0) == Trial("one", SHARE, 2, 70, 260, 8)
-    assert next_trial(row, None, "two", 1.0) == Trial("two", SHARE, 2, 0, 0, 8, supersedes="one")
+    row = decision("one", trial(1, 40, 160, 5), ends_run=True, num_blocks=30, num_clusters=100)
+    row = replace(row, evidence=EvidenceSummary(num_lost=3))
+    assert next_trial(row, row, "one", 1.0) == trial(2, 70, 260, 8)
+    assert next_trial(row, None, "two", 1.0) == trial(2, 0, 0, 8, supersedes="one")
 
 
 def test_a_new_fingerprint_restarts_within_the_share_of_its_name() -> None:
-    row = decision(Trial("one", SHARE), verdict=Verdict.ENABLE)
-    trial = next_trial(row, None, "two", 1.0)
-    assert trial == Trial("two", SHARE, 1, 0, 0, supersedes="one")
-    assert trial.level == SHARE / 4
+    row = decision("one", trial(), verdict=Verdict.ENABLE)
+    run = next_trial(row, None, "two", 1.0)
+    assert run == trial(1, 0, 0, supersedes="one")
+    assert run.level == SHARE / 4
 
 
 def test_a_fingerprint_that_returns_does_not_count_its_old_evidence_again() -> None:
-    one = superseded(decision(Trial("one", SHARE), num_blocks=50, num_clusters=200), "two", START)
-    two = decision(Trial("two", SHARE, 1, supersedes="one"))
-    assert next_trial(two, one, "one", 1.0) == Trial("one", SHARE, 2, 50, 200, supersedes="two")
+    one = supersede(decision("one", trial(), num_blocks=50, num_clusters=200), "two", START)
+    two = decision("two", trial(1, supersedes="one"))
+    assert next_trial(two, one, "one", 1.0) == trial(2, 50, 200, supersedes="two")
 
 
 def test_the_superseded_verdict_is_out_of_force_and_still_shown() -> None:
     later = START + timedelta(hours=1)
-    old = decision(Trial("one", SHARE), verdict=Verdict.ENABLE)
-    row = superseded(old, "two" * 20, later)
+    old = decision("one", trial(), verdict=Verdict.ENABLE)
+    row = supersede(old, "two" * 20, later)
     assert (row.verdict, row.reason_code, row.decided_at) == (Verdict.HOLD, "changed_fingerprint", later)
     assert row.reason == "ENABLE was superseded: draft-k4 now has fingerprint twotwotwotwo"
-    assert (row.details["superseded_verdict"], row.details["superseded_by"]) == ("ENABLE", "two" * 20)
+    assert (row.supersession.verdict, row.supersession.by) == ("ENABLE", "two" * 20)
     assert (row.tests, row.num_blocks) == (old.tests, old.num_blocks)
     assert is_superseded(row)
-    assert has_ended(row)
+    assert row.ends_run
     assert not is_superseded(old)
-
-
-def test_a_run_survives_being_stored_in_a_decision() -> None:
-    trial = Trial("one", SHARE, 3, 12, 48, start_lost=7, supersedes="zero")
-    assert trial_of(decision(trial)) == trial
-    assert trial_of(replace(decision(trial), details={"level": None})) is None
 
 
 def test_the_latest_run_of_a_name_is_its_most_restarted() -> None:
     rows = [
-        decision(Trial("two", SHARE, 1, supersedes="one")),
-        decision(Trial("one", SHARE), ends_run=True),
-        decision(Trial("other", SHARE), name="ngram"),
-        replace(decision(Trial("unentered", SHARE), slice_key="b"), details={}),
+        decision("two", trial(1, supersedes="one")),
+        decision("one", trial(), ends_run=True),
+        decision("other", trial(), name="ngram"),
+        decision("unentered", None, slice_key="b"),
     ]
     for order in (rows, rows[::-1]):
         latest = latest_by_name(order)
@@ -123,8 +124,7 @@ def test_the_latest_run_of_a_name_is_its_most_restarted() -> None:
 
 def test_no_level_is_left_after_very_many_restarts() -> None:
     assert level_of_run(SHARE, MAX_RESTARTS) == SHARE * 2.0 ** -(MAX_RESTARTS + 1)
-    assert Trial("one", SHARE, MAX_RESTARTS + 1).level is None
-    assert share_of_level(level_of_run(SHARE, 5) or 0.0, 5) == SHARE
+    assert level_of_run(SHARE, MAX_RESTARTS + 1) is None
 
 
 def seen(first_min: float, last_min: float) -> Seen:
@@ -159,21 +159,21 @@ class History:
     def look(self, asked: Sequence[tuple[str, str]], alarmed: set[str], policy: GatePolicy) -> None:
         latest = latest_by_name(self.rows.values())
         names: list[HypothesisName] = [(slice_key, 4, "draft-k4") for slice_key, _ in asked]
-        held = {name: trial.share for name, row in latest.items() if (trial := trial_of(row))}
+        held = {name: row.run.share for name, row in latest.items() if row.run}
         shares = assign_shares(names, held, policy)
         for name, (slice_key, fingerprint) in zip(names, asked, strict=True):
             share = shares[name]
             if share is None:
                 continue
-            trial = next_trial(latest.get(name), self.rows.get((name, fingerprint)), fingerprint, share)
-            if trial.level is not None:
-                earlier = self.given.setdefault((name, trial.num_restarts), trial.level)
-                assert earlier == trial.level, "a level once given is fixed"
-            row = decision(trial, slice_key=slice_key, ends_run=slice_key in alarmed)
+            run = next_trial(latest.get(name), self.rows.get((name, fingerprint)), fingerprint, share)
+            if run.level is not None:
+                earlier = self.given.setdefault((name, run.num_restarts), run.level)
+                assert earlier == run.level, "a level once given is fixed"
+            row = decision(fingerprint, run, slice_key=slice_key, ends_run=slice_key in alarmed)
             self.rows[name, fingerprint] = row
             old = latest.get(name)
             if old is not None and old.fingerprint != fingerprint:
-                self.rows[name, old.fingerprint] = superseded(old, fingerprint, START)
+                self.rows[name, old.fingerprint] = supersede(old, fingerprint, START)
 
 
 looks = st.lists(

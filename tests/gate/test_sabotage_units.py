@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.totals import RunTotals
 from shadowspec.types import ArmTiming, PairedScore, Parity, Run
 from tests.gate.sabotage import assert_caught, assert_passes, cases
 from tests.gate.worlds import block_unit, cluster_unit, counts_of, run_of
@@ -105,10 +105,10 @@ def check_faults(results: ModuleType) -> None:
         found = results.fault_result(RunTotals(num_greedy=80, num_known_greedy=num_known), "float32", POLICY, 0.025)
         assert (found.outcome, found.units_needed, found.min_units) == (outcome, needed, 72)
         assert (1.0 - (found.upper or 0.0)) ** num_known == pytest.approx(0.025)
-        assert found.details["num_unknown"] == 80 - num_known
+        assert found.figures["num_unknown"] == 80 - num_known
     one = RunTotals(num_greedy=9, num_known_greedy=9, num_diverging=3, largest_gaps=(0.5, 1e-3, 1e-4))
     found = results.fault_result(one, "float32", POLICY, 0.025)
-    assert (found.outcome, found.details["num_faults"], found.details["num_near_ties"]) == ("fail", 1, 2)
+    assert (found.outcome, found.figures["num_faults"], found.figures["num_near_ties"]) == ("fail", 1, 2)
 
 
 def check_guardrails(guardrails: ModuleType) -> None:
@@ -138,7 +138,7 @@ def check_guardrails(guardrails: ModuleType) -> None:
 
 CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
     "speedup and tail": (
-        "shadowspec.gate.latency",
+        "shadowspec.gate.evidence.latency",
         check_blocks,
         [
             ("clip), -clip, clip)", "clip), +clip, clip)"),
@@ -151,7 +151,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         ],
     ),
     "total time": (
-        "shadowspec.gate.latency",
+        "shadowspec.gate.evidence.latency",
         check_totals,
         [
             ("TIME_CAP_BLOCKS = 10 ", "TIME_CAP_BLOCKS = 11 "),
@@ -165,7 +165,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         ],
     ),
     "clusters and parity": (
-        "shadowspec.gate.agreement",
+        "shadowspec.gate.evidence.agreement",
         check_clusters,
         [
             ("np.minimum(scored, cap) / cap", "np.maximum(scored, cap) / cap"),
@@ -182,7 +182,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         ],
     ),
     "faults": (
-        "shadowspec.gate.results",
+        "shadowspec.gate.verdict.results",
         check_faults,
         [
             ("math.log1p(-policy.max_fault_share)", "-math.log1p(policy.max_fault_share)"),
@@ -193,7 +193,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         ],
     ),
     "guardrails": (
-        "shadowspec.gate.guardrails",
+        "shadowspec.gate.evidence.guardrails",
         check_guardrails,
         [
             ("COST_CLIP = 4.0", "COST_CLIP = 5.0"),

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.gate.agreement import acceptance_test, near_tie_test, z_test
-from shadowspec.gate.latency import speedup_test, tail_test, total_time_test
+from shadowspec.gate.evidence.agreement import acceptance_test, near_tie_test, z_test
+from shadowspec.gate.evidence.latency import speedup_test, tail_test, total_time_test
+from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.series import BettingTest, Detail
-from shadowspec.types import ArmTiming, Parity, Run
+from shadowspec.types import ArmTiming, Figure, Parity, Run
 from tests.gate.worlds import block_unit, cluster_unit, counts_of, run_of
 
 POLICY = GatePolicy()
@@ -30,7 +30,7 @@ def failed(index: int) -> Run:
     return run_of(index, "b", failure="out_of_memory")
 
 
-def shown(test: BettingTest) -> Mapping[str, Detail]:
+def shown(test: BettingTest) -> Mapping[str, Figure]:
     return test.describe(test.totals)
 
 

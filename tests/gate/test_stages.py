@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.gate.overrides import effective
-from shadowspec.gate.rollout_policy import RolloutPolicy
-from shadowspec.gate.stages import StageLook, next_step
-from shadowspec.types import Decision, Rollout, Stage, Verdict
+from shadowspec.gate.verdict.effective_decisions import effective
+from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.rollout.stages import StageLook, next_step
+from shadowspec.types import Decision, EvidenceSummary, Rollout, Stage, Verdict
 from tests.store import examples
 
 NOON = examples.NOON
@@ -32,6 +32,7 @@ def decided(
     slice_key: str = "",
     fingerprint: str = "fp",
     lower: float = 1.1,
+    evidence: datetime | None = None,
 ) -> Decision:
     plain = examples.decision(verdict, fingerprint=fingerprint)
     return replace(
@@ -41,7 +42,8 @@ def decided(
         decided_at=at,
         config=replace(plain.config, name=f"config-{fingerprint}", num_speculative_tokens=8),
         tests=(replace(plain.tests[0], lower=lower),),
-        details={"verdict_since": since.isoformat()},
+        verdict_since=since,
+        evidence=EvidenceSummary(newest_evidence=evidence or at),
     )
 
 
@@ -117,6 +119,9 @@ def test_nothing_moves_forward_on_silence_or_on_the_past() -> None:
     stale = next_step(standing(Stage.PARTIAL), look(decided(at=NOON - 2 * DAY)), POLICY)
     assert stale.rollout.stage is Stage.PARTIAL
     assert "a fresh decision" in str(stale.waits_for)
+    unfed = next_step(standing(Stage.PARTIAL), look(decided(evidence=NOON - 2 * DAY)), POLICY)
+    assert unfed.rollout.stage is Stage.PARTIAL
+    assert unfed.waits_for == f"a fresh decision: the last rests on evidence of {NOON - 2 * DAY:%Y-%m-%d %H:%M} UTC"
     young = next_step(standing(Stage.PARTIAL), look(decided(since=NOON - 6 * DAY)), POLICY)
     assert young.waits_for == "ENABLE to stand for 86400 s more"
 

@@ -9,12 +9,12 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from shadowspec.gate.decision import Hypothesis
-from shadowspec.gate.drift import ADVISORY_WATCHERS, WATCHERS
-from shadowspec.gate.evidence import HypothesisEvidence
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.restarts import latest_by_name, name_of, next_trial, superseded
-from shadowspec.gate.standing import kept_evidence, standing_decision, watch_start, watch_states
+from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
+from shadowspec.gate.verdict.decision import Hypothesis
+from shadowspec.gate.verdict.lifecycle import next_evidence, standing_decision, watch_start, watch_states
+from shadowspec.gate.verdict.trial import latest_by_name, name_of, next_trial, supersede
 from shadowspec.types import Decision, Run, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run
 
@@ -46,12 +46,12 @@ class Gate:
         folded = before.fold(clusters, blocks, self.policy, watchers=(*WATCHERS, *ADVISORY_WATCHERS))
         now = START + timedelta(minutes=len(self.rows))
         if latest is not None and latest.fingerprint != fingerprint:
-            self.rows.append(superseded(latest, fingerprint, now))
+            self.rows.append(supersede(latest, fingerprint, now))
             self.evidence.pop(latest.fingerprint)
         decision = standing_decision(
             hypothesis, folded, self.policy, trial=trial, has_entered=True, previous=previous, now=now
         )
-        self.evidence[fingerprint] = kept_evidence(folded, decision)
+        self.evidence[fingerprint] = next_evidence(folded, decision)
         self.rows.append(decision)
         return decision
 
@@ -72,12 +72,12 @@ def test_enable_starts_the_detectors_after_the_units_that_proved_it() -> None:
     first = gate.rows[-1]
     assert watch_start(first) == (100, 400)
     assert set(watch_states(first)) == {"drift_speedup", "drift_acceptance", "advisory_speedup", "advisory_acceptance"}
-    assert first.details["ends_run"] == 0
+    assert not first.ends_run
     second = gate.look(drawn(10, 1))
     assert second.verdict is Verdict.ENABLE
-    assert (second.details["drift_speedup_units"], second.details["drift_acceptance_units"]) == (10, 40)
-    assert second.details["watch"] == first.details["watch"], "the promise stays as it was"
-    assert gate.look(drawn(10, 2)).details["drift_speedup_units"] == 20
+    assert (second.drift.detectors["speedup"].num_units, second.drift.detectors["acceptance"].num_units) == (10, 40)
+    assert second.watch == first.watch, "the promise stays as it was"
+    assert gate.look(drawn(10, 2)).drift.detectors["speedup"].num_units == 20
 
 
 def test_the_detectors_start_at_enable_however_often_it_was_held_before() -> None:
@@ -89,15 +89,15 @@ def test_the_detectors_start_at_enable_however_often_it_was_held_before() -> Non
     assert [row.verdict for row in gate.rows[:2]] == [Verdict.HOLD, Verdict.HOLD]
     assert decision.verdict is Verdict.ENABLE
     assert watch_start(decision) == (decision.num_blocks, decision.num_clusters)
-    assert gate.look(drawn(10, 7)).details["drift_speedup_units"] == 10
+    assert gate.look(drawn(10, 7)).drift.detectors["speedup"].num_units == 10
 
 
 def test_a_hypothesis_that_holds_its_promise_stays_enabled() -> None:
     gate = enabled()
     for seed in range(1, 11):
         decision = gate.look(drawn(20, seed))
-    assert (decision.verdict, decision.details["drift_advice"]) == (Verdict.ENABLE, None)
-    assert decision.details["verdict_since"] == gate.rows[0].details["verdict_since"]
+    assert (decision.verdict, decision.drift.advice) == (Verdict.ENABLE, None)
+    assert decision.verdict_since == gate.rows[0].verdict_since
 
 
 @pytest.mark.parametrize(("on_alarm", "verdict"), [("disable", Verdict.DISABLE), ("hold", Verdict.HOLD)])
@@ -112,8 +112,8 @@ def test_a_slowdown_after_enable_is_found_and_ends_it_by_policy(on_alarm: str, v
     assert decision.verdict is verdict
     assert "speedup no longer holds 1.05" in decision.reason
     assert 70 <= sum(delays) <= 150
-    assert decision.details["ends_run"] == 1
-    assert decision.details["verdict_since"] == decision.decided_at.isoformat()
+    assert decision.ends_run
+    assert decision.verdict_since == decision.decided_at
     assert decision.num_blocks == 100 + sum(delays), "the row keeps the evidence it rested on"
 
 
@@ -127,7 +127,7 @@ def test_a_fall_of_acceptance_is_found() -> None:
 def test_advice_comes_before_the_alarm_and_changes_nothing() -> None:
     gate = enabled()
     decision = gate.look(drawn(60, 1, speedup=1.07))
-    assert (decision.verdict, decision.details["drift_advice"]) == (Verdict.ENABLE, "speedup")
+    assert (decision.verdict, decision.drift.advice) == (Verdict.ENABLE, "speedup")
 
 
 def test_after_an_alarm_a_run_at_half_the_level_decides_on_new_evidence_alone() -> None:
@@ -136,17 +136,17 @@ def test_after_an_alarm_a_run_at_half_the_level_decides_on_new_evidence_alone() 
     assert alarmed.reason_code == "drift"
     next_ = gate.look(drawn(10, 2))
     assert (next_.verdict, next_.reason_code) == (Verdict.DISABLE, "drift"), "off until the new run has proved itself"
-    assert (next_.details["level"], alarmed.details["level"]) == (SHARE / 4, SHARE / 2)
+    assert (next_.level, alarmed.level) == (SHARE / 4, SHARE / 2)
     assert (next_.num_blocks, next_.num_clusters) == (10, 40)
-    assert next_.details["start_blocks"] == 250
-    assert next_.details["verdict_since"] == alarmed.details["verdict_since"]
+    assert next_.run.start_blocks == 250
+    assert next_.verdict_since == alarmed.verdict_since
     assert "a drift alarm ended run 1" in next_.reason
     recovered = gate.look(drawn(120, 3))
-    assert (recovered.verdict, recovered.details["level"]) == (Verdict.ENABLE, SHARE / 4)
+    assert (recovered.verdict, recovered.level) == (Verdict.ENABLE, SHARE / 4)
     assert watch_start(recovered) == (130, 520), "counted within its run"
     again = gate.look(drawn(150, 4, speedup=1.0))
     assert again.reason_code == "drift"
-    assert gate.look(drawn(10, 5)).details["level"] == SHARE / 8
+    assert gate.look(drawn(10, 5)).level == SHARE / 8
 
 
 def test_a_run_after_an_alarm_may_disable_for_good() -> None:
@@ -161,11 +161,11 @@ def test_a_new_fingerprint_holds_until_it_has_proved_itself() -> None:
     gate = enabled()
     decision = gate.look(drawn(10, 1), "other")
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "changed_fingerprint")
-    assert (decision.details["level"], decision.num_blocks) == (SHARE / 4, 10)
+    assert (decision.level, decision.num_blocks) == (SHARE / 4, 10)
     assert f"the fingerprint was {CONFIG.fingerprint[:12]} before" in decision.reason
     old = gate.rows[-2]
     assert (old.fingerprint, old.verdict) == (CONFIG.fingerprint, Verdict.HOLD)
-    assert old.details["superseded_verdict"] == "ENABLE"
+    assert old.supersession.verdict == "ENABLE"
     proved = gate.look(drawn(120, 2), "other")
     assert (proved.verdict, proved.reason_code) == (Verdict.ENABLE, "all_tests_pass")
 
@@ -187,7 +187,7 @@ def test_a_fingerprint_that_returns_begins_anew() -> None:
     gate.look(drawn(10, 1), "other")
     back = gate.look(drawn(10, 2))
     assert (back.verdict, back.reason_code, back.num_blocks) == (Verdict.HOLD, "changed_fingerprint", 10)
-    assert (back.details["level"], back.details["start_blocks"]) == (SHARE / 8, 100)
+    assert (back.level, back.run.start_blocks) == (SHARE / 8, 100)
     assert [name_of(row) for row in gate.rows] == [("prompt_class=code", 4, CONFIG.config.name)] * len(gate.rows)
 
 
@@ -197,5 +197,5 @@ def test_without_a_level_there_is_no_run() -> None:
         hypothesis, HypothesisEvidence(), POLICY, trial=None, has_entered=True, previous=None, now=START
     )
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "no_level_left")
-    assert "share" not in decision.details
-    assert kept_evidence(HypothesisEvidence(num_late=3), decision) == HypothesisEvidence(num_late=3)
+    assert decision.run is None
+    assert next_evidence(HypothesisEvidence(num_late=3), decision) == HypothesisEvidence(num_late=3)

@@ -15,10 +15,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from shadowspec.gate import agreement, betting, latency, levels, results, units
-from shadowspec.gate.evidence import TestEvidence
+from shadowspec.gate.evidence import agreement, latency
+from shadowspec.gate.evidence import clusters as open_clusters
+from shadowspec.gate.evidence.clusters import MemoryKeys
+from shadowspec.gate.evidence.hypothesis import TestEvidence
+from shadowspec.gate.evidence.series import BettingTest, Unit, unit_series
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.series import BettingTest, Unit, unit_series
+from shadowspec.gate.stats import betting, levels
+from shadowspec.gate.verdict import results
 from shadowspec.tap import admission, blocks
 from shadowspec.tap.endpoints import EndpointRule, Load
 from shadowspec.tap.hashing import KeyedHash
@@ -26,8 +30,9 @@ from shadowspec.types import RecordKey, SamplingParameters, ShadowPrompt, Stored
 from shadowspec.worker import rates
 from tests.gate.sabotage import sabotaged
 from tests.gate.worlds import START, block_unit, cluster_unit, record_of, run_of
-from tests.tap.mirror import RULE, SECRET, ByteTokenizer, chat, raw
+from tests.tap.mirror import RULE, SECRET, ByteTokenizer, admit, chat, raw
 
+LEVELS = "shadowspec.gate.stats.levels"
 LEVEL = 0.05
 CLIP, MARGIN = math.log(2.0), math.log(1.05)
 POLICY = GatePolicy()
@@ -53,12 +58,12 @@ def speedup_rejects(values: Sequence[float]) -> bool:
 def timed_sessions(module: ModuleType, num_sessions: int, num_turns: int) -> list[list[str]]:
     """Per full block of 4, in start order, the sessions of its requests."""
     rule = replace(RULE, loads=(Load(4),), timed_positions=num_turns)
-    admit = module.Admission([rule], {rule.name: ByteTokenizer()}, KeyedHash(SECRET)).admit
+    decide = module.Admission([rule], {rule.name: ByteTokenizer()}, KeyedHash(SECRET))
     former = blocks.BlockFormer([rule])
     formed = []
     for line in range(num_sessions * num_turns):
         session = f"s{line % num_sessions}"
-        fate = admit(raw(chat(session_id=session, request_id=f"r{line}", response_id=None), line + 1))
+        fate = admit(decide, raw(chat(session_id=session, request_id=f"r{line}", response_id=None), line + 1))
         if isinstance(fate, module.Admitted):
             formed += former.add(fate.prompt, fate.concurrency)
     return [[str(prompt.session_hash) for prompt in block.requests] for block in formed]
@@ -77,7 +82,7 @@ def false_rate_of_sessions(module: ModuleType) -> float:
 
 def test_a_session_is_timed_once() -> None:
     assert false_rate_of_sessions(admission) <= LEVEL
-    every_turn = ('return Rejected(_stored(reading, FunnelCounter.SAMPLED_OUT, "not_timed", *place))', "pass")
+    every_turn = ('return Rejected(_make_row(reading, FunnelCounter.SAMPLED_OUT, "not_timed", *place))', "pass")
     assert false_rate_of_sessions(sabotaged("shadowspec.tap.admission", every_turn)) > MOST
 
 
@@ -101,8 +106,8 @@ def false_rate_of_uneven_blocks() -> float:
 def test_a_block_folds_as_a_sum_over_its_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert false_rate_of_uneven_blocks() <= LEVEL
     broken = sabotaged(
-        "shadowspec.gate.series",
-        ("np.ones_like(scores)), blocks.n_max", "np.ones_like(scores)), blocks.summed(np.ones_like(scores))"),
+        "shadowspec.gate.evidence.series",
+        ("np.ones_like(scores)), blocks.n_max", "np.ones_like(scores)), blocks.sum_by_block(np.ones_like(scores))"),
     )
     monkeypatch.setattr(latency, "block_series", broken.block_series)
     assert false_rate_of_uneven_blocks() > MOST
@@ -128,11 +133,13 @@ def false_rate_of_entries(module: ModuleType) -> float:
     for _ in range(60):
         records, is_short = sessions_of_two_lengths(rng)
         rate_of = {key: rng.binomial(30, 0.6 if short else 0.2) / 30.0 for key, short in is_short.items()}
-        has_rejected = False
+        has_rejected, table, progress, entered = False, MemoryKeys(), module.ClusterProgress(), []
         for minute in range(20, 400, 20):
             now = START + timedelta(minutes=minute)
-            seen = [record for record in records if record.event_time and record.event_time <= now]
-            entered = module.fold_clusters(seen, POLICY, input_ended=False, watermark=now).clusters
+            before = now - timedelta(minutes=20) if minute > 20 else START - timedelta(minutes=1)
+            new = [record for record in records if record.event_time and before < record.event_time <= now]
+            found = module.step(table, progress, new, POLICY, now, lambda *_: {})
+            progress, entered = found.progress, [*entered, *found.entered]
             values = np.array([rate_of[cluster.key] for cluster in entered]) * 30 / 64
             weights = np.full(len(entered), 30 / 64)
             has_rejected |= len(entered) > 0 and ever_rejects(values, weights, 0.0, 1.0, POLICY.floor)
@@ -141,10 +148,12 @@ def false_rate_of_entries(module: ModuleType) -> float:
 
 
 def test_clusters_enter_in_the_order_of_their_first_event() -> None:
-    assert false_rate_of_entries(units) <= LEVEL
+    assert false_rate_of_entries(open_clusters) <= LEVEL
     as_they_close = sabotaged(
-        "shadowspec.gate.units",
-        ("key=lambda cluster: (cluster.first_event,", "key=lambda cluster: (cluster.closes_at,"),
+        "shadowspec.gate.evidence.clusters",
+        ("waiting = {(own.first_event, own.key,", "waiting = {(own.closes_at, own.key,"),
+        ("place = (rest.first_event, rest.key,", "place = (rest.closes_at, rest.key,"),
+        ("table.take_waiting(_first_unclosed(table, opened, closed_by))", "table.take_waiting(None)"),
     )
     assert false_rate_of_entries(as_they_close) > 0.5
 
@@ -238,7 +247,7 @@ def false_rate_of_acceptance(acceptance_test: Callable[..., BettingTest]) -> flo
 def test_the_cluster_is_the_unit_and_not_the_token() -> None:
     assert false_rate_of_acceptance(agreement.acceptance_test) <= LEVEL
     each_token = "Sums(np.repeat(weights * rates, scored.astype(int)), np.repeat(weights, scored.astype(int)))"
-    by_token = sabotaged("shadowspec.gate.agreement", ("Sums(weights * rates, weights)", each_token))
+    by_token = sabotaged("shadowspec.gate.evidence.agreement", ("Sums(weights * rates, weights)", each_token))
     assert false_rate_of_acceptance(by_token.acceptance_test) > 0.3
 
 
@@ -260,10 +269,12 @@ def test_levels_are_fixed_at_entry_and_sum_to_alpha() -> None:
     assert chance <= 0.05
     unguarded = ("elif given + share <= policy.alpha * (1.0 + 1e-9):", "elif True:")
     growing = sabotaged(
-        "shadowspec.gate.levels", unguarded, ("policy.alpha / policy.max_hypotheses", "policy.alpha / len(entered)")
+        LEVELS,
+        unguarded,
+        ("policy.alpha / policy.max_hypotheses", "policy.alpha / len(entered)"),
     )
     assert family_wise(growing, 20)[0] == pytest.approx(3.6 * 0.05, rel=0.01)
-    per_slice = sabotaged("shadowspec.gate.levels", unguarded, ("policy.alpha / policy.max_hypotheses", "policy.alpha"))
+    per_slice = sabotaged(LEVELS, unguarded, ("policy.alpha / policy.max_hypotheses", "policy.alpha"))
     assert family_wise(per_slice, 10)[1] == pytest.approx(0.40, abs=0.02)
 
 
@@ -291,14 +302,14 @@ def false_rate_of_dependent_blocks(module: ModuleType, num_runs: int = 40) -> fl
                     false += 1
                     break
                 if action == "restart":
-                    evidence = evidence.restarted(state)
+                    evidence = evidence.restart(state)
     return false / num_runs
 
 
 def test_dependent_units_wait_or_are_merged() -> None:
     assert false_rate_of_dependent_blocks(results) <= LEVEL
     blind = sabotaged(
-        "shadowspec.gate.results",
+        "shadowspec.gate.verdict.results",
         ("RESTART_AUTOCORRELATION = 0.2", "RESTART_AUTOCORRELATION = 9.2"),
         ("WAIT_AUTOCORRELATION = 0.35", "WAIT_AUTOCORRELATION = 9.35"),
     )

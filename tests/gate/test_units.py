@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.errors import InputError
+from shadowspec.gate.evidence.units import block_units
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.units import block_units, cluster_units, fold_clusters
 from shadowspec.types import Arm, FunnelCounter, RecordKey, Run, StoredBlock, StoredRecord
+from tests.gate.oracle import cluster_units, fold_clusters
 from tests.gate.worlds import MeasuredRun, block_of, key_of, record_of, run_of
 
 POLICY = GatePolicy(cluster_idle_s=100.0, cluster_max_age_s=1_000.0, cluster_reopen_after_s=500.0, entry_clusters=2)

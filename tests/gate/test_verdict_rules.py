@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shadowspec.gate import betting
-from shadowspec.gate.decision import Hypothesis, decide
-from shadowspec.gate.evidence import HypothesisEvidence, TestState
-from shadowspec.gate.latency import speedup_test, total_time_test
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.latency import speedup_test, total_time_test
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.results import after_dependence
-from shadowspec.types import ArmTiming, Memory, Parity, Run, TestResult, Verdict
+from shadowspec.gate.stats import betting
+from shadowspec.gate.verdict.decision import Hypothesis, decide
+from shadowspec.gate.verdict.results import after_dependence
+from shadowspec.types import ArmTiming, Dependence, Memory, Parity, Run, TestResult, TestState, Trial, Verdict
 from tests.gate.test_decision import HYPOTHESIS, POLICY, correlated, costly_tail, drawn, evidence_of, look, result
 from tests.gate.worlds import CONFIG, START, block_unit, cluster_unit, run_of
 
@@ -23,8 +23,8 @@ BOTH = replace(POLICY, objective="both")
 
 def passed(r1: float | None, num_units: int, merged_units: int = 1, start_unit: int = 0) -> TestResult:
     """A result of a test that crosses, of so many units."""
-    details = {"r1": r1, "merged_units": merged_units, "start_unit": start_unit}
-    return TestResult("speedup", "pass", 1.3, 1.1, 1.5, 1.05, 0.0125, "block", num_units, 10, 0, details)
+    dependence = Dependence(r1, TestState(start_unit, merged_units))
+    return TestResult("speedup", "pass", 1.3, 1.1, 1.5, 1.05, 0.0125, "block", num_units, 10, 0, dependence=dependence)
 
 
 # "ENABLE iff every required test rejects its null at the same look, from current capitals, not from each test's
@@ -54,7 +54,7 @@ def test_every_required_test_must_pass_at_the_same_look(name: str) -> None:
         "memory": {"memory_budget_tokens": 99},
     }[name]
     decision = look(evidence_of(drawn(400)), replace(POLICY, **out_of_reach))
-    outcomes = {test.name: test.outcome for test in decision.tests if test.details["is_required"]}
+    outcomes = {test.name: test.outcome for test in decision.tests if test.is_required}
     assert outcomes.pop(name) != "pass"
     assert set(outcomes.values()) == {"pass"}
     assert decision.verdict is not Verdict.ENABLE
@@ -68,8 +68,8 @@ def test_objective_both_enables_once_the_total_is_proven_lower() -> None:
     evidence = evidence_of(drawn(800))
     decision = look(evidence, BOTH)
     assert (result(decision, "total_time").outcome, decision.verdict) == ("pass", Verdict.ENABLE)
-    assert result(decision, "total_time").details["is_required"] == 1
-    assert result(look(evidence), "total_time").details["is_required"] == 0
+    assert result(decision, "total_time").is_required
+    assert not result(look(evidence), "total_time").is_required
 
 
 def test_objective_both_holds_while_it_is_open_and_where_it_is_costlier() -> None:
@@ -130,8 +130,8 @@ def test_a_restart_begins_at_the_next_unit() -> None:
 def test_dependence_is_not_judged_while_a_test_is_open() -> None:
     """An open test leaves the strongly dependent ones as they are: nothing restarts at that look."""
     decision = look(evidence_of(correlated(480, 0.9)), replace(POLICY, floor=0.66))
-    assert float(result(decision, "speedup").details["r1"] or 0.0) > 0.5
-    assert result(decision, "speedup").details["merged_units"] == 1
+    assert float(result(decision, "speedup").dependence.r1 or 0.0) > 0.5
+    assert result(decision, "speedup").state.merged_units == 1
     assert decision.reason_code != "dependent"
 
 
@@ -145,7 +145,7 @@ def test_the_tails_dependence_is_that_of_each_blocks_slowest_request() -> None:
     slow = [run_of(i, "b", log_speedup=0.3 if (i // 4) // 10 % 2 else 0.1) for i in range(480)]
     tail = result(look(evidence_of(slow), replace(POLICY, floor=0.66)), "tail")  # open, so that nothing restarts
     assert tail.estimate == 0.0
-    assert float(tail.details["r1"] or 0.0) > 0.7, "nothing is slowed, so its own values do not vary at all"
+    assert float(tail.dependence.r1 or 0.0) > 0.7, "nothing is slowed, so its own values do not vary at all"
 
 
 # "An arm that fails after sampling is folded at each test's own worst value (acceptance A=0, D=S; z at both +-clip);
@@ -155,7 +155,7 @@ def test_the_tails_dependence_is_that_of_each_blocks_slowest_request() -> None:
 def test_a_share_of_missing_at_the_limit_is_judged_and_above_it_holds() -> None:
     runs = drawn(400)
     failed = [run_of(i, run.block_id, failure="timeout") if i < 20 else run for i, run in enumerate(runs)]
-    assert look(evidence_of(failed)).details["missing_share"] == pytest.approx(0.05)
+    assert look(evidence_of(failed)).evidence.missing_share == pytest.approx(0.05)
     assert look(evidence_of(failed)).reason_code != "missing_data"
     assert look(evidence_of(failed), replace(POLICY, max_missing=0.0499)).reason_code == "missing_data"
     assert look(evidence_of(runs, num_lost=22)).reason_code == "missing_data"
@@ -232,15 +232,19 @@ def test_a_threshold_changed_after_entry_is_judged_at_the_next_null_outward() ->
 
     def judged(policy: GatePolicy) -> TestResult:
         decision = decide(
-            Hypothesis("sql", "", 4, CONFIG), folded, policy, level=0.0125, has_entered=True, previous=None, now=START
+            Hypothesis("sql", "", 4, CONFIG),
+            folded,
+            policy,
+            trial=Trial(0.025, 0.0125),
+            has_entered=True,
+            previous=None,
+            now=START,
         )
         return result(decision, "speedup")
 
     strict = judged(moved)
     assert strict.threshold == pytest.approx(1.0513)
-    assert float(strict.details["log10_capital_pass"] or 0.0) <= float(
-        judged(POLICY).details["log10_capital_pass"] or 0.0
-    )
+    assert float(strict.betting.log10_capital_pass or 0.0) <= float(judged(POLICY).betting.log10_capital_pass or 0.0)
     assert strict.lower == pytest.approx(result(before, "speedup").lower), "the bound does not depend on the threshold"
 
 
@@ -275,6 +279,7 @@ def test_half_of_the_data_never_passes(missing: str) -> None:
     assert any(test.outcome == "open" and test.num_units == 0 for test in decision.tests)
 
 
+@pytest.mark.all
 def test_the_false_enable_of_a_whole_verdict_stays_below_the_level() -> None:
     """All but the speedup far on the good side, the speedup exactly at its margin: looks every 20 blocks."""
     rng, false = np.random.default_rng(12), 0

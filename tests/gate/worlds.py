@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from shadowspec.gate.units import BlockUnit, Cluster, ClusterUnit, MeasuredRun
-from shadowspec.gating import EndpointEvidence
+from shadowspec.gate.evidence.units import BlockUnit, Cluster, ClusterUnit, MeasuredRun
 from shadowspec.types import (
     Arm,
     ArmTiming,
@@ -26,6 +25,7 @@ from shadowspec.types import (
     StoredRecord,
     VerifyRule,
 )
+from tests.gate.oracle import EndpointEvidence
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 ENDPOINT = "sql"

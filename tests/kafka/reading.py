@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from shadowspec.tap.kafka import KafkaSettings, LostRange
+from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.kafka.consumer import KafkaTap
+from shadowspec.tap.kafka.partitions import LostRange
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import PartitionId
-
-PATIENCE_S = 30.0  # a machine busy with other tests is slow
+from tests.services import PATIENCE_S
 
 
 def settings_for(bootstrap: str, *topics: str, **other: object) -> KafkaSettings:

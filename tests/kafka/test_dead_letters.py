@@ -14,7 +14,13 @@ from typer.testing import CliRunner, Result
 
 from shadowspec.cli.main import app
 from shadowspec.errors import DeadLetterError, ServiceUnavailableError, UsageError
-from shadowspec.tap.dead_letters import DeadLetterWriter, error_headers, read_dead_letters, replayed, split_headers
+from shadowspec.tap.dead_letters import (
+    DeadLetterWriter,
+    error_headers,
+    make_retry_message,
+    read_dead_letters,
+    split_headers,
+)
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.kafka.consumer import KafkaTap
 from shadowspec.tap.sources import RawRecord
@@ -236,14 +242,14 @@ def test_what_is_replayed_twice_names_its_last_origin_only(settings: KafkaSettin
         writer.send(raw(1), "decode", "not_json", "mirror")
         writer.flush()
         (letter,) = read_dead_letters(settings)
-        again = replayed(letter)
+        again = make_retry_message(letter)
         writer.send(RawRecord(RecordKey("retry-id", 0, 9, 5), again.value, None, again.key, again.headers), "engine",
                     "engine_died", "retry")  # fmt: skip
         writer.flush()
     (second,) = [letter for letter in read_dead_letters(settings) if letter.topic == "retry"]
-    names = [name for name, _ in replayed(second).headers]
+    names = [name for name, _ in make_retry_message(second).headers]
     assert len(names) == len(set(names))
-    assert dict(replayed(second).headers)["shadowspec.replayed.topic"] == b"retry"
+    assert dict(make_retry_message(second).headers)["shadowspec.replayed.topic"] == b"retry"
 
 
 @pytest.mark.integration

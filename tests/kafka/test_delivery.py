@@ -5,13 +5,22 @@ from __future__ import annotations
 import time
 
 import pytest
+from kafka import KafkaConsumer
+from kafka.consumer import group
+from kafka.consumer.fetcher import Fetcher
+from kafka.coordinator.consumer import ConsumerCoordinator
+from kafka.record import memory_records
+from kafka.record.default_records import DefaultRecordBatch
 
 from shadowspec.errors import ServiceUnavailableError
+from shadowspec.tap.kafka.batches import PartitionRecords
 from shadowspec.tap.kafka.consumer import KafkaTap
-from shadowspec.tap.kafka.values import topic_source
+from shadowspec.tap.kafka.membership import Coordinator
+from shadowspec.tap.kafka.partitions import topic_source
 from shadowspec.types import PartitionId
 from tests.kafka.reading import Reader, offsets, settings_for
 from tests.kafka_topics import Message, Topics, kcat, read_topic
+from tests.services import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 MEGABYTE = 1024 * 1024
@@ -29,6 +38,19 @@ def test_a_message_comes_whole(topics: Topics) -> None:
     assert record.key.timestamp_ms == 1_700_000_000_123
     assert (record.value, record.message_key, record.problem) == (b"value", b"key\x00\xff", None)
     assert record.headers == headers
+
+
+def test_a_tap_changes_nothing_for_other_consumers_of_the_process(topics: Topics) -> None:
+    topic = topics.create()
+    with KafkaTap(settings_for(topics.bootstrap, topic)) as tap:
+        assert isinstance(tap._consumer._coordinator, Coordinator)
+        other = KafkaConsumer(bootstrap_servers=topics.bootstrap, group_id="another")
+        try:
+            assert type(other._coordinator) is group.ConsumerCoordinator is ConsumerCoordinator
+            assert other._fetcher.PartitionRecords is Fetcher.PartitionRecords is not PartitionRecords
+            assert memory_records.DefaultRecordBatch is DefaultRecordBatch
+        finally:
+            other.close(autocommit=False)
 
 
 def test_a_source_is_the_topic_id_as_kafka_prints_it(topics: Topics) -> None:
@@ -241,7 +263,7 @@ def test_close_ends_every_thread(topics: Topics) -> None:
             Reader(tap).step()
     with pytest.raises(ServiceUnavailableError):
         KafkaTap(settings_for("localhost:1", topic, connect_timeout_ms=500))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert threading.active_count() == before

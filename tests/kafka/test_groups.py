@@ -11,8 +11,9 @@ from kafka import KafkaConsumer, TopicPartition
 from shadowspec.errors import ServiceUnavailableError
 from shadowspec.tap.kafka.consumer import KafkaTap
 from shadowspec.types import PartitionId
-from tests.kafka.reading import PATIENCE_S, Reader, offsets, settings_for, step_all
+from tests.kafka.reading import Reader, offsets, settings_for, step_all
 from tests.kafka_topics import Message, Topics
+from tests.services import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -14,12 +14,13 @@ from shadowspec.tap.kafka.producer import OutgoingMessage, TopicWriter
 from tests.kafka.reading import Reader, offsets, settings_for
 from tests.kafka_server import KafkaServer
 from tests.kafka_topics import Message, Topics, read_topic
+from tests.services import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 NewKafka = Callable[[], KafkaServer]
-PATIENCE_S = 90.0  # a broker that was killed takes its time, and the machine is busy
 
 
+@pytest.mark.representative("True")
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_broker_that_goes_and_comes_back_loses_nothing(new_kafka: NewKafka, is_killed: bool) -> None:
@@ -58,6 +59,7 @@ def test_a_broker_that_goes_and_comes_back_loses_nothing(new_kafka: NewKafka, is
             reader.until(lambda: tap.commit(dict.fromkeys(reader.owned, 20)).is_complete, patience_s=PATIENCE_S)
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_a_broker_that_hangs_is_waited_for(new_kafka: NewKafka) -> None:
     server = new_kafka()
@@ -114,6 +116,7 @@ def test_one_broker_of_several_is_enough(topics: Topics) -> None:
         Reader(tap).read(1)
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_what_was_not_delivered_is_delivered_by_the_next_flush(
     new_kafka: NewKafka, monkeypatch: pytest.MonkeyPatch

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.tap.kafka import Loss
 from shadowspec.tap.kafka.consumer import KafkaTap
-from shadowspec.tap.kafka.placing import Extent, Placement, judge
+from shadowspec.tap.kafka.partitions import Extent, Loss, Placement, judge
 from shadowspec.types import PartitionId
 from tests.kafka.reading import Reader, offsets, settings_for
 from tests.kafka_server import KafkaServer

@@ -12,6 +12,7 @@ from shadowspec.config import Config, WorkerSettings, config_template, load_conf
 from shadowspec.errors import ConfigError
 from shadowspec.tap.kafka import KafkaSecurity, KafkaSettings
 from shadowspec.tap.routing import Routing
+from shadowspec.types.constrained import keys_of
 
 KAFKA = '[kafka]\nbootstrap_servers = ["b:9092"]\ntopics = ["t"]\n'
 SASL = KAFKA + 'security_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\nusername = "u"\n'
@@ -38,9 +39,7 @@ def test_the_template_shows_every_key_with_its_default(tmp_path: Path) -> None:
     own = KafkaSettings(("localhost:9092",), ("shadow.prompts",), retry_topics=("shadow.retry",))
     assert replace(shown.kafka, security=KafkaSecurity(), group_instance_id=None) == own
     keys = set(re.findall(r"(?m)^# ([a-z_]+) = ", config_template()))
-    from shadowspec.config.sections import KafkaSection, WorkerSection
-
-    assert {*KafkaSection.model_fields, *WorkerSection.model_fields} <= keys
+    assert {*keys_of(KafkaSettings), *keys_of(WorkerSettings)} <= keys
 
 
 def test_the_values_arrive(tmp_path: Path) -> None:
@@ -114,6 +113,13 @@ def test_the_values_arrive(tmp_path: Path) -> None:
     [
         ("[kafka]\n", "kafka.bootstrap_servers: is missing"),
         (KAFKA + "password = 'x'\n", "kafka.password: is not a known key"),
+        (KAFKA + "'(password)' = 'x'\n", "kafka: is not a known key"),
+        (KAFKA + "[kafka.security]\nprotocol = 'SSL'\n", "kafka.security: is not a known key"),
+        (KAFKA + "protocol = 'SSL'\n", "kafka.protocol: is not a known key"),
+        ("kafka = 3\n", "kafka: must be a table"),
+        (KAFKA.replace('["t"]', '"t"'), "kafka.topics: should be a valid array"),
+        (KAFKA + "group_id = 1979-05-27\n", "kafka.group_id: should be a valid string"),
+        (KAFKA + "password_file = ''\n", "kafka.password_file: must be the path of a file or folder"),
         (KAFKA.replace('["t"]', "[]"), "kafka.topics"),
         (KAFKA.replace('"t"', '"a b"'), "kafka.topics.0"),
         (KAFKA + 'retry_topics = ["t"]\n', "the same topic stands there twice"),

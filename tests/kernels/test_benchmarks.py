@@ -31,6 +31,7 @@ def test_in_small(tmp_path: Path) -> None:
     assert "triton" in document["machine"]
 
 
+@pytest.mark.representative("kernel_costs")
 @pytest.mark.parametrize("script", ["kernel_costs", "gpu_decode"])
 def test_without_a_gpu_it_says_so(script: str) -> None:
     ran = run(script, CUDA_VISIBLE_DEVICES="")
@@ -38,6 +39,7 @@ def test_without_a_gpu_it_says_so(script: str) -> None:
     assert "torch finds no GPU" in ran.stderr
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_the_loop_in_small(tmp_path: Path) -> None:
     out = tmp_path / "gpu_decode.json"

@@ -8,9 +8,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 SHARED_MEMORY = 227 * 1024  # bytes that a program may have on an H100 or H200
 
 
+@pytest.mark.all
 def test_every_kernel_compiles_for_a_hopper_gpu(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": os.pathsep.join(["", *sys.path]), "TRITON_CACHE_DIR": str(tmp_path)}

@@ -22,6 +22,7 @@ from tests.services import is_listening
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.all
 @pytest.mark.slow
 @pytest.mark.integration
 def test_services_start_once_keep_what_they_hold_and_stop(tmp_path: Path) -> None:

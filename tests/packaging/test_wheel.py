@@ -19,7 +19,8 @@ NOT_SOURCE = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-inf
 PROBE = """
 import importlib.metadata, importlib.util, json, shadowspec, shadowspec_kernels
 from shadowspec.cli.dashboard import dashboards_folder
-from shadowspec.store import Store, check, current, head, schema, upgrade
+from shadowspec.store import Store, check, current, head, upgrade
+from shadowspec.store.admin import schema
 url = "sqlite:///probe.db"
 upgrade(url)
 Store.open(url).close()
@@ -114,6 +115,7 @@ def test_the_wheel_holds_all_that_the_checkout_does(wheel: Path) -> None:
     assert licences == {"LICENSE", "NOTICE"}
 
 
+@pytest.mark.all
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_an_installation_runs_outside_the_checkout(

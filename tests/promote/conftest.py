@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shadowspec.store import Store, schema
+from shadowspec.store import Store
 from shadowspec.types import (
     Arm,
     ArmTiming,
@@ -87,12 +88,14 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shop:
+def shop(
+    tmp_path: Path, migrated_sqlite: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Shop:
     monkeypatch.chdir(tmp_path)
     for variable in ("SHADOWSPEC_CONFIG", "SHADOWSPEC_DATABASE_URL", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"):
         monkeypatch.delenv(variable, raising=False)
     (tmp_path / "shadowspec.toml").write_text(CONFIG, encoding="utf-8")
-    schema.upgrade(URL)
+    shutil.copyfile(migrated_sqlite, tmp_path / "shadow.db")
     with Store.open(URL) as store:
         store.save_fingerprints([config(), config(revision="b")])
 

@@ -13,34 +13,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowspec.errors import NoDataError, UsageError
-from shadowspec.gate.overrides import effective
-from shadowspec.gate.restarts import superseded
-from shadowspec.promote.answer import Answer, Role
-from shadowspec.promote.judge import judge
-from shadowspec.promote.outcome import OnHold, Outcome, exit_code
-from shadowspec.promote.question import Question, Standing, parse_duration, parse_labels
+from shadowspec.gate.verdict.effective_decisions import effective
+from shadowspec.gate.verdict.trial import supersede
+from shadowspec.rollout.check.answer import Answer, Role
+from shadowspec.rollout.check.judge import judge
+from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
+from shadowspec.rollout.check.question import CheckInput, Question, parse_duration, parse_labels
 from shadowspec.store import Traffic
-from shadowspec.types import Decision, Override, Verdict
+from shadowspec.types import Decision, EvidenceSummary, Override, Verdict
 from tests.promote.worlds import (
     CHAT,
     CODE,
     HOUR,
     NOW,
+    check_input,
     decision,
     fingerprint,
     question,
-    standing,
     traffic,
 )
 
 
-def answer(what: Standing, asked: Question | None = None) -> Answer:
+def answer(what: CheckInput, asked: Question | None = None) -> Answer:
     return judge(asked or question(), what, NOW)
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_one_hypothesis_answers_with_its_verdict(verdict: Verdict) -> None:
-    found = answer(standing([decision(verdict)]))
+    found = answer(check_input([decision(verdict)]))
     assert found.outcome == verdict.value
     (finding,) = found.findings
     assert finding.reason == f"{verdict.value.lower()} for a reason"
@@ -71,7 +71,7 @@ def test_exit_codes_are_those_of_the_contract(outcome: Outcome, on_hold: OnHold,
 @pytest.mark.parametrize(("weight", "outcome"), [(5.0, Outcome.DISABLE), (4.99, Outcome.ENABLE)])
 def test_a_disabled_slice_blocks_from_5_percent_of_the_traffic_on(weight: float, outcome: Outcome) -> None:
     decisions = [decision(), decision("DISABLE", CODE), decision("ENABLE", CHAT)]
-    found = answer(standing(decisions, traffic({CODE: weight, CHAT: 100.0 - weight})))
+    found = answer(check_input(decisions, traffic({CODE: weight, CHAT: 100.0 - weight})))
     assert found.outcome is outcome
     shown = {finding.slice_key: finding for finding in found.findings}
     assert shown[CODE].role is (Role.WATCHED if outcome is Outcome.DISABLE else Role.SHOWN)
@@ -79,36 +79,36 @@ def test_a_disabled_slice_blocks_from_5_percent_of_the_traffic_on(weight: float,
 
 
 def test_a_disabled_slice_of_unknown_traffic_blocks() -> None:
-    assert answer(standing([decision(), decision("DISABLE", CODE)], [])).outcome is Outcome.DISABLE
+    assert answer(check_input([decision(), decision("DISABLE", CODE)], [])).outcome is Outcome.DISABLE
 
 
 def test_a_held_slice_does_not_block_an_enabled_endpoint() -> None:
-    assert answer(standing([decision(), decision("HOLD", CODE)])).outcome is Outcome.ENABLE
+    assert answer(check_input([decision(), decision("HOLD", CODE)])).outcome is Outcome.ENABLE
 
 
 def test_slices_enabled_under_a_held_endpoint_do_not_enable_it() -> None:
-    found = answer(standing([decision("HOLD"), decision("ENABLE", CODE), decision("ENABLE", CHAT)]))
+    found = answer(check_input([decision("HOLD"), decision("ENABLE", CODE), decision("ENABLE", CHAT)]))
     assert found.outcome is Outcome.HOLD
 
 
 def test_labels_choose_every_slice_that_has_them() -> None:
     other = "prompt_class=code,sampling_regime=high"
     decisions = [decision(), decision("ENABLE", CODE), decision("HOLD", other), decision("DISABLE", CHAT)]
-    found = answer(standing(decisions), question(slice_labels={"prompt_class": "code"}))
+    found = answer(check_input(decisions), question(slice_labels={"prompt_class": "code"}))
     assert {finding.slice_key for finding in found.findings} == {CODE, other}
     assert found.outcome is Outcome.HOLD
     only = {"prompt_class": "code", "sampling_regime": "greedy"}
-    assert answer(standing(decisions), question(slice_labels=only)).outcome is Outcome.ENABLE
+    assert answer(check_input(decisions), question(slice_labels=only)).outcome is Outcome.ENABLE
 
 
 def test_a_named_slice_counts_however_little_traffic_it_has() -> None:
     decisions = [decision(), decision("DISABLE", CODE), decision("ENABLE", CHAT)]
     rows = traffic({CODE: 0.1, CHAT: 99.9})
-    assert answer(standing(decisions, rows), question(slice_labels=parse_labels([CODE]))).outcome is Outcome.DISABLE
+    assert answer(check_input(decisions, rows), question(slice_labels=parse_labels([CODE]))).outcome is Outcome.DISABLE
 
 
 def test_unknown_slices_are_named_with_the_known_ones() -> None:
-    what = standing([decision(), decision("ENABLE", CODE)])
+    what = check_input([decision(), decision("ENABLE", CODE)])
     with pytest.raises(UsageError, match=r"not sliced by 'tier'.*prompt_class, sampling_regime"):
         answer(what, question(slice_labels={"tier": "gold"}))
     with pytest.raises(NoDataError, match=r"prompt_class=maths.*decided: prompt_class=code"):
@@ -122,10 +122,12 @@ def order(verdict: str, slice_key: str, *, load: int | None = None, number: int 
     return Override(number, "chat", slice_key, load, Verdict(verdict), "incident", "ops", NOW - HOUR)
 
 
-def under(orders: Sequence[Override], decisions: Sequence[Decision], rows: Sequence[Traffic] | None = None) -> Standing:
+def under(
+    orders: Sequence[Override], decisions: Sequence[Decision], rows: Sequence[Traffic] | None = None
+) -> CheckInput:
     """As the command makes it: orders laid over the decisions, and beside them."""
     own = [effective(each, orders, NOW) for each in decisions]
-    return standing(own, rows, orders=orders)
+    return check_input(own, rows, orders=orders)
 
 
 @pytest.mark.parametrize("verdict", ["DISABLE", "HOLD"])
@@ -204,7 +206,9 @@ def test_an_order_counts_for_the_slices_that_are_asked_for() -> None:
 
 
 def test_one_load_is_judged_alone_and_an_unknown_one_refused() -> None:
-    what = standing([decision("ENABLE", load=2), decision("DISABLE", load=32)], load_shares={2: 1.0, 32: 1.0, 64: 1.0})
+    what = check_input(
+        [decision("ENABLE", load=2), decision("DISABLE", load=32)], load_shares={2: 1.0, 32: 1.0, 64: 1.0}
+    )
     assert answer(what, question(concurrency=2)).outcome is Outcome.ENABLE
     assert answer(what, question(concurrency=32)).outcome is Outcome.DISABLE
     assert answer(what, question(concurrency=64)).outcome is Outcome.HOLD
@@ -216,7 +220,7 @@ def test_traffic_is_that_of_the_loads_asked_about() -> None:
     decisions = [decision(load=load) for load in (2, 32)]
     decisions += [decision("DISABLE", CODE, load=2), decision("ENABLE", CHAT, load=2)]
     rows = traffic({CODE: 4.0, CHAT: 96.0}, load=2) + traffic({CODE: 90.0, CHAT: 10.0}, load=32)
-    assert answer(standing(decisions, rows), question(concurrency=2)).outcome is Outcome.ENABLE
+    assert answer(check_input(decisions, rows), question(concurrency=2)).outcome is Outcome.ENABLE
 
 
 @pytest.mark.parametrize(
@@ -225,12 +229,12 @@ def test_traffic_is_that_of_the_loads_asked_about() -> None:
 )
 def test_a_load_blocks_from_5_percent_of_the_traffic_on(shares: dict[int, float], outcome: Outcome) -> None:
     decisions = [decision("ENABLE", load=2), decision("DISABLE", load=32)]
-    assert answer(standing(decisions, load_shares=shares)).outcome is outcome
+    assert answer(check_input(decisions, load_shares=shares)).outcome is outcome
 
 
 def test_loads_that_carry_5_percent_together_block_together() -> None:
     decisions = [decision("ENABLE", load=2), *(decision("DISABLE", load=load) for load in (16, 32))]
-    what = standing(decisions, load_shares={2: 94.0, 16: 3.0, 32: 3.0})
+    what = check_input(decisions, load_shares={2: 94.0, 16: 3.0, 32: 3.0})
     assert answer(what).outcome is Outcome.DISABLE
 
 
@@ -238,7 +242,7 @@ def test_what_a_small_load_may_cost_is_weighed() -> None:
     """At 3% and half the speed the mean over the loads is not proven: .97 log 1.07 + .03 log .5 < log 1.05."""
     narrow = decision("ENABLE", load=2, speedup=(1.2, 1.07, 1.3))
     slow = decision("DISABLE", load=32, speedup=(0.55, 0.5, 0.6))
-    found = answer(standing([narrow, slow], load_shares={2: 97.0, 32: 3.0}))
+    found = answer(check_input([narrow, slow], load_shares={2: 97.0, 32: 3.0}))
     assert found.outcome is Outcome.HOLD
     speedup = found.findings[0].speedup
     assert speedup is not None
@@ -248,7 +252,7 @@ def test_what_a_small_load_may_cost_is_weighed() -> None:
 
 
 def test_a_load_that_nobody_judged_is_held_at_the_end_of_the_range() -> None:
-    found = answer(standing([decision("ENABLE", load=2)], load_shares={2: 0.5, 32: 0.5}))
+    found = answer(check_input([decision("ENABLE", load=2)], load_shares={2: 0.5, 32: 0.5}))
     assert found.outcome is Outcome.HOLD
     assert "not judged at load 32" in found.findings[0].reason
     speedup = found.findings[0].speedup
@@ -261,15 +265,17 @@ def test_a_load_that_nobody_judged_is_held_at_the_end_of_the_range() -> None:
 def test_loads_without_shares_are_weighed_by_the_traffic_measured() -> None:
     decisions = [decision("ENABLE", load=2), decision("DISABLE", load=32)]
     assert (
-        answer(standing(decisions, traffic({CODE: 97.0}, load=2) + traffic({CODE: 3.0}, load=32))).outcome == "ENABLE"
+        answer(check_input(decisions, traffic({CODE: 97.0}, load=2) + traffic({CODE: 3.0}, load=32))).outcome
+        == "ENABLE"
     )
     assert (
-        answer(standing(decisions, traffic({CODE: 94.0}, load=2) + traffic({CODE: 6.0}, load=32))).outcome == "DISABLE"
+        answer(check_input(decisions, traffic({CODE: 94.0}, load=2) + traffic({CODE: 6.0}, load=32))).outcome
+        == "DISABLE"
     )
 
 
 def test_a_standing_enable_stands_whatever_its_fresh_bounds_say() -> None:
-    assert answer(standing([decision("ENABLE", speedup=(1.0, 0.8, 1.2))])).outcome is Outcome.ENABLE
+    assert answer(check_input([decision("ENABLE", speedup=(1.0, 0.8, 1.2))])).outcome is Outcome.ENABLE
 
 
 # candidates
@@ -277,11 +283,11 @@ def test_a_standing_enable_stands_whatever_its_fresh_bounds_say() -> None:
 
 def test_the_best_candidate_answers_and_the_others_are_named() -> None:
     decisions = [decision("DISABLE", name="draft"), decision("ENABLE", name="other")]
-    found = answer(standing(decisions))
+    found = answer(check_input(decisions))
     assert (found.outcome, found.config_name) == (Outcome.ENABLE, "other")
     assert found.others == (("draft", Outcome.DISABLE),)
     closer = decision("ENABLE", name="draft", speedup=(1.25, 1.2, 1.3))
-    assert answer(standing([closer, decisions[1]])).config_name == "draft"
+    assert answer(check_input([closer, decisions[1]])).config_name == "draft"
 
 
 def test_a_candidate_is_judged_as_a_whole() -> None:
@@ -292,40 +298,52 @@ def test_a_candidate_is_judged_as_a_whole() -> None:
         decision("HOLD", name="other"),
         decision("ENABLE", CODE, name="other"),
     ]
-    found = answer(standing(decisions))
+    found = answer(check_input(decisions))
     assert (found.outcome, found.config_name) == (Outcome.HOLD, "other")
 
 
 def test_candidates_that_are_no_longer_configured_do_not_count() -> None:
     decisions = [decision("ENABLE", name="draft"), decision("HOLD", name="other")]
-    assert answer(standing(decisions, candidates=["other"])).outcome is Outcome.HOLD
+    assert answer(check_input(decisions, candidates=["other"])).outcome is Outcome.HOLD
     with pytest.raises(NoDataError, match=r"no configured candidate has been decided yet .third"):
-        answer(standing(decisions, candidates=["third"]))
+        answer(check_input(decisions, candidates=["third"]))
 
 
 def test_a_fingerprint_that_took_over_replaces_the_old_one() -> None:
     decisions = [decision("ENABLE", revision="a"), decision("HOLD", revision="b")]
     old, new = traffic({CODE: 50.0}, revision="a", age=5 * HOUR), traffic({CODE: 1.0}, revision="b")
-    found = answer(standing(decisions, old + new))
+    found = answer(check_input(decisions, old + new))
     assert (found.outcome, found.fingerprints) == (Outcome.HOLD, (fingerprint("draft", "b"),))
 
 
 def test_a_fingerprint_that_the_gate_has_superseded_does_not_count() -> None:
     new = decision("ENABLE", revision="b")
-    old = superseded(decision("ENABLE", revision="a"), new.fingerprint, NOW)
+    old = supersede(decision("ENABLE", revision="a"), new.fingerprint, NOW)
     rows = traffic({CODE: 50.0}, revision="a") + traffic({CODE: 1.0}, revision="b")
-    assert answer(standing([old, new], rows)).fingerprints == (new.fingerprint,)
-    alone = answer(standing([old], rows))
+    assert answer(check_input([old, new], rows)).fingerprints == (new.fingerprint,)
+    unjudged = answer(check_input([old], rows))
+    assert unjudged.outcome is Outcome.HOLD
+    assert f"is measured with fingerprint {new.fingerprint[:12]} now" in unjudged.findings[0].reason
+    alone = answer(check_input([old], rows[:1]))
     assert alone.outcome is Outcome.HOLD
     assert "was superseded" in alone.findings[0].reason
 
 
-def test_fingerprints_measured_at_the_same_time_count_by_the_worst() -> None:
-    decisions = [decision("ENABLE", revision="a"), decision("HOLD", revision="b")]
-    found = answer(standing(decisions, traffic({CODE: 50.0}, revision="a") + traffic({CODE: 1.0}, revision="b")))
-    assert (found.outcome, len(found.fingerprints)) == (Outcome.HOLD, 2)
-    chosen = question(expected_fingerprint=fingerprint("draft", "a"))
-    assert answer(standing(decisions), chosen).outcome is Outcome.ENABLE
+def test_a_fingerprint_that_the_gate_has_not_judged_replaces_the_old_one() -> None:
+    rows = traffic({CODE: 50.0}, revision="a", age=5 * HOUR) + traffic({CODE: 1.0}, revision="b")
+    found = answer(check_input([decision("ENABLE", revision="a")], rows))
+    assert (found.outcome, found.fingerprints) == (Outcome.HOLD, (fingerprint("draft", "b"),))
+    back = [*traffic({CODE: 1.0}, revision="a", age=HOUR / 2), *rows]
+    assert answer(check_input([decision("ENABLE", revision="a")], back)).outcome is Outcome.ENABLE
+
+
+def test_of_fingerprints_measured_at_the_same_time_the_one_judged_last_counts() -> None:
+    decisions = [decision("ENABLE", revision="a", decided_at=NOW - 2 * HOUR), decision("HOLD", revision="b")]
+    rows = traffic({CODE: 50.0}, revision="a") + traffic({CODE: 1.0}, revision="b")
+    found = answer(check_input(decisions, rows))
+    assert (found.outcome, found.fingerprints) == (Outcome.HOLD, (fingerprint("draft", "b"),))
+    with pytest.raises(NoDataError, match="what is measured is not what is expected"):
+        answer(check_input(decisions, rows), question(expected_fingerprint=fingerprint("draft", "a")))
 
 
 # what is expected
@@ -343,7 +361,7 @@ def test_fingerprints_measured_at_the_same_time_count_by_the_worst() -> None:
     ],
 )
 def test_what_is_as_expected_is_judged(expected: dict[str, str]) -> None:
-    assert answer(standing([decision()]), question(**expected)).outcome is Outcome.ENABLE
+    assert answer(check_input([decision()]), question(**expected)).outcome is Outcome.ENABLE
 
 
 @pytest.mark.parametrize(
@@ -361,12 +379,12 @@ def test_what_is_as_expected_is_judged(expected: dict[str, str]) -> None:
 )
 def test_what_is_not_expected_is_refused(expected: dict[str, str], says: str) -> None:
     with pytest.raises(NoDataError, match=says):
-        answer(standing([decision()]), question(**expected))
+        answer(check_input([decision()]), question(**expected))
 
 
 def test_a_config_of_unknown_details_is_refused_where_they_are_asked_for() -> None:
     with pytest.raises(NoDataError, match="engine is unknown"):
-        answer(standing([decision()], configs={}), question(expected_engine="torch"))
+        answer(check_input([decision()], configs={}), question(expected_engine="torch"))
 
 
 # age
@@ -374,39 +392,39 @@ def test_a_config_of_unknown_details_is_refused_where_they_are_asked_for() -> No
 
 @pytest.mark.parametrize("verdict", [Verdict.ENABLE, Verdict.HOLD])
 def test_stale_evidence_is_refused(verdict: Verdict) -> None:
-    found = answer(standing([decision(verdict)]), question(max_age=timedelta(hours=1, minutes=59)))
+    found = answer(check_input([decision(verdict)]), question(max_age=timedelta(hours=1, minutes=59)))
     assert found.outcome is Outcome.UNUSABLE
     assert found.findings[0].reason.startswith("stale: the newest evidence is 2 hours old, the limit 1 hour")
-    assert answer(standing([decision(verdict)]), question(max_age=2 * HOUR)).outcome == verdict.value
+    assert answer(check_input([decision(verdict)]), question(max_age=2 * HOUR)).outcome == verdict.value
 
 
 def test_a_gate_that_has_not_run_is_stale_however_fresh_the_evidence() -> None:
     old = decision(decided_at=NOW - 3 * HOUR)
-    found = answer(standing([old], traffic({CODE: 1.0}, age=HOUR)), question(max_age=2 * HOUR))
+    found = answer(check_input([old], traffic({CODE: 1.0}, age=HOUR)), question(max_age=2 * HOUR))
     assert found.outcome is Outcome.UNUSABLE
     assert "decided 3 hours ago" in found.findings[0].reason
 
 
 def test_what_a_decision_rests_on_is_dated_by_the_decision_itself() -> None:
     """Traffic may have been measured since that is not in evidence yet."""
-    own = decision(details={"newest_evidence": (NOW - 26 * HOUR).isoformat()})
-    found = answer(standing([own]), question(max_age=25 * HOUR))
+    own = decision(evidence=EvidenceSummary(newest_evidence=NOW - 26 * HOUR))
+    found = answer(check_input([own]), question(max_age=25 * HOUR))
     assert (found.outcome, found.findings[0].age) == (Outcome.UNUSABLE, 26 * HOUR)
-    assert answer(standing([own]), question(max_age=26 * HOUR)).outcome is Outcome.ENABLE
+    assert answer(check_input([own]), question(max_age=26 * HOUR)).outcome is Outcome.ENABLE
 
 
 def test_no_evidence_is_stale_evidence() -> None:
-    assert answer(standing([decision()], []), question(max_age=HOUR)).outcome is Outcome.UNUSABLE
-    assert answer(standing([decision()], [])).outcome is Outcome.ENABLE
+    assert answer(check_input([decision()], []), question(max_age=HOUR)).outcome is Outcome.UNUSABLE
+    assert answer(check_input([decision()], [])).outcome is Outcome.ENABLE
 
 
 def test_a_disable_stands_however_old() -> None:
-    assert answer(standing([decision("DISABLE")]), question(max_age=HOUR)).outcome is Outcome.DISABLE
+    assert answer(check_input([decision("DISABLE")]), question(max_age=HOUR)).outcome is Outcome.DISABLE
 
 
 def test_an_endpoint_without_decisions_is_no_data() -> None:
     with pytest.raises(NoDataError, match="nothing has been decided"):
-        answer(standing([]), question())
+        answer(check_input([]), question())
 
 
 @pytest.mark.parametrize(
@@ -456,7 +474,7 @@ def test_nothing_passes_without_a_fresh_enable_at_95_percent_of_the_loads(
     said: list[tuple[Verdict, str, int, str]], shares: list[float], is_stale: bool
 ) -> None:
     decisions = [decision(verdict, key, load=load, name=name) for verdict, key, load, name in said]
-    what = standing(decisions, load_shares=dict(zip((2, 32), shares, strict=True)))
+    what = check_input(decisions, load_shares=dict(zip((2, 32), shares, strict=True)))
     found = answer(what, question(max_age=HOUR if is_stale else None))
     if exit_code(found.outcome, OnHold.FAIL) == 0:
         assert not is_stale

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from shadowspec.promote.answer import Answer, refusal
-from shadowspec.promote.document import answer_document
-from shadowspec.promote.github import MAX_ANNOTATIONS, MAX_SUMMARY_ROWS, step_annotations, step_summary
-from shadowspec.promote.judge import judge
-from shadowspec.promote.junit import junit_xml
-from shadowspec.promote.outcome import OnHold
-from shadowspec.promote.text import answer_lines
+from shadowspec.rollout.check.answer import Answer, refusal
+from shadowspec.rollout.check.check_document import answer_document
+from shadowspec.rollout.check.github import MAX_ANNOTATIONS, MAX_SUMMARY_ROWS, step_annotations, step_summary
+from shadowspec.rollout.check.judge import judge
+from shadowspec.rollout.check.junit import junit_xml
+from shadowspec.rollout.check.outcome import OnHold
+from shadowspec.rollout.check.plain_text import answer_lines
 from shadowspec.types import Decision
-from tests.promote.worlds import CHAT, CODE, ENGINE, HOUR, NOW, decision, question, standing, traffic
+from tests.promote.worlds import CHAT, CODE, ENGINE, HOUR, NOW, check_input, decision, question, traffic
 
 SCHEMAS = [
     etree.XMLSchema(etree.parse(Path(__file__).parents[1] / "data" / "junit" / name))
@@ -30,7 +30,7 @@ LABEL = st.text(min_size=1).filter(lambda text: not {",", "="} & set(text))
 
 
 def answer(*decisions: Decision, weights: dict[str, float] | None = None, **asked: Any) -> Answer:
-    what = standing(decisions) if weights is None else standing(decisions, traffic(weights))
+    what = check_input(decisions) if weights is None else check_input(decisions, traffic(weights))
     return judge(question(**asked), what, NOW)
 
 
@@ -133,7 +133,7 @@ def test_enable_is_a_notice_and_a_refusal_an_error() -> None:
 @pytest.mark.parametrize(("slices", "annotations"), [(9, 9), (10, 10), (11, 10), (200, 10)])
 def test_at_most_ten_annotations_the_worst_first(slices: int, annotations: int) -> None:
     every = [decision("DISABLE" if i == 3 else "HOLD", f"tier={i:03},tenant=a") for i in range(slices)]
-    lines = step_annotations(judge(question(slice_labels={"tenant": "a"}), standing(every), NOW), OnHold.WARN)
+    lines = step_annotations(judge(question(slice_labels={"tenant": "a"}), check_input(every), NOW), OnHold.WARN)
     assert len(lines) == annotations <= MAX_ANNOTATIONS
     assert lines[0].startswith("::error ")
     if slices > MAX_ANNOTATIONS:

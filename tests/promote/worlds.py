@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from shadowspec.promote.question import Question, Standing
+from shadowspec.rollout.check.question import CheckInput, Question
 from shadowspec.store import Traffic
 from shadowspec.types import Decision, FingerprintedConfig, SpeculationConfig, TestResult, Verdict, VerifyRule
 
@@ -55,7 +55,8 @@ def decision(
         num_blocks=60,
         clusters_needed=12 if verdict is Verdict.HOLD else None,
         decided_at=NOW - HOUR,
-        details={"verdict_since": (NOW - 3 * HOUR).isoformat(), "engine": ENGINE},
+        engine=ENGINE,
+        verdict_since=NOW - 3 * HOUR,
         decision_id=100 + load,
     )
     return replace(own, **changes)
@@ -64,16 +65,18 @@ def decision(
 def traffic(
     weights: Mapping[str, float], *, load: int = 4, name: str = "draft", revision: str = "a", age: timedelta = 2 * HOUR
 ) -> list[Traffic]:
-    return [Traffic(key, fingerprint(name, revision), load, weight, NOW - age) for key, weight in weights.items()]
+    return [
+        Traffic(key, fingerprint(name, revision), load, weight, NOW - age, NOW - age) for key, weight in weights.items()
+    ]
 
 
-def standing(decisions: Sequence[Decision], rows: Sequence[Traffic] | None = None, **changes: Any) -> Standing:
+def check_input(decisions: Sequence[Decision], rows: Sequence[Traffic] | None = None, **changes: Any) -> CheckInput:
     """Without rows: the slices share the traffic evenly, at every load and with every config decided."""
     if rows is None:
         keys = {(d.slice_key or CODE, d.fingerprint, d.concurrency) for d in decisions}
-        rows = [Traffic(*key, 10.0, NOW - 2 * HOUR) for key in sorted(keys)]
+        rows = [Traffic(*key, 10.0, NOW - 2 * HOUR, NOW - 2 * HOUR) for key in sorted(keys)]
     configs = {each.fingerprint: each for name in ("draft", "other") for each in (config(name), config(name, "b"))}
-    return replace(Standing(list(decisions), configs, list(rows), {}, [], 0.6931), **changes)
+    return replace(CheckInput(list(decisions), configs, list(rows), {}, [], 0.6931), **changes)
 
 
 def question(**changes: Any) -> Question:

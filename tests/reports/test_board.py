@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
-from shadowspec.reports.board import Board, BoardValues, build_board, expected_at
-from shadowspec.reports.board_filter import BoardFilter, found_in, label_values
-from shadowspec.reports.board_sums import TREND_DAYS, Saving
-from shadowspec.reports.costs import DeviceTime
-from shadowspec.store import GroupSums, Input, RollupSums
-from shadowspec.types import Arm, Decision, Override, TestResult, Verdict
+from shadowspec.reports.pages.board import (
+    Board,
+    BoardFilter,
+    BoardValues,
+    build_board,
+    expected_at,
+    find_rows,
+    label_values,
+)
+from shadowspec.reports.pages.board_values import TREND_DAYS, Saving
+from shadowspec.reports.token_costs import DeviceTime
+from shadowspec.store import GroupSums, Input, RollupSums, Traffic
+from shadowspec.types import Arm, Decision, EvidenceSummary, Override, Supersession, TestResult, Verdict
 from tests.reports.worlds import NOW, config
+from tests.store.examples import in_traffic
 
 DAY = date(2026, 3, 2)
 CONFIG = config()
@@ -27,14 +35,14 @@ def decision(
     concurrency: int = 4,
     lower: float = 1.1,
     clusters_needed: int | None = None,
-    details: Mapping[str, float | int | str | None] | None = None,
+    **changes: Any,
 ) -> Decision:
     tests = (
         TestResult("speedup", "open", 1.3, lower, 1.5, 1.05, 0.01, "block", 30, 16),
         TestResult("parity_faults", "pass", 0.0, None, 0.02, 0.05, 0.01, "request", 120, 113),
         TestResult("parity_sampled", "open", 0.001, -0.03, 0.03, 0.02, 0.01, "cluster", 20, 52),
     )
-    return Decision(
+    own = Decision(
         endpoint=endpoint,
         slice_key=slice_key,
         concurrency=concurrency,
@@ -48,8 +56,9 @@ def decision(
         num_blocks=30,
         clusters_needed=clusters_needed,
         decided_at=NOW,
-        details={"span_s": 86_400.0, "newest_evidence": NOW.isoformat(), **(details or {})},
+        evidence=EvidenceSummary(span_s=86_400.0, newest_evidence=NOW),
     )
+    return replace(own, **changes)
 
 
 def sums(endpoint: str, slice_key: str, back: int, **figures: float) -> GroupSums:
@@ -69,6 +78,10 @@ def values(
         rollouts=[],
         newest_day=DAY,
         prices={"chat": price},
+        policies={},
+        traffic={
+            "chat": [Traffic(d.slice_key, d.fingerprint, d.concurrency, 1.0, d.start, d.start) for d in days or []]
+        },
         loads={"chat": {4: 1.0, 16: 3.0}},
     )
 
@@ -81,8 +94,8 @@ def test_the_weightiest_load_speaks_for_the_endpoint_and_slices_stand_below_by_t
     rows = [
         decision(concurrency=4, verdict=Verdict.ENABLE),
         decision(concurrency=16, verdict=Verdict.DISABLE),
-        decision(slice_key="prompt_class=chat", details={"traffic_share": 0.2}),
-        decision(slice_key="prompt_class=code", details={"traffic_share": 0.8}),
+        in_traffic(decision(slice_key="prompt_class=chat"), 0.2),
+        in_traffic(decision(slice_key="prompt_class=code"), 0.8),
     ]
     (endpoint,) = board(*rows).endpoints
     assert endpoint.head.verdict is Verdict.DISABLE
@@ -111,20 +124,22 @@ def test_a_row_repeats_the_gate_and_an_override_stands_before_it() -> None:
 
 
 def test_a_superseded_fingerprint_has_no_row() -> None:
-    old = replace(decision(verdict=Verdict.DISABLE, details={"superseded_by": "new"}), fingerprint="old")
+    old = replace(
+        decision(verdict=Verdict.DISABLE, supersession=Supersession("new", Verdict.DISABLE)), fingerprint="old"
+    )
     assert [row.fingerprint for row in board(decision(), old).rows] == [CONFIG.fingerprint]
 
 
 def test_what_is_needed_is_expected_at_the_pace_so_far() -> None:
     assert expected_at(decision(clusters_needed=50), NOW) == NOW + timedelta(hours=12)
     assert expected_at(decision(), NOW) is None
-    assert expected_at(decision(clusters_needed=50, details={"span_s": None}), NOW) is None
+    assert expected_at(decision(clusters_needed=50, evidence=EvidenceSummary()), NOW) is None
 
 
 def test_evidence_of_a_file_is_as_old_as_its_measuring() -> None:
-    old = {"newest_evidence": (NOW - timedelta(days=900)).isoformat()}
-    (ended,) = build_board(values([decision(details=old)], ended=True), (), NOW).rows
-    (going,) = build_board(values([decision(details=old)]), (), NOW).rows
+    old = EvidenceSummary(newest_evidence=NOW - timedelta(days=900))
+    (ended,) = build_board(values([decision(evidence=old)], ended=True), (), NOW).rows
+    (going,) = build_board(values([decision(evidence=old)]), (), NOW).rows
     assert ended.evidence_at == NOW
     assert going.evidence_at == NOW - timedelta(days=900)
 
@@ -165,16 +180,18 @@ def test_filters_keep_an_endpoint_for_any_row_that_matches() -> None:
         decision("sql", verdict=Verdict.HOLD, lower=0.9),
     )
     assert label_values(found) == {"prompt_class": ["code"], "tier": ["pro"]}
-    whole = found_in(found, BoardFilter(), "name")
+    whole = find_rows(found, BoardFilter(), "name")
     assert [own.name for own in whole.endpoints] == ["chat", "sql"]
     assert (whole.num_rows, whole.opened) == (3, frozenset())
-    below = found_in(found, BoardFilter(labels={"tier": frozenset({"pro"})}), "name")
+    below = find_rows(found, BoardFilter(labels={"tier": frozenset({"pro"})}), "name")
     assert [(own.name, len(own.rows)) for own in below.endpoints] == [("chat", 1)]
     assert (below.opened, below.num_rows) == ({"chat"}, 1)
-    assert [own.name for own in found_in(found, BoardFilter(verdicts=frozenset({"HOLD"})), "name").endpoints] == ["sql"]
-    assert found_in(found, BoardFilter(search="SQL draft"), "name").num_rows == 1
-    assert not found_in(found, BoardFilter(models=frozenset({"another"})), "name").endpoints
-    assert found_in(found, BoardFilter(endpoints=frozenset({"sql"})), "name").num_rows == 1
-    by_speedup = found_in(found, BoardFilter(), "speedup")
+    assert [own.name for own in find_rows(found, BoardFilter(verdicts=frozenset({"HOLD"})), "name").endpoints] == [
+        "sql"
+    ]
+    assert find_rows(found, BoardFilter(search="SQL draft"), "name").num_rows == 1
+    assert not find_rows(found, BoardFilter(models=frozenset({"another"})), "name").endpoints
+    assert find_rows(found, BoardFilter(endpoints=frozenset({"sql"})), "name").num_rows == 1
+    by_speedup = find_rows(found, BoardFilter(), "speedup")
     assert [own.name for own in by_speedup.endpoints] == ["chat", "sql"]
-    assert [own.name for own in found_in(found, BoardFilter(), "no such order").endpoints] == ["chat", "sql"]
+    assert [own.name for own in find_rows(found, BoardFilter(), "no such order").endpoints] == ["chat", "sql"]

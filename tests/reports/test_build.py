@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from shadowspec import store as stores
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import EndpointEvidence, decide_endpoint, run_gate
-from shadowspec.reports import Report, ReportSource, build_report, render_json, render_markdown
+from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.reports.notes import decision_notes
+from shadowspec.reports.report import Report, build_report, render_json, render_markdown
 from shadowspec.store import Store
-from shadowspec.types import Block, BlockResult, FunnelCounter, RecordKey, StoredRecord, Verdict
+from shadowspec.types import Block, BlockResult, Fold, FunnelCounter, RecordKey, Span, StoredRecord, Verdict
+from tests.gate.oracle import EndpointEvidence, decide_endpoint
 from tests.reports.worlds import NOW, MemorySource, add_slice, config
 from tests.store.saving import save_block, save_records
 
@@ -37,10 +38,21 @@ def judged(source: MemorySource) -> MemorySource:
     for endpoint in source.endpoints():
         rows = EndpointEvidence(endpoint, source.records(endpoint), source.blocks(endpoint), source.runs(endpoint))
         source.decisions += decide_endpoint(rows, POLICY, source.configs, [4], [], input_ended=True, now=NOW)
+        source.folded[endpoint] = [fold_of(rows)]
     return source
 
 
-def report_of(source: ReportSource) -> Report:
+def fold_of(rows: EndpointEvidence) -> Fold:
+    """One fold that took in all of these rows."""
+    places: dict[tuple[str, int], int] = {}
+    for record in rows.records:
+        place = record.key.source, record.key.partition
+        places[place] = max(places.get(place, 0), record.key.offset + 1)
+    spans = tuple(Span(*place, 0, stop) for place, stop in sorted(places.items()))
+    return Fold(spans, None, len(rows.records), len(rows.runs), asdict(POLICY), NOW, begins={})
+
+
+def report_of(source: object) -> Report:
     return build_report(source, {"editor": POLICY}, NOW, data_note="Made up.")
 
 
@@ -193,6 +205,7 @@ def test_the_store_gives_the_same_report_as_a_source_in_memory(sqlite_store: Sto
         save_block(sqlite_store, BlockResult(block, stored.started_at, runs, stored.memory), records)
     save_records(sqlite_store, list(source.records("editor")))
     source.decisions = run_gate(sqlite_store, {"editor": POLICY}, input_ended=True, now=NOW)
+    source.folded = {"editor": sqlite_store.folds("editor")}
     assert render_json(report_of(sqlite_store)) == render_json(report_of(source))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,11 +9,23 @@ from typing import Any
 import pytest
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.rollout_policy import RolloutPolicy
-from shadowspec.reports import before_after, changes, policy
-from shadowspec.reports.changes import Kind
+from shadowspec.reports.pages import before_after
+from shadowspec.reports.pages import policy_parameters as policy
+from shadowspec.reports.pages import timeline as changes
+from shadowspec.reports.shared_values import ChangeKind
+from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import AdviceChange, GroupSums, Histogram, RollupSums, VerdictChange
-from shadowspec.types import Arm, Clearing, FingerprintedConfig, OverrideRecord, Verdict
+from shadowspec.types import (
+    Arm,
+    Clearing,
+    EvidenceSummary,
+    FingerprintedConfig,
+    MixChange,
+    OverrideRecord,
+    RateChange,
+    Supersession,
+    Verdict,
+)
 from tests.reports import worlds
 from tests.store import examples
 
@@ -31,8 +42,9 @@ CONFIGS: dict[str, FingerprintedConfig] = {OLD.fingerprint: OLD, NEW.fingerprint
 
 def verdict(before: Verdict | None, after: Verdict, **changed: Any) -> VerdictChange:
     own = VerdictChange(
-        7, "chat", "a=b", 4, OLD.fingerprint, before, after, "all_tests_pass", "every required test passes", NOON, {}
-    )
+        7, "chat", "a=b", 4, OLD.fingerprint, before, after, "all_tests_pass", "every required test passes", NOON,
+        EvidenceSummary(), None,
+    )  # fmt: skip
     return replace(own, **changed)
 
 
@@ -47,13 +59,18 @@ def test_verdicts_alarms_and_fingerprints_are_told_apart() -> None:
                 Verdict.HOLD,
                 reason_code="changed_fingerprint",
                 reason="ENABLE was superseded",
-                details={"superseded_by": NEW.fingerprint},
+                supersession=Supersession(NEW.fingerprint, Verdict.ENABLE),
             ),
         ],
         CONFIGS,
     )
-    assert [own.kind for own in told] == [Kind.VERDICT, Kind.VERDICT, Kind.ALARM, Kind.FINGERPRINT]
-    assert told[0].what == "first word: HOLD"
+    assert [own.kind for own in told] == [
+        ChangeKind.VERDICT,
+        ChangeKind.VERDICT,
+        ChangeKind.ALARM,
+        ChangeKind.FINGERPRINT,
+    ]
+    assert told[0].what == "first verdict: HOLD"
     assert told[1].what == "HOLD \u2192 ENABLE"
     assert told[3].why.endswith(
         "what differs: engine (shadowspec-torch/0.1.0 torch/2.13.0 \u2192 shadowspec-torch/0.2.0), draft weights"
@@ -64,11 +81,10 @@ def test_verdicts_alarms_and_fingerprints_are_told_apart() -> None:
 
 
 def test_advice_and_a_shift_of_one_look_are_two_changes() -> None:
-    own = AdviceChange(
-        9, "chat", "", 4, "unknown-fingerprint", "speedup", True, True, True, NOON, {"change_of_speedup": "all mix"}
-    )
+    change = MixChange(2.5, True, {"speedup": RateChange(-0.1, 0.0, "all mix")})
+    own = AdviceChange(9, "chat", "", 4, "unknown-fingerprint", "speedup", True, True, True, NOON, change)
     told = changes.advice_changes([own], CONFIGS)
-    assert [each.kind for each in told] == [Kind.ADVICE, Kind.MIX]
+    assert [each.kind for each in told] == [ChangeKind.ADVICE, ChangeKind.MIX]
     assert told[1].why == "all mix"
     assert told[0].config_name == "unknown-fing"
 
@@ -102,9 +118,9 @@ def test_rollouts_and_the_order_of_all() -> None:
 def test_enablings_are_changes_to_enable() -> None:
     found = before_after.enablings(
         [
-            verdict(Verdict.HOLD, Verdict.ENABLE, details={"newest_record": (NOON - timedelta(hours=2)).isoformat()}),
+            verdict(Verdict.HOLD, Verdict.ENABLE, evidence=EvidenceSummary(newest_record=NOON - timedelta(hours=2))),
             verdict(Verdict.ENABLE, Verdict.DISABLE),
-            verdict(None, Verdict.ENABLE, details={"newest_record": (NOON - timedelta(days=400)).isoformat()}),
+            verdict(None, Verdict.ENABLE, evidence=EvidenceSummary(newest_record=NOON - timedelta(days=400))),
         ],
         CONFIGS,
     )
@@ -150,8 +166,8 @@ def test_quantiles_of_too_few_requests_are_not_said() -> None:
 
 def test_the_policy_in_force_with_what_was_changed() -> None:
     own = GatePolicy(margin=0.1, entry_clusters=5)
-    frozen = json.dumps({"entry_clusters": 20, "z_clip": 0.2, "max_cost_per_million_tokens": None})
-    decision = replace(examples.decision(), details={"frozen_parameters": frozen})
+    frozen = {"entry_clusters": 20, "z_clip": 0.2, "max_cost_per_million_tokens": None}
+    decision = replace(examples.decision(), frozen_parameters=frozen)
     found = {each.name: each for each in policy.gate_parameters(own, [decision])}
     assert (found["margin"].value, found["margin"].default, found["margin"].is_changed) == ("0.1", "0.05", True)
     assert found["entry_clusters"].fixed == ("20",)
@@ -165,6 +181,6 @@ def test_the_policy_in_force_with_what_was_changed() -> None:
 
 @pytest.mark.parametrize("name", ["margin", "cluster_idle_s", "log_speedup_clip", "context_max_depths", "on_alarm"])
 def test_parameters_have_their_meaning_from_the_template(name: str) -> None:
-    from shadowspec.config.policy_template import parameter_meanings
+    from shadowspec.config.template import parameter_meanings
 
     assert len(parameter_meanings()[name]) > 8

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports import Report, build_report, render_html, render_json, render_markdown
-from shadowspec.reports.contexts import CacheCost, ContextPoint, by_context
-from shadowspec.reports.tally import Tally
-from shadowspec.slicing import SHORTEST_RANGE, prompt_range
+from shadowspec.reports.report import Report, build_report, render_html, render_json, render_markdown
+from shadowspec.reports.tally import CacheCost, ContextPoint, Tally, by_context
+from shadowspec.tap.slicing import SHORTEST_RANGE, prompt_range
 from tests.reports.worlds import NOW, MemorySource, add_slice, counts_of
 
 CODE = "prompt_class=code,sampling_regime=greedy"

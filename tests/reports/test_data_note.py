@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shadowspec.demo.large import DATA_NOTE
-from shadowspec.demo.large.world import make_world
-from shadowspec.reports.data_note import data_note
+from kernels.benchmarks.large_store import DATA_NOTE
+from kernels.benchmarks.large_store.world import make_world
+from shadowspec.reports.shared_values import data_note
 from tests.store import examples
 
 

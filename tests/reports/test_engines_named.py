@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.serving import for_what_serves
-from shadowspec.reports import build_report, render_html, render_json, render_markdown
+from shadowspec.gate.verdict.effective_decisions import for_what_serves
 from shadowspec.reports.frontiers import frontiers
-from shadowspec.reports.predicted_words import prediction_summary
-from shadowspec.reports.predictions import NOT_PROFILED_SERVER, predictions
-from shadowspec.reports.terminal import terminal_tables, verdict_tables
+from shadowspec.reports.predictions import NOT_PROFILED_SERVER, prediction_summary, predictions
+from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
+from shadowspec.reports.report.terminal import terminal_tables, verdict_tables
 from shadowspec.types import SERVED_BACKEND, CostKey, FingerprintedConfig, ProfiledCosts
 from tests.reports.test_build import POLICY, judged, world
 from tests.reports.test_pages import Page
@@ -58,7 +57,7 @@ def test_every_form_names_the_engine_of_each_hypothesis() -> None:
 def test_a_table_of_several_engines_says_which_lines_are_whose() -> None:
     report = build_report(judged(world()), {"editor": POLICY}, NOW, data_note="Made up.")
     own = next(h.decision for h in report.hypotheses if h.decision is not None)
-    other = replace(own, concurrency=own.concurrency + 1, details={**own.details, "engine": VLLM})
+    other = replace(own, concurrency=own.concurrency + 1, engine=VLLM)
     text = printed(verdict_tables([own, other]))
     assert f"latency measured on {ENGINE} ({own.config.name}, load {own.concurrency})" in text
     assert f"latency measured on {VLLM} ({own.config.name}, load {own.concurrency + 1})" in text

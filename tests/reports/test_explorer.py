@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.reports import explorer, tally
-from shadowspec.reports.explorer import FIGURES, Point
+from shadowspec.reports import tally
+from shadowspec.reports.pages import explorer
+from shadowspec.reports.pages.explorer import FIGURES, Point
 from shadowspec.reports.tally import Tally
 from shadowspec.store import GroupSums, RollupSums
 from tests.reports import worlds
@@ -78,9 +79,9 @@ def test_a_grid_adds_up_what_falls_into_a_cell() -> None:
 def test_filters_and_unknown_values() -> None:
     found = points(group("prompt_class=code,tier=pro"), group("prompt_class=chat"))
     assert explorer.values_of(found, "tier") == ("pro", "unknown")
-    assert len(explorer.selected(found, {"tier": ["unknown"]})) == 1
-    assert len(explorer.selected(found, {"tier": [], "prompt_class": ["code", "chat"]})) == 2
-    assert explorer.selected(found, {"tier": ["pro"], "prompt_class": ["chat"]}) == []
+    assert len(explorer.select_points(found, {"tier": ["unknown"]})) == 1
+    assert len(explorer.select_points(found, {"tier": [], "prompt_class": ["code", "chat"]})) == 2
+    assert explorer.select_points(found, {"tier": ["pro"], "prompt_class": ["chat"]}) == []
 
 
 def test_days_and_buckets_read_in_their_order() -> None:

@@ -11,15 +11,22 @@ import pytest
 from rich.console import Console
 
 from shadowspec import metrics
-from shadowspec.failures import failure_counts
-from shadowspec.reports import build_report, render_html, render_json, render_markdown
-from shadowspec.reports.failures import NO_CONTRACT, NOT_LOOKED_AT, FailureRow, Failures, failures_of, stored_failures
-from shadowspec.reports.model import Hypothesis
+from shadowspec.reports.failure_rows import (
+    NO_CONTRACT,
+    NOT_LOOKED_AT,
+    FailureRow,
+    Failures,
+    failures_of,
+    stored_failures,
+)
+from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
+from shadowspec.reports.report.report_model import Hypothesis
+from shadowspec.reports.report.terminal import terminal_tables
 from shadowspec.reports.taxonomy import FailureKind, SliceFigures
-from shadowspec.reports.terminal import terminal_tables
 from shadowspec.store import GroupSums
 from shadowspec.store.rollups import RollupSums
 from shadowspec.types import Contract, Intervention, Run, RunFlags, Validity
+from shadowspec.types.failures import failure_counts
 from tests.reports.test_build import CHAT, CODE, POLICY, world
 from tests.reports.worlds import NOW, MemorySource, add_slice
 
@@ -78,8 +85,8 @@ def test_acceptance_with_and_without_what_was_changed() -> None:
     source = flagged(world())
     whole, *_ = hypotheses(source)
     runs = source.measured_runs["editor"]
-    left = metrics.pooled(run.counts for run in runs if run.counts and run.flags.intervention is None)
-    every = metrics.pooled(run.counts for run in runs if run.counts)
+    left = metrics.pool_counts(run.counts for run in runs if run.counts and run.flags.intervention is None)
+    every = metrics.pool_counts(run.counts for run in runs if run.counts)
     assert left is not None
     assert every is not None
     own = whole.failures.intervened
@@ -114,7 +121,7 @@ def test_rollups_give_what_runs_give(slice_key: str) -> None:
     by_slice = {key: [r for r in source.measured_runs["editor"] if slice_of[r.block_id] == key] for key in (CODE, CHAT)}
     sums = []
     for key, runs in by_slice.items():
-        pooled = metrics.pooled(run.counts for run in runs if run.counts)
+        pooled = metrics.pool_counts(run.counts for run in runs if run.counts)
         assert pooled is not None
         added = RollupSums(
             num_runs=len(runs),

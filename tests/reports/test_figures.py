@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec import metrics
-from shadowspec.reports import figures
-from shadowspec.reports.figures import MeasuredRun
+from shadowspec.reports.report import figures
+from shadowspec.reports.report.figures import JoinedRun
 from shadowspec.types import Arm, ArmTiming, Parity, RecordKey, Run
 from tests.reports.worlds import counts_of
 
@@ -22,8 +22,8 @@ VALUES = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=60)
 RATES = st.sampled_from([1.0, 0.5, 0.25, 0.1, 0.05, 0.01])
 
 
-def measured(run: Run, *, rate: float = 1.0, is_greedy: bool = True) -> MeasuredRun:
-    return MeasuredRun(run=run, slice_key="prompt_class=code", concurrency=4, sampling_rate=rate, is_greedy=is_greedy)
+def measured(run: Run, *, rate: float = 1.0, is_greedy: bool = True) -> JoinedRun:
+    return JoinedRun(run=run, slice_key="prompt_class=code", concurrency=4, sampling_rate=rate, is_greedy=is_greedy)
 
 
 def run_of(seed: int, **changed: object) -> Run:
@@ -113,7 +113,7 @@ def test_acceptance_weighs_by_the_inverse_sampling_rate() -> None:
     assert weighted.draft_acceptance_rate == copies.draft_acceptance_rate
     assert weighted.marginal_acceptance_rates == copies.marginal_acceptance_rates
     assert weighted.mean_of_requests_acceptance_length == pytest.approx(copies.mean_of_requests_acceptance_length)
-    assert weighted.counts == metrics.pooled(c for c in (rare.counts, common.counts) if c)  # as they were counted
+    assert weighted.counts == metrics.pool_counts(c for c in (rare.counts, common.counts) if c)  # as they were counted
 
 
 def test_queue_time_is_in_no_judged_figure() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from datetime import timedelta
 
-from shadowspec.gate.sequences import SequencePoint
-from shadowspec.reports.hypothesis import MAX_POINTS, measured, paths, unit_paths
+from shadowspec.gate.verdict.curves import SequencePoint
+from shadowspec.reports.pages.evidence_page import MAX_POINTS, paths, pool_figures, unit_paths
 from shadowspec.store import Histogram, LookPoint, RollupSums
 from shadowspec.store.histograms import GROWTH, bin_of
 from shadowspec.types import Arm, Verdict
@@ -47,7 +47,7 @@ def histogram(*values: float, weight: float = 1.0) -> Histogram:
 
 
 def test_distributions_are_known_to_within_a_bin() -> None:
-    found = measured(
+    found = pool_figures(
         [], None, {"baseline_end_to_end_ms": histogram(*range(1, 101)), "speedup": histogram(0.5, 1.2, 1.2)}
     )
     (own,) = found.distributions
@@ -65,7 +65,7 @@ def test_distributions_are_known_to_within_a_bin() -> None:
 
 def test_time_parts_are_means_of_timed_requests_and_the_baseline_drafts_nothing() -> None:
     sums = RollupSums(num_timed=2, baseline_decode_ms=80.0, speculative_decode_ms=50.0, speculative_draft_ms=20.0)
-    baseline, speculative = measured([sums, sums], None, {}).parts
+    baseline, speculative = pool_figures([sums, sums], None, {}).parts
     assert (baseline.decode_ms, baseline.draft_ms) == (40.0, 0.0)
     assert (speculative.decode_ms, speculative.draft_ms) == (25.0, 10.0)
-    assert measured([], None, {}).parts == ()
+    assert pool_figures([], None, {}).parts == ()

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.reports import costs, loads
+from shadowspec.reports import token_costs as costs
+from shadowspec.reports.pages import load_cells as loads
 from shadowspec.store import GroupSums, RollupSums
-from shadowspec.types import Arm, Decision, Verdict
+from shadowspec.types import Arm, Decision, Supersession, Verdict
 from tests.reports import worlds
 from tests.store import examples
 
@@ -56,7 +57,7 @@ def test_nothing_is_said_beyond_what_was_measured(decisions: list[Decision], say
 
 
 def test_cells_are_of_one_slice_and_of_fingerprints_in_force() -> None:
-    replaced = replace(at(4, 1.2), details={"superseded_by": "new"})
+    replaced = replace(at(4, 1.2), supersession=Supersession("new", Verdict.ENABLE))
     cells = loads.load_cells([at(8, 1.1), at(4, 1.2), at(4, 2.0, slice_key="a=b"), replaced], "")
     assert [(cell.concurrency, cell.estimate) for cell in cells] == [(4, 1.2), (8, 1.1)]
 

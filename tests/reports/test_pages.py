@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports import (
+from shadowspec.reports.report import (
     Report,
     build_report,
     render_html,

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from shadowspec.errors import UsageError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports.period.build import PeriodSettings, build_period_report
-from shadowspec.reports.period.model import Change, ChangeKind, PeriodReport, SimulatedRate
-from shadowspec.reports.period.render import RENDERERS
-from shadowspec.reports.period.spans import last_whole, moment_of
+from shadowspec.reports.period.period_build import PeriodSettings, build_period_report
+from shadowspec.reports.period.period_formats import RENDERERS
+from shadowspec.reports.period.period_model import PeriodReport, SimulatedRate, last_whole, moment_of
+from shadowspec.reports.shared_values import Change, ChangeKind
 from shadowspec.simulate.policies import rate_of
 from shadowspec.simulate.results import read_results
 from shadowspec.simulate.worlds import ALONE
 from shadowspec.store import Store, upgrade
-from shadowspec.types import Clearing, Decision, Stage, Verdict
+from shadowspec.types import Clearing, Decision, DriftFigures, Stage, TestResult, Verdict
 from tests.reports.test_pages import EVIL, Page
 from tests.store import examples
 
@@ -59,7 +59,7 @@ def fill(store: Store) -> Store:
     for own in (
         decided(0, Verdict.HOLD),
         decided(2, Verdict.ENABLE, reason="it is faster"),
-        decided(4, Verdict.ENABLE, reason="it is faster", details={"drift_advice": "speedup"}),
+        decided(4, Verdict.ENABLE, reason="it is faster", drift=DriftFigures(4.6, "speedup")),
         decided(5, Verdict.DISABLE, reason_code="drift", reason="speedup no longer holds 1.2"),
         decided(7, Verdict.DISABLE, reason_code="slowdown", reason="it is slower"),
         decided(3, Verdict.HOLD, CODE, clusters_needed=40),
@@ -102,9 +102,9 @@ def test_everything_that_happened_is_told_once(history: Store) -> None:
         ("fingerprint", 0, "ngram-4 is measured now"),
         ("fingerprint", 8, "ngram-4 is new now, and was fp"),
         ("advice", 4, "speedup has come down"),
-        ("new", 0, "first word: HOLD"),
-        ("new", 3, "first word: HOLD"),
-        ("new", 8, "first word: HOLD"),
+        ("new", 0, "first verdict: HOLD"),
+        ("new", 3, "first verdict: HOLD"),
+        ("new", 8, "first verdict: HOLD"),
     ]
 
 
@@ -171,6 +171,20 @@ def test_every_format_tells_all_of_it(form: str, history: Store) -> None:
     assert told[form] in shown
     if form == "json":
         assert json.loads(text)["verdicts"] == {"ENABLE": 0, "DISABLE": 1, "HOLD": 2}
+
+
+def test_the_json_names_of_changes_and_bounds_are_kept(history: Store) -> None:
+    report = report_of(history, 0, 12)
+    test = TestResult("speedup", "open", 1.1, None, 1.4, 1.05, 0.05, "block", 10, 5)
+    report = replace(report, board=(replace(report.board[0], speedup=test, acceptance=None),))
+    document = json.loads(RENDERERS["json"](report))
+    bounds = {"estimate": 1.1, "lower": None, "upper": 1.4, "threshold": 1.05, "num_units": 10, "unit": "block"}
+    (row,) = document["board"]
+    assert (row["speedup"], row["acceptance"]) == (bounds, None)
+    assert set(document["changes"][0]) == {
+        *("at", "kind", "endpoint", "slice", "load", "what", "why", "before", "after"),
+        *("config_name", "fingerprint", "decision_id"),
+    }
 
 
 def test_a_report_on_nothing_says_so(new_database: Callable[[str], str]) -> None:

@@ -10,13 +10,13 @@ from datetime import timedelta
 import pytest
 
 from shadowspec import metrics
-from shadowspec.cost_model import CostSurface, Drafts
-from shadowspec.frontier import Length, Work
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports import Report, build_report, render_html, render_json, render_markdown
+from shadowspec.planning.cost_model import CostSurface, Drafts
+from shadowspec.planning.frontier import Length, Work
 from shadowspec.reports.cells import MeasuredCell, cells_of_groups
 from shadowspec.reports.frontiers import frontiers, replayed_ways
 from shadowspec.reports.predictions import BY_TEXT, NOT_PROFILED, PLAIN_STEPS, median_error, predictions
+from shadowspec.reports.report import Report, build_report, render_html, render_json, render_markdown
 from shadowspec.store import GroupSums, RollupSums
 from shadowspec.store.rollups import SUM_NAMES, additions
 from shadowspec.types import (

@@ -7,9 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shadowspec.reports.live import live_period, live_points
-from shadowspec.reports.production import NUM_POINTS, Production, around
-from shadowspec.store.live_hours import added_up, hour_of_window
+from shadowspec.reports.pages.live_production import NUM_POINTS, Production, around, live_period, live_points
+from shadowspec.store.evidence.live_rows import hour_of_window, sum_windows
 from shadowspec.types import LiveCounts, LiveHour, LiveWindow
 from tests.store.live_traffic import windows
 
@@ -21,7 +20,7 @@ class Kept:
     """Windows with their hours, as a store keeps them; `gone` were removed by retention."""
 
     def __init__(self, own: Sequence[LiveWindow], gone: Collection[LiveWindow] = ()) -> None:
-        self.windows, self.hours = [each for each in own if each not in gone], added_up(own)
+        self.windows, self.hours = [each for each in own if each not in gone], sum_windows(own)
         self.num_read = 0
 
     def live_hours(self, endpoint: str, since: datetime, until: datetime) -> Sequence[LiveHour]:
@@ -109,7 +108,7 @@ def test_hours_without_their_windows_still_speak() -> None:
     assert found is not None
     moment = min(each.began_at for each in own if each.counts.num_drafts)
     assert found.switched_on == moment
-    whole = added_up(own)
+    whole = sum_windows(own)
     told = [each for each in whole if NOON - 24 * HOUR <= each.ended_at < NOON + 24 * HOUR]
     assert found.before == live_period(each for each in told if each.ended_at <= moment)
     assert found.after == live_period(each for each in told if each.began_at >= moment)

@@ -10,19 +10,21 @@ from datetime import timedelta
 import pytest
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.queueing import replay_queue
-from shadowspec.reports import build_report, render_html, render_json, render_markdown
-from shadowspec.reports.queue_words import OVERLOADED, queue_basis, queue_cells_text
+from shadowspec.planning.queueing import replay_queue
 from shadowspec.reports.queues import (
     BUSY,
     MAX_ARRIVALS,
     MIN_ARRIVALS,
     MIN_SERVED,
+    OVERLOADED,
     QueueCell,
-    arrived,
+    newest_arrivals,
+    queue_basis,
     queue_cells,
-    served,
+    queue_cells_text,
+    timed_requests,
 )
+from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
 from shadowspec.types import ArrivedRequest, FunnelCounter, RecordKey, ServedRequest, StoredRecord
 from tests.reports.worlds import NOW, MemorySource, add_slice, config
 
@@ -178,12 +180,12 @@ def test_usable_requests_arrive_whatever_became_of_them() -> None:
         replace(kept[0], key=key(8), event_time=None),
         replace(kept[0], key=key(9), slice_key=None),
     ]
-    found = arrived([*kept, *others])
+    found = newest_arrivals([*kept, *others])
     assert [(own.key, own.weight) for own in found] == [
         (key(0), 1.0), (key(1), 4.0), (key(2), 0.0), (key(3), 4.0), (key(4), 1.0),
     ]  # fmt: skip
     many = [record(number, FunnelCounter.MEASURED, None) for number in range(MAX_ARRIVALS + 5)]
-    newest = arrived(many)
+    newest = newest_arrivals(many)
     assert (len(newest), newest[0].key, newest[-1].key) == (MAX_ARRIVALS, key(5), key(MAX_ARRIVALS + 4))
 
 
@@ -247,13 +249,13 @@ def test_the_reports_rows_are_those_of_its_runs() -> None:
     source = world()
     (endpoint, _) = build_report(source, {}, NOW, data_note="Made up.").endpoints
     cells = queue_cells(
-        arrived(source.rows["editor"]),
-        served(source.measured_runs["editor"], source.measured_blocks["editor"]),
+        newest_arrivals(source.rows["editor"]),
+        timed_requests(source.measured_runs["editor"], source.measured_blocks["editor"]),
         source.configs,
     )
     assert endpoint.queues == tuple(cells)
     run = next(own for own in source.measured_runs["editor"] if own.baseline is not None)
-    (first, *_) = served([run], source.measured_blocks["editor"])
+    (first, *_) = timed_requests([run], source.measured_blocks["editor"])
     assert run.baseline is not None
     assert first.baseline_ms == run.baseline.prefill_ms + run.baseline.decode_ms
 

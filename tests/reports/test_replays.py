@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.gate.audit import AuditState
+from shadowspec.gate.audit.difference import AuditState
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports import build_report, render_html, render_json, render_markdown
-from shadowspec.reports.changes import Kind, override_changes
-from shadowspec.reports.replays import ReplayRow, audit_rows, replay_rows
+from shadowspec.reports.pages.timeline import override_changes
+from shadowspec.reports.replay_rows import ReplayRow, audit_rows, replay_rows
+from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
+from shadowspec.reports.shared_values import ChangeKind
 from shadowspec.types import AcceptanceSums, AuditedRun, Override, OverrideRecord, RecordKey, StoredAudit, Verdict
 from tests.reports.worlds import NOW, START, MemorySource, config
 
@@ -128,7 +129,7 @@ def test_the_audits_order_is_an_alarm_in_the_line_of_time() -> None:
     order = Override(3, "editor", CODE, None, Verdict.HOLD, "audit alarm: ...", "audit", START)
     by_hand = replace(order, override_id=4, author="ada")
     changes = override_changes([OverrideRecord(order, None), OverrideRecord(by_hand, None)], NOW)
-    assert [change.kind for change in changes] == [Kind.ALARM, Kind.OVERRIDE]
+    assert [change.kind for change in changes] == [ChangeKind.ALARM, ChangeKind.OVERRIDE]
 
 
 def test_what_remembers_other_outputs_is_no_mismatch_of_production(source: MemorySource) -> None:

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from shadowspec.reports import Report, build_report, render_html, render_json, render_markdown
-from shadowspec.reports.model import Hypothesis
 from shadowspec.reports.notes import alerts, detector_lines, order_note
-from shadowspec.reports.terminal import tables_of_tests, terminal_tables, verdict_tables
-from shadowspec.types import Clearing, Decision, Override, OverrideRecord, Verdict
-from shadowspec.words import DASH
+from shadowspec.reports.report import Report, build_report, render_html, render_json, render_markdown
+from shadowspec.reports.report.report_model import Hypothesis
+from shadowspec.reports.report.terminal import tables_of_tests, terminal_tables, verdict_tables
+from shadowspec.text import DASH
+from shadowspec.types import (
+    Clearing,
+    Composition,
+    Decision,
+    DetectorFigures,
+    DriftFigures,
+    MixChange,
+    Override,
+    OverrideRecord,
+    RateChange,
+    Verdict,
+)
 from tests.reports.test_build import CHAT, CODE, POLICY, judged, world
 from tests.reports.test_pages import Page
 from tests.reports.worlds import NOW, MemorySource
+from tests.store.examples import in_traffic
 
 SINCE = NOW - timedelta(minutes=30)
 UNTIL = NOW + timedelta(hours=12)
@@ -132,46 +145,46 @@ def test_an_order_on_an_endpoint_without_rows_is_told() -> None:
     assert [endpoint.name for endpoint in elsewhere.endpoints] == ["editor", "quiet"]
 
 
-def decided(verdict: Verdict, reason_code: str = "all_tests_pass", **details: float | int | str | None) -> Decision:
+def decided(verdict: Verdict, reason_code: str = "all_tests_pass", **changes: Any) -> Decision:
     own = the("", report()).decision
     assert own is not None
-    return replace(own, verdict=verdict, reason_code=reason_code, details={**own.details, **details})
+    return replace(own, verdict=verdict, reason_code=reason_code, **changes)
 
 
 SHIFT = "the prompt mix has moved (prompt_class=code from 60% to 30%); from 1.3 to 1.2"
-LIMITED: dict[str, float | int | str | None] = {
-    "drift_threshold_log10": 4.6,
-    "drift_speedup_units": 84,
-    "drift_speedup_log10": 4.71,
-    "drift_acceptance_units": 90,
-    "drift_acceptance_log10": 1.2,
-}
+LIMITED = DriftFigures(4.6, None, {"speedup": DetectorFigures(84, 4.71), "acceptance": DetectorFigures(90, 1.2)})
+
+
+def mixed(log10: float, *, has_shifted: bool = False, speedup: str = "no shift") -> Composition:
+    rates = {"speedup": RateChange(-0.1, 0.0, speedup)}
+    return Composition(is_named=True, mix_change=MixChange(log10, has_shifted, rates))
 
 
 @pytest.mark.parametrize(
-    ("decision", "said"),
+    ("make", "said"),
     [
-        (decided(Verdict.ENABLE), []),
-        (decided(Verdict.ENABLE, mix_log10_evidence=0.3, mix_has_shifted=0, change_of_speedup="no shift"), []),
+        (partial(decided, Verdict.ENABLE), []),
+        (partial(decided, Verdict.ENABLE, composition=mixed(0.3)), []),
         (
-            decided(Verdict.DISABLE, "drift", **LIMITED),
+            partial(decided, Verdict.DISABLE, "drift", drift=LIMITED),
             [
                 "Drift alarm: what was proven no longer holds. "
                 "Drift of speedup: 10^4.71, speaks up at 10^4.60 after 84 units."
             ],
         ),
-        (decided(Verdict.HOLD, "drift"), ["Drift alarm: what was proven no longer holds."]),
+        (partial(decided, Verdict.HOLD, "drift"), ["Drift alarm: what was proven no longer holds."]),
         (
-            decided(Verdict.ENABLE, drift_advice="acceptance"),
+            partial(decided, Verdict.ENABLE, drift=DriftFigures(4.6, "acceptance")),
             ["Advice: acceptance has come down from where it stood at ENABLE."],
         ),
         (
-            decided(Verdict.ENABLE, mix_log10_evidence=2.5, mix_has_shifted=1, change_of_speedup=SHIFT),
+            partial(decided, Verdict.ENABLE, composition=mixed(2.5, has_shifted=True, speedup=SHIFT)),
             [f"Speedup since ENABLE: {SHIFT}."],
         ),
     ],
 )
-def test_the_terminal_says_what_alarms_and_keeps_quiet_otherwise(decision: Decision, said: list[str]) -> None:
+def test_the_terminal_says_what_alarms_and_keeps_quiet_otherwise(make: Callable[[], Decision], said: list[str]) -> None:
+    decision = make()  # not when the tests are collected: a report takes a second
     assert alerts(decision) == said
     text = printed(verdict_tables([decision]))
     assert all(line in text for line in said)
@@ -182,7 +195,7 @@ def test_the_terminal_says_what_alarms_and_keeps_quiet_otherwise(decision: Decis
 
 
 def test_the_table_of_tests_shows_every_test_and_each_detector() -> None:
-    enabled = decided(Verdict.ENABLE, **LIMITED, mix_log10_evidence=-0.2)
+    enabled = decided(Verdict.ENABLE, drift=LIMITED, composition=mixed(-0.2))
     assert [line.title for line in detector_lines(enabled)] == [
         "Drift of speedup",
         "Drift of acceptance",
@@ -192,7 +205,9 @@ def test_the_table_of_tests_shows_every_test_and_each_detector() -> None:
     for title in ("Speedup", "Acceptance", "Slowed requests", "Memory", "10^4.71, speaks up at 10^4.60", "10^-0.20"):
         assert title in text
     assert detector_lines(decided(Verdict.HOLD)) == []
-    fresh = detector_lines(decided(Verdict.ENABLE, drift_speedup_units=0, drift_speedup_log10=None))
+    fresh = detector_lines(
+        decided(Verdict.ENABLE, drift=DriftFigures(None, None, {"speedup": DetectorFigures(0, None)}))
+    )
     assert [line.text for line in fresh] == ["0 after 0 units"]
 
 
@@ -212,7 +227,7 @@ def test_an_enabled_endpoint_names_the_slices_that_check_does_not_pass(
     assert whole is not None
     assert code is not None
     enabled = replace(whole, verdict=Verdict.ENABLE)
-    slow = replace(code, verdict=slice_verdict, details={**code.details, "traffic_share": share})
+    slow = in_traffic(replace(code, verdict=slice_verdict), share)
     told = f"DISABLE stands for code \u00b7 greedy ({'5.0%' if share else DASH} of the traffic)"
     assert (told in printed(verdict_tables([enabled, slow]))) == is_told
     page = Page(render_html(report(of=replace(source(), decisions=[enabled, slow])))).text

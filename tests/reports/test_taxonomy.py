@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.failures import NAMES
 from shadowspec.reports.taxonomy import (
     BEYOND_SHARE,
     EARLY_SHARE,
@@ -19,6 +18,7 @@ from shadowspec.reports.taxonomy import (
     SliceFigures,
     suspicions,
 )
+from shadowspec.types.failures import NAMES
 
 DRAFTS = 1_000.0
 

@@ -15,6 +15,7 @@ from shadowspec.types import (
     CostKey,
     Decision,
     FingerprintedConfig,
+    Fold,
     FunnelCounter,
     LoopSpan,
     Memory,
@@ -46,6 +47,7 @@ class MemorySource:
     measured_runs: dict[str, list[Run]] = field(default_factory=dict)
     configs: dict[str, FingerprintedConfig] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
+    folded: dict[str, list[Fold]] = field(default_factory=dict)  # what the decisions rest on
     orders: list[OverrideRecord] = field(default_factory=list)
     profiles: dict[CostKey, ProfiledCosts] = field(default_factory=dict)
     replayed: dict[str, list[AcceptanceSums]] = field(default_factory=dict)
@@ -64,6 +66,9 @@ class MemorySource:
 
     def runs(self, endpoint: str) -> Sequence[Run]:
         return self.measured_runs.get(endpoint, [])
+
+    def folds(self, endpoint: str) -> Sequence[Fold]:
+        return self.folded.get(endpoint, [])
 
     def fingerprints(self) -> dict[str, FingerprintedConfig]:
         return self.configs

@@ -110,8 +110,16 @@ def test_a_span_is_reported_in_every_format(
         ('["folder"]', '["nobody"]', "schedule: .*there is no receiver 'nobody'"),
         ('receivers = ["folder"]', 'does = ["gate"]\nreceivers = ["folder"]', "schedule.jobs.often: receivers"),
         ('kind = "folder"', 'kind = "pigeon"', "schedule.receivers.folder.kind"),
-        ('kind = "folder"', 'kind = "folder"\nhost = "x"', "host: is no key of a receiver of kind 'folder'"),
-        ('kind = "folder"', 'kind = "webhook"', "schedule.receivers.folder: folder: is no key"),
+        (
+            'kind = "folder"',
+            'kind = "folder"\nhost = "x"',
+            "folder.host: is not a known key of a receiver of kind 'folder'",
+        ),
+        (
+            'kind = "folder"',
+            'kind = "webhook"',
+            "schedule.receivers.folder.folder: is not a known key of a receiver of kind 'webhook'",
+        ),
         ('cron = "0', 'time_zone = "Mars/Base"\ncron = "0', "schedule.jobs.often.time_zone: .*'Mars/Base'"),
         ('formats = ["json"]', 'format = "json"', "schedule.receivers.folder.format: is not a known key"),
     ],

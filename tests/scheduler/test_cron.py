@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shadowspec.errors import ConfigError
 from shadowspec.scheduler.cron import Cron
-from shadowspec.scheduler.periods import due_periods, first_period
+from shadowspec.scheduler.jobs import due_periods, first_period
 from shadowspec.types import Period
 
 BERLIN = ZoneInfo("Europe/Berlin")

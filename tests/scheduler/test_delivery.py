@@ -14,8 +14,8 @@ import pytest
 
 from shadowspec.config import Config
 from shadowspec.errors import ConfigError
-from shadowspec.scheduler.settings import Secret, WebhookSettings
-from shadowspec.scheduler.webhook import require_webhook
+from shadowspec.scheduler.receivers import require_secret
+from shadowspec.scheduler.settings import WebhookSettings
 from shadowspec.store import Store
 from shadowspec.types import Delivery, DeliveryState
 from tests.scheduler.receivers import certified, mail_server, web_server
@@ -229,7 +229,7 @@ def test_urls_of_webhooks_are_in_no_log(
         assert found.last_error == "WebhookError 500"
         monkeypatch.setenv("HOOK_CHAT", f"nonsense://{SECRET}/{SECRET}")
         with pytest.raises(ConfigError, match="none that apprise knows") as refused:
-            require_webhook(WebhookSettings("chat", Secret("HOOK_CHAT")))
+            require_secret(WebhookSettings("chat", url_variable="HOOK_CHAT"))
     assert SECRET not in str(refused.value)
     assert SECRET not in "".join(record.getMessage() for record in heard)
 

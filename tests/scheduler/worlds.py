@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shadowspec.config import Config, load_config
-from shadowspec.reports.period.build import PeriodSettings
+from shadowspec.reports.period.period_build import PeriodSettings
+from shadowspec.rollout.endpoint_run import GatePolicies
 from shadowspec.scheduler.cron import crons_of
-from shadowspec.scheduler.gates import GatePolicies
 from shadowspec.scheduler.leader import Scheduler
 from shadowspec.store import Store
 from shadowspec.types import Period, Verdict

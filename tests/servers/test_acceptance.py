@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec import metrics
 from shadowspec.engine.batch import Request, Row
 from shadowspec.servers.acceptance import UncountableError, from_counters, from_meta_info, from_steps
 from shadowspec.servers.counters import Counters, parse
-from shadowspec.servers.endings import Ending, Step, endings
+from shadowspec.servers.endings import Ending, VerifyStep, endings
 from shadowspec.servers.stream import Completion
 from shadowspec.types import SamplingParameters, SpeculationCounts
+from tests.identities import check_identities
 
 WIDTH = 4
 Steps = list[tuple[int, int]]  # drafted and accepted of each; 0 drafted: a plain step
@@ -62,7 +62,7 @@ def test_steps_that_all_had_drafts_count_as_the_loop_counts_them(steps: Steps, m
         answer = Completion(answer.token_ids, (len(answer.token_ids or ()),), "", "length", answer.num_output_tokens,
                             0.0, 1.0, 2.0)  # fmt: skip
     found = from_steps(said(taken), answer, 3, WIDTH, drafts_always=True)
-    metrics.check_identities(found.counts)
+    check_identities(found.counts)
     assert found.is_sure
     assert found.counts == expected
     assert found.is_early_rejection == early
@@ -79,7 +79,7 @@ def test_steps_without_drafts_are_seen_in_the_stream(steps: Steps, most: int) ->
     """All but one figure is the loop's: whether a last single token was a plain step's nobody says."""
     expected, answer, taken, early = loop(steps, most)
     found = from_steps(said(taken), answer, 3, WIDTH, drafts_always=False)
-    metrics.check_identities(found.counts)
+    check_identities(found.counts)
     assert found.counts == expected or not found.is_sure
     drafted = found.counts.num_draft_tokens - expected.num_draft_tokens
     is_single = bool(taken) and taken[-1][1] == 0 and taken[-1][0] > 1 and answer.chunk_sizes[-1] == 1
@@ -109,7 +109,7 @@ def test_chunks_that_came_together_leave_only_the_last_step_unsure(
     expected, answer, taken, early = loop(steps, most)
     sizes = merged(answer.chunk_sizes, data)
     found = from_steps(said(taken), replace(answer, chunk_sizes=sizes), 3, WIDTH, drafts_always=False)
-    metrics.check_identities(found.counts)
+    check_identities(found.counts)
     own, theirs = found.counts, expected
     assert own == theirs or not found.is_sure
     assert own.num_drafts == theirs.num_drafts
@@ -141,7 +141,7 @@ def test_the_stories_are_all_that_there_are(emitted: list[int], most: int, data:
             if borders <= {*ends[:-1], number}:
                 last = course[-1] if course else None
                 emits = number - ends[-2] if len(ends) > 1 else 0
-                fits.add(Ending(num_plain, None if last is None else Step(*last, emits)))
+                fits.add(Ending(num_plain, None if last is None else VerifyStep(*last, emits)))
     assert set(endings(own, number, sizes)) == fits
 
 
@@ -195,7 +195,7 @@ def test_a_histogram_and_chunks_that_came_together_leave_only_the_last_step_unsu
     place = data.draw(st.integers(0, max(0, len(sizes) - 2)))
     sizes[place : place + 2] = [sum(sizes[place : place + 2])]
     found = from_meta_info(meta_info(taken) if taken else {}, replace(answer, chunk_sizes=tuple(sizes)), 3, WIDTH)
-    metrics.check_identities(found.counts)
+    check_identities(found.counts)
     own, theirs = found.counts, expected
     assert found.is_sure == (len(answer.chunk_sizes) == 1)
     assert (own.num_drafts, own.num_accepted_tokens) == (theirs.num_drafts, theirs.num_accepted_tokens)

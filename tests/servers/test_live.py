@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from shadowspec.errors import ConfigError
-from shadowspec.servers.live import MAX_PAGE_BYTES, scrape_all
-from shadowspec.servers.live_names import ENGINES
-from shadowspec.servers.live_page import Page, parse
-from shadowspec.servers.live_settings import LiveSource, replica_name
-from shadowspec.servers.waiting import finished
+from shadowspec.live.metric_names import ENGINES, LiveSource, replica_name
+from shadowspec.live.metrics_page import Page, parse
+from shadowspec.live.scrape import MAX_PAGE_BYTES, scrape_all
+from shadowspec.servers.client import run_async
 from shadowspec.types import LATENCIES, Buckets, FailedScrape, LiveCounts, LiveScrape
 from tests.servers.metric_server import Production, producing
+from tests.services import PATIENCE_S
 
 PAGE = Path(__file__).parents[1] / "data" / "live" / "vllm-0.32.0.txt"
 SGLANG = """\
@@ -55,14 +55,14 @@ def production() -> Iterator[Production]:
 
 
 def source(*replicas: Production, **changes: Any) -> LiveSource:
-    return replace(LiveSource("vllm", tuple(own.url for own in replicas), "m", timeout_s=2.0), **changes)
+    return replace(LiveSource(tuple(own.url for own in replicas), "m", "vllm", timeout_s=2.0), **changes)
 
 
 def test_pages_are_read_within_a_running_loop_too(production: Production) -> None:
     async def within() -> list[LiveScrape | FailedScrape]:
         return list(scrape_all(source(production)))
 
-    (found,) = finished(within())
+    (found,) = run_async(within())
     assert isinstance(found, LiveScrape)
 
 
@@ -81,7 +81,7 @@ def test_what_vllm_counts(production: Production) -> None:
     assert isinstance(scrape, LiveScrape)
     assert scrape.replica == replica_name(production.url) == production.url.removeprefix("http://")
     assert scrape.started_at == datetime.fromtimestamp(1_800_000_000, UTC)
-    assert abs((datetime.now(UTC) - scrape.scraped_at).total_seconds()) < 10
+    assert abs((datetime.now(UTC) - scrape.scraped_at).total_seconds()) < PATIENCE_S
     assert scrape.counts == LiveCounts(
         num_drafts=100,
         num_draft_tokens=400,

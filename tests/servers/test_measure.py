@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from shadowspec import metrics
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.measure import ServerEngine, connect
+from shadowspec.servers.parity import Place, places
 from shadowspec.servers.probing import DETAILED
-from shadowspec.servers.scores import Place, places
 from shadowspec.servers.settings import ServerSettings, Waits
 from shadowspec.types import (
     Arm,
@@ -27,6 +26,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
+from tests.identities import check_identities
 from tests.servers.fake_server import FakeServer, after, killed, place_logprobs, running, silent, status
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -78,7 +78,7 @@ def test_every_own_request_has_a_run_with_counts_and_times(servers: tuple[FakeSe
         assert run.failure is None
         assert run.fingerprint == engine.configs[0].fingerprint
         assert run.counts is not None
-        metrics.check_identities(run.counts)
+        check_identities(run.counts)
         assert run.counts.num_output_tokens == own.sampling.max_tokens
         assert run.counts.num_prompt_tokens == len(own.prompt_token_ids)
         for timing in (run.baseline, run.speculative):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shadowspec.servers.waiting import finished
+from shadowspec.servers.client import run_async
 
 
 async def half(number: int) -> int:
@@ -17,9 +17,9 @@ async def half(number: int) -> int:
 
 
 def test_the_result_and_what_went_wrong() -> None:
-    assert finished(half(8)) == 4
+    assert run_async(half(8)) == 4
     with pytest.raises(ValueError, match="odd"):
-        finished(half(7))
+        run_async(half(7))
 
 
 def test_within_a_running_loop() -> None:
@@ -28,6 +28,6 @@ def test_within_a_running_loop() -> None:
         with pytest.raises(RuntimeError, match="running event loop"):
             asyncio.run(work)
         work.close()
-        return finished(half(8))
+        return run_async(half(8))
 
-    assert finished(asking()) == 4
+    assert run_async(asking()) == 4

@@ -8,12 +8,11 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from shadowspec.gating import EndpointEvidence, decide_endpoint, folding
+from shadowspec.gate.run import folding
 from shadowspec.simulate import fleet
-from shadowspec.simulate.fleet import DeviceDraw, draw_fleet, watch_fleet
+from shadowspec.simulate.fleet import draw_fleet, watch_fleet
 from shadowspec.simulate.repetition import repeat, seed_of
 from shadowspec.simulate.results import tally
-from shadowspec.simulate.rows import CONFIG
 from shadowspec.simulate.traffic import ENDPOINT, SECOND, START, event_time
 from shadowspec.simulate.world import FleetWorld
 from shadowspec.simulate.worlds import WORLDS
@@ -32,16 +31,6 @@ def world(num_devices: int, blocks_each: int, look_every: int = 2) -> FleetWorld
         whole,
         arrivals=replace(whole.arrivals, num_sessions=sessions, gap_s=gap_s),
         fleet=replace(whole.fleet, num_devices=num_devices, look_every=look_every),
-    )
-
-
-def of(draws: list[DeviceDraw]) -> EndpointEvidence:
-    """All rows at once."""
-    return EndpointEvidence(
-        ENDPOINT,
-        [record for draw in draws for record in draw.evidence.records],
-        [block for draw in draws for block in draw.evidence.blocks],
-        [run for draw in draws for run in draw.evidence.runs],
     )
 
 
@@ -88,10 +77,7 @@ def test_each_look_has_the_blocks_that_the_watermark_has_reached_and_no_other(mo
     # Until a partition has begun, nothing says that it is there: what is older than the watermark may still come then.
     begun = [numbers for numbers in seen if numbers[1] > len(draws)]
     assert [num_blocks for num_blocks, _, _ in begun] == [reached for _, reached, _ in begun]
-    at_once = decide_endpoint(
-        of(draws), own.policy, {CONFIG.fingerprint: CONFIG}, [4], [], input_ended=True, now=START
-    )[0]
-    assert (outcome.num_blocks, outcome.num_clusters) == (at_once.num_blocks, at_once.num_clusters) == (len(newest), 64)
+    assert (outcome.num_blocks, outcome.num_clusters) == (len(newest), 64)
 
 
 def test_its_rows_lie_on_the_margin() -> None:
@@ -107,6 +93,7 @@ def test_its_rows_lie_on_the_margin() -> None:
 ORDER = ("closed_by is None or newest <= closed_by", "True")  # blocks enter as they are committed
 
 
+@pytest.mark.all
 def test_blocks_that_enter_as_they_are_committed_make_the_gate_enable_falsely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,7 +103,7 @@ def test_blocks_that_enter_as_they_are_committed_make_the_gate_enable_falsely(
     assert [watch_fleet(replace(own, fleet=replace(own.fleet, look_every=8)), draw)[0].verdict for draw in draws] == [
         Verdict.HOLD
     ] * 3
-    monkeypatch.setattr(folding, "take", sabotaged("shadowspec.gating.open_blocks", ORDER).take)
+    monkeypatch.setattr(folding, "take_blocks", sabotaged("shadowspec.gate.evidence.units", ORDER).take_blocks)
     assert [watch_fleet(own, draw)[0].verdict for draw in draws] == [Verdict.ENABLE] * 3
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
+from typing import Any
 
+import numpy as np
 import pytest
 
-from shadowspec.gate.units import fold_clusters
-from shadowspec.gating import decide_endpoint
-from shadowspec.simulate.gate_under_test import is_verdict, watch
-from shadowspec.simulate.moments import moments_of, rows_at
-from shadowspec.simulate.repetition import draw, seed_of
+from shadowspec.gate.evidence.units import Cluster
+from shadowspec.gate.run.endpoint_look import Decided, EndpointLook
+from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, run_gate
+from shadowspec.simulate import gate_under_test
+from shadowspec.simulate.gate_under_test import AcceleratorError, HypothesisOutcome, is_verdict, watch
+from shadowspec.simulate.memory import MemoryStore
+from shadowspec.simulate.moments import Moments, moments_of
+from shadowspec.simulate.paths import possible_looks
+from shadowspec.simulate.repetition import Draw, draw, repeat, seed_of
 from shadowspec.simulate.rows import CHANGED, CONFIG
-from shadowspec.simulate.traffic import NEVER, START
+from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools
 from shadowspec.simulate.world import World
 from shadowspec.simulate.worlds import WORLDS
-from shadowspec.types import Decision, Verdict
+from shadowspec.types import Decision, Verdict, Watermark
 
 LATER = -0.3  # so that an alarm comes soon
 
@@ -23,6 +31,26 @@ LATER = -0.3  # so that an alarm comes soon
 def shortened(name: str, num_sessions: int) -> World:
     world = WORLDS[name]
     return replace(world, arrivals=replace(world.arrivals, num_sessions=num_sessions))
+
+
+def stored(drawn: Draw) -> MemoryStore:
+    store = MemoryStore(ENDPOINT, PLACE, [CONFIG, CHANGED])
+    store.add(drawn.rows.records, drawn.rows.blocks, drawn.rows.runs)
+    return store
+
+
+def moments(drawn: Draw, world: World) -> tuple[Moments, Sequence[Cluster]]:
+    """By a fold of the whole input."""
+    store = stored(drawn)
+    store.finish(len(drawn.rows.records), Watermark(START, is_ended=True))
+    gate = EndpointGate(ENDPOINT, world.policy, None, None, None, START)
+    (clusters,) = gate.fold(store).completed.entered.values()
+    return moments_of(drawn.requests, clusters), clusters
+
+
+def watched(drawn: Draw, world: World) -> list[HypothesisOutcome]:
+    configs = [CONFIG, CHANGED] if world.changes_fingerprint else [CONFIG]
+    return watch(drawn.rows, drawn.requests, world.policy, configs, world.arrivals.concurrency)
 
 
 @pytest.mark.parametrize(
@@ -38,40 +66,31 @@ def shortened(name: str, num_sessions: int) -> World:
         ("decay", 640, 0),  # ENABLE, an alarm, and the run after it
     ],
 )
-def test_what_is_said_is_what_the_gate_says_when_it_is_asked_at_every_look(
-    name: str, num_sessions: int, index: int
-) -> None:
+def test_the_outcome_is_that_of_a_gate_that_is_run_at_every_look(name: str, num_sessions: int, index: int) -> None:
     world = shortened(name, num_sessions)
     if world.effects.change_block is not None:
         change = num_sessions // 8 if world.changes_fingerprint else 60
         world = replace(world, effects=replace(world.effects, change_block=change, log_speedup_later=LATER))
     drawn = draw(world, seed_of(world, 7, index))
-    configs = {CONFIG.fingerprint: CONFIG} | ({CHANGED.fingerprint: CHANGED} if world.changes_fingerprint else {})
-    quick = watch(drawn.evidence, drawn.requests, world.policy, configs, [world.arrivals.concurrency])
+    quick = watched(drawn, world)
 
-    moments = moments_of(drawn.requests, fold_clusters(drawn.evidence.records, world.policy, input_ended=True))
-    standing: dict[tuple[str, str], Decision] = {}
+    found, _ = moments(drawn, world)
+    store = stored(drawn)
     verdicts: dict[tuple[str, str, int], Decision] = {}
     alarms: dict[tuple[str, str, int], int] = {}
     was_dependent = set()
-    for look_us in moments.looks.tolist():
-        rows = rows_at(drawn.evidence, drawn.requests, moments, look_us)
-        for decision in decide_endpoint(
-            rows,
-            world.policy,
-            configs,
-            [world.arrivals.concurrency],
-            list(standing.values()),
-            input_ended=look_us == NEVER,
-            now=START,
-        ):
-            standing[decision.slice_key, decision.fingerprint] = decision
-            run = (decision.slice_key, decision.fingerprint, int(decision.details.get("num_restarts") or 0))
+    for look in range(len(found.looks)):
+        store.finish(*found.known_at(look))
+        for decision in run_gate(store, {ENDPOINT: world.policy}, now=START):
+            trial = decision.run
+            if trial is None:
+                continue
+            run = (decision.slice_key, decision.fingerprint, trial.num_restarts)
             if decision.reason_code == "dependent":
                 was_dependent.add(run)
             if is_verdict(decision):
                 verdicts.setdefault(run, decision)
-            if decision.details.get("ends_run") and decision.reason_code == "drift":
+            if decision.ends_run and decision.reason_code == "drift":
                 alarms.setdefault(run, decision.num_blocks)
 
     assert len(quick) >= 1
@@ -82,33 +101,70 @@ def test_what_is_said_is_what_the_gate_says_when_it_is_asked_at_every_look(
         if slow is None:
             assert outcome.verdict is Verdict.HOLD
         else:
-            start_blocks = slow.details["start_blocks"]
-            assert said == (slow.verdict, slow.reason_code, slow.num_blocks, slow.num_clusters, start_blocks)
-            assert slow.details["level"] == outcome.level
+            trial = slow.run
+            assert trial is not None
+            assert said == (slow.verdict, slow.reason_code, slow.num_blocks, slow.num_clusters, trial.start_blocks)
+            assert trial.level == outcome.level
         if not outcome.start_blocks:  # a run after an alarm gives that as its reason to hold, whatever else
             assert outcome.was_dependent == (run in was_dependent)
         assert outcome.alarm_block == alarms.pop(run, None)
     assert (verdicts, alarms) == ({}, {}), "the quick way missed something"
 
 
+def test_a_key_that_dominates_is_cut_at_every_look_and_here() -> None:
+    """Where one session sends most of what its slice has at its entry."""
+    world = shortened("session_correlation", 120)
+    drawn = draw(world, seed_of(world, 1, 0))
+    long = drawn.rows.records[0].session_hash
+    busy = [replace(each, session_hash=long) if at < 60 else each for at, each in enumerate(drawn.rows.records)]
+    drawn = replace(drawn, rows=replace(drawn.rows, records=busy))
+    with pytest.raises(BeginsAnewError):
+        moments(drawn, world)
+    (outcome,) = watched(drawn, world)
+    store = stored(drawn)
+    store.finish(len(busy), Watermark(START, is_ended=True))
+    decision = run_gate(store, {ENDPOINT: world.policy}, now=START)[0]
+    assert decision.evidence.num_dominant_keys == 1
+    assert (outcome.num_blocks, outcome.num_clusters) == (decision.num_blocks, decision.num_clusters)
+
+
+def test_what_the_accelerator_rules_out_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(*arguments: Any) -> tuple[Bools, Bools]:
+        possible, waits = possible_looks(*arguments)
+        return np.zeros_like(possible), waits
+
+    monkeypatch.setattr(gate_under_test, "possible_looks", nowhere)
+    world = shortened("slowdown", 240)
+    with pytest.raises(AcceleratorError, match="DISABLE at look"):
+        watched(draw(world, seed_of(world, 7, 0)), world)
+
+
+@pytest.mark.parametrize("name", ["margin", "minimum_effect", "several_devices"])
+def test_no_world_is_decided_but_by_the_gate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(standing: EndpointLook, now: datetime) -> Decided:
+        raise NotImplementedError
+
+    monkeypatch.setattr(EndpointLook, "decide", refuse)
+    with pytest.raises(NotImplementedError):
+        repeat(WORLDS[name], seed_of(WORLDS[name], 1, 0))
+
+
 def test_the_looks_cover_every_block_and_every_cluster() -> None:
     world = shortened("margin", 200)
     drawn = draw(world, seed_of(world, 1, 0))
-    folding = fold_clusters(drawn.evidence.records, world.policy, input_ended=True)
-    moments = moments_of(drawn.requests, folding)
-    assert set(moments.looks.tolist()) == {*moments.block_us.values(), *moments.cluster_us.values()}
-    assert len(moments.cluster_us) == len(folding.clusters) == 200
-    assert moments.looks[-1] == NEVER
+    found, clusters = moments(drawn, world)
+    assert set(found.looks.tolist()) == {*found.block_us.values(), *found.cluster_us.values()}
+    assert len(found.cluster_us) == len(clusters) == 200
+    assert found.looks[-1] == NEVER
 
 
 def test_a_cluster_waits_for_the_block_that_an_earlier_request_is_in() -> None:
     """The watermark stands still while an admitted request is not measured yet."""
     world = shortened("low_traffic", 200)
     drawn = draw(world, seed_of(world, 1, 0))
-    folding = fold_clusters(drawn.evidence.records, world.policy, input_ended=True)
-    moments = moments_of(drawn.requests, folding)
-    for cluster in folding.clusters:
-        entered = moments.cluster_us[cluster.slice_key, cluster.key, cluster.first_event]
+    found, clusters = moments(drawn, world)
+    for cluster in clusters:
+        entered = found.cluster_us[cluster.slice_key, cluster.key, cluster.first_event]
         for block, started in zip(drawn.requests.blocks, drawn.requests.started_us.tolist(), strict=True):
             if any(prompt.key in cluster.members for prompt in block.requests):
                 assert entered >= started

@@ -15,7 +15,7 @@ from shadowspec.simulate.naive import (
     mann_whitney,
     moving_average,
     naive_z,
-    observed,
+    observe,
     rolling_mean,
     threshold_checks,
     token_independent,
@@ -105,7 +105,7 @@ def test_ten_checks_of_the_p99() -> None:
 def test_an_arm_that_failed_leaves_no_value() -> None:
     world = WORLDS["failures"]
     drawn = draw(world, seed_of(world, 1, 0))
-    assert len(observed(drawn.outcomes, drawn.requests.at_us).log_speedup) == int((~drawn.outcomes.failed).sum())
+    assert len(observe(drawn.outcomes, drawn.requests.at_us).log_speedup) == int((~drawn.outcomes.failed).sum())
 
 
 @pytest.mark.parametrize("gate", NAIVE_GATES, ids=lambda gate: gate.name)

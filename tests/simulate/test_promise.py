@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
-from shadowspec.gate import betting, capital
+from shadowspec.gate.stats import betting, capital
 from shadowspec.simulate.repetition import repeat, seed_of
 from shadowspec.simulate.results import WorldResult, tally
 from shadowspec.simulate.runner import run_worlds
@@ -18,27 +19,32 @@ from shadowspec.simulate.worlds import QUICK_WORLDS, WORLDS
 REPETITIONS = 60
 
 
-@pytest.fixture(scope="module")
-def quick() -> Mapping[str, WorldResult]:
+@cache
+def quick(repetitions: int) -> Mapping[str, WorldResult]:
     """What `shadowspec simulate --quick` runs, on two processes."""
-    return run_worlds([WORLDS[name] for name in QUICK_WORLDS], REPETITIONS, 1, 2)
+    return run_worlds([WORLDS[name] for name in QUICK_WORLDS], repetitions, 1, 2)
 
 
 @pytest.mark.slow
-def test_the_gate_keeps_its_promise(quick: Mapping[str, WorldResult]) -> None:
-    assert broken_promises(quick.values()) == []
-    assert summarise(quick["minimum_effect"]).enabled.value == pytest.approx(1.0, abs=0.1)
+@pytest.mark.representative("12")
+@pytest.mark.parametrize("repetitions", [12, REPETITIONS])
+def test_the_gate_keeps_its_promise(repetitions: int) -> None:
+    found = quick(repetitions)
+    assert broken_promises(found.values()) == []
+    assert summarise(found["minimum_effect"]).enabled.value == pytest.approx(1.0, abs=0.1)
 
 
+@pytest.mark.all
 @pytest.mark.slow
-def test_naive_gates_visibly_fail(quick: Mapping[str, WorldResult]) -> None:
-    margin, sessions = summarise(quick["margin"]).naive, summarise(quick["session_correlation"]).naive
+def test_naive_gates_visibly_fail() -> None:
+    found = quick(REPETITIONS)
+    margin, sessions = summarise(found["margin"]).naive, summarise(found["session_correlation"]).naive
     for name in ("naive_z", "fixed_n_t", "mann_whitney", "threshold_checks"):
         assert margin[name].lower > 0.1, name
         assert sessions[name].lower > 0.2, name
-    acceptance = summarise(quick["session_length"]).naive
+    acceptance = summarise(found["session_length"]).naive
     assert acceptance["token_independent"].lower > 0.1
-    assert summarise(quick["minimum_effect"]).naive["rolling_mean"].upper < 0.1, "off for ever, where it should be on"
+    assert summarise(found["minimum_effect"]).naive["rolling_mean"].upper < 0.1, "off for ever, where it should be on"
 
 
 def grown(log_capital_path: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:

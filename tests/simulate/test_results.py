@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 import pytest
 from scipy import stats
 
+from kernels.benchmarks.simulation_page import PAGE, PICTURE, write_page
 from shadowspec.errors import InputError
 from shadowspec.simulate import runner
 from shadowspec.simulate.gate_under_test import HypothesisOutcome
 from shadowspec.simulate.intervals import quantile, share
 from shadowspec.simulate.naive import NAIVE_GATES
-from shadowspec.simulate.page import PAGE, PICTURE, write_page
 from shadowspec.simulate.paths import TestOutcome
 from shadowspec.simulate.quoted import quoted_figures
 from shadowspec.simulate.repetition import Repetition
@@ -176,6 +176,7 @@ def test_a_run_is_taken_up_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
     assert list(read_results(path)) == ["no_speedup", "slowdown"], "in the order of the worlds"
 
 
+@pytest.mark.all
 def test_processes_give_what_one_process_gives() -> None:
     alone, spread = (run_worlds([WORLDS["slowdown"]], 22, 5, jobs)["slowdown"] for jobs in (1, 2))
     assert replace(alone, seconds=0.0) == replace(spread, seconds=0.0)

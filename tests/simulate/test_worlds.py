@@ -8,15 +8,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from shadowspec.gate.units import fold_clusters
-from shadowspec.metrics import check_identities
+from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.simulate.effects import CLIP, PARITY_TOKENS, Effects, Outcomes, draw_outcomes, location
+from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.repetition import draw, draw_truth, fixed_sample_size, seed_of
 from shadowspec.simulate.rows import CHANGED, CONFIG
-from shadowspec.simulate.traffic import CONCURRENCY, NEVER, SECOND, Arrivals, Requests, daily_phase, draw_requests
+from shadowspec.simulate.traffic import (
+    CONCURRENCY,
+    ENDPOINT,
+    NEVER,
+    PLACE,
+    SECOND,
+    START,
+    Arrivals,
+    Requests,
+    daily_phase,
+    draw_requests,
+)
 from shadowspec.simulate.world import BOUNDARY, World
 from shadowspec.simulate.worlds import NULL_WORLDS, QUICK_WORLDS, WORLDS
-from shadowspec.types import FunnelCounter
+from shadowspec.types import FunnelCounter, Watermark
+from tests.identities import check_identities
 
 
 @dataclass(frozen=True)
@@ -128,28 +140,30 @@ def test_sessions_are_timed_once_in_places_that_weigh_alike() -> None:
 
 def test_rows_are_what_the_store_would_hold() -> None:
     drawn = draw(resized("session_length", 300), np.random.SeedSequence(11))
-    requests, evidence = drawn.requests, drawn.evidence
-    assert len(evidence.runs) == int(requests.is_timed.sum())
-    assert sum(record.counter is FunnelCounter.SAMPLED_OUT for record in evidence.records) == int(
+    requests, rows = drawn.requests, drawn.rows
+    assert len(rows.runs) == int(requests.is_timed.sum())
+    assert sum(record.counter is FunnelCounter.SAMPLED_OUT for record in rows.records) == int(
         (~requests.is_timed).sum()
     )
-    for run in evidence.runs[:50]:
+    for run in rows.runs[:50]:
         assert run.counts is not None
         check_identities(run.counts)
         assert run.baseline is not None
         assert run.speculative is not None
         log = math.log(run.baseline.end_to_end_ms / run.speculative.end_to_end_ms)
         assert log == pytest.approx(float(drawn.outcomes.log_speedup[run.key.offset]), abs=1e-9)
-    assert fold_clusters(evidence.records, WORLDS["session_length"].policy, input_ended=True).num_late == {
-        "prompt_class=s00": 0
-    }
+    store = MemoryStore(ENDPOINT, PLACE, [CONFIG])
+    store.add(rows.records, rows.blocks, rows.runs)
+    store.finish(len(rows.records), Watermark(START, is_ended=True))
+    decision = run_gate(store, {ENDPOINT: WORLDS["session_length"].policy}, now=START)[0]
+    assert (decision.evidence.num_late, decision.evidence.num_members) == (0, len(rows.records))
 
 
 def test_another_engine_measures_from_the_change_on() -> None:
     world = WORLDS["fingerprint_change"]
     drawn = draw(world, np.random.SeedSequence(4))
     places = {block.block_id: place for place, block in enumerate(drawn.requests.blocks)}
-    for run in drawn.evidence.runs:
+    for run in drawn.rows.runs:
         expected = CHANGED if places[run.block_id] >= (world.effects.change_block or 0) else CONFIG
         assert run.fingerprint == expected.fingerprint
 

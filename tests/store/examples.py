@@ -14,6 +14,7 @@ from shadowspec.types import (
     Block,
     BlockPlace,
     BlockResult,
+    Composition,
     Decision,
     ExpectedCounts,
     FingerprintedConfig,
@@ -24,6 +25,7 @@ from shadowspec.types import (
     ReplayedRecord,
     Rollout,
     Run,
+    SliceCover,
     SpeculationConfig,
     SpeculationCounts,
     Stage,
@@ -31,6 +33,8 @@ from shadowspec.types import (
     TestResult,
     Verdict,
     VerifyRule,
+    Watch,
+    WatchedMean,
 )
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -58,6 +62,16 @@ def block(block_id: str, lines: range, *, fingerprint: str = "fp", sequence: int
 def decision(verdict: Verdict = Verdict.HOLD, *, endpoint: str = "chat", fingerprint: str = "fp") -> Decision:
     test = TestResult("speedup", "open", 0.1, -0.2, 0.4, 0.05, 0.025, "block", 30, 27)
     return Decision(endpoint, "", 4, CONFIG, fingerprint, verdict, "too_few_units", "not yet", (test,), 9, 30, 11, NOON)
+
+
+def in_traffic(own: Decision, share: float | None) -> Decision:
+    """The decision on a slice with this share of the traffic."""
+    return replace(own, composition=Composition(is_named=True, cover=SliceCover(share, False, None)))
+
+
+def watched(**promises: float) -> Watch:
+    """The watch of an ENABLE with these promises by detector."""
+    return Watch(0, 0, {name: WatchedMean(promise, 1.0) for name, promise in promises.items()})
 
 
 def override(verdict: Verdict = Verdict.DISABLE, *, endpoint: str = "chat", slice_key: str = "") -> Override:

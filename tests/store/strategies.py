@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
 from shadowspec.types import (
     Arm,
     ArmTiming,
+    BettingFigures,
     Block,
     BlockResult,
+    Composition,
     Contract,
     Decision,
+    Dependence,
+    DetectorFigures,
+    DriftFigures,
+    EvidenceSummary,
     FingerprintedConfig,
     FunnelCounter,
     Intervention,
     Memory,
+    MixChange,
     PairedScore,
     Parity,
+    RateChange,
     RecordKey,
     Run,
     RunFlags,
     ServedRun,
+    SliceCover,
+    SliceState,
     SpeculationConfig,
     SpeculationCounts,
     StoredRecord,
+    Supersession,
     TestResult,
+    TestState,
+    Trial,
     Validity,
     Verdict,
     VerifyRule,
+    Watch,
+    WatchedMean,
+    WeightedBounds,
 )
 
 T = TypeVar("T")
@@ -43,7 +59,8 @@ TOKENS = st.integers(0, 2**40)  # what rollups sum up
 REAL = st.floats(allow_nan=False)
 MILLISECONDS = st.just(0.0) | st.floats(1e-6, 1e9)
 RATES = st.floats(1e-3, 1)
-DETAILS = st.dictionaries(TEXT, st.none() | TEXT | st.integers() | st.floats(allow_nan=False, allow_infinity=False))
+FIGURE = st.floats(allow_nan=False, allow_infinity=False)
+FIGURES = st.dictionaries(TEXT, st.none() | TEXT | st.integers() | FIGURE)
 ZONES = st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=45)), timezone(timedelta(hours=-8))])
 TIMES = st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1), timezones=ZONES)
 
@@ -195,8 +212,61 @@ TESTS = st.builds(
     num_units=COUNT,
     min_units=COUNT,
     units_needed=optional(COUNT),
-    details=DETAILS,
+    is_required=st.booleans(),
+    dependence=optional(st.builds(Dependence, optional(FIGURE), optional(st.builds(TestState, COUNT, COUNT)))),
+    betting=optional(
+        st.builds(
+            BettingFigures, optional(FIGURE), FIGURE, FIGURE, FIGURE, FIGURE, COUNT, st.booleans(), optional(TEXT)
+        )
+    ),
+    figures=FIGURES,
 )
+
+
+def _by_mean(own: st.SearchStrategy[T]) -> st.SearchStrategy[dict[str, T]]:
+    return st.dictionaries(st.sampled_from(["speedup", "acceptance"]), own)
+
+
+COMPOSITIONS = st.builds(
+    Composition,
+    is_named=st.booleans(),
+    cover=optional(st.builds(SliceCover, optional(FIGURE), st.booleans(), optional(st.sampled_from(Verdict)))),
+    bounds=_by_mean(st.builds(WeightedBounds, FIGURE, FIGURE, FIGURE)),
+    mix_reference=optional(st.dictionaries(TEXT, st.builds(SliceState, *[FIGURE] * 6))),
+    mix_change=optional(
+        st.builds(MixChange, FIGURE, st.booleans(), _by_mean(st.builds(RateChange, FIGURE, FIGURE, TEXT)))
+    ),
+)
+# What the store keeps of a decision beside its columns.
+BESIDE_COLUMNS: dict[str, st.SearchStrategy[Any]] = {
+    "engine": NAMES,
+    "serving_engine": optional(TEXT),
+    "run": optional(st.builds(Trial, FIGURE, optional(FIGURE), COUNT, COUNT, COUNT, COUNT, optional(TEXT))),
+    "frozen_parameters": optional(FIGURES),
+    "evidence": st.builds(
+        EvidenceSummary,
+        *[COUNT] * 9,
+        optional(FIGURE),
+        optional(FIGURE),
+        FIGURE,
+        optional(TIMES),
+        optional(TIMES),
+        optional(TEXT),
+    ),
+    "verdict_since": optional(TIMES),
+    "watch": optional(st.builds(Watch, COUNT, COUNT, st.dictionaries(TEXT, st.builds(WatchedMean, FIGURE, FIGURE)))),
+    "drift": optional(
+        st.builds(
+            DriftFigures,
+            optional(FIGURE),
+            optional(TEXT),
+            _by_mean(st.builds(DetectorFigures, COUNT, optional(FIGURE))),
+        )
+    ),
+    "ends_run": st.booleans(),
+    "supersession": optional(st.builds(Supersession, TEXT, st.sampled_from(Verdict))),
+    "composition": optional(COMPOSITIONS),
+}
 
 
 def decisions(config: FingerprintedConfig) -> st.SearchStrategy[Decision]:
@@ -215,5 +285,5 @@ def decisions(config: FingerprintedConfig) -> st.SearchStrategy[Decision]:
         num_blocks=COUNT,
         clusters_needed=optional(COUNT),
         decided_at=TIMES,
-        details=DETAILS,
+        **BESIDE_COLUMNS,
     )

@@ -8,7 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from shadowspec.store import Store, replays
+from shadowspec.store import Store
+from shadowspec.store.write import stored_replays
 from shadowspec.types import (
     AuditedUnit,
     BlockResult,
@@ -81,8 +82,8 @@ def test_the_newest_are_added_up(store: Store, monkeypatch: pytest.MonkeyPatch) 
     store.save_fingerprints([examples.config()])
     records = [replace(examples.record(line), event_time=time) for line, time in enumerate(times, start=1)]
     save_block(store, examples.block("b", range(1, 6)), records)
-    monkeypatch.setattr(replays, "MAX_REPLAYS", 2)
-    monkeypatch.setattr(replays, "MAX_RUNS", 3)
+    monkeypatch.setattr(stored_replays, "MAX_REPLAYS", 2)
+    monkeypatch.setattr(stored_replays, "MAX_RUNS", 3)
     (own,) = store.replay_sums(["chat"])["chat"]
     assert (own.num_requests, own.first_event, own.last_event) == (2, times[3], times[4])
     (loop,) = store.loop_sums([LoopSpan("chat", {"fp"}, times[0], times[4])])["chat"]
@@ -123,8 +124,8 @@ def test_each_endpoint_has_its_own_newest(store: Store, monkeypatch: pytest.Monk
         save_block(store, block, records)
         with store.audit_session(endpoint) as session:
             session.save([StoredAudit("", "fp", {"x": place})])
-    monkeypatch.setattr(replays, "MAX_REPLAYS", 3)
-    monkeypatch.setattr(replays, "MAX_RUNS", 2)
+    monkeypatch.setattr(stored_replays, "MAX_REPLAYS", 3)
+    monkeypatch.setattr(stored_replays, "MAX_RUNS", 2)
     names = ("chat", "editor", "elsewhere")
     found = store.replay_sums(names)
     assert {name: [sums.num_requests for sums in own] for name, own in found.items()} == {

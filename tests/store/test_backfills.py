@@ -14,7 +14,8 @@ from shadowspec import metrics
 from shadowspec.engine.replay.pooling import Pool
 from shadowspec.errors import StoreError
 from shadowspec.reports.frontiers import length_of
-from shadowspec.store import Store, backfills
+from shadowspec.store import Store
+from shadowspec.store.write import stored_replays
 from shadowspec.types import (
     ExpectedCounts,
     FingerprintedConfig,
@@ -64,13 +65,15 @@ def test_neither_is_there_without_the_other(store: Store, monkeypatch: pytest.Mo
         raise StoreError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(backfills.bulk, "insert_new", lambda *own: fail() if own[1].name == "backfill_blocks" else [])
+        patch.setattr(
+            stored_replays.bulk, "insert_new", lambda *own: fail() if own[1].name == "backfill_blocks" else []
+        )
         with pytest.raises(StoreError):
             store.save_backfilled("work", backfilled(0), [examples.replayed(1)])
-    real = backfills.bulk.insert_new
+    real = stored_replays.bulk.insert_new
     with monkeypatch.context() as patch:
         patch.setattr(
-            backfills.bulk, "insert_new", lambda *own: fail() if own[1].name == "backfill_blocks" else real(*own)
+            stored_replays.bulk, "insert_new", lambda *own: fail() if own[1].name == "backfill_blocks" else real(*own)
         )
         with pytest.raises(StoreError):
             store.save_backfilled("work", backfilled(0), [examples.replayed(1)])
@@ -169,7 +172,7 @@ def test_rows_add_up_to_what_one_process_pools(store: Store, drawn: list[tuple[s
     ]
     for own in sums:
         place = places[own.fingerprint]
-        pooled = pools[own.slice_key].pooled()[place]
+        pooled = pools[own.slice_key].pool()[place]
         counts = pooled.counts
         assert (own.num_requests, own.num_units) == (pooled.num_requests, pooled.num_units)
         assert own.num_drafts == pytest.approx(counts.num_drafts)

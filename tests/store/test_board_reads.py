@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from shadowspec.metrics import pooled
+from shadowspec.metrics import pool_counts
 from shadowspec.store import METRICS, Store, session
-from shadowspec.store.histograms import merged
-from shadowspec.store.rollouts import append_rollouts
+from shadowspec.store.histograms import merge
+from shadowspec.store.write.append_only_rows import append_rollouts
 from shadowspec.types import Advance, Clearing, PartitionId, Verdict, WriteBatch
 from tests.store.examples import NOON, block, config, decision, override, record, rollout
 from tests.store.saving import save_block
@@ -34,7 +34,7 @@ def test_the_pulse_moves_with_everything_that_a_page_shows(store: Store) -> None
     moved()
     store.clear_override(Clearing(number, "mended", "ada", NOON))
     moved()
-    with session.write(store._engine) as connection:
+    with session.write(store.engine) as connection:
         append_rollouts(connection, [rollout()])
     moved()
 
@@ -77,14 +77,14 @@ def test_counts_and_histograms_add_up_to_the_runs(store: Store) -> None:
         save_block(store, block(f"b{number}", lines, sequence=number), [record(line) for line in lines])
     every = [run.counts for run in store.runs("chat") if run.counts is not None]
     assert len(every) == 8
-    assert store.position_counts("chat", None, 4, "fp") == pooled(every)
-    assert store.position_counts("chat", "", 4, "fp", NOON) == pooled(every)
+    assert store.position_counts("chat", None, 4, "fp") == pool_counts(every)
+    assert store.position_counts("chat", "", 4, "fp", NOON) == pool_counts(every)
     assert store.position_counts("chat", None, 4, "fp", NOON + timedelta(hours=1)) is None
     assert store.position_counts("chat", "other=slice", 4, "fp") is None
     found = store.histograms("chat", None, 4, "fp")
     assert set(found) == set(METRICS)
     for name, own in found.items():
-        assert own == merged([store.histogram("chat", name)])
+        assert own == merge([store.histogram("chat", name)])
     assert store.histograms("chat", None, 8, "fp") == {}
 
 

@@ -7,10 +7,19 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from shadowspec.reports.queues import arrived, served
+from shadowspec.reports.queues import newest_arrivals, timed_requests
 from shadowspec.store import RunFilter, Store
 from shadowspec.store.rollups import SUM_NAMES
-from shadowspec.types import Decision, FunnelCounter, RecordKey, StoredEvidence, Verdict
+from shadowspec.types import (
+    Composition,
+    Decision,
+    DriftFigures,
+    FunnelCounter,
+    MixChange,
+    RecordKey,
+    StoredEvidence,
+    Verdict,
+)
 from tests.store import examples
 from tests.store.saving import save_block, save_records
 
@@ -140,16 +149,14 @@ def test_only_changes_of_verdict_are_told(store: Store) -> None:
 
 def test_advice_and_shifts_are_told_once(store: Store) -> None:
     store.save_fingerprints([examples.config()])
-    said: list[dict[str, object]] = [
-        {},
-        {"drift_advice": "speedup"},
-        {"drift_advice": "speedup", "mix_has_shifted": 1},
-        {"drift_advice": None, "mix_has_shifted": 1},
-        {"drift_advice": "speedup, acceptance", "mix_has_shifted": 0},
-    ]
-    for minutes, details in enumerate(said):
-        store.append_decisions([decided(Verdict.ENABLE, minutes, details=details)])
-    store.append_decisions([decided(Verdict.HOLD, 8, slice_key="a=b", details={"drift_advice": "speedup"})])
+    said = [(None, False), ("speedup", False), ("speedup", True), (None, True), ("speedup, acceptance", False)]
+    for minutes, (advice, has_shifted) in enumerate(said):
+        beside = {
+            "drift": DriftFigures(4.6, advice),
+            "composition": Composition(is_named=True, mix_change=MixChange(0.1, has_shifted)),
+        }
+        store.append_decisions([decided(Verdict.ENABLE, minutes, **beside)])
+    store.append_decisions([decided(Verdict.HOLD, 8, slice_key="a=b", drift=DriftFigures(4.6, "speedup"))])
     found = store.advice_changes("chat", limit=10)
     told = [(own.advice, own.is_new_advice, own.is_new_shift) for own in reversed(found)]
     assert told == [("speedup", True, False), ("speedup", False, True), ("speedup, acceptance", True, False)]
@@ -191,12 +198,12 @@ def test_arrivals_and_served_requests_are_those_of_the_stored_rows(measured: Sto
         replace(examples.record(92, counter=FunnelCounter.DUPLICATE), slice_key=code),
     ]
     save_records(measured, idle)
-    expected = arrived(measured.records("chat"))
+    expected = newest_arrivals(measured.records("chat"))
     assert {own.weight for own in expected} == {0.0, 2.0, 4.0}
     found = measured.arrivals("chat", limit=1_000)
     assert found == expected
     assert measured.arrivals("chat", limit=4) == expected[-4:]
-    runs = served(measured.runs("chat"), measured.blocks("chat"))
+    runs = timed_requests(measured.runs("chat"), measured.blocks("chat"))
     assert len(runs) == 15
     assert sorted(measured.served("chat", found[0].at)) == sorted(runs)
     since = NOON + timedelta(hours=20)

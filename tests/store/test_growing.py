@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Engine, inspect, text
 
-from shadowspec.store import Store, check, current, head, schema, session
-from shadowspec.store.partitions import Partitions
+from shadowspec.store import Store, check, current, head, session
+from shadowspec.store.admin import schema
+from shadowspec.store.admin.month_partitions import Partitions
 from shadowspec.types import FunnelCounter, LedgerEntry, PartitionId
 from tests.conftest import temporary_database
 from tests.store import examples
@@ -58,6 +59,7 @@ def _copy_of_first(engine: Engine, table: str) -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(values)} FROM {table} WHERE {first}"
 
 
+@pytest.mark.all
 @pytest.mark.slow
 @pytest.mark.integration
 def test_writers_go_on_while_a_million_rows_are_migrated(postgres_url: str) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from shadowspec.gating.live import take_scrapes
-from shadowspec.store import Store, schema, upgrade
+from shadowspec.live.watch import take_scrapes
+from shadowspec.store import Store, upgrade
+from shadowspec.store.admin import schema
 from shadowspec.types import COUNTS, END_TO_END, Buckets, LiveCounts, LiveHour, LiveReplica, LiveScrape, LiveWindow
 from tests.store.live_traffic import windows
 

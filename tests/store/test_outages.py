@@ -16,7 +16,7 @@ from sqlalchemy import make_url, text
 
 from shadowspec.errors import ServiceUnavailableError, StoreError
 from shadowspec.store import Store, session, upgrade
-from tests.services import PostgresServer, postgres_server
+from tests.services import PATIENCE_S, PostgresServer, postgres_server
 from tests.store.failing import FILE, MEASURED, administrator, batch, opened, unavailable
 
 pytestmark = pytest.mark.integration
@@ -58,7 +58,7 @@ def test_a_connection_cut_inside_a_transaction_leaves_nothing(url: str) -> None:
             waiting = text(
                 "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
             )
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE_S
             while (pid := admin.scalar(waiting)) is None and time.monotonic() < deadline:
                 time.sleep(0.01)
             admin.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
@@ -213,7 +213,7 @@ def test_a_server_process_that_is_stuck_is_given_up(url: str, monkeypatch: pytes
                 return connection.scalar(text("SELECT pg_backend_pid()"))
 
         assert ask() != pid  # the ping gave the stuck one up, and another was opened
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < PATIENCE_S
         with session.read(engine, timeout_s=1) as connection:
             other = connection.scalar(text("SELECT pg_backend_pid()"))
             assert other is not None
@@ -228,7 +228,7 @@ def test_a_server_process_that_is_stuck_is_given_up(url: str, monkeypatch: pytes
 
 
 def _ask(connection: sqlalchemy.Connection) -> None:
-    with session.translated_errors(connection.engine.url):
+    with session.translate_errors(connection.engine.url):
         connection.scalar(text("SELECT 1"))
 
 

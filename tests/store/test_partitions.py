@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from shadowspec.store import Store, check, session
-from shadowspec.store.partitions import AHEAD, FIRST_MONTH, Partitions, bounds_ms, month_of, partition_names
+from shadowspec.store.admin.month_partitions import AHEAD, FIRST_MONTH, Partitions, bounds_ms, month_of, partition_names
 from shadowspec.types import RecordKey, StoredRecord, WriteBatch
 from tests.store import examples
 

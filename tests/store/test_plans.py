@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from shadowspec.store import Store, session
-from shadowspec.store.partitions import Partitions
+from shadowspec.store.admin.month_partitions import Partitions
 from shadowspec.types import PartitionId
 from tests.store.volume import fill
 
@@ -57,7 +57,7 @@ def plans(filled: str) -> Callable[[Callable[[Store], object]], list[str]]:
             sent.append((statement, parameters))
 
         with Store.open(filled) as store:
-            engine: Engine = store._engine
+            engine: Engine = store.engine
             event.listen(engine, "before_cursor_execute", keep)
             call(store)
             event.remove(engine, "before_cursor_execute", keep)
@@ -113,7 +113,7 @@ def test_a_plan_without_an_index_is_seen(plans: Callable[[Callable[[Store], obje
     """The test above could fail: this query has no index and must scan."""
 
     def scan(store: Store) -> object:
-        with session.read(store._engine) as connection:
+        with session.read(store.engine) as connection:
             return connection.scalar(text("SELECT count(*) FROM records WHERE num_prompt_tokens = 7"))
 
     (plan,) = plans(scan)

@@ -15,14 +15,15 @@ import pytest
 from sqlalchemy import Engine, text
 
 from shadowspec.errors import StoreError
-from shadowspec.store import Store, session, writes
+from shadowspec.store import Store, session
+from shadowspec.store.write import batch_writes
 from shadowspec.types import WriteBatch
+from tests.services import PATIENCE_S
 from tests.store import examples
 
 pytestmark = pytest.mark.slow  # all of them together
 
 SPAWN = multiprocessing.get_context("spawn")
-START_TIMEOUT_S = 300  # two interpreters starting on a machine that is busy with something else
 ROUNDS = 8
 SIZE = 4
 
@@ -35,7 +36,7 @@ def _insert(url: str, barrier: Barrier, is_backwards: bool, results: multiproces
             records = [examples.record(line) for line in lines]
             if is_backwards:
                 records.reverse()
-            barrier.wait(START_TIMEOUT_S)
+            barrier.wait(PATIENCE_S)
             block = examples.block(f"b{number}", lines, sequence=number)
             batch = WriteBatch(blocks=((block, tuple(records)),))
             counts.append(store.save_batch(batch, "file").num_new_runs)
@@ -49,7 +50,7 @@ def test_racing_writers_store_each_run_once(database_url: str) -> None:
     writers = [SPAWN.Process(target=_insert, args=(database_url, barrier, turn, results)) for turn in (False, True)]
     for writer in writers:
         writer.start()
-    inserted = [results.get(timeout=START_TIMEOUT_S) for _ in writers]
+    inserted = [results.get(timeout=PATIENCE_S) for _ in writers]
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0
@@ -59,6 +60,7 @@ def test_racing_writers_store_each_run_once(database_url: str) -> None:
         assert len(store.blocks("chat")) == ROUNDS
 
 
+@pytest.mark.representative("1")
 @pytest.mark.integration
 @pytest.mark.parametrize("order", [1, -1])
 def test_writers_in_opposite_orders_do_not_deadlock(new_database: Callable[[str], str], order: int) -> None:
@@ -70,17 +72,18 @@ def test_writers_in_opposite_orders_do_not_deadlock(new_database: Callable[[str]
     with Store.open(url) as store:
         other = threading.Thread(target=lambda: inserted.append(store.save_batch(batch, "file").num_new_records))
         with session.write(engine) as connection:
-            writes.insert_records(connection, [first])
+            batch_writes.insert_records(connection, [first])
             other.start()
             _wait_until_blocked(engine)
-            writes.insert_records(connection, [second])  # held by the other writer if it did not begin with the first
+            # held by the other writer if it did not begin with the first
+            batch_writes.insert_records(connection, [second])
         other.join()  # before the store closes: a connection in use then would be closed by nobody
     engine.dispose()
     assert inserted == [0]
 
 
 def _wait_until_blocked(engine: Engine) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         while not connection.scalar(waiting):
@@ -91,7 +94,7 @@ def _wait_until_blocked(engine: Engine) -> None:
 def _count_up(url: str, barrier: Barrier, path: str) -> None:
     counter = Path(path)
     with Store.open(url) as store:
-        barrier.wait(START_TIMEOUT_S)
+        barrier.wait(PATIENCE_S)
         for _ in range(ROUNDS):
             with store.endpoint_lock("chat"):
                 seen = int(counter.read_text())
@@ -107,7 +110,7 @@ def test_the_lock_excludes_another_process(database_url: str, tmp_path: Path) ->
     for process in both:
         process.start()
     for process in both:
-        process.join(START_TIMEOUT_S)
+        process.join(PATIENCE_S)
         assert process.exitcode == 0
     assert counter.read_text() == str(2 * ROUNDS)
 
@@ -115,14 +118,14 @@ def test_the_lock_excludes_another_process(database_url: str, tmp_path: Path) ->
 def _hold(url: str, is_held: Event) -> None:
     with Store.open(url) as store, store.endpoint_lock("chat"):
         is_held.set()
-        time.sleep(START_TIMEOUT_S)
+        time.sleep(PATIENCE_S)
 
 
 def test_a_killed_holder_frees_the_lock(database_url: str) -> None:
     is_held = SPAWN.Event()
     holder = SPAWN.Process(target=_hold, args=(database_url, is_held))
     holder.start()
-    assert is_held.wait(START_TIMEOUT_S)
+    assert is_held.wait(PATIENCE_S)
     with Store.open(database_url) as store:
         with pytest.raises(StoreError, match="endpoint chat: another process holds its lock"):
             store.endpoint_lock("chat", timeout_s=0.1).__enter__()

@@ -12,8 +12,9 @@ from sqlalchemy import text
 
 from shadowspec.errors import ServiceUnavailableError, UsageError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import run_gate
-from shadowspec.store import Store, retention, session
+from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.store import Store, session
+from shadowspec.store.admin import retention
 from shadowspec.types import Advance, FunnelCounter, OpenBlock, PartitionId, RecordKey, StoredAudit, Verdict, WriteBatch
 from tests.store import examples
 
@@ -97,7 +98,7 @@ def timeless(number: int, time: datetime) -> WriteBatch:
 
 
 def count(store: Store, table: str) -> int:
-    with session.read(store._engine) as connection:
+    with session.read(store.engine) as connection:
         return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())
 
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from shadowspec import metrics
 from shadowspec.errors import StoreError
-from shadowspec.failures import NAMES
 from shadowspec.store import METRICS, Histogram, RollupKey, Store
-from shadowspec.store.histograms import HIGHEST, LOWEST, MAX_RELATIVE_ERROR, bin_of, merged
+from shadowspec.store.histograms import HIGHEST, LOWEST, MAX_RELATIVE_ERROR, bin_of, merge
 from shadowspec.types import (
     Arm,
     ArmTiming,
@@ -30,6 +29,8 @@ from shadowspec.types import (
     StoredRecord,
     WriteBatch,
 )
+from shadowspec.types.failures import NAMES
+from tests.identities import check_identities
 from tests.store import examples, strategies
 
 INTEGERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_prompt_tokens")
@@ -195,6 +196,7 @@ def _renamed(result: BlockResult, block_id: str) -> BlockResult:
     return replace(result, block=replace(result.block, block_id=block_id), runs=runs)
 
 
+@pytest.mark.representative("sqlite")
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(measured=st.lists(strategies.measured_blocks(), min_size=1, max_size=3), again=st.integers(0, 2))
 def test_any_runs_in_any_order_and_twice(
@@ -272,7 +274,7 @@ def test_a_day_of_traffic_with_redeliveries(store: Store) -> None:
     assert store.rollups("chat", since, until) == [each for each in rollups if since <= each.key.hour < until]
     assert store.rollups("sql") == []
     for rollup in rollups:
-        metrics.check_identities(rollup.counts, is_single_run=False)
+        check_identities(rollup.counts, is_single_run=False)
 
 
 def test_quantiles_of_traffic_keep_their_bound(store: Store) -> None:
@@ -341,7 +343,7 @@ def test_a_quantile_is_that_of_the_sorted_runs(figures: dict[int, int], share: f
 
 def test_weighted_quantiles_and_merging() -> None:
     rare, common = Histogram({10: 1}, {10: 99.0}), Histogram({20: 9}, {20: 1.0})
-    both = merged([rare, common, Histogram({20: 1}, {20: 0.5})])
+    both = merge([rare, common, Histogram({20: 1}, {20: 0.5})])
     assert both == Histogram({10: 1, 20: 10}, {10: 99.0, 20: 1.5})
     unweighted, weighted = both.quantile(0.5), both.quantile(0.5, is_weighted=True)
     assert unweighted is not None

@@ -16,6 +16,7 @@ import sqlalchemy
 from shadowspec.errors import StoreError
 from shadowspec.store import Store
 from shadowspec.types import Decision, Delivery, DeliveryState, Period, Verdict
+from tests.services import PATIENCE_S
 from tests.store import examples
 
 NOON = examples.NOON
@@ -113,7 +114,7 @@ def test_a_dead_leader_leads_no_more(database_url: str) -> None:
     has_begun = context.Event()
     process = context.Process(target=_lead, args=(database_url, has_begun))
     process.start()
-    assert has_begun.wait(60)
+    assert has_begun.wait(PATIENCE_S)
     with Store.open(database_url) as store:
         lead = store.leadership("a")
         assert not lead.try_acquire()

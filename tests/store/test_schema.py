@@ -14,8 +14,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import make_url
 
 from shadowspec.errors import ServiceUnavailableError, StoreError, UsageError
-from shadowspec.store import Store, check, current, head, schema, session, upgrade
-from shadowspec.store.tables import metadata
+from shadowspec.store import Store, check, current, head, session, upgrade
+from shadowspec.store.admin import schema
+from shadowspec.store.table_definitions import metadata
 from shadowspec.types import Contract, Intervention, RunFlags, StoredAudit, Validity
 from tests.store import examples
 from tests.store.saving import save_block

@@ -48,10 +48,10 @@ def test_requests_weigh_by_the_inverse_of_their_rate(store: Store) -> None:
     measure(store, "a=2", 1, NOON, load=8)
     measure(store, "a=1", 1, NOON, fingerprint="new")
     assert store.traffic("chat") == [
-        Traffic("a=1", "fp", 4, 3.0, NOON),
-        Traffic("a=1", "new", 4, 1.0, NOON),
-        Traffic("a=2", "fp", 4, 20.0, NOON),
-        Traffic("a=2", "fp", 8, 1.0, NOON),
+        Traffic("a=1", "fp", 4, 3.0, NOON, NOON),
+        Traffic("a=1", "new", 4, 1.0, NOON, NOON),
+        Traffic("a=2", "fp", 4, 20.0, NOON, NOON),
+        Traffic("a=2", "fp", 8, 1.0, NOON, NOON),
     ]
 
 

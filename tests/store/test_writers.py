@@ -13,12 +13,12 @@ import pytest
 from shadowspec.errors import FencedError
 from shadowspec.store import Store
 from shadowspec.types import Advance, PartitionId, RecordKey, WriteBatch
+from tests.services import PATIENCE_S
 from tests.store import examples
 from tests.store.failing import MEASURED
 from tests.store.test_batches import batch
 
 SPAWN = multiprocessing.get_context("spawn")
-TIMEOUT_S = 300
 
 
 def _write_batches(url: str, barrier: Barrier, worker: int, results: multiprocessing.Queue[tuple[int, int]]) -> None:
@@ -31,7 +31,7 @@ def _write_batches(url: str, barrier: Barrier, worker: int, results: multiproces
             if worker:
                 result, records = mine.blocks[0]
                 mine = replace(mine, blocks=((result, records[::-1]),))
-            barrier.wait(TIMEOUT_S)
+            barrier.wait(PATIENCE_S)
             try:
                 store.save_batch(mine, "group")
                 written += 1
@@ -40,6 +40,7 @@ def _write_batches(url: str, barrier: Barrier, worker: int, results: multiproces
     results.put((written, fenced))
 
 
+@pytest.mark.representative("postgres")
 def test_of_two_workers_on_a_partition_one_writes_and_one_is_fenced(database_url: str) -> None:
     with Store.open(database_url) as store:
         store.save_fingerprints([examples.config()])
@@ -47,7 +48,7 @@ def test_of_two_workers_on_a_partition_one_writes_and_one_is_fenced(database_url
     workers = [SPAWN.Process(target=_write_batches, args=(database_url, barrier, n, results)) for n in range(2)]
     for worker in workers:
         worker.start()
-    counted = [results.get(timeout=TIMEOUT_S) for _ in workers]
+    counted = [results.get(timeout=PATIENCE_S) for _ in workers]
     for worker in workers:
         worker.join()
     assert (sum(written for written, _ in counted), sum(fenced for _, fenced in counted)) == (20, 20)

@@ -101,9 +101,10 @@ def _break(how: str) -> tuple[BlockResult, list[StoredRecord]]:
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_details_must_be_plain_json(store: Store, value: float) -> None:
+    plain = examples.decision()
     store.save_fingerprints([examples.config()])
     with pytest.raises(StoreError) as caught:
-        store.append_decisions([replace(examples.decision(), details={"p99_ms": value})])
+        store.append_decisions([replace(plain, tests=(replace(plain.tests[0], figures={"p99_ms": value}),))])
     assert "JSON compliant" not in str(caught.value)  # Python's own words, which go on to quote the value
     assert store.latest_decisions() == []
 

@@ -10,7 +10,9 @@ from typing import Any
 from shadowspec.errors import RecordError
 from shadowspec.tap.admission import Admission, Admitted, Rejected
 from shadowspec.tap.endpoints import EndpointRule, MatchRule
+from shadowspec.tap.formats import MessageFormat, Opened, open_message
 from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.parameters import malformed_error
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey
 
@@ -82,9 +84,17 @@ def admission(*rules: EndpointRule, secret: bytes = SECRET) -> Admission:
     return Admission(rules, {rule.name: ByteTokenizer() for rule in rules}, KeyedHash(secret))
 
 
+def admit(decide: Admission, message: RawRecord) -> Admitted | Rejected:
+    """The fate of a message that holds one record in our own format; an array of several is none."""
+    opened = open_message(message, MessageFormat.OPENAI)
+    is_json = opened[0].error is None or opened[0].error.reason not in {"not_json", "invalid_unicode"}
+    is_array = is_json and (message.value or b"").lstrip().startswith(b"[")
+    return decide.admit(Opened(message.key, error=malformed_error("not_an_object")) if is_array else opened[0])
+
+
 def fates(records: Iterable[Any], *rules: EndpointRule, secret: bytes = SECRET) -> list[Admitted | Rejected]:
     decide = admission(*rules, secret=secret)
-    return [decide.admit(raw(record, line)) for line, record in enumerate(records, 1)]
+    return [admit(decide, raw(record, line)) for line, record in enumerate(records, 1)]
 
 
 def fate(record: Any, *rules: EndpointRule) -> tuple[FunnelCounter, str | None]:

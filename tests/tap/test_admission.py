@@ -16,7 +16,7 @@ from scipy import stats
 
 from shadowspec.tap.admission import Admission, Admitted
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
-from shadowspec.tap.formats import Format, open_message
+from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.types import FunnelCounter, StoredRecord
 from tests.tap.mirror import RULE, START, ByteTokenizer, chat, fates, first_only, raw
@@ -218,9 +218,8 @@ def test_a_token_id_is_held_against_the_vocabulary_of_its_own_endpoint() -> None
     for line, (endpoint, token) in enumerate(itertools.product(("small", "large"), (255, 256, 511, 512)), start=1):
         choices = [{"token_ids": [9_999], "prompt_token_ids": [1, token, 2]}]
         record = chat(endpoint=endpoint, session_id=str(line), response_id=str(line), response_choices=choices)
-        (opened,) = open_message(raw(record, line), Format.AUTO, id_bound=reader.id_bound)
-        assert opened.record is not None
-        ends[endpoint, token] = reader.admit_record(opened.key, opened.record).record.reason
+        (opened,) = open_message(raw(record, line), MessageFormat.AUTO)
+        ends[endpoint, token] = reader.admit(opened).record.reason
     refused = "token_not_in_vocabulary"
     assert [ends["small", token] for token in (255, 256, 511, 512)] == [None, refused, refused, refused]
     assert [ends["large", token] for token in (255, 256, 511, 512)] == [None, None, None, refused]

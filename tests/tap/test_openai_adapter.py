@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from shadowspec.tap.admission import Admitted
-from shadowspec.tap.bodies import TokenId, TokenIds
 from shadowspec.tap.parameters import HARMLESS, NEUTRAL, READ, RENDERING
 from shadowspec.types import FunnelCounter, SamplingParameters, ShadowPrompt
 from tests.tap.mirror import RULE, START, chat, fate, fates, first_only
@@ -328,26 +326,3 @@ def test_any_input_lands_in_one_counter_and_leaks_no_text(records: list[bytes]) 
         assert (stored.reason is None) == (stored.counter is FunnelCounter.MEASURED)
         assert "canary" not in repr(stored)
         assert "canary" not in repr(fate_of_one)
-
-
-@given(
-    st.lists(
-        st.integers(0, 5) | st.integers(-2, 2**31 + 1) | st.booleans() | st.floats() | st.none() | st.text(max_size=1),
-        max_size=4,
-    )
-    | st.lists(st.integers(2, 2**31 - 1), max_size=6)
-    | st.none()
-    | st.just({})
-)
-def test_token_ids_are_read_at_once_as_they_are_one_by_one(ids: Any) -> None:
-    config = ConfigDict(strict=True, allow_inf_nan=False)
-    at_once, one_by_one = (TypeAdapter(kind, config=config) for kind in (TokenIds, list[TokenId]))
-    assert _read_by(at_once, ids) == _read_by(one_by_one, ids)
-
-
-def _read_by(adapter: TypeAdapter[list[int]], ids: Any) -> list[Any]:
-    """The ids with their types, else where the errors are."""
-    try:
-        return [(type(each), each) for each in adapter.validate_python(ids)]
-    except ValidationError as error:
-        return [each["loc"] for each in error.errors()]

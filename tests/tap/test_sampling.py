@@ -10,12 +10,12 @@ import pytest
 from shadowspec.errors import ConfigError
 from shadowspec.tap.admission import Admission, Admitted, Rejected, SliceRate
 from shadowspec.tap.endpoints import EndpointRule, MatchRule
+from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.hashing import KeyedHash
-from shadowspec.tap.records import decode
 from shadowspec.tap.routing import NO_HINTS, Hints, Routing
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, PartitionId, RecordKey, UnitMemory
-from tests.tap.mirror import SECRET, START, ByteTokenizer, chat, raw
+from tests.tap.mirror import SECRET, START, ByteTokenizer, admit, chat, raw
 
 RULE = EndpointRule(
     name="chat", served_models=("model-a",), match=MatchRule(endpoint="chat"), sample_rate=0.3, timed_positions=2
@@ -38,7 +38,7 @@ def test_key_and_headers_give_the_fate_that_the_body_gives() -> None:
     dropped = 0
     for session in range(300):
         before = early.presample(Hints("chat", f"s{session}"))
-        fate = late.admit(raw(record(session), session + 1))
+        fate = admit(late, raw(record(session), session + 1))
         is_out = isinstance(fate, Rejected) and fate.record.reason == "not_sampled"
         assert (before is not None) == is_out
         if before is not None:
@@ -57,10 +57,9 @@ def test_nothing_is_dropped_early_where_the_body_may_say_otherwise() -> None:
 
 
 def test_hints_are_believed_before_the_body() -> None:
-    body = decode(raw(record(1, endpoint="another")).value or b"")
-    key = RecordKey("0" * 64, 0, 1)
-    fate = admission(replace(RULE, sample_rate=1.0)).admit_record(key, body, Hints("chat", "other-session"))
-    plain = admission(replace(RULE, sample_rate=1.0)).admit_record(key, body, NO_HINTS)
+    (opened,) = open_message(raw(record(1, endpoint="another")), MessageFormat.OPENAI)
+    fate = admission(replace(RULE, sample_rate=1.0)).admit(opened, Hints("chat", "other-session"))
+    plain = admission(replace(RULE, sample_rate=1.0)).admit(opened, NO_HINTS)
     stored = fate.record
     assert stored.endpoint == "chat"
     assert stored.session_hash == KeyedHash(SECRET).identifier("session", "other-session")
@@ -71,10 +70,10 @@ def test_hints_are_believed_before_the_body() -> None:
 def test_a_rate_is_fixed_at_the_first_record_of_session_and_slice() -> None:
     rates = {"now": 0.3}
     decide = admission(slice_rate=lambda rule, slice_key: rates["now"])
-    first = [decide.admit(raw(record(session), session + 1)) for session in range(200)]
+    first = [admit(decide, raw(record(session), session + 1)) for session in range(200)]
     rates["now"] = 0.01  # the slice is decided
-    second = [decide.admit(raw(record(session, 1), 1000 + session)) for session in range(200)]
-    fresh = [decide.admit(raw(record(session, 2), 2000 + session)) for session in range(200, 500)]
+    second = [admit(decide, raw(record(session, 1), 1000 + session)) for session in range(200)]
+    fresh = [admit(decide, raw(record(session, 2), 2000 + session)) for session in range(200, 500)]
 
     def is_out(fate: Admitted | Rejected) -> bool:
         return isinstance(fate, Rejected) and fate.record.reason == "not_sampled"
@@ -89,10 +88,10 @@ def test_what_a_restart_restores_goes_on_as_if_there_had_been_none() -> None:
     records = [raw(record(session, turn), 1 + session + 40 * turn) for turn in range(3) for session in range(40)]
     rule = replace(RULE, sample_rate=1.0, timed_positions=3)
     whole = admission(rule)
-    expected = [whole.admit(each) for each in records]
+    expected = [admit(whole, each) for each in records]
     half = 60
     before, after = admission(rule), admission(rule)
-    seen = [before.admit(each).record for each in records[:half]]
+    seen = [admit(before, each).record for each in records[:half]]
     units: dict[str, UnitMemory] = {}
     for stored in seen:
         assert stored.unit_key is not None
@@ -104,23 +103,23 @@ def test_what_a_restart_restores_goes_on_as_if_there_had_been_none() -> None:
             stored.session_position, stored.event_time, {stored.slice_key: stored.sampling_rate}
         )
     after.restore(PARTITION, "chat", units, [])
-    assert [after.admit(each) for each in records[half:]] == expected[half:]
+    assert [admit(after, each) for each in records[half:]] == expected[half:]
     # Without it the sessions would begin anew.
-    assert [admission(rule).admit(each) for each in records[half:]] != expected[half:]
+    assert [admit(admission(rule), each) for each in records[half:]] != expected[half:]
 
 
 def test_a_lost_partition_takes_its_sessions_and_request_ids_along() -> None:
     rule = replace(RULE, sample_rate=1.0, timed_positions=1)
     decide = admission(rule)
     first = record(1, request_id="r")
-    assert isinstance(decide.admit(raw(first)), Admitted)
-    again = decide.admit(raw(first))
+    assert isinstance(admit(decide, raw(first)), Admitted)
+    again = admit(decide, raw(first))
     assert isinstance(again, Rejected)
     assert again.record.counter is FunnelCounter.DUPLICATE
     decide.forget(PartitionId("another", 0))
-    assert isinstance(decide.admit(raw(first)), Rejected)
+    assert isinstance(admit(decide, raw(first)), Rejected)
     decide.forget(PARTITION)
-    assert isinstance(decide.admit(raw(first)), Admitted)
+    assert isinstance(admit(decide, raw(first)), Admitted)
 
 
 def test_routing_reads_key_headers_and_topic() -> None:

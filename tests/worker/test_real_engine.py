@@ -15,11 +15,11 @@ from shadowspec.engine import Engine, Models
 from shadowspec.engine.runner import Runner
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.worker.supervisor import Supervisor
+from tests.services import PATIENCE_S
 from tests.small_models import save_pair
 from tests.worker.blocks import AttemptsInMemory, block, prompt
 
 KILL = 11  # the highest token of the small models
-PATIENCE_S = 400.0  # three children import torch one after the other; a busy machine takes ten times as long
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> Factory:
     return Factory(*save_pair(tmp_path_factory.mktemp("pair")))
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_a_block_gives_the_counts_that_it_gives_here(factory: Factory) -> None:
     asked = [

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from shadowspec.errors import FencedError
-from shadowspec.store import Store, schema
+from shadowspec.store import Store
+from shadowspec.store.admin import schema
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
@@ -27,7 +28,7 @@ from shadowspec.testing import FakeEngine, FakeTokenizer, fake_config
 from shadowspec.types import FunnelCounter, PartitionId, RecordKey
 from shadowspec.worker.files import CONSUMER, FileRun, InProcess
 from shadowspec.worker.pipeline import Pipeline
-from shadowspec.worker.restart import partition_past
+from shadowspec.worker.service import partition_past
 from tests.faults.traffic import START_MS, expected, messages
 
 pytestmark = pytest.mark.slow  # all of them together
@@ -79,7 +80,7 @@ def test_a_poisoned_request_is_a_dead_letter_where_its_message_was_kept(keeps_me
     malformed = list(letters.sent)
     block = made.ready.popleft()
     poisoned = block.requests[0].key
-    made.measured(FakeEngine((CONFIG,)).measure(block), {poisoned: "engine_died"})
+    made.finish(FakeEngine((CONFIG,)).measure(block), {poisoned: "engine_died"})
     assert [key for key, _, _ in malformed] == [broken]
     assert letters.sent[len(malformed) :] == ([(poisoned, "engine", "engine_died")] if keeps_messages else [])
 
@@ -144,7 +145,7 @@ class World:
                 self.pipeline.take(raw)
             self.place[partition] = place + len(batch)
         elif action == "measure" and self.pipeline.ready:
-            self.pipeline.measured(self.engine.measure(self.pipeline.ready.popleft()))
+            self.pipeline.finish(self.engine.measure(self.pipeline.ready.popleft()))
         elif action == "write":
             self.write()
         elif action == "rebalance":
@@ -179,7 +180,7 @@ class World:
                 self.pipeline.take(raw)
         self.pipeline.end_waiting()
         while self.pipeline.ready:
-            self.pipeline.measured(self.engine.measure(self.pipeline.ready.popleft()))
+            self.pipeline.finish(self.engine.measure(self.pipeline.ready.popleft()))
         while (batch := self.pipeline.outbox.batch()) is not None:
             self.store.save_batch(batch, "group")
             self.pipeline.outbox.settle()
@@ -204,6 +205,7 @@ def check(store: Store, placed: dict[PartitionId, list[RawRecord]]) -> Counter[F
     return Counter({FunnelCounter.MEASURED: len(wanted.measured)})
 
 
+@pytest.mark.representative("0", "1")
 @pytest.mark.parametrize("seed", range(6))
 def test_crashes_and_rebalances_lose_and_repeat_nothing(sqlite: Store, seed: int) -> None:
     placed = raw_records(700, seed, num_partitions=4)
@@ -231,7 +233,7 @@ def test_a_worker_that_woke_up_too_late_is_fenced_and_counts_nothing(sqlite: Sto
     before = sqlite.funnel()
     late.pipeline.end_waiting()
     while late.pipeline.ready:
-        late.pipeline.measured(late.engine.measure(late.pipeline.ready.popleft()))
+        late.pipeline.finish(late.engine.measure(late.pipeline.ready.popleft()))
     batch = late.pipeline.outbox.batch()
     assert batch is not None
     assert batch.advances
@@ -264,6 +266,7 @@ def event(offset: int, call: int, kind: str, seconds: float) -> RawRecord:
     return RawRecord(key, json.dumps(body).encode(), headers=tuple((k, v.encode()) for k, v in headers.items()))
 
 
+@pytest.mark.representative("1", "5", "11")
 @pytest.mark.parametrize("cut", range(1, 12))
 def test_a_pair_that_a_restart_cuts_in_two_is_one_record(sqlite: Store, cut: int) -> None:
     calls = [event(0, 1, "request", 0), event(1, 2, "request", 1), event(2, 2, "response", 2),
@@ -276,7 +279,7 @@ def test_a_pair_that_a_restart_cuts_in_two_is_one_record(sqlite: Store, cut: int
         world.pipeline.take(raw)
     world.pipeline.drain()
     while world.pipeline.ready:
-        world.pipeline.measured(world.engine.measure(world.pipeline.ready.popleft()))
+        world.pipeline.finish(world.engine.measure(world.pipeline.ready.popleft()))
     batch = world.pipeline.outbox.batch()
     if batch is not None:
         sqlite.save_batch(batch, "group")
@@ -301,7 +304,7 @@ def test_the_ledger_goes_on_where_calls_never_stop_overlapping(sqlite: Store) ->
         world.pipeline.take(raw)
         world.pipeline.drain()
         while world.pipeline.ready:
-            world.pipeline.measured(world.engine.measure(world.pipeline.ready.popleft()))
+            world.pipeline.finish(world.engine.measure(world.pipeline.ready.popleft()))
         batch = world.pipeline.outbox.batch()
         if batch is not None:
             sqlite.save_batch(batch, "group")
@@ -313,6 +316,7 @@ def test_the_ledger_goes_on_where_calls_never_stop_overlapping(sqlite: Store) ->
     assert sum(sqlite.funnel().values()) == 60
 
 
+@pytest.mark.representative("17", "149")
 @pytest.mark.parametrize("stop_at", [1, 17, 60, 149])
 def test_a_file_goes_on_where_it_was_interrupted(sqlite: Store, stop_at: int) -> None:
     lines = [raw._replace(key=raw.key._replace(partition=0, offset=line, timestamp_ms=0))

@@ -13,14 +13,16 @@ import pytest
 
 from shadowspec.errors import FencedError, ServiceUnavailableError, StoreError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gating import run_gate
-from shadowspec.store import Store, schema
+from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.store import Store
+from shadowspec.store.admin import schema
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import Joiner
-from shadowspec.tap.kafka.values import Changes, CommitOutcome
+from shadowspec.tap.kafka.consumer import CommitOutcome
+from shadowspec.tap.kafka.partitions import Changes
 from shadowspec.tap.sources import RawRecord
 from shadowspec.testing import FakeEngine, FakeTokenizer, fake_config
 from shadowspec.types import (
@@ -38,10 +40,10 @@ from shadowspec.types import (
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.rates import SliceRates
 from shadowspec.worker.recovery import BlockOutcome
-from shadowspec.worker.restart import partition_past
-from shadowspec.worker.service import Limits, Service
+from shadowspec.worker.service import Limits, Service, partition_past
 from shadowspec.worker.telemetry import Telemetry
 from tests.faults.traffic import START_MS, messages
+from tests.services import PATIENCE_S
 
 CONFIG = fake_config()
 RULE = EndpointRule(
@@ -190,7 +192,7 @@ def records(count: int, partition: int = 0) -> list[RawRecord]:
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -263,7 +265,7 @@ class Away(Store):
 
 
 def away(store: Store, *failures: Exception) -> Away:
-    found = Away(store._engine)
+    found = Away(store.engine)
     found.failures = list(failures)
     return found
 
@@ -343,7 +345,7 @@ def test_a_partition_that_was_only_taken_up_begins_where_its_group_does(store: S
     step = Advance(PARTITION, 0, 101, 1, {("chat", FunnelCounter.MEASURED, None): 1}, None, first_offset=100)
     store.save_batch(WriteBatch(advances=(step,)), "g")
     with store.evidence_session("chat") as session:
-        assert session.finished() == [Span("topic", 0, 100, 101)]
+        assert session.finished_spans() == [Span("topic", 0, 100, 101)]
     assert partition_past(store, "g", PARTITION, [RULE]).resume_offset == 101
 
 

@@ -15,10 +15,10 @@ import pytest
 from shadowspec.errors import ModelError, ServiceUnavailableError, ShadowSpecError, StoreError
 from shadowspec.testing import FakeEngine, FakeEngineFactory, Marks, fake_config
 from shadowspec.types import Block, RecordKey
-from shadowspec.worker.engine_process import EngineFactory
-from shadowspec.worker.messages import Died
+from shadowspec.worker.engine_process import Died, EngineFactory
 from shadowspec.worker.recovery import BlockOutcome
 from shadowspec.worker.supervisor import Supervisor
+from tests.services import PATIENCE_S
 from tests.worker.blocks import AttemptsInMemory, Diary, DiaryFactory, block, prompt
 
 pytestmark = pytest.mark.slow  # all of them together
@@ -27,7 +27,6 @@ KILL, STALL, ERROR, TOGETHER, OOM, ABORT = 100, 101, 102, 103, 104, 105
 MARKS = Marks(kill=KILL, stall=STALL, error=ERROR, kill_together=TOGETHER, oom=OOM, abort=ABORT)
 CONFIGS = (fake_config("one"), fake_config("two", 2))
 FACTORY = FakeEngineFactory(("chat", "code"), CONFIGS, marks=MARKS)
-PATIENCE_S = 60.0  # a child starts in half a second; a busy machine takes many times as long
 
 Start = Callable[..., Supervisor]
 
@@ -116,17 +115,19 @@ def test_a_drain_ends_in_time(started: Start) -> None:
     began = time.monotonic()
     assert supervisor.drain(0.5) == []
     supervisor.close()
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < PATIENCE_S
     assert supervisor.in_flight == 1
 
 
 def test_two_engines_share_the_blocks(started: Start) -> None:
-    slow = FakeEngineFactory(("chat",), CONFIGS, delay_s=0.5)
+    slow = FakeEngineFactory(("chat",), CONFIGS, delay_s=0.05)
     supervisor = started(slow, slow, max_queued_blocks=20)
     wait_until(lambda: all(slot.is_ready for slot in supervisor._slots), supervisor)
-    began = time.monotonic()
-    measured(supervisor, *[block(prompt(i), sequence=i) for i in range(8)])
-    assert time.monotonic() - began < 8 * 0.5
+    assert all(supervisor.offer(block(prompt(i), sequence=i)) for i in range(8))
+    outcomes = supervisor.step()
+    assert all(slot.sent for slot in supervisor._slots)
+    outcomes += wait_until(lambda: supervisor.is_idle, supervisor)
+    assert sorted(outcome.result.block.sequence for outcome in outcomes) == list(range(8))
 
 
 def test_an_engine_holds_no_more_than_its_next_block(started: Start) -> None:
@@ -257,13 +258,9 @@ def test_an_attempt_is_written_down_before_it_is_made(started: Start, tmp_path: 
     supervisor.offer(bad)
     wait_until(lambda: sum(line.startswith("build") for line in diary.lines()) == 2, supervisor)
     wait_until(lambda: supervisor.is_ready, supervisor)
-    slowest, until = 0.0, time.monotonic() + 1.5
-    while time.monotonic() < until:
-        began = time.monotonic()
+    for _ in range(100):  # a step that waited for the database would never return
         assert supervisor.step() == []
-        slowest = max(slowest, time.monotonic() - began)
         time.sleep(0.01)
-    assert slowest < 0.5
     assert sum(line.startswith("measure") for line in diary.lines()) == 1
     away.clear()
     outcomes = wait_until(lambda: supervisor.is_idle, supervisor)

@@ -25,17 +25,17 @@ def exercised() -> Telemetry:
     telemetry = Telemetry()
     telemetry.funnel({("chat", FunnelCounter.SHED, "queue"): 3, (None, FunnelCounter.MALFORMED, None): 1})
     telemetry.lag({("prompts", 0): 7, ("prompts", 1): 0})
-    telemetry.pressed(is_paused=True, num_unfinished=5, num_waiting=4)
+    telemetry.record_backpressure(is_paused=True, num_unfinished=5, num_waiting=4)
     telemetry.engine(num_queued=2, num_in_flight=3)
-    telemetry.announced([CONFIG])
+    telemetry.record_configs([CONFIG])
     telemetry.engine_restarted("engine_died")
     given = replace(block(prompt(1), prompt(2), prompt(3, OOM), fillers=[prompt(9)]), slice_key="prompt_class=code")
     result = FakeEngine((CONFIG,), marks=Marks(oom=OOM)).measure(given)
-    telemetry.measured(replace(result, num_out_of_memory=2), {prompt(3).key: "engine_stalled"}, 1.5)
-    telemetry.written(WriteOutcome(num_new_runs=2, num_new_records=9, num_new_blocks=1), 0.02)
+    telemetry.record_block(replace(result, num_out_of_memory=2), {prompt(3).key: "engine_stalled"}, 1.5)
+    telemetry.record_write(WriteOutcome(num_new_runs=2, num_new_records=9, num_new_blocks=1), 0.02)
     telemetry.commit_failed()
     telemetry.dead_letter("decode")
-    telemetry.lost("prompts", 1, 40)
+    telemetry.record_loss("prompts", 1, 40)
     return telemetry
 
 
@@ -93,7 +93,7 @@ def test_a_measured_block() -> None:
 
 def test_a_block_that_was_never_measured_took_no_time() -> None:
     telemetry = Telemetry()
-    telemetry.measured(FakeEngine((CONFIG,)).measure(block(prompt(1))), seconds=0.0)
+    telemetry.record_block(FakeEngine((CONFIG,)).measure(block(prompt(1))), seconds=0.0)
     assert value(telemetry, "block_seconds_count", endpoint="chat") is None
 
 
@@ -109,7 +109,7 @@ def test_slices_are_bounded() -> None:
     telemetry = Telemetry()
     engine = FakeEngine((CONFIG,))
     for number in range(MAX_LABEL_VALUES + 20):
-        telemetry.measured(engine.measure(replace(block(prompt(number)), slice_key=f"tenant={number}")))
+        telemetry.record_block(engine.measure(replace(block(prompt(number)), slice_key=f"tenant={number}")))
     series = [
         sample.labels["slice"]
         for family in telemetry.registry.collect()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.types import FunnelCounter, FunnelKey, LedgerEntry, PartitionId, RecordKey, StoredRecord
-from shadowspec.worker.tracker import PartitionTracker, Step
+from shadowspec.worker.tracker import LedgerStep, PartitionTracker
 
 PARTITION = PartitionId("topic", 3)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -26,7 +26,7 @@ def row(offset: int) -> StoredRecord:
     return StoredRecord(RecordKey("topic", 3, offset), FunnelCounter.SHED)
 
 
-def taken(step: Step | None) -> Step:
+def taken(step: LedgerStep | None) -> LedgerStep:
     assert step is not None
     return step
 

@@ -11,12 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from shadowspec.servers.arms import run_arm
-from shadowspec.servers.client import fresh_salt, open_client, trust
-from shadowspec.servers.faults import ServerError
+from shadowspec.servers.client import fresh_salt, open_client, run_async, trust
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.settings import ServerSettings, Waits
-from shadowspec.servers.stream import Completion
-from shadowspec.servers.waiting import finished
+from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import SamplingParameters
 
 from .servers import SERVED_MODEL, SLOTS, Server
@@ -75,7 +73,7 @@ def asked(server: Server, requests: Sequence[ServerRequest], slots: int) -> tupl
                 raise each
         return tuple(each for each in outcomes if isinstance(each, Completion))
 
-    return finished(work())
+    return run_async(work())
 
 
 def server_requests(prompts: Sequence[Prompt], sampling: SamplingParameters, course: int) -> list[ServerRequest]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy.stats import t as student
 
 from shadowspec import metrics
-from shadowspec.outputs import first_divergence
+from shadowspec.quality.outputs import first_divergence
 from shadowspec.types import ExpectedCounts, SpeculationCounts
 
 from .counted import Counted
@@ -92,7 +92,7 @@ def _uncut(side: Sequence[Counted]) -> Rate | None:
 
 
 def _mean_length(side: Sequence[Counted]) -> float | None:
-    pooled = metrics.pooled([own.counts for own in side])
+    pooled = metrics.pool_counts([own.counts for own in side])
     return None if pooled is None else metrics.mean_acceptance_length(pooled)
 
 

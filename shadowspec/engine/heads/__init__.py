@@ -1,4 +1,9 @@
-"""Heads that draft from the target's hidden states, read as they are published: Medusa, mlp_speculator, EAGLE-3."""
+"""Heads that draft from the target's hidden states, in their published formats: Medusa, mlp_speculator, EAGLE-3.
+
+In: a folder of weights.
+Out: modules that propose tokens.
+Imports: errors.
+"""
 
 from __future__ import annotations
 

@@ -26,12 +26,12 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from shadowspec.engine.forward import HiddenStates
 from shadowspec.engine.heads import DraftVocabulary
 from shadowspec.engine.heads.folder import HeadFolder
-from shadowspec.engine.hidden import HiddenStates
 from shadowspec.engine.kv_cache import RaggedCache
 from shadowspec.engine.llama import STATIC_ROPE_TYPES
-from shadowspec.engine.llama_layer import Layer, Norm, rotation_table, taken_over, turned
+from shadowspec.engine.llama_layer import Layer, Norm, rotation_table, select_rotations, taken_over
 from shadowspec.errors import ModelError
 
 LAYER_FIELD: Final = "transformer_layer_config"
@@ -66,9 +66,9 @@ class Eagle3Draft:
 
     def angles(self, positions: torch.Tensor) -> torch.Tensor:
         """The rotations at positions (int64 [rows, count]); those past the context can never be emitted."""
-        return turned(self.rotations, positions.clamp(max=len(self.rotations) - 1))
+        return select_rotations(self.rotations, positions.clamp(max=len(self.rotations) - 1))
 
-    def fused(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The target's hidden states [..., layers * hidden] as the layer takes them, [..., hidden]."""
         if self.input_norm is not None:
             hidden_states = self.input_norm(hidden_states)
@@ -91,7 +91,7 @@ class Eagle3Draft:
         states = states.reshape(-1, shape[-1])
         normed = self.hidden_norm(states)
         mixed = torch.cat((self.layer.attention_norm(embedded), normed), -1)
-        attended = self.layer.attended(cache.layers[0], mixed, angles, mask, shape[1])
+        attended = self.layer.attend(cache.layers[0], mixed, angles, mask, shape[1])
         result = (normed if self.has_normed_residual else states).clone()
         self.layer.add_to(result, attended)
         return (self.norm(result) if self.has_normed_output else result).view(shape)

@@ -45,13 +45,13 @@ class MlpSpeculator:
 
     def start(self, hidden: torch.Tensor, count: int) -> torch.Tensor:
         """The first stage's state, [rows, hidden]."""
-        return _normed(hidden) / math.sqrt(2.0) if self.scales_input else hidden
+        return _normalise(hidden) / math.sqrt(2.0) if self.scales_input else hidden
 
     def stage(self, index: int, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [rows, vocabulary] and the next state [rows, inner]."""
         own = self.stages[index]
         mixed = F.linear(state, own.projection) + self.embedding_ratio * F.embedding(tokens, own.embedding)
-        state = F.gelu(_normed(mixed) * own.norm_weight + own.norm_bias)
+        state = F.gelu(_normalise(mixed) * own.norm_weight + own.norm_bias)
         return F.linear(state, own.head), state
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -103,6 +103,6 @@ def mlp_speculator(folder: HeadFolder, hidden_size: int, vocabulary: int) -> Mlp
     return MlpSpeculator(count, tuple(stages), embedding_weight / state_weight, folder.flag("scale_input"))
 
 
-def _normed(states: torch.Tensor) -> torch.Tensor:
+def _normalise(states: torch.Tensor) -> torch.Tensor:
     normed: torch.Tensor = states * torch.rsqrt(states.square().mean(-1, keepdim=True) + EPSILON)
     return normed

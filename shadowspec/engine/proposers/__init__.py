@@ -1,4 +1,9 @@
-"""Ways of drafting: each proposes up to K tokens per row and step."""
+"""Proposers: each proposes up to K tokens for every row and step.
+
+In: tokens so far, and the target's hidden states where a head reads them.
+Out: proposed tokens and their probabilities.
+Imports: types, shadowspec_kernels.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from shadowspec.engine.hidden import HiddenStates
+from shadowspec.engine.forward import HiddenStates
 
 if TYPE_CHECKING:
     from shadowspec.engine.batch import Batch

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from shadowspec.engine.batch import Batch
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
-from shadowspec.engine.transfer import to_device
+from shadowspec.engine.sampling import to_device
 
 Lookup = Callable[[npt.NDArray[np.int64], int, int, int], npt.NDArray[np.int64]]  # the arguments of `lookup`
 

@@ -50,7 +50,7 @@ class RecentOutputs:
         """The index of all outputs but those of these requests; it stands as it is until the next `add`."""
         if self._outputs.keys().isdisjoint(keys):
             return self._index
-        return _indexed(self._depth, (output for key, output in self._outputs.items() if key not in keys))
+        return _build_index(self._depth, (output for key, output in self._outputs.items() if key not in keys))
 
     def _forget_oldest(self) -> None:
         oldest = self._outputs.pop(next(iter(self._outputs)))
@@ -59,7 +59,7 @@ class RecentOutputs:
         self._index.remove(oldest)
 
     def _build(self) -> None:
-        self._index = _indexed(self._depth, self._outputs.values())
+        self._index = _build_index(self._depth, self._outputs.values())
         self._num_removed = 0
 
 
@@ -89,7 +89,7 @@ class OutputsByEndpoint:
                 recent.add(prompt.key, output)
 
 
-def _indexed(depth: int, outputs: Iterable[Sequence[int]]) -> SuffixAutomaton:
+def _build_index(depth: int, outputs: Iterable[Sequence[int]]) -> SuffixAutomaton:
     index = SuffixAutomaton(depth)
     for output in outputs:
         _take_in(index, output)

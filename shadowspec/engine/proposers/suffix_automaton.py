@@ -42,7 +42,7 @@ class SuffixAutomaton:
 
     def append(self, token: int) -> None:
         """Add a token to the text that is growing."""
-        self._last = self._extended(token)
+        self._last = self._extend(token)
         self._num_tokens += 1
         following, links, counts, likeliest, latest = (
             self.following, self.links, self.counts, self.likeliest, self._latest,
@@ -60,7 +60,7 @@ class SuffixAutomaton:
             if best == NOTHING or counts[following[at][token]] >= counts[following[at][best]]:
                 likeliest[at] = token
             at = links[at]
-        self.state, self.length = self._counted(after, self.length + 1)
+        self.state, self.length = self._shorten(after, self.length + 1)
 
     def remove(self, text: Sequence[int]) -> None:
         """Take out the oldest text, which must be in."""
@@ -77,7 +77,7 @@ class SuffixAutomaton:
                 if likeliest[at] == token:
                     likeliest[at] = self._most_frequent(at)
                 at = links[at]
-            before, length = self._counted(after, length + 1)
+            before, length = self._shorten(after, length + 1)
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
         """From the longest suffix of a text that occurs here to the longest one after another token of that text.
@@ -95,9 +95,9 @@ class SuffixAutomaton:
                 return ROOT, 0
             state = self.links[state]
             length = self.longest[state]
-        return self._counted(after, length + 1)
+        return self._shorten(after, length + 1)
 
-    def _counted(self, state: int, length: int) -> tuple[int, int]:
+    def _shorten(self, state: int, length: int) -> tuple[int, int]:
         """The state of the suffix of `depth` - 1 tokens, given that of `length`, which is at most one more."""
         if length < self.depth:
             return state, length
@@ -112,7 +112,7 @@ class SuffixAutomaton:
                 best, rank = token, (counts[after], latest[after])
         return best
 
-    def _extended(self, token: int) -> int:
+    def _extend(self, token: int) -> int:
         """The state of the whole text with another token."""
         following, links, longest = self.following, self.links, self.longest
         last = self._last

@@ -11,18 +11,25 @@ Given the response, of which y is the i-th token, it is accepted where it is dra
 
 for P(y emitted and accepted) is min(target(y), draft(y)), and target(y) times the chance that a draft certain of its
 token proposes y.  Both distributions are those after penalties, temperature and truncation.
+
+What drafting by suffix proposes depends on where a step starts and, unlike what prompt lookup proposes, on how many
+tokens it may propose at most: fewer may come from another match.  So every number of speculative tokens is drafted for
+separately.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixText
+from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
 from shadowspec.engine.replay.law import StepChances
-from shadowspec.engine.replay.responses import Response, refused
+from shadowspec.engine.replay.responses import Response, refusal_error
 from shadowspec.engine.replay.scoring import TokenScores
 from shadowspec.types import SamplingParameters, VerifyRule
 
@@ -52,7 +59,7 @@ def check_target(response: Response, scores: TokenScores, near_tie_logit: float)
     """
     if response.request.sampling.temperature == 0.0:
         if len(far := np.flatnonzero(~scores.is_best & (scores.gaps > near_tie_logit))):
-            raise refused(
+            raise refusal_error(
                 response.key,
                 "not_argmax",
                 f"output token {far[0]} is not the target's arg-max but {scores.gaps[far[0]]:.3g} below it, and the "
@@ -66,7 +73,7 @@ def check_target(response: Response, scores: TokenScores, near_tie_logit: float)
 
 def _check_possible(response: Response, target_probs: Reals) -> None:
     if len(impossible := np.flatnonzero(~(target_probs > 0.0))):
-        raise refused(
+        raise refusal_error(
             response.key,
             "zero_probability",
             f"output token {impossible[0]} has probability 0 under the target with the stated sampling: another "
@@ -82,9 +89,11 @@ def logged_target_probs(response: Response, mode: LogprobsMode) -> Reals:
     """
     logprobs = response.token_logprobs
     if logprobs is None or len(logprobs) != len(response.output):
-        raise refused(response.key, "no_logprobs", "the record does not hold a logprob of every token of the response")
+        raise refusal_error(
+            response.key, "no_logprobs", "the record does not hold a logprob of every token of the response"
+        )
     if mode is LogprobsMode.RAW and not _is_unprocessed(response.request.sampling):
-        raise refused(
+        raise refusal_error(
             response.key,
             "raw_logprobs",
             "its logprobs are of the distribution before temperature, truncation and penalties, and the request has "
@@ -172,3 +181,52 @@ def _proposal_starts(tokens: Sequence[int], first: int, shortest: int, longest: 
         for size in range(shortest, min(longest, now) + 1):
             followed[size - shortest][tuple(tokens[now - size : now])] = now
     return starts
+
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixSteps:
+    """The step that may start at each token of one response, for each of the depths asked for."""
+
+    proposed: Integers  # [depths, tokens]: tokens proposed
+    borne_out: Integers  # [depths, tokens]: how many of them, from the first on, the response goes on with
+
+
+def suffix_steps(
+    response: Response, options: SuffixOptions, recent: SuffixAutomaton | None, depths: Sequence[int]
+) -> SuffixSteps:
+    """Draft at every token of a response as the loop does there.
+
+    Args:
+        recent: the outputs before this one; None: there are none.
+        depths: the most tokens that a step proposes.
+    """
+    output = response.output
+    proposed, borne_out = np.zeros((2, len(depths), len(output)), dtype=np.int64)
+    text = SuffixText(options, recent, response.request.prompt)
+    for place, token in enumerate(output):
+        for index, depth in enumerate(depths):
+            found = text.draft(depth)
+            proposed[index, place] = len(found)
+            borne_out[index, place] = _num_equal(found, output[place : place + len(found)])
+        text.extend((token,))
+    return SuffixSteps(proposed, borne_out)
+
+
+def _num_equal(drafted: Sequence[int], tokens: Sequence[int]) -> int:
+    """Leading tokens that are the same; what lies past the shorter one is not."""
+    pairs = enumerate(zip(drafted, tokens, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(drafted), len(tokens)))
+
+
+def suffix_chances(steps: Sequence[SuffixSteps], index: int, depth: int) -> StepChances:
+    """The chances of responses at the depth with this index; what follows a token not borne out is not reached."""
+    lengths = np.array([own.proposed.shape[1] for own in steps], dtype=np.int64)
+    proposed, borne_out = np.zeros((2, len(steps), int(lengths.max(initial=0))), dtype=np.int64)
+    for row, own in enumerate(steps):
+        proposed[row, : lengths[row]] = own.proposed[index]
+        borne_out[row, : lengths[row]] = own.borne_out[index]
+    accept = (np.arange(depth) < borne_out[:, :, None]).astype(np.float64)
+    return StepChances(accept, proposed, lengths)

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shadowspec.engine.forward import FINAL, HiddenStates
 from shadowspec.engine.heads import StagedHeads
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
-from shadowspec.engine.hidden import FINAL, HiddenStates
 from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.replay.law import StepChances
 from shadowspec.engine.replay.responses import Response
@@ -61,7 +61,7 @@ def start_scores(
         In the order of the responses.
     """
     budget = budget or Budget()
-    return [_scored(target, heads, response, end_token_ids, depth, with_probs, budget) for response in responses]
+    return [_score(target, heads, response, end_token_ids, depth, with_probs, budget) for response in responses]
 
 
 def start_chances(
@@ -89,7 +89,7 @@ def start_chances(
     return StepChances(accept, np.full((len(responses), width), own_depth, dtype=np.int64), lengths)
 
 
-def _scored(
+def _score(
     target: Any,
     heads: StagedHeads | Eagle3Draft,
     response: Response,
@@ -180,7 +180,7 @@ class _EagleChains:
         span = Span.after(torch.zeros(1, dtype=torch.int64, device=text.device), 0, count, hidden.dtype)
         mask = self._entries.begin_step(span, 0, count)
         tokens = text[None, 1 : count + 1]
-        self._states = draft.forward(tokens, draft.fused(hidden), draft.angles(span.columns), mask, self._entries)
+        self._states = draft.forward(tokens, draft.fuse(hidden), draft.angles(span.columns), mask, self._entries)
 
     def logits(self, starts: torch.Tensor, following: torch.Tensor) -> Iterator[torch.Tensor]:
         """As `_StagedChains.logits`."""

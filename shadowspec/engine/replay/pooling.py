@@ -56,11 +56,11 @@ class Pool:
             self._sums[index, len(_SCALARS) : len(_SCALARS) + len(histogram)] += histogram
             unit[index] += own.num_accepted_tokens, own.num_drafts
 
-    def pooled(self) -> tuple[PooledCounts, ...]:
+    def pool(self) -> tuple[PooledCounts, ...]:
         """The sums, for each depth."""
-        return tuple(self._pooled(index, depth) for index, depth in enumerate(self._depths))
+        return tuple(self._pool_depth(index, depth) for index, depth in enumerate(self._depths))
 
-    def _pooled(self, index: int, depth: int) -> PooledCounts:
+    def _pool_depth(self, index: int, depth: int) -> PooledCounts:
         scalars = dict(zip(_SCALARS, self._sums[index].tolist(), strict=False))
         for name in _INTEGERS:
             scalars[name] = round(scalars[name])

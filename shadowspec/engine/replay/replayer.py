@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING, Final
 from shadowspec.engine.heads.loading import LoadedHeads
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.proposers.recent_outputs import RecentOutputs
-from shadowspec.engine.proposers.suffix_text import SuffixOptions
+from shadowspec.engine.proposers.suffix import SuffixOptions
 from shadowspec.engine.replay.acceptance import (
     LogprobsMode,
     Reals,
+    SuffixSteps,
     check_target,
     logged_target_probs,
     lookup_chances,
     needs_probs,
     prefix_accept,
+    suffix_chances,
+    suffix_steps,
 )
 from shadowspec.engine.replay.heads import StartScores, start_chances, start_scores
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
 from shadowspec.engine.replay.responses import Response
-from shadowspec.engine.replay.scoring import Budget, TokenScores, grouped, token_scores
-from shadowspec.engine.replay.suffix import SuffixSteps, suffix_chances, suffix_steps
+from shadowspec.engine.replay.scoring import Budget, TokenScores, group_by_length, token_scores
 from shadowspec.errors import ConfigError, RecordError
 from shadowspec.types import ExpectedCounts, SpeculationConfig, VerifyRule
 
@@ -110,7 +112,7 @@ class Replayer:
         judged: dict[int, _Judged] = {}
         for place, (response, scores) in enumerate(zip(responses, self._target_scores(responses), strict=True)):
             try:
-                judged[place] = self._judged(response, scores)
+                judged[place] = self._judge(response, scores)
             except RecordError as error:
                 results[place] = error
         kept = list(judged.values())
@@ -118,7 +120,7 @@ class Replayer:
             self._suffix_counts(drafting.config, recent, kept)
             if drafting.config.proposer == "suffix"
             else self._counts(drafting, kept, scores)
-            for recent, (drafting, scores) in zip(self._recent, self._scored(kept), strict=True)
+            for recent, (drafting, scores) in zip(self._recent, self._score(kept), strict=True)
         ]
         for index, (place, own) in enumerate(judged.items()):
             results[place] = Replayed(own.response, tuple(every[index] for every in counts), own.num_near_ties)
@@ -141,7 +143,7 @@ class Replayer:
             kernels=self._kernels,
         )
 
-    def _judged(self, response: Response, scores: TokenScores | None) -> _Judged:
+    def _judge(self, response: Response, scores: TokenScores | None) -> _Judged:
         """With the target's own probabilities, else those of the record where some way of drafting needs them."""
         if scores is not None:
             return _Judged(response, check_target(response, scores, self._near_tie_logit), scores.probs)
@@ -153,7 +155,7 @@ class Replayer:
     def _uses_probs(drafting: Drafting, response: Response) -> bool:
         return drafting.draft is not None and needs_probs(drafting.config.verify_rule, response)
 
-    def _scored(self, judged: Sequence[_Judged]) -> Iterator[tuple[Drafting, Scores | None]]:
+    def _score(self, judged: Sequence[_Judged]) -> Iterator[tuple[Drafting, Scores | None]]:
         """Each way of drafting with its draft's scores; a draft that several share is run once."""
         responses = [each.response for each in judged]
         # The drafts whose probabilities are needed.
@@ -185,7 +187,7 @@ class Replayer:
         self, drafting: Drafting, judged: Sequence[_Judged], scores: Scores | None
     ) -> list[tuple[ExpectedCounts, ...]]:
         counts: dict[int, tuple[ExpectedCounts, ...]] = {}
-        for rows in grouped([len(each.response.output) for each in judged], LAW_POSITIONS):
+        for rows in group_by_length([len(each.response.output) for each in judged], LAW_POSITIONS):
             chances = self._chances(
                 drafting.config, [judged[row] for row in rows], scores and [scores[row] for row in rows]
             )
@@ -207,7 +209,7 @@ class Replayer:
             if recent is not None:
                 recent.add(response.key, response.output)
         counts: list[list[ExpectedCounts]] = [[] for _ in judged]
-        for rows in grouped([len(each.response.output) for each in judged], LAW_POSITIONS):
+        for rows in group_by_length([len(each.response.output) for each in judged], LAW_POSITIONS):
             for number, depth in enumerate(self._depths):
                 law = step_law(suffix_chances([steps[row] for row in rows], number, depth), [depth])
                 for place, row in enumerate(rows):

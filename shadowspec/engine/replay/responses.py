@@ -41,7 +41,7 @@ class OutputTokenizer(Protocol):
     def encode_output(self, text: str) -> list[int]: ...
 
 
-def refused(key: RecordKey, reason: str, message: str) -> RecordError:
+def refusal_error(key: RecordKey, reason: str, message: str) -> RecordError:
     """The error of a record that cannot be replayed; the message is without a text of prompt or response."""
     return RecordError(FunnelCounter.UNSUPPORTED, reason, f"{key}: {message}")
 
@@ -64,38 +64,40 @@ def logged_response(
     """
     key, logged = prompt.key, prompt.response
     if logged is None:
-        raise refused(key, "no_response", "the record holds no response")
+        raise refusal_error(key, "no_response", "the record holds no response")
     request = Request(prompt.prompt_token_ids, prompt.sampling, seed=0)
     ends = request.end_ids(end_token_ids)
     is_from_text = not logged.token_ids
-    ids = logged.token_ids or _retokenised(key, text, logged.num_output_tokens, tokenizer)
+    ids = logged.token_ids or _retokenise(key, text, logged.num_output_tokens, tokenizer)
     if max(ids) >= tokenizer.vocabulary_size:
-        raise refused(key, "token_not_in_vocabulary", "the response holds a token id that the target does not have")
-    output = _ended(key, request, ids, logged.finish_reason, ends, tokenizer)
+        raise refusal_error(
+            key, "token_not_in_vocabulary", "the response holds a token id that the target does not have"
+        )
+    output = _append_end(key, request, ids, logged.finish_reason, ends, tokenizer)
     counted = logged.num_output_tokens
     if counted is not None and counted not in ((len(output),) if is_from_text else (len(ids), len(output))):
         reason = "does_not_retokenise" if is_from_text else "token_count_differs"
-        raise refused(key, reason, f"the server counted {counted} output tokens, the record gives {len(output)}")
+        raise refusal_error(key, reason, f"the server counted {counted} output tokens, the record gives {len(output)}")
     _check_end(key, request, output, ends, tokenizer)
     logprobs = logged.token_logprobs if not is_from_text else None
     return Response(key, request, output, logprobs)
 
 
-def _retokenised(
+def _retokenise(
     key: RecordKey, text: str | None, num_output_tokens: int | None, tokenizer: OutputTokenizer
 ) -> tuple[int, ...]:
     """The tokens of the text; whether they are as many as were sampled is looked at when the end is known."""
     if not text or num_output_tokens is None:
-        raise refused(
+        raise refusal_error(
             key, "no_token_ids", "the record has neither the response's token ids nor its text with a count of tokens"
         )
     ids = tuple(tokenizer.encode_output(text))
     if not ids or tokenizer.decode(ids) != text:
-        raise refused(key, "does_not_retokenise", "the response's text is not what its tokens decode to")
+        raise refusal_error(key, "does_not_retokenise", "the response's text is not what its tokens decode to")
     return ids
 
 
-def _ended(
+def _append_end(
     key: RecordKey,
     request: Request,
     ids: tuple[int, ...],
@@ -110,9 +112,9 @@ def _ended(
         return ids
     if finish_reason not in STOPPED:
         said = "no finish_reason" if finish_reason is None else "a finish_reason that does not say how it ended"
-        raise refused(key, "end_unknown", f"{said}, and the last token does not end the response")
+        raise refusal_error(key, "end_unknown", f"{said}, and the last token does not end the response")
     if len(ends) != 1:
-        raise refused(
+        raise refusal_error(
             key, "end_unknown", f"the token that ended the response is not logged, and {len(ends)} tokens could have"
         )
     return (*ids, *ends)
@@ -130,7 +132,9 @@ def _check_end(
         or (len(before) >= sampling.min_tokens and _has_stop(request, before, tokenizer))
     )
     if is_late:
-        raise refused(key, "goes_on_after_end", "the response goes on after a token or a length that ends the request")
+        raise refusal_error(
+            key, "goes_on_after_end", "the response goes on after a token or a length that ends the request"
+        )
 
 
 def _has_stop(request: Request, ids: Sequence[int], tokenizer: OutputTokenizer) -> bool:

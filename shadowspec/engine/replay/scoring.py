@@ -93,7 +93,7 @@ def token_scores(
     is_direct, vocabulary = type(model) is DirectLlama, int(model.config.vocab_size)
     budget = budget or Budget.of(model.device, vocabulary)
     scores: dict[int, TokenScores] = {}
-    for rows in packed(responses, budget.tokens, _whole if is_direct else _apart):
+    for rows in pack(responses, budget.tokens, _whole if is_direct else _apart):
         batch = [responses[row] for row in rows]
         if is_direct:
             found = _direct_scores(model, batch, end_token_ids, with_probs, budget.logits, kernels)
@@ -132,7 +132,7 @@ def _whole(response: Response) -> tuple[int, int]:
     return len(response.request.prompt) + len(response.output), 0
 
 
-def packed(
+def pack(
     responses: Sequence[Response], tokens: int, parts: Callable[[Response], tuple[int, int]] = _apart
 ) -> Iterator[list[int]]:
     """Indices of responses to score together: greedy and sampled apart, those of like length together.
@@ -183,7 +183,7 @@ def _direct_scores(
         own = [batch[row] for row in fused]
         found = _fused_scores(torch.cat([of_response[row] for row in fused]), model, own, with_probs, kernels)
         scores.update(zip(fused, found, strict=True))
-    for rows in grouped([len(batch[row].output) for row in others], max(1, logits_per_pass // vocabulary)):
+    for rows in group_by_length([len(batch[row].output) for row in others], max(1, logits_per_pass // vocabulary)):
         block = [others[place] for place in rows]
         own = [batch[row] for row in block]
         passes = _HeadPasses(model, [of_response[row] for row in block], own)
@@ -202,7 +202,7 @@ def _states(model: DirectLlama, batch: Sequence[Response]) -> torch.Tensor:
     return model.final_states(padded, torch.cat(places).to(model.device))
 
 
-def grouped(lengths: Sequence[int], positions: int) -> Iterator[list[int]]:
+def group_by_length(lengths: Sequence[int], positions: int) -> Iterator[list[int]]:
     """Indices of like lengths, so many that the padded positions of a group stay within `positions`."""
     rows: list[int] = []
     for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):

@@ -1,1 +1,6 @@
-"""Reports on a span of time: what changed in it, how things stood at its end, and what is still open."""
+"""The report on a span of time: what changed, the state at its end, and what is still open.
+
+In: decisions, rollups and deliveries of a span.
+Out: the report as HTML, Markdown and JSON.
+Imports: live, planning, gate, store, text, types, errors.
+"""

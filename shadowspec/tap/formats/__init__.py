@@ -1,6 +1,11 @@
-"""The formats in which peers mirror their traffic, each turned into `MirroredRecord`s."""
+"""The formats in which peers mirror their traffic, one module for each.
+
+In: message bytes and headers.
+Out: mirrored records, or the reason why there is none.
+Imports: types, errors.
+"""
 
 from shadowspec.tap.formats.message import open_message
-from shadowspec.tap.formats.opened import EventHalf, Format, Opened
+from shadowspec.tap.formats.opened import EventHalf, MessageFormat, Opened
 
-__all__ = ["EventHalf", "Format", "Opened", "open_message"]
+__all__ = ["EventHalf", "MessageFormat", "Opened", "open_message"]

@@ -17,17 +17,16 @@ from enum import Enum
 from typing import Any, Final
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.documents import parse_document
+from shadowspec.tap.documents import assemble_answer, parse_document
 from shadowspec.tap.formats.opened import EventHalf
-from shadowspec.tap.formats.streams import assemble_answer
-from shadowspec.tap.parameters import malformed, unsupported
+from shadowspec.tap.parameters import malformed_error, unsupported_error
 from shadowspec.tap.records import (
     EARLIEST,
     EPOCH,
     LATEST,
     MirroredRecord,
     parse_time,
-    read_envelope,
+    read_record,
     transport_time,
 )
 from shadowspec.types import RecordKey
@@ -67,7 +66,7 @@ def content_mode(headers: Mapping[str, str]) -> ContentMode | None:
         content_type = given.split(";", 1)[0].strip().lower()
         if content_type.startswith(STRUCTURED):
             if content_type not in JSON_FORMS:
-                raise unsupported("event_format")
+                raise unsupported_error("event_format")
             return ContentMode.STRUCTURED
     if "ce_specversion" in headers or ("ce_id" in headers and "ce_type" in headers):
         return ContentMode.BINARY
@@ -106,7 +105,7 @@ def read_structured(
         try:
             data = base64.b64decode(document["data_base64"], validate=True)
         except (TypeError, ValueError, binascii.Error):
-            raise malformed("invalid:data_base64") from None
+            raise malformed_error("invalid:data_base64") from None
     return _read(key, document, data, headers, suffixes, size)
 
 
@@ -120,9 +119,9 @@ def _read(
 ) -> MirroredRecord | EventHalf:
     for name in REQUIRED:
         if not isinstance(attributes.get(name), str) or not attributes[name]:
-            raise malformed(f"invalid:ce_{name}")
+            raise malformed_error(f"invalid:ce_{name}")
     if not attributes["specversion"].startswith("1."):
-        raise unsupported("event_version")
+        raise unsupported_error("event_version")
     is_request = attributes["type"].endswith(suffixes.request)
     body = _body(data)
     headers = {**headers, **_metadata(attributes.get("metadata"))}
@@ -145,14 +144,14 @@ def _read(
 def _whole(attributes: Mapping[str, Any], body: dict[str, Any], headers: Mapping[str, str]) -> MirroredRecord:
     """An event of another type is a record if its data is one in our own envelope."""
     if not isinstance(body.get("request"), dict):
-        raise unsupported("event_type")
+        raise unsupported_error("event_type")
     given = {
         "timestamp": attributes.get("time"),
         "request_id": attributes["id"],
         "endpoint": _text(attributes.get("inferenceservicename")),
     }
     missing = {name: value for name, value in given.items() if body.get(name) is None}
-    return read_envelope({**body, **missing}, headers)
+    return read_record({**body, **missing}, headers)
 
 
 def _body(data: Any) -> dict[str, Any]:
@@ -163,20 +162,20 @@ def _body(data: Any) -> dict[str, Any]:
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise malformed("invalid:data") from None
+            raise malformed_error("invalid:data") from None
     elif isinstance(data, str):
         text = data
     else:
-        raise malformed("no_data" if data is None else "invalid:data")
+        raise malformed_error("no_data" if data is None else "invalid:data")
     answer = assemble_answer(text)
     if answer is not None:
         return answer
     try:
         body = parse_document(text)
     except RecordError:
-        raise malformed("invalid:data") from None
+        raise malformed_error("invalid:data") from None
     if not isinstance(body, dict):
-        raise malformed("invalid:data")
+        raise malformed_error("invalid:data")
     return body
 
 
@@ -201,7 +200,7 @@ def _event_time(attributes: Mapping[str, Any], key: RecordKey) -> datetime:
         return transport_time(key.timestamp_ms) or EPOCH
     time = parse_time(given)
     if time is None or not EARLIEST <= time < LATEST:
-        raise malformed("invalid:ce_time")
+        raise malformed_error("invalid:ce_time")
     return time
 
 

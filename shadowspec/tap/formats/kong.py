@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.documents import parse_document
-from shadowspec.tap.formats.streams import assemble_answer
-from shadowspec.tap.parameters import malformed
+from shadowspec.tap.documents import assemble_answer, parse_document
+from shadowspec.tap.parameters import malformed_error
 from shadowspec.types import Intervention
 
 PLUGINS: Final = ("proxy", "ai-proxy", "ai-proxy-advanced")  # the newest first
@@ -72,7 +71,7 @@ def _body(payload: Any, name: str) -> dict[str, Any] | None:
         except RecordError:
             payload = None
     if not isinstance(payload, dict):
-        raise malformed(f"invalid:ai.proxy.payload.{name}")
+        raise malformed_error(f"invalid:ai.proxy.payload.{name}")
     return payload
 
 

@@ -19,14 +19,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.bodies import MAX_COUNT
 from shadowspec.tap.documents import split_message
 from shadowspec.tap.formats import cloudevents, kong, litellm
 from shadowspec.tap.formats.cloudevents import EVENT_SUFFIXES, EventSuffixes
-from shadowspec.tap.formats.opened import EventHalf, Format, Opened
-from shadowspec.tap.parameters import malformed, unsupported
-from shadowspec.tap.plain_records import plain_record
-from shadowspec.tap.records import MirroredRecord, decoded_headers, read_envelope
+from shadowspec.tap.formats.opened import EventHalf, MessageFormat, Opened
+from shadowspec.tap.parameters import malformed_error, unsupported_error
+from shadowspec.tap.records import MirroredRecord, decode_record, decoded_headers, read_record
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import RecordKey
 
@@ -36,7 +34,7 @@ _BODY_FIELDS: Final = frozenset({"model", "messages", "prompt", "prompt_token_id
 
 
 def open_message(
-    raw: RawRecord, format: Format, *, event_suffixes: EventSuffixes = EVENT_SUFFIXES, id_bound: int = MAX_COUNT
+    raw: RawRecord, format: MessageFormat, *, event_suffixes: EventSuffixes = EVENT_SUFFIXES
 ) -> list[Opened]:
     """The records of one message, at least one.  Never raises for what the message holds.
 
@@ -48,58 +46,57 @@ def open_message(
         raw: the message.
         format: what it is written in.
         event_suffixes: how the types of CloudEvents that are requests and responses end.
-        id_bound: below which the token ids of a prompt are looked for first; how far they go changes nothing else.
     """
     try:
         if raw.problem is not None:
-            raise malformed(raw.problem)
+            raise malformed_error(raw.problem)
         if raw.value is None:
-            raise unsupported("tombstone")
+            raise unsupported_error("tombstone")
         headers = decoded_headers(raw.headers) if raw.headers else {}
-        if format in (Format.AUTO, Format.CLOUDEVENTS) and headers:
+        if format in (MessageFormat.AUTO, MessageFormat.CLOUDEVENTS) and headers:
             mode = cloudevents.content_mode(headers)
             if mode is cloudevents.ContentMode.BINARY:
                 read = cloudevents.read_binary(raw.key, raw.value, headers, event_suffixes)
-                return [_opened(raw.key, read)]
+                return [_open(raw.key, read)]
             if mode is cloudevents.ContentMode.STRUCTURED:
-                format = Format.CLOUDEVENTS
-        if format in (Format.AUTO, Format.OPENAI):
-            plain = plain_record(raw.value, headers, id_bound)
-            if plain is not None and (format is Format.OPENAI or not _BODY_FIELDS.isdisjoint(plain.request)):
-                return [Opened(raw.key, plain)]
+                format = MessageFormat.CLOUDEVENTS
+        if format in (MessageFormat.AUTO, MessageFormat.OPENAI):
+            record = decode_record(raw.value, headers)
+            if record is not None and (format is MessageFormat.OPENAI or not _BODY_FIELDS.isdisjoint(record.request)):
+                return [Opened(raw.key, record)]
         documents = split_message(raw.value)
     except RecordError as error:
-        return [Opened(raw.key, error=error.kept())]
+        return [Opened(raw.key, error=error.without_traceback())]
     size = len(raw.value) // len(documents)
     opened = []
     for item, document in enumerate(documents):
         key = raw.key._replace(item=item) if item else raw.key
         try:
-            opened.append(_opened(key, _read(key, document, format, headers, event_suffixes, size)))
+            opened.append(_open(key, _read(key, document, format, headers, event_suffixes, size)))
         except RecordError as error:
-            opened.append(Opened(key, error=error.kept()))
+            opened.append(Opened(key, error=error.without_traceback()))
     return opened
 
 
-def recognise(document: Mapping[str, Any]) -> Format:
+def recognise(document: Mapping[str, Any]) -> MessageFormat:
     """The format that the object is in; the table above.
 
     Raises:
         RecordError: malformed; "unknown_format" or "ambiguous_format".
     """
     if _FOREIGN_FIELDS.isdisjoint(document):
-        found = [Format.OPENAI] if _is_openai(document) else []
+        found = [MessageFormat.OPENAI] if _is_openai(document) else []
     else:
         found = [format for format, matches in _RECOGNISERS if matches(document)]
     if len(found) == 1:
         return found[0]
-    raise malformed("ambiguous_format" if found else "unknown_format")
+    raise malformed_error("ambiguous_format" if found else "unknown_format")
 
 
 def _read(
     key: RecordKey,
     document: Any,
-    format: Format,
+    format: MessageFormat,
     headers: Mapping[str, str],
     event_suffixes: EventSuffixes,
     size: int,
@@ -107,23 +104,23 @@ def _read(
     if isinstance(document, RecordError):
         raise document
     if not isinstance(document, dict):
-        raise malformed("not_an_object")
-    if format is Format.AUTO:
+        raise malformed_error("not_an_object")
+    if format is MessageFormat.AUTO:
         format = recognise(document)
-    if format is Format.CLOUDEVENTS:
+    if format is MessageFormat.CLOUDEVENTS:
         return cloudevents.read_structured(key, document, headers, event_suffixes, size)
-    if format is Format.LITELLM:
+    if format is MessageFormat.LITELLM:
         if not litellm.is_payload(document):
-            raise malformed("not_litellm")
+            raise malformed_error("not_litellm")
         document = litellm.envelope(document)
-    elif format is Format.KONG:
+    elif format is MessageFormat.KONG:
         if not kong.is_log_entry(document):
-            raise malformed("not_kong")
+            raise malformed_error("not_kong")
         document = kong.envelope(document)
-    return read_envelope(document, headers)
+    return read_record(document, headers)
 
 
-def _opened(key: RecordKey, read: MirroredRecord | EventHalf) -> Opened:
+def _open(key: RecordKey, read: MirroredRecord | EventHalf) -> Opened:
     return Opened(key, half=read) if isinstance(read, EventHalf) else Opened(key, record=read)
 
 
@@ -133,8 +130,8 @@ def _is_openai(document: Mapping[str, Any]) -> bool:
 
 
 _RECOGNISERS: Final = (
-    (Format.OPENAI, _is_openai),
-    (Format.LITELLM, litellm.is_payload),
-    (Format.CLOUDEVENTS, cloudevents.is_event),
-    (Format.KONG, kong.is_log_entry),
+    (MessageFormat.OPENAI, _is_openai),
+    (MessageFormat.LITELLM, litellm.is_payload),
+    (MessageFormat.CLOUDEVENTS, cloudevents.is_event),
+    (MessageFormat.KONG, kong.is_log_entry),
 )

@@ -15,7 +15,7 @@ from shadowspec.tap.records import MirroredRecord
 from shadowspec.types import RecordKey
 
 
-class Format(StrEnum):
+class MessageFormat(StrEnum):
     """How a topic's messages, or a file's lines, are written."""
 
     AUTO = "auto"
@@ -50,9 +50,13 @@ class EventHalf:
 
 
 class Opened(Struct, frozen=True):
-    """One record of a message, or why it is none, or half of one: exactly one of the three is set."""
+    """One record of a message, or why it is none, or half of one: exactly one of the three is set.
+
+    `members` are the keys of the halves of which a record was joined, or was not; empty where it was one message.
+    """
 
     key: RecordKey
     record: MirroredRecord | None = None
     error: RecordError | None = None
     half: EventHalf | None = None
+    members: tuple[RecordKey, ...] = ()

@@ -1,9 +1,12 @@
-"""Kafka: the consumer of the mirrored topics (`shadowspec.tap.kafka.consumer`), and its settings.
+"""The consumer and producer of Kafka topics. Only these modules import the client library.
 
-The client library is imported by what speaks to a broker alone: a configuration is read without it.
+In: topics and settings.
+Out: raw records in delivery order; committed offsets.
+Imports: types, errors.
+
+The client library is imported only by what speaks to a broker: a configuration is read without it.
 """
 
 from shadowspec.tap.kafka.settings import KafkaSecurity, KafkaSettings
-from shadowspec.tap.kafka.values import Changes, CommitOutcome, Loss, LostRange
 
-__all__ = ["Changes", "CommitOutcome", "KafkaSecurity", "KafkaSettings", "Loss", "LostRange"]
+__all__ = ["KafkaSecurity", "KafkaSettings"]

@@ -1,11 +1,11 @@
 """Clients of the brokers: how each is opened, and what a failure means.
 
-What kafka-python does otherwise than we need is set right here and in `batches`: a topic that is asked for is
-never created (its own option does not reach the request), a refused login ends the first contact at once instead of
-at its time-out and says why, what a broker says right before it hangs up is heard, a connection that cannot be
-encrypted in time is given up, sockets that could not
-connect and the threads of a client that could not be opened are closed, and its debug log, which prints requests
-and responses (logins and prompts), stays off.
+What kafka-python does otherwise than we need is corrected here, in `batches` and in `membership`, for each client and
+never for the process: a topic that is asked for is never created (its own option does not reach the request), a refused
+login ends the first contact at once instead of at its time-out and says why, what a broker says right before it hangs
+up is heard, a connection that cannot be encrypted in time is given up, sockets that could not connect and the threads
+of a client that could not be opened are closed, and its debug log, which prints requests and responses (logins and
+prompts), stays off.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from kafka.net.inet import KafkaNetSocket, create_connection
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.util import WeakMethod
 
 from shadowspec.errors import ConfigError, ServiceUnavailableError
+from shadowspec.tap.kafka.batches import PartitionRecords
+from shadowspec.tap.kafka.membership import Coordinator
 from shadowspec.tap.kafka.settings import KafkaSecurity, KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -169,6 +172,25 @@ class Client:
         """End the threads of a client whose owner could not be made."""
         if self._client is not None:
             self._client.close()
+
+
+class Consumer(KafkaConsumer):  # type: ignore[misc]
+    """A consumer that reads every record that can be read, and keeps what it has joined."""
+
+    _coordinator: Any
+
+    def __init__(self, *topics: str, **settings: Any) -> None:
+        super().__init__(*topics, **settings)
+        self._fetcher.PartitionRecords = PartitionRecords
+        self._net.run(self._replace_coordinator)  # on the client's thread, which calls the coordinator's listener
+
+    async def _replace_coordinator(self) -> None:
+        """The library makes its coordinator itself; until somebody subscribes it has done nothing."""
+        self._cluster.remove_listener(WeakMethod(self._coordinator._handle_metadata_update))  # noqa: SLF001
+        assignors = self.config["partition_assignment_strategy"]
+        self._coordinator = Coordinator(
+            self._client, self._subscription, metrics=self._metrics, assignors=assignors, **self.config
+        )
 
 
 def open_client(

@@ -14,18 +14,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final, Self
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
 
-from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition, errors
+from kafka import OffsetAndMetadata, TopicPartition, errors
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 
-from shadowspec.tap.kafka.assignments import Assignments
-from shadowspec.tap.kafka.batches import Message, read_every_batch, unreadable_place
-from shadowspec.tap.kafka.client import await_topics, is_lasting, open_client, unavailable
-from shadowspec.tap.kafka.membership import keep_joins
-from shadowspec.tap.kafka.partitions import Partition, Partitions
+from shadowspec.tap.kafka.batches import DamagedBatchError
+from shadowspec.tap.kafka.client import Consumer, await_topics, is_lasting, open_client, unavailable
+from shadowspec.tap.kafka.membership import Assignments
+from shadowspec.tap.kafka.partitions import Changes, Partition, Partitions
 from shadowspec.tap.kafka.settings import KafkaSettings
-from shadowspec.tap.kafka.values import Changes, CommitOutcome
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import PartitionId, RecordKey
 
@@ -45,6 +44,18 @@ REFUSALS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class CommitOutcome:
+    """What became of a commit.  A refused offset is no loss: the ledger stands further on, and a later commit
+    of the partition, by whoever owns it then, covers it."""
+
+    refused: Mapping[PartitionId, str] = field(default_factory=dict)  # short reason code
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.refused
+
+
 class KafkaTap:
     """A member of the consumer group.  Not thread-safe: one thread polls, commits and closes it."""
 
@@ -54,11 +65,10 @@ class KafkaTap:
         Raises:
             ServiceUnavailableError: no broker answers or it refuses, or a topic is missing or not to be read.
         """
-        keep_joins()
         self.settings = settings
         assignor = CooperativeStickyAssignor()
         self._consumer, self._client = open_client(
-            KafkaConsumer,
+            Consumer,
             settings,
             name,
             group_id=settings.group_id,
@@ -72,7 +82,6 @@ class KafkaTap:
             enable_auto_commit=False,
             isolation_level="read_committed",
         )
-        read_every_batch(self._consumer)
         assignments = Assignments(self._consumer, assignor)
         self._partitions = Partitions(
             self._consumer, self._client, assignments, from_begin=settings.auto_offset_reset == "earliest"
@@ -97,16 +106,16 @@ class KafkaTap:
             ServiceUnavailableError: what nobody but an operator can mend.
         """
         try:
-            self._partitions.settle_doubts()
+            self._partitions.resolve_offsets()
             fetched = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
         except errors.OffsetOutOfRangeError as error:
-            self._partitions.doubt(error.args[0])
+            self._partitions.mark_offset_invalid(error.args[0])
             return []
         except errors.LogTruncationError as error:
-            self._partitions.doubt(error.divergent_offsets)
+            self._partitions.mark_offset_invalid(error.divergent_offsets)
             return []
-        except errors.CorruptRecordError:
-            self._partitions.step_over(*unreadable_place(self._consumer))
+        except DamagedBatchError as error:
+            self._partitions.step_over(error.place, error.offset)
             return []
         except errors.KafkaError as error:
             self._fail(error)
@@ -171,7 +180,7 @@ class KafkaTap:
 
     def lag(self) -> dict[PartitionId, int]:
         """Offsets between what was delivered and the end, for every started partition whose end is known."""
-        placed = self._partitions.placed()
+        placed = self._partitions.placed_partitions()
         is_new = any(partition.place not in self._ends for partition in placed)
         if placed and (is_new or time.monotonic() - self._ends_at > LAG_MAX_AGE_S):
             self._ends_at = time.monotonic()
@@ -220,7 +229,7 @@ class KafkaTap:
         assert partition.position is not None
         try:
             found = self._consumer.position(partition.place, timeout_ms=0)
-        except errors.KafkaError:  # it has gone, or is doubted
+        except errors.KafkaError:  # it has gone, or its offset is invalid
             return partition.position
         return max(partition.position, found or 0)
 
@@ -239,19 +248,15 @@ def _is_login(error: Exception) -> bool:
     return isinstance(error, errors.SaslAuthenticationFailedError)
 
 
-def _raw_records(messages: Sequence[Message], id: PartitionId, max_bytes: int) -> list[RawRecord]:
-    """Messages of one partition as records.  One that is too large keeps its value, for its dead letter."""
-    source, partition, made = id.source, id.partition, tuple.__new__  # a named tuple's own is a call in Python
+def _raw_records(messages: Sequence[Any], id: PartitionId, max_bytes: int) -> list[RawRecord]:
+    """kafka-python's records of one partition as ours.  One that is too large keeps its value, for its dead letter."""
     return [
-        made(
-            RawRecord,
-            (
-                made(RecordKey, (source, partition, offset, timestamp if timestamp > 0 else 0, 0)),
-                value,
-                "too_large" if value is not None and len(value) > max_bytes else None,
-                key,
-                headers,
-            ),
+        RawRecord(
+            RecordKey(id.source, id.partition, message.offset, max(0, message.timestamp or 0)),
+            message.value,
+            "too_large" if message.value is not None and len(message.value) > max_bytes else None,
+            message.key,
+            tuple(message.headers),
         )
-        for offset, timestamp, key, value, headers in messages
+        for message in messages
     ]

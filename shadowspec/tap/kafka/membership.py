@@ -1,26 +1,91 @@
-"""Joining the group without starting over.
+"""Membership of the consumer group: which partitions are ours, and joining without starting over.
 
-kafka-python joins in the background, on its own thread, while polls come and go.  A join that is finished when the
-next poll comes is forgotten, and another one begun, which makes every other member join again too: with polls that
-are short, or callers that do something between them, a group may rebalance for ever.  Here the finished join is
-taken up.
-
-A leader joins again when a topic's partitions change, and takes note of the new ones in the middle of that join.  A
-poll that ends between that moment and the join's end leaves nothing that would tell the next poll to go on: the
-member would hang between two generations, its heartbeats paused.  Here a join that was begun is gone on with.
+kafka-python calls the rebalance listener on its own thread, between two heartbeats, so the listener only notes what
+happened.  A partition arrives ready to be fetched: it is paused at once, before any fetch can be sent.  Every
+assignment of a partition gets a new number, which tells what belongs to an earlier assignment from what belongs to
+this one.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from kafka.consumer import group
+from kafka import ConsumerRebalanceListener, TopicPartition
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.structs import MemberState
 
 
-class Coordinator(ConsumerCoordinator):  # type: ignore[misc] # kafka-python has no types
-    """A group member's side of the group's protocol, which keeps what it has joined."""
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A partition was assigned (`number` tells this assignment from others) or revoked."""
+
+    place: TopicPartition
+    number: int
+    is_ours: bool
+
+
+class Assignments(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-python has no types
+    """The listener: what is ours now, and what has happened since the last call of `take_events`."""
+
+    def __init__(self, consumer: Any, assignor: CooperativeStickyAssignor) -> None:
+        self._consumer = consumer
+        self._assignor = assignor
+        self._lock = threading.Lock()
+        self._numbers: dict[TopicPartition, int] = {}
+        self._last_number = 0
+        self._events: deque[Event] = deque()
+
+    def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        with self._lock:
+            for place in sorted(assigned):
+                self._consumer.pause(place)
+                # Any position will do: nothing is fetched before `start` sets it, but without one kafka-python
+                # would ask the brokers for it on every poll.
+                self._consumer.seek(place, 0)
+                self._last_number += 1
+                self._numbers[place] = self._last_number
+                self._events.append(Event(place, self._last_number, is_ours=True))
+
+    def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        with self._lock:
+            for place in sorted(revoked):
+                number = self._numbers.pop(place, None)
+                if number is not None:
+                    self._events.append(Event(place, number, is_ours=False))
+
+    def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
+        # kafka-python would go on to claim them when it joins again, beside whoever owns them by then.
+        self._assignor.member_assignment = None
+        self.on_partitions_revoked(lost)
+
+    def is_current(self, place: TopicPartition, number: int) -> bool:
+        """Whether the partition is ours by the assignment of that number."""
+        return self._numbers.get(place) == number
+
+    def take_events(self) -> list[Event]:
+        """What has happened since the last call, in order."""
+        with self._lock:
+            events = list(self._events)
+            self._events.clear()
+        return events
+
+
+class Coordinator(ConsumerCoordinator):  # type: ignore[misc]
+    """A member's side of the group protocol, for callers whose polls are short or far apart.
+
+    kafka-python joins in the background, on its own thread.  Two things go wrong where a poll ends during a join:
+
+    - A join that has finished when the next poll comes is forgotten and another one begun, which makes every other
+      member join again too: the group may rebalance for ever.  Here the finished join is taken.
+    - A leader joins again when a topic's partitions change, and notes the new ones in the middle of that join.  A poll
+      that ends between that moment and the end of the join leaves nothing that tells the next poll to go on: the member
+      hangs between two generations, its heartbeats paused.  Here a join that has begun is continued.
+    """
 
     _join_task: Any
 
@@ -45,8 +110,3 @@ class Coordinator(ConsumerCoordinator):  # type: ignore[misc] # kafka-python has
             generation.generation_id, generation.member_id, generation.protocol, task.value
         )
         return True
-
-
-def keep_joins() -> None:
-    """Let every consumer of this process join so."""
-    group.ConsumerCoordinator = Coordinator

@@ -1,29 +1,68 @@
 """The partitions that are ours: where each stands, and what has become of it on the broker.
 
-A partition is told of (it came), started (deliver from an offset on), doubted (the broker has not got that
-offset) and gone.  While it is doubted it is paused, until the broker has said what it has.
+A partition is assigned, started (deliver from an offset on), of an invalid offset (the broker does not have it) and
+revoked.  While its offset is invalid it is paused, until the broker has said what it has.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 import time
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 from kafka import TopicPartition
 
-from shadowspec.tap.kafka.assignments import Assignments
 from shadowspec.tap.kafka.client import Client
-from shadowspec.tap.kafka.placing import judge, look_up
-from shadowspec.tap.kafka.values import Changes, Loss, LostRange, topic_source
+from shadowspec.tap.kafka.membership import Assignments
 from shadowspec.types import PartitionId
 
 log = logging.getLogger(__name__)
 
 LOOKUP_RETRY_S: Final = 0.5  # between two attempts to find a partition's place
 LOOKUP_TIMEOUT_MS: Final = 2_000
+
+
+class Loss(StrEnum):
+    """Why records cannot be read."""
+
+    RETENTION = "retention"  # the broker deleted them before we read them
+    TRUNCATED = "truncated"  # the broker lost the end of the log and wrote on below the place we had reached
+    UNREADABLE = "unreadable"  # damaged on the broker: checksum, compression or layout
+
+
+@dataclass(frozen=True, slots=True)
+class LostRange:
+    """Offsets `start` to `end` (exclusive) of a partition that were never delivered to us and never will be.
+
+    Offsets, not records: compaction and transaction markers leave gaps, so it is an upper bound.
+    """
+
+    partition: PartitionId
+    topic: str
+    start: int
+    end: int
+    reason: Loss
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition.partition}]@{self.start}..{self.end - 1} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Partitions that came and went since one last asked.
+
+    Handle `revoked` first: a partition that went and came back stands in both.  An assigned one delivers nothing
+    until it is started; a revoked one delivers nothing more, and commits of it are refused.
+    """
+
+    assigned: tuple[PartitionId, ...] = ()
+    revoked: tuple[PartitionId, ...] = ()
+    lost_ranges: tuple[LostRange, ...] = ()
 
 
 @dataclass(slots=True)
@@ -40,7 +79,7 @@ class Partition:
     is_new: bool = False
     position: int | None = None
     is_started: bool = False
-    is_doubted: bool = False
+    is_offset_invalid: bool = False
     has_lost_end: bool = False  # the broker's log ends before `position`, and the loss is told
 
 
@@ -90,7 +129,7 @@ class Partitions:
         found = self.find(partition)
         if found is None or not self._assignments.is_current(found.place, found.number):
             return
-        found.is_started, found.position, found.is_doubted = True, offset, offset is None
+        found.is_started, found.position, found.is_offset_invalid = True, offset, offset is None
         if offset is not None:
             self._seek(found, offset)
 
@@ -103,7 +142,7 @@ class Partitions:
     def release(self) -> None:
         self._is_held = False
         for partition in self._ours.values():
-            if partition.is_started and not partition.is_doubted:
+            if partition.is_started and not partition.is_offset_invalid:
                 self._tell(self._consumer.resume, partition)
 
     def find(self, partition: PartitionId) -> Partition | None:
@@ -119,7 +158,7 @@ class Partitions:
             return None
         return partition if self._assignments.is_current(place, partition.number) else None
 
-    def placed(self) -> list[Partition]:
+    def placed_partitions(self) -> list[Partition]:
         """Started partitions whose position is known."""
         return [partition for partition in self._ours.values() if partition.position is not None]
 
@@ -127,37 +166,41 @@ class Partitions:
         """The name of the topic with this id, if it was ever seen."""
         return self._topics.get(source)
 
-    def doubt(self, places: Iterable[TopicPartition]) -> None:
-        """The broker has not got what we want of these."""
+    def mark_offset_invalid(self, places: Iterable[TopicPartition]) -> None:
+        """The broker does not have the offsets that we want of these: pause them until `resolve_offsets`."""
         for place in places:
             if (partition := self._ours.get(place)) is not None and partition.is_started:
-                partition.is_doubted = True
+                partition.is_offset_invalid = True
                 self._tell(self._consumer.pause, partition)
         # It may be that the topic was made anew; that is to be known before anything else.
         self._refreshed = self._client.cluster.request_update()
 
-    def settle_doubts(self) -> None:
-        """Place the partitions that are doubted, as far as the broker's answers allow.
+    def resolve_offsets(self) -> None:
+        """Find valid offsets for the partitions that have none, as far as the broker's answers allow.
 
         Raises:
             kafka.errors.KafkaError: the broker does not answer; call again.
         """
-        if time.monotonic() < self._next_lookup or not any(partition.is_doubted for partition in self._ours.values()):
+        if time.monotonic() < self._next_lookup or not any(
+            partition.is_offset_invalid for partition in self._ours.values()
+        ):
             return
         if self._refreshed is not None and not self._refreshed.is_done:
             return
         self._next_lookup = time.monotonic() + LOOKUP_RETRY_S
         self.notice_recreated()
-        doubted = {place: partition for place, partition in self._ours.items() if partition.is_doubted}
-        unknown = [place for place, partition in doubted.items() if partition.position is None and not partition.is_new]
-        extents = look_up(self._consumer, doubted, unknown, LOOKUP_TIMEOUT_MS)
-        for place, partition in doubted.items():
+        unresolved = {place: partition for place, partition in self._ours.items() if partition.is_offset_invalid}
+        unknown = [
+            place for place, partition in unresolved.items() if partition.position is None and not partition.is_new
+        ]
+        extents = look_up(self._consumer, unresolved, unknown, LOOKUP_TIMEOUT_MS)
+        for place, partition in unresolved.items():
             found = judge(partition.position, extents[place], from_begin=self._from_begin or partition.is_new)
             if found.loss is not None and not partition.has_lost_end:
                 self._lose(partition, *found.loss)
             partition.has_lost_end = found.offset is None
             if found.offset is not None:
-                partition.is_doubted = False
+                partition.is_offset_invalid = False
                 self._seek(partition, found.offset)
 
     def notice_recreated(self) -> None:
@@ -210,3 +253,60 @@ class Partitions:
         lost = LostRange(partition.id, partition.place.topic, start, end, reason)
         log.error("lost %s: these offsets will never be measured or counted", lost)
         self._lost.append(lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Deliver from `offset` on; None: not yet, ask again.  `loss` is a range that will never be delivered."""
+
+    offset: int | None
+    loss: tuple[int, int, Loss] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What the broker has of a partition, and where the group stands in it."""
+
+    begin: int
+    end: int
+    committed: int | None
+
+
+def judge(wanted: int | None, extent: Extent, *, from_begin: bool) -> Placement:
+    """Where to begin.
+
+    Args:
+        wanted: where the ledger stands, or what was to be fetched next; None if neither is known.
+        from_begin: where a partition begins that nobody knows: its begin, else its end.
+    """
+    if wanted is None:
+        # An offset beyond the end was committed for a topic that has been made anew since.
+        if extent.committed is None or extent.committed > extent.end:
+            return Placement(extent.begin if from_begin else extent.end)
+        wanted = extent.committed
+    if wanted < extent.begin:
+        return Placement(extent.begin, (wanted, extent.begin, Loss.RETENTION))
+    if wanted > extent.end:
+        # The ledger never goes back.  What the broker writes below its place has offsets that are counted
+        # already, so it is given up for lost, and delivery goes on at the place.
+        return Placement(None, (extent.end, wanted, Loss.TRUNCATED))
+    return Placement(wanted)
+
+
+def look_up(
+    consumer: Any, partitions: Collection[TopicPartition], ask_group: Collection[TopicPartition], timeout_ms: int
+) -> Mapping[TopicPartition, Extent]:
+    """Ask the broker.
+
+    Raises:
+        kafka.errors.KafkaError: it does not answer in time, or refuses.
+    """
+    begins = consumer.beginning_offsets(list(partitions), timeout_ms=timeout_ms)
+    ends = consumer.end_offsets(list(partitions), timeout_ms=timeout_ms)
+    committed = {partition: consumer.committed(partition, timeout_ms=timeout_ms) for partition in ask_group}
+    return {partition: Extent(begins[partition], ends[partition], committed.get(partition)) for partition in partitions}
+
+
+def topic_source(topic_id: uuid.UUID) -> str:
+    """The name under which a topic's records are kept: its id as Kafka's own tools print it."""
+    return base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode("ascii")

@@ -123,7 +123,7 @@ class TopicWriter:
         if found:
             # A message that is refused fails the others of its batch too, with an error that says less.
             telling = next((error for error in found if isinstance(error, REFUSED)), found[0])
-            raise self._explained(telling) from telling
+            raise self._explain(telling) from telling
         return len(messages)
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class TopicWriter:
             timestamp_ms=message.timestamp_ms,
         )
 
-    def _explained(self, error: Exception) -> ServiceUnavailableError:
+    def _explain(self, error: Exception) -> ServiceUnavailableError:
         """A topic that is gone shows as a time-out; where the brokers answer, it is the topic."""
         if isinstance(error, REFUSED):
             return DeadLetterError(f"topic {self.topic} refuses a message: {_name(error)}")

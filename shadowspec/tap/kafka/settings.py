@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 from shadowspec.errors import ConfigError
 from shadowspec.tap.routing import Routing
 from shadowspec.tap.sources import DEFAULT_MAX_RECORD_BYTES
+from shadowspec.types.constrained import PathText, Positive, Text
 
-PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-DEFAULT_DEAD_LETTER_TOPIC: Final = "shadow.dead-letters"
+
+Topic = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+Milliseconds = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +28,20 @@ class KafkaSecurity:
         ConfigError: the parts do not fit together.
     """
 
-    protocol: str = "PLAINTEXT"
-    mechanism: str | None = None
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)  # wins over the file
-    password_file: Path | None = None
-    ca_file: Path | None = None  # None: the system's authorities
-    certificate_file: Path | None = None
-    key_file: Path | None = None
+    protocol: Annotated[Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"], Field(alias="security_protocol")] = (
+        "PLAINTEXT"
+    )
+    mechanism: Annotated[Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None, Field(alias="sasl_mechanism")] = (
+        None
+    )
+    username: Text | None = None
+    password: Annotated[str | None, Field(alias="(password)")] = field(default=None, repr=False)  # wins over the file
+    password_file: PathText | None = None
+    ca_file: Annotated[PathText | None, Field(alias="ssl_ca_file")] = None  # None: the system's authorities
+    certificate_file: Annotated[PathText | None, Field(alias="ssl_certificate_file")] = None
+    key_file: Annotated[PathText | None, Field(alias="ssl_key_file")] = None
 
     def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise ConfigError(f"kafka.security_protocol must be one of {', '.join(PROTOCOLS)}")
         if self.is_sasl and self.mechanism not in MECHANISMS:
             raise ConfigError(
                 f"kafka.security_protocol = {self.protocol} needs kafka.sasl_mechanism, one of {', '.join(MECHANISMS)}"
@@ -91,22 +96,23 @@ class KafkaSettings:
         ConfigError: the parts do not fit together.
     """
 
-    bootstrap_servers: tuple[str, ...]
-    topics: tuple[str, ...]
-    retry_topics: tuple[str, ...] = ()
-    dead_letter_topic: str = DEFAULT_DEAD_LETTER_TOPIC
-    group_id: str = "shadowspec"
-    group_instance_id: str | None = None
-    session_timeout_ms: int = 45_000
-    heartbeat_interval_ms: int = 3_000
-    max_poll_interval_ms: int = 300_000
-    max_poll_records: int = 500
-    connect_timeout_ms: int = 30_000  # until the first answer of a broker
-    auto_offset_reset: str = "earliest"  # where a partition begins that neither database nor group knows
-    max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES
-    format: str = "auto"
-    routing: Routing = field(default_factory=Routing)
-    security: KafkaSecurity = field(default_factory=KafkaSecurity)
+    bootstrap_servers: Annotated[tuple[Text, ...], Field(min_length=1)]
+    topics: Annotated[tuple[Topic, ...], Field(min_length=1)]
+    retry_topics: tuple[Topic, ...] = ()
+    dead_letter_topic: Topic = "shadow.dead-letters"
+    group_id: Text = "shadowspec"
+    group_instance_id: Topic | None = None
+    session_timeout_ms: Milliseconds = 45_000
+    heartbeat_interval_ms: Milliseconds = 3_000
+    max_poll_interval_ms: Milliseconds = 300_000
+    max_poll_records: Positive = 500
+    connect_timeout_ms: Milliseconds = 30_000  # until the first answer of a broker
+    # Where a partition begins that neither database nor group knows.
+    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
+    max_record_bytes: Positive = DEFAULT_MAX_RECORD_BYTES
+    format: Literal["auto", "openai", "litellm", "cloudevents", "kong"] = "auto"
+    routing: Annotated[Routing, Field(alias="(routing)")] = field(default_factory=Routing)
+    security: Annotated[KafkaSecurity, Field(alias="(security)")] = field(default_factory=KafkaSecurity)
 
     def __post_init__(self) -> None:
         for name, values in (("bootstrap_servers", self.bootstrap_servers), ("topics", self.topics)):
@@ -118,8 +124,6 @@ class KafkaSettings:
             raise ConfigError(
                 f"kafka.dead_letter_topic: {self.dead_letter_topic} is consumed too; a dead letter would come back"
             )
-        if self.auto_offset_reset not in ("earliest", "latest"):
-            raise ConfigError("kafka.auto_offset_reset must be earliest or latest")
         if self.heartbeat_interval_ms * 2 >= self.session_timeout_ms:
             raise ConfigError("kafka.heartbeat_interval_ms must be less than half of kafka.session_timeout_ms")
         if self.session_timeout_ms > self.max_poll_interval_ms:

@@ -11,9 +11,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from shadowspec import metrics
 from shadowspec.engine.batch import Batch, Request
-from shadowspec.engine.candidate import Candidate, Models, fingerprinted
+from shadowspec.engine.candidate import Candidate, Models, fingerprint_candidate
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.models import LoadedModel
@@ -21,6 +20,7 @@ from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from tests.engine.heads.reference import AUXILIARY, Eagle3, Medusa, Speculator
 from tests.engine.test_verify import DRAWS, LEVEL, PROMPT, SAMPLING, draw, exact_distribution, p_value
+from tests.identities import check_identities
 
 pytestmark = pytest.mark.slow  # all of them together
 
@@ -34,7 +34,7 @@ REQUESTS = [
 def candidate(kind: str, folders: dict[str, Path], target: LoadedModel, depth: int, rule: VerifyRule) -> Candidate:
     config = SpeculationConfig("h", target.path, str(folders[kind]), kind, depth, rule)
     draft = Models("cpu", "float32").draft(config, target)
-    return Candidate(fingerprinted(config, target, draft), draft)
+    return Candidate(fingerprint_candidate(config, target, draft), draft)
 
 
 def decode_greedy(
@@ -101,6 +101,14 @@ def expected_draft(
     return reference.drafted(every[-1][0, -1], tokens[-1], depth)
 
 
+@pytest.mark.representative(
+    "medusa-1-direct-None",
+    "medusa-4-transformers-5",
+    "mlp_speculator-3-direct-5",
+    "mlp_speculator-4-transformers-None",
+    "eagle3-4-direct-5",
+    "eagle3-3-transformers-None",
+)
 @pytest.mark.parametrize(
     ("form", "num_slots"), [("direct", None), ("direct", 5), ("transformers", None), ("transformers", 5)]
 )
@@ -122,7 +130,7 @@ def test_the_loop_drafts_what_the_published_code_would(
     drafted = decode_greedy(model, recorder, depth, num_slots=num_slots)
     assert [each.output for each in drafted] == [each.output for each in base]
     for each in drafted:
-        metrics.check_identities(each.counts)
+        check_identities(each.counts)
     accepted = {each.counts.num_accepted_tokens for each in drafted}
     assert len(accepted) > 1, "rows are to part, so that the draft's cache is ragged"
     assert len(recorder.seen) > 100
@@ -162,6 +170,7 @@ def test_releasing_and_refilling_slots_change_nothing(kind: str, target: LoadedM
     assert outputs(3, releases_slots=True) == whole
 
 
+@pytest.mark.representative("medusa-exact_match", "mlp_speculator-greedy_draft", "eagle3-rejection")
 @pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_follow_the_targets_distribution(

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from shadowspec.engine.forward import FINAL, HiddenStates
 from shadowspec.engine.heads import StagedHeads
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.heads.loading import load_heads
-from shadowspec.engine.hidden import FINAL, HiddenStates
 from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.runner import Runner
@@ -105,7 +105,7 @@ def test_eagle3_layer(
     cache = RaggedCache(1, 1, 16, torch.device("cpu"))
     span = Span.after(torch.tensor([0]), 0, 9, torch.float32)
     mask = cache.begin_step(span, 0, 9)
-    states = draft.forward(tokens[None], draft.fused(hidden[None]), draft.angles(span.columns), mask, cache)
+    states = draft.forward(tokens[None], draft.fuse(hidden[None]), draft.angles(span.columns), mask, cache)
     expected = reference.states(tokens, reference.fc(hidden))
     torch.testing.assert_close(states[0], expected, **TOLERANCE)
     logits = torch.full((9, VOCABULARY), float("-inf"))
@@ -127,7 +127,7 @@ def test_rotary_angles_as_older_configs_write_them(target: LoadedModel, tmp_path
     cache = RaggedCache(1, 1, 30, torch.device("cpu"))
     span = Span.after(torch.tensor([0]), 0, 30, torch.float32)
     mask = cache.begin_step(span, 0, 30)
-    states = draft.forward(tokens[None], draft.fused(hidden[None]), draft.angles(span.columns), mask, cache)
+    states = draft.forward(tokens[None], draft.fuse(hidden[None]), draft.angles(span.columns), mask, cache)
     torch.testing.assert_close(states[0], reference.states(tokens, reference.fc(hidden)), **TOLERANCE)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shadowspec import metrics
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.models import LoadedModel
 from shadowspec.types import SpeculationConfig, VerifyRule
 from tests.engine.heads.test_drafting import KINDS
 from tests.engine.test_measure import block, prompt
+from tests.identities import check_identities
 
 
 def test_a_block_with_every_kind_of_heads(target: LoadedModel, folders: dict[str, Path]) -> None:
@@ -25,7 +25,7 @@ def test_a_block_with_every_kind_of_heads(target: LoadedModel, folders: dict[str
     for run in result.runs:
         assert run.counts is not None
         assert run.parity is not None
-        metrics.check_identities(run.counts)
+        check_identities(run.counts)
         assert run.parity.first_divergence is None
         assert run.counts.num_drafts > 0
     for candidate in candidates:

@@ -12,7 +12,7 @@ import pytest
 from shadowspec.engine import profiling
 from shadowspec.engine.batch import Batch
 from shadowspec.engine.candidate import Candidate, Models
-from shadowspec.engine.decode import ArmResult, decode_batch
+from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.profiling import Grid, max_depth, profile
 from shadowspec.engine.proposers.ngram import NgramProposer
@@ -36,14 +36,15 @@ def candidates(
     return Models("cpu", "float32").candidates(target.path, [model, *heads, *lookups], lambda _: None)
 
 
+@pytest.mark.representative("True-greedy_draft")
 @pytest.mark.parametrize(("is_greedy", "rule"), [(True, VerifyRule.GREEDY_DRAFT), (False, VerifyRule.REJECTION)])
 def test_every_way_has_its_costs_on_the_whole_grid(
     target: LoadedModel, folders: dict[str, Path], is_greedy: bool, rule: VerifyRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, every = candidates(target, folders, rule)
-    results: list[tuple[int, ArmResult]] = []
+    results: list[tuple[int, ArmResult[Decoded]]] = []
 
-    def watched(*arguments: Any, **named: Any) -> ArmResult:
+    def watched(*arguments: Any, **named: Any) -> ArmResult[Decoded]:
         found = decode_batch(*arguments, **named)
         results.append((named["num_speculative_tokens"], found))
         return found

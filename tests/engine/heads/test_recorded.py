@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from shadowspec.engine import static_passes
+from shadowspec.engine.arms import record_ahead
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.models import LoadedModel
-from shadowspec.engine.recording import Rerun
-from shadowspec.engine.recording_ahead import record_ahead
-from shadowspec.engine.static_passes import StaticPasses
+from shadowspec.engine.static_passes import Rerun, StaticPasses
 from shadowspec.types import SamplingParameters, VerifyRule
 from tests.engine.heads.test_drafting import KINDS, REQUESTS, candidate
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shadowspec.engine.candidate import Models, fingerprinted
+from shadowspec.engine.candidate import Models, fingerprint_candidate
 from shadowspec.engine.heads.loading import load_heads
 from shadowspec.engine.models import LoadedModel
 from shadowspec.errors import ModelError
@@ -148,7 +148,7 @@ def test_no_more_tokens_than_heads(target: LoadedModel, folders: dict[str, Path]
 def test_the_fingerprint_covers_weights_and_fields_but_not_the_path(target: LoadedModel, tmp_path: Path) -> None:
     def fingerprint(folder: Path) -> str:
         config = SpeculationConfig("h", target.path, str(folder), "eagle3", 2, VerifyRule.GREEDY_DRAFT)
-        return fingerprinted(config, target, Models("cpu", "float32").draft(config, target)).fingerprint
+        return fingerprint_candidate(config, target, Models("cpu", "float32").draft(config, target)).fingerprint
 
     base = fingerprint(saved("eagle3", tmp_path / "a"))
     assert fingerprint(saved("eagle3", tmp_path / "b")) == base

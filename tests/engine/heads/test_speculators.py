@@ -38,7 +38,7 @@ def test_chains_equal_the_packages_own(name: str, target: LoadedModel) -> None:
         span = Span.after(torch.tensor([0]), 0, length + depths, torch.float32)
         angles = draft.angles(span.columns)
         mask = cache.begin_step(span, 0, start + 1)
-        entries = draft.fused(hidden[None, : start + 1])
+        entries = draft.fuse(hidden[None, : start + 1])
         states = draft.forward(tokens[None, : start + 1], entries, angles[:, : start + 1], mask, cache)[:, -1:]
         for depth in range(depths):
             found = draft.logits(states[:, 0])[0]

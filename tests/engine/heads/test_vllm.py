@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from shadowspec.engine.batch import Request
-from shadowspec.engine.candidate import Candidate, Models, fingerprinted
+from shadowspec.engine.candidate import Candidate, Models, fingerprint_candidate
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.heads.loading import load_heads
 from shadowspec.engine.heads.mlp_speculator import MlpSpeculator
 from shadowspec.engine.models import LoadedModel, load_model
-from shadowspec.engine.proposers.choice import Draft
+from shadowspec.engine.proposers.draft_model import Draft
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from tests.engine.heads.test_forward import TOLERANCE
 
@@ -52,7 +52,7 @@ def test_the_loop_drafts_and_accepts_as_vllms_engine_does(
     kind, expected = name.split("_")[0], load_file(FOLDER / f"{name}.safetensors")
     config = SpeculationConfig(name, "", str(FOLDER / name), kind, DEPTHS, VerifyRule.GREEDY_DRAFT)
     heads = load_heads(str(FOLDER / name), kind, target)
-    candidate = Candidate(fingerprinted(config, target, heads), heads)
+    candidate = Candidate(fingerprint_candidate(config, target, heads), heads)
     for number in PROMPTS:
         prompt, output, logits, accepted = (
             expected[f"{each}.{number}"] for each in ("prompt", "output", "logits", "accepted")
@@ -74,7 +74,7 @@ def test_a_draft_of_another_vocabulary_accepts_as_vllms_does(
     path = str(FOLDER / "heterogeneous")
     config = SpeculationConfig("h", "", path, "heterogeneous_draft_model", DEPTHS, VerifyRule.GREEDY_DRAFT)
     draft = Models("cpu", "float32").draft(config, target)
-    candidate = Candidate(fingerprinted(config, target, draft), draft)
+    candidate = Candidate(fingerprint_candidate(config, target, draft), draft)
     assert isinstance(draft, LoadedModel)
     shared = {0: 0, 1: 1} | {token: token - 3 for token in range(5, 16)}
     assert draft.num_shared_tokens == len(shared)

@@ -20,7 +20,7 @@ def test_pooled_counters_are_sums() -> None:
     parts = [counts(0.3, 10), counts(0.9, 31), counts(0.5, 1)]
     for session, own in zip("aab", parts, strict=True):
         pool.add(session, own)
-    for place, pooled in enumerate(pool.pooled()):
+    for place, pooled in enumerate(pool.pool()):
         assert (pooled.num_requests, pooled.num_units) == (3, 2)
         assert pooled.counts.num_drafts == pytest.approx(sum(own[place].num_drafts for own in parts))
         assert pooled.counts.num_output_tokens == 42
@@ -36,11 +36,11 @@ def test_one_session_has_no_interval_and_equal_ones_have_no_width() -> None:
     pool = Pool((1, 3))
     pool.add("a", counts(0.5, 20))
     pool.add("a", counts(0.9, 20))
-    assert all(pooled.lower is None and pooled.upper is None for pooled in pool.pooled())
+    assert all(pooled.lower is None and pooled.upper is None for pooled in pool.pool())
     for session in "bcd":
         for rate in (0.5, 0.9):
             pool.add(session, counts(rate, 20))
-    for pooled in pool.pooled():
+    for pooled in pool.pool():
         assert pooled.lower == pytest.approx(metrics.mean_acceptance_length(pooled.counts))
         assert pooled.upper == pytest.approx(pooled.lower)
 
@@ -59,7 +59,7 @@ def test_the_interval_holds_the_truth_over_correlated_requests() -> None:
         for session, kind in enumerate(rng.integers(0, len(kinds), 40)):
             for _ in range(int(rng.integers(1, 6))):
                 pool.add(str(session), kinds[kind])
-        pooled = pool.pooled()[0]
+        pooled = pool.pool()[0]
         assert pooled.lower is not None
         assert pooled.upper is not None
         held += pooled.lower <= truth <= pooled.upper

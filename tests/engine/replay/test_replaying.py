@@ -26,8 +26,7 @@ from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer, lookup
 from shadowspec.engine.proposers.recent_outputs import RecentOutputs
-from shadowspec.engine.proposers.suffix import SuffixProposer
-from shadowspec.engine.proposers.suffix_text import SuffixOptions
+from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
 from shadowspec.engine.replay.acceptance import (
     LogprobsMode,
     check_target,
@@ -38,7 +37,7 @@ from shadowspec.engine.replay.acceptance import (
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.engine.replay.responses import Response
-from shadowspec.engine.replay.scoring import Budget, TokenScores, grouped, packed, token_scores
+from shadowspec.engine.replay.scoring import Budget, TokenScores, group_by_length, pack, token_scores
 from shadowspec.errors import ConfigError, RecordError
 from shadowspec.types import (
     ExpectedCounts,
@@ -180,6 +179,7 @@ def assert_replayed_to_the_count(
     return loop
 
 
+@pytest.mark.representative("2-greedy_draft-60", "5-exact_match-100000")
 @pytest.mark.parametrize("memory", [0, 60, 100_000])
 @pytest.mark.parametrize(("depth", "rule"), [(2, VerifyRule.GREEDY_DRAFT), (5, VerifyRule.EXACT_MATCH)])
 def test_suffix_drafts_are_replayed_to_the_count(target: Any, rule: VerifyRule, depth: int, memory: int) -> None:
@@ -192,6 +192,7 @@ def test_suffix_drafts_are_replayed_to_the_count(target: Any, rule: VerifyRule, 
     assert sum(own.counts.num_accepted_tokens for own in loop) > 0
 
 
+@pytest.mark.all
 def test_suffix_drafts_are_replayed_to_the_count_on_the_bundled_pair() -> None:
     target = load_model(str(demo.TARGET), torch.device("cpu"), torch.float32)
     prompts = [prompt for prompt in bundled_prompts() if len(prompt) < 200][:160:5]
@@ -270,7 +271,7 @@ def test_a_shift_by_one_position_is_caught(target: Any) -> None:
 def test_the_same_chances_whatever_fits_into_memory(target: Any, draft: Any) -> None:
     wanted = requests(24)
     responses = responses_of(wanted, decoded(target, wanted, None, 0, VerifyRule.EXACT_MATCH))
-    assert max(len(rows) for rows in packed(responses, 40)) < max(len(rows) for rows in packed(responses, 10_000))
+    assert max(len(rows) for rows in pack(responses, 40)) < max(len(rows) for rows in pack(responses, 10_000))
     for model in (target, draft):
         whole = token_scores(model, responses, ENDS, with_probs=True)
         parts = token_scores(model, responses, ENDS, with_probs=True, budget=Budget(tokens=60, logits=100))
@@ -387,7 +388,7 @@ def test_a_response_of_another_target_is_refused() -> None:
 
 def test_groups_hold_each_response_once_and_stay_small() -> None:
     lengths = [5, 900, 1, 40, 40, 3, 2_000]
-    groups = list(grouped(lengths, 1_000))
+    groups = list(group_by_length(lengths, 1_000))
     assert sorted(row for rows in groups for row in rows) == list(range(len(lengths)))
     assert all(len(rows) * max(lengths[row] for row in rows) <= 1_000 or len(rows) == 1 for rows in groups)
 

@@ -13,7 +13,7 @@ from cloudevents.v1.http import CloudEvent
 from cloudevents.v1.kafka import to_binary, to_structured
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.formats import EventHalf, Format, Opened, open_message
+from shadowspec.tap.formats import EventHalf, MessageFormat, Opened, open_message
 from shadowspec.tap.records import MirroredRecord
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import RecordKey
@@ -35,25 +35,25 @@ def message(
     return RawRecord(RecordKey("0" * 64, partition, offset, timestamp_ms), content, headers=headers)
 
 
-def opened(value: Any, headers: Headers = (), format: Format = Format.AUTO) -> Opened:
+def opened(value: Any, headers: Headers = (), format: MessageFormat = MessageFormat.AUTO) -> Opened:
     """The one record of a message."""
     (only,) = open_message(message(value, headers), format)
     return only
 
 
-def record_of(value: Any, headers: Headers = (), format: Format = Format.AUTO) -> MirroredRecord:
+def record_of(value: Any, headers: Headers = (), format: MessageFormat = MessageFormat.AUTO) -> MirroredRecord:
     found = opened(value, headers, format)
     assert found.record is not None, found.error
     return found.record
 
 
-def half_of(value: Any, headers: Headers = (), format: Format = Format.AUTO) -> EventHalf:
+def half_of(value: Any, headers: Headers = (), format: MessageFormat = MessageFormat.AUTO) -> EventHalf:
     found = opened(value, headers, format)
     assert found.half is not None, found.error
     return found.half
 
 
-def refusal(value: Any, headers: Headers = (), format: Format = Format.AUTO) -> tuple[str, str]:
+def refusal(value: Any, headers: Headers = (), format: MessageFormat = MessageFormat.AUTO) -> tuple[str, str]:
     """Counter and reason of a message that holds no record."""
     found = opened(value, headers, format)
     assert found.error is not None, found

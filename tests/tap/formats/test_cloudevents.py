@@ -10,7 +10,7 @@ import pytest
 from cloudevents.v1.http import CloudEvent
 from cloudevents.v1.kafka import to_structured
 
-from shadowspec.tap.formats import Format, open_message
+from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.formats.cloudevents import EventSuffixes
 from shadowspec.tap.records import EPOCH
 from tests.tap.formats import samples
@@ -21,9 +21,9 @@ BATCH = (("content-type", b"application/cloudevents-batch+json; charset=UTF-8"),
 EVENT = {"specversion": "1.0", **samples.attributes("request"), "data": REQUEST}
 
 
-@pytest.mark.parametrize("format", [Format.CLOUDEVENTS, Format.AUTO])
+@pytest.mark.parametrize("format", [MessageFormat.CLOUDEVENTS, MessageFormat.AUTO])
 @pytest.mark.parametrize("make", MAKERS)
-def test_either_mode_of_either_api_gives_the_same_half(make: Any, format: Format) -> None:
+def test_either_mode_of_either_api_gives_the_same_half(make: Any, format: MessageFormat) -> None:
     half = half_of(*make("request", REQUEST), format)
     assert (half.is_request, half.body, half.join_id) == (True, REQUEST, "call-1")
     assert half.scope == (KSERVE_SOURCE, "models", "chat", "predictor")
@@ -50,7 +50,7 @@ def test_a_structured_content_type_wins_over_attribute_headers() -> None:
 
 def test_a_batch_holds_several_events() -> None:
     events = [{**EVENT, "id": f"call-{number}"} for number in range(3)]
-    found = open_message(message([*events, {"id": "x"}, 3], BATCH), Format.AUTO)
+    found = open_message(message([*events, {"id": "x"}, 3], BATCH), MessageFormat.AUTO)
     assert [each.key.item for each in found] == [0, 1, 2, 3, 4]
     assert [each.half.join_id for each in found if each.half] == ["call-0", "call-1", "call-2"]
     assert [each.error.reason for each in found if each.error] == ["invalid:ce_source", "not_an_object"]
@@ -87,7 +87,7 @@ def test_types_of_one_s_own_are_told_by_their_ends() -> None:
     suffixes = EventSuffixes("/asked", "/answered")
     for kind, is_request in (("asked", True), ("answered", False)):
         event = {**EVENT, "type": f"com.example/{kind}"}
-        (found,) = open_message(message(event), Format.AUTO, event_suffixes=suffixes)
+        (found,) = open_message(message(event), MessageFormat.AUTO, event_suffixes=suffixes)
         assert found.half is not None
         assert found.half.is_request is is_request
     assert refusal({**EVENT, "type": "com.example/asked"}) == ("unsupported", "event_type")
@@ -104,11 +104,11 @@ def test_an_event_of_another_type_may_carry_a_whole_record() -> None:
 def test_an_event_without_time_has_the_transport_s() -> None:
     timeless = {key: value for key, value in EVENT.items() if key != "time"}
     at = int(TIME.timestamp() * 1_000)
-    (found,) = open_message(message(timeless, timestamp_ms=at), Format.AUTO)
+    (found,) = open_message(message(timeless, timestamp_ms=at), MessageFormat.AUTO)
     assert found.half is not None
     assert found.half.event_time == TIME
     for nonsense in (0, -1, 2**62):
-        (found,) = open_message(message(timeless, timestamp_ms=nonsense), Format.AUTO)
+        (found,) = open_message(message(timeless, timestamp_ms=nonsense), MessageFormat.AUTO)
         assert found.half is not None
         assert found.half.event_time == EPOCH
 
@@ -137,7 +137,7 @@ def test_a_go_sender_s_nanoseconds_are_a_time() -> None:
     ],
 )
 def test_what_is_no_half_says_why(change: dict[str, Any], expected: tuple[str, str]) -> None:
-    assert refusal({**EVENT, **change}, format=Format.CLOUDEVENTS) == expected
+    assert refusal({**EVENT, **change}, format=MessageFormat.CLOUDEVENTS) == expected
 
 
 def test_an_event_in_another_form_than_json_is_refused() -> None:

@@ -6,17 +6,14 @@ import re
 from pathlib import Path
 
 from shadowspec.tap.documents import MAX_RECORDS_PER_MESSAGE
-from shadowspec.tap.formats import Format
+from shadowspec.tap.formats import MessageFormat
 from shadowspec.tap.joining import MAX_WAITING_BYTES, QUIET_WINDOWS
 from shadowspec.tap.records import DISQUALIFYING_ANNOTATIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "formats.md").read_text()
-SOURCES = [
-    *(ROOT / "shadowspec/tap/formats").glob("*.py"),
-    *(ROOT / f"shadowspec/tap/{n}.py" for n in ("documents", "joining")),
-]
-RAISED = re.compile(r'(?:malformed|unsupported|RecordError)\((?:FunnelCounter\.[A-Z]+, )?"([a-z_0-9:]+)"')
+SOURCES = sorted((ROOT / "shadowspec/tap").rglob("*.py"))
+RAISED = re.compile(r'(?:malformed_error|unsupported_error|RecordError)\((?:FunnelCounter\.[A-Z]+, )?"([a-z_0-9:]+)"')
 
 
 def test_every_reason_is_documented() -> None:
@@ -27,7 +24,7 @@ def test_every_reason_is_documented() -> None:
 
 
 def test_every_format_and_limit_is_documented() -> None:
-    for format in Format:
+    for format in MessageFormat:
         assert f"`{format}`" in PAGE
     assert f"up to {MAX_RECORDS_PER_MESSAGE:,}" in PAGE
     assert f"{MAX_WAITING_BYTES // 1024 // 1024} MB of messages" in PAGE

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.tap.formats import EventHalf
-from shadowspec.tap.joining import QUIET_WINDOWS, Joined, Joiner
+from shadowspec.tap.formats import EventHalf, Opened
+from shadowspec.tap.joining import QUIET_WINDOWS, Joiner
 from shadowspec.tap.records import EPOCH
 from shadowspec.types import PartitionId, RecordKey
 from tests.tap.formats.samples import ANSWER, KSERVE_SOURCE, REQUEST, TIME
@@ -31,7 +31,7 @@ def half(name: str, is_request: bool, at: float = 0.0, **changes: Any) -> EventH
     return EventHalf(join_id=name, is_request=is_request, body=body, event_time=TIME + timedelta(seconds=at), **given)
 
 
-def told(joined: Iterable[Joined]) -> list[tuple[int, str, tuple[int, ...]]]:
+def told(joined: Iterable[Opened]) -> list[tuple[int, str, tuple[int, ...]]]:
     """Offset, what became of it, and the offsets of its members."""
     return [
         (
@@ -205,14 +205,14 @@ events = st.lists(
 )  # fmt: skip
 
 
-def run(script: Sequence[tuple[str, bool, float, int]]) -> list[Joined]:
+def run(script: Sequence[tuple[str, bool, float, int]]) -> list[Opened]:
     joiner = Joiner(WINDOW)
-    out: list[Joined] = []
+    out: list[Opened] = []
     for offset, (name, is_request, at, partition) in enumerate(script):
         out += joiner.add(key(offset, partition), half(f"{name}{partition}", is_request, at))
     assert joiner.num_waiting == len({member for each in joiner.drain() for member in each.members})
     joiner = Joiner(WINDOW)
-    again: list[Joined] = []
+    again: list[Opened] = []
     for offset, (name, is_request, at, partition) in enumerate(script):
         again += joiner.add(key(offset, partition), half(f"{name}{partition}", is_request, at))
     assert told(again) == told(out)
@@ -237,7 +237,7 @@ def test_a_partition_s_pairs_do_not_depend_on_the_others(script: list[tuple[str,
     """The promise that makes a restart harmless: however partitions are interleaved, each gives the same."""
     both = [each for each in run(script) if each.key.partition == 0]
     joiner = Joiner(WINDOW)
-    alone: list[Joined] = []
+    alone: list[Opened] = []
     for offset, (name, is_request, at, partition) in enumerate(script):
         if partition == 0:
             alone += joiner.add(key(offset), half(f"{name}0", is_request, at))

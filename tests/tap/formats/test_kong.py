@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shadowspec.tap.formats import Format, open_message
+from shadowspec.tap.formats import MessageFormat, open_message
 from tests.tap.formats.samples import ANSWER, REQUEST, TIME, kong_entry, message, record_of, refusal, refused_later
 
 
@@ -75,7 +75,7 @@ def test_payloads_may_be_objects_and_answers_streams() -> None:
     ],
 )
 def test_what_cannot_be_measured_says_why(changes: dict[str, Any], reason: str) -> None:
-    assert refused_later(record_of(kong_entry(**changes), format=Format.KONG)) == ("unsupported", reason)
+    assert refused_later(record_of(kong_entry(**changes), format=MessageFormat.KONG)) == ("unsupported", reason)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_cannot_be_measured_says_why(changes: dict[str, Any], reason: str) 
 )
 def test_an_answer_that_a_guardrail_blocked_was_an_ordinary_one_until_then(proxy: dict[str, Any]) -> None:
     entry = kong_entry(ai=ai(**proxy), response={"status": 400})
-    record = record_of(entry, format=Format.KONG)
+    record = record_of(entry, format=MessageFormat.KONG)
     assert record.annotations["intervention"] == "rejected"
     record.check_served()
 
@@ -101,7 +101,7 @@ def test_an_answer_that_a_guardrail_blocked_was_an_ordinary_one_until_then(proxy
 )
 def test_a_blocked_prompt_stays_a_failed_request(proxy: dict[str, Any]) -> None:
     entry = kong_entry(ai=ai(**proxy), response={"status": 400})
-    assert refused_later(record_of(entry, format=Format.KONG)) == ("unsupported", "failed_request")
+    assert refused_later(record_of(entry, format=MessageFormat.KONG)) == ("unsupported", "failed_request")
 
 
 def test_a_missed_cache_is_no_hit() -> None:
@@ -121,6 +121,6 @@ def test_a_payload_that_is_no_object_is_malformed(payload: Any) -> None:
 
 
 def test_http_log_batches_entries() -> None:
-    found = open_message(message([kong_entry(), kong_entry(started_at="never"), {}]), Format.KONG)
+    found = open_message(message([kong_entry(), kong_entry(started_at="never"), {}]), MessageFormat.KONG)
     assert [each.key.item for each in found] == [0, 1, 2]
     assert [each.error.reason if each.error else None for each in found] == [None, None, "not_kong"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shadowspec.tap.admission import Admitted
-from shadowspec.tap.formats import Format, open_message
+from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.openai import parse_request, parse_response
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, Intervention
@@ -23,8 +23,8 @@ RULES = (first_only(replace(RULE, served_models=("model-a",))),)
 
 def fate(payload: dict[str, Any]) -> tuple[FunnelCounter, str | None]:
     """Where the payload's record ends."""
-    record = record_of(payload, format=Format.LITELLM)
-    decided = admission(*RULES).admit_record(message(b"").key, record).record
+    (opened,) = open_message(message(payload), MessageFormat.LITELLM)
+    decided = admission(*RULES).admit(opened).record
     return decided.counter, decided.reason
 
 
@@ -114,12 +114,13 @@ def test_what_guardrails_did_with_the_answer(
     litellm_payloads: Payloads, name: str, intervention: Intervention | None
 ) -> None:
     payload = litellm_payloads[name]
-    decided = admission(*RULES).admit_record(message(b"").key, record_of(payload, format=Format.LITELLM))
+    (opened,) = open_message(message(payload), MessageFormat.LITELLM)
+    decided = admission(*RULES).admit(opened)
     assert isinstance(decided, Admitted), decided.record
     assert decided.prompt.intervention is intervention
     (entry,) = payload["guardrail_information"]
     older = payload | {"guardrail_information": {**entry, "guardrail_status": "blocked"}}
-    record = record_of(older, format=Format.LITELLM)
+    record = record_of(older, format=MessageFormat.LITELLM)
     assert (record.annotations.get("intervention") is None) == (entry["guardrail_mode"] != "post_call")
 
 
@@ -174,7 +175,7 @@ def test_an_array_and_ndjson_hold_several_records(litellm_payloads: Payloads) ->
     payloads = [litellm_payloads[name] for name in names]
     lines = b"\n".join(json.dumps(payload).encode() for payload in payloads)
     for value in (payloads, lines, lines + b"\n", lines.replace(b"\n", b"\r\n\r\n")):
-        found = open_message(message(value), Format.LITELLM)
+        found = open_message(message(value), MessageFormat.LITELLM)
         assert [each.key.item for each in found] == [0, 1, 2]
         assert [each.record.request_identity() for each in found if each.record] == [
             payload["litellm_call_id"] for payload in payloads
@@ -183,14 +184,14 @@ def test_an_array_and_ndjson_hold_several_records(litellm_payloads: Payloads) ->
 
 def test_one_bad_item_spoils_no_other(litellm_payloads: Payloads) -> None:
     good = json.dumps(litellm_payloads["plain"]).encode()
-    found = open_message(message(good + b"\n{broken\n" + b"7\n" + good), Format.LITELLM)
+    found = open_message(message(good + b"\n{broken\n" + b"7\n" + good), MessageFormat.LITELLM)
     assert [each.error.reason if each.error else None for each in found] == [None, "not_json", "not_an_object", None]
     assert all(isinstance(each.key.item, int) for each in found)
-    found = open_message(message(b"[" + good + b", null, {}]"), Format.LITELLM)
+    found = open_message(message(b"[" + good + b", null, {}]"), MessageFormat.LITELLM)
     assert [each.error.reason if each.error else None for each in found] == [None, "not_an_object", "not_litellm"]
 
 
 def test_every_message_of_litellm_is_recognised(litellm_payloads: Payloads) -> None:
     for payload in litellm_payloads.values():
         raw: RawRecord = message(payload)
-        assert open_message(raw, Format.AUTO) == open_message(raw, Format.LITELLM)
+        assert open_message(raw, MessageFormat.AUTO) == open_message(raw, MessageFormat.LITELLM)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shadowspec.tap.formats import Format, open_message
+from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import RecordKey
 from tests.tap.formats import samples
@@ -17,16 +17,16 @@ from tests.tap.formats.samples import ANSWER, REQUEST, kong_entry, message, open
 from tests.tap.mirror import chat
 
 SECONDS = 60  # a hang, or time that grows with the square; what a message takes is benchmarked
-ONE_OF_EACH: dict[Format, list[tuple[Any, samples.Headers]]] = {
-    Format.OPENAI: [
+ONE_OF_EACH: dict[MessageFormat, list[tuple[Any, samples.Headers]]] = {
+    MessageFormat.OPENAI: [
         (chat(), ()),
         (chat(), (("x-session-id", b"s"), ("content-type", b"application/json"))),
         ({"request": {"model": "m", "prompt": "x"}, "timestamp": 1}, ()),
         ({"request": {"prompt_token_ids": [1]}, "started_at": 1}, ()),
         ([chat()], ()),
     ],
-    Format.KONG: [(kong_entry(), ()), (kong_entry(ai=None), ()), (kong_entry(latencies=None, tries=None), ())],
-    Format.CLOUDEVENTS: [
+    MessageFormat.KONG: [(kong_entry(), ()), (kong_entry(ai=None), ()), (kong_entry(latencies=None, tries=None), ())],
+    MessageFormat.CLOUDEVENTS: [
         samples.binary("request", REQUEST),
         samples.binary("response", ANSWER),
         samples.structured("request", REQUEST),
@@ -36,24 +36,26 @@ ONE_OF_EACH: dict[Format, list[tuple[Any, samples.Headers]]] = {
 }
 
 
-def formats_of(value: Any, headers: samples.Headers) -> list[Format]:
+def formats_of(value: Any, headers: samples.Headers) -> list[MessageFormat]:
     """The formats that open the message to anything but a refusal."""
-    found = [each for each in Format if each is not Format.AUTO]
+    found = [each for each in MessageFormat if each is not MessageFormat.AUTO]
     return [each for each in found if opened(value, headers, each).error is None]
 
 
 @pytest.mark.parametrize("format", ONE_OF_EACH)
-def test_every_sample_is_in_its_own_format_alone(format: Format) -> None:
+def test_every_sample_is_in_its_own_format_alone(format: MessageFormat) -> None:
     for value, headers in ONE_OF_EACH[format]:
         # Our own envelope is read leniently: whoever says that Kong's entries are in it is believed, and no more.
-        assert {format} == set(formats_of(value, headers)) - ({Format.OPENAI} if format is Format.KONG else set())
+        assert {format} == set(formats_of(value, headers)) - (
+            {MessageFormat.OPENAI} if format is MessageFormat.KONG else set()
+        )
         assert opened(value, headers) == opened(value, headers, format)
 
 
 def test_auto_takes_litellm_s_payloads_for_nothing_else(litellm_payloads: dict[str, dict[str, Any]]) -> None:
     for payload in litellm_payloads.values():
-        assert formats_of(payload, ()) == [Format.LITELLM]
-        assert opened(payload) == opened(payload, format=Format.LITELLM)
+        assert formats_of(payload, ()) == [MessageFormat.LITELLM]
+        assert opened(payload) == opened(payload, format=MessageFormat.LITELLM)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +74,10 @@ def test_what_is_in_two_formats_is_refused() -> None:
 
 
 def test_a_tombstone_and_a_problem_are_one_refusal_each() -> None:
-    for format in Format:
+    for format in MessageFormat:
         assert refusal(None, format=format) == ("unsupported", "tombstone")
     raw = RawRecord(RecordKey("0" * 64, 0, 1), b"", problem="too_large")
-    (found,) = open_message(raw, Format.AUTO)
+    (found,) = open_message(raw, MessageFormat.AUTO)
     assert (found.key, found.error and found.error.reason) == (raw.key, "too_large")
 
 
@@ -133,7 +135,7 @@ DEEP = 100_000
     ],
 )
 def test_oddities_end_as_one_refusal(value: bytes, reason: str) -> None:
-    for format in Format:
+    for format in MessageFormat:
         assert refusal(value, format=format) == ("malformed", reason)
 
 
@@ -159,7 +161,7 @@ def test_a_message_of_10_mb_is_opened_in_time() -> None:
         b"{}\n" * 3_300_000,
         json.dumps({"request": {"prompt": [[0] * 100] * 33_000}}).encode(),
     ):
-        for format in (Format.AUTO, Format.OPENAI):
+        for format in (MessageFormat.AUTO, MessageFormat.OPENAI):
             started = time.perf_counter()
             found = open_message(message(value), format)
             assert time.perf_counter() - started < SECONDS
@@ -168,5 +170,5 @@ def test_a_message_of_10_mb_is_opened_in_time() -> None:
 
 def test_only_the_first_item_s_key_is_the_message_s_own() -> None:
     raw = message([chat(), chat()], offset=7)
-    found = open_message(raw, Format.OPENAI)
+    found = open_message(raw, MessageFormat.OPENAI)
     assert [each.key for each in found] == [raw.key, RecordKey(raw.key.source, 0, 7, 0, 1)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.formats.streams import assemble_answer
+from shadowspec.tap.documents import assemble_answer
 
 
 def stream(*chunks: Any) -> str:

@@ -1,0 +1,163 @@
+"""What is derived from what was measured: predictions of the cost model, and queues under the recorded arrivals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+import streamlit as st
+
+from shadowspec.planning.frontier import Gain
+from shadowspec.reports.cells import cells_of_groups
+from shadowspec.reports.frontiers import SliceFrontier, frontier_lines, frontiers
+from shadowspec.reports.predictions import (
+    PREDICTION_HEAD,
+    Prediction,
+    cost_note,
+    prediction_cells,
+    prediction_summary,
+    predictions,
+)
+from shadowspec.reports.queues import BUSY, DERIVED, QUEUE_HEAD, QUEUE_NOTE, queue_basis, queue_cells_text
+from shadowspec.text import plain_text, slice_title
+
+from . import charts, formats, queries, source, states
+
+_TERMS = {
+    "Tokens per step": "mean-length",
+    "Pays from": "pays-from",
+    "Predicted": "predicted",
+    "Measured": "total-times",
+    "Passes saved": "passes-saved",
+}
+
+
+def draw_predictions(endpoint: str, slice_key: str) -> None:
+    """One slice's predictions and frontier, or those of all slices where the whole endpoint is shown."""
+    st.markdown("#### Predicted by the cost model", help=formats.definition("predicted"))
+    costs = queries.costs()
+    if not costs:
+        states.empty(
+            "No step costs on record",
+            "What a step costs was never profiled, where it is measured or served, so that nothing can be predicted.",
+            commands=("shadowspec profile-device   # of an endpoint's servers: shadowspec profile-server",),
+        )
+        return
+    cells = [own for own in cells_of_groups(queries.group_sums(endpoint)) if slice_key in ("", own.slice_key)]
+    found = predictions(cells, queries.configs(), costs)
+    st.info(
+        "**No verdict rests on this.** Predictions from measured step costs of the engine named beside each; they tell "
+        "which load and which K are worth measuring.",
+        icon=":material/query_stats:",
+    )
+    st.caption(prediction_summary(found))
+    if found:
+        _table(found, _price(endpoint))
+    drawn = frontiers(cells, queries.configs(), costs, queries.replayed_ways(endpoint))
+    for first in range(0, len(drawn), 2):
+        for column, own in zip(st.columns(2), drawn[first : first + 2], strict=False):
+            with column:
+                _frontier(endpoint, own)
+
+
+def _price(endpoint: str) -> float | None:
+    """Of an hour of the device."""
+    own = source.config()
+    policy = own.endpoints[endpoint].policy if endpoint in own.endpoints else own.policy
+    return own.dashboard.price_per_gpu_hour or policy.device_price_per_hour
+
+
+def _table(found: Sequence[Prediction], price_per_hour: float | None) -> None:
+    st.dataframe(
+        charts.frame(
+            [
+                dict(zip(PREDICTION_HEAD, map(plain_text, prediction_cells(own, price_per_hour)), strict=True))
+                for own in found
+            ]
+        ),
+        hide_index=True,
+        column_config={
+            name: st.column_config.TextColumn(help=formats.definition(term)) for name, term in _TERMS.items()
+        },
+    )
+    st.caption(cost_note(price_per_hour))
+
+
+def _frontier(endpoint: str, own: SliceFrontier) -> None:
+    title = plain_text(slice_title(own.slice_key))
+    rows = [_row(each, is_best=each is choice.best) for choice in own.choices for each in choice.gains]
+    charts.show(
+        _chart(rows),
+        f"Predicted speedup by load (\u00d7), {title}, on {plain_text(own.engine)}",
+        key=f"frontier-{own.slice_key}",
+        alt_text=f"Predicted speedup at each profiled load of {endpoint}, {title}, for every number of tokens drafted",
+        help_text=formats.definition("frontier"),
+        height=300,
+    )
+    lines = "".join(f"<li>{formats.text(line)}</li>" for line in frontier_lines(own))
+    st.html(f'<ul class="ss-notes">{lines}</ul>')
+
+
+def _row(each: Gain, *, is_best: bool) -> dict[str, Any]:
+    drafting = each.drafting
+    return {
+        "load": each.concurrency,
+        "way": f"K {drafting.num_speculative_tokens} \u00b7 {plain_text(drafting.name)}",
+        "speedup": each.speedup,
+        "lower": each.least,
+        "upper": each.most,
+        "best": is_best,
+        "pays from": each.break_even_length,
+        "length": drafting.length.estimate,
+    }
+
+
+def _chart(rows: charts.Rows) -> charts.Layers:
+    base = alt.Chart(charts.frame(rows)).encode(
+        x=alt.X(
+            "load:Q",
+            title="load (requests at once)",
+            scale=alt.Scale(type="log", base=2, nice=False),
+            axis=alt.Axis(values=sorted({row["load"] for row in rows}), grid=False),
+        ),
+        color=alt.Color("way:N", title="config", legend=charts.BELOW, scale=alt.Scale(range=list(charts.SERIES))),
+        tooltip=[
+            alt.Tooltip("way:N", title="config"),
+            alt.Tooltip("load:Q", title="load"),
+            alt.Tooltip("speedup:Q", title="predicted speedup", format=".2f"),
+            alt.Tooltip("length:Q", title="tokens per step", format=".2f"),
+            alt.Tooltip("pays from:Q", title="pays from", format=".2f"),
+        ],
+    )
+    y = alt.Y("speedup:Q", title="predicted speedup (\u00d7)", scale=alt.Scale(zero=False))
+    band = base.mark_area(opacity=0.15).encode(y=alt.Y("lower:Q"), y2=alt.Y2("upper:Q"))
+    lines = base.mark_line(strokeWidth=2).encode(y=y)
+    best = base.mark_point(filled=True, size=110, opacity=1, shape="diamond").encode(y=y).transform_filter("datum.best")
+    return charts.layer(band, lines, best, *charts.threshold(1.0, "as fast as without", is_below=True))
+
+
+def draw_queues(endpoint: str) -> None:
+    """The whole endpoint's queues: its slices wait in one line."""
+    st.markdown("#### Derived queue times", help=formats.definition("derived-queue"))
+    tried = st.slider(
+        "Traffic: share of the time that the baseline is busy, %",
+        5,
+        99,
+        80,
+        key="busy",
+        bind="query-params",
+        help="The recorded arrivals, as much faster or slower as that takes.",
+    )
+    cells = queries.queue_cells(endpoint, tuple(sorted({*BUSY, tried / 100})))
+    if not cells:
+        st.caption("Nothing was timed here, so that no queue can be derived.")
+        return
+    st.info(f"**{DERIVED}** {QUEUE_NOTE}", icon=":material/hourglass_top:")
+    rows = [queue_cells_text(cell, row) for cell in cells for row in cell.rows]
+    if rows:
+        st.dataframe(
+            charts.frame([dict(zip(QUEUE_HEAD, map(plain_text, row), strict=True)) for row in rows]), hide_index=True
+        )
+    st.caption("The whole endpoint, whichever slice is chosen: its slices wait in one line.")
+    st.markdown("\n".join(f"- {plain_text(queue_basis(cell))}" for cell in cells))

@@ -1,0 +1,94 @@
+"""The reference of all commands in Markdown, made from the commands themselves: `python docs/command_reference.py`.
+
+`docs/cli.md` is its output (`make docs`); a test compares the two.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+INTRODUCTION = """\
+# The command line
+
+Made by `make docs` from the commands themselves. `python -m shadowspec` is the same as `shadowspec`, and every
+command has `--help`. Results go to standard output; progress and logs go to standard error. A command with `--json`
+prints one document, which has a `schema_version`.
+
+| exit code | means |
+|---|---|
+| 0 | done; of `check`: ENABLE |
+| 1 | of `check` alone: DISABLE |
+| 2 | an error of usage, configuration or input |
+| 3 | of `check` alone: HOLD |
+| 4 | no data, or none that can be used |
+| 5 | a service cannot be reached, or lacks what is asked for |
+| 70 | a fault of shadowspec itself |
+| 130 | interrupted |
+"""
+
+
+def reference(app: typer.Typer) -> str:
+    """Every command of `app` with its arguments and options."""
+    return "\n".join((INTRODUCTION, *_sections(typer.main.get_command(app), "shadowspec")))
+
+
+def _sections(command: Any, path: str) -> Iterator[str]:
+    if command.hidden:
+        return
+    children: dict[str, Any] = getattr(command, "commands", {})
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
+    options = [parameter for parameter in shown if parameter.param_type_name == "option"]
+    usage = [path, *(["[OPTIONS]"] if options else []), *map(_placeholder, arguments)]
+    yield f"## `{' '.join([*usage, *(['COMMAND'] if children else [])])}`\n"
+    yield f"{(command.help or '').strip()}\n"
+    if arguments:
+        yield from _table("argument", [(_placeholder(each), _help(each)) for each in arguments])
+    if options:
+        context = typer.Context(command)
+        yield from _table("option", [(_names(each, context), _help(each)) for each in options])
+    for name, child in children.items():
+        yield from _sections(child, f"{path} {name}")
+
+
+def _table(head: str, rows: list[tuple[str, str]]) -> Iterator[str]:
+    yield f"| {head} | |\n|---|---|"
+    for name, text in rows:
+        yield f"| `{_cell(name)}` | {text} |"
+    yield ""
+
+
+def _placeholder(argument: Any) -> str:
+    name = str(argument.name).upper() + ("..." if argument.nargs == -1 else "")
+    return name if argument.required else f"[{name}]"
+
+
+def _names(option: Any, context: typer.Context) -> str:
+    names = ", ".join((*option.opts, *option.secondary_opts))
+    return names if option.is_flag else f"{names} {option.display_type(context)}"
+
+
+def _help(parameter: Any) -> str:
+    """The parameter's text, that it is required, and its default, as cells of a table."""
+    default = parameter.default
+    notes = [str(parameter.help or "").strip()]
+    if parameter.required and parameter.param_type_name == "option":
+        notes.append("Required.")
+    elif default is not None and default is not False and not callable(default):
+        notes.append(f"Default: `{default.value if isinstance(default, enum.Enum) else default}`.")
+    return _cell(" ".join(note for note in notes if note))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    from shadowspec.cli.main import app
+
+    sys.stdout.write(reference(app))

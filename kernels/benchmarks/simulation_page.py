@@ -1,0 +1,92 @@
+"""`python -m kernels.benchmarks.simulation_page RESULTS.json DOCS` writes the page and the picture of a simulation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from kernels.benchmarks.simulation_picture import picture
+from shadowspec.simulate.naive import NAIVE_GATES
+from shadowspec.simulate.results import read_results
+from shadowspec.simulate.summary import broken_promises, summarise
+from shadowspec.simulate.tables import markdown, tables_of
+
+PAGE, PICTURE = "simulation.md", "images/simulation.svg"
+
+_HEAD = """\
+# The gate's own error rates
+
+Written by `kernels/benchmarks/simulation_page.py` from `kernels/benchmarks/results/simulation.json`; do not edit.
+
+The gate promises: however often one looks, and whatever the traffic is like, the chance that an endpoint gets any
+false ENABLE is at most alpha (5%). `shadowspec simulate` tries that promise in worlds whose truth is known.
+
+- A **world** draws sessions, blocks and outcomes from a seeded generator. Sessions are timed and blocks filled as the
+  tap does it; what comes out are the rows that the worker would have stored.
+- The **production gate decides**: `run_gate` folds the rows from a store in memory and decides, as it does over a
+  database. It is looked at whenever a unit enters. Its own capital paths say at which looks a verdict, a restart of a
+  test or an alarm is possible; there, and at the last look, the gate is run, and what it says is the outcome. A test
+  holds this against running it at every look.
+- In **`several_devices`** nothing is skipped: devices with a partition each write to a real store as each of them is
+  done with a block, and `run_gate` folds and decides after every sixth one. Blocks that would enter as they are
+  committed, and not in the order of their newest events, would be enabled falsely in half of its draws.
+- **Boundary worlds** lie exactly on a threshold: the null is true, and no other null is harder. Most have one
+  hypothesis, which has all of alpha; its first run uses half, 2.5%.
+- **Intervals** in brackets are Clopper and Pearson's, 95%, in percent.
+- **Naive gates** see every request of the same runs, timed or not. A gate that reads acceptance is blind to latency,
+  and the other way round; what it enables blindly counts all the same, because it would have been enabled.
+
+Repeat it with `shadowspec simulate` (all worlds, 2,000 repetitions each, taken up where it stopped with `--out FILE`),
+`shadowspec simulate --quick`, or `shadowspec simulate --world NAME --repetitions N`. It exits with 4 if a rate
+contradicts the promise: the upper end of a world's interval above 1.2 alpha; with fewer than 1,000 repetitions, that
+of all null worlds together (of 300 or more), or a world's lower end above alpha.
+
+![False ENABLE by world]({picture})
+"""
+_NOTES = {
+    "Power": (
+        "`within blocks` is 1.5 times the smallest size at which every required test can pass, or 2.5 times the size "
+        "that a test with one look at the end would need at the same level, whichever is larger."
+    ),
+    "What other gates would have enabled where nothing may be": (
+        "`*`: the gate does not look at what is wrong in that world. `rolling_mean` stays at nothing because a short "
+        "window soon falls below its threshold by chance, and then it is off for ever: the next table shows the price."
+    ),
+}
+
+
+def page(path: Path) -> str:
+    """The page in Markdown, from a file of results."""
+    results = read_results(path)
+    environment = json.loads(path.read_text(encoding="utf-8"))["environment"]
+    parts = [_HEAD.format(picture=PICTURE)]
+    for table in tables_of(results):
+        parts.append(f"## {table.title}\n\n{markdown(table)}\n")
+        if table.title in _NOTES:
+            parts.append(_NOTES[table.title] + "\n")
+    broken = broken_promises(results.values())
+    verdict = (
+        "The gate kept its promise in every world."
+        if not broken
+        else "Broken:\n\n" + "\n".join(f"- {sentence}" for sentence in broken)
+    )
+    parts.append(f"## Against the promise\n\n{verdict}\n")
+    listed = [f"- `{gate.name}` (reads {gate.reads}): {gate.title}. Source: {gate.source}." for gate in NAIVE_GATES]
+    parts.append("\n".join(["## The other gates\n", *listed, ""]))
+    seeds = sorted({result.seed for result in results.values()})
+    where = ", ".join(f"{name} {value}" for name, value in environment.items())
+    parts.append(f"Seed {', '.join(map(str, seeds))}; {where}.\n")
+    return "\n".join(parts)
+
+
+def write_page(results: Path, folder: Path) -> None:
+    """Write the page and its picture into a folder of documentation."""
+    (folder / PICTURE).parent.mkdir(parents=True, exist_ok=True)
+    (folder / PAGE).write_text(page(results), encoding="utf-8")
+    drawn = picture([summarise(result) for result in read_results(results).values()])
+    (folder / PICTURE).write_text(drawn, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_page(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,26 @@
+"""By which recipe a fingerprint was taken.
+
+Every row that is there was taken by the first recipe, which left an endpoint's sampling defaults out: what they were is
+known to nobody.  NULL says so, and workers that know nothing of the column go on writing it.  A gate that sees such a
+fingerprint replaced by one with sampling defaults names the recipe as the reason.
+
+Revision: 0019
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0019"
+down_revision = "0018"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("fingerprints", sa.Column("recipe", sa.BigInteger))
+
+
+def downgrade() -> None:
+    op.drop_column("fingerprints", "recipe")

@@ -1,0 +1,188 @@
+"""What a backfill does on the cluster: files are read in blocks, and the responses of each are replayed.
+
+Nothing here knows the database.  What raises is told by its kind alone: its text may quote a prompt.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from shadowspec.app.logged_responses import Ended, EndpointTexts, logged_responses
+from shadowspec.app.measure_files import load_tokenizers, new_models
+from shadowspec.app.replay_records import WINDOW
+from shadowspec.app.replay_store import replayed_record
+from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint
+from shadowspec.backfill.blocks import Part, Unused, parts
+from shadowspec.backfill.cluster import Actors, Judge
+from shadowspec.backfill.logs import read_log
+from shadowspec.backfill.places import shown
+from shadowspec.config import Config, EndpointConfig
+from shadowspec.engine.models import load_end_token_ids
+from shadowspec.engine.replay.responses import Response
+from shadowspec.errors import ConfigError, InputError, RecordError, ShadowSpecError
+from shadowspec.gc_control import give_back
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.responses import LoggedCall, ResponseReader
+from shadowspec.types import BackfilledBlock, BlockPlace, FingerprintedConfig, ReplayedRecord
+
+log = logging.getLogger(__name__)
+
+Call = tuple[LoggedCall, Response]
+Finished = Mapping[str, tuple[set[int], bool]]  # of each source: its finished blocks, and whether these are all
+
+
+@dataclass(frozen=True, slots=True)
+class FileRead:
+    """A file read to its end, or why it was not.  `num_blocks` None: all were finished, and nothing was cut anew."""
+
+    place: str
+    source: str | None
+    num_blocks: int | None = None
+    error: ShadowSpecError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A block as it is written."""
+
+    block: BackfilledBlock
+    records: tuple[ReplayedRecord, ...] = field(repr=False)
+    messages: Mapping[str, str]  # the first of each reason why a record was refused
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A block that raised what nobody foresaw; its text may quote a prompt, so that the kind is all that is said."""
+
+    place: BlockPlace
+    kind: str
+
+
+def chosen_parallel(config: Config, endpoint: str | None) -> dict[str, EndpointConfig]:
+    """The endpoints with the candidates whose acceptance of a response depends on that response alone.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    chosen: dict[str, EndpointConfig] = {}
+    for name, own in chosen_endpoints(config, endpoint).items():
+        alone = tuple(each for each in own.candidates if not each.remembers)
+        if not alone:
+            raise ConfigError(
+                f"{config.path}: endpoints.{name}: its candidates draft from the outputs before, whose order blocks do "
+                "not keep: replay them with `shadowspec replay`, or set suffix_memory_tokens to 0"
+            )
+        for each in own.candidates:
+            if each.remembers:
+                log.warning("left out: candidate %r of %s drafts from the outputs before", each.name, name)
+        chosen[name] = replace(own, candidates=alone)
+    return chosen
+
+
+def read_file(
+    config: Config, asked: Asked, secret: bytes, finished: Finished, place: str
+) -> Iterator[Part[Call] | FileRead]:
+    """The blocks of a file that are still to do, then what was read of it."""
+    source = None
+    try:
+        raws = read_log(place)
+        first = next(raws)
+        source = first.key.source
+        numbers, is_whole = finished.get(source, (set(), False))
+        if is_whole:
+            yield FileRead(place, source)
+            return
+        tokenizers = load_tokenizers(config)
+        texts = {
+            name: EndpointTexts(tokenizers[name], load_end_token_ids(own.target, tokenizers[name]))
+            for name, own in chosen_parallel(config, asked.endpoint).items()
+        }
+        rules = [own.rule for own in config.endpoints.values()]
+        reader = ResponseReader(rules, tokenizers, KeyedHash(secret))
+        found = (_tag_endpoint(each) for each in logged_responses(chain([first], raws), reader, texts))
+        count = 0
+        for part in parts(source, found, WINDOW):
+            count = part.place.number + 1
+            if part.place.number not in numbers:
+                yield part
+        yield FileRead(place, source, count)
+    except ShadowSpecError as error:
+        yield FileRead(place, source, error=error)
+    except Exception as error:  # its text may quote a prompt
+        yield FileRead(place, source, error=InputError(f"{shown(place)}: reading it ended in {type(error).__name__}"))
+
+
+def build_judge(config: Config, asked: Asked, actors: Actors) -> Judge:
+    """Load the models of all endpoints, once in each actor."""
+    import torch
+
+    torch.set_num_threads(max(1, int(actors.cpus)))
+    endpoints = _load(config, asked)
+
+    def judge(row: Part[Call] | FileRead) -> Judged | Failed | FileRead:
+        if isinstance(row, FileRead):
+            return row
+        try:
+            return _judge(row, endpoints)
+        except Exception as error:
+            return Failed(row.place, type(error).__name__)
+        finally:
+            give_back()
+
+    return judge
+
+
+def given_up(row: Part[Call] | FileRead) -> Failed | FileRead:
+    """What becomes of a block that ends every process that judges it."""
+    return row if isinstance(row, FileRead) else Failed(row.place, "a process that died")
+
+
+def _judge(part: Part[Call], endpoints: Mapping[str, EndpointReplay]) -> Judged:
+    funnel, messages = Counter(part.funnel), dict(part.messages)
+    records: list[ReplayedRecord] = []
+    num_near_ties = 0
+    if part.endpoint is not None:
+        own = endpoints[part.endpoint]
+        results = own.replayer.replay([response for _, response in part.calls])
+        for (call, _), result in zip(part.calls, results, strict=True):
+            if isinstance(result, RecordError):
+                ended = Ended.from_error(call, result)
+                funnel[ended.end] += 1
+                messages.setdefault(result.reason, str(result))
+            else:
+                records.append(replayed_record(call, own.fingerprints, result))
+                num_near_ties += result.num_near_ties
+    block = BackfilledBlock(
+        place=part.place,
+        is_last=part.is_last,
+        num_records=part.num_records,
+        num_replayed=len(records),
+        num_near_ties=num_near_ties,
+        funnel=funnel,
+        last_event=max((record.event_time for record in records), default=None),
+    )
+    return Judged(block, tuple(records), messages)
+
+
+def _load(config: Config, asked: Asked) -> dict[str, EndpointReplay]:
+    tokenizers = load_tokenizers(config)
+    models = new_models(config)
+    return {
+        name: load_endpoint(own, models, tokenizers[name], asked, is_stored=True)
+        for name, own in chosen_parallel(config, asked.endpoint).items()
+    }
+
+
+def fingerprints(config: Config, asked: Asked) -> dict[str, tuple[tuple[FingerprintedConfig, ...], ...]]:
+    """What is asked for of each endpoint, by way of drafting and depth; the models are loaded for it."""
+    return {name: tuple(tuple(each) for each in own.fingerprints) for name, own in _load(config, asked).items()}
+
+
+def _tag_endpoint(found: Call | Ended) -> tuple[str, Call] | Unused:
+    if isinstance(found, Ended):
+        return Unused(found.end, str(found.refusal) if found.refusal is not None else None)
+    return found[0].prompt.endpoint, found

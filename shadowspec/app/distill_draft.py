@@ -1,0 +1,244 @@
+"""From a configuration and files to a distilled draft: what is read, trained, written and compared."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from transformers.utils import logging as transformers_logging
+
+from shadowspec.app.console import notes, progress_bar
+from shadowspec.app.logged_responses import Ended, EndpointTexts, logged_responses, track_records
+from shadowspec.app.measure_files import load_tokenizers, new_models, require_endpoints
+from shadowspec.config import Config, load_hash_secret
+from shadowspec.config.sections import BUILT_IN_LABELS
+from shadowspec.distill.answers import answered_anew
+from shadowspec.distill.card import Origin, card
+from shadowspec.distill.comparison import Comparison, compare
+from shadowspec.distill.examples import Example, Shares, Split, split, times
+from shadowspec.distill.folder import load_trainable, require_free, write, write_card
+from shadowspec.distill.training import Course, Look, Settings, Trainer
+from shadowspec.engine import LoadedModel, engine_name
+from shadowspec.engine.candidate import device_name
+from shadowspec.engine.models import check_pair
+from shadowspec.engine.replay.responses import Response
+from shadowspec.errors import ConfigError, NoDataError, UsageError
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.responses import ResponseReader
+from shadowspec.types import FunnelCounter, FunnelKey, SpeculationConfig
+
+log = logging.getLogger(__name__)
+
+PROPOSER = "draft_model"  # what can be trained here
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for beside the training's own settings."""
+
+    endpoint: str  # whose candidate is taken
+    candidate: str | None  # None: its only draft model
+    consent: str
+    out: Path
+    shares: Shares
+    labels: dict[str, str]  # that a record must have
+    max_requests: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Distilled:
+    """What came of it."""
+
+    out: Path
+    config: SpeculationConfig
+    endpoints: tuple[str, ...]  # that have the pair
+    funnel: dict[FunnelKey, int]  # records that were not used
+    split: Split
+    answers: tuple[Response, ...]  # of the target anew, learnt from beside those of training
+    course: Course
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    examples: tuple[Example, ...]
+    funnel: dict[FunnelKey, int]
+    first_event: datetime
+    last_event: datetime
+
+
+def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings: Settings) -> Distilled:
+    """Train a candidate's draft on the responses in files, write it, and replay what was held out with both drafts.
+
+    All endpoints with the same target and draft take part: what one gains is not to be another's loss.
+
+    Raises:
+        UsageError: there is something where the draft is to be written, or no record can have a wanted label.
+        ConfigError: no such endpoint or candidate, or one that drafts with no model of its target's vocabulary.
+        ModelError: a model cannot be loaded, or the pair does not fit.
+        NoDataError: too few sessions have a response that can be used.
+    """
+    require_free(wanted.out)
+    own = candidate_of(config, wanted.endpoint, wanted.candidate)
+    _require_labels(config, wanted)
+    endpoints = sharing(config, own)
+    transformers_logging.disable_progress_bar()  # stderr is ours
+    with notes.status("loading models"):
+        models = new_models(config)
+        target = models.load(own.target)
+        assert own.draft is not None, "it drafts with a model"
+        base = models.load(own.draft)
+        for warning in check_pair(target, base):
+            log.warning("%s", warning)
+        draft, dtype = load_trainable(own.draft, target.model.device)
+    traffic = _read(config, paths, endpoints, target, base, wanted)
+    parts = split(traffic.examples, wanted.shares, settings.seed)
+    answers = _answered_anew(target, parts, base.context_length, settings.seed)
+    with progress_bar() as bar:
+        task = bar.add_task("training", total=None, detail="looking at the validation sessions")
+
+        def show(step: int, total: int, look: Look) -> None:
+            bar.update(task, total=total, completed=step, detail=f"overlap {look.overlap:.4f}")
+
+        course = Trainer(target.model, draft, settings).train(
+            [*(each.response for each in parts.training), *answers],
+            parts.validation,
+            show,
+        )
+    origin = Origin(
+        target_weights=target.weights_digest,
+        base_weights=base.weights_digest,
+        candidate=own.name,
+        num_speculative_tokens=own.num_speculative_tokens,
+        verify_rule=own.verify_rule.value,
+        consent=wanted.consent,
+        first_event=traffic.first_event,
+        last_event=traffic.last_event,
+        engine=engine_name(),
+        device=device_name(target.model.device),
+    )
+    text = partial(card, origin, parts, answers, settings, course)
+    write(draft, dtype, Path(own.draft), wanted.out, text(None))
+    with notes.status("replaying the held-out sessions with both drafts"):
+        after = new_models(config).load(str(wanted.out))  # as it was written
+        try:
+            comparison = compare(parts.held_out, target, base, after, own)
+        except KeyboardInterrupt:
+            notes.print(f"the draft is in {wanted.out}, and nothing is known of it", markup=False, highlight=False)
+            raise
+    if not comparison.gains:
+        raise NoDataError(
+            f"no held-out response could be replayed ({', '.join(sorted(comparison.refused))}): they are not this "
+            f"target's. The draft is in {wanted.out}, and nothing is known of it"
+        )
+    write_card(wanted.out, text(comparison))
+    return Distilled(wanted.out, own, endpoints, traffic.funnel, parts, answers, course, comparison)
+
+
+def _answered_anew(target: LoadedModel, parts: Split, context_length: int, seed: int) -> tuple[Response, ...]:
+    with progress_bar() as bar:
+        task = bar.add_task("answering rare slices' prompts anew", total=None, detail="")
+
+        def show(done: int, wanted: int) -> None:
+            bar.update(task, total=wanted, completed=done)
+
+        own = parts.training
+        return tuple(answered_anew(target, own, times(own), context_length=context_length, seed=seed, on_progress=show))
+
+
+def candidate_of(config: Config, endpoint: str, name: str | None) -> SpeculationConfig:
+    """The candidate whose draft is to be trained.
+
+    Raises:
+        ConfigError: there is none, or more than one to choose from.
+    """
+    require_endpoints(config)
+    if endpoint not in config.endpoints:
+        known = ", ".join(config.endpoints)
+        raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
+    candidates = config.endpoints[endpoint].candidates
+    if name is not None and name not in [each.name for each in candidates]:
+        known = ", ".join(each.name for each in candidates)
+        raise ConfigError(f"{config.path}: endpoints.{endpoint} has no candidate {name!r} (it has: {known})")
+    drafting = [each for each in candidates if each.proposer == PROPOSER and name in (None, each.name)]
+    if not drafting:
+        raise ConfigError(
+            f"{config.path}: endpoints.{endpoint}: only a candidate with proposer = {PROPOSER!r} can be distilled"
+        )
+    if len({each.draft for each in drafting}) > 1:
+        known = ", ".join(each.name for each in drafting)
+        raise ConfigError(f"{config.path}: endpoints.{endpoint} has several drafts: say which by --candidate ({known})")
+    return drafting[0]
+
+
+def sharing(config: Config, own: SpeculationConfig) -> tuple[str, ...]:
+    """The endpoints with this target and this draft."""
+    return tuple(
+        name
+        for name, endpoint in config.endpoints.items()
+        if any(
+            (each.target, each.draft, each.proposer) == (own.target, own.draft, PROPOSER)
+            for each in endpoint.candidates
+        )
+    )
+
+
+def _require_labels(config: Config, wanted: Wanted) -> None:
+    kept = (*BUILT_IN_LABELS, *config.endpoints[wanted.endpoint].rule.labels)
+    if unknown := [name for name in wanted.labels if name not in kept]:
+        raise UsageError(
+            f"--where {unknown[0]}={wanted.labels[unknown[0]]}: endpoint {wanted.endpoint!r} keeps no label "
+            f"{unknown[0]!r} (its labels: {', '.join(kept)})"
+        )
+
+
+def _read(
+    config: Config,
+    paths: Sequence[str],
+    endpoints: Sequence[str],
+    target: LoadedModel,
+    base: LoadedModel,
+    wanted: Wanted,
+) -> _Traffic:
+    """The usable responses of the endpoints."""
+    tokenizers = load_tokenizers(config)
+    texts = {name: EndpointTexts(tokenizers[name], target.end_token_ids) for name in endpoints}
+    rules = [own.rule for own in config.endpoints.values()]
+    secret = load_hash_secret(config)
+    examples: list[Example] = []
+    funnel: Counter[FunnelKey] = Counter()
+    times: list[datetime] = []
+    with progress_bar() as bar:
+        by_file = (
+            logged_responses(
+                track_records(path, bar, "reading", lambda: f"{len(examples)} responses"),
+                ResponseReader(rules, tokenizers, KeyedHash(secret)),
+                texts,
+            )
+            for path in paths
+        )
+        for found in chain.from_iterable(by_file):
+            if isinstance(found, Ended):
+                funnel[found.end] += 1
+                continue
+            call, response = found
+            prompt = call.prompt
+            if any(prompt.labels.get(label) != value for label, value in wanted.labels.items()):
+                funnel[prompt.endpoint, FunnelCounter.SAMPLED_OUT, "other_label"] += 1
+            elif len(response.request.prompt) + len(response.output) > base.context_length:
+                funnel[prompt.endpoint, FunnelCounter.UNSUPPORTED, "beyond_draft_context"] += 1
+            else:
+                examples.append(Example(prompt.endpoint, call.slice_key, call.unit_key, response))
+                times.append(prompt.event_time)
+            if wanted.max_requests is not None and len(examples) >= wanted.max_requests:
+                break
+    if not examples:
+        reasons = ", ".join(sorted({reason or counter for _, counter, reason in funnel})) or "no record"
+        raise NoDataError(f"no record holds a response that can be learnt from ({reasons})")
+    return _Traffic(tuple(examples), dict(funnel), min(times), max(times))

@@ -1,0 +1,79 @@
+"""The responses in files of mirrored traffic, each held against what its endpoint's loop would have made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from rich.progress import Progress
+
+from shadowspec.engine.replay.responses import Response, logged_response
+from shadowspec.engine.tokenizer import FolderTokenizer
+from shadowspec.errors import RecordError
+from shadowspec.tap.responses import LoggedCall, ResponseReader
+from shadowspec.tap.sources import RawRecord, read_records
+from shadowspec.types import FunnelCounter, FunnelKey, RecordKey
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointTexts:
+    """How an endpoint's texts become tokens, and which tokens end them."""
+
+    tokenizer: FolderTokenizer
+    end_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A record without a response that can be used: where it ended, and the refusal of its response if there is one."""
+
+    key: RecordKey
+    end: FunnelKey
+    refusal: RecordError | None = None
+
+    @classmethod
+    def from_error(cls, call: LoggedCall, error: RecordError) -> Ended:
+        """A record whose response is refused; the error's message names it."""
+        return cls(call.prompt.key, (call.prompt.endpoint, FunnelCounter(error.counter), error.reason), error)
+
+
+def logged_responses(
+    raws: Iterable[RawRecord], reader: ResponseReader, endpoints: Mapping[str, EndpointTexts]
+) -> Iterator[tuple[LoggedCall, Response] | Ended]:
+    """Every record's response, or where it ended; those of endpoints that are not given are sampled out."""
+    for raw in raws:
+        yield from _read_responses(reader.read(raw), endpoints)
+    yield from _read_responses(reader.drain(), endpoints)
+
+
+def track_records(path: str, bar: Progress, verb: str, detail: Callable[[], str]) -> Iterator[RawRecord]:
+    """The records of a file, with their number shown as they are taken; standard input's (-) is not known before."""
+    records: Iterable[RawRecord] = read_records(path)
+    total = None
+    if path != "-":
+        records = list(records)  # held once, in order to know its length
+        total = len(records)
+    task = bar.add_task(f"{verb} {path}", total=total, detail="")
+    for number, raw in enumerate(records, start=1):
+        yield raw
+        bar.update(task, completed=number, detail=detail())
+
+
+def _read_responses(
+    found: Iterable[LoggedCall | tuple[RecordKey, FunnelKey]], endpoints: Mapping[str, EndpointTexts]
+) -> Iterator[tuple[LoggedCall, Response] | Ended]:
+    for each in found:
+        if isinstance(each, tuple):
+            yield Ended(*each)
+            continue
+        prompt = each.prompt
+        own = endpoints.get(prompt.endpoint)
+        if own is None:
+            yield Ended(prompt.key, (prompt.endpoint, FunnelCounter.SAMPLED_OUT, "other_endpoint"))
+            continue
+        try:
+            response = logged_response(prompt, each.text, own.tokenizer, own.end_token_ids)
+        except RecordError as error:
+            yield Ended.from_error(each, error)
+        else:
+            yield each, response

@@ -1,0 +1,281 @@
+"""From a configuration to a running pipeline: models, engines, admission, blocks and store put together."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rich.progress import Progress as Bar
+from rich.progress import TaskID
+from transformers.utils import logging as transformers_logging
+
+from shadowspec.app.console import notes, progress_bar
+from shadowspec.config import Config, EndpointConfig, load_hash_secret
+from shadowspec.engine import Engine, Models
+from shadowspec.engine.audit import Auditor
+from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
+from shadowspec.errors import ConfigError, ModelError
+from shadowspec.quality.contracts import require_sql
+from shadowspec.quality.custom_scores import Scorer, load_scorer
+from shadowspec.servers.measure import ServerEngine, connect
+from shadowspec.store import Store
+from shadowspec.tap.admission import Admission
+from shadowspec.tap.blocks import BlockFormer
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
+from shadowspec.tap.sources import STANDARD_INPUT, RawRecord, read_records
+from shadowspec.text import plural
+from shadowspec.types import Contract, FunnelKey
+from shadowspec.worker.files import BlockRunner, FileRun, InProcess, Progress
+from shadowspec.worker.pipeline import Pipeline
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Those of one reason."""
+
+    first: int
+    last: int  # that was sent: of a line that is an array each record may be
+    number: int = 1
+
+    def add(self, line: int) -> None:
+        self.first = min(self.first, line)  # halves that waited for their other half come late
+        self.number += line != self.last
+        self.last = line
+
+
+class Unreadable:
+    """Takes a file's dead letters: the first line of each reason is remembered, the others are counted."""
+
+    def __init__(self, path: str) -> None:
+        """`path` as messages name it; - is standard input."""
+        self._name = "standard input" if path == STANDARD_INPUT else path
+        self._noun = "row" if path.endswith(".parquet") else "line"
+        self._lines: dict[str, _Lines] = {}  # by reason
+
+    def send(self, raw: RawRecord, stage: str, reason: str) -> None:
+        """Take a message; of a file, the offset is the line."""
+        line = raw.key.offset
+        if reason in self._lines:
+            self._lines[reason].add(line)
+        else:
+            self._lines[reason] = _Lines(line, line)
+
+    def tell(self) -> None:
+        """Say on stderr where they are, if there is one."""
+        for reason, own in self._lines.items():
+            more = f", and {plural(own.number - 1, f'more {self._noun}')}" if own.number > 1 else ""
+            where = f"{self._name}, {self._noun} {own.first}{more}"
+            notes.print(f"{reason}: {where}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def unreadable_in(path: str) -> Iterator[Unreadable]:
+    """What takes a file's dead letters, and tells them at the end, whether the file was read to its own or not."""
+    found = Unreadable(path)
+    try:
+        yield found
+    finally:
+        found.tell()
+
+
+log = logging.getLogger(__name__)
+
+
+def require_endpoints(config: Config) -> None:
+    """Raise ConfigError where there is nothing to measure."""
+    if not config.endpoints:
+        raise ConfigError(f"{config.path}: no endpoint is configured; add [endpoints.NAME] (see `shadowspec init`)")
+
+
+def new_models(config: Config) -> Models:
+    """What loads models, as the settings of the engine say.
+
+    Raises:
+        ModelError: the device is not there, or cannot run what is asked for.
+    """
+    settings = config.engine
+    return Models(settings.device, settings.dtype, settings.passes, settings.kernels)
+
+
+def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
+    """The engine of each endpoint; models are loaded once and shared, pairs are checked, servers are looked at.
+
+    Raises:
+        ConfigError: a function that scores outputs is not there, or what judges SQL.
+        ModelError: a model cannot be loaded, or a pair does not fit together.
+        ServiceUnavailableError: a server gives no usable answer.
+    """
+    transformers_logging.disable_progress_bar()  # stderr is ours
+    scorers = {name: _scorer(config, name, endpoint) for name, endpoint in config.endpoints.items()}
+    for name, endpoint in config.endpoints.items():
+        _check_contracts(config, name, endpoint)
+    models = new_models(config)
+    engines: dict[str, Engine | ServerEngine] = {}
+    shared: dict[tuple[object, ...], Engine] = {}
+    for name, endpoint in config.endpoints.items():
+        requests_per_slot, sampling = endpoint.rule.requests_per_slot, endpoint.rule.default_sampling
+        if endpoint.servers is not None:
+            engines[name] = connect(
+                endpoint.servers,
+                endpoint.candidates[0],
+                requests_per_slot=requests_per_slot,
+                default_sampling=sampling,
+                seed=config.engine.seed,
+                warmup_blocks=config.engine.warmup_blocks,
+                scorer=scorers[name],
+            )
+            continue
+        key = (endpoint.target, requests_per_slot, frozenset(sampling.items()), *endpoint.candidates)
+        if key not in shared:
+            with _with_endpoint_context(config, name):
+                target, candidates = models.candidates(
+                    endpoint.target, endpoint.candidates, log.warning, requests_per_slot, sampling
+                )
+            settings = config.engine
+            shared[key] = Engine(
+                target,
+                candidates,
+                seed=settings.seed,
+                warmup_blocks=settings.warmup_blocks,
+                scorers=scorers,
+                auditor=Auditor(target, candidates, share=settings.audit_share, seed=settings.seed),
+            )
+        engines[name] = shared[key]
+    return engines
+
+
+@contextmanager
+def _with_endpoint_context(config: Config, name: str) -> Iterator[None]:
+    """A model that cannot be used is told with the file and the endpoint that ask for it."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{config.path}: endpoints.{name}: {error}") from error
+
+
+def _scorer(config: Config, name: str, endpoint: EndpointConfig) -> Scorer:
+    try:
+        return load_scorer(endpoint.scores)
+    except ConfigError as error:
+        raise ConfigError(f"{config.path}: endpoints.{name}.{error}") from error
+
+
+def _check_contracts(config: Config, name: str, endpoint: EndpointConfig) -> None:
+    for contract in endpoint.rule.contracts.values():
+        if contract.kind is Contract.SQL:
+            try:
+                require_sql(contract.dialect)
+            except ConfigError as error:
+                raise ConfigError(f"{config.path}: endpoints.{name}: {error}") from error
+
+
+def load_tokenizers(config: Config) -> dict[str, FolderTokenizer]:
+    """The target tokenizer of each endpoint, without the weights; each folder is read once."""
+    transformers_logging.disable_progress_bar()  # stderr is ours
+    read: dict[str, FolderTokenizer] = {}
+    for name, endpoint in config.endpoints.items():
+        if endpoint.target not in read:
+            with _with_endpoint_context(config, name):
+                read[endpoint.target] = load_tokenizer(endpoint.target)
+    return {name: _as_served(read[endpoint.target], endpoint) for name, endpoint in config.endpoints.items()}
+
+
+def _as_served(tokenizer: FolderTokenizer, endpoint: EndpointConfig) -> FolderTokenizer:
+    """The tokenizer with the length that the endpoint's servers take, where they are configured to take less."""
+    most = endpoint.servers.max_model_len if endpoint.servers is not None else None
+    length = tokenizer.context_length
+    return tokenizer if most is None else replace(tokenizer, context_length=min(length, most))
+
+
+@dataclass(frozen=True, slots=True)
+class FileMeasurement:
+    """What measuring files came to: how far each was read, and where the records newly counted ended."""
+
+    progress: tuple[Progress, ...]
+    funnel: Mapping[FunnelKey, int]
+
+
+def measure_files(config: Config, paths: Sequence[str], *, max_requests: int | None) -> FileMeasurement:
+    """Measure files of mirrored traffic one after the other, with a progress bar on stderr."""
+    require_endpoints(config)
+    secret = load_hash_secret(config)
+    with Store.open(config.database_url) as store, notes.status("loading models") as status:
+        engines = build_engines(config)
+        status.stop()
+        for engine in {id(engine): engine for engine in engines.values()}.values():
+            store.save_fingerprints(engine.configs)
+        before = store.funnel()
+        tokenizers = load_tokenizers(config)
+        runner = InProcess(engines)
+        measure = partial(_measure_file, config, secret, runner, tokenizers, store)
+        progress = one_by_one(paths, max_requests, measure)
+        in_process = (engine for engine in engines.values() if isinstance(engine, Engine))
+        if ran := next((engine.kernels_ran() for engine in in_process), {}):  # of all: they share what runs kernels
+            log.info("rows that kernels took, by backend: %s", ran)
+        return FileMeasurement(progress, Counter(store.funnel()) - Counter(before))
+
+
+def one_by_one(
+    paths: Iterable[str], max_requests: int | None, measure: Callable[[str, int | None], Progress]
+) -> tuple[Progress, ...]:
+    """Measure files one after the other, until so many requests are measured in all (None: every one).
+
+    Args:
+        measure: measures one file, and stops reading it after so many requests.
+    """
+    found: list[Progress] = []
+    for path in paths:
+        left = None if max_requests is None else max_requests - sum(own.requests_measured for own in found)
+        if left is not None and left <= 0:
+            break
+        found.append(measure(path, left))
+    return tuple(found)
+
+
+def _measure_file(
+    config: Config,
+    secret: bytes,
+    runner: BlockRunner,
+    tokenizers: Mapping[str, FolderTokenizer],
+    store: Store,
+    path: str,
+    max_requests: int | None,
+) -> Progress:
+    with unreadable_in(path) as unreadable, progress_bar() as bar:
+        records: Iterable[RawRecord] = read_records(path)
+        total = None
+        if path != "-":
+            # Decoding is cheap beside measuring, so the file is held once in order to know its length.
+            records = list(records)
+            total = len(records)
+        task = bar.add_task(f"measuring {path}", total=total, detail="")
+
+        show = partial(show_progress, bar, task)
+        pipeline = new_pipeline(config, tokenizers, secret, unreadable)
+        return FileRun(pipeline, runner, store, max_requests=max_requests, on_progress=show).run(records)
+
+
+def new_pipeline(
+    config: Config, tokenizers: Mapping[str, FolderTokenizer], secret: bytes, unreadable: Unreadable
+) -> Pipeline:
+    """The pipeline of one file: what a session was is forgotten with it."""
+    rules = [endpoint.rule for endpoint in config.endpoints.values()]
+    admission = Admission(rules, tokenizers, KeyedHash(secret))
+    return Pipeline(
+        admission,
+        BlockFormer(rules),
+        joiner=Joiner(DEFAULT_WINDOW),
+        dead_letters=unreadable,
+        keeps_messages=False,  # of a file none is poisoned, and it is there to be read again
+    )
+
+
+def show_progress(bar: Bar, task: TaskID, progress: Progress) -> None:
+    """How far a file is measured."""
+    found = f", {progress.requests_found} requests found" if progress.requests_found else ""
+    bar.update(task, completed=progress.records_read, detail=f"{progress.blocks_measured} blocks measured{found}")

@@ -1,0 +1,105 @@
+"""From a configuration to the cost surfaces of its pairs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from transformers.utils import logging as transformers_logging
+
+from shadowspec.app.console import progress_bar
+from shadowspec.app.measure_files import new_models, require_endpoints
+from shadowspec.config import Config
+from shadowspec.engine.candidate import Candidate
+from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.profiling import Grid, max_depth, profile
+from shadowspec.errors import NoDataError, UsageError
+from shadowspec.planning.cost_model import CostSurface
+from shadowspec.types import CostKey, FingerprintedConfig, ProfiledCosts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The costs of one pair under one verify rule, and the endpoints that have it as a candidate."""
+
+    endpoints: tuple[str, ...]
+    config: FingerprintedConfig
+    costs: ProfiledCosts
+    surface: CostSurface  # of these costs
+
+
+def profile_pairs(
+    config: Config, grids: Sequence[Grid], *, endpoint: str | None, on_profile: Callable[[Profile], None]
+) -> list[Profile]:
+    """Profile each pair once on each grid, with a progress bar on stderr.
+
+    Candidates whose depth is adaptive are left out, and told; so are depths that a candidate's heads do not reach.
+
+    Args:
+        on_profile: called with every profile once it is complete.
+
+    Raises:
+        UsageError: there is no such endpoint.
+        NoDataError: no candidate drafts to a fixed depth.
+    """
+    require_endpoints(config)
+    if endpoint is not None and endpoint not in config.endpoints:
+        raise UsageError(f"--endpoint {endpoint}: not one of {', '.join(config.endpoints)}")
+    pairs: dict[tuple[str, str | None, str, str], _Pair] = {}
+    for name, target, candidate in _candidates(config, endpoint):
+        own = candidate.config.config
+        if own.is_adaptive:
+            log.warning("%s: %s drafts to a depth by its confidence and is not profiled", name, own.name)
+            continue
+        key = (own.target, own.draft, own.proposer, own.verify_rule.value)
+        if key not in pairs:
+            own_grids = [reached for grid in grids if (reached := _limit_depths(grid, candidate)) is not None]
+            pairs[key] = _Pair([], target, candidate, own_grids)
+        pairs[key].endpoints.append(name)
+    if not any(own.grids for own in pairs.values()):
+        raise NoDataError("no candidate drafts to a fixed depth of the grid: there is nothing to profile")
+    found = []
+    with progress_bar() as bar:
+        wanted = [(pair, grid) for pair in pairs.values() for grid in pair.grids]
+        task = bar.add_task("profiling", total=sum(grid.num_runs for _, grid in wanted), detail="")
+        for pair, grid in wanted:
+            fingerprinted = pair.candidate.config
+            bar.update(task, detail=f"{fingerprinted.config.name}, {'greedy' if grid.is_greedy else 'sampled'}")
+            points = profile(pair.target, pair.candidate, grid, on_run=lambda: bar.update(task, advance=1))
+            costs = ProfiledCosts(CostKey.of(fingerprinted, is_greedy=grid.is_greedy), datetime.now(UTC), tuple(points))
+            found.append(Profile(tuple(dict.fromkeys(pair.endpoints)), fingerprinted, costs, CostSurface(points)))
+            on_profile(found[-1])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A target and a way of drafting for it, and where it is measured."""
+
+    endpoints: list[str]
+    target: LoadedModel
+    candidate: Candidate
+    grids: list[Grid]
+
+
+def _limit_depths(grid: Grid, candidate: Candidate) -> Grid | None:
+    """The grid without the depths that the candidate's heads do not reach; None where none is left."""
+    most = max_depth(candidate)
+    depths = tuple(depth for depth in grid.depths if most is None or depth <= most)
+    if len(depths) < len(grid.depths):
+        log.warning("%s drafts %s tokens at most: greater depths are not profiled", candidate.config.config.name, most)
+    return replace(grid, depths=depths) if depths else None
+
+
+def _candidates(config: Config, endpoint: str | None) -> Iterator[tuple[str, LoadedModel, Candidate]]:
+    transformers_logging.disable_progress_bar()  # stderr is ours
+    models = new_models(config)
+    for name, own in config.endpoints.items():
+        if endpoint in (None, name):
+            target, candidates = models.candidates(own.target, own.candidates, log.warning)
+            for candidate in candidates:
+                yield name, target, candidate

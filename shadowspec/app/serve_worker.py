@@ -1,0 +1,150 @@
+"""The worker put together: topics, pipeline, engine processes, store, dead letters, metrics and health."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from shadowspec.config import Config, load_hash_secret
+from shadowspec.errors import ConfigError, ServiceUnavailableError
+from shadowspec.store import Store
+from shadowspec.tap.admission import Admission
+from shadowspec.tap.blocks import BlockFormer
+from shadowspec.tap.dead_letters import DeadLetterWriter
+from shadowspec.tap.formats import MessageFormat
+from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
+from shadowspec.tap.kafka.consumer import KafkaTap
+from shadowspec.tap.reading import Tokenizer
+from shadowspec.tap.sources import RawRecord
+from shadowspec.worker.background import FIRST_WAIT_S, MAX_WAIT_S
+from shadowspec.worker.engine_process import EngineFactory
+from shadowspec.worker.health import HealthServer
+from shadowspec.worker.pipeline import Pipeline
+from shadowspec.worker.rates import SliceRates
+from shadowspec.worker.service import Limits, Service
+from shadowspec.worker.supervisor import Supervisor
+from shadowspec.worker.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from shadowspec.worker.engine_process import ConfiguredEngine
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PATIENCE_S = 60.0  # for a service to come up; after that its address is probably wrong
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredEngines:
+    """Builds the configured engines on one device, in the process that calls it."""
+
+    config: Config
+    device: str
+
+    def __call__(self) -> Mapping[str, ConfiguredEngine]:
+        from shadowspec.app.measure_files import build_engines
+
+        engine = replace(self.config.engine, device=self.device)
+        return build_engines(replace(self.config, engine=engine))
+
+
+@dataclass(frozen=True, slots=True)
+class _Letters:
+    """Dead letters with the name of the topic that they came from, counted."""
+
+    writer: DeadLetterWriter
+    tap: KafkaTap
+    telemetry: Telemetry
+
+    def send(self, raw: RawRecord, stage: str, reason: str) -> None:
+        self.writer.send(raw, stage, reason, self.tap.topic_of(raw.key.source) or raw.key.source)
+        self.telemetry.dead_letter(stage)
+
+
+def patiently(connect: Callable[[], T]) -> T:
+    """Connect to a service that may be on its way up; a worker is often started together with it.
+
+    Raises:
+        ServiceUnavailableError: it refuses for good, or is still away after PATIENCE_S.
+    """
+    deadline, wait_s = time.monotonic() + PATIENCE_S, FIRST_WAIT_S
+    while True:
+        try:
+            return connect()
+        except ServiceUnavailableError as error:
+            if not error.is_retryable or time.monotonic() + wait_s > deadline:
+                raise
+            log.warning("%s; trying again", error)
+        time.sleep(wait_s)
+        wait_s = min(MAX_WAIT_S, 2 * wait_s)
+
+
+@contextmanager
+def serving(
+    config: Config, tokenizers: Mapping[str, Tokenizer], factories: Sequence[EngineFactory]
+) -> Iterator[Service]:
+    """A worker ready to run; everything it owns is closed at the end.
+
+    Raises:
+        ConfigError: nothing to consume or to measure is configured, or there is no secret.
+        ServiceUnavailableError: broker or database cannot be reached or refuse.
+    """
+    if config.kafka is None:
+        raise ConfigError(f"{config.path}: no mirror is configured; add [kafka] (see `shadowspec init`)")
+    rules = [endpoint.rule for endpoint in config.endpoints.values()]
+    worker = config.worker
+    telemetry = Telemetry()
+    rates = SliceRates({name: tuple(load.concurrency for load in e.rule.loads) for name, e in config.endpoints.items()})
+    with ExitStack() as stack:
+        admission = Admission(rules, tokenizers, KeyedHash(load_hash_secret(config)), rates)
+        kafka = config.kafka
+        store = stack.enter_context(patiently(lambda: Store.open(config.database_url)))
+        writer = stack.enter_context(patiently(lambda: DeadLetterWriter(kafka)))
+        tap = stack.enter_context(patiently(lambda: KafkaTap(kafka)))
+        supervisor = Supervisor(
+            factories,
+            store,
+            max_queued_blocks=worker.max_queued_blocks,
+            build_timeout_s=worker.build_timeout_s,
+            block_timeout_s=worker.block_timeout_s,
+            max_attempts=worker.max_attempts,
+            on_restart=telemetry.engine_restarted,
+        )
+        stack.enter_context(supervisor)
+        pipeline = Pipeline(
+            admission,
+            BlockFormer(rules),
+            joiner=Joiner(DEFAULT_WINDOW),
+            message_format=MessageFormat(config.kafka.format),
+            routing=config.kafka.routing,
+            dead_letters=_Letters(writer, tap, telemetry),
+        )
+        service = Service(
+            tap,
+            pipeline,
+            admission,
+            supervisor,
+            store,
+            writer,
+            rates,
+            rules,
+            consumer=config.kafka.group_id,
+            limits=Limits(
+                max_unfinished_messages=worker.max_unfinished_messages,
+                flush_interval_s=worker.flush_interval_s,
+                refresh_rates_s=worker.refresh_rates_s,
+                drain_timeout_s=worker.drain_timeout_s,
+                block_max_wait_s=min(rule.block_max_wait.total_seconds() for rule in rules),
+                sheds=worker.overload == "shed",
+            ),
+            telemetry=telemetry,
+        )
+        host, _, port = worker.health_address.rpartition(":")
+        stack.enter_context(HealthServer(host.strip("[]"), int(port), telemetry, service.conditions))
+        yield service

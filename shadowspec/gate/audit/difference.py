@@ -1,0 +1,160 @@
+"""Audit (a): outputs of the loop against what replay expects of them, by betting that the difference has mean zero.
+
+A unit is one output of the speculative loop, of which `num_output_tokens - 1` tokens could have been accepted drafts.
+Its value is the share of them that were, less the share that replay expects, given the output.  If loop and replay are
+right its mean is zero, whatever the outputs before it were; it lies in [-expected share, 1 - expected share], bounds
+that the output itself gives, so that nothing is clipped.  The null is a mean within `TOLERANCE` of zero, and each
+direction is bet against with capital as in `shadowspec.gate.stats.betting`: it alarms at 1 / level at any unit, which
+happens with probability at most level where the null holds, and an alarm is not taken back.
+
+Level: `FAMILY_LEVEL` for all sequences of an endpoint together and for ever.  The j-th cell (slice and config, and the
+whole endpoint with each config) in the order of its first unit has FAMILY_LEVEL / (j (j + 1)), half of it each way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Final
+
+import numpy as np
+
+from shadowspec.errors import InputError
+from shadowspec.gate.stats.betting import FRACTIONS, WEIGHTS, Floats
+from shadowspec.metrics import ratio
+from shadowspec.types import AuditedRun
+
+FAMILY_LEVEL: Final = 0.05
+# Share of the tokens by which rounding may shift the difference: teacher-forced passes and single steps round logits
+# differently, and a drafted arg-max that is nearly tied turns over once in some hundred tokens, either way.
+TOLERANCE: Final = 0.005
+# The least that a bet takes for the size of a unit's worst value: where next to nothing is expected to be accepted, one
+# token that rounding turned over would otherwise win a fortune.
+LEAST_WORST: Final = 0.2
+
+Document = Mapping[str, float | int | str | None]
+
+_LOG_WEIGHTS = np.log(WEIGHTS)
+_LN10 = math.log(10.0)
+_START = (0.0,) * len(FRACTIONS)
+_LISTS = ("log_more", "log_fewer")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditState:
+    """One cell's audit: sums over its units, and summed log bets by fraction that the loop accepts more, and fewer.
+
+    `peak_more` and `peak_fewer` are the highest log capitals at any unit; `num_refused` outputs were none of the
+    target's as replay has it, and are no units (parity judges them).
+    """
+
+    place: int  # of the cell among the endpoint's, from 1
+    num_units: int = 0
+    num_refused: int = 0
+    num_tokens: int = 0  # output tokens after the first
+    num_accepted_tokens: int = 0
+    expected_accepted_tokens: float = 0.0
+    log_more: tuple[float, ...] = _START
+    log_fewer: tuple[float, ...] = _START
+    peak_more: float = 0.0
+    peak_fewer: float = 0.0
+    alarmed_at: datetime | None = None
+
+    @property
+    def level(self) -> float:
+        """Of each direction."""
+        return FAMILY_LEVEL / (self.place * (self.place + 1)) / 2.0
+
+    @property
+    def difference(self) -> float | None:
+        """Share of the tokens that the loop accepted beyond what replay expects; None of none."""
+        return ratio(self.num_accepted_tokens - self.expected_accepted_tokens, self.num_tokens)
+
+    @property
+    def log10_peak(self) -> float:
+        """The highest capital so far, either way."""
+        return max(self.peak_more, self.peak_fewer) / _LN10
+
+    @property
+    def log10_threshold(self) -> float:
+        """The capital at which it alarms."""
+        return -math.log10(self.level)
+
+    @property
+    def has_alarmed(self) -> bool:
+        """Whether loop and replay were found to differ: an alarm is not taken back."""
+        return self.alarmed_at is not None
+
+    def fold(self, runs: Sequence[AuditedRun], now: datetime) -> AuditState:
+        """The state after these, in their order; in pieces or at once is the same."""
+        units = [run for run in runs if run.expected_accepted_tokens is not None and run.num_output_tokens > 1]
+        refused = sum(run.expected_accepted_tokens is None for run in runs)
+        if not units:
+            return replace(self, num_refused=self.num_refused + refused)
+        tokens = np.array([run.num_output_tokens - 1 for run in units], dtype=np.float64)
+        accepted = np.array([run.num_accepted_tokens for run in units], dtype=np.float64)
+        expected = np.array([run.expected_accepted_tokens for run in units], dtype=np.float64)
+        more, fewer = bet_ratios(accepted / tokens, expected / tokens)
+        log_more, peak_more = _after(self.log_more, more)
+        log_fewer, peak_fewer = _after(self.log_fewer, fewer)
+        after = replace(
+            self,
+            num_units=self.num_units + len(units),
+            num_refused=self.num_refused + refused,
+            num_tokens=self.num_tokens + int(tokens.sum()),
+            num_accepted_tokens=self.num_accepted_tokens + int(accepted.sum()),
+            expected_accepted_tokens=self.expected_accepted_tokens + float(expected.sum()),
+            log_more=log_more,
+            log_fewer=log_fewer,
+            peak_more=max(self.peak_more, peak_more),
+            peak_fewer=max(self.peak_fewer, peak_fewer),
+        )
+        crosses = max(after.peak_more, after.peak_fewer) >= -math.log(self.level)
+        return replace(after, alarmed_at=now) if crosses and not self.has_alarmed else after
+
+    def document(self) -> Document:
+        """The state as the store keeps it."""
+        found = {name: value for name, value in asdict(self).items() if name not in _LISTS}
+        found["alarmed_at"] = None if self.alarmed_at is None else self.alarmed_at.isoformat()
+        lists = {f"{name}_{place}": value for name in _LISTS for place, value in enumerate(getattr(self, name))}
+        return found | lists
+
+    @staticmethod
+    def of(document: Document) -> AuditState:
+        """The state that a stored document describes.
+
+        Raises:
+            InputError: it describes none.
+        """
+        try:
+            values = dict(document)
+            lists = {name: tuple(values.pop(f"{name}_{place}") for place in range(len(FRACTIONS))) for name in _LISTS}
+            alarmed_at = values.pop("alarmed_at")
+            when = None if alarmed_at is None else datetime.fromisoformat(str(alarmed_at))
+            return AuditState(**values, **lists, alarmed_at=when)  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"stored audit cannot be read: {error}") from error
+
+
+def bet_ratios(accepted_shares: Floats, expected_shares: Floats) -> tuple[Floats, Floats]:
+    """y / b of every unit, [n] each and at least -1: that the loop accepts more than expected, and fewer.
+
+    Args:
+        accepted_shares: of the tokens of each unit that could have been accepted, [n].
+        expected_shares: what replay expects of them, [n].
+    """
+    differences = accepted_shares - expected_shares
+    most_below = np.maximum(expected_shares + TOLERANCE, LEAST_WORST)
+    most_above = np.maximum(1.0 - expected_shares + TOLERANCE, LEAST_WORST)
+    more: Floats = (differences - TOLERANCE) / most_below
+    fewer: Floats = (-differences - TOLERANCE) / most_above
+    return np.maximum(more, -1.0), np.maximum(fewer, -1.0)
+
+
+def _after(logs: tuple[float, ...], ratios: Floats) -> tuple[tuple[float, ...], float]:
+    """Summed log bets after units of `ratios` [n], and the highest log capital at any of them."""
+    paths = np.array(logs)[:, None] + np.log1p(np.multiply.outer(FRACTIONS, ratios)).cumsum(axis=1)
+    capitals = np.logaddexp.reduce(_LOG_WEIGHTS[:, None] + paths, axis=0)
+    return tuple(paths[:, -1].tolist()), float(capitals.max())

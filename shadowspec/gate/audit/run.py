@@ -1,0 +1,132 @@
+"""Takes new audited runs into an endpoint's audits, and orders HOLD where one alarms.
+
+An alarm of audit (a) says that the loop or the estimator is wrong, so that nothing may be enabled on either: the gate
+sets an override as an operator would, and whatever acts on decisions acts on it.  It stands until somebody clears it,
+and is not set a second time for the same slice and config.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Protocol
+
+from shadowspec.gate.audit.difference import AuditState
+from shadowspec.types import AuditedRun, AuditedUnit, Override, OverrideRecord, StoredAudit, Verdict
+
+AUTHOR: Final = "audit"
+
+Cell = tuple[str, str]  # slice ("": the whole endpoint) and fingerprint
+
+
+class AuditTransaction(Protocol):
+    """One transaction over an endpoint's audits."""
+
+    def take(self) -> list[AuditedUnit]:
+        """The runs that none took in yet, marked as taken in."""
+
+    def states(self) -> list[StoredAudit]:
+        """What the audits have come to so far."""
+
+    def save(self, changed: Sequence[StoredAudit]) -> None:
+        """Keep what they come to."""
+
+
+class AuditStore(Protocol):
+    """What the audits need of a store."""
+
+    def audit_session(self, endpoint: str) -> AbstractContextManager[AuditTransaction]:
+        """A transaction that commits at the end, or leaves nothing behind if an exception leaves it."""
+
+    def endpoint_lock(self, endpoint: str) -> AbstractContextManager[object]:
+        """Held by one gate at a time."""
+
+    def overrides(self, endpoint: str | None = None) -> list[OverrideRecord]:
+        """Every override ever set, with what became of it."""
+
+    def add_override(self, override: Override) -> int:
+        """Append an override; its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellAudit:
+    """The audit of one slice ("": the whole endpoint) and config."""
+
+    slice_key: str
+    fingerprint: str
+    state: AuditState
+
+
+def run_audits(store: AuditStore, endpoint: str, now: datetime) -> list[CellAudit]:
+    """The endpoint's audits after all runs that are stored, in the order in which they began.
+
+    1. Take in what is new; 2. order HOLD where an audit has alarmed and none was ordered for it before.
+    """
+    with store.endpoint_lock(endpoint):
+        with store.audit_session(endpoint) as session:
+            before, new = session.states(), session.take()
+            states = {(own.slice_key, own.fingerprint): AuditState.of(own.document) for own in before}
+            changed = fold_units(states, new, now)
+            session.save([StoredAudit(*cell, state.document()) for cell, state in changed.items()])
+        audits = _in_order(states | changed)
+        for order in _orders(endpoint, audits, store.overrides(endpoint) if _select_alarmed(audits) else (), now):
+            store.add_override(order)
+    return audits
+
+
+def stored_audits(states: Iterable[StoredAudit]) -> list[CellAudit]:
+    """Audits as the store keeps them, in the order in which they began."""
+    return _in_order({(own.slice_key, own.fingerprint): AuditState.of(own.document) for own in states})
+
+
+def fold_units(states: Mapping[Cell, AuditState], new: Sequence[AuditedUnit], now: datetime) -> dict[Cell, AuditState]:
+    """The states that `new` units change: a unit testifies for its slice, and for the whole endpoint."""
+    runs: dict[Cell, list[AuditedRun]] = defaultdict(list)
+    for unit in new:
+        for slice_key in dict.fromkeys(("", unit.slice_key)):
+            runs[slice_key, unit.run.fingerprint].append(unit.run)
+    changed: dict[Cell, AuditState] = {}
+    for cell, own in runs.items():
+        begun = len(states) + sum(name not in states for name in changed)
+        changed[cell] = states.get(cell, AuditState(place=begun + 1)).fold(own, now)
+    return changed
+
+
+def alarm_words(audit: CellAudit) -> str:
+    """What an alarm says, in a sentence; the same whenever it is said of the same slice and config."""
+    where = audit.slice_key or "the whole endpoint"
+    return f"audit alarm: the loop accepts otherwise than replay expects, config {audit.fingerprint[:12]}, {where}"
+
+
+def _select_alarmed(audits: Iterable[CellAudit]) -> list[CellAudit]:
+    return [audit for audit in audits if audit.state.has_alarmed]
+
+
+def _orders(
+    endpoint: str, audits: Iterable[CellAudit], records: Iterable[OverrideRecord], now: datetime
+) -> list[Override]:
+    """The orders that alarms ask for and that were never set, cleared ones included."""
+    said = {(own.override.slice_key, own.override.reason) for own in records if own.override.author == AUTHOR}
+    return [
+        Override(
+            override_id=0,
+            endpoint=endpoint,
+            slice_key=audit.slice_key,
+            concurrency=None,
+            verdict=Verdict.HOLD,
+            reason=alarm_words(audit),
+            author=AUTHOR,
+            created_at=now,
+            expires_at=None,
+        )
+        for audit in _select_alarmed(audits)
+        if (audit.slice_key, alarm_words(audit)) not in said
+    ]
+
+
+def _in_order(states: Mapping[Cell, AuditState]) -> list[CellAudit]:
+    audits = [CellAudit(*cell, state) for cell, state in states.items()]
+    return sorted(audits, key=lambda audit: audit.state.place)

@@ -1,0 +1,173 @@
+"""The betting tests of what is emitted: acceptance, greedy near-ties, and the teacher-forced z of sampled output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from shadowspec.gate.evidence.series import (
+    BettingTest,
+    Blocks,
+    Unit,
+    add_times,
+    is_missing,
+    sums_of,
+    unit_series,
+)
+from shadowspec.gate.evidence.units import ClusterUnit
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
+from shadowspec.metrics import ratio
+from shadowspec.types import Figure, SpeculationCounts
+
+
+def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
+    """Acceptance rate of the policy's metric; clusters, weight min(D, S) / S."""
+    cap = policy.max_scored_steps
+    sums = np.array([_accepted_in(unit, policy) for unit in clusters], dtype=np.float64).reshape(-1, 3)
+    accepted, scored, missing = sums.T
+    series = UnitSeries(
+        lower=capped_rates(accepted, scored + missing * cap, cap),
+        upper=capped_rates(accepted + missing * cap, scored + missing * cap, cap),
+        observed=capped_rates(accepted, scored, cap),
+        lowest=0.0,
+        highest=1.0,
+    )
+    return BettingTest(
+        "acceptance",
+        series,
+        "cluster",
+        best=1.0,
+        above=policy.floor,
+        num_missing=int(missing.sum()),
+        figures={"metric": policy.acceptance_metric},
+    )
+
+
+def near_tie_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
+    """Greedy requests whose output differs, less those whose baseline differs from itself; one request a unit.
+
+    The baseline is rerun only where the arms differ; elsewhere the difference is 0, on the safe side.
+    """
+    own, values, num_differing = add_times(blocks), [], 0
+    for measured, is_without in zip(own.runs, own.is_missing.tolist(), strict=True):
+        if not measured.is_greedy:
+            continue
+        parity = None if is_without else measured.run.parity
+        if parity is None or (parity.first_divergence is not None and parity.rerun_differs is None):
+            values.append(math.nan)
+        elif parity.first_divergence is None:
+            values.append(0.0)
+        else:
+            num_differing += 1
+            values.append(float(not parity.rerun_differs))
+    scores = np.array(values, dtype=np.float64)
+    is_known, every = ~np.isnan(scores), np.ones_like(scores)
+    num_missing = int((~is_known).sum())
+    series = UnitSeries(
+        lower=Sums(np.where(is_known, scores, 0.0), every),
+        upper=Sums(np.where(is_known, scores, 1.0), every),
+        observed=Sums(np.where(is_known, scores, 0.0), is_known.astype(np.float64)),
+        lowest=0.0,
+        highest=1.0,
+    )
+    return BettingTest(
+        "parity_near_ties",
+        series,
+        "request",
+        best=0.0,
+        below=policy.parity_margin,
+        regime="greedy",
+        num_missing=num_missing,
+        totals={"num_differing": num_differing},
+        describe=dict,
+    )
+
+
+def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
+    """Mean teacher-forced z = 1[y = argmax] - target(argmax) of sampled requests; clusters, weight by tokens.
+
+    A cluster's z is pooled over its tokens, clipped to `z_clip` and weighs min(T, parity_tokens) / parity_tokens.
+    Where it is known within an error alone, each bound takes the end that is worse for it.
+    """
+    units, baseline, num_missing = [], [], 0
+    for unit in clusters:
+        sampled = [measured.run for measured in unit.runs if not measured.is_greedy]
+        if not sampled:
+            continue
+        known = [run.parity for run in sampled if not is_missing(run) and run.parity and run.parity.z_sum is not None]
+        is_known = len(known) == len(sampled)
+        num_missing += len(sampled) - len(known)
+        z_sum, num_tokens = sum(p.z_sum or 0.0 for p in known), sum(p.z_tokens or 0 for p in known)
+        error = sum(p.z_error or 0.0 for p in known)
+        units.append(
+            Unit(
+                lower=_clipped_z(z_sum - error, num_tokens, policy) if is_known else (-policy.z_clip, 1.0),
+                upper=_clipped_z(z_sum + error, num_tokens, policy) if is_known else (policy.z_clip, 1.0),
+                observed=_clipped_z(z_sum, num_tokens, policy),
+            )
+        )
+        baseline.append(
+            _clipped_z(
+                sum(p.baseline_z_sum or 0.0 for p in known), sum(p.baseline_z_tokens or 0 for p in known), policy
+            )
+        )
+    noise = sums_of(baseline)
+    return BettingTest(
+        "parity_sampled",
+        unit_series(units, -policy.z_clip, policy.z_clip),
+        "cluster",
+        best=0.0,
+        above=-policy.z_bound,
+        below=policy.z_bound,
+        disables=True,
+        regime="sampled",
+        num_missing=num_missing,
+        totals={
+            "baseline_z_sum": float(noise.values.sum()),
+            "baseline_z_weight": float(noise.weights.sum()),
+            "baseline_z_clusters": int((noise.weights > 0).sum()),
+        },
+        describe=_noise_floor,
+    )
+
+
+def _noise_floor(totals: Mapping[str, float]) -> Mapping[str, Figure]:
+    return {
+        "baseline_z": ratio(totals["baseline_z_sum"], totals["baseline_z_weight"]),
+        "baseline_z_clusters": totals["baseline_z_clusters"],
+    }
+
+
+def _accepted_in(unit: ClusterUnit, policy: GatePolicy) -> tuple[int, int, int]:
+    """Accepted and scored of a cluster's runs, and of how many of them nothing is known."""
+    accepted = scored = missing = 0
+    for measured in unit.runs:
+        counts = measured.run.counts
+        if counts is None or is_missing(measured.run):
+            missing += 1
+        else:
+            own = _accepted_of(counts, policy)
+            accepted, scored = accepted + own[0], scored + own[1]
+    return accepted, scored, missing
+
+
+def _accepted_of(counts: SpeculationCounts, policy: GatePolicy) -> tuple[int, int]:
+    if policy.acceptance_metric == "draft_acceptance_rate":
+        return counts.num_accepted_tokens, counts.num_draft_tokens
+    return counts.num_accepted_tokens_per_pos[0], counts.num_drafts
+
+
+def capped_rates(accepted: Floats, scored: Floats, cap: int) -> Sums:
+    """The rates with their weights; of nothing that was scored both are 0."""
+    weights = np.minimum(scored, cap) / cap
+    rates = np.divide(accepted, scored, out=np.zeros_like(scored), where=scored > 0.0)
+    return Sums(weights * rates, weights)
+
+
+def _clipped_z(z_sum: float, num_tokens: int, policy: GatePolicy) -> tuple[float, float]:
+    mean = ratio(z_sum, num_tokens)
+    weight = min(num_tokens, policy.parity_tokens) / policy.parity_tokens
+    return (0.0, 0.0) if mean is None else (weight * min(max(mean, -policy.z_clip), policy.z_clip), weight)

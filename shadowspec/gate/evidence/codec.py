@@ -1,0 +1,164 @@
+"""A hypothesis's evidence as one JSON document and one block of bytes, and back, without loss.
+
+The document holds counts and sums by name, the bytes the capital tables: per test in the document's order the nulls
+[G], then the sums of the lower and of the upper table [G, 4] each, as little-endian doubles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, fields
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from shadowspec.errors import InputError
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
+from shadowspec.gate.evidence.quantiles import LatencyHistogram
+from shadowspec.gate.evidence.totals import RunTotals
+from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
+from shadowspec.gate.stats.capital import NUM_FRACTIONS, CapitalTable
+from shadowspec.gate.stats.moments import Moments
+from shadowspec.types import TestState
+
+VERSION = 2
+
+Document = Mapping[str, Any]
+
+_DOUBLE = np.dtype("<f8")
+_COUNTS = (
+    *("num_clusters", "num_closed_clusters", "num_members", "num_lost", "num_late", "num_left_out"),
+    *("num_dominant_keys", "num_capped_clusters"),
+)
+_COUNTED_LATER = {"num_members": 0, "num_left_out": 0}  # of documents that were written before they were counted
+_TIMES = ("first_event", "last_event", "newest_event")
+_SCALARS = ("num_seen", "num_units", "observed_value", "observed_weight", "null", "num_missing")
+_MOMENTS = tuple(each.name for each in fields(Moments))
+
+
+def encode(evidence: HypothesisEvidence) -> tuple[dict[str, Any], bytes]:
+    """The evidence as a document and bytes."""
+    tables: list[Floats] = []
+    for own in evidence.tests.values():
+        tables += [own.lower.thetas, own.lower.logs.ravel(), own.upper.logs.ravel()]
+    document = {
+        "version": VERSION,
+        "tests": {name: _test_document(own) for name, own in evidence.tests.items()},
+        "runs": asdict(evidence.runs),
+        "latencies": {arm: sorted(counts.items()) for arm, counts in evidence.latencies.counts.items()},
+        "latency_moments": {arm: astuple(own) for arm, own in evidence.latencies.moments.items()},
+        "watchers": {name: dict(state) for name, state in evidence.watchers.items()},
+        **{name: getattr(evidence, name) for name in _COUNTS},
+        **{name: _iso(getattr(evidence, name)) for name in _TIMES},
+    }
+    return document, np.concatenate(tables).astype(_DOUBLE).tobytes() if tables else b""
+
+
+def require_version(document: Document, version: int) -> None:
+    """Raise InputError unless the document was written as `version` writes it."""
+    if document["version"] != version:
+        raise InputError(
+            f"evidence of version {document['version']} cannot be read; this version reads {version}: "
+            "run `shadowspec gate`, which folds it anew"
+        )
+
+
+def decode(document: Document, tables: bytes) -> HypothesisEvidence:
+    """The evidence that was encoded.
+
+    Raises:
+        InputError: it was written by another version of this code.
+    """
+    require_version(document, VERSION)
+    doubles, at = np.frombuffer(tables, dtype=_DOUBLE), 0
+    tests = {}
+    for name, own in document["tests"].items():
+        size = own["num_nulls"] * (1 + 2 * NUM_FRACTIONS)
+        tests[name] = _test_evidence(own, doubles[at : at + size])
+        at += size
+    gaps = {"largest_gaps": tuple(document["runs"]["largest_gaps"])}
+    return HypothesisEvidence(
+        tests=tests,
+        runs=RunTotals(**{**document["runs"], **gaps}),
+        latencies=_latencies(document),
+        watchers=document["watchers"],
+        **_decode_counts(document),
+    )
+
+
+def _latencies(document: Document) -> LatencyHistogram:
+    counts = {arm: dict(own) for arm, own in document["latencies"].items()}
+    moments = document.get("latency_moments")  # none in documents that were written before they were kept
+    if moments is None:
+        return LatencyHistogram(counts)
+    return LatencyHistogram(counts, {arm: Moments(*own) for arm, own in moments.items()})
+
+
+def _test_document(own: TestEvidence) -> dict[str, Any]:
+    waiting = own.waiting
+    document: dict[str, Any] = {name: getattr(own, name) for name in _SCALARS}
+    document |= {
+        "start_unit": own.state.start_unit,
+        "merged_units": own.state.merged_units,
+        "num_nulls": len(own.lower.thetas),
+        "moments": [getattr(own.moments, name) for name in _MOMENTS],
+        "totals": dict(own.totals),
+        "lowest": waiting.lowest,
+        "highest": waiting.highest,
+        "upper_worst": waiting.upper_worst,
+        "has_dependence": waiting.dependence is not None,
+    }
+    if waiting.num_units:
+        document["waiting"] = {
+            "lower": _sums_lists(waiting.lower),
+            "upper": _sums_lists(waiting.upper),
+            "observed": _sums_lists(waiting.observed),
+            "dependence": None if waiting.dependence is None else waiting.dependence.tolist(),
+        }
+    return document
+
+
+def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
+    size = document["num_nulls"]
+    lowest, highest, upper_worst = document["lowest"], document["highest"], document["upper_worst"]
+    thetas = doubles[:size]
+    lower, upper = doubles[size:].reshape(2, size, NUM_FRACTIONS)
+    waiting = document.get("waiting") or {"dependence": [] if document["has_dependence"] else None}
+    return TestEvidence(
+        state=TestState(document["start_unit"], document["merged_units"]),
+        lower=CapitalTable.empty("lower", thetas, lowest, highest).with_logs(lower),
+        upper=CapitalTable.empty("upper", thetas, lowest, highest, upper_worst).with_logs(upper),
+        moments=Moments(*document["moments"]),
+        waiting=UnitSeries(
+            lower=_sums(waiting.get("lower", ((), ()))),
+            upper=_sums(waiting.get("upper", ((), ()))),
+            observed=_sums(waiting.get("observed", ((), ()))),
+            lowest=lowest,
+            highest=highest,
+            upper_worst=upper_worst,
+            dependence=None if waiting["dependence"] is None else np.array(waiting["dependence"], dtype=np.float64),
+        ),
+        totals=document["totals"],
+        **{name: document[name] for name in _SCALARS},
+    )
+
+
+def _decode_counts(document: Document) -> dict[str, Any]:
+    times = {name: document[name] for name in _TIMES}
+    counts = {**_COUNTED_LATER, **document}
+    return {name: counts[name] for name in _COUNTS} | {
+        name: None if time is None else datetime.fromisoformat(time) for name, time in times.items()
+    }
+
+
+def _sums_lists(sums: Sums) -> list[list[float]]:
+    return [sums.values.tolist(), sums.weights.tolist()]
+
+
+def _sums(lists: Any) -> Sums:
+    return Sums(np.array(lists[0], dtype=np.float64), np.array(lists[1], dtype=np.float64))
+
+
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()

@@ -1,0 +1,243 @@
+"""What a hypothesis rests on, as a state that units are folded into once and need not be kept for.
+
+Invariant: folding units in any pieces, in their order, leaves the state that folding all of them at once leaves
+(up to rounding), so that a look costs what came since the last one.  Whoever keeps a state must see to it that
+each unit enters it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Protocol
+
+from shadowspec.gate.evidence.betting_tests import Totals, score_units
+from shadowspec.gate.evidence.quantiles import LatencyHistogram
+from shadowspec.gate.evidence.series import BettingTest, add_times
+from shadowspec.gate.evidence.totals import RunTotals
+from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.stats.betting import UnitSeries
+from shadowspec.gate.stats.capital import CapitalTable
+from shadowspec.gate.stats.moments import Moments
+from shadowspec.metrics import ratio
+from shadowspec.types import Figure, TestState
+
+WatcherState = Mapping[str, Figure]
+
+
+@dataclass(frozen=True, slots=True)
+class TestEvidence:
+    """What the units of one betting test add up to.
+
+    `waiting` holds the units that are seen but do not count yet: fewer than a group of merged ones.  `totals` are
+    over all units, those before a restart included; everything else is over those that count.
+    """
+
+    __test__ = False
+
+    state: TestState
+    num_seen: int
+    num_units: int  # groups of `state.merged_units`
+    lower: CapitalTable
+    upper: CapitalTable
+    observed_value: float
+    observed_weight: float
+    moments: Moments
+    null: float  # at which `moments` are taken
+    waiting: UnitSeries
+    num_missing: int
+    totals: Totals
+
+    @classmethod
+    def empty(cls, test: BettingTest, state: TestState | None = None) -> TestEvidence:
+        """The evidence of no units of a test, which counts from `state` on."""
+        series, thetas = test.series, test.thetas
+        return cls(
+            state=state or TestState(),
+            num_seen=0,
+            num_units=0,
+            lower=CapitalTable.empty("lower", thetas, series.lowest, series.highest),
+            upper=CapitalTable.empty("upper", thetas, series.lowest, series.highest, series.upper_worst),
+            observed_value=0.0,
+            observed_weight=0.0,
+            moments=Moments(),
+            null=test.nulls[0],
+            waiting=series.part(0, 0),
+            num_missing=0,
+            totals=dict.fromkeys(test.totals, 0),
+        )
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of what was observed."""
+        return ratio(self.observed_value, self.observed_weight)
+
+    def fold(self, test: BettingTest) -> TestEvidence:
+        """The evidence with the units of `test` added at the end."""
+        num_new = test.series.num_units
+        not_counted = min(max(self.state.start_unit - self.num_seen, 0), num_new)
+        totals = dict(self.totals)
+        for name, value in test.totals.items():
+            totals[name] = totals.get(name, 0) + value
+        seen = replace(
+            self, num_seen=self.num_seen + num_new, num_missing=self.num_missing + test.num_missing, totals=totals
+        )
+        return count_units(seen, test.series.part(not_counted, num_new))
+
+    def restart(self, state: TestState) -> TestEvidence:
+        """The evidence that begins anew at `state`: what counted so far is dropped, what waited is counted on.
+
+        Raises:
+            ValueError: units that were dropped would have to count again.
+        """
+        if state.start_unit < self.num_seen - self.waiting.num_units:
+            raise ValueError("a test restarts at a unit that has not counted yet")
+        first_waiting = self.num_seen - self.waiting.num_units
+        begun = replace(
+            self,
+            state=state,
+            num_units=0,
+            lower=self.lower.without_units(),
+            upper=self.upper.without_units(),
+            observed_value=0.0,
+            observed_weight=0.0,
+            moments=Moments(),
+            waiting=self.waiting.part(0, 0),
+        )
+        return count_units(begun, self.waiting.part(state.start_unit - first_waiting, self.waiting.num_units))
+
+
+def count_units(evidence: TestEvidence, units: UnitSeries) -> TestEvidence:
+    """The evidence in which these units count, whole groups of them; the rest waits."""
+    every, group = evidence.waiting.concat(units), evidence.state.merged_units
+    whole = every.num_units // group * group
+    merged = every.part(0, whole).merge(0, group)
+    dependence = merged.dependence
+    if dependence is None:
+        dependence = merged.lower.values - evidence.null * merged.lower.weights
+    return replace(
+        evidence,
+        num_units=evidence.num_units + merged.num_units,
+        lower=evidence.lower.fold(merged.lower.values, merged.lower.weights),
+        upper=evidence.upper.fold(merged.upper.values, merged.upper.weights),
+        observed_value=evidence.observed_value + float(merged.observed.values.sum()),
+        observed_weight=evidence.observed_weight + float(merged.observed.weights.sum()),
+        moments=evidence.moments.fold(dependence),
+        waiting=every.part(whole, every.num_units),
+    )
+
+
+class Watcher(Protocol):
+    """A further state folded over a test's unit values in folding order, kept with the hypothesis's evidence.
+
+    Its state is a flat mapping that JSON can hold; what it means is the watcher's own business.
+    """
+
+    @property
+    def name(self) -> str:
+        """What its state is kept under."""
+
+    @property
+    def test_name(self) -> str:
+        """The test whose units it watches."""
+
+    def fold(self, state: WatcherState | None, units: UnitSeries, policy: GatePolicy) -> WatcherState | None:
+        """The state after these units; None: there is none (yet)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HypothesisEvidence:
+    """What a hypothesis rests on at one look.
+
+    `num_closed_clusters` counts all its slice's clusters in evidence, measured or not; `num_lost` its records
+    that failed or were shed without leaving a run; `num_late` those that came too late for their cluster,
+    `num_left_out` those of them that belonged to it and came out of order, `num_members` the records of its clusters.
+    """
+
+    tests: Mapping[str, TestEvidence] = field(default_factory=dict)
+    runs: RunTotals = field(default_factory=RunTotals)
+    latencies: LatencyHistogram = field(default_factory=LatencyHistogram)
+    watchers: Mapping[str, WatcherState] = field(default_factory=dict)
+    num_clusters: int = 0
+    first_event: datetime | None = None  # of the measured clusters
+    last_event: datetime | None = None
+    num_closed_clusters: int = 0
+    num_lost: int = 0
+    num_members: int = 0
+    num_late: int = 0
+    num_left_out: int = 0
+    num_dominant_keys: int = 0
+    num_capped_clusters: int = 0  # passed by at `max_clusters`: in no test, and in no later run either
+    newest_event: datetime | None = None  # up to which the endpoint's records are known
+
+    def fold(
+        self,
+        clusters: Sequence[ClusterUnit],
+        blocks: Sequence[BlockUnit],
+        policy: GatePolicy,
+        *,
+        states: Mapping[str, TestState] | None = None,
+        watchers: Sequence[Watcher] = (),
+    ) -> HypothesisEvidence:
+        """The evidence with these units added, in their order.
+
+        Clusters beyond `max_clusters` are left out, unless something watches: detectors outlive the question.
+
+        `states` are those from which tests count that have no evidence yet.
+        """
+        num_given, own_blocks = len(clusters), add_times(blocks)
+        if not self.watchers:
+            clusters = clusters[: max(policy.max_clusters - self.num_clusters, 0)]
+        tests, kept = dict(self.tests), dict(self.watchers)
+        for test in score_units(clusters, own_blocks, policy, {name: own.totals for name, own in tests.items()}):
+            before = tests.get(test.name)
+            if before is None and not test.series.num_units and not any(test.totals.values()):
+                continue
+            if before is None:
+                before = TestEvidence.empty(test, (states or {}).get(test.name))
+            tests[test.name] = before.fold(test)
+            for watcher in watchers:
+                if watcher.test_name == test.name:
+                    state = watcher.fold(kept.get(watcher.name), test.series, policy)
+                    if state is not None:
+                        kept[watcher.name] = state
+        events = [unit.cluster.first_event for unit in clusters] + ([self.first_event] if self.first_event else [])
+        ends = [unit.cluster.last_event for unit in clusters] + ([self.last_event] if self.last_event else [])
+        return replace(
+            self,
+            tests=tests,
+            runs=self.runs.fold(own_blocks),
+            latencies=self.latencies.fold(own_blocks),
+            watchers=kept,
+            num_clusters=self.num_clusters + len(clusters),
+            num_capped_clusters=self.num_capped_clusters + num_given - len(clusters),
+            first_event=min(events, default=None),
+            last_event=max(ends, default=None),
+        )
+
+    def restart(self, states: Mapping[str, TestState]) -> HypothesisEvidence:
+        """The evidence with the tests begun anew whose state is another than `states` has it."""
+        tests = {
+            name: own.restart(states[name]) if name in states and states[name] != own.state else own
+            for name, own in self.tests.items()
+        }
+        return replace(self, tests=tests)
+
+    @property
+    def missing_share(self) -> float | None:
+        """Failed and shed requests over all that should have been measured."""
+        return ratio(self.runs.num_failed + self.num_lost, self.runs.num_requests + self.num_lost)
+
+    @property
+    def late_share(self) -> float | None:
+        """Records that their cluster in evidence should have held and does not, over all that it should have held."""
+        return ratio(self.num_left_out, self.num_members + self.num_left_out)
+
+    @property
+    def span_s(self) -> float:
+        """Event time between the first and the last measured cluster, seconds."""
+        if self.first_event is None or self.last_event is None:
+            return 0.0
+        return (self.last_event - self.first_event).total_seconds()

@@ -1,0 +1,125 @@
+"""The betting tests of latency: speedup, the ratio of total times beside it, and the slowed share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from shadowspec.gate.evidence.series import BettingTest, Blocks, add_times, block_series
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.stats.betting import Sums, UnitSeries
+from shadowspec.metrics import ratio
+from shadowspec.types import Figure
+
+TIME_CAP_BLOCKS = 10  # the hypothesis's first blocks set the cap on a block's total time and then do not count
+TIME_CAP_FACTOR = 4.0
+MAX_TIME_RATIO = 8.0  # where the search for the upper bound of the ratio of total times ends
+TIME_RATIO_STEP = 1.02  # its bounds are powers of this, from 1 / MAX_TIME_RATIO on: five of them to 10%
+
+
+def speedup_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
+    """Clipped log(baseline / speculative end-to-end time) of a request; blocks, sums over n_max."""
+    own, clip = add_times(blocks), policy.log_speedup_clip
+    logs = own.log_speedups
+    return BettingTest(
+        "speedup",
+        block_series(own, np.clip(logs, -clip, clip), -clip, clip),
+        "block",
+        best=clip,
+        above=math.log1p(policy.margin),
+        is_log=True,
+        disables=True,
+        num_missing=int(own.is_missing.sum()),
+        totals={"num_clipped": int((np.abs(logs) > clip).sum()), "num_timed": int((~np.isnan(logs)).sum())},
+        figures={"log_speedup_clip": clip},
+        describe=lambda totals: {"clipped_share": ratio(totals["num_clipped"], totals["num_timed"])},
+    )
+
+
+def total_time_test(blocks: Blocks, policy: GatePolicy, before: Mapping[str, float] | None = None) -> BettingTest:
+    """Ratio of total times, baseline over speculative: what the fleet pays.
+
+    Times are capped at TIME_CAP_FACTOR times the mean baseline time of the first TIME_CAP_BLOCKS blocks: the
+    speculative one always, the baseline one where its size would favour the baseline's side of the bet.
+    `before` are the totals of the hypothesis's earlier blocks.
+    """
+    own, past = add_times(blocks), before or {}
+    base = own.sum_by_block(np.where(own.is_missing, 0.0, own.baseline_ms))
+    spec = own.sum_by_block(np.where(own.is_missing, 0.0, own.speculative_ms))
+    num_missing = own.sum_by_block(own.is_missing)
+    num_cap_blocks = min(len(base), TIME_CAP_BLOCKS - int(past.get("num_cap_blocks", 0)))
+    cap_times = base[:num_cap_blocks][num_missing[:num_cap_blocks] == 0.0]
+    totals: dict[str, float] = {
+        "num_cap_blocks": num_cap_blocks,
+        "num_cap_times": len(cap_times),
+        "cap_total_ms": float(cap_times.sum()),
+    }
+    cap_ms = _cap_ms({name: past.get(name, 0) + value for name, value in totals.items()})
+    first = len(base) if cap_ms is None else num_cap_blocks
+    base, spec, num_missing = base[first:], spec[first:], num_missing[first:]
+    totals |= {"baseline_total_ms": float(base.sum()), "speculative_total_ms": float(spec.sum())}
+    base, spec = base / (cap_ms or 1.0), spec / (cap_ms or 1.0)
+    has_missing, capped_base, capped_spec = num_missing > 0.0, np.minimum(base, 1.0), np.minimum(spec, 1.0)
+    series = UnitSeries(
+        lower=Sums(base, np.where(has_missing, 1.0, capped_spec)),
+        upper=Sums(np.where(has_missing, 1.0, capped_base), capped_spec),
+        observed=Sums(base, spec),
+        lowest=0.0,
+        highest=MAX_TIME_RATIO,
+        upper_worst=1.0,
+    )
+    return BettingTest(
+        "total_time",
+        series,
+        "block",
+        best=MAX_TIME_RATIO,
+        above=1.0,
+        is_required=policy.objective == "both",
+        growth=TIME_RATIO_STEP,
+        num_missing=int(num_missing.sum()),
+        totals=totals,
+        figures={"objective": policy.objective},
+        describe=_total_times,
+    )
+
+
+def tail_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
+    """Share of requests slowed by more than `tail_margin`; blocks, sums over n_max."""
+    own, slow_log, clip = add_times(blocks), -math.log1p(policy.tail_margin), policy.log_speedup_clip
+    logs = own.log_speedups
+    is_slowed = np.where(np.isnan(logs), np.nan, logs < slow_log)
+    smallest = np.full(len(own.units), np.inf)
+    np.minimum.at(smallest, own.places, np.where(np.isnan(logs), -clip, np.clip(logs, -clip, clip)))
+    return BettingTest(
+        "tail",
+        block_series(own, is_slowed, 0.0, 1.0, dependence=smallest),
+        "block",
+        best=0.0,
+        below=policy.tail_share,
+        disables=True,
+        num_missing=int(own.is_missing.sum()),
+        totals={"num_slowed": int(np.nansum(is_slowed))},
+        figures={"tail_margin": policy.tail_margin},
+        describe=dict,
+    )
+
+
+def _cap_ms(totals: Mapping[str, float]) -> float | None:
+    """The cap on a block's total time; None until it is set, and for ever where no time of the first blocks is known.
+
+    A block that comes later is judged under the cap of the first ones, so that the sums before it need not change.
+    """
+    if totals.get("num_cap_blocks", 0) < TIME_CAP_BLOCKS:
+        return None
+    mean_ms = ratio(totals["cap_total_ms"], totals["num_cap_times"])
+    return TIME_CAP_FACTOR * mean_ms if mean_ms else None
+
+
+def _total_times(totals: Mapping[str, float]) -> Mapping[str, Figure]:
+    return {
+        "baseline_total_ms": totals["baseline_total_ms"],
+        "speculative_total_ms": totals["speculative_total_ms"],
+        "cap_ms": _cap_ms(totals),
+    }

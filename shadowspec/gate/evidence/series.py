@@ -1,0 +1,182 @@
+"""The unit values of a betting test, from a hypothesis's clusters and blocks.
+
+A request of which an arm failed is folded at the value that is worst for the bound in question: for the lower
+bound of speedup at minus the clip, for the upper bound at plus the clip, and so on, so that both bounds hold
+whatever the missing value would have been.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shadowspec.gate.evidence.units import BlockUnit, MeasuredRun
+from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
+from shadowspec.gate.stats.capital import geometric_grid, grid
+from shadowspec.types import Figure, Run
+
+Places = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class BettingTest:
+    """One test: its unit values and what its mean must exceed (`above`), stay under (`below`), or both.
+
+    Of no units it is the test's definition under a policy; `TestEvidence` is what many of them have added up to.
+    """
+
+    name: str
+    series: UnitSeries
+    unit: str
+    best: float  # the mean at which the test passes soonest
+    above: float | None = None
+    below: float | None = None
+    is_log: bool = False  # estimate, bounds and threshold are shown exponentiated
+    is_required: bool = True
+    disables: bool = False
+    growth: float | None = None  # the nulls of its capital tables lie on powers of it instead of GRID_STEP
+    regime: str | None = None  # "greedy" or "sampled": only for hypotheses with such requests
+    num_missing: int = 0
+    totals: Mapping[str, float] = field(default_factory=dict)  # what these units add to its further figures
+    figures: Mapping[str, Figure] = field(default_factory=dict)  # shown only, and the same whatever the units
+    describe: Callable[[Mapping[str, float]], Mapping[str, Figure]] = lambda _: {}  # further figures, of the totals
+
+    @property
+    def nulls(self) -> tuple[float, ...]:
+        """The means that it is judged against."""
+        return tuple(theta for theta in (self.above, self.below) if theta is not None)
+
+    @property
+    def thetas(self) -> Floats:
+        """The nulls of its capital tables, rising."""
+        lowest, highest = self.series.lowest, self.series.highest
+        if self.growth is not None:
+            return geometric_grid(1.0 / highest, highest, self.growth, self.nulls)
+        return grid(lowest, highest, self.nulls)
+
+    def shown(self, value: float) -> float | None:
+        """A value on the scale that people read; None where the bound was not found within its range."""
+        if self.series.upper_worst is not None and value >= self.series.highest:
+            return None
+        return math.exp(value) if self.is_log else value
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """(sum, weight) of a unit for the lower bound, for the upper bound, and of what was observed."""
+
+    lower: tuple[float, float]
+    upper: tuple[float, float]
+    observed: tuple[float, float]
+
+
+def is_missing(run: Run) -> bool:
+    """Whether an arm of the run gave nothing to judge."""
+    if run.failure is not None or run.counts is None or run.baseline is None or run.speculative is None:
+        return True
+    return not (run.baseline.end_to_end_ms and run.speculative.end_to_end_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedBlocks:
+    """Blocks with the end-to-end times of their runs as columns, in their order: read once, and scored by many tests.
+
+    Times are NaN where an arm failed or took none.
+    """
+
+    units: Sequence[BlockUnit]
+    runs: Sequence[MeasuredRun]
+    places: Places  # [n]: of each run's block
+    n_max: Floats  # [blocks]
+    baseline_ms: Floats  # [n]
+    speculative_ms: Floats  # [n]
+    is_missing: NDArray[np.bool_]  # [n]
+
+    @property
+    def log_speedups(self) -> Floats:
+        """log(baseline / speculative end-to-end time) of each run, [n]; NaN where it is missing."""
+        return np.log(self.baseline_ms) - np.log(self.speculative_ms)
+
+    def sum_by_block(self, values: Floats | NDArray[np.bool_]) -> Floats:
+        """Sums by block of what each run has, [n] to [blocks]."""
+        return np.bincount(self.places, values, minlength=len(self.units)).astype(np.float64)
+
+
+Blocks = Sequence[BlockUnit] | TimedBlocks
+
+
+def add_times(blocks: Blocks) -> TimedBlocks:
+    """The blocks with their times, unless they have them already."""
+    if isinstance(blocks, TimedBlocks):
+        return blocks
+    runs = [measured for unit in blocks for measured in unit.runs]
+    times = np.array([_end_to_end_ms(measured.run) for measured in runs], dtype=np.float64).reshape(-1, 2)
+    has_counts = np.fromiter((measured.run.counts is not None for measured in runs), dtype=np.bool_, count=len(runs))
+    return TimedBlocks(
+        units=blocks,
+        runs=runs,
+        places=np.repeat(np.arange(len(blocks)), np.array([len(unit.runs) for unit in blocks], dtype=np.intp)),
+        n_max=np.array([unit.block.n_max for unit in blocks], dtype=np.float64),
+        baseline_ms=times[:, 0],
+        speculative_ms=times[:, 1],
+        is_missing=np.isnan(times[:, 0]) | ~has_counts,
+    )
+
+
+def block_series(
+    blocks: TimedBlocks, scores: Floats, lowest: float, highest: float, dependence: Floats | None = None
+) -> UnitSeries:
+    """Sums of the own requests' `scores` [n] over n_max: a short block weighs what its own requests weigh.
+
+    A score is NaN where it is missing.
+    """
+    is_known = ~np.isnan(scores)
+    total, num_known = blocks.sum_by_block(np.where(is_known, scores, 0.0)), blocks.sum_by_block(is_known)
+    num_runs, n_max = blocks.sum_by_block(np.ones_like(scores)), blocks.n_max
+    missing = num_runs - num_known
+    return UnitSeries(
+        lower=Sums((total + missing * lowest) / n_max, num_runs / n_max),
+        upper=Sums((total + missing * highest) / n_max, num_runs / n_max),
+        observed=Sums(total / n_max, num_known / n_max),
+        lowest=lowest,
+        highest=highest,
+        dependence=dependence,
+    )
+
+
+def unit_series(
+    units: Sequence[Unit],
+    lowest: float,
+    highest: float,
+    *,
+    upper_worst: float | None = None,
+    dependence: Floats | None = None,
+) -> UnitSeries:
+    """The series of `units`, whose mean lies from `lowest` to `highest`."""
+    return UnitSeries(
+        lower=sums_of([unit.lower for unit in units]),
+        upper=sums_of([unit.upper for unit in units]),
+        observed=sums_of([unit.observed for unit in units]),
+        lowest=lowest,
+        highest=highest,
+        upper_worst=upper_worst,
+        dependence=dependence,
+    )
+
+
+def sums_of(pairs: Sequence[tuple[float, float]]) -> Sums:
+    """Pairs of (sum, weight) as arrays."""
+    table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    return Sums(table[:, 0], table[:, 1])
+
+
+def _end_to_end_ms(run: Run) -> tuple[float, float]:
+    """Of both arms; NaN where one failed or took no time."""
+    if run.failure is not None or run.baseline is None or run.speculative is None:
+        return math.nan, math.nan
+    baseline_ms, speculative_ms = run.baseline.end_to_end_ms, run.speculative.end_to_end_ms
+    return (baseline_ms, speculative_ms) if baseline_ms and speculative_ms else (math.nan, math.nan)

@@ -1,0 +1,91 @@
+"""What a hypothesis's timed requests add up to, beside the sums of its tests: parity, memory, what is missing."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from shadowspec.gate.evidence.series import Blocks, add_times
+from shadowspec.metrics import ratio
+from shadowspec.types import Memory, Parity
+
+MAX_Z_ERROR = 0.01  # per token of a sampled request: half of the margin for the mean z; beyond it its parity is unknown
+MAX_GAPS = 256  # largest top-2 gaps kept; one above the limit is enough for the verdict
+
+
+@dataclass(frozen=True, slots=True)
+class RunTotals:
+    """Counts over the own requests of folded blocks; each request counts once per hypothesis.
+
+    `largest_gaps` are the target's top-2 logit gaps at greedy divergences, falling: how many of them are faults
+    depends on a limit that may be changed, so that the gaps are kept, the largest `MAX_GAPS` of them.
+    """
+
+    num_blocks: int = 0
+    num_requests: int = 0
+    num_failed: int = 0  # an arm gave nothing to judge
+    num_greedy: int = 0
+    num_sampled: int = 0
+    num_unknown_parity: int = 0  # of the requests that did not fail
+    num_known_greedy: int = 0  # greedy requests of which it is known whether they are faults
+    num_diverging: int = 0  # of those: where the outputs differ
+    largest_gaps: tuple[float, ...] = ()
+    max_block_requests: int = 0  # the largest full size of a block
+    num_memory_blocks: int = 0
+    displaced_kv_tokens_total: int = 0
+    max_displaced_kv_tokens: int | None = None
+    max_extra_peak_share: float | None = None  # of the baseline's own peak
+
+    def fold(self, blocks: Blocks) -> RunTotals:
+        """The totals with these blocks added."""
+        own = add_times(blocks)
+        if not own.units:
+            return self
+        runs = own.runs
+        measured = [m for m, is_without in zip(runs, own.is_missing.tolist(), strict=True) if not is_without]
+        greedy = [m.run.parity for m in measured if m.is_greedy and m.run.parity is not None]
+        known = [p for p in greedy if p.first_divergence is None or p.divergence_gap is not None]
+        gaps = [p.divergence_gap for p in known if p.divergence_gap is not None]
+        unknown = sum(m.run.parity is None or (not m.is_greedy and not _is_scored(m.run.parity)) for m in measured)
+        num_greedy = sum(m.is_greedy for m in runs)
+        found = [unit.block.memory.get(unit.runs[0].run.fingerprint) for unit in own.units]
+        memory = [each for each in found if each is not None]
+        displaced = [each.displaced_kv_tokens for each in memory]
+        return replace(
+            self,
+            num_blocks=self.num_blocks + len(own.units),
+            num_requests=self.num_requests + len(runs),
+            num_failed=self.num_failed + len(runs) - len(measured),
+            num_greedy=self.num_greedy + num_greedy,
+            num_sampled=self.num_sampled + len(runs) - num_greedy,
+            num_unknown_parity=self.num_unknown_parity + unknown,
+            num_known_greedy=self.num_known_greedy + len(known),
+            num_diverging=self.num_diverging + sum(p.first_divergence is not None for p in known),
+            largest_gaps=tuple(heapq.nlargest(MAX_GAPS, (*self.largest_gaps, *gaps))),
+            max_block_requests=max(self.max_block_requests, int(own.n_max.max())),
+            num_memory_blocks=self.num_memory_blocks + len(memory),
+            displaced_kv_tokens_total=self.displaced_kv_tokens_total + sum(displaced),
+            max_displaced_kv_tokens=max([*displaced, self.max_displaced_kv_tokens or 0])
+            if memory
+            else self.max_displaced_kv_tokens,
+            max_extra_peak_share=_largest(self.max_extra_peak_share, map(_extra_peak_share, memory)),
+        )
+
+    def num_faults(self, near_tie_logit: float) -> int:
+        """Greedy divergences at a gap above this, up to `MAX_GAPS` of them."""
+        return sum(gap > near_tie_logit for gap in self.largest_gaps)
+
+
+def _is_scored(parity: Parity) -> bool:
+    """Whether a sampled request's z is known well enough to pass; one that is known less well may fail all the same."""
+    return parity.z_sum is not None and (ratio(parity.z_error or 0.0, parity.z_tokens or 0) or 0.0) <= MAX_Z_ERROR
+
+
+def _extra_peak_share(memory: Memory) -> float | None:
+    return ratio(memory.speculative_peak_bytes - memory.baseline_peak_bytes, memory.baseline_peak_bytes)
+
+
+def _largest(before: float | None, values: Iterable[float | None]) -> float | None:
+    known = [value for value in (before, *values) if value is not None]
+    return max(known) if known else None

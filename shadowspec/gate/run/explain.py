@@ -1,0 +1,273 @@
+"""Recomputes a past decision from the stored rows, by the folds that it rested on, and compares every number."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
+
+from shadowspec.errors import InputError, NoDataError
+from shadowspec.gate.evidence.clusters import KeyTable, MemoryKeys
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.endpoint_look import evidence_after, with_counts
+from shadowspec.gate.run.fold_spans import merge_spans
+from shadowspec.gate.run.folding import Completed, Folding, Rules
+from shadowspec.gate.run.ports import Rows
+from shadowspec.gate.run.state import EndpointState, RunEvidence, clustering_id, new_state
+from shadowspec.gate.run.traffic_counts import traffic_of
+from shadowspec.gate.run.trial_levels import frozen_policy, hypothesis_id
+from shadowspec.gate.verdict.composition import compose_endpoint, group_key
+from shadowspec.gate.verdict.decision import Hypothesis
+from shadowspec.gate.verdict.lifecycle import standing_decision
+from shadowspec.gate.verdict.trial import is_superseded, recipe_note, supersede, with_level
+from shadowspec.types import Decision, Figure, FingerprintedConfig, Fold, OpenBlock, Span
+from shadowspec.types.decision_documents import TEST_FIELDS, shown_details, shown_test_details
+
+TOLERANCE = 1e-9  # relative, and absolute about 0: sums are stored, read and added in the same order
+
+
+class ReplayRows(Rows, Protocol):
+    """The stored rows of one endpoint, and what was folded and decided."""
+
+    def folds_until(self, fold_id: int) -> list[Fold]:
+        """The folds that the evidence of this one rests on, oldest first."""
+
+    def decisions_on(self, decision: Decision) -> list[tuple[int | None, Decision]]:
+        """Every decision on its hypothesis up to this one, oldest first, with its fold."""
+
+    def decisions_of(self, fold_id: int) -> list[Decision]:
+        """Every decision of the look that ended with this fold, in their order."""
+
+    def fingerprints(self) -> dict[str, FingerprintedConfig]:
+        """Every config measured."""
+
+
+class ReplayStore(Protocol):
+    """What an explanation needs of a store."""
+
+    def decision(self, decision_id: int) -> tuple[int | None, Decision] | None:
+        """A decision with the fold that it rests on."""
+
+    def evidence_rows(self, endpoint: str) -> AbstractContextManager[ReplayRows]:
+        """An endpoint's rows, for as long as the replay takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A figure that came out otherwise."""
+
+    name: str
+    stored: Figure
+    recomputed: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A stored decision beside the one that its rows give."""
+
+    stored: Decision
+    recomputed: Decision
+    differences: tuple[Difference, ...]
+    num_figures: int
+    num_folds: int
+    num_records: int
+    num_runs: int
+
+
+class MemoryUnits:
+    """Begun units in memory."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, MemoryKeys] = {}
+        self._blocks: dict[str, OpenBlock] = {}
+
+    def keys(self, clustering: str) -> KeyTable:
+        """The open keys of one clustering."""
+        return self._keys.setdefault(clustering, MemoryKeys())
+
+    def open_blocks(self) -> dict[str, OpenBlock]:
+        """The blocks that were begun and are in no evidence yet, by id."""
+        return dict(self._blocks)
+
+    def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:
+        """Keep blocks as they are now, and forget those that entered."""
+        for block_id in entered:
+            del self._blocks[block_id]
+        self._blocks |= begun
+
+
+def explain(store: ReplayStore, decision_id: int) -> Explanation:
+    """Recompute a decision.
+
+    Raises:
+        InputError: there is no such decision.
+        NoDataError: rows that it rested on are gone, or it is older than the folds that are kept.
+    """
+    found = store.decision(decision_id)
+    if found is None:
+        raise InputError(f"there is no decision {decision_id}")
+    fold_id, decision = found
+    if fold_id is None:
+        raise NoDataError(f"decision {decision_id} was made before it was kept what decisions rest on")
+    with store.evidence_rows(decision.endpoint) as rows:
+        history = rows.decisions_on(decision)
+        if is_superseded(decision):
+            fold_id = history[-2][0]
+            if fold_id is None:
+                raise NoDataError(f"decision {decision_id} repeats one that was made before folds were kept")
+        return _Replay(rows, decision, fold_id, history).explanation()
+
+
+class _Replay:
+    """One explanation.  Lives as long as the rows are open."""
+
+    def __init__(
+        self, rows: ReplayRows, decision: Decision, fold_id: int, history: Sequence[tuple[int | None, Decision]]
+    ) -> None:
+        self._rows, self._decision, self._fold_id = rows, decision, fold_id
+        # Of a row that takes a verdict out of force, the figures are those of the decision before it.
+        self._target = history[-2][1] if is_superseded(decision) else decision
+        self._history = [(fold or 0, row) for fold, row in history if (row.decision_id or 0) < self._target_id]
+        self._key = hypothesis_id(decision)
+
+    @property
+    def _target_id(self) -> int:
+        assert self._target.decision_id is not None, "a decision that was read has its id"
+        return self._target.decision_id
+
+    def explanation(self) -> Explanation:
+        """Fold again, decide again, compare."""
+        folds = self._rows.folds_until(self._fold_id)
+        state, run_evidence = self._refold(folds)
+        recomputed = self._decide(state, run_evidence, folds[-1])
+        if self._decision.supersession is not None:
+            configs, by = self._rows.fingerprints(), self._decision.supersession.by
+            note = recipe_note(configs.get(self._decision.fingerprint), configs.get(by))
+            recomputed = supersede(recomputed, by, self._decision.decided_at, note)
+        differences, num_figures = compare(self._decision, recomputed)
+        return Explanation(
+            self._decision,
+            recomputed,
+            tuple(differences),
+            num_figures,
+            len(folds),
+            state.num_records,
+            sum(fold.num_runs for fold in folds),
+        )
+
+    def _refold(self, folds: Sequence[Fold]) -> tuple[EndpointState, RunEvidence | None]:
+        state, run_evidence = EndpointState(), None
+        found = refold(self._decision.endpoint, self._rows, ((fold, self._rules(fold)) for fold in folds))
+        for fold, (folding, completed) in zip(folds, found, strict=True):
+            if (completed.num_records, completed.num_runs) != (fold.num_records, fold.num_runs):
+                raise NoDataError(
+                    f"decision {self._target_id} of endpoint {self._decision.endpoint} cannot be recomputed: of fold "
+                    f"{fold.fold_id} {completed.num_records} of {fold.num_records} records and {completed.num_runs} of "
+                    f"{fold.num_runs} runs are left; the others have been removed by retention"
+                )
+            state = completed.state
+            if self._key in completed.units:
+                run_evidence = folding.fold(self._key, run_evidence, completed.units[self._key])
+            for fold_id, row in self._history:
+                if fold_id == fold.fold_id and run_evidence is not None:
+                    run_evidence = evidence_after(run_evidence, row)
+        return state, run_evidence
+
+    def _rules(self, fold: Fold) -> Rules:
+        """The policy as it was, for this hypothesis alone: others' clusters do not bear on it."""
+        assert fold.fold_id is not None, "a fold that was read has its id"
+        before = [row for fold_id, row in self._history if fold_id < fold.fold_id]
+        policy = frozen_policy(policy_of(fold), before[-1] if before else None)
+        return Rules(policy, {self._key: policy}, {self._key: before[-1]} if before else {})
+
+    def _decide(self, state: EndpointState, run_evidence: RunEvidence | None, fold: Fold) -> Decision:
+        decision, previous = self._target, self._history[-1][1] if self._history else None
+        rules = self._rules(fold)
+        policy, known_until = rules.of(self._key), decision.evidence.newest_record
+        trial = None if decision.run is None else with_level(decision.run)
+        evidence = run_evidence.evidence if run_evidence is not None else HypothesisEvidence()
+        configs = self._rows.fingerprints()
+        replaces = configs.get(trial.supersedes) if trial is not None and trial.supersedes is not None else None
+        own = standing_decision(
+            Hypothesis(
+                decision.endpoint, decision.slice_key, decision.concurrency, configs[decision.fingerprint], replaces
+            ),
+            with_counts(evidence, state, self._key, policy, trial, known_until),
+            policy,
+            trial=trial,
+            has_entered=trial is not None or decision.slice_key in state.clusterings[clustering_id(policy)].entries,
+            previous=previous,
+            now=decision.decided_at,
+        )
+        everyone = [
+            own if hypothesis_id(row) == self._key else row
+            for row in self._rows.decisions_of(self._fold_id)
+            if not is_superseded(row)
+        ]
+        before = {group_key(previous): previous} if previous is not None and not previous.slice_key else {}
+        current = policy_of(fold)
+        traffic = traffic_of(state.traffic, current, known_until)
+        found = next(
+            row for row in compose_endpoint(everyone, before, traffic, current) if hypothesis_id(row) == self._key
+        )
+        held_by = decision.evidence.watermark_held_by  # of the ledger as it was then, which is kept nowhere else
+        return replace(found, evidence=replace(found.evidence, watermark_held_by=held_by))
+
+
+def refold(endpoint: str, rows: Rows, folds: Iterable[tuple[Fold, Rules]]) -> Iterator[tuple[Folding, Completed]]:
+    """Take in again what stored folds took in, oldest first, each with its spans and watermark, and the given rules.
+
+    Rows that retention has removed are missing: the caller compares the counts with the fold's.
+    """
+    units, state = MemoryUnits(), EndpointState()
+    cursors: tuple[Span, ...] = ()
+    for fold, rules in folds:
+        if fold.begins is not None:
+            state = new_state(fold.begins, rules.clusterings)
+        cursors = merge_spans((*cursors, *fold.spans))
+        folding = Folding(endpoint, rows, units, rules)
+        completed = folding.complete(state, fold.spans, cursors, fold.closed_by)
+        state = completed.state
+        yield folding, completed
+
+
+def policy_of(fold: Fold) -> GatePolicy:
+    """The policy that a fold went by; parameters that are no more are left out."""
+    known = {field.name for field in fields(GatePolicy)}
+    return GatePolicy(**{name: value for name, value in fold.parameters.items() if name in known})
+
+
+def compare(stored: Decision, recomputed: Decision) -> tuple[list[Difference], int]:
+    """The figures that differ, and how many there are."""
+    first, second = dict(figures(stored)), dict(figures(recomputed))
+    names = sorted({*first, *second})
+    differing = [name for name in names if not _is_same(first.get(name), second.get(name))]
+    return [Difference(name, first.get(name), second.get(name)) for name in differing], len(names)
+
+
+def figures(decision: Decision) -> Iterator[tuple[str, Figure]]:
+    """Everything that a decision says, by name."""
+    yield "verdict", decision.verdict.value
+    for name in ("reason_code", "reason", "num_clusters", "num_blocks", "clusters_needed"):
+        yield name, getattr(decision, name)
+    yield from ((f"details.{name}", value) for name, value in shown_details(decision).items())
+    for test in decision.tests:
+        for name in TEST_FIELDS[1:]:  # but its own name
+            yield f"{test.name}.{name}", getattr(test, name)
+        yield from ((f"{test.name}.details.{name}", value) for name, value in shown_test_details(test).items())
+
+
+def _is_same(one: object, other: object) -> bool:
+    if isinstance(one, float | int) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    if isinstance(one, str) and isinstance(other, str) and one != other and one[:1] == other[:1] == "{":
+        return _is_same(json.loads(one), json.loads(other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return one == other

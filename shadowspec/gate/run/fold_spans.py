@@ -1,0 +1,93 @@
+"""Which offsets a fold takes in: those that a consumer has finished and no fold has had, a bounded part at a time.
+
+An offset is folded once, when the first consumer that reads it has finished it; where another one began, or how far
+it has come, does not bear on that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from shadowspec.gate.run.ports import Offsets, Place
+from shadowspec.types import Span
+
+OFFSETS_AT_ONCE = 100_000  # over all partitions: about 400 MB of rows, ten seconds or less
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The spans of one fold; `unfinished` are the places of which more is stored.
+
+    Those of them that are `finite` (files read to their end) may hold their records in any order of event time: of
+    them nothing is known before all is folded.
+    """
+
+    spans: tuple[Span, ...]
+    unfinished: frozenset[Place]
+    finite: frozenset[Place] = frozenset()
+
+
+def next_plan(offsets: Offsets, cursors: Sequence[Span], limit: int = OFFSETS_AT_ONCE) -> Plan:
+    """What to take in next, after what is folded: of every range that has more its next offsets, so that all come on
+    together.
+    """
+    pending = without(merge_spans(offsets.finished_spans()), cursors)
+    width = max(limit // max(len(pending), 1), 1)
+    spans, unfinished = [], set()
+    for own in pending:
+        first = offsets.first_offset(own)
+        until = own.stop if first is None else min(own.stop, first + width)
+        spans.append(replace(own, stop=until))
+        if until < own.stop:
+            unfinished.add((own.source, own.partition))
+    return Plan(tuple(spans), frozenset(unfinished), offsets.ended_places() & unfinished)
+
+
+def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same offsets as spans that neither meet nor overlap, sorted."""
+    found: list[Span] = []
+    for own in sorted(span for span in spans if span.start < span.stop):
+        last = found[-1] if found else None
+        if last is not None and _place(last) == _place(own) and own.start <= last.stop:
+            found[-1] = replace(last, stop=max(last.stop, own.stop))
+        else:
+            found.append(own)
+    return tuple(found)
+
+
+def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
+    """The offsets of `spans` that lie in none of `taken`, as spans."""
+    by_place: dict[Place, list[Span]] = defaultdict(list)
+    for own in merge_spans(taken):
+        by_place[_place(own)].append(own)
+    found = []
+    for own in merge_spans(spans):
+        start = own.start
+        for each in by_place[_place(own)]:
+            if start < each.stop and each.start < own.stop:
+                found.append(replace(own, start=start, stop=each.start))
+                start = each.stop
+        found.append(replace(own, start=start))
+    return tuple(span for span in found if span.start < span.stop)
+
+
+def membership(spans: Iterable[Span]) -> Callable[[Place, int], bool]:
+    """Tells whether the offset of a place lies in one of the spans."""
+    starts: dict[Place, list[int]] = defaultdict(list)
+    stops: dict[Place, list[int]] = defaultdict(list)
+    for own in merge_spans(spans):
+        starts[_place(own)].append(own.start)
+        stops[_place(own)].append(own.stop)
+
+    def is_in(place: Place, offset: int) -> bool:
+        position = bisect_right(starts.get(place, ()), offset) - 1
+        return position >= 0 and offset < stops[place][position]
+
+    return is_in
+
+
+def _place(span: Span) -> Place:
+    return span.source, span.partition

@@ -1,0 +1,293 @@
+"""Takes new rows of an endpoint into its evidence: clusters and blocks as they complete, each once, in order."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from shadowspec.errors import InputError
+from shadowspec.gate.evidence.clusters import ClusterProgress, step
+from shadowspec.gate.evidence.units import (
+    CLUSTERED,
+    BlockUnit,
+    Cluster,
+    ClusterUnit,
+    MeasuredRun,
+    block_units,
+    is_greedy,
+    is_known,
+    key_from,
+    take_blocks,
+)
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.fold_spans import membership
+from shadowspec.gate.run.ports import OpenUnits, Place, Rows
+from shadowspec.gate.run.state import EndpointState, RunEvidence, clustering_id, fold_in_run, new_evidence
+from shadowspec.gate.run.trial_levels import HypothesisId
+from shadowspec.gate.verdict.trial import Seen
+from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, Span, StoredBlock, StoredRecord
+
+LOST = frozenset({FunnelCounter.FAILED, FunnelCounter.SHED})
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)  # the watermark of who knows of no time
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The units of one hypothesis that a fold completed, in folding order."""
+
+    clusters: Sequence[ClusterUnit] = ()
+    blocks: Sequence[BlockUnit] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What the rows of a fold completed.  Where keys must be cut (`new_dominant`), nothing of it may be kept."""
+
+    state: EndpointState
+    units: Mapping[HypothesisId, Units]
+    entered: Mapping[str, Sequence[Cluster]]  # by clustering, measured or not, in folding order
+    closed_by: datetime | None
+    num_records: int
+    num_runs: int
+    new_dominant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The policies that a fold goes by: of each hypothesis, by clustering, and of whatever is new."""
+
+    policy: GatePolicy
+    by_hypothesis: Mapping[HypothesisId, GatePolicy]
+    previous: Mapping[HypothesisId, Decision]  # the latest decisions
+
+    @property
+    def clusterings(self) -> dict[str, GatePolicy]:
+        """A policy for each clustering."""
+        return {clustering_id(own): own for own in (self.policy, *self.by_hypothesis.values())}
+
+    def of(self, key: HypothesisId) -> GatePolicy:
+        """The policy of a hypothesis."""
+        return self.by_hypothesis.get(key, self.policy)
+
+
+class Folding:
+    """One fold of an endpoint.  Lives as long as the transaction that it reads and writes in."""
+
+    def __init__(self, endpoint: str, rows: Rows, units: OpenUnits, rules: Rules) -> None:
+        self._endpoint, self._rows, self._units, self._rules = endpoint, rows, units, rules
+        self._measured: dict[RecordKey, list[MeasuredRun]] = {}
+        self._greedy: dict[RecordKey, bool] = {}
+        self._blocks: dict[str, tuple[StoredBlock, int]] = {}
+        self._clusterings: dict[HypothesisId, str] = {}
+
+    def complete(
+        self,
+        state: EndpointState,
+        spans: Sequence[Span],
+        cursors: Sequence[Span],
+        closed_by: datetime | None,
+        unfinished: Iterable[Place] = (),
+        finite: Iterable[Place] = (),
+    ) -> Completed:
+        """Take in the rows of `spans`: the units that they complete.
+
+        Args:
+            state: what the folds before left behind.
+            cursors: what is folded once this is.
+            closed_by: the watermark (None: no record follows).
+            unfinished: places of which more is stored than these spans hold; nothing newer than what they hold of
+                each of them is known yet.
+            finite: those of them that may hold their records in any order; nothing at all is known of them yet.
+
+        Raises:
+            InputError: rows contradict each other.
+        """
+        # 1. The new rows.
+        records, runs = self._rows.records(spans), self._rows.runs(spans)
+        closed_by = _known_until(records, unfinished, finite, closed_by)
+        self._measured = {record.key: [] for record in records}
+        self._greedy = _regimes(records)
+        self._read_blocks({run.block_id for run in runs})
+        new = [self._measured_run(run) for run in runs]
+        for measured in new:
+            self._measured[measured.run.key].append(measured)
+
+        # 2. Clusters that enter, by clustering.
+        entered: dict[str, tuple[Cluster, ...]] = {}
+        clusterings: dict[str, ClusterProgress] = {}
+        for clustering, policy in self._rules.clusterings.items():
+            result = step(
+                self._units.keys(clustering),
+                state.clusterings[clustering],
+                records,
+                policy,
+                closed_by,
+                lambda slice_key, until: self._key_counts(slice_key, until, cursors),
+            )
+            clusterings[clustering], entered[clustering] = result.progress, result.entered
+            if result.new_dominant:
+                after = replace(state, clusterings={**state.clusterings, **clusterings})
+                return Completed(after, {}, entered, closed_by, len(records), len(runs), new_dominant=True)
+
+        # 3. Units by hypothesis.
+        clusters = self._cluster_units(entered)
+        times = {record.key: record.event_time for record in records if record.event_time is not None}
+        blocks = self._block_units(new, times, closed_by)
+        units = {key: Units(clusters.get(key, ()), blocks.get(key, ())) for key in sorted({*clusters, *blocks})}
+        after = self._state_after(state, clusterings, records, runs)
+        return Completed(after, units, entered, closed_by, len(records), len(runs))
+
+    def fold(self, key: HypothesisId, run_evidence: RunEvidence | None, units: Units) -> RunEvidence:
+        """The evidence of a hypothesis with these units, those left out that belong to runs before its current one."""
+        policy, previous = self._rules.of(key), self._rules.previous.get(key)
+        own = run_evidence or new_evidence(policy, previous)
+        num_skipped = min(own.skip_clusters, len(units.clusters)), min(own.skip_blocks, len(units.blocks))
+        clusters, blocks = units.clusters[num_skipped[0] :], units.blocks[num_skipped[1] :]
+        in_run = previous if previous is not None and not previous.ends_run else None
+        return replace(
+            own,
+            evidence=fold_in_run(own.evidence, clusters, blocks, policy, in_run),
+            skip_clusters=own.skip_clusters - num_skipped[0],
+            skip_blocks=own.skip_blocks - num_skipped[1],
+        )
+
+    def _read_blocks(self, block_ids: Iterable[str]) -> None:
+        self._blocks.update(self._rows.blocks(set(block_ids) - self._blocks.keys()))
+
+    def _measured_run(self, run: Run) -> MeasuredRun:
+        is_greedy = self._greedy.get(run.key)
+        if is_greedy is None or run.block_id not in self._blocks:
+            raise InputError(
+                f"run of {run.key} at endpoint {self._endpoint} has no block, no record or no sampling regime"
+            )
+        return MeasuredRun(run, is_greedy)
+
+    def _earlier(self, keys: Iterable[RecordKey]) -> list[MeasuredRun]:
+        """The runs of records that earlier folds took in."""
+        found = self._rows.runs_of(sorted(keys))
+        missing = sorted({run.key for run in found} - self._greedy.keys())
+        self._greedy.update(_regimes(self._rows.records_of(missing)))
+        self._read_blocks({run.block_id for run in found})
+        return [self._measured_run(run) for run in found]
+
+    def _clustering_of(self, key: HypothesisId) -> str:
+        if key not in self._clusterings:
+            self._clusterings[key] = clustering_id(self._rules.of(key))
+        return self._clusterings[key]
+
+    def _key_counts(self, slice_key: str, until: datetime, cursors: Sequence[Span]) -> Counter[str]:
+        found, is_folded = self._rows.key_columns(slice_key, until, CLUSTERED), membership(cursors)
+        return Counter(key_from(session, user) for place, offset, session, user in found if is_folded(place, offset))
+
+    def _cluster_units(self, entered: Mapping[str, Sequence[Cluster]]) -> dict[HypothesisId, list[ClusterUnit]]:
+        known = self._measured
+        earlier = {key for own in entered.values() for cluster in own for key in cluster.members if key not in known}
+        before: dict[RecordKey, list[MeasuredRun]] = defaultdict(list)
+        for measured in self._earlier(earlier):
+            before[measured.run.key].append(measured)
+        units: dict[HypothesisId, list[ClusterUnit]] = defaultdict(list)
+        blocks, nothing = self._blocks, list[MeasuredRun]()
+        for clustering, clusters in entered.items():
+            concerned: dict[HypothesisId, list[list[ClusterUnit]]] = {}  # by slice, load and config
+            for cluster in clusters:
+                own: dict[HypothesisId, list[MeasuredRun]] = {}
+                for key in cluster.members:
+                    for measured in known.get(key) or before.get(key, nothing):
+                        run = measured.run
+                        place = cluster.slice_key, blocks[run.block_id][0].concurrency, run.fingerprint
+                        own.setdefault(place, []).append(measured)
+                for place, runs in own.items():
+                    if place not in concerned:
+                        concerned[place] = [
+                            units[each] for each in {("", *place[1:]), place} if self._clustering_of(each) == clustering
+                        ]
+                    unit = ClusterUnit(cluster, tuple(runs))
+                    for each in concerned[place]:
+                        each.append(unit)
+        return {place: own for place, own in units.items() if own}
+
+    def _block_units(
+        self, measured: Sequence[MeasuredRun], event_times: Mapping[RecordKey, datetime], closed_by: datetime | None
+    ) -> dict[HypothesisId, list[BlockUnit]]:
+        """The blocks that enter, in their order; what came of the others is kept."""
+        before = self._units.open_blocks()
+        self._read_blocks(name for name, own in before.items() if is_known(own.newest, closed_by))
+        new = [own.run for own in measured]
+        result = take_blocks(before, new, event_times, lambda name: self._blocks[name][1], closed_by)
+        ended = result.entered.keys() & before.keys()
+        self._units.save_open_blocks(result.begun, ended)
+        earlier = self._earlier({key for block_id in ended for key in before[block_id].runs})
+        by_fingerprint: dict[str, dict[RecordKey, MeasuredRun]] = defaultdict(dict)
+        entered: dict[str, StoredBlock] = {}
+        for own, names in ((measured, result.entered.keys()), (earlier, ended)):
+            for each in own:
+                run = each.run
+                if run.block_id in names:
+                    by_fingerprint[run.fingerprint][run.key] = each
+                    entered[run.block_id] = self._blocks[run.block_id][0]
+        units: dict[HypothesisId, list[BlockUnit]] = defaultdict(list)
+        for fingerprint, runs in by_fingerprint.items():
+            for unit in block_units(entered.values(), runs, result.entered):
+                for slice_key in {"", unit.block.slice_key}:
+                    units[slice_key, unit.block.concurrency, fingerprint].append(unit)
+        return units
+
+    def _state_after(
+        self,
+        state: EndpointState,
+        clusterings: Mapping[str, ClusterProgress],
+        records: Sequence[StoredRecord],
+        runs: Sequence[Run],
+    ) -> EndpointState:
+        slices = Counter(dict(state.slices))
+        for (slice_key, is_lost), number in self._endings(records).items():
+            slices[slice_key] += number * is_lost
+        started: dict[str, list[datetime]] = defaultdict(list)
+        blocks = {(run.fingerprint, run.block_id): self._blocks[run.block_id][0] for run in runs}
+        for (fingerprint, _), block in blocks.items():
+            started[fingerprint].append(block.started_at)
+        seen = dict(state.seen)
+        for fingerprint, times in started.items():
+            first, last = min(times), max(times)
+            own = seen.get(fingerprint, Seen(first, last))
+            seen[fingerprint] = Seen(min(own.first, first), max(own.last, last))
+        return replace(
+            state,
+            slices=dict(slices),
+            clusterings={**state.clusterings, **clusterings},
+            seen=seen,
+            loads=state.loads | {block.concurrency for block in blocks.values()},
+            traffic=state.traffic.fold(records, runs, self._rules.policy.mix_window_s),
+            num_records=state.num_records + len(records),
+        )
+
+    def _endings(self, records: Sequence[StoredRecord]) -> Counter[tuple[str, bool]]:
+        """Records by slice, and by whether they were lost without leaving a run."""
+        return Counter(
+            (record.slice_key, record.counter in LOST and not self._measured[record.key])
+            for record in records
+            if record.slice_key and record.event_time is not None
+        )
+
+
+def _known_until(
+    records: Sequence[StoredRecord], unfinished: Iterable[Place], finite: Iterable[Place], closed_by: datetime | None
+) -> datetime | None:
+    """The watermark where of some places only the beginning was read: no newer than what was read of each, and
+    unknown where the order may be any.
+    """
+    if frozenset(finite):
+        return NEVER
+    newest = dict.fromkeys(unfinished, NEVER)
+    for record in records:
+        place = record.key.source, record.key.partition
+        if place in newest and record.event_time is not None:
+            newest[place] = max(newest[place], record.event_time)
+    known = [*newest.values(), *([] if closed_by is None else [closed_by])]
+    return min(known) if known else None
+
+
+def _regimes(records: Iterable[StoredRecord]) -> dict[RecordKey, bool]:
+    return {record.key: is_greedy(record) for record in records if "sampling_regime" in record.labels}

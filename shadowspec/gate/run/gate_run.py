@@ -1,0 +1,265 @@
+"""From committed rows to decisions, endpoint by endpoint: folds what is new, decides and appends, under a lock.
+
+Every transaction moves the cursors, the evidence and (the last one) the decisions together.  A gate that is killed
+leaves whole folds behind, from which the next one goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from shadowspec.errors import InputError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.endpoint_look import EndpointLook
+from shadowspec.gate.run.fold_spans import Plan, merge_spans, next_plan
+from shadowspec.gate.run.folding import NEVER, Completed, Folding, Rules
+from shadowspec.gate.run.ports import EvidenceStore, GateSession, RehearsalStore
+from shadowspec.gate.run.state import (
+    EndpointState,
+    RunEvidence,
+    decode_evidence,
+    decode_state,
+    encode_evidence,
+    encode_state,
+    evidence_parameters,
+    is_readable,
+    new_progress,
+    new_state,
+)
+from shadowspec.gate.run.trial_levels import HypothesisId, frozen_policy, hypothesis_id
+from shadowspec.gate.verdict.trial import is_superseded
+from shadowspec.gc_control import gc_paused
+from shadowspec.types import (
+    Decision,
+    Fold,
+    Span,
+    Watermark,
+)
+
+
+def run_gate(
+    store: EvidenceStore,
+    policy_by_endpoint: Mapping[str, GatePolicy],
+    *,
+    input_ended: bool | None = None,
+    loads_by_endpoint: Mapping[str, Sequence[int]] | None = None,
+    fingerprints_by_endpoint: Mapping[str, Collection[str]] | None = None,
+    now: datetime | None = None,
+) -> list[Decision]:
+    """Fold what is new, decide every endpoint of `policy_by_endpoint` and append the decisions.
+
+    `input_ended` says whether more records of the same sessions may come (None: as the ledger has it).
+    Without `loads_by_endpoint` and `fingerprints_by_endpoint`, the loads and configs are those measured with.
+    However many gates run at once, each unit enters the evidence once: each endpoint is folded under its lock.
+
+    Raises:
+        InputError: rows contradict each other, or rows that must be folded anew are gone.
+    """
+    decisions: list[Decision] = []
+    for endpoint, policy in policy_by_endpoint.items():
+        loads = None if loads_by_endpoint is None else loads_by_endpoint.get(endpoint, ())
+        wanted = None if fingerprints_by_endpoint is None else fingerprints_by_endpoint.get(endpoint, ())
+        with store.endpoint_lock(endpoint):  # read within it, the clock orders decisions as they are committed
+            gate = EndpointGate(endpoint, policy, loads, wanted, input_ended, now or datetime.now(UTC))
+            while not gate.has_decided:
+                try:
+                    with gc_paused(), store.evidence_session(endpoint) as session:
+                        gate.step(session)
+                except BeginsAnewError as error:  # nothing of this fold was kept
+                    gate.begins = error.begins
+        decisions += gate.decisions
+    return decisions
+
+
+def rehearse_gate(
+    store: RehearsalStore,
+    policy_by_endpoint: Mapping[str, GatePolicy],
+    *,
+    input_ended: bool | None = None,
+    now: datetime | None = None,
+) -> list[Decision]:
+    """The decisions that `run_gate` would append: everything is folded and decided, and then undone.
+
+    Raises:
+        InputError: as of `run_gate`.
+    """
+    decisions: list[Decision] = []
+    for endpoint, policy in policy_by_endpoint.items():
+        gate = EndpointGate(endpoint, policy, None, None, input_ended, now or datetime.now(UTC))
+        with store.endpoint_lock(endpoint):
+            while not gate.has_decided:
+                try:
+                    with store.evidence_rehearsal(endpoint) as new_session:
+                        while not gate.has_decided:
+                            gate.step(new_session())
+                except BeginsAnewError as error:
+                    gate.begins = error.begins
+        decisions += gate.decisions
+    return decisions
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows that one transaction of a gate run takes in, and what it goes on from; `cursors` are those after it."""
+
+    mark: Watermark
+    rules: Rules
+    evidence: Mapping[HypothesisId, RunEvidence]
+    begins: Mapping[str, Any] | None
+    plan: Plan
+    cursors: Sequence[Span]
+    folding: Folding
+    completed: Completed
+
+
+class EndpointGate:
+    """One gate run at one endpoint.  Lives while it holds the endpoint's lock."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        policy: GatePolicy,
+        loads: Sequence[int] | None,
+        fingerprints: Collection[str] | None,
+        input_ended: bool | None,
+        now: datetime,
+    ) -> None:
+        self.endpoint, self._policy, self._now = endpoint, policy, now
+        self._loads, self._fingerprints, self._input_ended = loads, fingerprints, input_ended
+        self.decisions: list[Decision] = []
+        self.has_decided = False
+        self.begins: Mapping[str, Any] | None = None  # the next fold begins anew from this
+
+    def step(self, session: GateSession) -> None:
+        """Fold the next part within this transaction; if it was the last one, decide."""
+        self.conclude(session, self.fold(session))
+
+    def fold(self, session: GateSession) -> Part:
+        """Take in the next part's rows.
+
+        Raises:
+            BeginsAnewError: keys must be cut.
+        """
+        # The watermark comes first: what it promises is then below the ledger's places.
+        mark = session.watermark()
+        is_ended = mark.is_ended if self._input_ended is None else self._input_ended
+        rules = self._rules(session)
+        state, evidence, cursors, begins = self._load_progress(session, rules)
+        plan = next_plan(session, cursors)
+        after = merge_spans((*cursors, *plan.spans))
+        folding = Folding(self.endpoint, session, session, rules)
+        closed_by = None if is_ended else mark.time or NEVER
+        completed = folding.complete(state, plan.spans, after, closed_by, plan.unfinished, plan.finite)
+        if completed.new_dominant:
+            raise BeginsAnewError(_restart_progress(completed.state))
+        return Part(mark, rules, evidence, begins, plan, after, folding, completed)
+
+    def conclude(self, session: GateSession, part: Part) -> None:
+        """Keep what a part left behind, and decide if it was the last one."""
+        # 1. Evidence.
+        completed, plan = part.completed, part.plan
+        changed = {key: part.folding.fold(key, part.evidence.get(key), units) for key, units in completed.units.items()}
+        evidence = {**part.evidence, **changed}
+
+        # 2. Decide, once nothing is left to fold.
+        decisions: tuple[Decision, ...] = ()
+        if not plan.unfinished:
+            configs = session.fingerprints()
+            wanted = completed.state.seen if self._fingerprints is None else self._fingerprints
+            loads = sorted(completed.state.loads) if self._loads is None else self._loads
+            own = {fingerprint: configs[fingerprint] for fingerprint in wanted}
+            look = EndpointLook(self.endpoint, completed.state, evidence, part.rules, own, loads, part.mark.time)
+            decided = look.decide(self._now)
+            decisions = tuple(held_back(decision, part.mark) for decision in decided.decisions)
+            changed |= decided.changed
+
+        # 3. Keep all of it.
+        session.save_evidence([encode_evidence(key, changed[key]) for key in sorted(changed)])
+        fold_id = session.append(self._fold(plan, completed, part.begins), encode_state(completed.state), part.cursors)
+        if not plan.unfinished:
+            ids = session.append_decisions(decisions, fold_id)
+            named = zip(decisions, ids, strict=True)
+            self.decisions = [replace(decision, decision_id=own) for decision, own in named]
+            self.has_decided = True
+        self.begins = None
+
+    def _rules(self, session: GateSession) -> Rules:
+        previous = {hypothesis_id(row): row for row in session.latest_decisions()}
+        return Rules(self._policy, {key: frozen_policy(self._policy, row) for key, row in previous.items()}, previous)
+
+    def _load_progress(
+        self, session: GateSession, rules: Rules
+    ) -> tuple[EndpointState, dict[HypothesisId, RunEvidence], tuple[Span, ...], Mapping[str, Any] | None]:
+        """State, evidence and cursors to go on from; and what they begin anew from, if they do."""
+        progress, begins = session.progress, self.begins
+        if progress is None:  # the first fold, or the first again with keys cut
+            return new_state(begins or {}, rules.clusterings), {}, (), begins or {}
+        stored = session.evidence()
+        reason: str | None = "keys that dominate their slice must be cut"
+        if not is_readable(progress.document, stored):
+            reason = "another version of ShadowSpec wrote it"
+            begins = {} if begins is None else begins
+        elif begins is None:
+            state = decode_state(progress.document)
+            evidence = {(each.slice_key, each.concurrency, each.fingerprint): decode_evidence(each) for each in stored}
+            reason = _find_refold_reason(state, evidence, rules)
+            if reason is None:
+                return state, evidence, progress.cursors, None
+            begins = _restart_progress(state)
+        left, folded = session.num_rows(progress.cursors), session.num_folded()
+        if left[0] < folded[0] or left[1] < folded[1]:
+            raise InputError(
+                f"the evidence of endpoint {self.endpoint} must be folded anew ({reason}), but rows that it rests on "
+                f"have been removed by retention: {left[0]} of {folded[0]} records and {left[1]} of {folded[1]} runs "
+                "are left"
+            )
+        session.begin_anew()
+        return new_state(begins, rules.clusterings), {}, (), begins
+
+    def _fold(self, plan: Plan, completed: Completed, begins: Mapping[str, Any] | None) -> Fold:
+        return Fold(
+            spans=plan.spans,
+            closed_by=completed.closed_by,
+            num_records=completed.num_records,
+            num_runs=completed.num_runs,
+            parameters=asdict(self._policy),
+            folded_at=self._now,
+            begins=begins,
+        )
+
+
+def held_back(decision: Decision, mark: Watermark) -> Decision:
+    """The decision, with what holds the watermark back where something does."""
+    if mark.held_by is None or is_superseded(decision):
+        return decision
+    return replace(decision, evidence=replace(decision.evidence, watermark_held_by=str(mark.held_by)))
+
+
+class BeginsAnewError(Exception):
+    """Leaves a transaction of which nothing may be kept."""
+
+    def __init__(self, begins: Mapping[str, Any]) -> None:
+        super().__init__("the evidence begins anew")
+        self.begins = begins
+
+
+def _find_refold_reason(state: EndpointState, evidence: Mapping[HypothesisId, RunEvidence], rules: Rules) -> str | None:
+    """Why the evidence must be folded anew; None if it need not be."""
+    if not rules.clusterings.keys() <= state.clusterings.keys():
+        return "the policy makes other clusters"
+    for key, own in evidence.items():
+        previous = rules.previous.get(key)
+        has_entered = previous is not None and previous.run is not None
+        if not has_entered and own.parameters != evidence_parameters(rules.of(key)):
+            return "the policy of hypotheses that have not entered was changed"
+    return None
+
+
+def _restart_progress(state: EndpointState) -> Mapping[str, Any]:
+    return new_progress(
+        {clustering: own.entries if own.dominant else {} for clustering, own in state.clusterings.items()},
+        {clustering: own.dominant for clustering, own in state.clusterings.items()},
+    )

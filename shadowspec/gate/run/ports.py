@@ -1,0 +1,135 @@
+"""What a gate run needs of a store: an endpoint's rows, its open units, and sessions over its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, Protocol
+
+from shadowspec.gate.evidence.clusters import KeyTable
+from shadowspec.types import (
+    Decision,
+    EndpointProgress,
+    FingerprintedConfig,
+    Fold,
+    FunnelCounter,
+    OpenBlock,
+    RecordKey,
+    Run,
+    Span,
+    StoredBlock,
+    StoredEvidence,
+    StoredRecord,
+    Watermark,
+)
+
+Place = tuple[str, int]  # source, partition
+
+
+class Rows(Protocol):
+    """The stored rows of one endpoint."""
+
+    def records(self, spans: Iterable[Span]) -> list[StoredRecord]:
+        """The endpoint's records in the spans."""
+
+    def runs(self, spans: Iterable[Span]) -> list[Run]:
+        """The runs of those records."""
+
+    def records_of(self, keys: Sequence[RecordKey]) -> list[StoredRecord]:
+        """These records."""
+
+    def runs_of(self, keys: Sequence[RecordKey]) -> list[Run]:
+        """The runs of these records."""
+
+    def blocks(self, block_ids: Iterable[str]) -> dict[str, tuple[StoredBlock, int]]:
+        """These blocks, each with the number of its runs."""
+
+    def key_columns(
+        self, slice_key: str, until: datetime, counters: Iterable[FunnelCounter]
+    ) -> list[tuple[Place, int, str | None, str | None]]:
+        """Place, offset, session and user of a slice's records up to an event time."""
+
+
+class OpenUnits(Protocol):
+    """Units that are begun and not in evidence yet."""
+
+    def keys(self, clustering: str) -> KeyTable:
+        """The open keys of one clustering."""
+
+    def open_blocks(self) -> dict[str, OpenBlock]:
+        """The blocks that were begun and are in no evidence yet, by id."""
+
+    def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:
+        """Keep blocks as they are now, and forget those that entered."""
+
+
+class Offsets(Protocol):
+    """Where records are stored."""
+
+    def finished_spans(self) -> list[Span]:
+        """Of each consumer and partition of the endpoint: the offsets of which everything is stored."""
+
+    def ended_places(self) -> frozenset[Place]:
+        """Where nothing follows: files that were read to their end."""
+
+    def first_offset(self, span: Span) -> int | None:
+        """The first offset in the span of which a record is stored; None: none is."""
+
+
+class GateSession(Rows, OpenUnits, Offsets, Protocol):
+    """One transaction over an endpoint's evidence."""
+
+    @property
+    def progress(self) -> EndpointProgress | None:
+        """How far the evidence has come."""
+
+    def watermark(self) -> Watermark:
+        """How far the endpoint's input is known."""
+
+    def num_rows(self, spans: Iterable[Span]) -> tuple[int, int]:
+        """Stored records and runs of the endpoint in the spans."""
+
+    def num_folded(self) -> tuple[int, int]:
+        """Records and runs that the folds took in since the evidence last began anew."""
+
+    def fingerprints(self) -> dict[str, FingerprintedConfig]:
+        """Every config measured."""
+
+    def latest_decisions(self) -> list[Decision]:
+        """The last decision on every hypothesis of the endpoint."""
+
+    def evidence(self) -> list[StoredEvidence]:
+        """The evidence of every hypothesis."""
+
+    def save_evidence(self, changed: Sequence[StoredEvidence]) -> None:
+        """Keep evidence."""
+
+    def begin_anew(self) -> None:
+        """Forget everything that was folded."""
+
+    def append(self, fold: Fold, document: Mapping[str, Any], cursors: Sequence[Span]) -> int:
+        """Keep a fold, and the progress and what is folded after it."""
+
+    def append_decisions(self, decisions: Sequence[Decision], fold_id: int) -> list[int]:
+        """Append decisions; their ids."""
+
+
+class EvidenceStore(Protocol):
+    """What the gate needs of a store."""
+
+    def evidence_session(self, endpoint: str) -> AbstractContextManager[GateSession]:
+        """A transaction that commits at the end, or leaves nothing behind if an exception leaves it."""
+
+    def endpoint_lock(self, endpoint: str) -> AbstractContextManager[object]:
+        """Held by one gate at a time."""
+
+
+class RehearsalStore(Protocol):
+    """What a rehearsal needs of a store."""
+
+    def evidence_rehearsal(self, endpoint: str) -> AbstractContextManager[Callable[[], GateSession]]:
+        """Makes sessions of one transaction, each of which sees what those before it did; all of it is undone."""
+
+    def endpoint_lock(self, endpoint: str) -> AbstractContextManager[object]:
+        """Held by one gate at a time."""

@@ -1,0 +1,226 @@
+"""What is stored of an endpoint between looks: its state and the evidence of its runs, and both as documents."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from shadowspec.gate.evidence import codec
+from shadowspec.gate.evidence.betting_tests import score_units
+from shadowspec.gate.evidence.clusters import ClusterProgress
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, Watcher
+from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit, Entry
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.traffic_counts import TrafficCounts
+from shadowspec.gate.run.trial_levels import HypothesisId
+from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
+from shadowspec.gate.verdict.decision import restarted_states
+from shadowspec.gate.verdict.lifecycle import watch_start, watch_states
+from shadowspec.gate.verdict.trial import Seen, passed_clusters
+from shadowspec.types import Decision, SliceKey, StoredEvidence
+
+VERSION = 1
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointState:
+    """One endpoint's counts, and the progress of each clustering.
+
+    `slices` holds every slice seen, with the number of its records that were lost without leaving a run.
+    """
+
+    slices: Mapping[str, int] = field(default_factory=dict)
+    clusterings: Mapping[str, ClusterProgress] = field(default_factory=dict)
+    seen: Mapping[str, Seen] = field(default_factory=dict)  # by fingerprint
+    loads: frozenset[int] = frozenset()
+    traffic: TrafficCounts = field(default_factory=TrafficCounts)
+    num_records: int = 0
+
+    def lost_in(self, slice_key: str) -> int:
+        """Records of a slice ("" for the whole endpoint) that were lost without leaving a run."""
+        return sum(number for name, number in self.slices.items() if slice_key in ("", name))
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvidence:
+    """A hypothesis's evidence with what it was folded under.
+
+    `skip_clusters` and `skip_blocks` are units of earlier runs that are still to come: of restarted evidence.
+    """
+
+    evidence: HypothesisEvidence
+    parameters: str
+    skip_clusters: int = 0
+    skip_blocks: int = 0
+
+
+def clustering_id(policy: GatePolicy) -> str:
+    """The identifier of the policy's clustering, the way in which it makes clusters."""
+    return hashlib.sha256(repr(policy.unit_parameters()).encode()).hexdigest()[:16]
+
+
+def evidence_parameters(policy: GatePolicy) -> str:
+    """What evidence is folded under: its frozen parameters, and the nulls that its tables hold exactly."""
+    nulls = {test.name: test.nulls for test in score_units((), (), policy)}
+    return hashlib.sha256(
+        f"{json.dumps(policy.frozen_parameters(), sort_keys=True)} {json.dumps(nulls, sort_keys=True)}".encode()
+    ).hexdigest()
+
+
+def new_progress(entries: Mapping[str, Mapping[str, Entry]], dominant: Mapping[str, frozenset[SliceKey]]) -> Document:
+    """What evidence that begins anew starts from: by clustering, entries that were judged and keys that are cut."""
+    return {
+        "entries": {clustering: _entries(own) for clustering, own in entries.items()},
+        "dominant": {clustering: sorted(map(list, own)) for clustering, own in dominant.items()},
+    }
+
+
+def new_state(begins: Document, clusterings: Mapping[str, GatePolicy]) -> EndpointState:
+    """The state of no records that starts from `begins`."""
+    return EndpointState(
+        clusterings={
+            clustering: ClusterProgress(
+                entries=_read_entries(begins.get("entries", {}).get(clustering, {})),
+                dominant=frozenset((name, key) for name, key in begins.get("dominant", {}).get(clustering, ())),
+            )
+            for clustering in clusterings
+        }
+    )
+
+
+def encode_state(state: EndpointState) -> dict[str, Any]:
+    """The state as a document."""
+    return {
+        "version": VERSION,
+        "slices": dict(state.slices),
+        "ways": {
+            clustering: {
+                "num_entered": own.num_entered,
+                "newest_close": None if own.newest_close is None else own.newest_close.isoformat(),
+                "num_closed": dict(own.num_closed),
+                "num_members": dict(own.num_members),
+                "num_late": dict(own.num_late),
+                "num_left_out": dict(own.num_left_out),
+                "entries": _entries(own.entries),
+                "dominant": sorted(map(list, own.dominant)),
+            }
+            for clustering, own in state.clusterings.items()
+        },
+        "seen": {name: [own.first.isoformat(), own.last.isoformat()] for name, own in state.seen.items()},
+        "loads": sorted(state.loads),
+        "traffic": state.traffic.document(),
+        "num_records": state.num_records,
+    }
+
+
+def is_readable(document: Document, stored: Iterable[StoredEvidence]) -> bool:
+    """Whether this version of the code wrote the state and the evidence, or writes them alike."""
+    return document.get("version") == VERSION and all(each.document.get("version") == codec.VERSION for each in stored)
+
+
+def decode_state(document: Document) -> EndpointState:
+    """The state that was encoded.
+
+    Raises:
+        InputError: it was written by another version of this code.
+    """
+    codec.require_version(document, VERSION)
+    return EndpointState(
+        slices=document["slices"],
+        clusterings={
+            clustering: ClusterProgress(
+                num_entered=own["num_entered"],
+                newest_close=_time(own["newest_close"]),
+                num_closed=own["num_closed"],
+                num_members=own.get("num_members", {}),  # counted from here on where it was not before
+                num_late=own["num_late"],
+                num_left_out=own.get("num_left_out", {}),
+                entries=_read_entries(own["entries"]),
+                dominant=frozenset((name, key) for name, key in own["dominant"]),
+            )
+            for clustering, own in document["ways"].items()
+        },
+        seen={
+            name: Seen(datetime.fromisoformat(first), datetime.fromisoformat(last))
+            for name, (first, last) in document["seen"].items()
+        },
+        loads=frozenset(document["loads"]),
+        traffic=TrafficCounts.of(document["traffic"]),
+        num_records=document["num_records"],
+    )
+
+
+def encode_evidence(key: HypothesisId, evidence: RunEvidence) -> StoredEvidence:
+    """A hypothesis's evidence as it is stored."""
+    document, tables = codec.encode(evidence.evidence)
+    own = {
+        "parameters": evidence.parameters,
+        "skip_clusters": evidence.skip_clusters,
+        "skip_blocks": evidence.skip_blocks,
+    }
+    return StoredEvidence(*key, document | {"kept": own}, tables)
+
+
+def decode_evidence(stored: StoredEvidence) -> RunEvidence:
+    """The evidence that was encoded."""
+    return RunEvidence(codec.decode(stored.document, stored.tables), **stored.document["kept"])
+
+
+def _entries(entries: Mapping[str, Entry]) -> dict[str, list[Any]]:
+    return {name: [entry.position, entry.at.isoformat()] for name, entry in entries.items()}
+
+
+def _read_entries(document: Document) -> dict[str, Entry]:
+    return {name: Entry(position, datetime.fromisoformat(at)) for name, (position, at) in document.items()}
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def new_evidence(policy: GatePolicy, previous: Decision | None) -> RunEvidence:
+    """The evidence of no units; units of runs that have ended do not count again."""
+    trial = previous.run if previous is not None else None
+    evidence = RunEvidence(HypothesisEvidence(), evidence_parameters(policy))
+    if trial is None or previous is None:
+        return evidence
+    return replace(
+        evidence,
+        skip_clusters=trial.start_clusters + (passed_clusters(previous) if previous.ends_run else 0),
+        skip_blocks=trial.start_blocks + (previous.num_blocks if previous.ends_run else 0),
+    )
+
+
+def fold_in_run(
+    evidence: HypothesisEvidence,
+    clusters: Sequence[ClusterUnit],
+    blocks: Sequence[BlockUnit],
+    policy: GatePolicy,
+    in_run: Decision | None,
+    recorders: Sequence[Watcher] = (),
+) -> HypothesisEvidence:
+    """The evidence with these units: before the run's ENABLE without detectors, with them after it.
+
+    `recorders` see all of the units.
+    """
+    states = restarted_states(in_run) if in_run is not None else {}
+    watched = watch_states(in_run) if in_run is not None else {}
+    if in_run is not None and watched and not evidence.watchers:
+        num_blocks, num_clusters = watch_start(in_run)
+        head_blocks = max(num_blocks - evidence.runs.num_blocks, 0)
+        head_clusters = max(num_clusters - evidence.num_clusters - evidence.num_capped_clusters, 0)
+        evidence = evidence.fold(
+            clusters[:head_clusters], blocks[:head_blocks], policy, states=states, watchers=recorders
+        )
+        clusters, blocks = clusters[head_clusters:], blocks[head_blocks:]
+        num_passed = evidence.num_clusters + evidence.num_capped_clusters
+        if evidence.runs.num_blocks >= num_blocks and num_passed >= num_clusters:
+            evidence = replace(evidence, watchers=watched)
+    watchers = (*WATCHERS, *ADVISORY_WATCHERS) if evidence.watchers else ()
+    return evidence.fold(clusters, blocks, policy, states=states, watchers=(*watchers, *recorders))

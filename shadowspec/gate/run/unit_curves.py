@@ -1,0 +1,176 @@
+"""Estimate and bounds of decisions' tests after each unit that they rested on, from the endpoint's stored rows.
+
+Invariant: the units are those of the stored folds, taken in again with their spans, watermarks and policies, so that a
+curve ends at the figures of its decision.  A decision whose rows are no longer all stored has none.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from shadowspec.gate.evidence.betting_tests import score_units
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.explain import policy_of, refold
+from shadowspec.gate.run.folding import Rules, Units
+from shadowspec.gate.run.ports import Place
+from shadowspec.gate.run.state import fold_in_run
+from shadowspec.gate.run.trial_levels import HypothesisId, frozen_policy, hypothesis_id
+from shadowspec.gate.verdict.curves import Recorder, SequencePoint, sequence_points
+from shadowspec.gate.verdict.trial import passed_clusters
+from shadowspec.types import Decision, Fold, FunnelCounter, RecordKey, Run, Span, StoredBlock, StoredRecord
+
+Curves = Mapping[HypothesisId, Mapping[str, tuple[SequencePoint, ...]]]  # by hypothesis, then by test
+
+DRAWN_TESTS = ("speedup", "acceptance", "tail")
+TOLERANCE = 1e-9  # relative: units are added in other groups than the folds added them
+
+
+class MemoryRows:
+    """An endpoint's rows, all of them read before: satisfies `Rows`."""
+
+    def __init__(self, records: Iterable[StoredRecord], blocks: Iterable[StoredBlock], runs: Iterable[Run]) -> None:
+        self._records = sorted(records, key=lambda record: record.key)
+        self._runs = sorted(runs, key=lambda run: (run.key, run.fingerprint))
+        self._record_keys = [record.key for record in self._records]
+        self._run_keys = [run.key for run in self._runs]
+        sizes = Counter(run.block_id for run in self._runs)
+        self._blocks = {block.block_id: (block, sizes[block.block_id]) for block in blocks}
+
+    def records(self, spans: Iterable[Span]) -> list[StoredRecord]:
+        """The records in the spans."""
+        return [own for span in spans for own in self._records[_within(self._record_keys, span)]]
+
+    def runs(self, spans: Iterable[Span]) -> list[Run]:
+        """The runs of those records."""
+        return [own for span in spans for own in self._runs[_within(self._run_keys, span)]]
+
+    def num_rows(self, spans: Iterable[Span]) -> tuple[int, int]:
+        """Records and runs in the spans."""
+        own = list(spans)
+        return len(self.records(own)), len(self.runs(own))
+
+    def records_of(self, keys: Sequence[RecordKey]) -> list[StoredRecord]:
+        """These records."""
+        found = ((key, bisect_left(self._record_keys, key)) for key in keys)
+        return [self._records[at] for key, at in found if self._record_keys[at : at + 1] == [key]]
+
+    def runs_of(self, keys: Sequence[RecordKey]) -> list[Run]:
+        """The runs of these records."""
+        found = []
+        for key in keys:
+            at = bisect_left(self._run_keys, key)
+            while self._run_keys[at : at + 1] == [key]:
+                found.append(self._runs[at])
+                at += 1
+        return found
+
+    def blocks(self, block_ids: Iterable[str]) -> dict[str, tuple[StoredBlock, int]]:
+        """These blocks, each with the number of its runs."""
+        return {block_id: self._blocks[block_id] for block_id in block_ids if block_id in self._blocks}
+
+    def key_columns(
+        self, slice_key: str, until: datetime, counters: Iterable[FunnelCounter]
+    ) -> list[tuple[Place, int, str | None, str | None]]:
+        """Place, offset, session and user of a slice's records up to an event time."""
+        wanted = frozenset(counters)
+        return [
+            ((own.key.source, own.key.partition), own.key.offset, own.session_hash, own.user_hash)
+            for own in self._records
+            if own.slice_key == slice_key and own.counter in wanted
+            if own.event_time is not None and own.event_time <= until
+        ]
+
+
+def endpoint_curves(endpoint: str, folds: Sequence[Fold], rows: MemoryRows, decisions: Iterable[Decision]) -> Curves:
+    """The curves of the endpoint's latest `decisions`, of those of `DRAWN_TESTS` that each has."""
+    latest = {hypothesis_id(row): row for row in decisions if row.endpoint == endpoint}
+    if not latest or any(rows.num_rows(fold.spans) != (fold.num_records, fold.num_runs) for fold in folds):
+        return {}
+
+    rules = _rules(folds, latest)
+    parts: dict[HypothesisId, list[_Part]] = defaultdict(list)
+    for number, (_, completed) in enumerate(refold(endpoint, rows, zip(folds, rules, strict=True))):
+        for key, units in completed.units.items():
+            if key in latest:
+                _append(parts[key], rules[number].of(key), units)
+    return {key: _curves(row, parts[key]) for key, row in latest.items() if key in parts}
+
+
+@dataclass(slots=True)
+class _Part:
+    """Units of one hypothesis that were folded under one policy, in folding order."""
+
+    policy: GatePolicy
+    clusters: list[ClusterUnit] = field(default_factory=list)
+    blocks: list[BlockUnit] = field(default_factory=list)
+
+
+def _rules(folds: Iterable[Fold], latest: Mapping[HypothesisId, Decision]) -> list[Rules]:
+    """What each fold went by; folds under the same policy share their rules."""
+    found: list[Rules] = []
+    before: Fold | None = None
+    for fold in folds:
+        if before is None or before.parameters != fold.parameters:
+            policy = policy_of(fold)
+            frozen = {key: frozen_policy(policy, row) for key, row in latest.items()}
+            found.append(Rules(policy, frozen, {}))
+        else:
+            found.append(found[-1])
+        before = fold
+    return found
+
+
+def _append(parts: list[_Part], policy: GatePolicy, units: Units) -> None:
+    if not parts or parts[-1].policy != policy:
+        parts.append(_Part(policy))
+    parts[-1].clusters += units.clusters
+    parts[-1].blocks += units.blocks
+
+
+def _curves(decision: Decision, parts: Sequence[_Part]) -> dict[str, tuple[SequencePoint, ...]]:
+    # 1. The units that the decision rests on: those of its run that had come by.
+    trial = decision.run
+    first_cluster, first_block = (trial.start_clusters, trial.start_blocks) if trial is not None else (0, 0)
+    wanted_clusters, wanted_blocks = passed_clusters(decision), decision.num_blocks
+
+    # 2. Their evidence, and their values as they are folded into it.
+    evidence, recorders = HypothesisEvidence(), {name: Recorder(name) for name in DRAWN_TESTS}
+    for part in parts:
+        clusters = part.clusters[first_cluster : first_cluster + wanted_clusters]
+        first_cluster, wanted_clusters = max(first_cluster - len(part.clusters), 0), wanted_clusters - len(clusters)
+        blocks = part.blocks[first_block : first_block + wanted_blocks]
+        first_block, wanted_blocks = max(first_block - len(part.blocks), 0), wanted_blocks - len(blocks)
+        evidence = fold_in_run(evidence, clusters, blocks, part.policy, decision, list(recorders.values()))
+
+    # 3. The points; what does not come to what the decision says is none of its.
+    definitions = {test.name: test for test in score_units((), (), parts[-1].policy)}
+    curves = {}
+    for result in decision.tests:
+        name = result.name
+        series = recorders[name].series if name in recorders else None
+        if series is None or name not in evidence.tests:
+            continue
+        points = sequence_points(definitions[name], evidence.tests[name], series, result.alpha)
+        if points and points[-1].num_units == result.num_units:
+            last = points[-1]
+            if _is_close(last.lower, result.lower) and _is_close(last.upper, result.upper):
+                curves[name] = tuple(points)
+    return curves
+
+
+def _is_close(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def _within(keys: Sequence[RecordKey], span: Span) -> slice:
+    place = span.source, span.partition
+    return slice(bisect_left(keys, (*place, span.start)), bisect_left(keys, (*place, span.stop)))

@@ -1,0 +1,6 @@
+"""Betting sequences, capitals, levels and detectors: mathematics without rows.
+
+In: unit values and levels.
+Out: capitals, bounds and alarms.
+Imports: types, errors.
+"""

@@ -1,0 +1,160 @@
+"""Betting on bounded unit values: the one sequential test behind four of the gate's five required tests.
+
+A unit carries a sum u and a weight g in [0, 1]; for a null mean theta its value is y = u - theta*g (for the
+opposite null -y), never below -b, b the size of its worst value.  Against E[y | past] <= 0 the capital
+sum_j w_j prod_i (1 + f_j * y_i / b) is a nonnegative supermartingale that starts at 1, so that it exceeds
+1/level with probability at most level, at whatever moment one looks (Ville).  After Waudby-Smith and Ramdas,
+arXiv 2010.09686.  The capital falls as theta moves towards the data, hence the nulls rejected are an
+interval, and inverting the test over a grid of theta gives bounds that hold at all looks at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+FRACTIONS = np.array([0.1, 0.3, 0.6, 0.95])  # bets as fractions of the largest that cannot go bankrupt
+WEIGHTS = np.array([0.15, 0.2, 0.25, 0.4])  # initial capital on each fraction, chosen for small samples
+GRID_STEP = 0.005  # bounds are grid points, rounded outward
+
+Side = Literal["lower", "upper"]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Per unit, in folding order: `values` u and `weights` g, both [n]; u / g lies within the series' range."""
+
+    values: Floats
+    weights: Floats
+
+    def part(self, start: int, stop: int) -> Sums:
+        """The units from `start` up to, but without, `stop`."""
+        return Sums(self.values[start:stop], self.weights[start:stop])
+
+    def concat(self, later: Sums) -> Sums:
+        """These units, then the later ones."""
+        return Sums(np.concatenate([self.values, later.values]), np.concatenate([self.weights, later.weights]))
+
+    def merge(self, start: int, group: int) -> Sums:
+        """The units from `start` on, each `group` consecutive ones as their mean; an incomplete group waits."""
+        return Sums(_group(self.values, start, group).mean(axis=1), _group(self.weights, start, group).mean(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSeries:
+    """One test's unit values in folding order.
+
+    `lower` and `upper` differ only where something is missing: each holds the value that is worst for the
+    bound of its name, and `observed` leaves it out.  `lowest` and `highest` bound the mean.  `upper_worst` is
+    the size of the worst value of the upper side where that is not `highest - theta`.  `dependence` replaces
+    the unit values where autocorrelation is judged.
+    """
+
+    lower: Sums
+    upper: Sums
+    observed: Sums
+    lowest: float
+    highest: float
+    upper_worst: float | None = None
+    dependence: Floats | None = None
+
+    @property
+    def num_units(self) -> int:
+        return len(self.lower.values)
+
+    def part(self, start: int, stop: int) -> UnitSeries:
+        """The units from `start` up to, but without, `stop`."""
+        return replace(
+            self,
+            lower=self.lower.part(start, stop),
+            upper=self.upper.part(start, stop),
+            observed=self.observed.part(start, stop),
+            dependence=None if self.dependence is None else self.dependence[start:stop],
+        )
+
+    def concat(self, later: UnitSeries) -> UnitSeries:
+        """These units, then the later ones of the same test."""
+        assert (self.dependence is None) == (later.dependence is None), "units of different tests"
+        dependence = None
+        if self.dependence is not None and later.dependence is not None:
+            dependence = np.concatenate([self.dependence, later.dependence])
+        return replace(
+            self,
+            lower=self.lower.concat(later.lower),
+            upper=self.upper.concat(later.upper),
+            observed=self.observed.concat(later.observed),
+            dependence=dependence,
+        )
+
+    def merge(self, start: int, group: int) -> UnitSeries:
+        """The series that restarts at unit `start` with `group` consecutive units merged into one."""
+        return UnitSeries(
+            self.lower.merge(start, group),
+            self.upper.merge(start, group),
+            self.observed.merge(start, group),
+            self.lowest,
+            self.highest,
+            self.upper_worst,
+            None if self.dependence is None else _group(self.dependence, start, group).min(axis=1),
+        )
+
+    def ratios(self, side: Side, theta: float) -> Floats:
+        """y / b of every unit, [n], at least -1: the evidence against a mean at or below (above) theta."""
+        if side == "lower":
+            values, worst = self.lower.values - theta * self.lower.weights, theta - self.lowest
+        else:
+            values = theta * self.upper.weights - self.upper.values
+            worst = self.highest - theta if self.upper_worst is None else self.upper_worst
+        return np.maximum(values / worst, -1.0)
+
+    def dependence_values(self, side: Side, theta: float) -> Floats:
+        """What lag-1 autocorrelation is judged on, [n]."""
+        if self.dependence is not None:
+            return self.dependence
+        sums = self.lower if side == "lower" else self.upper
+        return sums.values - theta * sums.weights
+
+
+def log_capital(ratios: Floats) -> float:
+    """Natural logarithm of the capital after all units of `ratios` [n] (y / b); 0 of none."""
+    return float(np.logaddexp.reduce(np.log(WEIGHTS) + np.log1p(np.multiply.outer(FRACTIONS, ratios)).sum(axis=1)))
+
+
+def log_capital_path(ratios: Floats) -> Floats:
+    """Natural logarithm of the capital after each unit of `ratios` [n]; [n]."""
+    summed = np.log1p(np.multiply.outer(FRACTIONS, ratios)).cumsum(axis=1)
+    path: Floats = np.logaddexp.reduce(np.log(WEIGHTS)[:, None] + summed, axis=0)
+    return path
+
+
+def is_rejected(log_capital_now: float, level: float) -> bool:
+    """Whether the null falls at `level`: capital at or above 1 / level, now and not at its best moment."""
+    return log_capital_now >= -math.log(level)
+
+
+@lru_cache(maxsize=4_096)
+def min_units(best_ratio: float, level: float) -> int:
+    """Smallest number of units at which the null can fall, every unit being at its best, `best_ratio` = y / b > 0."""
+    high = 1
+    while not is_rejected(_log_capital_of_equal(best_ratio, high), level):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_rejected(_log_capital_of_equal(best_ratio, middle), level) else (middle, high)
+    return high
+
+
+def _log_capital_of_equal(ratio: float, num_units: int) -> float:
+    return float(np.logaddexp.reduce(np.log(WEIGHTS) + num_units * np.log1p(FRACTIONS * ratio)))
+
+
+def _group(values: Floats, start: int, group: int) -> Floats:
+    kept = values[start:]
+    return kept[: len(kept) // group * group].reshape(-1, group)

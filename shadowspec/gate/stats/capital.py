@@ -1,0 +1,168 @@
+"""Evidence of one test and side as a table of summed log-capitals: it adds up, and forgets the units behind it.
+
+Invariant: folding units in any pieces and any order, or merging tables, gives the sums that folding all of them at
+once gives (up to rounding).  Rows are nulls theta, fixed when the table begins: a grid and the thresholds of that
+moment.  What lies between two rows is judged at the next one outward, where less is rejected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shadowspec.gate.stats.betting import FRACTIONS, GRID_STEP, WEIGHTS, Floats, Side, is_rejected
+
+NUM_FRACTIONS = len(FRACTIONS)
+
+_LOG_WEIGHTS = np.log(WEIGHTS)
+_CHUNK = 512  # units at a time: the work area, a megabyte or two, stays in the processor's cache
+_GROUP = 16  # factors multiplied before a logarithm is taken; each lies from 0.05 to about 1e4, so none overflows
+_SAMPLE = 64  # of the units, which tells whether the same ones come again and again: zeros and ones, mostly
+_SAME = 1e-12  # nulls closer than this are one
+
+
+def grid(lowest: float, highest: float, nulls: Iterable[float] = ()) -> Floats:
+    """Every multiple of GRID_STEP strictly inside the range and the `nulls` inside it, rising."""
+    first, last = math.floor(lowest / GRID_STEP) + 1, math.ceil(highest / GRID_STEP) - 1
+    return with_nulls(np.arange(first, last + 1, dtype=np.float64) * GRID_STEP, lowest, highest, nulls)
+
+
+def geometric_grid(lowest: float, highest: float, growth: float, nulls: Iterable[float] = ()) -> Floats:
+    """Powers of `growth` strictly inside the range from `lowest` > 0, and the `nulls` inside it, rising."""
+    first, last = math.floor(math.log(lowest) / math.log(growth)) + 1, math.ceil(math.log(highest) / math.log(growth))
+    return with_nulls(growth ** np.arange(first, last, dtype=np.float64), lowest, highest, nulls)
+
+
+def with_nulls(points: Floats, lowest: float, highest: float, nulls: Iterable[float]) -> Floats:
+    """The points and nulls strictly inside the range, rising, none twice; a null takes the place of a point at it."""
+    own = np.array(sorted(set(nulls)), dtype=np.float64)
+    if len(own):
+        points = points[np.abs(points[:, None] - own).min(axis=1) > _SAME]
+    merged: Floats = np.sort(np.concatenate([points, own]))
+    return merged[(merged > lowest + 1e-9) & (merged < highest - 1e-9)]
+
+
+@dataclass(frozen=True, slots=True)
+class CapitalTable:
+    """One side's sums; `worst` is the size b of a unit's worst value at each null."""
+
+    side: Side
+    thetas: Floats  # [G], rising
+    worst: Floats  # [G]
+    logs: Floats  # [G, NUM_FRACTIONS]: sums over units of log(1 + f * y / b)
+
+    @classmethod
+    def empty(
+        cls, side: Side, thetas: Floats, lowest: float, highest: float, upper_worst: float | None = None
+    ) -> CapitalTable:
+        """The table of no units, whose mean lies from `lowest` to `highest`."""
+        if side == "lower":
+            worst = thetas - lowest
+        else:
+            worst = highest - thetas if upper_worst is None else np.full(len(thetas), upper_worst)
+        return cls(side, thetas, worst, np.zeros((len(thetas), NUM_FRACTIONS)))
+
+    def fold(self, values: Floats, weights: Floats) -> CapitalTable:
+        """The table with these units added: sums [n] and weights [n]."""
+        units = values + 1j * weights  # one number each, so that equal ones are found by a plain sort
+        counts = np.ones(len(units))
+        is_repeating = 2 * len(np.unique(units[:_SAMPLE])) <= len(units[:_SAMPLE])
+        if is_repeating:
+            units, repeats = np.unique(units, return_counts=True)
+            counts = repeats.astype(np.float64)
+        logs: Floats = self.logs.copy()
+        for start in range(0, len(units), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            ratios = self._ratios(units[part].real, units[part].imag)
+            logs += _weighted_logs(ratios, counts[part]) if is_repeating else _summed_logs(ratios)
+        return replace(self, logs=logs)
+
+    def with_logs(self, logs: Floats) -> CapitalTable:
+        """The table of the same nulls with these sums, [G, NUM_FRACTIONS]."""
+        return replace(self, logs=logs)
+
+    def without_units(self) -> CapitalTable:
+        """The table of no units, of the same nulls."""
+        return self.with_logs(np.zeros_like(self.logs))
+
+    def merge(self, other: CapitalTable) -> CapitalTable:
+        """The table of the units of both.
+
+        Raises:
+            ValueError: they are not of the same side and nulls.
+        """
+        if self.side != other.side or not np.array_equal(self.thetas, other.thetas):
+            raise ValueError("tables of different sides or nulls do not add up")
+        return replace(self, logs=self.logs + other.logs)
+
+    def sums_at(self, theta: float) -> Floats | None:
+        """Sums by fraction at the next null outward of `theta`, [NUM_FRACTIONS]; None where there is none."""
+        if self.side == "lower":
+            row = int(np.searchsorted(self.thetas, theta - _SAME, side="left"))
+        else:
+            row = int(np.searchsorted(self.thetas, theta + _SAME, side="right")) - 1
+        return self.logs[row] if 0 <= row < len(self.thetas) else None
+
+    def log_capital(self, theta: float) -> float:
+        """Natural logarithm of the capital against a mean at or below (above) `theta`; 0 where nothing is known."""
+        sums = self.sums_at(theta)
+        return 0.0 if sums is None else float(np.logaddexp.reduce(_LOG_WEIGHTS + sums))
+
+    def bound(self, level: float) -> float | None:
+        """Confidence bound of the mean at `level`, valid at all looks at once; None where no null falls."""
+        capitals = np.logaddexp.reduce(_LOG_WEIGHTS + self.logs, axis=1)
+        fallen = capitals >= -math.log(level)
+        standing = np.flatnonzero(~fallen)  # the capital is monotone in theta, so the fallen are an interval
+        if self.side == "lower":
+            index = int(standing[0]) - 1 if len(standing) else len(fallen) - 1
+        else:
+            index = int(standing[-1]) + 1 if len(standing) else 0
+        return float(self.thetas[index]) if 0 <= index < len(fallen) else None
+
+    def units_needed(self, theta: float, num_units: int, level: float) -> int | None:
+        """A planning estimate: units still needed if each bet goes on growing at its mean rate so far.
+
+        0 where the null has fallen; None where no bet grows.
+        """
+        sums = self.sums_at(theta)
+        if sums is None or not num_units:
+            return None
+        if is_rejected(float(np.logaddexp.reduce(_LOG_WEIGHTS + sums)), level):
+            return 0
+        missing, growth = -math.log(level) - _LOG_WEIGHTS - sums, sums / num_units
+        needed = [gap / rate for gap, rate in zip(missing.tolist(), growth.tolist(), strict=True) if rate > 1e-9]
+        return math.ceil(min(needed)) if needed else None
+
+    def _ratios(self, values: Floats, weights: Floats) -> Floats:
+        """y / b of units [n] at every null, at least -1; [G, n]."""
+        if self.side == "lower":
+            scores = values[None, :] - self.thetas[:, None] * weights[None, :]
+        else:
+            scores = self.thetas[:, None] * weights[None, :] - values[None, :]
+        return np.maximum(scores / self.worst[:, None], -1.0)
+
+
+def _summed_logs(ratios: Floats) -> Floats:
+    """Sums over units of log(1 + f * ratio), [G, NUM_FRACTIONS], of `ratios` [G, n]."""
+    num_rows, num_units = ratios.shape
+    sums = np.empty((num_rows, NUM_FRACTIONS))
+    if num_units < _GROUP:
+        for place, fraction in enumerate(FRACTIONS):
+            sums[:, place] = np.log1p(fraction * ratios).sum(axis=1)
+        return sums
+    padded = np.zeros((num_rows, num_units + -num_units % _GROUP))
+    padded[:, :num_units] = ratios
+    grouped = padded.reshape(num_rows, _GROUP, -1)  # a group's factors lie apart, so that groups multiply side by side
+    for place, fraction in enumerate(FRACTIONS):
+        factors = fraction * grouped
+        factors += 1.0
+        sums[:, place] = np.log(factors.prod(axis=1)).sum(axis=1)
+    return sums
+
+
+def _weighted_logs(ratios: Floats, counts: Floats) -> Floats:
+    """The same, where the unit of each column stands for `counts` [n] of them."""
+    return np.stack([np.log1p(fraction * ratios) @ counts for fraction in FRACTIONS], axis=1)

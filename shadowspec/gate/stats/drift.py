@@ -1,0 +1,193 @@
+"""Detectors of decay in an enabled hypothesis: e-SR statistics on the unit values of speedup and acceptance.
+
+The null is that the promise still holds: E[x | past] >= m0 at every unit, m0 the threshold that was proven
+(never an estimate).  A unit with sum u and weight g gives L = 1 + lambda * (m0 * g - u), which under the null
+is nonnegative with mean at most 1 while 0 < lambda < 1 / (x_max - m0).  M = L * (M + 1), from 0, then grows by
+at most 1 a unit on average, so that the mean number of units until M reaches A is at least A, whatever the
+distribution; M keeps every possible moment of change in play at once.  Used is the mean of the M over the
+betting fractions.  After Shin, Ramdas and Rinaldo, arXiv 2203.03532.
+
+The promise needs independent units as the tests do, and more so: no look waits for r1 here.  Under
+autocorrelated units the run length does not hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shadowspec.errors import InputError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.stats.betting import FRACTIONS, Floats, Sums, UnitSeries
+from shadowspec.types import Figure
+
+NUM_DETECTORS = 2  # of a hypothesis: speedup and acceptance; the advisory ones have a run length of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """One detector: its promise, and what it has folded since it was started.
+
+    `promise` is m0 and `highest` x_max, on the scale of the unit values (log speedup, acceptance rate).
+    `log_statistics` are the natural logarithms of the M of each fraction (minus infinity at the start), so that
+    nothing overflows; `log_peak` is the highest logarithm of their mean at any unit so far.
+    """
+
+    promise: float
+    highest: float
+    log_statistics: tuple[float, ...] = (-math.inf,) * len(FRACTIONS)
+    log_peak: float = -math.inf
+    num_units: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.promise < self.highest:
+            raise InputError(f"a promise of {self.promise:g} leaves nothing to fall from {self.highest:g}")
+
+    def fold(self, sums: Sums) -> Detector:
+        """The detector after the units of `sums`, in their order; in pieces or at once is the same."""
+        if not len(sums.values):
+            return self
+        paths = log_statistic_paths(self, sums.values, sums.weights)
+        means = np.logaddexp.reduce(paths, axis=0) - math.log(len(FRACTIONS))
+        return replace(
+            self,
+            log_statistics=tuple(paths[:, -1].tolist()),
+            log_peak=max(self.log_peak, float(means.max())),
+            num_units=self.num_units + len(sums.values),
+        )
+
+    def state(self) -> dict[str, Figure]:
+        """As a flat mapping that JSON can hold; minus infinity becomes None."""
+        logs = {f"log_statistic_{place}": _finite(value) for place, value in enumerate(self.log_statistics)}
+        return {
+            "promise": self.promise,
+            "highest": self.highest,
+            "log_peak": _finite(self.log_peak),
+            "num_units": self.num_units,
+            **logs,
+        }
+
+    @staticmethod
+    def of(state: Mapping[str, Figure]) -> Detector:
+        """The detector that `state` describes.
+
+        Raises:
+            InputError: it describes none.
+        """
+        try:
+            return Detector(
+                promise=_number(state["promise"]),
+                highest=_number(state["highest"]),
+                log_statistics=tuple(_log(state[f"log_statistic_{place}"]) for place in range(len(FRACTIONS))),
+                log_peak=_log(state["log_peak"]),
+                num_units=int(_number(state["num_units"])),
+            )
+        except KeyError as error:
+            raise InputError(f"stored drift detector cannot be read: {error} is missing") from error
+
+    def has_alarmed(self, threshold: float) -> bool:
+        """Whether the mean of the M reached `threshold` at any unit: an alarm is not taken back."""
+        return self.log_peak >= math.log(threshold)
+
+
+def log_statistic_paths(detector: Detector, values: Floats, weights: Floats) -> Floats:
+    """Logarithm of the M of each fraction after each unit, [..., f, n], of units [..., n] from the detector's state."""
+    slack = detector.highest - detector.promise
+    ratios = np.maximum((detector.promise * weights - values) / slack, -1.0)
+    grown = np.log1p(FRACTIONS[:, None] * ratios[..., None, :]).cumsum(axis=-1)
+    before = np.concatenate([np.zeros_like(grown[..., :1]), grown[..., :-1]], axis=-1)
+    # M_n = prod L * (M_0 + sum over k of 1 / product of the L before unit k)
+    started = np.logaddexp.accumulate(-before, axis=-1)
+    paths: Floats = grown + np.logaddexp(np.array(detector.log_statistics)[:, None], started)
+    return paths
+
+
+@dataclass(frozen=True, slots=True)
+class DriftWatcher:
+    """Keeps one detector over the units of the test `test_name`; its state is None until the detector is started.
+
+    A missing value is folded at its worst, as the lower bound has it: an arm that fails is a decay too.
+    """
+
+    name: str
+    test_name: str
+
+    def fold(
+        self, state: Mapping[str, Figure] | None, units: UnitSeries, policy: GatePolicy
+    ) -> Mapping[str, Figure] | None:
+        """The state after these units."""
+        del policy  # the promise was fixed when the detector was started
+        return None if state is None else Detector.of(state).fold(units.lower).state()
+
+
+WATCHERS = (DriftWatcher("drift_speedup", "speedup"), DriftWatcher("drift_acceptance", "acceptance"))
+ADVISORY_WATCHERS = (DriftWatcher("advisory_speedup", "speedup"), DriftWatcher("advisory_acceptance", "acceptance"))
+
+
+def started_states(policy: GatePolicy, lower_bounds: Mapping[str, float]) -> dict[str, Mapping[str, Figure]]:
+    """The states of all detectors of a hypothesis at the look that says ENABLE, by watcher.
+
+    They fold what enters the evidence after that look: the units that proved the promise do not testify again.
+    `lower_bounds` are those of "speedup" (log) and "acceptance" at that look; the advisory detectors hold the
+    hypothesis to them less the tolerance, but to no less than the promise.  They sound earlier and change no
+    verdict.
+    """
+    promises = {
+        "speedup": (math.log1p(policy.margin), policy.log_speedup_clip),
+        "acceptance": (policy.floor, 1.0),
+    }
+    states: dict[str, Mapping[str, Figure]] = {}
+    for watcher in WATCHERS:
+        promise, highest = promises[watcher.test_name]
+        states[watcher.name] = Detector(promise, highest).state()
+    for watcher in ADVISORY_WATCHERS:
+        promise, highest = promises[watcher.test_name]
+        if watcher.test_name in lower_bounds:
+            own = max(promise, lower_bounds[watcher.test_name] - policy.drift_tolerance)
+            states[watcher.name] = Detector(own, highest).state()
+    return states
+
+
+def alarm_threshold(policy: GatePolicy) -> float:
+    """The value of M at which a detector sounds: the run length times all detectors that an endpoint may have.
+
+    The sum of N statistics grows by at most N per unit of each, so that the first of N alarms at run length
+    times N comes no sooner, on average, than after the run length; the declared number of hypotheses bounds N
+    whatever is enabled when.
+    """
+    return policy.drift_run_length * float(NUM_DETECTORS * policy.max_hypotheses)
+
+
+def alarms(states: Mapping[str, Mapping[str, Figure]], policy: GatePolicy) -> tuple[str, ...]:
+    """Names of the tests whose promise no longer holds."""
+    return _select_alarmed(WATCHERS, states, policy)
+
+
+def advice(states: Mapping[str, Mapping[str, Figure]], policy: GatePolicy) -> tuple[str, ...]:
+    """Names of the tests that have come down from where they stood at ENABLE."""
+    return _select_alarmed(ADVISORY_WATCHERS, states, policy)
+
+
+def _select_alarmed(
+    watchers: Sequence[DriftWatcher], states: Mapping[str, Mapping[str, Figure]], policy: GatePolicy
+) -> tuple[str, ...]:
+    threshold = alarm_threshold(policy)
+    started = [(watcher.test_name, states[watcher.name]) for watcher in watchers if watcher.name in states]
+    return tuple(name for name, state in started if Detector.of(state).has_alarmed(threshold))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _log(value: Figure) -> float:
+    return -math.inf if value is None else _number(value)
+
+
+def _number(value: Figure) -> float:
+    if value is None or isinstance(value, bool | str):
+        raise InputError(f"stored drift detector cannot be read: {value!r} is not a number")
+    return float(value)

@@ -1,0 +1,160 @@
+"""An endpoint's decision as made of its slices': weighted bounds, the named candidate, and what changed since ENABLE.
+
+Pure over the decisions of one look; everything that it finds becomes the `composition` of those decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, replace
+
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.endpoint_bounds import (
+    SliceTraffic,
+    covering_decision,
+    endpoint_bounds,
+    is_shown_under_parent,
+    named_candidates,
+)
+from shadowspec.gate.verdict.mix import Decomposition, SliceWeight, decompose, mix_shift, mix_words
+from shadowspec.gate.verdict.trial import is_superseded
+from shadowspec.metrics import ratio
+from shadowspec.types import Composition, Decision, MixChange, RateChange, SliceCover, SliceState, TestResult, Verdict
+
+_NAMES = ("speedup", "acceptance")
+
+
+def compose_endpoint(
+    decisions: Sequence[Decision],
+    previous: Mapping[str, Decision],
+    traffic: Mapping[str, Mapping[str, SliceTraffic]],
+    policy: GatePolicy,
+) -> list[Decision]:
+    """The decisions of one endpoint's look, in their order, with what only all of them together can say.
+
+    `previous` are the endpoint's own latest decisions (of the whole endpoint) by fingerprint and load, as
+    `group_key` writes them; `traffic` is the current traffic by fingerprint and
+    slice.
+    """
+    named = named_candidates(decision for decision in decisions if not is_superseded(decision))
+    wholes = {group_key(each): each for each in decisions if not each.slice_key and not is_superseded(each)}
+    found = []
+    for decision in decisions:
+        if is_superseded(decision):
+            found.append(decision)
+            continue
+        key = decision.slice_key, decision.concurrency
+        shares = traffic.get(decision.fingerprint, {})
+        composition = Composition(named.get(key) == decision.fingerprint)
+        if decision.slice_key:
+            own = shares.get(decision.slice_key)
+            total = sum(each.num_requests for each in shares.values())
+            covering = covering_decision(decision, wholes.get(group_key(decision)))
+            cover = SliceCover(
+                traffic_share=ratio(own.num_requests if own else 0.0, total),
+                is_shown_under_parent=is_shown_under_parent(decision),
+                covering_verdict=covering.verdict if covering else None,
+            )
+            composition = replace(composition, cover=cover)
+        else:
+            slices = [other for other in decisions if other.slice_key and group_key(other) == group_key(decision)]
+            composition = replace(composition, bounds=endpoint_bounds(slices, shares, policy.log_speedup_clip))
+            if decision.verdict is Verdict.ENABLE:
+                composition = _since_enable(composition, previous.get(group_key(decision)), slices, policy)
+        found.append(replace(decision, composition=composition))
+    return found
+
+
+def group_key(decision: Decision) -> str:
+    """What the decisions of an endpoint and of its slices on one load and config have in common."""
+    return f"{decision.fingerprint}@{decision.concurrency}"
+
+
+def slice_state(decision: Decision) -> SliceState:
+    """A slice's sums as its decision shows them."""
+    by_name = {result.name: result for result in decision.tests}
+    weights = {name: _weight(by_name.get(name)) for name in _NAMES}
+    return SliceState(
+        num_closed=float(decision.evidence.num_closed_clusters),
+        num_measured=float(decision.num_clusters),
+        speedup_total=weights["speedup"].total,
+        speedup_weight=weights["speedup"].weight,
+        acceptance_total=weights["acceptance"].total,
+        acceptance_weight=weights["acceptance"].weight,
+    )
+
+
+def since(now: SliceState, then: SliceState) -> SliceState:
+    """What was added after `then`; sums that were begun anew in between count from their beginning."""
+    added = [new - old for new, old in zip(astuple(now), astuple(then), strict=True)]
+    if min(added[3], added[5], added[1]) < 0.0:
+        return replace(now, num_closed=max(added[0], 0.0))
+    return SliceState(*added)
+
+
+def split(name: str, before: Mapping[str, SliceState], after: Mapping[str, SliceState]) -> Decomposition | None:
+    """The change of the endpoint's mean `name` ("speedup" in logarithms, or "acceptance") between two windows.
+
+    Slices weigh what their traffic weighs, measured or not: closed clusters, for acceptance times the mean
+    weight of a measured one.  A slice of which nothing was measured in one window keeps its other rate there.
+    """
+    rates = [{key: _rate(name, state) for key, state in window.items()} for window in (before, after)]
+    windows: list[dict[str, SliceWeight]] = []
+    for window, own, other in ((before, rates[0], rates[1]), (after, rates[1], rates[0])):
+        typical = _mean_weight(name, window.values()) or 1.0
+        weights = {}
+        for key, state in window.items():
+            rate = own[key] if own[key] is not None else other.get(key)
+            if rate is not None:
+                weight = state.num_closed * (_mean_weight(name, [state]) or typical)
+                weights[key] = SliceWeight(rate * weight, weight)
+        windows.append(weights)
+    return decompose(*windows)
+
+
+def _since_enable(
+    composition: Composition, previous: Decision | None, slices: Sequence[Decision], policy: GatePolicy
+) -> Composition:
+    """With mix and within-slice parts of what changed since the endpoint's ENABLE, where the reference is taken."""
+    now = {other.slice_key: slice_state(other) for other in slices}
+    before = previous.composition if previous is not None and previous.verdict is Verdict.ENABLE else None
+    then = before.mix_reference if before is not None else None
+    if then is None:
+        return replace(composition, mix_reference=now)
+    nothing = SliceState(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    after = {key: since(state, then.get(key, nothing)) for key, state in now.items()}
+    shift = mix_shift(_count_closed(then), _count_closed(after))
+    rates = {}
+    for name in _NAMES:
+        change = split(name, then, after)
+        if change is not None:
+            text = mix_words(change, shift, policy.alpha, is_log=name == "speedup")
+            rates[name] = RateChange(change.mix_part, change.within_part, text)
+    mix_change = MixChange(shift.log10_evidence, shift.has_shifted(policy.alpha), rates)
+    return replace(composition, mix_reference=then, mix_change=mix_change)
+
+
+def _count_closed(window: Mapping[str, SliceState]) -> dict[str, int]:
+    return {key: int(state.num_closed) for key, state in window.items()}
+
+
+def _weight(result: TestResult | None) -> SliceWeight:
+    """Sum and weight of what a test observed."""
+    if result is None or result.betting is None or result.betting.mean is None:
+        return SliceWeight(0.0, 0.0)
+    weight = result.betting.observed_weight
+    return SliceWeight(result.betting.mean * weight, weight)
+
+
+def _rate(name: str, state: SliceState) -> float | None:
+    if name == "speedup":
+        return ratio(state.speedup_total, state.speedup_weight)
+    return ratio(state.acceptance_total, state.acceptance_weight)
+
+
+def _mean_weight(name: str, states: Iterable[SliceState]) -> float | None:
+    """What a measured cluster weighs in the mean `name`."""
+    if name == "speedup":
+        return 1.0
+    found = list(states)
+    return ratio(sum(own.acceptance_weight for own in found), sum(own.num_measured for own in found))

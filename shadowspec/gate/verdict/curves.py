@@ -1,0 +1,82 @@
+"""A test's estimate and bounds after each unit, as a look at that moment would have read them: for drawing.
+
+The units are recorded while evidence is folded (`Recorder`) and then added to the evidence's own tables again, a few at
+a time, so that the last point is what the evidence itself says.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+
+import numpy as np
+
+from shadowspec.gate.evidence.hypothesis import TestEvidence, WatcherState
+from shadowspec.gate.evidence.series import BettingTest
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.stats.betting import UnitSeries
+from shadowspec.gate.verdict.results import bounds
+from shadowspec.metrics import ratio
+
+MAX_POINTS = 200  # more cannot be told apart in a drawing
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePoint:
+    """Estimate and bounds after `num_units` units, on the scale that people read; None where undefined."""
+
+    num_units: int
+    estimate: float | None
+    lower: float | None
+    upper: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """A watcher that keeps every unit value of one test, in folding order, and has no state in the evidence."""
+
+    test_name: str
+    parts: list[UnitSeries] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What a state would be kept under."""
+        return f"recorded_{self.test_name}"
+
+    def fold(self, state: WatcherState | None, units: UnitSeries, policy: GatePolicy) -> None:
+        """Keep the units."""
+        self.parts.append(units)
+
+    @property
+    def series(self) -> UnitSeries | None:
+        """All units; None: there was none."""
+        return reduce(UnitSeries.concat, self.parts) if self.parts else None
+
+
+def sequence_points(
+    test: BettingTest, evidence: TestEvidence, series: UnitSeries, level: float, max_points: int = MAX_POINTS
+) -> list[SequencePoint]:
+    """The points of one test at the levels at which its result states its bounds.
+
+    `series` are all units that `evidence` has seen; those that count are drawn.  At most `max_points` points, evenly
+    spread, the last unit included.
+    """
+    counted = series.merge(evidence.state.start_unit, evidence.state.merged_units)
+    if not counted.num_units:
+        return []
+    spread = np.linspace(1, counted.num_units, min(max_points, counted.num_units))
+    moments: list[int] = np.unique(np.round(spread).astype(np.int64)).tolist()
+    values, weights = counted.observed.values.cumsum(), counted.observed.weights.cumsum()
+    lower_table, upper_table = evidence.lower.without_units(), evidence.upper.without_units()
+    points = []
+    for start, num_units in pairwise([0, *moments]):
+        added = counted.part(start, num_units)
+        lower_table = lower_table.fold(added.lower.values, added.lower.weights)
+        upper_table = upper_table.fold(added.upper.values, added.upper.weights)
+        lower, upper = bounds(test, lower_table, upper_table, level)
+        mean = ratio(float(values[num_units - 1]), float(weights[num_units - 1]))
+        estimate = None if mean is None else math.exp(mean) if test.is_log else mean
+        points.append(SequencePoint(num_units, estimate, test.shown(lower), test.shown(upper)))
+    return points

@@ -1,0 +1,307 @@
+"""The verdict on one hypothesis at one look: ENABLE, DISABLE, or HOLD with its reason.
+
+ENABLE needs every required test to pass at this look, from current capitals; DISABLE needs one opposite bound
+to cross, a parity fault, or memory over budget.  Empty data never passes.  ENABLE and DISABLE stand: later
+looks show fresh figures under them and do not undo them.
+
+Where another engine serves than the one that measured, nothing that rests on latency is decided, and nothing of it
+stands: HOLD (`gate.serving`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from shadowspec.gate.evidence.guardrails import quantile_results
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.stats.levels import FIRST_RUN_SHARE
+from shadowspec.gate.verdict.current_decision import is_stale
+from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE, is_valid_for_engine
+from shadowspec.gate.verdict.results import after_dependence, betting_results, fault_result, memory_result
+from shadowspec.metrics import ratio
+from shadowspec.types import Decision, EvidenceSummary, FingerprintedConfig, TestResult, TestState, Trial, Verdict
+
+DISABLE_CODES = {"speedup": "slowdown", "tail": "tail_slowed", "parity_sampled": "parity_biased"}
+HOLD_CODES = {"acceptance": "low_acceptance", "parity_near_ties": "near_ties", "total_time": "costlier"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """Endpoint x slice ("" for the whole endpoint) x load x speculation config."""
+
+    endpoint: str
+    slice_key: str
+    concurrency: int
+    config: FingerprintedConfig
+    replaces: FingerprintedConfig | None = None  # the config whose verdict this run supersedes
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """A verdict with its reason, and the tests that it restarts."""
+
+    verdict: Verdict
+    code: str
+    reason: str
+    restarts: Mapping[str, TestState] = field(default_factory=dict)
+
+
+def decide(
+    hypothesis: Hypothesis,
+    evidence: HypothesisEvidence,
+    policy: GatePolicy,
+    *,
+    trial: Trial | None,
+    has_entered: bool,
+    previous: Decision | None,
+    now: datetime,
+) -> Decision:
+    """The decision on one hypothesis.
+
+    `trial` is its run (None: not entered, or no level is left for it); `previous` the latest decision in that run,
+    whose ENABLE or DISABLE stands.  Without a level the tests are shown at the level that they would have.  Tests that
+    the decision restarts say so in its results (`restarted_states`): the evidence must then restart with them.
+    """
+    level = None if trial is None else trial.level
+    shown_level = level or policy.alpha / policy.max_hypotheses * FIRST_RUN_SHARE
+    results = test_results(hypothesis, evidence, policy, shown_level)
+
+    other_engine = policy.other_engine(hypothesis.config.engine)
+    if previous is not None and is_valid_for_engine(previous.verdict, previous.reason_code, other_engine):
+        outcome = _Outcome(previous.verdict, previous.reason_code, previous.reason)
+    elif other_engine is not None and (not has_entered or level is None):
+        outcome = _hold(OTHER_ENGINE, other_engine)
+    elif not has_entered:
+        missing = policy.entry_clusters - evidence.num_closed_clusters
+        outcome = _hold("too_few_clusters", f"its tests are read once {missing} more clusters (sessions) have closed")
+    elif level is None:
+        outcome = _hold("no_level_left", f"no level left: {policy.max_hypotheses} hypotheses have entered before it")
+    else:
+        outcome = _judge(hypothesis, results, evidence, policy, now, other_engine)
+
+    if outcome.restarts:
+        results = test_results(hypothesis, evidence.restart(outcome.restarts), policy, shown_level)
+    return Decision(
+        endpoint=hypothesis.endpoint,
+        slice_key=hypothesis.slice_key,
+        concurrency=hypothesis.concurrency,
+        config=hypothesis.config.config,
+        fingerprint=hypothesis.config.fingerprint,
+        verdict=outcome.verdict,
+        reason_code=outcome.code,
+        reason=outcome.reason,
+        tests=tuple(results),
+        num_clusters=evidence.num_clusters,
+        num_blocks=evidence.runs.num_blocks,
+        clusters_needed=_clusters_needed(outcome, results, evidence, policy),
+        decided_at=now,
+        engine=hypothesis.config.engine,
+        serving_engine=policy.serving_engine,
+        run=trial,
+        frozen_parameters=policy.frozen_parameters() if level is not None else None,
+        evidence=EvidenceSummary(
+            num_requests=evidence.runs.num_requests,
+            num_failed=evidence.runs.num_failed,
+            num_lost=evidence.num_lost,
+            num_closed_clusters=evidence.num_closed_clusters,
+            num_members=evidence.num_members,
+            num_late=evidence.num_late,
+            num_left_out=evidence.num_left_out,
+            num_dominant_keys=evidence.num_dominant_keys,
+            num_capped_clusters=evidence.num_capped_clusters,
+            missing_share=evidence.missing_share,
+            late_share=evidence.late_share,
+            span_s=evidence.span_s,
+            newest_evidence=evidence.last_event,
+            newest_record=evidence.newest_event,
+        ),
+        verdict_since=since_when(outcome.verdict, previous, now),
+    )
+
+
+def restarted_states(decision: Decision) -> dict[str, TestState]:
+    """From where on each betting test counts after the decision."""
+    return {result.name: result.state for result in decision.tests if result.state is not None}
+
+
+def test_results(
+    hypothesis: Hypothesis, evidence: HypothesisEvidence, policy: GatePolicy, level: float
+) -> list[TestResult]:
+    """Every required test and what is shown beside them, at one look."""
+    results = betting_results(evidence, policy, level)
+    if evidence.runs.num_greedy:
+        results.append(fault_result(evidence.runs, hypothesis.config.dtype, policy, level))
+    results.append(memory_result(evidence.runs, policy, level))
+    results += quantile_results(evidence.latencies, policy, level)
+    return results
+
+
+def since_when(verdict: Verdict, previous: Decision | None, now: datetime) -> datetime:
+    """Since when a verdict stands that is given after `previous`."""
+    return now if previous is None or previous.verdict is not verdict else previous.since
+
+
+def _judge(
+    hypothesis: Hypothesis,
+    results: Sequence[TestResult],
+    evidence: HypothesisEvidence,
+    policy: GatePolicy,
+    now: datetime,
+    other_engine: str | None,
+) -> _Outcome:
+    by_name = {result.name: result for result in results}
+    required = [result for result in results if result.is_required]
+
+    # 1. What needs no sequence: a fault, memory over budget.
+    if "parity_faults" in by_name and by_name["parity_faults"].outcome == "fail":
+        count = evidence.runs.num_faults(policy.near_tie_logit_of(hypothesis.config.dtype))
+        return _Outcome(Verdict.DISABLE, "parity_fault", f"{count} greedy outputs differ from the target's own")
+    if by_name["memory"].outcome == "fail":
+        return _Outcome(Verdict.DISABLE, "memory_over_budget", _figures(by_name["memory"]) + ": over budget")
+
+    # 2. Data that cannot be judged.
+    if (evidence.missing_share or 0.0) > policy.max_missing:
+        share = evidence.missing_share or 0.0
+        return _hold(
+            "missing_data", f"{share:.1%} of the requests failed or were shed (limit {policy.max_missing:.1%})"
+        )
+
+    if (evidence.late_share or 0.0) > policy.max_missing:
+        share = evidence.late_share or 0.0
+        return _hold(
+            "late_data",
+            f"{share:.1%} of the requests came out of order, after their clusters had entered "
+            f"(limit {policy.max_missing:.1%})",
+        )
+
+    stale = _staleness(evidence, policy, now)
+    if stale is not None:
+        return _hold("stale_data", stale)
+
+    # 3. DISABLE: an opposite bound crosses.
+    deciding = [
+        name for name, code in DISABLE_CODES.items() if is_valid_for_engine(Verdict.DISABLE, code, other_engine)
+    ]
+    crossing = [result for result in results if result.outcome == "fail" and result.name in deciding]
+    waiting, restarts = _dependence(crossing)
+    for result in crossing:
+        if result.name not in waiting and result.name not in restarts:
+            low = by_name["acceptance"].outcome == "fail"
+            reason = f"{_figures(result)}: the limit is {_number(result.threshold)}" + (
+                f"; {_figures(by_name['acceptance'])} below the floor" if low and result.name == "speedup" else ""
+            )
+            return _Outcome(Verdict.DISABLE, DISABLE_CODES[result.name], reason)
+    if crossing:
+        return _dependent(waiting, restarts)
+
+    if other_engine is not None:
+        return _hold(OTHER_ENGINE, other_engine)
+
+    # 4. ENABLE: every required test passes at this look.
+    for result in required:
+        if result.betting is not None and result.betting.unprovable is not None:
+            return _hold("unprovable", result.betting.unprovable)
+    unknown = _unknown_parity(evidence)
+    if unknown is None or unknown > policy.max_missing:
+        return _hold("unknown_parity", "parity was not measured for all requests")
+    if by_name["memory"].is_required and evidence.runs.num_blocks and not evidence.runs.num_memory_blocks:
+        return _hold(
+            "unknown_memory",
+            "the engine that measured does not say what memory the arms took, and the policy sets a budget for it",
+        )
+    if all(result.outcome == "pass" for result in required):
+        waiting, restarts = _dependence(required)
+        if waiting or restarts:
+            return _dependent(waiting, restarts)
+        if by_name["total_time"].outcome == "fail":
+            return _hold("costlier", f"{_figures(by_name['total_time'])}: proven costlier in total time")
+        if evidence.span_s < policy.min_span_s:
+            return _hold("min_span", f"{evidence.span_s:.0f} s of traffic seen, {policy.min_span_s:.0f} s wanted")
+        return _Outcome(Verdict.ENABLE, "all_tests_pass", f"{_figures(by_name['speedup'])}: every required test passes")
+
+    # 5. HOLD, with the reason that says most.
+    failed = [result for result in required if result.outcome == "fail"]
+    if failed:
+        return _hold(
+            HOLD_CODES.get(failed[0].name, "guardrail"), f"{_figures(failed[0])}: limit {_number(failed[0].threshold)}"
+        )
+    undecided = [result for result in required if result.outcome == "open"]
+    if evidence.num_clusters >= policy.max_clusters:
+        return _hold("undecidable", f"{policy.max_clusters} clusters did not decide {undecided[0].name}")
+    for result in undecided:
+        if result.betting is not None and result.betting.is_undecidable:
+            return _hold("undecidable", f"{_figures(result)}: too near the limit {_number(result.threshold)} to tell")
+    slowest = max(undecided, key=lambda result: math.inf if result.units_needed is None else result.units_needed)
+    return _hold("too_few_units", _outlook(slowest))
+
+
+def _staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -> str | None:
+    """Why the evidence is too old for a verdict to begin on it; None if it is not, or if there is none."""
+    limit_s, newest = policy.max_evidence_age_s, evidence.last_event
+    if limit_s is None or newest is None or not is_stale(newest, timedelta(seconds=limit_s), now):
+        return None
+    return f"the newest evidence is of {newest:%Y-%m-%d %H:%M} UTC, more than {limit_s:.0f} s ago"
+
+
+def _dependence(crossing: Sequence[TestResult]) -> tuple[list[str], dict[str, TestState]]:
+    """Names of the crossing tests that wait for their independence to show, and states of those that restart."""
+    actions = {result.name: after_dependence(result) for result in crossing}
+    waiting = [name for name, (action, _) in actions.items() if action == "wait"]
+    return waiting, {name: state for name, (action, state) in actions.items() if action == "restart"}
+
+
+def _dependent(waiting: Sequence[str], restarts: Mapping[str, TestState]) -> _Outcome:
+    parts = [f"{name} restarts with {state.merged_units} units merged" for name, state in restarts.items()]
+    parts += [f"{name} waits until its units show to be independent" for name in waiting]
+    return _Outcome(Verdict.HOLD, "dependent", "; ".join(parts), restarts)
+
+
+def _unknown_parity(evidence: HypothesisEvidence) -> float | None:
+    """Share of measured requests of which nothing is known about parity; None of none."""
+    runs = evidence.runs
+    return ratio(runs.num_unknown_parity, runs.num_requests - runs.num_failed)
+
+
+def _clusters_needed(
+    outcome: _Outcome, results: Sequence[TestResult], evidence: HypothesisEvidence, policy: GatePolicy
+) -> int | None:
+    if outcome.code == "too_few_clusters":
+        return policy.entry_clusters - evidence.num_closed_clusters
+    if outcome.code != "too_few_units":
+        return None
+    # A block's requests are sessions of their own, so that a block counts as so many clusters.
+    per_block = max(evidence.runs.max_block_requests, 1)
+    needed = []
+    for result in results:
+        if result.outcome == "open" and result.is_required:
+            if result.units_needed is None:
+                return None
+            merged = (result.state or TestState()).merged_units
+            needed.append(result.units_needed * merged * (per_block if result.unit == "block" else 1))
+    return max(needed)
+
+
+def _outlook(result: TestResult) -> str:
+    if result.num_units == 0 or result.units_needed is None:
+        return f"{_figures(result)}: not proven against {_number(result.threshold)}, and not on the way to it"
+    return (
+        f"{_figures(result)}: not yet proven against {_number(result.threshold)}, "
+        f"about {result.units_needed} more {result.unit}s"
+    )
+
+
+def _figures(result: TestResult) -> str:
+    bounds = f" [{_number(result.lower)}, {_number(result.upper)}]" if result.lower != result.upper else ""
+    return f"{result.name} {_number(result.estimate)}{bounds}"
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"
+
+
+def _hold(code: str, reason: str) -> _Outcome:
+    return _Outcome(Verdict.HOLD, code, reason)

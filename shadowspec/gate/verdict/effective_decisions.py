@@ -1,0 +1,167 @@
+"""Decisions in force: valid for the engine that serves, with the operator's overrides laid over them.
+
+Whatever acts on a decision (check, export, dashboard, rollout) acts on `effective` ones.  The stored decisions
+themselves stay what the evidence says, and evidence goes on being collected under an override.  What nothing was
+decided about has no decision to lay it over: whatever speaks of more than one slice asks the `active` overrides too.
+
+Latency is a property of the engine: neither a gain nor a slowdown of one engine is a verdict on another, so both are
+HOLD where another engine serves than the one that measured.  What weights and rule make of outputs, and the memory
+that a draft takes, carries over: these DISABLE.  The gate decides so and stores it; whatever acts on decisions applies
+the rule again (`for_what_serves`), for the serving engine may have been named since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.types import Decision, OverriddenVerdict, Override, OverrideRecord, Verdict, parse_slice_key
+
+REASON_CODE = "override"
+
+
+@dataclass(frozen=True, slots=True)
+class StandingVerdict:
+    """What stands for one hypothesis (whatever the config): the gate's word, or what an override makes of it.
+
+    `measured` is the latest decision as the evidence left it, None where nothing was decided yet; `override` the order
+    in force that counts over it, None where there is none.
+    """
+
+    measured: Decision | None
+    override: Override | None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict to act on and to show; None where neither the gate nor an operator has spoken."""
+        if self.override is not None:
+            return self.override.verdict
+        return None if self.measured is None else self.measured.verdict
+
+    @property
+    def decision(self) -> Decision | None:
+        """The measured decision as the override leaves it; None where nothing was decided, override or not.
+
+        An overridden decision has the reason code "override"; its `override` keeps what was measured.
+        """
+        if self.measured is None or self.override is None:
+            return self.measured
+        return replace(
+            self.measured,
+            verdict=self.override.verdict,
+            reason_code=REASON_CODE,
+            reason=order_words(self.override),
+            clusters_needed=None,
+            verdict_since=self.override.created_at,
+            override=OverriddenVerdict(
+                self.override.override_id, self.override.expires_at, self.measured.verdict, self.measured.reason
+            ),
+        )
+
+
+def standing_verdict(
+    endpoint: str,
+    slice_key: str,
+    concurrency: int,
+    measured: Decision | None,
+    overrides: Iterable[Override],
+    now: datetime,
+) -> StandingVerdict:
+    """What stands for a hypothesis whose latest decision is `measured`.
+
+    `overrides` are the active ones; of several that cover it DISABLE goes before HOLD, then the newest counts.
+    """
+    return StandingVerdict(measured, covering(overrides, endpoint, slice_key, concurrency, now))
+
+
+def effective(decision: Decision, overrides: Iterable[Override], now: datetime) -> Decision:
+    """The decision as it stands under the active `overrides`: the one of `standing_verdict`."""
+    place = decision.endpoint, decision.slice_key, decision.concurrency
+    found = standing_verdict(*place, decision, overrides, now).decision
+    assert found is not None, "something was decided"
+    return found
+
+
+def order_words(order: Override) -> str:
+    """Who ordered it, and why."""
+    return f"override {order.override_id} by {order.author}: {order.reason}"
+
+
+def effective_decisions(
+    decisions: Iterable[Decision], records: Iterable[OverrideRecord], now: datetime
+) -> list[Decision]:
+    """Every decision as it stands at `now`, with the whole history of overrides given."""
+    overrides = active(records, now)
+    return [effective(decision, overrides, now) for decision in decisions]
+
+
+def active(records: Iterable[OverrideRecord], now: datetime) -> list[Override]:
+    """The overrides in force at `now`."""
+    return [record.override for record in records if record.is_active(now)]
+
+
+def covering(
+    overrides: Iterable[Override], endpoint: str, slice_key: str, concurrency: int, now: datetime
+) -> Override | None:
+    """The override that counts for this hypothesis, also where nothing was decided about it yet; None if none does."""
+    found = [own for own in overrides if own.endpoint == endpoint and _covers(own, slice_key, concurrency, now)]
+    return max(found, key=lambda own: (own.verdict is Verdict.DISABLE, own.created_at, own.override_id), default=None)
+
+
+def select_covering(overrides: Iterable[Override], endpoint: str, slice_key: str) -> list[Override]:
+    """Those of active overrides that cover this slice at some load."""
+    return [own for own in overrides if own.endpoint == endpoint and has_labels(slice_key, own)]
+
+
+def has_labels(slice_key: str, override: Override) -> bool:
+    """Whether the slice has all the labels that the override names."""
+    labels = parse_slice_key(slice_key)
+    return all(labels.get(name) == value for name, value in override.slice_labels.items())
+
+
+def may_meet(override: Override, labels: Mapping[str, str]) -> bool:
+    """Whether there may be requests with these labels that the override covers: no label contradicts it.
+
+    Nothing need have been decided or seen about them: a kill switch holds for what comes tomorrow too.
+    """
+    return all(labels.get(name, value) == value for name, value in override.slice_labels.items())
+
+
+def _covers(override: Override, slice_key: str, concurrency: int, now: datetime) -> bool:
+    if override.expires_at is not None and now >= override.expires_at:
+        return False
+    if override.concurrency is not None and override.concurrency != concurrency:
+        return False
+    return has_labels(slice_key, override)
+
+
+OTHER_ENGINE: Final = "other_engine"
+CARRIED_CODES: Final = frozenset(
+    {"parity_fault", "memory_over_budget", "parity_biased"}
+)  # of DISABLE: they read no clock
+
+
+def is_valid_for_engine(verdict: Verdict, reason_code: str, other_engine: str | None) -> bool:
+    """Whether an ENABLE or DISABLE is valid for the engine that serves; `other_engine` is as of the policy."""
+    is_carried = verdict is Verdict.DISABLE and reason_code in CARRIED_CODES
+    return verdict is not Verdict.HOLD and (other_engine is None or is_carried)
+
+
+def for_what_serves(decisions: Iterable[Decision], policy: GatePolicy) -> list[Decision]:
+    """The decisions, those that rest on another engine's latency held; their figures stay what they are."""
+    found = []
+    for decision in decisions:
+        other = policy.other_engine(decision.engine)
+        if (
+            other is None
+            or decision.verdict is Verdict.HOLD
+            or is_valid_for_engine(decision.verdict, decision.reason_code, other)
+        ):
+            found.append(decision)
+        else:
+            held = replace(decision, verdict=Verdict.HOLD, reason_code=OTHER_ENGINE, reason=other, clusters_needed=None)
+            found.append(held)
+    return found

@@ -1,0 +1,150 @@
+"""A hypothesis's decision from look to look: what stands, what a drift alarm or a new fingerprint ends, what begins.
+
+`decide` judges one run of the tests by its evidence; here runs follow each other.  ENABLE starts the detectors.
+An alarm ends the run: ENABLE becomes DISABLE or HOLD by policy, and the next look begins a run with no evidence
+at half the level, whose own verdict then replaces the alarm's.  After a new fingerprint it is HOLD meanwhile.
+An ENABLE ends without an alarm where the endpoint's operator names another serving engine than the one that measured:
+its detectors end with it, and its evidence goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.stats import drift
+from shadowspec.gate.verdict.decision import Hypothesis, decide, since_when
+from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE
+from shadowspec.gate.verdict.trial import CHANGED_FINGERPRINT, DRIFT, passed_clusters, recipe_note
+from shadowspec.types import Decision, DetectorFigures, DriftFigures, Figure, Trial, Verdict, Watch, WatchedMean
+
+_LN10 = math.log(10.0)
+_WAITING_CODES = frozenset({"too_few_units", "min_span"})  # HOLD for want of evidence alone
+
+
+def standing_decision(
+    hypothesis: Hypothesis,
+    evidence: HypothesisEvidence,
+    policy: GatePolicy,
+    *,
+    trial: Trial | None,
+    has_entered: bool,
+    previous: Decision | None,
+    now: datetime,
+) -> Decision:
+    """The decision on a hypothesis in its run `trial` (None: it has none yet, or no level is left for it).
+
+    `evidence` is that of the run alone; `previous` the latest decision with this fingerprint, of this run or not.
+    """
+    own = previous if previous is not None and trial is not None and not previous.ends_run else None
+    in_force = own if own is not None and own.reason_code != DRIFT else None
+    decision = decide(
+        hypothesis,
+        evidence,
+        policy,
+        trial=trial,
+        has_entered=has_entered,
+        previous=in_force,
+        now=now,
+    )
+    if trial is None:
+        return decision
+    if decision.verdict is Verdict.ENABLE:
+        was_enabled = in_force is not None and in_force.verdict is Verdict.ENABLE
+        watch = in_force.watch if in_force and was_enabled else _watch(decision, policy)
+        decision = replace(decision, watch=watch, drift=_drift_figures(evidence.watchers, policy))
+        decision = _after_detectors(decision, evidence, policy)
+    elif decision.verdict is Verdict.HOLD and trial.num_restarts and decision.reason_code != OTHER_ENGINE:
+        decision = _meanwhile(decision, trial, policy, recipe_note(hypothesis.replaces, hypothesis.config))
+    return replace(decision, verdict_since=since_when(decision.verdict, previous, now))
+
+
+def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> HypothesisEvidence:
+    """What of a run's evidence is kept after `decision`: all, with its detectors started, or nothing if it ended.
+
+    Detectors watch while ENABLE stands, and no longer.
+
+    What is counted of the slice whatever the run (closed clusters, late records, cut keys) is always kept.
+    """
+    if decision.ends_run:
+        return HypothesisEvidence(
+            num_closed_clusters=evidence.num_closed_clusters,
+            num_members=evidence.num_members,
+            num_late=evidence.num_late,
+            num_left_out=evidence.num_left_out,
+            num_dominant_keys=evidence.num_dominant_keys,
+            newest_event=evidence.newest_event,
+        )
+    if evidence.watchers and decision.verdict is not Verdict.ENABLE:
+        return replace(evidence, watchers={})
+    started = watch_states(decision)
+    if started and not evidence.watchers:
+        return replace(evidence, watchers=started)
+    return evidence
+
+
+def watch_states(decision: Decision) -> dict[str, Mapping[str, Figure]]:
+    """The detectors' states as they were started at the ENABLE on which `decision` rests; empty without one."""
+    promises = {} if decision.watch is None else decision.watch.promises
+    return {name: drift.Detector(own.promise, own.highest).state() for name, own in promises.items()}
+
+
+def watch_start(decision: Decision) -> tuple[int, int]:
+    """Blocks and clusters of the run that had come by at that ENABLE: the detectors fold those after them."""
+    return (0, 0) if decision.watch is None else (decision.watch.num_blocks, decision.watch.num_clusters)
+
+
+def _watch(decision: Decision, policy: GatePolicy) -> Watch:
+    """What is fixed at ENABLE: the promises that are watched, and from which unit on."""
+    by_name = {result.name: result for result in decision.tests}
+    speedup, acceptance = by_name["speedup"].lower, by_name["acceptance"].lower
+    bounds = {} if speedup is None else {"speedup": math.log(speedup)}
+    bounds |= {} if acceptance is None else {"acceptance": acceptance}
+    started = {name: drift.Detector.of(state) for name, state in drift.started_states(policy, bounds).items()}
+    promises = {name: WatchedMean(detector.promise, detector.highest) for name, detector in started.items()}
+    return Watch(decision.num_blocks, passed_clusters(decision), promises)
+
+
+def _drift_figures(watchers: Mapping[str, Mapping[str, Figure]], policy: GatePolicy) -> DriftFigures:
+    """How near each detector has come to its alarm, on the scale of units seen."""
+    detectors = {}
+    for watcher in drift.WATCHERS:
+        if watcher.name in watchers:
+            detector = drift.Detector.of(watchers[watcher.name])
+            log10 = detector.log_peak / _LN10 if detector.num_units else None
+            detectors[watcher.test_name] = DetectorFigures(detector.num_units, log10)
+    advice = ", ".join(drift.advice(watchers, policy)) or None
+    return DriftFigures(math.log10(drift.alarm_threshold(policy)), advice, detectors)
+
+
+def _after_detectors(decision: Decision, evidence: HypothesisEvidence, policy: GatePolicy) -> Decision:
+    alarmed = drift.alarms(evidence.watchers, policy)
+    if not alarmed:
+        return decision
+    parts = []
+    for watcher in drift.WATCHERS:
+        if watcher.test_name in alarmed:
+            detector = drift.Detector.of(evidence.watchers[watcher.name])
+            promise = math.exp(detector.promise) if watcher.test_name == "speedup" else detector.promise
+            parts.append(f"{watcher.test_name} no longer holds {promise:.3g} ({detector.num_units} units since ENABLE)")
+    reason = "; ".join(parts)
+    return replace(decision, verdict=_alarm_verdict(policy), reason_code=DRIFT, reason=reason, ends_run=True)
+
+
+def _meanwhile(decision: Decision, trial: Trial, policy: GatePolicy, note: str) -> Decision:
+    """What a run says that follows another and has not decided yet; `note` is on its fingerprint."""
+    if trial.supersedes is None:
+        reason = f"a drift alarm ended run {trial.num_restarts}; the next one: {decision.reason}"
+        return replace(decision, verdict=_alarm_verdict(policy), reason_code=DRIFT, reason=reason)
+    if decision.reason_code not in _WAITING_CODES:
+        return decision
+    reason = f"the fingerprint was {trial.supersedes[:12]} before{note}; the new one: {decision.reason}"
+    return replace(decision, reason_code=CHANGED_FINGERPRINT, reason=reason)
+
+
+def _alarm_verdict(policy: GatePolicy) -> Verdict:
+    return Verdict.DISABLE if policy.on_alarm == "disable" else Verdict.HOLD

@@ -1,0 +1,212 @@
+"""The result of each required test at one look: outcome, estimate, bounds, smallest possible n, units needed.
+
+A test passes when its nulls fall at the hypothesis's level, from current capitals; it fails when the opposite
+bound crosses at that level divided by the number of tests that can disable (speedup, tail, z).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from shadowspec.gate.evidence.betting_tests import applies, score_units
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
+from shadowspec.gate.evidence.series import BettingTest
+from shadowspec.gate.evidence.totals import RunTotals
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.stats import betting
+from shadowspec.gate.stats.betting import Side
+from shadowspec.gate.stats.capital import CapitalTable
+from shadowspec.metrics import ratio
+from shadowspec.types import BettingFigures, Dependence, Figure, TestResult, TestState
+
+NUM_DISABLING_TESTS = 3  # speedup, tail, z
+
+RESTART_AUTOCORRELATION = 0.2  # above it, once r1 is well known, the units are too small to be independent
+RESTART_UNITS = 100
+# r1's upper 95% limit below which the units pass as independent.  At .3, independent units waited in one run of
+# five at the sizes at which the minimum effect is decided; at .35 AR(1) units still do not pass (docs/simulation.md).
+WAIT_AUTOCORRELATION = 0.35
+MERGES = {1: 4, 4: 8}  # units merged into one at the first and at the second restart
+
+
+def betting_results(evidence: HypothesisEvidence, policy: GatePolicy, level: float) -> list[TestResult]:
+    """The betting tests of a hypothesis at one look, parity for the sampling regimes that its requests have."""
+    runs, results = evidence.runs, []
+    for test in score_units((), (), policy):
+        if applies(test, has_greedy=runs.num_greedy > 0, has_sampled=runs.num_sampled > 0):
+            own = evidence.tests.get(test.name) or TestEvidence.empty(test)
+            further = evidence.latencies.figures(policy.alpha) if test.name == "tail" else {}
+            results.append(betting_result(test, own, policy, level, further))
+    return results
+
+
+def betting_result(
+    test: BettingTest,
+    evidence: TestEvidence,
+    policy: GatePolicy,
+    level: float,
+    further: Mapping[str, Figure] | None = None,
+) -> TestResult:
+    """A betting test at one look; `test` is its definition under today's policy, of no units."""
+    fail_level = level / NUM_DISABLING_TESTS
+    nulls: list[tuple[Side, float]] = [("lower", test.above)] if test.above is not None else []
+    nulls += [("upper", test.below)] if test.below is not None else []
+    tables = {"lower": evidence.lower, "upper": evidence.upper}
+    pass_logs = [tables[side].log_capital(theta) for side, theta in nulls]
+    fail_logs = [tables[_opposite(side)].log_capital(theta) for side, theta in nulls]
+    is_passed = all(betting.is_rejected(log, level) for log in pass_logs)
+    is_failed = any(betting.is_rejected(log, fail_level) for log in fail_logs)
+    needed = [tables[side].units_needed(theta, evidence.num_units, level) for side, theta in nulls]
+    lower, upper = bounds(test, evidence.lower, evidence.upper, level)
+    mean = evidence.mean
+    threshold = test.above if test.above is not None and test.below is None else test.below
+    unprovable = policy.unprovable(test.name)
+    outcome = "open" if unprovable else "pass" if is_passed else "fail" if is_failed else "open"
+    return TestResult(
+        name=test.name,
+        outcome=outcome,
+        estimate=None if mean is None else (math.exp(mean) if test.is_log else mean),
+        lower=test.shown(lower),
+        upper=test.shown(upper),
+        threshold=None if threshold is None else test.shown(threshold),
+        alpha=level,
+        unit=test.unit,
+        num_units=evidence.num_units,
+        # What nothing can prove has no smallest number: shown is the one at which it would be given up.
+        min_units=policy.max_clusters
+        if unprovable
+        else max(betting.min_units(_best_ratio(test, side, theta), level) for side, theta in nulls),
+        units_needed=None
+        if unprovable or outcome != "open" or None in needed
+        else max(n for n in needed if n is not None),
+        is_required=test.is_required,
+        dependence=Dependence(evidence.moments.autocorrelation, evidence.state),
+        betting=BettingFigures(
+            mean=mean,
+            observed_weight=evidence.observed_weight,
+            log10_capital_pass=min(pass_logs) / math.log(10.0),
+            log10_capital_fail=max(fail_logs) / math.log(10.0),
+            fail_alpha=fail_level,
+            num_missing=evidence.num_missing,
+            is_undecidable=outcome == "open" and not unprovable and _is_within(test, lower, upper, policy.indifference),
+            unprovable=unprovable,
+        ),
+        figures={
+            **test.figures,
+            **test.describe(dict.fromkeys(test.totals, 0) | dict(evidence.totals)),
+            **(further or {}),
+        },
+    )
+
+
+def bounds(test: BettingTest, lower: CapitalTable, upper: CapitalTable, level: float) -> tuple[float, float]:
+    """Both bounds of a test's mean, from its two tables; the end of its range where no null falls.
+
+    A side that can only fail the test is judged at the level of failing.
+    """
+    fail_level = level / NUM_DISABLING_TESTS
+    lowest = lower.bound(fail_level if test.above is None else level)
+    highest = upper.bound(fail_level if test.below is None else level)
+    return (
+        test.series.lowest if lowest is None else lowest,
+        test.series.highest if highest is None else highest,
+    )
+
+
+def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) -> TestResult:
+    """Greedy faults: a first divergence where the target's top-2 gap is above a near-tie's.  One is enough.
+
+    Requests that failed or whose parity is unknown do not count here; the near-tie test counts each of them as
+    differing, and so bounds their share.
+    """
+    limit = policy.near_tie_logit_of(dtype)
+    num_known, num_faults = runs.num_known_greedy, runs.num_faults(limit)
+    min_units = math.ceil(math.log(level) / math.log1p(-policy.max_fault_share) - 1e-9)
+    outcome = "fail" if num_faults else "pass" if num_known >= min_units else "open"
+    return TestResult(
+        name="parity_faults",
+        outcome=outcome,
+        estimate=ratio(num_faults, num_known),
+        lower=None,
+        upper=1.0 - level ** (1.0 / num_known) if num_known and not num_faults else None,
+        threshold=policy.max_fault_share,
+        alpha=level,
+        unit="request",
+        num_units=num_known,
+        min_units=min_units,
+        units_needed=min_units - num_known if outcome == "open" else None,
+        figures={
+            "num_faults": num_faults,
+            "num_near_ties": runs.num_diverging - num_faults,
+            "num_unknown": runs.num_greedy - num_known,
+            "near_tie_logit": limit,
+        },
+    )
+
+
+def memory_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResult:
+    """Measured, no test: the largest extra peak memory of any block against the budget; shown where there is none."""
+    share, tokens = runs.max_extra_peak_share, runs.max_displaced_kv_tokens
+    budgets: list[tuple[float | None, float | None]] = [
+        (share, policy.memory_budget_share),
+        (tokens, policy.memory_budget_tokens),
+    ]
+    set_ = [(measured, budget) for measured, budget in budgets if budget is not None]
+    is_over = any(measured is not None and measured > budget for measured, budget in set_)
+    is_known = all(measured is not None for measured, _ in set_)
+    measured, budget = set_[0] if set_ else (share, None)
+    return TestResult(
+        name="memory",
+        outcome="fail" if is_over else "pass" if is_known and set_ else "open",
+        estimate=measured,
+        lower=measured,
+        upper=measured,
+        threshold=budget,
+        alpha=level,
+        unit="block",
+        num_units=runs.num_memory_blocks,
+        min_units=1,
+        units_needed=None if is_over or is_known else 1,
+        is_required=bool(set_),
+        figures={
+            "extra_peak_share": share,
+            "budget_share": policy.memory_budget_share,
+            "displaced_kv_tokens": tokens,
+            "budget_tokens": policy.memory_budget_tokens,
+            "mean_displaced_kv_tokens": ratio(runs.displaced_kv_tokens_total, runs.num_memory_blocks),
+        },
+    )
+
+
+def after_dependence(result: TestResult) -> tuple[str, TestState]:
+    """What a look at which a test crosses may do with it: "count", "wait" or "restart", and the state to keep.
+
+    Faults and memory are no series and count at once.  Quantiles have no units to merge, so that they only wait.
+    """
+    state = result.state or TestState()
+    if result.dependence is None or (r1 := result.dependence.r1) is None:
+        return "count", state
+    can_merge = result.state is not None and state.merged_units in MERGES
+    if r1 > RESTART_AUTOCORRELATION and result.num_units >= RESTART_UNITS and can_merge:
+        end = state.start_unit + result.num_units * state.merged_units
+        return "restart", TestState(end, MERGES[state.merged_units])
+    if not result.num_units or r1 + 1.645 / math.sqrt(result.num_units) >= WAIT_AUTOCORRELATION:
+        return "wait", state
+    return "count", state
+
+
+def _opposite(side: Side) -> Side:
+    return "upper" if side == "lower" else "lower"
+
+
+def _best_ratio(test: BettingTest, side: Side, theta: float) -> float:
+    series = test.series
+    if side == "lower":
+        return (test.best - theta) / (theta - series.lowest)
+    return (theta - test.best) / (series.highest - theta)
+
+
+def _is_within(test: BettingTest, lower: float, upper: float, indifference: float) -> bool:
+    thresholds = [theta for theta in (test.above, test.below) if theta is not None]
+    return any(theta - indifference <= lower and upper <= theta + indifference for theta in thresholds)

@@ -1,0 +1,6 @@
+"""The live guard: compares the counters of production servers with what the shadow promised.
+
+In: metric pages of serving engines, and enabled decisions.
+Out: windows of counts, alarms and overrides.
+Imports: gate, servers, store, metrics, text, types.
+"""

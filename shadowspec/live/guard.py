@@ -1,0 +1,196 @@
+"""The live guard: what production accepts, window by window, held against what the shadow promised.
+
+A window is what one replica counted between two scrapes that came off.  Its unit value is the accepted share of its
+drafts, its weight g = min(D, S) / S of D drafted (S = `scored_drafts`), so that a window with little traffic says
+little and a busy one no more than a full one.  The null is that the promise holds: E[accepted | past] >= m0 * D in
+every window, m0 the endpoint's own lower bound at ENABLE less the policy's tolerance (never below the floor).  Each
+replica has one of the gate's drift detectors over its windows (`gate.drift`).  With threshold `run_length` x replicas
+the first false alarm of any of them comes, on average, no sooner than after `run_length` windows.
+
+What this takes for granted: given the past a window is no worse than the promise.  Requests that last longer than a
+window, and traffic whose mix swings for hours, make neighbours alike; where such a swing goes below the promise the
+detector sounds, and rightly says that the promise does not hold there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import numpy as np
+
+from shadowspec.gate.evidence.agreement import capped_rates
+from shadowspec.gate.stats.betting import Floats, Sums
+from shadowspec.gate.stats.drift import Detector, log_statistic_paths
+from shadowspec.metrics import ratio
+from shadowspec.types import COUNTS, Buckets, Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Verdict
+from shadowspec.types.live import FIRST_POSITION, GuardPolicy
+
+HIGHEST = 1.0  # an acceptance rate
+MAX_UNITS = 10_000  # the newest windows that a detector folds: begun later its statistic is lower, never higher
+_WATCHED = ("advisory_acceptance", "drift_acceptance")  # of the promises fixed at ENABLE, the higher one
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What the shadow promised when the endpoint was enabled: an acceptance of `rate` at least, from `since` on.
+
+    Of several standing ENABLEs it is the lowest, since the latest: it is not known which of them production serves.
+    """
+
+    rate: float
+    since: datetime
+    config_names: tuple[str, ...]
+    depths: frozenset[int]  # numbers of speculative tokens that were enabled
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """One replica's detector: accepted and drafted since `since`, and how near it has come to its alarm."""
+
+    replica: str
+    detector: Detector
+    num_accepted: int
+    num_drafted: int
+    newest_rate: float | None  # of the newest window alone
+    threshold: float
+    alarmed_at: datetime | None  # end of the window at which it sounded first
+
+    @property
+    def rate(self) -> float | None:
+        """Accepted over drafted, of all windows since the promise; of the metric that the policy names."""
+        return ratio(self.num_accepted, self.num_drafted)
+
+    @property
+    def log10_peak(self) -> float | None:
+        """The highest that the statistic has been, as a power of ten; None without a window."""
+        return self.detector.log_peak / math.log(10.0) if math.isfinite(self.detector.log_peak) else None
+
+
+def window_between(before: LiveReplica | None, scrape: LiveScrape) -> LiveWindow | None:
+    """What was counted from the replica's last scrape to this one; None where that cannot be said.
+
+    A scrape that is no newer says nothing.  Counters that begin anew (the process did, or one of them fell) count from
+    then on: what came between the last scrape and that moment is lost, and belongs to no window.  Under another series
+    the first scrape is where counting begins, unless the process itself is newer than the last scrape.
+    """
+    last = None if before is None else before.scrape
+    if before is None or last is None:
+        return None
+    begun = scrape.started_at
+    is_reset = begun is not None and (begun > last.scraped_at if last.started_at is None else begun > last.started_at)
+    began_at, counts = last.scraped_at, None
+    if not is_reset and scrape.series == last.series:
+        counts = difference(scrape.counts, last.counts)
+        is_reset = counts is None
+    if is_reset:
+        counts, began_at = scrape.counts, max(last.scraped_at, begun or last.scraped_at)
+    if counts is None or began_at >= scrape.scraped_at:
+        return None
+    return LiveWindow(scrape.replica, scrape.series, began_at, scrape.scraped_at, is_reset, before.num_failed, counts)
+
+
+def difference(after: LiveCounts, before: LiveCounts) -> LiveCounts | None:
+    """What was counted in between; None if any counter fell.  What is unknown in either is unknown."""
+    own: dict[str, int | None] = {}
+    for name in COUNTS:
+        new, old = getattr(after, name), getattr(before, name)
+        own[name] = None if new is None or old is None else new - old
+    pairs = zip(after.num_accepted_tokens_per_pos, before.num_accepted_tokens_per_pos, strict=False)
+    latencies: dict[str, Buckets] = {
+        name: bins.minus(before.latencies[name])
+        for name, bins in after.latencies.items()
+        if name in before.latencies and before.latencies[name].bounds == bins.bounds
+    }
+    found = LiveCounts(
+        **own,
+        num_accepted_tokens_per_pos=tuple(new - old for new, old in pairs),
+        latencies=latencies,
+    )
+    return found if found.is_valid else None
+
+
+def score_counts(counts: LiveCounts, metric: str) -> tuple[int, int] | None:
+    """Accepted and drafted of a window in the denominator of `metric`; None where its engine does not tell."""
+    if metric == FIRST_POSITION:
+        return counts.first_position
+    accepted, drafted = counts.num_accepted_tokens, counts.num_draft_tokens
+    return None if not counts.num_drafts or accepted is None or not drafted else (accepted, drafted)
+
+
+def promise_of(decisions: Iterable[Decision]) -> Promise | None:
+    """What the standing ENABLEs promise; None where nothing is enabled.
+
+    `decisions` are an endpoint's effective ones.  The whole endpoint's speak where there are any: the counters of an
+    engine are of all its traffic.
+    """
+    enabled = [own for own in decisions if own.verdict is Verdict.ENABLE and _find_promise(own) is not None]
+    spoken = [own for own in enabled if not own.slice_key] or enabled
+    rates = [rate for own in spoken if (rate := _find_promise(own)) is not None]
+    if not rates:
+        return None
+    return Promise(
+        rate=min(rates),
+        since=max(own.since for own in spoken),
+        config_names=tuple(sorted({own.config.name for own in spoken})),
+        depths=frozenset(own.config.num_speculative_tokens for own in spoken),
+    )
+
+
+def watch_replica(replica: str, windows: Sequence[LiveWindow], promise: Promise, policy: GuardPolicy) -> Guarded:
+    """The replica's detector after its windows (in the order of time) that began since the promise."""
+    own = [each for each in windows if each.began_at >= promise.since and is_comparable(each, promise, policy)]
+    pairs = [(each.ended_at, found) for each in own if (found := score_counts(each.counts, policy.metric)) is not None]
+    pairs = pairs[-MAX_UNITS:]
+    accepted = np.array([found[0] for _, found in pairs], dtype=np.float64)
+    drafted = np.array([found[1] for _, found in pairs], dtype=np.float64)
+    started, sums = Detector(promise.rate, HIGHEST), capped_rates(accepted, drafted, policy.scored_drafts)
+    return Guarded(
+        replica=replica,
+        detector=started.fold(sums),
+        num_accepted=int(accepted.sum()),
+        num_drafted=int(drafted.sum()),
+        newest_rate=ratio(*pairs[-1][1]) if pairs else None,
+        threshold=policy.threshold,
+        alarmed_at=_alarmed_at(started, sums, [ended for ended, _ in pairs], policy.threshold),
+    )
+
+
+def is_comparable(window: LiveWindow, promise: Promise, policy: GuardPolicy) -> bool:
+    """Whether the promise speaks of this window: a rate over drafted tokens falls with their number by itself."""
+    positions = len(window.counts.num_accepted_tokens_per_pos)
+    return policy.metric == FIRST_POSITION or not positions or positions in promise.depths
+
+
+def windows_to_alarm(promise: float, rate: float, policy: GuardPolicy, *, limit: int = MAX_UNITS) -> int | None:
+    """After how many full windows of exactly this acceptance a detector sounds; None: not within `limit`."""
+    weights = np.ones(limit)
+    paths = _means(Detector(promise, HIGHEST), Sums(weights * rate, weights))
+    reached = np.flatnonzero(paths >= math.log(policy.threshold))
+    return int(reached[0]) + 1 if len(reached) else None
+
+
+def _alarmed_at(started: Detector, sums: Sums, ends: Sequence[datetime], threshold: float) -> datetime | None:
+    if not ends:
+        return None
+    reached = np.flatnonzero(_means(started, sums) >= math.log(threshold))
+    return ends[int(reached[0])] if len(reached) else None
+
+
+def _means(started: Detector, sums: Sums) -> Floats:
+    """Logarithm of the mean of the M after each unit, [n]."""
+    paths = log_statistic_paths(started, sums.values, sums.weights)
+    means: Floats = np.logaddexp.reduce(paths, axis=0) - math.log(len(paths))
+    return means
+
+
+def _find_promise(decision: Decision) -> float | None:
+    promises = {} if decision.watch is None else decision.watch.promises
+    return next((promises[name].promise for name in _WATCHED if name in promises), None)
+
+
+def from_then(promise: Promise, cleared_at: datetime | None) -> Promise:
+    """The promise as it is held after an alarm was cleared: what came before does not testify again."""
+    return promise if cleared_at is None else replace(promise, since=max(promise.since, cleared_at))

@@ -1,0 +1,123 @@
+"""Where the counters of an endpoint's production engines are, and how each engine names them on its page of metrics.
+
+vLLM's names were tried on 0.32.0.  SGLang's are read from `python/sglang/srt/observability/metrics_collector.py` as it
+is stored for revision 44cedc2b of its repository, TensorRT-LLM's from `tensorrt_llm/metrics/collector.py` as stored for
+revision 89fd9b74; neither engine was run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from shadowspec.types import END_TO_END, FIRST_TOKEN, PER_TOKEN
+from shadowspec.types.constrained import HttpUrl, PathText, Seconds, Text, Variable
+
+MODEL_LABEL: Final = "model_name"  # of all three
+
+
+@dataclass(frozen=True, slots=True)
+class MetricNames:
+    """Names of one engine's metrics, without its prefix.
+
+    `counters` are by the fields of `LiveCounts`, `latencies` by their names there.  Where draft tokens and accepted
+    tokens are counted by position `drafted_per_pos` and `accepted_per_pos` say so, with the label of the position.
+    """
+
+    prefix: str
+    counters: Mapping[str, str]
+    latencies: Mapping[str, str]
+    position_label: str = ""
+    drafted_per_pos: str | None = None
+    accepted_per_pos: str | None = None
+
+
+VLLM: Final = MetricNames(
+    prefix="vllm:",
+    counters={
+        "num_drafts": "spec_decode_num_drafts_total",
+        "num_draft_tokens": "spec_decode_num_draft_tokens_total",
+        "num_accepted_tokens": "spec_decode_num_accepted_tokens_total",
+        "num_output_tokens": "generation_tokens_total",
+        "num_requests": "request_success_total",
+        "num_prompt_tokens": "prefix_cache_queries_total",
+        "num_cached_tokens": "prefix_cache_hits_total",
+    },
+    latencies={
+        FIRST_TOKEN: "time_to_first_token_seconds",
+        PER_TOKEN: "request_time_per_output_token_seconds",
+        END_TO_END: "e2e_request_latency_seconds",
+    },
+    position_label="position",
+    accepted_per_pos="spec_decode_num_accepted_tokens_per_pos_total",
+)
+SGLANG: Final = MetricNames(
+    prefix="sglang:",
+    counters={
+        "num_drafts": "spec_verify_calls_total",  # older versions have gauges alone, which do not add up
+        "num_output_tokens": "generation_tokens_total",
+        "num_requests": "num_requests_total",
+        "num_prompt_tokens": "prompt_tokens_total",
+        "num_cached_tokens": "cached_tokens_total",
+    },
+    latencies={
+        FIRST_TOKEN: "time_to_first_token_seconds",
+        PER_TOKEN: "inter_token_latency_seconds",
+        END_TO_END: "e2e_request_latency_seconds",
+    },
+)
+TENSORRT_LLM: Final = MetricNames(
+    prefix="trtllm_",
+    counters={
+        "num_output_tokens": "generation_tokens_total",
+        "num_requests": "request_success_total",
+        "num_prompt_tokens": "prompt_tokens_total",
+        "num_cached_tokens": "prompt_cached_tokens_total",
+    },
+    latencies={
+        FIRST_TOKEN: "time_to_first_token_seconds",
+        PER_TOKEN: "time_per_output_token_seconds",
+        END_TO_END: "e2e_request_latency_seconds",
+    },
+    position_label="token_position",
+    drafted_per_pos="spec_decode_drafted_tokens_total",
+    accepted_per_pos="spec_decode_accepted_tokens_total",
+)
+ENGINES: Final[Mapping[str, MetricNames]] = {"vllm": VLLM, "sglang": SGLANG, "tensorrt-llm": TENSORRT_LLM}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSource:
+    """Where the counters of one endpoint's production engines are.
+
+    The key is never part of this value: it is read from `api_key_variable` when the pages are read.
+
+    Raises:
+        ValueError: two URLs name the same page.
+    """
+
+    urls: Annotated[tuple[HttpUrl, ...], Field(alias="metrics_urls", min_length=1)]  # one per replica
+    model: Text  # the name under which they serve it
+    engine: Literal["vllm", "sglang", "tensorrt-llm"] = "vllm"
+    api_key_variable: Variable | None = None
+    ca_file: PathText | None = None  # None: the system's authorities
+    timeout_s: Seconds = 10.0
+
+    def __post_init__(self) -> None:
+        if len({url.partition("://")[2] for url in self.urls}) != len(self.urls):
+            raise ValueError("metrics_urls: the same one stands there twice")
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The replicas' names: their URLs without the scheme."""
+        return tuple(replica_name(url) for url in self.urls)
+
+
+def replica_name(url: str) -> str:
+    """A replica as it is stored and named in messages."""
+    parts = urlsplit(url)
+    return f"{parts.netloc}{parts.path}"

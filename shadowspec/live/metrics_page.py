@@ -1,0 +1,129 @@
+"""A page of Prometheus metrics as counts: three engines' names, one value.
+
+Counters of several ranks (and models' other labels) are summed.  What is not on the page is None, never 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from shadowspec.live.metric_names import MODEL_LABEL, MetricNames
+from shadowspec.types import Buckets, LiveCounts
+
+PROCESS_START = "process_start_time_seconds"
+MAX_POSITIONS = 1_024  # of drafted tokens in a step
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a page says of one model.  `is_known`: it has metrics of the engine; `has_model`: also of the model."""
+
+    is_known: bool
+    has_model: bool
+    series: str
+    started_at: datetime | None
+    counts: LiveCounts
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Samples of one model, added up as they are read."""
+
+    counters: dict[str, int] = field(default_factory=dict)  # by the metric's name without the prefix
+    drafted: dict[int, int] = field(default_factory=dict)  # by position
+    accepted: dict[int, int] = field(default_factory=dict)
+    buckets: dict[str, dict[float, int]] = field(default_factory=lambda: defaultdict(dict))  # by metric and bound
+    ranks: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # labels that tell one counter from another
+
+
+def parse(text: str, names: MetricNames, model: str) -> Page:
+    """The counts of a model on a page in Prometheus' text format.
+
+    Raises:
+        ValueError: it is no such page, or a counter on it is no count.
+    """
+    sums, is_known, has_model, started_at = _Sums(), False, False, None
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == PROCESS_START:
+                started_at = datetime.fromtimestamp(_count(sample.value, whole=False), UTC)
+            if not sample.name.startswith(names.prefix):
+                continue
+            is_known = True
+            if sample.labels.get(MODEL_LABEL, model) == model:
+                has_model |= MODEL_LABEL in sample.labels  # what is of the whole server has none
+                _add(sums, sample, names)
+    counts = _counts(sums, names)
+    return Page(is_known, has_model or bool(sums.counters), _series(sums, counts), started_at, counts)
+
+
+def _add(sums: _Sums, sample: Sample, names: MetricNames) -> None:
+    name, labels = sample.name.removeprefix(names.prefix), dict(sample.labels)
+    labels.pop(MODEL_LABEL, None)
+    if name in (names.drafted_per_pos, names.accepted_per_pos):
+        own = sums.accepted if name == names.accepted_per_pos else sums.drafted
+        position = int(labels.pop(names.position_label, ""))
+        if not 0 <= position < MAX_POSITIONS:
+            raise ValueError("a position is none")
+        own[position] = own.get(position, 0) + _count(sample.value)
+        sums.ranks.add(tuple(sorted(labels.items())))
+    elif name in names.counters.values():
+        sums.counters[name] = sums.counters.get(name, 0) + _count(sample.value)
+        if name == names.counters["num_output_tokens"]:
+            sums.ranks.add(tuple(sorted(labels.items())))
+    elif name.removesuffix("_bucket") in names.latencies.values() and name.endswith("_bucket"):
+        bound, bins = float(labels["le"]) if "le" in labels else math.nan, sums.buckets[name.removesuffix("_bucket")]
+        if math.isnan(bound):
+            raise ValueError("a bucket has no bound")
+        bins[bound] = bins.get(bound, 0) + _count(sample.value)
+
+
+def _counts(sums: _Sums, names: MetricNames) -> LiveCounts:
+    own: dict[str, int | None] = {name: sums.counters.get(metric) for name, metric in names.counters.items()}
+    drafted, accepted = sums.drafted, sums.accepted
+    positions = range(max((*drafted, *accepted), default=-1) + 1)
+    if names.drafted_per_pos is not None and drafted:  # every draft has a first token
+        own["num_drafts"], own["num_draft_tokens"] = drafted.get(0, 0), sum(drafted.values())
+        own["num_accepted_tokens"] = sum(accepted.values())
+    return LiveCounts(
+        **own,
+        num_accepted_tokens_per_pos=tuple(accepted.get(place, 0) for place in positions),
+        latencies=_latencies(sums.buckets, names),
+    )
+
+
+def _latencies(buckets: Mapping[str, Mapping[float, int]], names: MetricNames) -> dict[str, Buckets]:
+    found = {}
+    for name, metric in names.latencies.items():
+        bounds = sorted(buckets.get(metric, {}))
+        if not bounds or bounds[-1] != math.inf:
+            continue
+        cumulative = [buckets[metric][bound] for bound in bounds]
+        bins = [later - before for before, later in zip([0, *cumulative], cumulative, strict=False)]
+        if min(bins) < 0:
+            raise ValueError("a bucket holds less than the one below it")
+        found[name] = Buckets(tuple(bounds[:-1]), tuple(bins))
+    return found
+
+
+def _series(sums: _Sums, counts: LiveCounts) -> str:
+    """What is counted, in words that are the same as long as the counters are."""
+    ranks = "; ".join(",".join(f"{name}={value}" for name, value in own) for own in sorted(sums.ranks))
+    known = [own.bounds for _, own in sorted(counts.latencies.items())]
+    bins = hashlib.sha256(repr(known).encode()).hexdigest()[:8]
+    drafts = "no drafts" if counts.num_drafts is None else "drafts"
+    return f"{drafts}, {len(counts.num_accepted_tokens_per_pos)} positions, bins {bins}, ranks [{ranks}]"
+
+
+def _count(value: float, *, whole: bool = True) -> int:
+    if not math.isfinite(value) or value < 0 or (whole and value != int(value)):
+        raise ValueError("a counter is no count")
+    return int(value)

@@ -1,0 +1,126 @@
+"""Reads what production engines count, from the pages that are configured and from nowhere else.
+
+Redirects are refused, proxies of the environment are not used, certificates are verified, and a page that is too long
+is not read to its end.  One replica that fails keeps none of the others from being read.  What a server sent never
+reaches a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from shadowspec.live.metric_names import ENGINES, LiveSource, replica_name
+from shadowspec.live.metrics_page import Page, parse
+from shadowspec.servers.client import bearer, run_async, status_hint, trust
+from shadowspec.servers.stream import ServerError
+from shadowspec.types import FailedScrape, LiveScrape
+
+MAX_PAGE_BYTES: Final = 16 * 2**20  # vLLM's page with every histogram has some 100 kB for each model
+WORDS: Final = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
+
+
+def scrape_all(source: LiveSource, environment: Mapping[str, str] | None = None) -> list[LiveScrape | FailedScrape]:
+    """Every replica's counters, or why there are none; in the order of the URLs.
+
+    Raises:
+        ConfigError: the key's variable is not set, or `ca_file` cannot be read.
+    """
+    headers = {"Accept-Encoding": "identity", **bearer(source.api_key_variable, environment)}
+    return run_async(_scrape_all(source, headers, trust(source.ca_file)))
+
+
+async def _scrape_all(
+    source: LiveSource, headers: Mapping[str, str], context: ssl.SSLContext
+) -> list[LiveScrape | FailedScrape]:
+    for name in ("httpx", "httpcore"):  # they log every request, and where a redirect points with its query
+        logging.getLogger(name).setLevel(logging.WARNING)
+    async with httpx.AsyncClient(
+        headers=dict(headers),
+        verify=context,
+        trust_env=False,
+        follow_redirects=False,
+        timeout=source.timeout_s,
+    ) as http:
+        return list(await asyncio.gather(*(_scrape(http, source, url) for url in source.urls)))
+
+
+async def _scrape(http: httpx.AsyncClient, source: LiveSource, url: str) -> LiveScrape | FailedScrape:
+    replica = replica_name(url)
+    try:
+        text = await _text(http, url, source.timeout_s)
+        scraped_at = datetime.now(UTC)
+        page = _page(text, source, replica)
+    except ServerError as error:
+        return FailedScrape(replica, datetime.now(UTC), error.code, str(error))
+    return LiveScrape(
+        replica, f"{source.engine} {source.model}, {page.series}", scraped_at, page.started_at, page.counts
+    )
+
+
+async def _text(http: httpx.AsyncClient, url: str, timeout_s: float) -> str:
+    """The page at a URL.
+
+    Raises:
+        ServerError: there is none, or it is none.
+    """
+    replica, read = replica_name(url), bytearray()
+    try:
+        async with asyncio.timeout(timeout_s), http.stream("GET", url) as response:
+            _check(replica, response)
+            async for chunk in response.aiter_raw():
+                read += chunk
+                if len(read) > MAX_PAGE_BYTES:
+                    raise ServerError(replica, "too_large", f"the page has more than {MAX_PAGE_BYTES >> 20} MiB")
+    except TimeoutError as error:
+        raise ServerError(replica, "timeout", f"no whole page within {timeout_s:g} s") from error
+    except httpx.HTTPError as error:
+        raise ServerError(replica, "unreachable", f"it cannot be reached ({type(error).__name__})") from error
+    try:
+        return read.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ServerError(replica, "garbage", "the page is no text") from error
+
+
+def _check(replica: str, response: httpx.Response) -> None:
+    if response.is_redirect:
+        host = urlsplit(response.headers.get("location", "")).hostname or "no host"
+        raise ServerError(
+            replica, "redirected", f"it points to {host}; redirects are not followed: name the page itself"
+        )
+    if not response.is_success:
+        status = response.status_code
+        raise ServerError(replica, f"http_{status}", f"it answered with HTTP {status}{status_hint(status)}")
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise ServerError(replica, "garbage", "the page is compressed, which was not asked for")
+
+
+def _page(text: str, source: LiveSource, replica: str) -> Page:
+    names, engine = ENGINES[source.engine], WORDS[source.engine]
+    try:
+        page = parse(text, names, source.model)
+    except (ValueError, OverflowError) as error:
+        raise ServerError(
+            replica, "garbage", "the page is not in Prometheus' text format, or a counter is no count"
+        ) from (error)
+    if not page.is_known:
+        raise ServerError(
+            replica, "other_engine", f"the page has no metric of {engine} (none begins with {names.prefix})"
+        )
+    if not page.has_model:
+        raise ServerError(replica, "other_model", f"the page has no metric of the model {source.model}")
+    if page.counts.num_output_tokens is None and page.counts.num_drafts is None:
+        raise ServerError(replica, "no_counters", f"the page has none of the counters of {engine} that are read")
+    return page
+
+
+def failures(scrapes: Sequence[LiveScrape | FailedScrape]) -> list[FailedScrape]:
+    """Those that failed."""
+    return [each for each in scrapes if isinstance(each, FailedScrape)]

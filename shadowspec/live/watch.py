@@ -1,0 +1,135 @@
+"""Takes scrapes of production engines into live evidence, and orders DISABLE where the live guard sounds.
+
+An alarm says that production accepts less than what speculation was enabled on.  The guard sets an override as an
+operator would, so that whatever acts on decisions (check, export, dashboard, rollouts) acts on it.  It stands until
+somebody clears it; the detectors then begin anew, with what is counted after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from shadowspec.gate.verdict.effective_decisions import effective_decisions
+from shadowspec.live.guard import MAX_UNITS, Guarded, Promise, from_then, promise_of, watch_replica, window_between
+from shadowspec.store import Store
+from shadowspec.text import percent, plural
+from shadowspec.types import (
+    FailedScrape,
+    LiveReplica,
+    LiveScrape,
+    LiveWindow,
+    Override,
+    OverrideRecord,
+    Verdict,
+)
+from shadowspec.types.live import GuardPolicy
+
+AUTHOR: Final = "live guard"
+
+Scraped = LiveScrape | FailedScrape
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of one replica's scrape: the window that it ended, if it did, and how far the reading has come."""
+
+    scraped: Scraped
+    window: LiveWindow | None
+    replica: LiveReplica
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An endpoint under its live guard.  `promise` is None where nothing is enabled; `ordered` is the id of an override
+    that this look set.
+    """
+
+    endpoint: str
+    promise: Promise | None
+    replicas: tuple[Guarded, ...]
+    ordered: int | None = None
+
+    @property
+    def alarms(self) -> tuple[Guarded, ...]:
+        """The replicas whose detectors sounded."""
+        return tuple(each for each in self.replicas if each.alarmed_at is not None)
+
+
+def take_scrapes(store: Store, endpoint: str, scrapes: Iterable[Scraped]) -> list[Taken]:
+    """Keep scrapes, and the windows that they end; the same ones again change nothing."""
+    with store.live_session(endpoint) as session:
+        before = session.replicas()
+        taken = [_take_scrape(before.get(each.replica), each) for each in scrapes]
+        changed = [each.replica for each in taken if each.replica is not before.get(each.replica.replica)]
+        session.keep(changed, [each.window for each in taken if each.window is not None])
+    return taken
+
+
+def watch(store: Store, endpoint: str, replicas: Sequence[str], policy: GuardPolicy, now: datetime) -> Watched:
+    """The endpoint's detectors over its live evidence; where one has sounded, DISABLE is ordered.
+
+    While an order keeps everything off nothing is promised, and so no second one is set.
+    """
+    with store.endpoint_lock(f"live guard of {endpoint}"):
+        watched = looked_at(store, endpoint, replicas, policy, now)
+        return replace(watched, ordered=store.add_override(_order(watched, now))) if watched.alarms else watched
+
+
+def looked_at(store: Store, endpoint: str, replicas: Sequence[str], policy: GuardPolicy, now: datetime) -> Watched:
+    """The endpoint's detectors over its live evidence; nothing is ordered."""
+    records = store.overrides(endpoint)
+    promise = promise_of(effective_decisions(store.latest_decisions(endpoint), records, now))
+    if promise is None:
+        return Watched(endpoint, None, ())
+    promise = from_then(promise, _last_cleared(records))
+    limit = MAX_UNITS * len(replicas)
+    windows = store.live_windows(endpoint, since=promise.since, replicas=replicas, limit=limit)
+    found = tuple(
+        watch_replica(name, [each for each in windows if each.replica == name], promise, policy) for name in replicas
+    )
+    return Watched(endpoint, promise, found)
+
+
+def alarm_words(watched: Watched) -> str:
+    """What an alarm says, in a sentence: which replicas, what they accept, and what was promised."""
+    assert watched.promise is not None, "only what is promised can fail"
+    told = [
+        f"{own.replica} accepts {percent(own.newest_rate)} in its newest window, "
+        f"{percent(own.rate)} in the {plural(own.detector.num_units, 'window')} since then"
+        for own in watched.alarms
+    ]
+    return f"live alarm: at least {percent(watched.promise.rate)} was promised at ENABLE; {'; '.join(told)}"
+
+
+def _order(watched: Watched, now: datetime) -> Override:
+    return Override(
+        override_id=0,
+        endpoint=watched.endpoint,
+        slice_key="",
+        concurrency=None,
+        verdict=Verdict.DISABLE,
+        reason=alarm_words(watched),
+        author=AUTHOR,
+        created_at=now,
+        expires_at=None,
+    )
+
+
+def _last_cleared(records: Iterable[OverrideRecord]) -> datetime | None:
+    """When an order of the guard was cleared last."""
+    cleared = [own.clearing.cleared_at for own in records if own.override.author == AUTHOR and own.clearing is not None]
+    return max(cleared, default=None)
+
+
+def _take_scrape(before: LiveReplica | None, scraped: Scraped) -> Taken:
+    known = before or LiveReplica(scraped.replica, None)
+    if isinstance(scraped, FailedScrape):
+        is_newer = known.failed_at is None or scraped.scraped_at > known.failed_at
+        failed = replace(known, num_failed=known.num_failed + 1, failed_at=scraped.scraped_at, error=scraped.code)
+        return Taken(scraped, None, failed if is_newer else known)
+    if known.scrape is not None and scraped.scraped_at <= known.scrape.scraped_at:
+        return Taken(scraped, None, known)
+    return Taken(scraped, window_between(before, scraped), LiveReplica(scraped.replica, scraped))

@@ -1,0 +1,6 @@
+"""Forecasts, sizing and costs: how long a verdict takes, what it needs, and where speculation pays.
+
+In: evidence, decisions and measured cost surfaces.
+Out: expected times to a verdict, engine counts, predicted speedups.
+Imports: gate, store, metrics, types, errors.
+"""

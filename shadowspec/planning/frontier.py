@@ -1,0 +1,161 @@
+"""Frontier: which way of drafting is predicted to be fastest at each load, and which others may be as fast.
+
+It puts together what carries over between devices, the tokens that a step emits, with what a step costs on one of
+them.  The tokens per step are known within bounds; a way of drafting whose bounds reach those of the best one may be
+as fast.  The bounds say nothing of how well the costs predict, and a prediction enables nothing: a frontier tells what
+is worth measuring.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from shadowspec.planning.cost_model import CostSurface, Drafts, target_passes_saved
+from shadowspec.types import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request of the traffic in question: mean tokens."""
+
+    num_prompt_tokens: float
+    num_output_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Tokens that a step emits (mean acceptance length, plain steps counted in), with bounds where they are known."""
+
+    estimate: float
+    lower: float | None = None
+    upper: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """One way of drafting: the tokens that a step emits, and what steps cost."""
+
+    name: str  # of the config
+    num_speculative_tokens: int
+    length: Length
+    surface: CostSurface
+    drafts: Drafts | None = None  # how often and how deep; None: all K tokens in every step
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What one way of drafting is predicted to gain end to end at one load; bounds are those of its length alone."""
+
+    drafting: Drafting
+    concurrency: float
+    speedup: float
+    lower: float | None
+    upper: float | None
+    break_even_length: float
+    baseline_ms: float  # end to end, of the request in question
+    speculative_ms: float
+    target_passes_saved: float  # of that request
+
+    @property
+    def most(self) -> float:
+        """The upper bound, or the estimate where no bounds are known."""
+        return self.speedup if self.upper is None else self.upper
+
+    @property
+    def least(self) -> float:
+        """The lower bound, or the estimate where no bounds are known."""
+        return self.speedup if self.lower is None else self.lower
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One load: every way's gain, the best one, and those that may be as good.
+
+    `best` is None where nothing is predicted to be faster than no speculation.
+    """
+
+    concurrency: float
+    gains: tuple[Gain, ...]
+    best: Gain | None
+    contenders: tuple[Gain, ...]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the bounds leave one answer: the best way, surely faster than none; or none, surely."""
+        if self.best is None:
+            return all(gain.most <= 1.0 for gain in self.gains)
+        return not self.contenders and self.best.least > 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Between two loads a gain passes 1; where, read off a straight line on logarithmic axes of both."""
+
+    below: float
+    above: float
+    load: float
+    is_downward: bool  # above it speculation is the slower one
+
+
+def gain(drafting: Drafting, concurrency: float, work: Work) -> Gain:
+    """What a way of drafting gains at a load.
+
+    Raises:
+        InputError: the place lies beyond what was profiled.
+    """
+    place = Place(concurrency, drafting.num_speculative_tokens, work.num_prompt_tokens)
+
+    surface, length, output = drafting.surface, drafting.length, work.num_output_tokens
+    baseline_ms = surface.end_to_end_ms(1.0, place.baseline, output)
+
+    def at(tokens_per_step: float | None) -> float | None:
+        if tokens_per_step is None:
+            return None
+        return baseline_ms / surface.end_to_end_ms(tokens_per_step, place, output, drafting.drafts)
+
+    speculative_ms = surface.end_to_end_ms(length.estimate, place, output, drafting.drafts)
+    return Gain(
+        drafting,
+        concurrency,
+        baseline_ms / speculative_ms,
+        at(length.lower),
+        at(length.upper),
+        surface.break_even_length(place.grown(output / 2.0), drafting.drafts),
+        baseline_ms,
+        speculative_ms,
+        target_passes_saved(length.estimate, output),
+    )
+
+
+def frontier(draftings: Sequence[Drafting], loads: Sequence[float], work: Work) -> list[Choice]:
+    """The choice at every load, in their order.
+
+    Raises:
+        InputError: a load or the context lies beyond what was profiled of one of the ways.
+    """
+    return [_choice(load, [gain(drafting, load, work) for drafting in draftings]) for load in loads]
+
+
+def _choice(load: float, gains: Sequence[Gain]) -> Choice:
+    best = max(gains, key=lambda each: each.speedup, default=None)
+    if best is None or best.speedup <= 1.0:
+        return Choice(load, tuple(gains), None, tuple(each for each in gains if each.most > 1.0))
+    others = tuple(each for each in gains if each is not best and each.most >= best.least)
+    return Choice(load, tuple(gains), best, others)
+
+
+def crossings(points: Sequence[tuple[float, float]], level: float = 1.0) -> list[Crossing]:
+    """Where a gain over loads, (load, gain) rising by load, passes `level`."""
+    found = []
+    logs = [(load, math.log(own / level)) for load, own in points]
+    for (below, log_below), (above, log_above) in pairwise(logs):
+        if (log_below > 0.0) == (log_above > 0.0):
+            continue
+        # Straight on logarithmic axes of both: loads double from one to the next.
+        part = log_below / (log_below - log_above)
+        load = math.exp(math.log(below) + part * (math.log(above) - math.log(below)))
+        found.append(Crossing(below, above, load, is_downward=log_below > 0.0))
+    return found

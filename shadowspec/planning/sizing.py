@@ -1,0 +1,99 @@
+"""How large a shadow has to be: which sampling rate decides in time, and how many devices that keeps busy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shadowspec.errors import NoDataError
+from shadowspec.metrics import ratio
+from shadowspec.planning.block_costs import SessionCosts, session_costs
+from shadowspec.planning.capacity import WHOLE_ENDPOINT
+from shadowspec.planning.plans import EndpointPlan, SlicePlan
+from shadowspec.store import Store
+
+MAX_BLOCKS = 20_000  # of the store, by which a session's cost is known
+MAX_REQUESTS = 5_000  # of an endpoint, by which its traffic is known
+MAX_BUSY = 0.8  # of a device's time: traffic comes in bursts, and a block waits until it is full
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What deciding an endpoint's open questions within a time asks of the shadow.
+
+    `sample_rate` is the least that does (0: nothing is open), and `busy_devices` how many devices it keeps at work
+    until the first slice is decided; both are None where no question can be decided in that time.  `too_slow` are the
+    questions that cannot be: rarer than that at rate 1, decided by no future, or with more event time to be seen.
+    """
+
+    endpoint: str
+    requests_per_s: float
+    sample_rate: float | None
+    busy_devices: float | None
+    too_slow: tuple[SlicePlan, ...]
+
+
+def stored_costs(store: Store, endpoints: Sequence[str]) -> dict[str, SessionCosts | None]:
+    """What a session of each endpoint costs, by its newest blocks; None where there is none."""
+    return {name: session_costs(own) for name, own in store.block_times(endpoints, limit=MAX_BLOCKS).items()}
+
+
+def stored_traffic(store: Store, endpoint: str) -> float | None:
+    """The endpoint's mirrored requests per second of event time, by its newest; None where that is no time."""
+    newest = store.arrivals(endpoint, limit=MAX_REQUESTS)
+    if not newest:
+        return None
+    span_s = (newest[-1].at - newest[0].at).total_seconds()
+    return ratio(sum(own.weight for own in newest[1:]), span_s)
+
+
+def size_endpoint(
+    plan: EndpointPlan,
+    within_s: float,
+    *,
+    mirrored_per_s: float | None,
+    requests_per_s: float | None = None,
+    is_late: bool,
+) -> Sizing:
+    """The sizing by the median (`is_late`: 90%) of a plan's futures.
+
+    `mirrored_per_s` is the traffic from which the plan was made, `requests_per_s` the one that is asked about, of the
+    same mix (None: the same).
+
+    Raises:
+        NoDataError: nothing is known of the traffic, or of what a session costs.
+    """
+    if not mirrored_per_s or plan.costs is None:
+        raise NoDataError(f"endpoint {plan.endpoint}: neither its traffic nor its blocks' times are known yet")
+    traffic = mirrored_per_s if requests_per_s is None else requests_per_s
+    # Sessions that come for measuring per second at rate 1; those of the whole endpoint are its slices'.
+    scale = traffic / mirrored_per_s / plan.sample_rate
+    offered = {(own.slice_key, own.concurrency): own.clusters_per_s * scale for own in plan.slices if own.slice_key}
+    rates: list[float] = []
+    too_slow = []
+    for own in plan.slices:
+        wanted = own.clusters_late if is_late else own.clusters_median
+        if wanted == 0.0:
+            continue
+        comes = (
+            sum(rate for (_, load), rate in offered.items() if load == own.concurrency)
+            if own.slice_key == WHOLE_ENDPOINT
+            else offered[own.slice_key, own.concurrency]
+        )
+        rate = math.inf if wanted is None or not comes else wanted / (within_s * comes)
+        if rate > 1.0 or own.span_missing_s > within_s:
+            too_slow.append(own)
+        else:
+            rates.append(rate)
+    if not rates and too_slow:
+        return Sizing(plan.endpoint, traffic, None, None, tuple(too_slow))
+    least = max(rates, default=0.0)
+    busy = least * sum(comes * plan.costs.at(name, load).seconds for (name, load), comes in offered.items())
+    return Sizing(plan.endpoint, traffic, least, busy, tuple(too_slow))
+
+
+def devices_needed(sizings: Iterable[Sizing]) -> int | None:
+    """Devices (workers) that take all of them together, none busier than `MAX_BUSY`; None where nothing is decided."""
+    busy = [own.busy_devices for own in sizings if own.busy_devices is not None]
+    return math.ceil(sum(busy) / MAX_BUSY) if busy else None

@@ -1,1 +1,0 @@
-"""Promotion checks: one answer from the standing decisions of an endpoint, and how CI systems read it."""

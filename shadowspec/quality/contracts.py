@@ -1,0 +1,141 @@
+"""Whether an output keeps its contract: JSON, a call of a tool that was offered, SQL.
+
+The question is that of the code which takes the output: does the whole of it parse as what it should be?  It says
+nothing of whether the content is right.  Texts are seen in memory alone; what leaves this module is a `Validity`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import re2
+
+from shadowspec.errors import ConfigError
+from shadowspec.quality.custom_scores import is_json
+from shadowspec.quality.tool_calls import ToolCall, find_calls
+from shadowspec.types import Contract, OutputContract, Validity
+
+SQL_PACKAGE: Final = "sqlglot"
+CUT: Final = "length"  # the finish reason of an output at its token limit
+
+# A client's schema decides how long checking against it takes: references that branch double the work at each level.
+MAX_SCHEMA_CHARACTERS = 32_768
+MAX_SCHEMA_REFERENCES = 32
+
+
+def judge(contract: OutputContract, text: str, finish_reason: str | None) -> Validity | None:
+    """Whether an output keeps the contract; None where the contract does not apply to it.
+
+    Args:
+        contract: what the output has to be.
+        text: the whole output; of a contract with tools with its special tokens, by which calls are marked.
+        finish_reason: why it ended.
+    """
+    is_valid = _is_valid(contract, text)
+    if is_valid is None:
+        return None
+    if finish_reason == CUT:  # what parses may be the beginning of something else
+        return Validity.UNFINISHED
+    return Validity.VALID if is_valid else Validity.INVALID
+
+
+def require_sql(dialect: str | None) -> None:
+    """Raise unless SQL can be judged in this dialect.
+
+    Raises:
+        ConfigError: sqlglot is not installed, or does not know the dialect.
+    """
+    try:
+        sqlglot = _sqlglot()
+    except ImportError as error:
+        raise ConfigError(f"contract: SQL needs {SQL_PACKAGE}: pip install '.[sql]' in the checkout") from error
+    try:
+        sqlglot.Dialect.get_or_raise(dialect)
+    except ValueError as error:
+        raise ConfigError(f"sql_dialect: {SQL_PACKAGE} knows no dialect {dialect!r}") from error
+
+
+def _is_valid(contract: OutputContract, text: str) -> bool | None:
+    if contract.kind is Contract.SQL:
+        return is_sql(text, contract.dialect)
+    calls = find_calls(text) if contract.kind is Contract.TOOL_CALL or contract.tools else None
+    if calls is not None:
+        return all(call is not None and keeps(call, contract.tools) for call in calls)
+    if contract.kind is Contract.JSON:
+        return is_json(text) == 1.0
+    return False if contract.is_required else None
+
+
+def is_sql(text: str, dialect: str | None = None) -> bool:
+    """Whether the whole text is SQL: statements that sqlglot takes apart, one or several, and no bare expression."""
+    sqlglot = _sqlglot()
+    try:
+        # The first error ends it: parsing on would go over what is missing.
+        parsed = sqlglot.parse(text, read=dialect, error_level=sqlglot.ErrorLevel.IMMEDIATE)
+    except Exception:
+        return False
+    statements = [statement for statement in parsed if statement is not None]
+    kinds = tuple(getattr(sqlglot.exp, name) for name in _STATEMENTS)
+    return bool(statements) and all(isinstance(statement, kinds) for statement in statements)
+
+
+def _sqlglot() -> Any:
+    """sqlglot, kept from its log: what it warns of it quotes."""
+    logging.getLogger(SQL_PACKAGE).setLevel(logging.CRITICAL)
+    return importlib.import_module(SQL_PACKAGE)
+
+
+# sqlglot parses a bare word as a column, and what it does not know as a Command.
+_STATEMENTS: Final = (
+    *("Query", "DML", "DDL", "Values", "Alter", "Drop", "TruncateTable", "Describe", "Set", "Use", "Pragma"),
+    *("Transaction", "Commit", "Rollback", "Analyze", "Comment", "Show", "Grant"),
+)
+
+
+def keeps(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a call is of a tool that is offered, with arguments as its schema has them; with none offered, any."""
+    if not tools:
+        return True
+    functions = [function for tool in tools if isinstance(function := tool.get("function"), Mapping)]
+    own = next((function for function in functions if function.get("name") == call.name), None)
+    if own is None:
+        return False
+    schema = own.get("parameters")
+    return not call.is_typed or not isinstance(schema, Mapping) or fits(call.arguments, schema)
+
+
+def fits(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
+    """Whether the arguments are as a JSON schema has them; a schema that cannot be used refuses nothing.
+
+    Nothing is fetched for a reference, and patterns run in linear time: both come from whoever sent the request.
+    """
+    text = json.dumps(schema)
+    is_large = len(text) > MAX_SCHEMA_CHARACTERS or text.count('"$ref"') > MAX_SCHEMA_REFERENCES
+    if is_large or "patternProperties" in text:
+        return True
+    jsonschema = importlib.import_module("jsonschema")
+    registry = importlib.import_module("referencing").Registry()
+    validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _matches_pattern})
+    try:
+        return bool(validator(schema, registry=registry).is_valid(arguments))
+    except Exception:  # whatever a schema that is none makes of the validator, recursion and lookups included
+        return True
+
+
+def _matches_pattern(_: Any, pattern: Any, instance: Any, schema: Any) -> Any:
+    """jsonschema's keyword `pattern`, by RE2; one that RE2 does not know holds."""
+    if not isinstance(instance, str) or not isinstance(pattern, str):
+        return
+    options = re2.Options()
+    options.log_errors = False  # a pattern that is none would be written to stderr
+    try:
+        is_found = re2.search(pattern, instance, options) is not None
+    except re2.error:
+        return
+    if not is_found:
+        jsonschema = importlib.import_module("jsonschema")
+        yield jsonschema.ValidationError("pattern")

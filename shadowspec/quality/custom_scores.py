@@ -1,0 +1,121 @@
+"""Figures of quality of an output text, from 0 to 1: whether it is JSON or keeps its contract, and the operator's own.
+
+Texts are seen in memory alone, in the process that made them.  A function that raises, or gives anything but a number
+from 0 to 1, leaves its figure missing: the run says so and the gate counts it at its worst.  What an error says may
+quote the text, so that only its class is ever logged.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+from shadowspec.errors import ConfigError
+from shadowspec.types import PairedScore, RunFlags, Validity
+
+JSON_VALID: Final = "json_valid"
+CONTRACT_VALID: Final = "contract_valid"
+# The names under which runs carry them and policies set their margins.
+STRUCTURED_VALIDITY: Final = "structured_validity"
+OWN_SCORE: Final = "score"
+
+ScoreFunction = Callable[[str], float]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """What is scored of an endpoint's outputs: functions of the text, by the name that runs carry the figure under.
+
+    `uses_contract`: whether an output keeps its contract, which its run's flags say, is a figure as well.
+    """
+
+    functions: Mapping[str, ScoreFunction] = field(default_factory=dict)
+    uses_contract: bool = False
+
+    def score_pairs(self, baseline: Sequence[str], speculative: Sequence[str]) -> list[dict[str, PairedScore | None]]:
+        """The figures of both arms' outputs of the same requests, as their runs carry them."""
+        pairs = zip(self._score(baseline), self._score(speculative), strict=True)
+        return [{name: PairedScore(base[name], spec[name]) for name in self.functions} for base, spec in pairs]
+
+    def of_flags(self, flags: RunFlags) -> dict[str, PairedScore | None]:
+        """The figures that a run's flags give; None where the contract applied to neither arm.
+
+        1 for an arm that keeps it, 0 for one that breaks it, was cut, or answered in words where the other did not.
+        """
+        if not self.uses_contract:
+            return {}
+        keeps = [float(each is Validity.VALID) for each in (flags.baseline_validity, flags.speculative_validity)]
+        return {STRUCTURED_VALIDITY: None if flags.contract is None else PairedScore(*keeps)}
+
+    def _score(self, texts: Sequence[str]) -> list[dict[str, float | None]]:
+        """The figures of each text, by name; None where it is missing."""
+        failed: Counter[tuple[str, str]] = Counter()
+        scored = [{name: _figure(name, function, text, failed) for name, function in self.functions.items()}
+                  for text in texts]  # fmt: skip
+        for (name, why), number in sorted(failed.items()):
+            log.warning("%s of %d of %d outputs is missing: %s", name, number, len(texts), why)
+        return scored
+
+
+def load_scorer(names: Sequence[str]) -> Scorer:
+    """The scorer of `json_valid` or `contract_valid`, and of one `package.module:function`.
+
+    Raises:
+        ConfigError: there is no such function; the message says what is wrong with it.
+    """
+    functions = {name: is_json if name == JSON_VALID else _function(name) for name in names if name != CONTRACT_VALID}
+    return Scorer({score_name(name): each for name, each in functions.items()}, CONTRACT_VALID in names)
+
+
+def is_json(text: str) -> float:
+    """1 where the whole text is one JSON value by RFC 8259, 0 where it is not."""
+    try:
+        # Numbers are left as they stand, for their length says nothing of validity; RFC 8259 knows no NaN.
+        json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return 0.0
+    return 1.0
+
+
+def score_name(name: str) -> str:
+    """The name that runs carry a score under, by how the configuration calls it."""
+    return STRUCTURED_VALIDITY if name in (JSON_VALID, CONTRACT_VALID) else OWN_SCORE
+
+
+def _function(name: str) -> ScoreFunction:
+    module_name, _, attribute = name.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module_name), attribute)
+    except ImportError as error:
+        raise ConfigError(f"scores: {name}: {module_name} cannot be imported ({error}); is it installed?") from error
+    except AttributeError as error:
+        raise ConfigError(f"scores: {name}: {module_name} has no {attribute}") from error
+    except Exception as error:  # whatever a module does when it is imported; no output has been seen yet
+        raise ConfigError(f"scores: {name}: importing {module_name} failed: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"scores: {name}: this is no function")
+    function: ScoreFunction = found
+    return function
+
+
+def _figure(name: str, function: ScoreFunction, text: str, failed: Counter[tuple[str, str]]) -> float | None:
+    try:
+        value = float(function(text))
+    except Exception as error:  # the operator's own code may raise anything; its message may quote the text
+        failed[name, type(error).__name__] += 1
+        return None
+    if not 0.0 <= value <= 1.0:
+        failed[name, "a figure that does not lie from 0 to 1"] += 1
+        return None
+    return value
+
+
+def _refuse(_: str) -> NoReturn:
+    raise ValueError("not a number of RFC 8259")

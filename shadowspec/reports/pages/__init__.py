@@ -1,0 +1,6 @@
+"""The values of the dashboard's pages.
+
+In: rollups, decisions and curves.
+Out: what each page shows, without markup.
+Imports: rollout, live, planning, gate, tap, store, metrics, text, types, errors.
+"""

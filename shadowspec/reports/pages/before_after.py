@@ -1,0 +1,152 @@
+"""One enabling, with what was measured before and after it: hour by hour, and as two histograms.
+
+What is here comes from the mirror: both arms are measured in shadow before and after alike, so that the traffic
+itself (its rate, its latency) shows beside the moment.  What the serving side did at that moment is live evidence
+(`reports.live`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from shadowspec.metrics import ratio
+from shadowspec.reports.definitions import config_name
+from shadowspec.reports.tally import Tally, ratio_of_total_times, total
+from shadowspec.store import GroupSums, Histogram, Quantile, VerdictChange
+from shadowspec.types import Arm, FingerprintedConfig, Verdict
+
+MS_PER_S = 1_000.0
+QUANTILES = (0.5, 0.95, 0.99)
+HOUR = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Enabling:
+    """One moment at which a hypothesis became ENABLE."""
+
+    decision_id: int
+    endpoint: str
+    slice_key: str
+    concurrency: int
+    fingerprint: str
+    config_name: str
+    decided_at: datetime
+    marked_at: datetime  # on the axis of event time: `decided_at`, or where the evidence ended if that lies elsewhere
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HourPoint:
+    """What one hour of event time held: requests of the traffic per hour, and both arms' mean latency, milliseconds."""
+
+    hour: datetime
+    requests_per_hour: float
+    baseline_ms: float | None
+    speculative_ms: float | None
+    speedup: float | None  # of total times
+
+
+@dataclass(frozen=True, slots=True)
+class ArmQuantiles:
+    """End-to-end latency of one arm in one period, milliseconds, each quantile with the bin that holds it."""
+
+    arm: Arm
+    is_after: bool
+    num_requests: int
+    quantiles: Mapping[float, Quantile | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """One side of the moment: output tokens per second of one request in each arm, and requests per hour."""
+
+    is_after: bool
+    num_requests: int
+    requests_per_hour: float | None
+    baseline_tokens_per_s: float | None
+    speculative_tokens_per_s: float | None
+
+
+def enablings(changes: Iterable[VerdictChange], configs: Mapping[str, FingerprintedConfig]) -> list[Enabling]:
+    """The changes to ENABLE, newest first.
+
+    The mark stands at the decision's own time where traffic was then still coming in; where the evidence had ended
+    earlier (an old file, folded today) it stands at its end, for the hours on the axis are those of the traffic.
+    """
+    found = []
+    for own in changes:
+        if own.verdict is not Verdict.ENABLE or own.before is Verdict.ENABLE:
+            continue
+        newest_at = own.evidence.newest_record or own.evidence.newest_evidence or own.decided_at
+        is_far = own.decided_at - newest_at > timedelta(days=1)
+        found.append(
+            Enabling(
+                decision_id=own.decision_id,
+                endpoint=own.endpoint,
+                slice_key=own.slice_key,
+                concurrency=own.concurrency,
+                fingerprint=own.fingerprint,
+                config_name=config_name(configs, own.fingerprint),
+                decided_at=own.decided_at,
+                marked_at=newest_at if is_far else own.decided_at,
+                reason=own.reason,
+            )
+        )
+    return found
+
+
+def own_groups(groups: Iterable[GroupSums], enabling: Enabling) -> list[GroupSums]:
+    """Those of the enabling's slice (all of them for the whole endpoint), load and config."""
+    return [
+        own
+        for own in groups
+        if enabling.slice_key in ("", own.slice_key)
+        and own.concurrency == enabling.concurrency
+        and own.fingerprint == enabling.fingerprint
+    ]
+
+
+def hour_points(groups: Iterable[GroupSums]) -> list[HourPoint]:
+    """Grouped sums by hour as points of a line, in the order of time; an hour without any has no point."""
+    by_hour: dict[datetime, Tally] = {}
+    for own in groups:
+        assert own.start is not None, "sums by hour have their hour"
+        by_hour[own.start] = by_hour.get(own.start, Tally()) + Tally.of_sums(own.sums)
+    return [
+        HourPoint(
+            hour=hour,
+            requests_per_hour=own.weight,
+            baseline_ms=ratio(own.baseline_ms, own.timed_weight),
+            speculative_ms=ratio(own.speculative_ms, own.timed_weight),
+            speedup=ratio_of_total_times(own),
+        )
+        for hour, own in sorted(by_hour.items())
+    ]
+
+
+def period(groups: Sequence[GroupSums], *, is_after: bool) -> Period:
+    """One side of the moment."""
+    tallied = total(Tally.of_sums(own.sums) for own in groups)
+    hours = len({own.start for own in groups})
+    milliseconds = {
+        Arm.BASELINE: sum(own.sums.baseline_prefill_ms + own.sums.baseline_decode_ms for own in groups),
+        Arm.SPECULATIVE: sum(own.sums.speculative_prefill_ms + own.sums.speculative_decode_ms for own in groups),
+    }
+    tokens = {
+        Arm.BASELINE: sum(own.sums.baseline_num_output_tokens for own in groups),
+        Arm.SPECULATIVE: sum(own.sums.speculative_num_output_tokens for own in groups),
+    }
+    baseline, speculative = (ratio(tokens[arm] * MS_PER_S, milliseconds[arm]) for arm in Arm)
+    return Period(is_after, tallied.num_runs, ratio(tallied.weight, hours), baseline, speculative)
+
+
+def arm_quantiles(arm: Arm, histogram: Histogram, *, is_after: bool) -> ArmQuantiles:
+    """p50, p95 and p99 of a histogram; None below 1 / (1 - p) requests, where they would only be the largest."""
+    number = sum(histogram.num_runs.values())
+    found = {
+        share: histogram.quantile(share, is_weighted=True) if number >= round(1.0 / (1.0 - share)) else None
+        for share in QUANTILES
+    }
+    return ArmQuantiles(arm, is_after, number, found)

@@ -1,0 +1,355 @@
+"""The rollout board: one line per endpoint with its slices and loads below it.
+
+Invariant: it repeats what the gate decided (bounds and all), what operators ordered over it, and what rollups add up
+to; it decides nothing.  Sums of rollups are pooled over the measured runs that they say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from shadowspec.gate.verdict.current_decision import (
+    current_fingerprints,
+    decisions_in_force,
+    evidence_time,
+    is_stale,
+)
+from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
+from shadowspec.gate.verdict.trial import is_superseded
+from shadowspec.metrics import ratio
+from shadowspec.reports.definitions import find_test
+from shadowspec.reports.notes import alerts
+from shadowspec.reports.pages.board_values import BoardValues, Saving, TrendDay, saving, trend
+from shadowspec.store import GroupSums
+from shadowspec.types import (
+    Decision,
+    Override,
+    Rollout,
+    SpeculationConfig,
+    TestResult,
+    Verdict,
+    parse_slice_key,
+)
+
+PARITY_TESTS = ("parity_faults", "parity_near_ties", "parity_sampled")
+Key = tuple[str, str, int, str]  # endpoint, slice key, concurrency, fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRow:
+    """One hypothesis: an endpoint ("" as slice) or a slice of it, at one load, with one config.
+
+    `expected_at` is when `clusters_needed` more will have come at the pace at which they came so far, an estimate;
+    `evidence_at` how new the evidence is: its newest event, or, where the input was files alone, when they were
+    measured.  `num_runs` counts the measured requests of the last `TREND_DAYS`.
+    """
+
+    endpoint: str
+    slice_key: str
+    concurrency: int
+    fingerprint: str
+    config: SpeculationConfig | None
+    standing: StandingVerdict
+    since: datetime | None
+    speedup: TestResult | None
+    acceptance: TestResult | None
+    tail: TestResult | None
+    parity: tuple[TestResult, ...]
+    memory: TestResult | None
+    saving: Saving | None
+    traffic_share: float | None
+    num_clusters: int
+    clusters_needed: int | None
+    expected_at: datetime | None
+    evidence_at: datetime | None
+    num_runs: int
+    trend: tuple[TrendDay, ...]
+    stage: Rollout | None
+    alerts: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict that stands; None where neither the gate nor an operator has spoken."""
+        return self.standing.verdict
+
+    @property
+    def reason(self) -> str:
+        """Why it stands, in a sentence."""
+        decision = self.standing.decision
+        if decision is not None:
+            return decision.reason
+        if self.standing.override is not None:
+            return f"override by {self.standing.override.author}: {self.standing.override.reason}"
+        return "measured, but the gate has not judged it yet"
+
+    def is_stale(self, max_age: timedelta, now: datetime) -> bool:
+        """Whether its evidence is older than `max_age`; where nothing was decided on evidence there is none to be."""
+        is_dated = self.evidence_at is not None or self.verdict is Verdict.ENABLE
+        return is_dated and is_stale(self.evidence_at, max_age, now)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return parse_slice_key(self.slice_key)
+
+    @property
+    def parity_outcome(self) -> str | None:
+        """The worst outcome of the parity tests: "fail", "open" or "pass"; None where there is none."""
+        outcomes = {test.outcome for test in self.parity}
+        return next((outcome for outcome in ("fail", "open", "pass") if outcome in outcomes), None)
+
+
+@dataclass(frozen=True, slots=True)
+class BoardEndpoint:
+    """An endpoint: the row that speaks for it, and every row below it (other loads and configs, then slices)."""
+
+    name: str
+    head: BoardRow
+    rows: tuple[BoardRow, ...]
+
+    @property
+    def all_rows(self) -> tuple[BoardRow, ...]:
+        return (self.head, *self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """Every endpoint, by name."""
+
+    endpoints: tuple[BoardEndpoint, ...]
+
+    @property
+    def rows(self) -> tuple[BoardRow, ...]:
+        return tuple(row for endpoint in self.endpoints for row in endpoint.all_rows)
+
+    def tallies(self) -> dict[Verdict | None, int]:
+        """Endpoints by the verdict of the row that speaks for them."""
+        found: dict[Verdict | None, int] = dict.fromkeys([*Verdict, None], 0)
+        for endpoint in self.endpoints:
+            found[endpoint.head.verdict] += 1
+        return found
+
+
+def build_board(values: BoardValues, overrides: Sequence[Override], now: datetime) -> Board:
+    """The board at `now`; `overrides` are the active ones."""
+    days: dict[Key, list[GroupSums]] = defaultdict(list)
+    for sums in values.days:
+        for slice_key in {sums.slice_key, ""}:
+            days[sums.endpoint, slice_key, sums.concurrency, sums.fingerprint].append(sums)
+    by_endpoint: dict[str, list[Decision]] = defaultdict(list)
+    for own in values.decisions:
+        by_endpoint[own.endpoint].append(own)
+    decisions = {
+        _key(own): own
+        for name, decided in by_endpoint.items()
+        for own in decisions_in_force(decided, values.policies.get(name), (), now)
+        if not is_superseded(own)
+    }
+    current = {
+        name: set(current_fingerprints(by_endpoint[name], values.traffic.get(name, ()), values.configs).values())
+        for name in {*by_endpoint, *(key[0] for key in days)}
+    }
+    stages = {(own.endpoint, own.concurrency): own for own in values.rollouts}
+    replaced = {_key(own) for own in values.decisions if is_superseded(own)}
+    keys = sorted(key for key in {*decisions, *days} - replaced if key[3] in current[key[0]])
+    rows: dict[str, list[BoardRow]] = defaultdict(list)
+    for key in keys:
+        row = _row(key, decisions.get(key), days.get(key, []), values, stages, overrides, now)
+        rows[row.endpoint].append(row)
+    for name in {*values.endpoints, *(own.endpoint for own in overrides)} - set(rows):
+        rows[name].append(_unmeasured_row(name, values, overrides, now))
+    return Board(tuple(_endpoint(name, rows[name], values.loads.get(name, {})) for name in sorted(rows)))
+
+
+def _endpoint(name: str, rows: Sequence[BoardRow], shares: Mapping[int, float]) -> BoardEndpoint:
+    """The whole endpoint at its weightiest load and with its best config speaks for it."""
+    wholes = [row for row in rows if not row.slice_key] or list(rows)
+    head = max(wholes, key=lambda row: (shares.get(row.concurrency, 0.0), row.num_runs, *_preference(row)))
+
+    def order(row: BoardRow) -> tuple[object, ...]:
+        return (row.slice_key != "", -(row.traffic_share or 0.0), row.slice_key, row.concurrency, row.fingerprint)
+
+    return BoardEndpoint(name, head, tuple(sorted((row for row in rows if row is not head), key=order)))
+
+
+def _preference(row: BoardRow) -> tuple[bool, bool, float]:
+    """Of several configs the one that the gate names, else the one with the best lower bound."""
+    measured = row.standing.measured
+    is_named = measured is not None and measured.composition is not None and measured.composition.is_named
+    lower = row.speedup.lower if row.speedup is not None and row.speedup.lower is not None else -math.inf
+    return is_named, row.verdict is Verdict.ENABLE, lower
+
+
+def _row(
+    key: Key,
+    decision: Decision | None,
+    days: Sequence[GroupSums],
+    values: BoardValues,
+    stages: Mapping[tuple[str, int], Rollout],
+    overrides: Iterable[Override],
+    now: datetime,
+) -> BoardRow:
+    endpoint, slice_key, concurrency, fingerprint = key
+    standing = standing_verdict(endpoint, slice_key, concurrency, decision, overrides, now)
+    tests = {test.name: test for test in decision.tests} if decision is not None else {}
+    config = values.configs.get(fingerprint)
+    share = decision.traffic_share if decision is not None else None
+    shown = standing.decision
+    return BoardRow(
+        endpoint=endpoint,
+        slice_key=slice_key,
+        concurrency=concurrency,
+        fingerprint=fingerprint,
+        config=decision.config if decision is not None else config.config if config is not None else None,
+        standing=standing,
+        since=_since(standing),
+        speedup=find_test(decision, "speedup"),
+        acceptance=find_test(decision, "acceptance"),
+        tail=find_test(decision, "tail"),
+        parity=tuple(tests[name] for name in PARITY_TESTS if name in tests),
+        memory=tests.get("memory"),
+        saving=saving(days, values.newest_day, values.prices.get(endpoint)),
+        traffic_share=share if share is not None or slice_key else 1.0,
+        num_clusters=0 if decision is None else decision.num_clusters,
+        clusters_needed=None if shown is None else shown.clusters_needed,
+        expected_at=None if shown is None else expected_at(shown, now),
+        evidence_at=_evidence_at(decision, values),
+        num_runs=sum(own.sums.num_runs for own in days),
+        trend=trend(days, values.newest_day),
+        stage=stages.get((endpoint, concurrency)),
+        alerts=() if shown is None else tuple(alerts(shown)),
+    )
+
+
+def _unmeasured_row(name: str, values: BoardValues, overrides: Iterable[Override], now: datetime) -> BoardRow:
+    """An endpoint of which nothing is known but its name."""
+    load = max(values.loads.get(name, {1: 1.0}), default=1)
+    key = name, "", load, ""
+    return _row(key, None, (), values, {}, overrides, now)
+
+
+def _key(decision: Decision) -> Key:
+    return decision.endpoint, decision.slice_key, decision.concurrency, decision.fingerprint
+
+
+def _since(standing: StandingVerdict) -> datetime | None:
+    """Since when the verdict stands."""
+    decision = standing.decision
+    if decision is None:
+        return standing.override.created_at if standing.override is not None else None
+    return decision.since
+
+
+def _evidence_at(decision: Decision | None, values: BoardValues) -> datetime | None:
+    if decision is None:
+        return None
+    own = values.inputs.get(decision.endpoint)
+    if own is not None and own.is_ended:
+        return own.moved_at
+    return evidence_time(decision, values.traffic.get(decision.endpoint, ()))
+
+
+def expected_at(decision: Decision, now: datetime) -> datetime | None:
+    """When the clusters that are still needed will have come at the pace so far; None where it cannot be said."""
+    span_s, needed = decision.evidence.span_s, decision.clusters_needed
+    if needed is None or not span_s:
+        return None
+    wanted_s = ratio(needed * span_s, decision.num_clusters)
+    return None if wanted_s is None else now + timedelta(seconds=wanted_s)
+
+
+UNDECIDED = "undecided"
+_VERDICT_ORDER = {Verdict.ENABLE: 0, Verdict.DISABLE: 1, Verdict.HOLD: 2, None: 3}
+
+
+@dataclass(frozen=True, slots=True)
+class BoardFilter:
+    """What a row must be; what is empty asks for nothing.
+
+    `verdicts` are the words, "undecided" for none; `models` names of configs, targets or drafts; `labels` the values
+    allowed of each slice label; `search` any part of a name, label, config or reason.
+    """
+
+    search: str = ""
+    endpoints: frozenset[str] = frozenset()
+    verdicts: frozenset[str] = frozenset()
+    models: frozenset[str] = frozenset()
+    labels: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def matches(self, row: BoardRow) -> bool:
+        """Whether the row is all that is asked for."""
+        if self.endpoints and row.endpoint not in self.endpoints:
+            return False
+        if self.verdicts and (UNDECIDED if row.verdict is None else row.verdict.value) not in self.verdicts:
+            return False
+        if self.models and not self.models & set(models_of(row)):
+            return False
+        own = row.labels
+        if any(wanted and own.get(name) not in wanted for name, wanted in self.labels.items()):
+            return False
+        text = " ".join((row.endpoint, row.slice_key, *models_of(row), row.reason)).casefold()
+        return all(word in text for word in self.search.casefold().split())
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """What of a board matches: endpoints with the rows that do, and the names of those that match only below."""
+
+    endpoints: tuple[BoardEndpoint, ...]
+    opened: frozenset[str]
+    num_rows: int
+
+
+def find_rows(board: Board, wanted: BoardFilter, sort: str) -> FoundRows:
+    """The endpoints of which any row matches, each with the rows that do (all of them where nothing is asked for)."""
+    shown, opened, number = [], set(), 0
+    for endpoint in board.endpoints:
+        rows = tuple(row for row in endpoint.rows if wanted.matches(row))
+        if rows or wanted.matches(endpoint.head):
+            is_head = wanted.matches(endpoint.head)
+            number += len(rows) + is_head
+            shown.append(replace(endpoint, rows=rows))
+            if not is_head:
+                opened.add(endpoint.name)
+    order = SORTS.get(sort, SORTS["verdict"])
+    return FoundRows(tuple(sorted(shown, key=lambda own: (order(own.head), own.name))), frozenset(opened), number)
+
+
+def models_of(row: BoardRow) -> tuple[str, ...]:
+    """The names under which a row's models are looked for: of the config, the target and the draft."""
+    if row.config is None:
+        return ()
+    return tuple(name for name in (row.config.name, row.config.target, row.config.draft) if name)
+
+
+def label_values(board: Board) -> dict[str, list[str]]:
+    """Every slice label of the board with its values, sorted."""
+    found: dict[str, set[str]] = {}
+    for row in board.rows:
+        for name, value in row.labels.items():
+            found.setdefault(name, set()).add(value)
+    return {name: sorted(values) for name, values in sorted(found.items())}
+
+
+def _falling(value: float | None) -> float:
+    """Large values first, what is not known last."""
+    return math.inf if value is None else -value
+
+
+def _oldest_first(at: datetime | None) -> float:
+    return math.inf if at is None else at.timestamp()
+
+
+SORTS: dict[str, Callable[[BoardRow], float]] = {
+    "verdict": lambda row: _VERDICT_ORDER[row.verdict],
+    "name": lambda _row: 0.0,
+    "speedup": lambda row: _falling(None if row.speedup is None else row.speedup.lower),
+    "acceptance": lambda row: _falling(None if row.acceptance is None else row.acceptance.lower),
+    "tail": lambda row: _falling(None if row.tail is None else row.tail.estimate),
+    "saving": lambda row: _falling(None if row.saving is None else row.saving.share),
+    "evidence": lambda row: _oldest_first(row.evidence_at),
+    "needed": lambda row: math.inf if row.clusters_needed is None else row.clusters_needed,
+}

@@ -1,0 +1,151 @@
+"""What a board is built of: everything of one moment of the store, and what the rollups of a hypothesis add up to.
+
+Sums are pooled over the measured runs of the days that they say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.metrics import ratio
+from shadowspec.reports.token_costs import DeviceTime, device_time
+from shadowspec.store import GroupSums, Input, Store, Traffic
+from shadowspec.types import Arm, Decision, FingerprintedConfig, Rollout
+
+TREND_DAYS = 14
+SAVING_WINDOW = timedelta(days=7)  # of event time: a whole cycle of the traffic
+
+DAY_SUMS = (  # what of each day's sums a board needs
+    "num_runs",
+    "num_timed",
+    "timed_weight",
+    "weighted_log_speedup",
+    "weighted_drafts",
+    "weighted_first_accepted_tokens",
+    *(f"{arm}_{name}" for arm in Arm for name in ("prefill_ms", "decode_ms", "num_output_tokens")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What speculation saves of the device, pooled over the timed runs of the window; negative where it costs more.
+
+    Both arms have device time and tokens in it, so that `share` is defined.
+    """
+
+    time: DeviceTime
+    price_per_hour: float | None  # None where the operator has named none
+
+    @property
+    def share(self) -> float:
+        """Of the baseline's device time per token."""
+        share = self.time.saved_share
+        assert share is not None, "both arms have device time and tokens"
+        return share
+
+    @property
+    def per_million_tokens(self) -> float | None:
+        """In the currency of the price."""
+        return None if self.price_per_hour is None else self.time.saved_per_million(self.price_per_hour)
+
+
+@dataclass(frozen=True, slots=True)
+class TrendDay:
+    """One day (UTC) of event time: geometric mean of the requests' speedups, unclipped, and the pooled acceptance.
+
+    Both weigh requests by the inverse of their sampling rate; None where nothing was measured.
+    """
+
+    day: date
+    num_runs: int
+    speedup: float | None
+    first_position_acceptance_rate: float | None
+
+
+def trend(days: Sequence[GroupSums], newest_day: date | None) -> tuple[TrendDay, ...]:
+    """Each of the last `TREND_DAYS` up to the newest, oldest first; empty where nothing was measured in them."""
+    if newest_day is None or not days:
+        return ()
+    by_day: dict[date, list[GroupSums]] = defaultdict(list)
+    for own in days:
+        assert own.start is not None, "sums by day have a day"
+        by_day[own.start.date()].append(own)
+    found = []
+    for back in range(TREND_DAYS - 1, -1, -1):
+        day = newest_day - timedelta(days=back)
+        sums = [own.sums for own in by_day.get(day, ())]
+        log = ratio(sum(own.weighted_log_speedup for own in sums), sum(own.timed_weight for own in sums))
+        accepted = sum(own.weighted_first_accepted_tokens for own in sums)
+        found.append(
+            TrendDay(
+                day=day,
+                num_runs=sum(own.num_runs for own in sums),
+                speedup=None if log is None else math.exp(log),
+                first_position_acceptance_rate=ratio(accepted, sum(own.weighted_drafts for own in sums)),
+            )
+        )
+    return tuple(found)
+
+
+def saving(days: Sequence[GroupSums], newest_day: date | None, price_per_hour: float | None) -> Saving | None:
+    """What speculation saves over the last `SAVING_WINDOW`; None where nothing was timed in it."""
+    if newest_day is None:
+        return None
+    recent = (own for own in days if own.start is not None and newest_day - own.start.date() < SAVING_WINDOW)
+    time = device_time(recent)
+    return None if time.saved_share is None else Saving(time, price_per_hour)
+
+
+@dataclass(frozen=True, slots=True)
+class BoardValues:
+    """What a board is built of: everything of one moment of the store.
+
+    `days` are the sums by day (`DAY_SUMS` alone) of the last `TREND_DAYS` before `newest_day`; `prices` those of the
+    device per hour.
+    """
+
+    endpoints: Sequence[str]
+    decisions: Sequence[Decision]
+    configs: Mapping[str, FingerprintedConfig]
+    days: Sequence[GroupSums]
+    inputs: Mapping[str, Input]
+    rollouts: Sequence[Rollout]
+    newest_day: date | None
+    prices: Mapping[str, float | None]
+    loads: Mapping[str, Mapping[int, float]]  # each endpoint's configured loads with their shares
+    policies: Mapping[str, GatePolicy]  # of the configured endpoints
+    traffic: Mapping[str, Sequence[Traffic]]  # what each endpoint was measured with
+
+
+def board_values(
+    store: Store,
+    prices: Mapping[str, float | None],
+    loads: Mapping[str, Mapping[int, float]],
+    policies: Mapping[str, GatePolicy],
+) -> BoardValues:
+    """Everything that a board needs; `prices`, `loads` and `policies` are the configured endpoints'."""
+    endpoints = sorted({*store.named_endpoints(), *loads})
+    newest = [hours[1] for name in endpoints if (hours := store.rollup_hours(name)) is not None]
+    newest_day = max(newest).astimezone(UTC).date() if newest else None
+    days: list[GroupSums] = []
+    if newest_day is not None:
+        since = datetime(newest_day.year, newest_day.month, newest_day.day, tzinfo=UTC) - timedelta(days=TREND_DAYS - 1)
+        days = [sums for name in endpoints for sums in store.group_sums(name, since, step="day", names=DAY_SUMS)]
+    return BoardValues(
+        endpoints=endpoints,
+        decisions=store.latest_decisions(),
+        configs=store.fingerprints(),
+        days=days,
+        inputs=store.inputs(),
+        rollouts=store.rollouts(),
+        newest_day=newest_day,
+        prices=prices,
+        loads=loads,
+        policies=policies,
+        traffic={name: store.traffic(name, timedelta(days=TREND_DAYS)) for name in endpoints},
+    )

@@ -1,0 +1,211 @@
+"""Any two dimensions of what was measured, and a figure in each of their cells.
+
+Dimensions that rollups are divided by (slice labels, load, K, config, day) come from all of the time asked for.
+Every other label of the records comes from the newest runs alone, `MAX_LABELLED` of them at most, and the grid says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from shadowspec.reports import tally
+from shadowspec.reports.tally import Tally
+from shadowspec.store import GroupSums
+from shadowspec.store.read.run_pages import PREFIX
+from shadowspec.tap.slicing import prompt_range
+from shadowspec.types import FingerprintedConfig, parse_slice_key
+
+MAX_LABELLED = 5_000  # runs read with their labels: some hundred milliseconds
+FEW_RUNS = 30  # a cell of fewer says little, and is drawn so
+
+LOAD, DEPTH, CONFIG, DAY = "load", "K", "config", "day"
+PROMPT_TOKENS = "prompt tokens"  # of single runs alone: no rollup is divided by it
+OWN_DIMENSIONS = (LOAD, DEPTH, CONFIG, DAY)
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a cell: its title with unit, what it means, and how it is formed."""
+
+    title: str
+    definition: str
+    form: Callable[[Tally], float | None]
+    kind: str  # "times", "percent", "tokens" or "count"
+
+
+FIGURES: Mapping[str, Figure] = {
+    "speedup": Figure(
+        "Speedup (\u00d7)",
+        "Baseline over speculative end-to-end time of the same request, geometric mean over requests, nothing clipped; "
+        "no queue time in it.",
+        tally.speedup,
+        "times",
+    ),
+    "ratio of total times": Figure(
+        "Ratio of total times (\u00d7)",
+        "Total baseline over total speculative end-to-end time: what the fleet pays.",
+        tally.ratio_of_total_times,
+        "times",
+    ),
+    "acceptance length": Figure(
+        "Mean acceptance length (tokens per step)",
+        "1 + accepted / drafts: tokens per propose-and-verify step, the bonus or recovered token included.",
+        tally.mean_acceptance_length,
+        "tokens",
+    ),
+    "first-position acceptance": Figure(
+        "First-position acceptance rate (%)",
+        "Share of propose-and-verify steps that accepted the first drafted token; the same for every K.",
+        tally.first_position_acceptance_rate,
+        "percent",
+    ),
+    "draft acceptance": Figure(
+        "Draft acceptance rate (%)",
+        "Accepted over drafted tokens; falls with K by itself.",
+        tally.draft_acceptance_rate,
+        "percent",
+    ),
+    "requests": Figure(
+        "Requests measured (n)", "Runs through both arms, failed ones included.", lambda own: own.num_runs, "count"
+    ),
+    "failed requests": Figure("Failed requests (%)", "Runs of which an arm failed.", tally.failed_share, "percent"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of a grid; the figure is None where it is undefined, and `num_runs` says over how many it is."""
+
+    x: str
+    y: str
+    figure: float | None
+    num_runs: int
+
+    @property
+    def is_few(self) -> bool:
+        """Whether it rests on too few runs to say much."""
+        return self.num_runs < FEW_RUNS
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Cells of two dimensions, with the order of their values; `num_runs` in all.
+
+    `newest_runs` is None where rollups of all the time asked for are in it, else how many newest runs are.
+    """
+
+    figure: str
+    x: str
+    y: str
+    x_values: tuple[str, ...]
+    y_values: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    num_runs: int
+    newest_runs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A tally with the value of every dimension that it is known under."""
+
+    values: Mapping[str, str]
+    tally: Tally
+
+
+def rollup_points(groups: Iterable[GroupSums], configs: Mapping[str, FingerprintedConfig]) -> list[Point]:
+    """Grouped sums as points: under their slice's labels, load, K and config, and their day if they have one."""
+    points = []
+    for own in groups:
+        values = {
+            **parse_slice_key(own.slice_key),
+            **_config_values(own.fingerprint, configs),
+            LOAD: str(own.concurrency),
+        }
+        if own.start is not None:
+            values[DAY] = f"{own.start:%Y-%m-%d}"
+        points.append(Point(values, Tally.of_sums(own.sums)))
+    return points
+
+
+def run_points(
+    runs: Iterable[tuple[Mapping[str, Any], Mapping[str, str]]], configs: Mapping[str, FingerprintedConfig]
+) -> list[Point]:
+    """Single runs as points: under all labels of their records, and load, K, config and day."""
+    by_prefix = {fingerprint[:PREFIX]: fingerprint for fingerprint in configs}
+    points = []
+    for row, labels in runs:
+        fingerprint = by_prefix.get(row["fingerprint"], row["fingerprint"])
+        time: datetime = row["event_time"]
+        own = {**labels, **_config_values(fingerprint, configs), LOAD: str(row["concurrency"]), DAY: f"{time:%Y-%m-%d}"}
+        if (tokens := row["num_prompt_tokens"]) is not None:
+            own[PROMPT_TOKENS] = prompt_range(tokens)
+        points.append(Point(own, Tally.of_run(row)))
+    return points
+
+
+def dimensions(points: Sequence[Point]) -> list[str]:
+    """What these points can be divided by: labels first, sorted, then what is not a label."""
+    found = {name for point in points for name in point.values}
+    return [*sorted(found - set(OWN_DIMENSIONS)), *(name for name in OWN_DIMENSIONS if name in found)]
+
+
+def values_of(points: Iterable[Point], dimension: str) -> tuple[str, ...]:
+    """The values of one dimension, in reading order."""
+    return tuple(sorted({point.values.get(dimension, UNKNOWN) for point in points}, key=_reading_order))
+
+
+def select_points(points: Iterable[Point], wanted: Mapping[str, Sequence[str]]) -> list[Point]:
+    """The points whose value of each dimension named is among those wanted; nothing wanted means all."""
+    return [
+        point
+        for point in points
+        if all(not values or point.values.get(name, UNKNOWN) in values for name, values in wanted.items())
+    ]
+
+
+def grid(points: Sequence[Point], figure: str, x: str, y: str, *, newest_runs: int | None = None) -> Grid:
+    """The figure by two dimensions; x and y may be the same one, and only its own cells are then filled."""
+    sums: dict[tuple[str, str], Tally] = {}
+    for point in points:
+        key = point.values.get(x, UNKNOWN), point.values.get(y, UNKNOWN)
+        sums[key] = sums.get(key, Tally()) + point.tally
+    form = FIGURES[figure].form
+    x_values, y_values = values_of(points, x), values_of(points, y)
+    return Grid(
+        figure=figure,
+        x=x,
+        y=y,
+        x_values=x_values,
+        y_values=y_values,
+        cells=tuple(
+            Cell(*key, form(own), own.num_runs) for key in _product(x_values, y_values) if (own := sums.get(key))
+        ),
+        num_runs=sum(point.tally.num_runs for point in points),
+        newest_runs=newest_runs,
+    )
+
+
+def _product(x_values: Sequence[str], y_values: Sequence[str]) -> list[tuple[str, str]]:
+    return [(x, y) for y in y_values for x in x_values]
+
+
+def _config_values(fingerprint: str, configs: Mapping[str, FingerprintedConfig]) -> dict[str, str]:
+    config = configs.get(fingerprint)
+    if config is None:
+        return {CONFIG: fingerprint[:12], DEPTH: UNKNOWN}
+    return {CONFIG: config.config.name, DEPTH: str(config.config.num_speculative_tokens)}
+
+
+def _reading_order(value: str) -> tuple[int, float, str]:
+    """Numbers by size, then words by name; a bucket such as `<512`, `512-2k` or `128k+` by where it begins."""
+    digits = value.lstrip("<").split("-")[0].rstrip("+")
+    scale = 1024.0 if digits.endswith("k") else 1.0
+    try:
+        begins = float(digits.removesuffix("k")) * scale
+    except ValueError:
+        return 1, 0.0, value
+    return 0, begins - 0.5 if value.startswith("<") else begins, value

@@ -1,0 +1,212 @@
+"""What production did, from live evidence: rates, acceptance and latencies of windows, and both sides of an enabling.
+
+Counters say nothing of single requests: a quantile lies within the bin of the engine's own histogram that holds it, and
+its estimate is read off a straight line within that bin, as Prometheus does it.
+
+Before and after an enabling are hours where whole hours do, and windows of the hours that a moment cuts.  A moment cuts
+an hour if windows of it lie on both sides: where the time begins and ends, and where production first drafted.  Where
+retention has removed a cut hour's windows, the hour stays whole: it counts where its last window ended and, if the
+moment lies within it, on neither side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from shadowspec.metrics import ratio
+from shadowspec.store import Quantile, Store
+from shadowspec.store.evidence.live_rows import HOUR, hour_of_window, sum_counts
+from shadowspec.store.rollups import hour_of
+from shadowspec.types import Buckets, LiveHour
+
+SHARES = (0.5, 0.95, 0.99)
+US_PER_S = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LivePeriod:
+    """Windows of a time added up over the replicas; None where the engine does not count it, or nothing was counted.
+
+    Rates are per second of the time that each replica's windows cover.  Acceptance is pooled.
+    """
+
+    num_windows: int
+    num_resets: int
+    num_failed_scrapes: int
+    num_requests: int | None
+    requests_per_s: float | None
+    output_tokens_per_s: float | None
+    cache_hit_rate: float | None  # of prompt tokens
+    first_position_acceptance_rate: float | None
+    draft_acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    latencies: Mapping[str, Mapping[float, Quantile | None]]  # seconds, by name and share
+
+
+@dataclass(frozen=True, slots=True)
+class LivePoint:
+    """A stretch of time: output tokens and requests per second of all replicas, and what was accepted."""
+
+    began_at: datetime
+    output_tokens_per_s: float | None
+    requests_per_s: float | None
+    first_position_acceptance_rate: float | None
+
+
+def live_period(hours: Iterable[LiveHour]) -> LivePeriod:
+    """These hours added up; a window alone is an hour too."""
+    ordered = sorted(hours, key=lambda own: own.ended_at)
+    whole = sum_counts(own.counts for own in ordered)
+    return LivePeriod(
+        num_windows=sum(own.num_windows for own in ordered),
+        num_resets=sum(own.num_resets for own in ordered),
+        num_failed_scrapes=sum(own.num_failed_scrapes for own in ordered),
+        num_requests=whole.num_requests,
+        requests_per_s=_requests_per_s(ordered),
+        output_tokens_per_s=_output_tokens_per_s(ordered),
+        cache_hit_rate=_ratio(whole.num_cached_tokens, whole.num_prompt_tokens),
+        first_position_acceptance_rate=_first_position_rate(ordered),
+        draft_acceptance_rate=_ratio(whole.num_accepted_tokens, whole.num_draft_tokens),
+        mean_acceptance_length=_mean_length(ordered),
+        latencies={
+            name: {share: quantile(bins, share) for share in SHARES} for name, bins in sorted(whole.latencies.items())
+        },
+    )
+
+
+def live_points(hours: Iterable[LiveHour], since: datetime, step: timedelta) -> list[LivePoint]:
+    """By stretches of whole hours from `since`, the start of one; a stretch in which no window ended has no point."""
+    by_stretch: dict[int, list[LiveHour]] = defaultdict(list)
+    for own in hours:
+        by_stretch[(own.hour - since) // step].append(own)
+    return [
+        LivePoint(
+            began_at=since + place * step,
+            output_tokens_per_s=_output_tokens_per_s(own),
+            requests_per_s=_requests_per_s(own),
+            first_position_acceptance_rate=_first_position_rate(own),
+        )
+        for place, own in sorted(by_stretch.items())
+    ]
+
+
+def switched_on_at(hours: Iterable[LiveHour], enabled_at: datetime) -> datetime | None:
+    """When production first drafted after it was enabled: from then on is after.  None: it has not drafted since.
+
+    Where it drafted before too, the enabling itself parts before from after.
+    """
+    first = min((own.drafted_at for own in hours if own.drafted_at is not None), default=None)
+    return None if first is None else max(first, enabled_at)
+
+
+def _first_position_rate(hours: Iterable[LiveHour]) -> float | None:
+    """Pooled; where the engine tells no positions, what it is at most."""
+    pairs = [(own.num_first_accepted_tokens, own.num_first_drafts) for own in hours]
+    return ratio(sum(own[0] for own in pairs), sum(own[1] for own in pairs))
+
+
+def _mean_length(hours: Iterable[LiveHour]) -> float | None:
+    """Tokens emitted per verification, its own included; pooled."""
+    pairs = [(own.num_known_accepted_tokens, own.num_known_drafts) for own in hours]
+    found = ratio(sum(own[0] for own in pairs), sum(own[1] for own in pairs))
+    return None if found is None else 1.0 + found
+
+
+def quantile(bins: Buckets, share: float) -> Quantile | None:
+    """The time that at least this share does not exceed; None below 1 / (1 - share) of them."""
+    total = bins.total
+    if total < round(1.0 / (1.0 - share)):
+        return None
+    reached, wanted = 0, share * total
+    for place, number in enumerate(bins.counts):
+        if number and reached + number >= wanted:
+            lower = bins.bounds[place - 1] if place else 0.0
+            if place == len(bins.bounds):
+                return Quantile(lower, lower, math.inf)
+            upper = bins.bounds[place]
+            return Quantile(lower + (upper - lower) * (wanted - reached) / number, lower, upper)
+        reached += number
+    return None
+
+
+def _requests_per_s(hours: Iterable[LiveHour]) -> float | None:
+    return _per_second((own.replica, own.counts.num_requests, own.requests_us) for own in hours)
+
+
+def _output_tokens_per_s(hours: Iterable[LiveHour]) -> float | None:
+    return _per_second((own.replica, own.counts.num_output_tokens, own.output_tokens_us) for own in hours)
+
+
+def _per_second(counted: Iterable[tuple[str, int | None, int]]) -> float | None:
+    """Of each replica, whose number and microseconds these are, over its time; added over the replicas."""
+    number: dict[str, int] = defaultdict(int)
+    covered_us: dict[str, int] = defaultdict(int)
+    for replica, value, time_us in counted:
+        if value is not None:
+            number[replica] += value
+            covered_us[replica] += time_us
+    rates = [
+        found for replica in number if (found := ratio(number[replica], covered_us[replica] / US_PER_S)) is not None
+    ]
+    return math.fsum(rates) if rates else None
+
+
+def _ratio(numerator: int | None, denominator: int | None) -> float | None:
+    return None if numerator is None or denominator is None else ratio(numerator, denominator)
+
+
+NUM_POINTS = 96  # of a line, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Production:
+    """Both sides of a moment, and the line through it.  `switched_on` is None where nothing was drafted since."""
+
+    switched_on: datetime | None
+    before: LivePeriod
+    after: LivePeriod
+    points: tuple[LivePoint, ...]
+
+
+def around(store: Store, endpoint: str, enabled_at: datetime, span: timedelta) -> Production | None:
+    """What the endpoint's engines counted within `span` of the enabling on either side; None: nothing was read.
+
+    Windows belong to the time in which they ended; one that was open at the moment is on neither side.
+    """
+    since, until = enabled_at - span, enabled_at + span
+    hours = store.live_hours(endpoint, hour_of(since), until)
+    for moment in (since, until):
+        hours = _split_hours(store, endpoint, hours, moment)
+    hours = [own for own in hours if since <= own.ended_at < until]
+    if not hours:
+        return None
+    switched_on = switched_on_at(hours, enabled_at)
+    moment = switched_on or until
+    hours = _split_hours(store, endpoint, hours, moment)
+    return Production(
+        switched_on=switched_on,
+        before=live_period(own for own in hours if own.ended_at <= moment),
+        after=live_period(own for own in hours if own.began_at >= moment),
+        points=tuple(live_points(hours, hour_of(since), _step(span))),
+    )
+
+
+def _split_hours(store: Store, endpoint: str, hours: Sequence[LiveHour], moment: datetime) -> list[LiveHour]:
+    """The hours, those that the moment cuts as their windows, each an hour of its own."""
+    cut = [own for own in hours if own.num_windows > 1 and own.began_at < moment <= own.ended_at]
+    windows: dict[tuple[datetime, str, str], list[LiveHour]] = defaultdict(list)
+    for start in sorted({own.hour for own in cut}):
+        names = {own.replica for own in cut if own.hour == start}
+        for each in store.live_windows(endpoint, start, start + HOUR, names):
+            windows[start, each.replica, each.series].append(hour_of_window(each))
+    kept = {own.key: windows[own.key] for own in cut if len(windows[own.key]) >= own.num_windows}
+    return [each for own in hours for each in kept.get(own.key, [own])]
+
+
+def _step(span: timedelta) -> timedelta:
+    """Whole hours that part both sides into `NUM_POINTS` stretches at most."""
+    return math.ceil(2 * span / (NUM_POINTS * HOUR)) * HOUR

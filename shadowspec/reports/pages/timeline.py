@@ -1,0 +1,140 @@
+"""Everything that changed at the endpoints, as one line of time: what, when, by whom and why.
+
+Decisions, drift alarms, replaced fingerprints and shifts of the traffic are the gate's; overrides and their ends are an
+operator's, with the name that was given; rollout stages are the rollout's.  Nothing is judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from shadowspec.gate.audit.run import AUTHOR as AUDITOR
+from shadowspec.gate.verdict.trial import CHANGED_FINGERPRINT, DRIFT
+from shadowspec.live.watch import AUTHOR as GUARD
+from shadowspec.reports.shared_values import Change, ChangeKind
+from shadowspec.rollout.orders import scope_words
+from shadowspec.store import AdviceChange, VerdictChange
+from shadowspec.text import percent
+from shadowspec.types import FingerprintedConfig, OverrideRecord, Rollout, Verdict
+
+GATE, ROLLOUT, CLOCK = "the gate", "the rollout", "its expiry"
+SYSTEMS = (AUDITOR, GUARD)  # whose overrides are alarms
+KINDS = (  # that the timeline tells apart
+    ChangeKind.VERDICT,
+    ChangeKind.ALARM,
+    ChangeKind.FINGERPRINT,
+    ChangeKind.MIX,
+    ChangeKind.ADVICE,
+    ChangeKind.OVERRIDE,
+    ChangeKind.ROLLOUT,
+)
+
+
+def timeline(changes: Iterable[Change], *, since: datetime | None = None, limit: int | None = None) -> list[Change]:
+    """The changes newest first, from `since` on."""
+    kept = [each for each in changes if since is None or each.at >= since]
+    ordered = sorted(
+        kept, key=lambda each: (each.at, each.decision_id or 0, each.endpoint, each.slice_key), reverse=True
+    )
+    return ordered[:limit]
+
+
+def verdict_changes(found: Iterable[VerdictChange], configs: Mapping[str, FingerprintedConfig]) -> list[Change]:
+    """Changes of verdict; where a drift alarm or a replaced fingerprint made them, they are of that kind."""
+    changes = []
+    for own in found:
+        replaced = None if own.supersession is None else own.supersession.by
+        if own.reason_code == DRIFT:
+            kind, what = ChangeKind.ALARM, f"{own.verdict}: a drift alarm"
+        elif own.reason_code == CHANGED_FINGERPRINT:
+            kind, what = ChangeKind.FINGERPRINT, f"{own.verdict}: the fingerprint changed"
+            if replaced is not None:
+                what = f"{own.fingerprint[:12]} was replaced by {replaced[:12]}"
+        else:
+            kind = ChangeKind.VERDICT
+            what = f"first verdict: {own.verdict}" if own.before is None else f"{own.before} \u2192 {own.verdict}"
+        why = own.reason
+        if replaced is not None:
+            differs = differing_parts(configs.get(own.fingerprint), configs.get(replaced))
+            why += f"; what differs: {', '.join(differs)}" if differs else ""
+        changes.append(
+            Change.of_hypothesis(own, kind, what, why, configs, who=GATE, before=own.before, after=own.verdict)
+        )
+    return changes
+
+
+def advice_changes(found: Iterable[AdviceChange], configs: Mapping[str, FingerprintedConfig]) -> list[Change]:
+    """What came to be said beside a standing ENABLE: figures that came down, and another mix of the traffic."""
+    changes = []
+    for own in found:
+        changes_here = []
+        if own.is_new_advice:
+            what = f"{own.advice} came down from where it stood at ENABLE"
+            changes_here.append((ChangeKind.ADVICE, what, "an advisory detector; the promise itself still holds"))
+        if own.is_new_shift:
+            rates = {} if own.mix_change is None else own.mix_change.rates
+            why = "; ".join(rate.text for rate in rates.values()) or "slices come in other shares than at ENABLE"
+            changes_here.append((ChangeKind.MIX, "the mix of the traffic is another than at ENABLE", why))
+        changes += [
+            Change.of_hypothesis(own, kind, what, why, configs, who=GATE, after=Verdict.ENABLE)
+            for kind, what, why in changes_here
+        ]
+    return changes
+
+
+def override_changes(records: Iterable[OverrideRecord], now: datetime) -> list[Change]:
+    """Overrides as they were set, and as they ended: cleared by somebody, or run out."""
+    changes = []
+    for record in records:
+        own = record.override
+        scope = scope_words(own)
+        kind = ChangeKind.ALARM if own.author in SYSTEMS else ChangeKind.OVERRIDE
+        what = f"override {own.override_id} set: {scope} is {own.verdict}"
+        begun = Change.of_order(own, own.created_at, kind, what, own.reason, own.author)
+        changes.append(replace(begun, after=own.verdict))
+        if (end := record.clearing) is not None:
+            what, ended_at, why, who = "cleared", end.cleared_at, end.reason, end.author
+        elif own.expires_at is not None and own.expires_at <= now:
+            what, ended_at, why, who = "ran out", own.expires_at, own.reason, CLOCK
+        else:
+            continue
+        what = f"override {own.override_id} {what}: {scope}"
+        changes.append(Change.of_order(own, ended_at, ChangeKind.OVERRIDE, what, why, who))
+    return changes
+
+
+def rollout_changes(history: Iterable[Rollout], configs: Mapping[str, FingerprintedConfig]) -> list[Change]:
+    """Changes of rollout stage or depth."""
+    return [
+        Change.of_rollout(
+            own, f"{own.stage}: {percent(own.share, 0)} of the enabled traffic{_depth_words(own)}", configs, ROLLOUT
+        )
+        for own in history
+    ]
+
+
+def differing_parts(old: FingerprintedConfig | None, new: FingerprintedConfig | None) -> list[str]:
+    """The names of what makes two fingerprints differ: digests are not shown, versions and devices are."""
+    if old is None or new is None:
+        return []
+    found = []
+    for name in ("engine", "device", "dtype"):
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after:
+            found.append(f"{name} ({before} \u2192 {after})")
+    for name in sorted(old.details.keys() | new.details.keys()):
+        if old.details.get(name) != new.details.get(name):
+            found.append(name.replace("_", " "))
+    for name in ("target", "draft", "proposer", "num_speculative_tokens", "verify_rule", "backend"):
+        if getattr(old.config, name) != getattr(new.config, name):
+            found.append(name.replace("_", " "))
+    return found
+
+
+def _depth_words(rollout: Rollout) -> str:
+    if not rollout.depth_caps:
+        return ""
+    caps = (f"{bucket or 'any context'} \u2264 {cap}" for bucket, cap in sorted(rollout.depth_caps.items()))
+    return f", drafting {', '.join(caps)}"

@@ -1,0 +1,225 @@
+"""Rows in, a `PeriodReport` out.
+
+Invariant: the report of a past time comes out the same whenever it is made, but for the funnel and for plans, which
+speak of now and are left out (plans) or said to (funnel) where now is another time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from shadowspec.errors import NoDataError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.effective_decisions import active, standing_verdict
+from shadowspec.gate.verdict.trial import is_superseded
+from shadowspec.planning.plans import EndpointPlan, plan_stored
+from shadowspec.reports.definitions import find_test
+from shadowspec.reports.period.period_changes import changes_within
+from shadowspec.reports.period.period_model import Need, PeriodReport, PeriodRow, Quality, SimulatedRate
+from shadowspec.reports.shared_values import data_note, funnel_of
+from shadowspec.store import Store
+from shadowspec.types import Decision, Override, OverrideRecord, Rollout, Verdict
+
+DAY_S = 86_400.0
+MAX_PLANNED = 40  # open hypotheses of an endpoint up to which its futures are drawn: a quarter of a second each
+TITLE = "Speculative decoding: what changed"
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodSettings:
+    """What the configuration says that a report needs, by endpoint."""
+
+    policies: Mapping[str, GatePolicy] = field(default_factory=dict)
+    sample_rates: Mapping[str, float] = field(default_factory=dict)
+    simulated: Mapping[str, SimulatedRate | None] = field(default_factory=dict)
+    data_note: str = ""
+    title: str = TITLE
+
+
+def build_period_report(
+    source: Store,
+    settings: PeriodSettings,
+    since: datetime,
+    until: datetime,
+    now: datetime,
+    *,
+    gate_outcome: str | None = None,
+) -> PeriodReport:
+    """The report on the time from `since` up to, but without, `until`; all aware, UTC.
+
+    `gate_outcome` is what became of the gate run that went before it, where one did.
+    """
+    # 1. How things stood at the beginning and at the end.
+    before, after = source.decisions_at(since), source.decisions_at(until)
+    standing = [own for own in after if not is_superseded(own)]
+    records = [record for record in (_at(own, until) for own in source.overrides()) if record is not None]
+    orders = active(records, until)
+    endpoints = sorted({*source.endpoints(), *settings.policies, *(own.endpoint for own in after)})
+    rollouts = source.rollout_history()
+    stages = {(own.endpoint, own.concurrency): own for own in rollouts if own.decided_at < until}
+    board = [_row(own, orders, stages, until) for own in standing]
+
+    # 2. What happened between them.
+    changes, has_left_out = changes_within(source, since, until, before, after, rollouts)
+
+    # 3. What is still open, and how far the evidence can be trusted.
+    plans = {name: _plan(source, settings, name, standing) for name in endpoints}
+    needs = [_need(own, plans[own.endpoint]) for own in standing if own.verdict is Verdict.HOLD]
+    counts = source.funnel()
+    return PeriodReport(
+        title=settings.title,
+        data_note=data_note(source.fingerprints().values(), settings.data_note),
+        since=since,
+        until=until,
+        generated_at=now,
+        report_id=report_id(since, until),
+        changes=tuple(changes),
+        has_left_out=has_left_out,
+        board=tuple(sorted(board, key=_reading_order)),
+        needs=tuple(sorted(needs, key=lambda own: (own.endpoint, own.slice_key, own.concurrency, own.config_name))),
+        quality=tuple(_quality(source, settings, name, after, since, until) for name in endpoints),
+        total_funnel=funnel_of(None, counts, {*endpoints, None, *(name for name, _, _ in counts)}),
+        gate_outcome=gate_outcome,
+        endpoint_names=tuple(endpoints),
+    )
+
+
+def report_id(since: datetime, until: datetime, job: str = "") -> str:
+    """A name for the report on this time, the same whenever and wherever it is made."""
+    return hashlib.sha256(f"{job} {since.isoformat()} {until.isoformat()}".encode()).hexdigest()[:32]
+
+
+def _at(record: OverrideRecord, moment: datetime) -> OverrideRecord | None:
+    """The override as it was known at a moment; None if it was not set yet."""
+    if record.override.created_at >= moment:
+        return None
+    if record.clearing is not None and record.clearing.cleared_at >= moment:
+        return replace(record, clearing=None)
+    return record
+
+
+def _row(
+    measured: Decision, orders: Sequence[Override], stages: Mapping[tuple[str, int], Rollout], until: datetime
+) -> PeriodRow:
+    """How a hypothesis stood; `stages` are the rollouts of each endpoint and load as they stood."""
+    place = measured.endpoint, measured.slice_key, measured.concurrency
+    standing = standing_verdict(*place, measured, orders, until)
+    shown = standing.decision
+    assert shown is not None, "something was decided"
+    rollout = stages.get((measured.endpoint, measured.concurrency)) if not measured.slice_key else None
+    return PeriodRow(
+        endpoint=measured.endpoint,
+        slice_key=measured.slice_key,
+        concurrency=measured.concurrency,
+        config_name=measured.config.name,
+        fingerprint=measured.fingerprint,
+        engine=measured.engine,
+        verdict=shown.verdict,
+        measured_verdict=measured.verdict,
+        is_overridden=standing.override is not None,
+        reason_code=shown.reason_code,
+        reason=shown.reason,
+        since=shown.verdict_since,
+        speedup=find_test(measured, "speedup"),
+        acceptance=find_test(measured, "acceptance"),
+        num_blocks=measured.num_blocks,
+        num_clusters=measured.num_clusters,
+        traffic_share=measured.traffic_share,
+        stage=rollout.stage.value if rollout is not None and rollout.fingerprint == measured.fingerprint else None,
+        decision_id=measured.decision_id,
+        decided_at=measured.decided_at,
+    )
+
+
+def _reading_order(row: PeriodRow) -> tuple[str, int, str, bool, float, str]:
+    """Endpoint, load, config, the endpoint before its slices, busy slices before small ones."""
+    share = -(row.traffic_share or 0.0)
+    return row.endpoint, row.concurrency, row.config_name, row.slice_key != "", share, row.slice_key
+
+
+def _plan(source: Store, settings: PeriodSettings, endpoint: str, standing: Sequence[Decision]) -> EndpointPlan | None:
+    """The plan of an endpoint's open questions, where the evidence still is what the standing decisions rest on."""
+    own = {decision.decision_id for decision in standing if decision.endpoint == endpoint}
+    num_open = sum(each.verdict is Verdict.HOLD for each in standing if each.endpoint == endpoint)
+    policy, rate = settings.policies.get(endpoint), settings.sample_rates.get(endpoint)
+    if policy is None or rate is None or not 0 < num_open <= MAX_PLANNED:
+        return None
+    latest = source.folded_evidence(endpoint).latest_decisions
+    if {each.decision_id for each in latest if not is_superseded(each)} != own:
+        return None
+    try:
+        return plan_stored(source, endpoint, policy, sample_rate=rate, capacity_per_s=None)
+    except NoDataError:  # folded under another policy: what the gate said beside its decisions is all that is known
+        return None
+
+
+def _need(decision: Decision, plan: EndpointPlan | None) -> Need:
+    open_tests = tuple(
+        (test.name, test.unit, test.units_needed)
+        for test in decision.tests
+        if test.outcome == "open" and test.is_required
+    )
+    need = Need(
+        endpoint=decision.endpoint,
+        slice_key=decision.slice_key,
+        concurrency=decision.concurrency,
+        config_name=decision.config.name,
+        reason_code=decision.reason_code,
+        reason=decision.reason,
+        clusters_needed=decision.clusters_needed,
+        open_tests=open_tests,
+        decision_id=decision.decision_id,
+    )
+    key = decision.slice_key, decision.concurrency, decision.fingerprint
+    for own in plan.hypotheses if plan is not None else ():
+        hypothesis = own.hypothesis
+        if own.is_open and key == (hypothesis.slice_key, hypothesis.concurrency, hypothesis.config.fingerprint):
+            return replace(
+                need,
+                is_planned=True,
+                clusters_median=own.clusters_median,
+                clusters_late=own.clusters_late,
+                days_median=_days(own.seconds_median),
+                days_late=_days(own.seconds_late),
+                enable_share=own.enable_share,
+                disable_share=own.disable_share,
+            )
+    return need
+
+
+def _quality(
+    source: Store,
+    settings: PeriodSettings,
+    endpoint: str,
+    after: Sequence[Decision],
+    since: datetime,
+    until: datetime,
+) -> Quality:
+    sums = [own.sums for own in source.group_sums(endpoint, since, until)]
+    looked = [own for own in after if own.endpoint == endpoint and not is_superseded(own)]
+    whole = [own for own in looked if not own.slice_key] or looked
+    last = max(whole, key=lambda own: own.decided_at, default=None)
+    newest = [own.evidence.newest_evidence for own in looked if own.evidence.newest_evidence is not None]
+    missing = [own.evidence.missing_share for own in whole if own.evidence.missing_share is not None]
+    policy = settings.policies.get(endpoint)
+    return Quality(
+        endpoint=endpoint,
+        num_measured=sum(own.num_runs - own.num_failed for own in sums),
+        num_failed=sum(own.num_failed for own in sums),
+        last_look=max((own.decided_at for own in looked), default=None),
+        newest_evidence=max(newest, default=None),
+        watermark=None if last is None else last.evidence.newest_record,
+        watermark_held_by=None if last is None else last.evidence.watermark_held_by,
+        num_late=max((own.evidence.num_late for own in whole), default=None),
+        num_lost=max((own.evidence.num_lost for own in whole), default=None),
+        missing_share=max(missing, default=None),
+        max_missing=None if policy is None else policy.max_missing,
+        simulated=settings.simulated.get(endpoint),
+    )
+
+
+def _days(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds / DAY_S

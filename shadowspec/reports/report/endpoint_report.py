@@ -1,0 +1,280 @@
+"""One endpoint's rows, decisions and overrides in, an `EndpointReport` out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+
+from shadowspec import metrics
+from shadowspec.errors import ConfigError
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.trial_levels import HypothesisId, hypothesis_id
+from shadowspec.gate.run.unit_curves import MemoryRows, endpoint_curves
+from shadowspec.gate.verdict.curves import SequencePoint
+from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
+from shadowspec.planning.frontier import Length
+from shadowspec.reports.cells import MeasuredCell, measured_cell
+from shadowspec.reports.definitions import config_name, find_test
+from shadowspec.reports.failure_rows import failures_of
+from shadowspec.reports.frontiers import frontiers
+from shadowspec.reports.notes import with_forbidding
+from shadowspec.reports.predictions import predictions
+from shadowspec.reports.queues import newest_arrivals, queue_cells, timed_requests
+from shadowspec.reports.report import figures
+from shadowspec.reports.report.figures import JoinedRun
+from shadowspec.reports.report.report_model import EndpointReport, Hypothesis
+from shadowspec.reports.tally import CacheCost, ContextPoint, Tally, by_context
+from shadowspec.reports.taxonomy import SliceFigures
+from shadowspec.reports.token_costs import DeviceTime
+from shadowspec.store import Store
+from shadowspec.types import (
+    CostKey,
+    Decision,
+    FingerprintedConfig,
+    Override,
+    ProfiledCosts,
+    Run,
+    SamplingRegime,
+    StoredBlock,
+    StoredRecord,
+)
+from shadowspec.types.failures import failure_counts
+
+
+def endpoint_report(
+    source: Store,
+    name: str,
+    decisions: Sequence[Decision],
+    orders: Sequence[Override],
+    policy: GatePolicy | None,
+    now: datetime,
+    *,
+    configs: Mapping[str, FingerprintedConfig],
+    costs: Mapping[CostKey, ProfiledCosts],
+    replayed: Iterable[tuple[str, FingerprintedConfig, Length]],
+    price_per_hour: float | None,
+) -> EndpointReport:
+    """One endpoint as of its latest decisions, without its replays and audits.
+
+    Args:
+        source: committed rows, of which the endpoint's own are read.
+        name: of the endpoint.
+        decisions: its latest, as the evidence left them.
+        orders: the overrides in force there.
+        policy: the gate's; None: the endpoint is not configured.
+        now: the moment the report speaks of; aware, UTC.
+        configs: every config measured, by fingerprint.
+        costs: what steps cost, as it was profiled last.
+        replayed: tokens per step of its replays, by slice and config.
+        price_per_hour: of the device; None: as the policy has it.
+    """
+    records, blocks, runs = source.records(name), source.blocks(name), source.runs(name)
+    measured = _join_runs(records, blocks, runs)
+    by_key: dict[HypothesisId, Decision] = {hypothesis_id(d): d for d in decisions}
+    runs_by_key: dict[HypothesisId, list[JoinedRun]] = defaultdict(list)
+    for item in measured:
+        for slice_key in {item.slice_key, ""}:
+            runs_by_key[slice_key, item.concurrency, item.run.fingerprint].append(item)
+    slices = {key: _slice_figures(key[0], own) for key, own in runs_by_key.items()}
+    paths = endpoint_curves(name, source.folds(name), MemoryRows(records, blocks, runs), decisions)
+    hypotheses = [
+        _hypothesis(
+            name,
+            key,
+            standing_verdict(name, key[0], key[1], by_key.get(key), orders, now),
+            runs_by_key[key],
+            blocks,
+            configs,
+            policy,
+            paths.get(key, {}),
+            _others(slices, key),
+        )
+        for key in {*by_key, *list(runs_by_key)}
+    ]
+    ordered = tuple(sorted(_with_forbidding(hypotheses), key=_reading_order))
+    cells = _cells(ordered, runs_by_key)
+    events = [record.event_time for record in records if record.event_time is not None]
+    starts = [block.started_at for block in blocks]
+    return EndpointReport(
+        name=name,
+        hypotheses=ordered,
+        overrides=tuple(orders),
+        first_event=min(events, default=None),
+        last_event=max(events, default=None),
+        first_measured=min(starts, default=None),
+        last_measured=max(starts, default=None),
+        policy={} if policy is None else _plain(policy),
+        predictions=tuple(predictions(cells, configs, costs)),
+        frontiers=tuple(frontiers(cells, configs, costs, replayed)),
+        queues=tuple(queue_cells(newest_arrivals(records), timed_requests(runs, blocks), configs)),
+        price_per_hour=price_per_hour or (None if policy is None else policy.device_price_per_hour),
+    )
+
+
+def _cells(hypotheses: Iterable[Hypothesis], runs: Mapping[HypothesisId, Sequence[JoinedRun]]) -> list[MeasuredCell]:
+    """What predictions are made for: the slices.  The whole endpoint is their mixture, and no cell of its own."""
+    return [
+        measured_cell(
+            (own.slice_key, own.concurrency, own.fingerprint),
+            pooled.counts,
+            pooled.num_requests,
+            mean_acceptance_length=pooled.mean_acceptance_length,
+            ratio_of_total_times=None if own.latency is None else own.latency.ratio_of_total_times,
+            device=_device_time(runs[own.slice_key, own.concurrency, own.fingerprint]),
+        )
+        for own in hypotheses
+        if own.slice_key and (pooled := own.acceptance) is not None
+    ]
+
+
+def _device_time(runs: Iterable[JoinedRun]) -> DeviceTime:
+    """Of the requests that were timed in both arms."""
+    found = DeviceTime()
+    for item in runs:
+        baseline, speculative = item.run.baseline, item.run.speculative
+        if baseline is not None and speculative is not None:
+            found += DeviceTime(
+                baseline.end_to_end_ms / item.concurrency,
+                speculative.end_to_end_ms / item.concurrency,
+                baseline.num_output_tokens,
+                speculative.num_output_tokens,
+            )
+    return found
+
+
+def _with_forbidding(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+    marked = {hypothesis_id(d): d for d in with_forbidding([h.decision for h in hypotheses if h.decision])}
+    return [
+        dataclasses.replace(h, decision=marked.get((h.slice_key, h.concurrency, h.fingerprint))) for h in hypotheses
+    ]
+
+
+def _reading_order(hypothesis: Hypothesis) -> tuple[str, int, bool, int, str]:
+    """Config, load, the endpoint before its slices, busy slices before small ones."""
+    h = hypothesis
+    return h.config_name, h.concurrency, h.slice_key != "", -h.num_requests, h.slice_key
+
+
+def _hypothesis(
+    endpoint: str,
+    key: HypothesisId,
+    standing: StandingVerdict,
+    runs: Sequence[JoinedRun],
+    blocks: Sequence[StoredBlock],
+    configs: Mapping[str, FingerprintedConfig],
+    policy: GatePolicy | None,
+    paths: Mapping[str, tuple[SequencePoint, ...]],
+    others: Sequence[SliceFigures],
+) -> Hypothesis:
+    slice_key, concurrency, fingerprint = key
+    decision = standing.decision
+    own = Counter(item.run.block_id for item in runs)
+    used = [block for block in blocks if block.block_id in own]
+    loops = sum(item.run.is_repetition_loop for item in runs)
+    answered = sum(item.run.failure is None for item in runs)
+    figures_of_slice = _slice_figures(slice_key, runs)
+    acceptance = figures.acceptance(runs)
+    return Hypothesis(
+        endpoint=endpoint,
+        slice_key=slice_key,
+        concurrency=concurrency,
+        fingerprint=fingerprint,
+        config_name=decision.config.name if decision else config_name(configs, fingerprint),
+        engine=_engine(decision, configs.get(fingerprint)),
+        decision=decision,
+        override=standing.override,
+        speedup=find_test(decision, "speedup"),
+        acceptance_interval=find_test(decision, "acceptance"),
+        num_requests=len(runs),
+        num_failed=len(runs) - answered,
+        num_blocks=len(used),
+        num_short_blocks=sum(own[block.block_id] < block.n_max for block in used),
+        acceptance=acceptance,
+        latency=figures.latency(runs),
+        parity=figures.parity(runs, _near_tie_logit(policy, configs.get(fingerprint))),
+        memory=figures.memory(block.memory[fingerprint] for block in used if fingerprint in block.memory),
+        num_repetition_loops=loops,
+        repetition_loop_share=metrics.ratio(loops, answered),
+        by_context=by_context(_context_points(runs), _cache_cost(used, fingerprint)),
+        failures=failures_of(
+            figures_of_slice,
+            others,
+            num_repetition_loops=loops,
+            num_drafts=acceptance.counts.num_drafts if acceptance else 0,
+            num_first_accepted=acceptance.counts.num_accepted_tokens_per_pos[0] if acceptance else 0,
+        ),
+        sequences=paths,
+    )
+
+
+def _engine(decision: Decision | None, config: FingerprintedConfig | None) -> str:
+    if config is not None:
+        return config.engine
+    return "unknown" if decision is None else decision.engine
+
+
+def _context_points(runs: Iterable[JoinedRun]) -> Iterator[ContextPoint]:
+    for item in runs:
+        if (counts := item.run.counts) is not None:
+            own = Tally.of_measured(item.run, item.sampling_rate)
+            yield ContextPoint(counts.num_prompt_tokens, counts.num_output_tokens, own)
+
+
+def _cache_cost(blocks: Iterable[StoredBlock], fingerprint: str) -> CacheCost | None:
+    """The same in every block of a config."""
+    known = (block.memory[fingerprint] for block in blocks if fingerprint in block.memory)
+    return next((CacheCost(own.kv_bytes_per_token, own.draft_kv_bytes_per_token) for own in known), None)
+
+
+def _slice_figures(slice_key: str, runs: Sequence[JoinedRun]) -> SliceFigures:
+    """What a slice is compared by; each request weighs the inverse of its session's sampling rate."""
+    counted = [(item.run.counts, 1.0 / item.sampling_rate) for item in runs if item.run.counts is not None]
+    return SliceFigures(
+        slice_key,
+        sum(item.run.failure is None for item in runs),
+        sum(weight * counts.num_drafts for counts, weight in counted),
+        sum(weight * counts.num_accepted_tokens_per_pos[0] for counts, weight in counted),
+        failure_counts(item.run for item in runs),
+    )
+
+
+def _others(slices: Mapping[HypothesisId, SliceFigures], key: HypothesisId) -> list[SliceFigures]:
+    """The endpoint's slices at the same load and with the same config; none for the whole endpoint."""
+    own, *place = key
+    return [figures for (name, *other), figures in slices.items() if own and name and other == place]
+
+
+def _near_tie_logit(policy: GatePolicy | None, config: FingerprintedConfig | None) -> float | None:
+    if policy is None or config is None:
+        return None
+    try:
+        return policy.near_tie_logit_of(config.dtype)
+    except ConfigError:
+        return None  # the report then says that no limit is known
+
+
+def _join_runs(records: Sequence[StoredRecord], blocks: Sequence[StoredBlock], runs: Iterable[Run]) -> list[JoinedRun]:
+    """Runs with their record and their block; the store's keys hold both, so neither can be missing."""
+    record_of = {record.key: record for record in records}
+    block_of = {block.block_id: block for block in blocks}
+    return [
+        JoinedRun(
+            run=run,
+            slice_key=block_of[run.block_id].slice_key,
+            concurrency=block_of[run.block_id].concurrency,
+            sampling_rate=record_of[run.key].sampling_rate or 1.0,
+            is_greedy=record_of[run.key].labels.get("sampling_regime") == SamplingRegime.GREEDY,
+        )
+        for run in runs
+    ]
+
+
+def _plain(policy: GatePolicy) -> dict[str, float | int | str | None]:
+    """The policy's fields by name; what is not a plain value is written out."""
+    values = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
+    return {
+        name: value if value is None or isinstance(value, float | int | str) else str(value)
+        for name, value in values.items()
+    }

@@ -1,0 +1,217 @@
+"""The report as one JSON document; every name carries its unit, an undefined figure is null."""
+
+from __future__ import annotations
+
+import json
+
+from shadowspec.planning.frontier import Gain
+from shadowspec.reports.frontiers import SliceFrontier
+from shadowspec.reports.predictions import Prediction, predicted_device
+from shadowspec.reports.queues import QueueCell, QueueRow
+from shadowspec.reports.rendering import (
+    Json,
+    audit_document,
+    funnel_document,
+    plain,
+    replay_document,
+    verdict_document,
+)
+from shadowspec.reports.report.report_model import SCHEMA_VERSION, Hypothesis, Report
+from shadowspec.reports.token_costs import DeviceTime
+from shadowspec.types import Arm, Override, parse_slice_key
+from shadowspec.types.decision_documents import shown_details
+
+
+def render_json(report: Report) -> str:
+    """The whole report; `schema_version` changes when a name or a meaning does."""
+    return json.dumps(report_document(report), ensure_ascii=False, allow_nan=False)
+
+
+def report_document(report: Report) -> dict[str, Json]:
+    """The report as plain JSON values."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "title": report.title,
+        "data_note": report.data_note,
+        "generated_at": plain(report.generated_at),
+        "last_measured": plain(report.last_measured),
+        "endpoints": [
+            {
+                "endpoint": endpoint.name,
+                "first_event": plain(endpoint.first_event),
+                "last_event": plain(endpoint.last_event),
+                "first_measured": plain(endpoint.first_measured),
+                "last_measured": plain(endpoint.last_measured),
+                "policy": plain(endpoint.policy),
+                "overrides": [_order(order) for order in endpoint.overrides],
+                "hypotheses": [_hypothesis(h) for h in endpoint.hypotheses],
+                "predictions": [_prediction(own, endpoint.price_per_hour) for own in endpoint.predictions],
+                "frontier": [_frontier(own, endpoint.price_per_hour) for own in endpoint.frontiers],
+                "derived_queues": [_queue(own) for own in endpoint.queues],
+                "replays": [replay_document(row) for row in endpoint.replays],
+                "audits": [audit_document(row) for row in endpoint.audits],
+            }
+            for endpoint in report.endpoints
+        ],
+        "funnel": funnel_document(report.total_funnel),
+        "funnel_by_endpoint": [{"endpoint": f.endpoint, **funnel_document(f)} for f in report.funnels],
+        "speculation_configs": [plain(config) for config in report.configs],
+    }
+
+
+def _hypothesis(h: Hypothesis) -> dict[str, Json]:
+    measured = {
+        name: plain(getattr(h, name))
+        for name in (
+            "num_requests",
+            "num_failed",
+            "num_blocks",
+            "num_short_blocks",
+            "acceptance",
+            "latency",
+            "parity",
+            "memory",
+            "num_repetition_loops",
+            "repetition_loop_share",
+            "by_context",
+            "failures",
+            "sequences",
+        )
+    }
+    return {
+        "slice": dict[str, Json](parse_slice_key(h.slice_key)),
+        "load": {"concurrency": h.concurrency},
+        "config": h.config_name,
+        "fingerprint": h.fingerprint,
+        "engine": h.engine,
+        "verdict": None if h.verdict is None else h.verdict.value,
+        "measured_verdict": _measured_verdict(h),
+        "override": None if h.override is None else _order(h.override),
+        "decision": None
+        if h.decision is None
+        else {**verdict_document(h.decision), "details": plain(shown_details(h.decision))},
+        **measured,
+    }
+
+
+def _prediction(own: Prediction, price_per_hour: float | None) -> dict[str, Json]:
+    cell = own.cell
+    return {
+        "slice": dict[str, Json](parse_slice_key(cell.slice_key)),
+        "load": {"concurrency": cell.concurrency},
+        "config": own.config.name,
+        "num_speculative_tokens": own.config.num_speculative_tokens,
+        "fingerprint": cell.fingerprint,
+        "engine": own.engine,
+        "device": own.device,
+        "mean_acceptance_length": plain(cell.mean_acceptance_length),
+        "tokens_per_step": plain(cell.tokens_per_step),
+        "break_even_length": plain(own.break_even_length),
+        "predicted_speedup": plain(own.speedup),
+        "measured_speedup": plain(own.measured_speedup),
+        "relative_error": plain(own.error),
+        "predicted_target_passes_saved": plain(own.target_passes_saved),
+        "measured_target_passes_saved": plain(None if own.timed is None else own.timed.target_passes_saved),
+        "price_per_hour": price_per_hour,
+        "predicted_cost": _cost(own.predicted_device, price_per_hour),
+        "measured_cost": _cost(own.measured_device, price_per_hour),
+        "cost_relative_error": plain(own.cost_error),
+        "why_not": own.reason,
+    }
+
+
+def _cost(device: DeviceTime, price_per_hour: float | None) -> Json:
+    """Of an output token in either arm; without a price there is device time alone."""
+    if device.ms_per_token(Arm.BASELINE) is None:
+        return None
+    return {
+        arm.value: {
+            "device_ms_per_token": plain(device.ms_per_token(arm)),
+            "cost_per_million_tokens": None
+            if price_per_hour is None
+            else plain(device.cost_per_million(arm, price_per_hour)),
+        }
+        for arm in Arm
+    }
+
+
+def _frontier(own: SliceFrontier, price_per_hour: float | None) -> dict[str, Json]:
+    def gain(found: Gain) -> dict[str, Json]:
+        return {
+            "config": found.drafting.name,
+            "num_speculative_tokens": found.drafting.num_speculative_tokens,
+            "mean_acceptance_length": plain(found.drafting.length.estimate),
+            "predicted_speedup": plain(found.speedup),
+            "lower": plain(found.lower),
+            "upper": plain(found.upper),
+            "break_even_length": plain(found.break_even_length),
+            "target_passes_saved": plain(found.target_passes_saved),
+            "cost": _cost(predicted_device(found, own.work), price_per_hour),
+        }
+
+    return {
+        "slice": dict[str, Json](parse_slice_key(own.slice_key)),
+        "engine": own.engine,
+        "device": own.device,
+        "mean_prompt_tokens": plain(own.work.num_prompt_tokens),
+        "mean_output_tokens": plain(own.work.num_output_tokens),
+        "loads": [
+            {
+                "concurrency": choice.concurrency,
+                "best": None if choice.best is None else gain(choice.best),
+                "contenders": [gain(each) for each in choice.contenders],
+                "gains": [gain(each) for each in choice.gains],
+                "is_clear": choice.is_clear,
+            }
+            for choice in own.choices
+        ],
+        "break_even_loads": [plain(each) for each in own.crossings],
+    }
+
+
+def _queue(own: QueueCell) -> dict[str, Json]:
+    def row(found: QueueRow) -> dict[str, Json]:
+        return {
+            "traffic": plain(found.traffic),
+            "baseline": plain(found.baseline),
+            "speculative": plain(found.speculative),
+            "response_speedup": plain(found.response_speedup),
+        }
+
+    return {
+        "source": "derived",
+        "load": {"concurrency": own.concurrency},
+        "config": own.config.name,
+        "num_speculative_tokens": own.config.num_speculative_tokens,
+        "fingerprint": own.fingerprint,
+        "engine": own.engine,
+        "num_arrivals": own.num_arrivals,
+        "num_timed": own.num_timed,
+        "num_borrowed": own.num_borrowed,
+        "thinning": plain(own.thinning),
+        "first_arrival": plain(own.first),
+        "last_arrival": plain(own.last),
+        "rows": [row(found) for found in own.rows],
+        "why_not": own.reason,
+    }
+
+
+def _measured_verdict(h: Hypothesis) -> Json:
+    """The gate's own word, whatever an operator has ordered over it."""
+    if h.decision is None:
+        return None
+    measured = h.decision.override.verdict if h.decision.override else h.decision.verdict
+    return plain(measured)
+
+
+def _order(order: Override) -> Json:
+    return {
+        "override_id": order.override_id,
+        "slice": dict[str, Json](order.slice_labels),
+        "load": None if order.concurrency is None else {"concurrency": order.concurrency},
+        "verdict": order.verdict.value,
+        "reason": order.reason,
+        "author": order.author,
+        "created_at": plain(order.created_at),
+        "expires_at": plain(order.expires_at),
+    }

@@ -1,0 +1,218 @@
+"""The values of a gating report: what was measured and decided, with no trace of how it is drawn.
+
+Every figure says over what it was taken.  Acceptance figures are POOLED: counts are added up over requests
+(weighted by the inverse of each session's sampling rate where rates differ), then one ratio is formed.
+Undefined is None; the text that says why stands beside it.  No value here holds prompt text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from shadowspec.gate.verdict.curves import SequencePoint
+from shadowspec.gate.verdict.effective_decisions import order_words
+from shadowspec.reports.definitions import find_test
+from shadowspec.reports.failure_rows import Failures
+from shadowspec.reports.frontiers import SliceFrontier
+from shadowspec.reports.predictions import Prediction
+from shadowspec.reports.queues import QueueCell
+from shadowspec.reports.replay_rows import AuditRow, ReplayRow
+from shadowspec.reports.shared_values import Funnel, SpeedupBin
+from shadowspec.reports.tally import ContextRow
+from shadowspec.types import (
+    Arm,
+    Decision,
+    FingerprintedConfig,
+    Override,
+    SpeculationCounts,
+    TestResult,
+    Verdict,
+)
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Acceptance pooled over requests.  `counts` is the plain sum; rates are formed by `shadowspec.metrics`."""
+
+    num_requests: int
+    counts: SpeculationCounts
+    is_weighted: bool  # sampling rates differ, so the rates below weigh requests by 1 / rate
+    draft_acceptance_rate: float | None
+    first_position_acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    mean_of_requests_acceptance_length: float | None  # mean of the requests' own ratios: another figure
+    marginal_acceptance_rates: tuple[float | None, ...]
+    conditional_acceptance_rates: tuple[float | None, ...]
+    histogram_shares: tuple[float | None, ...]  # share of steps that accepted exactly j
+    target_passes_saved: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStatistic:
+    """An exact order statistic; `value` is None below `needs` observations."""
+
+    probability: float
+    value: float | None
+    needs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One latency measure of one arm over requests, milliseconds.  `ecdf` is (value, share at or below)."""
+
+    measure: str  # "end_to_end_ms", "ttft_ms", "tpot_ms", "longest_gap_ms", "queue_ms"
+    arm: Arm
+    num_requests: int
+    mean: float | None
+    quantiles: tuple[OrderStatistic, ...]
+    ecdf: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Both arms' latency over the same requests.  Queue time is the shadow's own, apart and never judged."""
+
+    num_requests: int
+    distributions: tuple[Distribution, ...]
+    ratio_of_total_times: float | None  # pooled: total baseline over total speculative end-to-end time
+    speedup_quantiles: tuple[OrderStatistic, ...]  # of the requests' own speedups
+    speedup_histogram: tuple[SpeedupBin, ...]
+    draft_share: float | None  # of the speculative arm's decode time, pooled
+    verify_share: float | None
+    other_share: float | None
+    baseline_concurrency: float | None  # realised: mean over requests of those in progress beside each, itself included
+    speculative_concurrency: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParityFigures:
+    """How far the speculative output was the target's own."""
+
+    num_greedy: int  # greedy requests whose two outputs were compared
+    num_diverged: int
+    num_near_ties: int | None  # diverged at a top-2 gap at or below the limit; None: no limit known
+    num_faults: int | None
+    num_unknown_gaps: int  # diverged, but the gap was not measured: neither near-tie nor fault
+    num_rerun_differs: int  # diverged, and the baseline differs from itself at another batch shape
+    largest_gap: float | None  # top-2 logit gap at a first divergence
+    near_tie_logit: float | None
+    num_sampled: int
+    z: float | None  # pooled mean of 1[y = argmax] - target(argmax) per token
+    z_tokens: int
+    baseline_z: float | None  # the same of the baseline: the noise floor
+    baseline_z_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Largest peaks over blocks, bytes, and what the draft displaces."""
+
+    num_blocks: int
+    baseline_peak_bytes: int
+    speculative_peak_bytes: int
+    extra_peak_bytes: int  # largest difference on one block
+    displaced_kv_tokens: int  # largest over blocks
+    draft_weight_bytes: int
+    kv_bytes_per_token: int
+    draft_kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """Endpoint x slice x load x speculation config, with its decision and what was measured for it.
+
+    `slice_key` "" is the whole endpoint, whose figures pool its slices' requests.  `decision` is as it stands: an
+    `override` in force has changed its verdict and reason; it is None where the gate has not spoken yet.  A figure
+    is None where nothing was measured.
+    """
+
+    endpoint: str
+    slice_key: str
+    concurrency: int
+    fingerprint: str
+    config_name: str
+    engine: str  # what its latency was measured on; "unknown" where that was not kept
+    decision: Decision | None
+    override: Override | None
+    speedup: TestResult | None
+    acceptance_interval: TestResult | None
+    num_requests: int  # runs, failed ones included
+    num_failed: int
+    num_blocks: int
+    num_short_blocks: int  # blocks that ran with fewer own requests than n_max
+    acceptance: Acceptance | None
+    latency: Latency | None
+    parity: ParityFigures | None
+    memory: MemoryFigures | None
+    num_repetition_loops: int
+    repetition_loop_share: float | None
+    by_context: tuple[ContextRow, ...]
+    failures: Failures
+    sequences: Mapping[str, tuple[SequencePoint, ...]]  # by test name
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict that stands; None where neither the gate nor an operator has spoken."""
+        if self.override is not None:
+            return self.override.verdict
+        return self.decision.verdict if self.decision else None
+
+    @property
+    def reason(self) -> str:
+        """Why it stands, in a sentence."""
+        if self.decision is not None:
+            return self.decision.reason
+        return order_words(self.override) if self.override else "measured, but the gate has not judged it yet"
+
+    def test(self, name: str) -> TestResult | None:
+        """The decision's test of that name, or None."""
+        return find_test(self.decision, name)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReport:
+    """One endpoint: its own hypotheses first (one per load and config), then its slices'.
+
+    `overrides` are those in force on any part of it, whether anything was measured there or not.
+    """
+
+    name: str
+    hypotheses: tuple[Hypothesis, ...]
+    overrides: tuple[Override, ...]
+    first_event: datetime | None
+    last_event: datetime | None
+    first_measured: datetime | None
+    last_measured: datetime | None
+    policy: Mapping[str, float | int | str | None]
+    predictions: tuple[Prediction, ...]  # of the slices' cells
+    frontiers: tuple[SliceFrontier, ...]
+    queues: tuple[QueueCell, ...]  # derived; in no test
+    price_per_hour: float | None  # of the device
+    replays: tuple[ReplayRow, ...] = ()  # what logged responses say; in no test
+    audits: tuple[AuditRow, ...] = ()  # of loop against replay
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole gating report at one moment."""
+
+    title: str
+    data_note: str  # what the data is and is not, in a sentence
+    generated_at: datetime
+    endpoints: tuple[EndpointReport, ...]
+    funnels: tuple[Funnel, ...]
+    total_funnel: Funnel
+    configs: tuple[FingerprintedConfig, ...]
+
+    @property
+    def hypotheses(self) -> tuple[Hypothesis, ...]:
+        return tuple(hypothesis for endpoint in self.endpoints for hypothesis in endpoint.hypotheses)
+
+    @property
+    def last_measured(self) -> datetime | None:
+        """When the newest block ran; the evidence is as old as that."""
+        return max((e.last_measured for e in self.endpoints if e.last_measured), default=None)

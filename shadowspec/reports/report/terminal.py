@@ -1,0 +1,193 @@
+"""The report's first page for a terminal: a table of verdicts per endpoint, and the funnel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shadowspec.reports.definitions import (
+    bounds_text,
+    find_test,
+    interval_text,
+    shown_as,
+    threshold_text,
+    title_of_test,
+)
+from shadowspec.reports.notes import alerts, detector_lines, order_note, with_forbidding
+from shadowspec.reports.report.report_model import EndpointReport, Report
+from shadowspec.reports.shared_values import UNMATCHED, Funnel
+from shadowspec.reports.taxonomy import Suspicion
+from shadowspec.text import DASH, percent, plural, slice_title, times
+from shadowspec.types import Decision, FunnelCounter, Override, Verdict
+
+STYLE = {Verdict.ENABLE: "bold green", Verdict.DISABLE: "bold red", Verdict.HOLD: "yellow"}
+
+
+def terminal_tables(report: Report) -> list[RenderableType]:
+    """Renderables in reading order.  Every text is literal: names from traffic are never read as markup."""
+    judged = [endpoint for endpoint in report.endpoints if endpoint.hypotheses]
+    tables: list[RenderableType] = [_endpoint(endpoint) for endpoint in judged]
+    if not judged:
+        tables.append(Text("Nothing has been measured yet, so there is no verdict."))
+    tables.append(_funnel(report))
+    return tables
+
+
+def verdict_tables(decisions: Sequence[Decision]) -> list[RenderableType]:
+    """One table per endpoint, of these decisions alone: what a gate run prints, whatever has been measured."""
+    by_endpoint = _by_endpoint(with_forbidding(decisions))
+    return [_verdicts(name, [_line_of(each) for each in own]) for name, own in by_endpoint.items()]
+
+
+def tables_of_tests(decisions: Sequence[Decision]) -> list[RenderableType]:
+    """One table per endpoint of every test and of what is watched since ENABLE: what a verdict rests on."""
+    return [_tests(name, own) for name, own in _by_endpoint(decisions).items()]
+
+
+def _by_endpoint(decisions: Sequence[Decision]) -> dict[str, list[Decision]]:
+    found: dict[str, list[Decision]] = {}
+    for decision in sorted(decisions, key=_order):
+        found.setdefault(decision.endpoint, []).append(decision)
+    return {decision.endpoint: found[decision.endpoint] for decision in decisions}
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What a table shows of one hypothesis; the verdict and the reason are those that stand."""
+
+    slice_key: str
+    config_name: str
+    concurrency: int
+    verdict: Verdict | None
+    reason: str
+    decision: Decision | None
+    num_blocks: int
+    engine: str
+    suspicions: tuple[Suspicion, ...] = ()
+
+
+def _line_of(decision: Decision) -> _Line:
+    place = decision.slice_key, decision.config.name, decision.concurrency
+    return _Line(*place, decision.verdict, decision.reason, decision, decision.num_blocks, decision.engine)
+
+
+def _order(decision: Decision) -> tuple[str, int, bool, float, str]:
+    """Config, load, the endpoint before its slices, busy slices before small ones."""
+    busy = -decision.evidence.num_requests
+    return decision.config.name, decision.concurrency, decision.slice_key != "", busy, decision.slice_key
+
+
+def _endpoint(endpoint: EndpointReport) -> RenderableType:
+    lines = [
+        _Line(
+            h.slice_key,
+            h.config_name,
+            h.concurrency,
+            h.verdict,
+            h.reason,
+            h.decision,
+            h.decision.num_blocks if h.decision else h.num_blocks,
+            h.engine,
+            h.failures.suspicions,
+        )
+        for h in endpoint.hypotheses
+    ]
+    return _verdicts(endpoint.name, lines, endpoint.overrides)
+
+
+def _verdicts(endpoint: str, lines: Sequence[_Line], orders: Sequence[Override] = ()) -> RenderableType:
+    """A table that fits 80 columns; the reasons, which are sentences, stand under it, and with them what alarms."""
+    table = _table(Text(endpoint, style="bold"))
+    for name in ("slice", "verdict", "speedup [bounds]", "acceptance [bounds]", "evidence"):
+        table.add_column(Text(name), no_wrap=name != "slice")
+    reasons: list[RenderableType] = [Padding(Text(order_note(order), "bold"), (0, 0, 0, 1)) for order in orders]
+    several = _has_several(lines)
+    for line in lines:
+        name = _name(line.slice_key, line.config_name, line.concurrency, several)
+        speedup, acceptance = find_test(line.decision, "speedup"), find_test(line.decision, "acceptance")
+        table.add_row(
+            Text(name, style="" if line.slice_key else "bold"),
+            _verdict(line.verdict),
+            Text(interval_text(speedup, times) if speedup else DASH),
+            Text(interval_text(acceptance, percent) if acceptance else DASH),
+            Text(plural(line.num_blocks, "block")),
+        )
+        reasons.append(Padding(Text.assemble((f"{name}: ", "dim"), line.reason), (0, 0, 0, 1)))
+        for alert in alerts(line.decision) if line.decision else ():
+            reasons.append(Padding(Text(alert, "bold"), (0, 0, 0, 3)))
+        for each in line.suspicions:
+            reasons.append(Padding(Text(f"suspected: {each.kind}: {'; '.join(each.figures)}", "dim"), (0, 0, 0, 3)))
+    measured = [Padding(Text(words, "dim"), (0, 0, 0, 1)) for words in _engines(lines, several)]
+    return Group(table, *reasons, *measured, Text(""))
+
+
+def _engines(lines: Sequence[_Line], is_one_of_several: bool) -> list[str]:
+    """On what latency was measured, and of which lines where it was not one engine for all."""
+    ways: dict[str, dict[str, None]] = {}
+    for line in lines:
+        ways.setdefault(line.engine, {})[f"{line.config_name}, load {line.concurrency}"] = None
+    named = is_one_of_several and len(ways) > 1
+    return [f"latency measured on {engine}" + (f" ({'; '.join(of)})" if named else "") for engine, of in ways.items()]
+
+
+def _tests(endpoint: str, decisions: Sequence[Decision]) -> RenderableType:
+    table = _table(Text(f"{endpoint}, tests", style="bold"))
+    for heading in ("slice", "test", "outcome", "estimate [bounds]", "threshold", "n", "still needed"):
+        table.add_column(heading)
+    several = _has_several([_line_of(each) for each in decisions])
+    for decision in decisions:
+        name = _name(decision.slice_key, decision.config.name, decision.concurrency, several)
+        for place, test in enumerate(decision.tests):
+            bounds = f"{shown_as(test.name)(test.estimate)} {bounds_text(test)}"
+            needed = DASH if test.units_needed is None else f"~{test.units_needed:,}"
+            cells = (title_of_test(test.name), test.outcome, bounds, threshold_text(test))
+            numbers = (plural(test.num_units, test.unit), needed)
+            table.add_row(*(Text(cell) for cell in ("" if place else name, *cells, *numbers)))
+        for line in detector_lines(decision):
+            table.add_row("", Text(line.title), Text(line.text))
+        table.add_section()
+    return table
+
+
+def _has_several(lines: Sequence[_Line]) -> bool:
+    return len({(line.config_name, line.concurrency) for line in lines}) > 1
+
+
+def _name(slice_key: str, config_name: str, concurrency: int, is_one_of_several: bool) -> str:
+    return slice_title(slice_key) + (f" ({config_name}, load {concurrency})" if is_one_of_several else "")
+
+
+def _verdict(verdict: Verdict | None) -> Text:
+    if verdict is None:
+        return Text("not judged", style="dim")
+    return Text(verdict.value, style=STYLE[verdict])
+
+
+def _funnel(report: Report) -> Table:
+    table = _table(Text("Where the records ended", style="bold"))
+    table.add_column("endpoint")
+    table.add_column("read", justify="right")
+    shown = [row.counter for row in report.total_funnel.rows if row.num_records]  # the others are 0 everywhere
+    for counter in shown:
+        table.add_column(counter.value.replace("_", " "), justify="right")
+    for funnel in report.funnels:
+        if funnel.num_records:
+            _funnel_row(table, UNMATCHED if funnel.endpoint is None else funnel.endpoint, funnel, shown)
+    table.add_section()
+    _funnel_row(table, "all", report.total_funnel, shown)
+    return table
+
+
+def _funnel_row(table: Table, name: str, funnel: Funnel, shown: list[FunnelCounter]) -> None:
+    numbers = {row.counter: row.num_records for row in funnel.rows}
+    table.add_row(Text(name), f"{funnel.num_records:,}", *(f"{numbers[counter]:,}" for counter in shown))
+
+
+def _table(title: Text) -> Table:
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)

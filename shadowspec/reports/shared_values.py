@@ -1,0 +1,168 @@
+"""Values that the gating report, the report on a span of time and the dashboard's pages share.
+
+Where the records ended (counters that add up to the records read), what the data is, and what changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from shadowspec.reports.definitions import config_name
+from shadowspec.store import AdviceChange, VerdictChange
+from shadowspec.types import Decision, FingerprintedConfig, FunnelCounter, Override, Rollout
+
+UNMATCHED = "unmatched"  # records that belong to no endpoint
+FunnelCounts = Mapping[tuple[str | None, FunnelCounter, str | None], int]
+
+
+@dataclass(frozen=True, slots=True)
+class FunnelRow:
+    """One counter of one endpoint with its reasons, most frequent first."""
+
+    counter: FunnelCounter
+    num_records: int
+    reasons: tuple[tuple[str, int], ...]
+
+    @property
+    def title(self) -> str:
+        """The counter in plain words."""
+        return self.counter.value.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Funnel:
+    """Where the records of one endpoint ended; all eight counters, adding up to `num_records`."""
+
+    endpoint: str | None  # None: of records that match no endpoint
+    num_records: int
+    rows: tuple[FunnelRow, ...]
+
+
+def funnel_of(endpoint: str | None, counts: FunnelCounts, names: set[str | None]) -> Funnel:
+    """Where the records of these endpoints ended; None among them: those that match no endpoint."""
+    reasons: dict[FunnelCounter, Counter[str]] = {counter: Counter() for counter in FunnelCounter}
+    totals: Counter[FunnelCounter] = Counter()
+    for (name, counter, reason), number in counts.items():
+        if name in names:
+            totals[counter] += number
+            if reason is not None:
+                reasons[counter][reason] += number
+    return Funnel(
+        endpoint=endpoint,
+        num_records=sum(totals.values()),
+        rows=tuple(
+            FunnelRow(
+                counter, totals[counter], tuple(sorted(reasons[counter].items(), key=lambda item: (-item[1], item[0])))
+            )
+            for counter in FunnelCounter
+        ),
+    )
+
+
+def data_note(configs: Iterable[FingerprintedConfig], fallback: str) -> str:
+    """What the measured configs say of their data, whoever reads them; where they say nothing, what we were told."""
+    return " ".join(sorted({own.data_note for own in configs if own.data_note})) or fallback
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedupBin:
+    """Requests whose own speedup lies in [lower, upper); the outermost bins are open (None)."""
+
+    lower: float | None
+    upper: float | None
+    num_requests: int
+
+
+class ChangeKind(StrEnum):
+    """What happened, in the order in which a reader wants to know of it."""
+
+    ALARM = "alarm"  # a detector raised it: what was proven no longer holds
+    OVERRIDE_SET = "override_set"
+    VERDICT = "verdict"
+    ALARM_CLEARED = "alarm_cleared"
+    OVERRIDE_CLEARED = "override_cleared"
+    OVERRIDE_EXPIRED = "override_expired"
+    ROLLOUT = "rollout"
+    FINGERPRINT = "fingerprint"
+    ADVICE = "advice"  # something has come down, or the mix has shifted, without an alarm
+    NEW = "new"  # the first verdict on a hypothesis
+    # Of the timeline alone, which divides these otherwise.
+    MIX = "mix shift"
+    OVERRIDE = "override"  # set, cleared or expired
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that happened.  `slice_key` "" is the whole endpoint, `concurrency` None means every load.
+
+    `before` and `after` are verdicts, stages or fingerprints; None where it has none, or was the first.  `decision_id`
+    leads to the evidence.
+    """
+
+    at: datetime
+    kind: ChangeKind
+    endpoint: str
+    slice_key: str
+    concurrency: int | None
+    what: str  # "HOLD to ENABLE"
+    why: str
+    who: str = ""  # of the timeline alone
+    before: str | None = None
+    after: str | None = None
+    config_name: str | None = None
+    fingerprint: str | None = None
+    decision_id: int | None = None
+
+    @staticmethod
+    def of_hypothesis(
+        own: VerdictChange | AdviceChange | Decision,
+        kind: ChangeKind,
+        what: str,
+        why: str,
+        configs: Mapping[str, FingerprintedConfig],
+        *,
+        who: str = "",
+        before: str | None = None,
+        after: str | None = None,
+    ) -> Change:
+        """A change of one hypothesis, at the decision that made it."""
+        return Change(
+            at=own.decided_at,
+            kind=kind,
+            endpoint=own.endpoint,
+            slice_key=own.slice_key,
+            concurrency=own.concurrency,
+            what=what,
+            why=why,
+            who=who,
+            before=before,
+            after=after,
+            config_name=config_name(configs, own.fingerprint),
+            fingerprint=own.fingerprint,
+            decision_id=own.decision_id,
+        )
+
+    @staticmethod
+    def of_order(own: Override, at: datetime, kind: ChangeKind, what: str, why: str, who: str = "") -> Change:
+        """An override as it was set, or as it ended."""
+        return Change(at, kind, own.endpoint, own.slice_key, own.concurrency, what, why, who)
+
+    @staticmethod
+    def of_rollout(own: Rollout, what: str, configs: Mapping[str, FingerprintedConfig], who: str = "") -> Change:
+        """Another stage or depth of a rollout."""
+        return Change(
+            at=own.decided_at,
+            kind=ChangeKind.ROLLOUT,
+            endpoint=own.endpoint,
+            slice_key="",
+            concurrency=own.concurrency,
+            what=what,
+            why=own.reason,
+            who=who,
+            config_name=None if own.fingerprint is None else config_name(configs, own.fingerprint),
+            fingerprint=own.fingerprint,
+        )

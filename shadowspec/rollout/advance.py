@@ -1,0 +1,69 @@
+"""Moves the rollouts of an endpoint on (or back) by its latest decisions, and keeps every change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from shadowspec.gate.verdict.effective_decisions import active, effective_decisions
+from shadowspec.gate.verdict.trial import DRIFT
+from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.rollout.stages import RolloutStep, StageLook, next_step
+from shadowspec.store import Store
+from shadowspec.types import Decision, Override, Rollout
+
+
+def advance_rollouts(store: Store, endpoint: str, policy: RolloutPolicy, now: datetime) -> list[RolloutStep]:
+    """Where each load of the endpoint stands after its latest decisions; what changed is appended, under its lock."""
+    with store.endpoint_lock(endpoint):
+        standing = {rollout.concurrency: rollout for rollout in store.rollouts(endpoint)}
+        overrides = store.overrides(endpoint)
+        decisions = effective_decisions(store.latest_decisions(endpoint), overrides, now)
+        steps = next_steps(endpoint, decisions, list(standing.values()), policy, now, orders=active(overrides, now))
+        changed = [step.rollout for step in steps if step.is_change(standing.get(step.rollout.concurrency))]
+        if changed:
+            store.append_rollouts(changed)
+    return steps
+
+
+def next_steps(
+    endpoint: str,
+    decisions: Sequence[Decision],
+    standing: Sequence[Rollout],
+    policy: RolloutPolicy,
+    now: datetime,
+    *,
+    orders: Sequence[Override] = (),
+) -> list[RolloutStep]:
+    """One step per load that was decided, by load.
+
+    `decisions` are the endpoint's latest effective ones, `orders` its overrides in force.
+    """
+    current = {rollout.concurrency: rollout for rollout in standing}
+    steps = []
+    for concurrency in sorted({decision.concurrency for decision in decisions}):
+        own = [decision for decision in decisions if decision.concurrency == concurrency]
+        before = current.get(concurrency)
+        fingerprint = before.fingerprint if before is not None else None
+        served = [decision for decision in own if decision.fingerprint == fingerprint]
+        look = StageLook(endpoint, concurrency, own, now, _alarms(served), _shares(served), tuple(orders))
+        steps.append(next_step(before, look, policy))
+    return steps
+
+
+def _alarms(decisions: Sequence[Decision]) -> tuple[str, ...]:
+    """Names of the detectors that sound, of the config that is rolled out: alarms of slices, and advice."""
+    found = []
+    for decision in decisions:
+        where = decision.slice_key or "the whole endpoint"
+        if decision.reason_code == DRIFT:
+            found.append(f"drift in {where}")
+        elif decision.drift is not None and decision.drift.advice:
+            found.append(f"{decision.drift.advice} declining in {where}")
+    return tuple(sorted(found))
+
+
+def _shares(decisions: Sequence[Decision]) -> dict[str, float]:
+    """Shares of the current traffic by slice, as the gate wrote them down."""
+    shares = {decision.slice_key: decision.traffic_share for decision in decisions}
+    return {name: share for name, share in shares.items() if share is not None}

@@ -1,0 +1,125 @@
+"""The answer to a promotion check: per endpoint or slice, over its loads, with what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from shadowspec.rollout.check.outcome import Outcome
+from shadowspec.rollout.check.question import Question
+from shadowspec.types import Decision
+
+WORST_FIRST = (Outcome.DISABLE, Outcome.UNUSABLE, Outcome.HOLD)
+
+
+class Role(StrEnum):
+    """How a finding bears on the answer."""
+
+    REQUIRED = "required"  # must be ENABLE
+    WATCHED = "watched"  # must not be DISABLE
+    ORDERED = "ordered"  # an operator's override: speculation is off there, whatever is decided
+    SHOWN = "shown"  # bears on nothing: too little traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A speedup with its anytime-valid bounds; None where undefined."""
+
+    estimate: float | None
+    lower: float | None
+    upper: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFinding:
+    """One load: its share of the endpoint's traffic and its latest decision, None where it has none.
+
+    `age` is that of the newest evidence (None: there is none as young as what was read); `problem` says why the
+    decision cannot be used.
+    """
+
+    concurrency: int
+    share: float
+    decision: Decision | None
+    age: timedelta | None
+    problem: str | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """A DISABLE stands, however old; a load that nobody judged is held."""
+        if self.decision is None:
+            return Outcome.HOLD
+        outcome = Outcome(self.decision.verdict.value)
+        return Outcome.UNUSABLE if self.problem and outcome is not Outcome.DISABLE else outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The endpoint as a whole (no `slice_key`) or one slice, over its loads.
+
+    `since` is when its verdict began; `age` that of the oldest among its loads' newest evidence; `traffic_share` is
+    None where no traffic is known.  `override_id` is that of the order that it speaks of, where it speaks of one and
+    not of decisions: it then has no loads.
+    """
+
+    slice_key: str
+    role: Role
+    outcome: Outcome
+    reason: str
+    traffic_share: float | None
+    speedup: Bounds | None
+    since: datetime | None
+    age: timedelta | None
+    loads: tuple[LoadFinding, ...]
+    override_id: int | None = None
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether the answer is not ENABLE because of this."""
+        if self.role is Role.REQUIRED:
+            return self.outcome is not Outcome.ENABLE
+        return self.role is Role.ORDERED or (self.role is Role.WATCHED and self.outcome is Outcome.DISABLE)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decisions that it rests on."""
+        return tuple(load.decision for load in self.loads if load.decision is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the decisions say of one speculation config, the best of the endpoint's candidates.
+
+    `others` are the candidates that it was chosen from, with their outcomes.  A refusal has a `problem` and neither
+    config nor findings.
+    """
+
+    question: Question
+    checked_at: datetime
+    config_name: str | None
+    fingerprints: tuple[str, ...]
+    engines: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    others: tuple[tuple[str, Outcome], ...] = ()
+    problem: str | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """DISABLE before UNUSABLE before HOLD; ENABLE where all that is required is."""
+        blocking = {finding.outcome for finding in self.findings if finding.is_blocking}
+        if self.problem is not None:
+            return Outcome.UNUSABLE
+        return next((each for each in WORST_FIRST if each in blocking), Outcome.ENABLE)
+
+    @property
+    def blocking(self) -> Sequence[Finding]:
+        """What keeps the answer from ENABLE, worst first."""
+        found = (finding for finding in self.findings if finding.is_blocking)
+        return sorted(found, key=lambda finding: WORST_FIRST.index(finding.outcome))
+
+
+def refusal(question: Question, problem: str, now: datetime) -> Answer:
+    """The answer where there is nothing to judge, for reports that must be written all the same."""
+    return Answer(question, now, None, (), (), (), problem=problem)

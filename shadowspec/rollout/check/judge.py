@@ -1,0 +1,153 @@
+"""Which decisions a question is about, and the answer that they give."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from shadowspec.errors import NoDataError, UsageError
+from shadowspec.gate.verdict.current_decision import current_fingerprints
+from shadowspec.gate.verdict.endpoint_bounds import bears_on_endpoint
+from shadowspec.rollout.check.answer import Answer, Role
+from shadowspec.rollout.check.load_weights import find
+from shadowspec.rollout.check.outcome import Outcome
+from shadowspec.rollout.check.overridden import order_findings
+from shadowspec.rollout.check.question import CheckInput, Question
+from shadowspec.text import plain_text, plural
+from shadowspec.types import Decision, parse_slice_key
+
+MAX_NAMED: Final = 20  # slices named in an error
+_BEST_FIRST: Final = (Outcome.ENABLE, Outcome.HOLD, Outcome.UNUSABLE, Outcome.DISABLE)
+
+
+def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
+    """The answer for the best of the endpoint's candidates: ENABLE first, then by speedup's lower bound.
+
+    Raises:
+        UsageError: there is no such load or label; the message names those that there are.
+        NoDataError: nothing was decided, or nothing on such slices or of what is expected.
+    """
+    own = [decision for decision in inputs.decisions if decision.endpoint == question.endpoint]
+    if not own:
+        raise NoDataError(f"endpoint {question.endpoint!r}: nothing has been decided yet; run `shadowspec gate`")
+    shares = _load_shares(question, own, inputs)
+    slices = _slices(question, own)
+    fingerprints = _find_expected(question, own, inputs)
+    answers = [_answer(question, *current, slices, shares, inputs, now) for current in fingerprints.items()]
+    best = min(answers, key=_rank)
+    return replace(best, others=tuple((str(each.config_name), each.outcome) for each in answers if each is not best))
+
+
+def _answer(
+    question: Question,
+    name: str,
+    fingerprint: str,
+    slices: Sequence[str],
+    shares: Mapping[int, float],
+    inputs: CheckInput,
+    now: datetime,
+) -> Answer:
+    weights: dict[str, float] = defaultdict(float)
+    for row in inputs.traffic:
+        if row.fingerprint == fingerprint and row.concurrency in shares:
+            weights[row.slice_key] += row.weight
+    total = sum(weights.values())
+    whole = () if question.slice_labels else ("",)
+    findings = []
+    for slice_key in (*whole, *sorted(slices, key=lambda key: (-weights[key], key))):
+        share = None if not total else weights[slice_key] / total if slice_key else 1.0
+        if question.slice_labels or not slice_key:
+            role = Role.REQUIRED
+        else:
+            role = Role.WATCHED if bears_on_endpoint(share) else Role.SHOWN
+        findings.append(find(slice_key, role, fingerprint, shares, share, inputs, question, now))
+    findings += order_findings(question, inputs.orders, findings, weights, shares)
+    config = inputs.configs.get(fingerprint)
+    return Answer(
+        question=question,
+        checked_at=now,
+        config_name=name,
+        fingerprints=(fingerprint,),
+        engines=() if config is None else (config.engine,),
+        findings=tuple(findings),
+    )
+
+
+def _load_shares(question: Question, decisions: Iterable[Decision], inputs: CheckInput) -> dict[int, float]:
+    """The loads that the question is about, with shares that add up to 1."""
+    decided = {decision.concurrency for decision in decisions}
+    if question.concurrency is not None:
+        if question.concurrency not in decided | set(inputs.load_shares):
+            known = ", ".join(map(str, sorted(decided | set(inputs.load_shares))))
+            raise UsageError(f"endpoint {question.endpoint!r} has no load {question.concurrency} (its loads: {known})")
+        return {question.concurrency: 1.0}
+    shares: dict[int, float] = dict(inputs.load_shares)
+    if not shares:
+        shares = dict.fromkeys(decided, 0.0)
+        for row in inputs.traffic:
+            if row.concurrency in shares:
+                shares[row.concurrency] += row.weight
+        if not sum(shares.values()):
+            shares = dict.fromkeys(decided, 1.0)
+    total = sum(shares.values())
+    return {concurrency: share / total for concurrency, share in shares.items() if share > 0.0}
+
+
+def _slices(question: Question, decisions: Iterable[Decision]) -> list[str]:
+    """The slices that were decided; with labels given, those that have them all."""
+    known = sorted({decision.slice_key for decision in decisions if decision.slice_key})
+    if not question.slice_labels:
+        return known
+    names = {name for key in known for name in parse_slice_key(key)}
+    if unknown := sorted(set(question.slice_labels) - names):
+        told = ", ".join(sorted(names)) or "none"
+        raise UsageError(
+            f"endpoint {question.endpoint!r} is not sliced by {unknown[0]!r} (its labels: {plain_text(told)})"
+        )
+    found = [key for key in known if question.slice_labels.items() <= parse_slice_key(key).items()]
+    if not found:
+        asked = ",".join(f"{name}={value}" for name, value in question.slice_labels.items())
+        more = f" and {plural(len(known) - MAX_NAMED, 'other')}" if len(known) > MAX_NAMED else ""
+        raise NoDataError(
+            f"endpoint {question.endpoint!r}: nothing has been decided on a slice with {plain_text(asked)} "
+            f"(decided: {plain_text('; '.join(known[:MAX_NAMED]))}{more})"
+        )
+    return found
+
+
+def _find_expected(question: Question, decisions: Sequence[Decision], inputs: CheckInput) -> dict[str, str]:
+    """The current fingerprint of each candidate that is what the question expects, by the candidate's name.
+
+    Raises:
+        NoDataError: none is, or none was decided; the message says in what each differs.
+    """
+    decided = {decision.config.name for decision in decisions}
+    names = decided.intersection(inputs.candidates) if inputs.candidates else decided
+    if not names:
+        wanted = ", ".join(inputs.candidates)
+        raise NoDataError(f"endpoint {question.endpoint!r}: no configured candidate has been decided yet ({wanted})")
+    current = current_fingerprints(decisions, inputs.traffic, inputs.configs)
+    kept, differences = {}, []
+    for name in sorted(names):
+        config = inputs.configs.get(current[name])
+        engine = config.engine if config is not None else ""
+        difference = question.expected.difference(current[name], engine, config)
+        if difference is None:
+            kept[name] = current[name]
+        else:
+            differences.append(f"{name}: {difference}")
+    if not kept:
+        raise NoDataError(
+            f"endpoint {question.endpoint!r}: what is measured is not what is expected; {'; '.join(differences)}"
+        )
+    return kept
+
+
+def _rank(answer: Answer) -> tuple[int, float, str]:
+    lowers = [finding.speedup.lower for finding in answer.findings if finding.role is Role.REQUIRED and finding.speedup]
+    known = [lower for lower in lowers if lower is not None]
+    return _BEST_FIRST.index(answer.outcome), -min(known, default=-math.inf), str(answer.config_name)

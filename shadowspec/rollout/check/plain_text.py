@@ -1,0 +1,90 @@
+"""The answer in plain text, a line at a time: what a log and a JUnit report show."""
+
+from __future__ import annotations
+
+from shadowspec.rollout.check.answer import Answer, Bounds, Finding, Role
+from shadowspec.rollout.check.outcome import Outcome
+from shadowspec.text import DASH, age, moment, percent, plain_text, times
+from shadowspec.types import parse_slice_key
+
+SHOWN_CHARACTERS = 12  # of a fingerprint
+
+_ROLE = {
+    Role.REQUIRED: "must be ENABLE",
+    Role.WATCHED: "must not be DISABLE",
+    Role.ORDERED: "ordered by an operator",
+    Role.SHOWN: "shown only, under 5% of the traffic",
+}
+
+
+def answer_lines(answer: Answer) -> list[str]:
+    """The answer, what it speaks of, and every finding with what it rests on."""
+    lines = [headline(answer), *subject_lines(answer)]
+    for finding in answer.findings:
+        lines += [
+            "",
+            f"{finding_title(finding)}: {finding.outcome} ({_ROLE[finding.role]})",
+            f"  speedup {speedup_text(finding.speedup)}, since {moment(finding.since)}, "
+            f"evidence age {age(finding.age)}, traffic {percent(finding.traffic_share)}, {decisions_text(finding)}",
+            f"  {finding.reason}",
+        ]
+    return lines
+
+
+def headline(answer: Answer) -> str:
+    """The outcome in one sentence."""
+    asked = f"{answer.question.endpoint}{_describe_question(answer)}"
+    if answer.problem is not None:
+        return f"no answer for {asked}: {plain_text(answer.problem)}"
+    blocking = answer.blocking
+    if answer.outcome is Outcome.ENABLE:
+        return f"ENABLE {asked}: speculation with {answer.config_name} is proven here"
+    named = ", ".join(finding_title(finding) for finding in blocking if finding.outcome is answer.outcome)
+    meaning = {
+        Outcome.DISABLE: f"speculation with {answer.config_name} must stay off",
+        Outcome.HOLD: f"speculation with {answer.config_name} is not proven yet",
+        Outcome.UNUSABLE: "there is no verdict that can be used",
+    }
+    return f"{answer.outcome} {asked}: {meaning[answer.outcome]} ({named})"
+
+
+def subject_lines(answer: Answer) -> list[str]:
+    """Which speculation config and engine the answer speaks of, and the candidates that it was chosen from."""
+    if answer.config_name is None:
+        return []
+    fingerprints = ", ".join(fingerprint[:SHOWN_CHARACTERS] for fingerprint in answer.fingerprints)
+    lines = [f"config {answer.config_name}, fingerprint {fingerprints}, measured with {engines_text(answer)}"]
+    if answer.others:
+        lines.append("other candidates: " + ", ".join(f"{name} {outcome}" for name, outcome in answer.others))
+    return lines
+
+
+def engines_text(answer: Answer) -> str:
+    """What its latency was measured on, by name and version."""
+    return plain_text("; ".join(answer.engines) or "unknown")
+
+
+def finding_title(finding: Finding) -> str:
+    """The slice's labels with their names; of an order, its number before them."""
+    labels = ", ".join(f"{name}={value}" for name, value in parse_slice_key(finding.slice_key).items())
+    order = "" if finding.override_id is None else f"override {finding.override_id}: "
+    return plain_text(f"{order}{labels or 'whole endpoint'}")
+
+
+def speedup_text(bounds: Bounds | None) -> str:
+    """Estimate with bounds, as in `1.31x [1.12x, 1.54x]`."""
+    return f"{times(bounds.estimate)} [{times(bounds.lower)}, {times(bounds.upper)}]" if bounds else DASH
+
+
+def decisions_text(finding: Finding) -> str:
+    """The ids by which the decisions can be looked up and explained."""
+    ids = ", ".join(str(decision.decision_id) for decision in finding.decisions) or "none"
+    return f"{'decision' if len(finding.decisions) == 1 else 'decisions'} {ids}"
+
+
+def _describe_question(answer: Answer) -> str:
+    question = answer.question
+    parts = [f"{name}={value}" for name, value in question.slice_labels.items()]
+    if question.concurrency is not None:
+        parts.append(f"load {question.concurrency}")
+    return plain_text(f" ({', '.join(parts)})") if parts else ""

@@ -1,0 +1,156 @@
+"""Which decisions switch something on, and why the others do not.
+
+On is an ENABLE that is fresh and not overridden, of the engine that was asked for, of the fingerprint that its
+candidate stands for now, and rolled out where stages are used.  All else is off, with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from shadowspec.gate.verdict.current_decision import (
+    Expectation,
+    MeasuredSpan,
+    current_fingerprints,
+    evidence_time,
+    is_stale,
+)
+from shadowspec.gate.verdict.effective_decisions import REASON_CODE as OVERRIDE
+from shadowspec.types import Decision, FingerprintedConfig, Override, Rollout, Stage, Verdict
+
+NOTHING_EXPECTED: Final = Expectation()
+
+
+class Off(StrEnum):
+    """Why a decision exports as off."""
+
+    HELD = "held"
+    DISABLED = "disabled"
+    OVERRIDDEN = "overridden"
+    STALE = "stale"  # no evidence younger than the largest age
+    OTHER_ENGINE = "other_engine"  # measured with another engine than the one asked for
+    SUPERSEDED = "superseded"  # its candidate stands for another fingerprint now
+    NOT_ROLLED_OUT = "not_rolled_out"  # the endpoint's stage is shadow, or another config is rolled out
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDecision:
+    """What one decision exports as.
+
+    `expires_at` is when its evidence becomes stale; `off` is None where it is on.  `max_num_speculative_tokens` is
+    the depth that the rollout allows (None: any), `share` how much of the traffic it lets through.
+    """
+
+    decision: Decision
+    expires_at: datetime
+    off: Off | None
+    max_num_speculative_tokens: int | None = None
+    share: float = 1.0
+
+    @property
+    def is_on(self) -> bool:
+        return self.off is None
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        if not self.is_on:
+            return 0
+        depth = self.decision.config.num_speculative_tokens
+        return depth if self.max_num_speculative_tokens is None else min(depth, self.max_num_speculative_tokens)
+
+    @property
+    def speedup_lower(self) -> float:
+        """Lower bound of the speedup; 0 where there is none."""
+        bounds = [test.lower for test in self.decision.tests if test.name == "speedup"]
+        return bounds[0] if bounds and bounds[0] is not None else 0.0
+
+
+def judge_decisions(
+    decisions: Iterable[Decision],
+    *,
+    measured: Collection[MeasuredSpan],
+    now: datetime,
+    max_age: timedelta,
+    configs: Mapping[str, FingerprintedConfig] | None = None,
+    expected: Expectation = NOTHING_EXPECTED,
+    rollouts: Iterable[Rollout] = (),
+) -> list[ServedDecision]:
+    """Every decision of one endpoint, as overrides leave it, with what it exports as.
+
+    `measured` and `configs` are as of `current_fingerprints`; what is not `expected` is off.  Where the endpoint has a
+    rollout at a load, that says what is served of it; where it has none, stages are not used.
+    """
+    decisions, configs = list(decisions), configs or {}
+    stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in rollouts}
+    current = set(current_fingerprints(decisions, measured, configs).values())
+    served_decisions = []
+    for decision in decisions:
+        evidence_at = evidence_time(decision, measured)
+        off = _off(decision)
+        if off is None and is_stale(evidence_at, max_age, now):
+            off = Off.STALE
+        config = configs.get(decision.fingerprint)
+        if off is None and expected.difference(decision.fingerprint, decision.engine, config) is not None:
+            off = Off.OTHER_ENGINE
+        if off is None and decision.fingerprint not in current:
+            off = Off.SUPERSEDED
+        expires_at = now if evidence_at is None else evidence_at + max_age
+        served_decisions.append(_rolled_out(ServedDecision(decision, expires_at, off), stages))
+    return served_decisions
+
+
+def is_disabled(served: ServedDecision) -> bool:
+    """Whether harm is proven or an operator has ordered it off, fresh or not."""
+    return served.off in (Off.DISABLED, Off.OVERRIDDEN)
+
+
+def describe(served_decisions: Sequence[ServedDecision]) -> list[str]:
+    """One line for each: what it is about, what it exports as, and the decision that says so."""
+    return [_line(served) for served in served_decisions]
+
+
+def describe_orders(overrides: Iterable[Override]) -> list[str]:
+    """One line for each order in force on some slices, whether anything was decided there or not."""
+    lines = []
+    for order in (each for each in overrides if each.slice_key):
+        load = "every load" if order.concurrency is None else f"concurrency {order.concurrency}"
+        covered = f"{order.endpoint}, {order.slice_key}, {load}"
+        lines.append(f"{covered}: off, and what cannot tell these slices apart (override {order.override_id})")
+    return lines
+
+
+def _off(decision: Decision) -> Off | None:
+    """Why the verdict itself switches nothing on."""
+    if decision.reason_code == OVERRIDE:
+        return Off.OVERRIDDEN
+    if decision.verdict is Verdict.DISABLE:
+        return Off.DISABLED
+    return None if decision.verdict is Verdict.ENABLE else Off.HELD
+
+
+def _rolled_out(served: ServedDecision, stages: Mapping[tuple[str, int], Rollout]) -> ServedDecision:
+    decision = served.decision
+    rollout = stages.get((decision.endpoint, decision.concurrency))
+    if rollout is None or not served.is_on:
+        return served
+    # A context that the slice does not tell apart may be any: the smallest cap of all holds.
+    smallest = min(rollout.depth_caps.values(), default=0)
+    cap = rollout.depth_caps.get(decision.slice_labels.get("context_bucket", ""), smallest)
+    cap = cap if "context_bucket" in decision.slice_labels else smallest
+    if rollout.stage is Stage.SHADOW or rollout.fingerprint != decision.fingerprint or cap < 1 or rollout.share <= 0:
+        return replace(served, off=Off.NOT_ROLLED_OUT)
+    return replace(served, max_num_speculative_tokens=cap, share=rollout.share)
+
+
+def _line(served: ServedDecision) -> str:
+    decision = served.decision
+    place = f"{decision.endpoint}, {decision.slice_key or 'whole endpoint'}, concurrency {decision.concurrency}"
+    if served.is_on:
+        state = f"on, {served.num_speculative_tokens} tokens"
+    else:
+        state = f"off ({served.off}; {decision.verdict.value} {decision.reason_code})"
+    return f"{place}, {decision.config.name}: {state}, decision {decision.decision_id}, measured on {decision.engine}"

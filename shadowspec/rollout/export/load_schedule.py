@@ -1,0 +1,249 @@
+"""Decisions at measured loads as one depth for every batch size, with one draft.
+
+A batch size is governed by the next larger measured load.  Between two measured loads something is on only if it
+is on at both; above the largest nothing is, because nothing was measured there.  A load that an operator
+ordered off counts as measured and off.  A server runs one draft, so that a schedule names one and counts the others
+as off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from shadowspec.gate.verdict.effective_decisions import select_covering
+from shadowspec.gate.verdict.endpoint_bounds import ANY_SHARE, bears_on_endpoint
+from shadowspec.rollout.export.endpoint_state import ServedDecision, is_disabled
+from shadowspec.rollout.export.export_document import Document
+from shadowspec.types import Override, SpeculationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """Batch sizes from `first` to `last` inclusive (None: without end); 0 tokens: no speculation there."""
+
+    first: int
+    last: int | None
+    num_speculative_tokens: int
+    decision_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What an endpoint or a slice runs.  `ranges` cover every batch size from 1 on, in order.
+
+    `config` is the draft (its own depth is not to be used: the ranges hold it); None where nothing is on.
+    `expires_at` is when the first of the decisions behind it becomes stale, `share` the smallest share of the
+    traffic that their rollouts let through.  `orders` are the operator's overrides of any part of it.
+    """
+
+    endpoint: str
+    slice_key: str
+    config: SpeculationConfig | None
+    ranges: tuple[BatchRange, ...]
+    served_decisions: tuple[ServedDecision, ...]  # all that was looked at
+    expires_at: datetime | None = None
+    share: float = 1.0
+    orders: tuple[Override, ...] = ()
+
+    @property
+    def is_on(self) -> bool:
+        return self.config is not None
+
+    @property
+    def max_num_speculative_tokens(self) -> int:
+        return max(each.num_speculative_tokens for each in self.ranges)
+
+    @property
+    def decision_ids(self) -> tuple[int, ...]:
+        return tuple(sorted({number for each in self.ranges for number in each.decision_ids}))
+
+    def num_speculative_tokens(self, batch_size: int) -> int:
+        """The depth at a batch size of 1 or more."""
+        return next(each.num_speculative_tokens for each in self.ranges if each.last is None or batch_size <= each.last)
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """What the latency was measured on of the decisions that are on."""
+        ids = set(self.decision_ids)
+        return tuple(
+            sorted({each.decision.engine for each in self.served_decisions if each.decision.decision_id in ids})
+        )
+
+    @property
+    def basis(self) -> str:
+        """The decisions that switch something on and the engines that their latency was measured on, in words."""
+        ids = ", ".join(map(str, self.decision_ids)) or "none"
+        return f"{self.endpoint}: decisions {ids}" + (
+            f"; measured on {'; '.join(self.engines)}" if self.engines else ""
+        )
+
+    @property
+    def measured_ranges(self) -> tuple[BatchRange, ...]:
+        """The ranges up to the largest measured load."""
+        largest = max((each.decision.concurrency for each in self.served_decisions), default=0)
+        return tuple(each for each in self.ranges if each.first <= largest)
+
+    def leading_ranges(self) -> tuple[BatchRange, ...]:
+        """The ranges that are on without a gap from batch size 1."""
+        leading = []
+        for each in self.ranges:
+            if each.num_speculative_tokens == 0:
+                break
+            leading.append(each)
+        return tuple(leading)
+
+
+def endpoint_schedule(
+    endpoint: str,
+    served_decisions: Sequence[ServedDecision],
+    *,
+    depth: int | None = None,
+    overrides: Iterable[Override] = (),
+) -> Schedule:
+    """What a server of the whole endpoint runs: what its own hypotheses say, where no slice forbids it.
+
+    With a `depth` only what is on at just that depth counts, for engines that can run but one.
+
+    A server cannot treat slices apart, so that a slice that is disabled or overridden, with ANY_SHARE of the traffic,
+    switches its load and fingerprint off for all.  An override in force (`overrides`) on any slice does so too, and
+    with every fingerprint, whether that slice was ever decided or seen or not.
+    """
+    own = [each for each in served_decisions if each.decision.endpoint == endpoint]
+    slices = [each for each in own if each.decision.slice_key and is_disabled(each)]
+    forbidden = {_place(each) for each in slices if bears_on_endpoint(each.decision.traffic_share, ANY_SHARE)}
+    whole = [each for each in own if not each.decision.slice_key]
+    wanted = {_place(each) for each in whole if depth in (None, each.num_speculative_tokens)}
+    orders = tuple(order for order in overrides if order.endpoint == endpoint)
+    return _schedule(endpoint, "", whole, wanted - forbidden, orders)
+
+
+def slice_schedules(
+    endpoint: str, served_decisions: Sequence[ServedDecision], *, overrides: Collection[Override] = ()
+) -> list[Schedule]:
+    """One schedule for each slice of the endpoint, by its own decisions and orders alone; sorted by slice."""
+    by_slice: dict[str, list[ServedDecision]] = defaultdict(list)
+    for each in served_decisions:
+        if each.decision.endpoint == endpoint and each.decision.slice_key:
+            by_slice[each.decision.slice_key].append(each)
+    return [
+        _schedule(
+            endpoint,
+            slice_key,
+            own,
+            {_place(each) for each in own},
+            tuple(select_covering(overrides, endpoint, slice_key)),
+        )
+        for slice_key, own in sorted(by_slice.items())
+    ]
+
+
+def with_share(document: Document, schedule: Schedule) -> Document:
+    """The export of a whole server, which cannot draw requests, with a remark where the rollout is partial."""
+    if not schedule.is_on or schedule.share >= 1.0:
+        return document
+    remark = (
+        f"the rollout is partial: a server that runs this speculates on all that it gets; "
+        f"send it no more than {schedule.share:.1%} of the traffic"
+    )
+    return replace(document, remarks=(*document.remarks, remark))
+
+
+def _place(served: ServedDecision) -> tuple[int, str]:
+    return served.decision.concurrency, served.decision.fingerprint
+
+
+def _schedule(
+    endpoint: str,
+    slice_key: str,
+    served_decisions: Sequence[ServedDecision],
+    allowed: set[tuple[int, str]],
+    orders: tuple[Override, ...],
+) -> Schedule:
+    ordered_off = {order.concurrency for order in orders}  # None: every load
+    decided = {each.decision.concurrency for each in served_decisions}
+    loads = sorted(decided | {load for load in ordered_off if load is not None})
+    by_draft: dict[SpeculationConfig, dict[int, ServedDecision]] = defaultdict(dict)
+    for each in served_decisions:
+        if each.is_on and _place(each) in allowed and ordered_off.isdisjoint((None, each.decision.concurrency)):
+            chosen = by_draft[_draft_key(each.decision.config)]
+            load = each.decision.concurrency
+            if load not in chosen or _merit(each) > _merit(chosen[load]):
+                chosen[load] = each
+    if not by_draft:
+        return Schedule(endpoint, slice_key, None, (BatchRange(1, None, 0),), tuple(served_decisions), orders=orders)
+    # The draft that is on at most loads; of several, the one with the best lower bounds.
+    best = by_draft[max(by_draft, key=lambda draft: (*_standing_of(by_draft[draft]), str(draft)))]
+    return Schedule(
+        endpoint,
+        slice_key,
+        best[min(best)].decision.config,
+        tuple(_ranges(loads, best)),
+        tuple(served_decisions),
+        expires_at=min(each.expires_at for each in best.values()),
+        share=min(each.share for each in best.values()),
+        orders=orders,
+    )
+
+
+def _ranges(loads: Sequence[int], on: dict[int, ServedDecision]) -> Iterable[BatchRange]:
+    """The ranges of batch sizes, neighbours of one depth joined."""
+    ranges: list[BatchRange] = []
+    for index, load in enumerate(loads):
+        before = loads[index - 1] if index else 0
+        here = on.get(load)
+        tokens, ids = (here.num_speculative_tokens, _ids(here)) if here else (0, ())
+        if before + 1 < load:  # batch sizes that were not measured themselves
+            is_between_on = here is not None and (index == 0 or before in on)
+            ranges.append(
+                BatchRange(before + 1, load - 1, tokens if is_between_on else 0, ids if is_between_on else ())
+            )
+        ranges.append(BatchRange(load, load, tokens, ids))
+    ranges.append(BatchRange(loads[-1] + 1, None, 0))
+    joined: list[BatchRange] = []
+    for each in ranges:
+        last = joined[-1] if joined else None
+        if last is not None and last.num_speculative_tokens == each.num_speculative_tokens:
+            ids = tuple(sorted({*last.decision_ids, *each.decision_ids}))
+            joined[-1] = BatchRange(last.first, each.last, last.num_speculative_tokens, ids)
+        else:
+            joined.append(each)
+    return joined
+
+
+def _draft_key(config: SpeculationConfig) -> SpeculationConfig:
+    """What a server can run only one of at a time; the name and the depth may vary."""
+    return replace(config, name="", num_speculative_tokens=0, backend="")
+
+
+def _ids(served: ServedDecision) -> tuple[int, ...]:
+    return () if served.decision.decision_id is None else (served.decision.decision_id,)
+
+
+def _standing_of(on: Mapping[int, ServedDecision]) -> tuple[int, float]:
+    return len(on), math.fsum(each.speedup_lower for each in on.values())
+
+
+def _merit(served: ServedDecision) -> tuple[float, int, str, str]:
+    """The better lower bound; of equals the shallower, then by name, so that the choice is the same every time."""
+    decision = served.decision
+    return served.speedup_lower, -served.num_speculative_tokens, decision.config.name, decision.fingerprint
+
+
+def counterpart(config: SpeculationConfig | None, names: Mapping[str, str]) -> str | None:
+    """A peer's own name for the measured way of drafting; None where it has none, or nothing is on."""
+    return None if config is None or config.is_adaptive else names.get(config.proposer)
+
+
+def off_remarks(peer: str, schedule: Schedule, proposers: Collection[str]) -> list[str]:
+    """Why a peer that knows these proposers, and depths from batch size 1 on, gets nothing of the schedule."""
+    if schedule.config is not None and schedule.config.is_adaptive:
+        return [f"{peer} has no counterpart of the measured draft_confidence_threshold: exported as off"]
+    if schedule.config is not None and schedule.config.proposer not in proposers:
+        return [f"{peer} has no counterpart of the measured proposer {schedule.config.proposer}: exported as off"]
+    if schedule.is_on:
+        return ["speculation is off at batch size 1, which cannot be expressed: exported as off"]
+    return []

@@ -1,0 +1,140 @@
+"""Setting and clearing overrides, whoever does it: what may be ordered, and what an order covers.
+
+An order goes through `set_override` and `clear_override` alone, from the command line and from the dashboard, so that
+both refuse the same things and leave the same trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from shadowspec.errors import UsageError
+from shadowspec.gate.verdict.effective_decisions import covering
+from shadowspec.store import Store
+from shadowspec.text import plain_text
+from shadowspec.types import FORCEABLE, Clearing, Decision, Override, OverrideRecord, Verdict, parse_slice_key
+
+UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+MAX_TEXT = 1_000  # characters of a reason: a sentence or a link, no log file
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An order as it was stored, and how many of the standing decisions it covers."""
+
+    record: OverrideRecord
+    num_decisions_covered: int
+
+
+def set_override(store: Store, override: Override, slice_by: Mapping[str, Collection[str]]) -> Ordered:
+    """Store an override of an endpoint that is configured or was seen.
+
+    Args:
+        slice_by: of every configured endpoint the labels that its slices have.
+
+    Raises:
+        UsageError: there is no such endpoint, or none of its slices has such a label: nothing would be switched off.
+            Of an endpoint that was seen, and neither is configured nor has decisions, no label is known to be wrong.
+    """
+    known = sorted({*slice_by, *store.endpoints()})
+    if override.endpoint not in known:
+        raise UsageError(f"there is no endpoint {override.endpoint!r} (known: {', '.join(known) or 'none'})")
+    decisions = store.latest_decisions(override.endpoint)
+    labels = {name for own in decisions for name in parse_slice_key(own.slice_key)}
+    labels.update(slice_by.get(override.endpoint, ()))
+    is_known = override.endpoint in slice_by or bool(decisions)
+    if is_known and (unknown := sorted(set(parse_slice_key(override.slice_key)) - labels)):
+        told = plain_text(", ".join(sorted(labels)) or "none")
+        raise UsageError(f"endpoint {override.endpoint!r} is not sliced by {unknown[0]!r} (its labels: {told})")
+    return Ordered(_find_stored(store, store.add_override(override)), num_covered(override, decisions))
+
+
+def clear_override(store: Store, clearing: Clearing) -> OverrideRecord:
+    """Store the end of an override; the whole of its history.
+
+    Raises:
+        UsageError: there is no such override, or it was cleared before.
+    """
+    store.clear_override(clearing)
+    return _find_stored(store, clearing.override_id)
+
+
+def num_covered(override: Override, decisions: Iterable[Decision]) -> int:
+    """How many of these decisions the override covers."""
+    return sum(
+        covering([override], own.endpoint, own.slice_key, own.concurrency, override.created_at) is not None
+        for own in decisions
+    )
+
+
+def ordered_verdict(text: str, what: str = "verdict") -> Verdict:
+    """The verdict of that name, if it can be forced.  `what` names the input in errors, here and below.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    for verdict in FORCEABLE:
+        if text.upper() == verdict.value:
+            return verdict
+    raise UsageError(f"{what} must be {' or '.join(FORCEABLE)}, not {text!r}: what is not proven is not switched on")
+
+
+def ordered_slice(pairs: Iterable[str], what: str = "slice") -> str:
+    """The key of the slices that have every one of these labels, each label=value.
+
+    Raises:
+        UsageError: one is not of that form, or a label comes twice.
+    """
+    labels: dict[str, str] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if not name or not value or "," in pair or "=" in value or name in labels:
+            raise UsageError(f"{what} must be label=value, each label once, not {pair!r}")
+        labels[name] = value
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+def ordered_duration(text: str, what: str = "duration") -> timedelta:
+    """A length of time such as 30m, 12h or 7d.
+
+    Raises:
+        UsageError: it is written otherwise.
+    """
+    found = re.fullmatch(r"([1-9]\d{0,3})([mhd])", text)
+    if found is None:
+        raise UsageError(f"{what} must be like 30m, 12h or 7d, not {text!r}")
+    return timedelta(**{UNITS[found[2]]: int(found[1])})
+
+
+def ordered_text(text: str, what: str) -> str:
+    """A reason or a name, which is kept for ever: one line that says something.
+
+    Raises:
+        UsageError: it is empty, too long, or more than a line.
+    """
+    stripped = text.strip()
+    if not stripped or len(stripped) > MAX_TEXT or not stripped.isprintable():
+        raise UsageError(f"{what} must say something, in one line of at most {MAX_TEXT} characters")
+    return stripped
+
+
+def scope_words(override: Override) -> str:
+    """What the override covers, in words."""
+    slices = f" {override.slice_key}" if override.slice_key else ""
+    return f"{override.endpoint}{slices}" + (f" at {override.concurrency}" if override.concurrency else "")
+
+
+def state_words(record: OverrideRecord, now: datetime) -> str:
+    """What became of the override, in words."""
+    if record.clearing is not None:
+        return f"cleared by {record.clearing.author}: {record.clearing.reason}"
+    if record.override.expires_at is None:
+        return "in force"
+    return f"{'in force until' if record.is_active(now) else 'expired'} {record.override.expires_at:%Y-%m-%d %H:%M}"
+
+
+def _find_stored(store: Store, override_id: int) -> OverrideRecord:
+    return next(record for record in store.overrides() if record.override.override_id == override_id)

@@ -1,0 +1,236 @@
+"""Rollout stages: how far an endpoint's proven config is let out of the shadow, and how deep it may draft.
+
+Everything here is pure: (where it stands, standing decisions, alarms, policy) -> where it stands next.  A stage
+moves forward by one, on an ENABLE that stands, and never on silence: new blocks must have been measured in the
+stage that is left.  It moves back at once.  Decisions are `effective` ones, so that an override moves it back too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from shadowspec.gate.verdict.current_decision import evidence_time, is_stale
+from shadowspec.gate.verdict.effective_decisions import has_labels
+from shadowspec.gate.verdict.endpoint_bounds import bears_on_endpoint, named_candidates
+from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
+
+WHOLE_ENDPOINT = ""
+ANY_CONTEXT = ""
+
+_NEXT = {Stage.SHADOW: Stage.PARTIAL, Stage.PARTIAL: Stage.BROAD}
+_PREVIOUS = {Stage.PARTIAL: Stage.SHADOW, Stage.BROAD: Stage.PARTIAL}
+
+
+@dataclass(frozen=True, slots=True)
+class StageLook:
+    """What one endpoint at one load is judged on.
+
+    `decisions` are the latest effective ones of every slice and config at this load; `shares` the slices' shares of
+    the endpoint's traffic; `alarms` name the detectors that are sounding; `orders` are the endpoint's overrides in
+    force, which also cover slices that nobody decided.
+    """
+
+    endpoint: str
+    concurrency: int
+    decisions: Sequence[Decision]
+    now: datetime
+    alarms: tuple[str, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
+    orders: tuple[Override, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStep:
+    """The rollout after a look; `waits_for` says what the next stage wants, None in the last one."""
+
+    rollout: Rollout
+    waits_for: str | None
+
+    def is_change(self, before: Rollout | None) -> bool:
+        """Whether it is worth a row."""
+        return self.rollout != before
+
+
+def next_step(current: Rollout | None, look: StageLook, policy: RolloutPolicy) -> RolloutStep:
+    """The stage and depth after this look; `current` is the newest row, None before the first."""
+    # 1. The first look puts the endpoint into the shadow.
+    if current is None:
+        current = _shadow(look, None, "began", "nothing is rolled out yet")
+
+    # 2. Back: what is served must stand proven, and nothing may have gone off since the stage began.
+    if current.stage is not Stage.SHADOW:
+        own = _decision(look, current.fingerprint)
+        if own is None or own.verdict is not Verdict.ENABLE:
+            why = "no decision stands" if own is None else f"{own.verdict}: {own.reason}"
+            return RolloutStep(_shadow(look, current.fingerprint, "not_enabled", why), "a standing ENABLE")
+        new = [name for name in look.alarms if name not in current.alarms]  # each moves it back once
+        if new:
+            back = Stage.SHADOW if policy.alarm_stage == "shadow" else _PREVIOUS[current.stage]
+            return RolloutStep(_move(current, back, look, policy, "alarm", f"alarm: {new[0]}"), f"{new[0]} to be over")
+
+    # 3. In the shadow the config may change: the enabled one whose speedup is proven to be highest.
+    else:
+        best = _best(look, current.fingerprint)
+        if best is None:
+            return RolloutStep(current, "a standing ENABLE")
+        if best.fingerprint != current.fingerprint:
+            chosen = _shadow(look, best.fingerprint, "chosen", f"{best.config.name} is enabled")
+            is_first = current.fingerprint is None  # then all that it was measured with counts
+            current = replace(chosen, since=current.since, num_blocks=0 if is_first else chosen.num_blocks)
+
+    if look.alarms != current.alarms:
+        current = replace(current, alarms=look.alarms, decided_at=look.now)
+
+    # 4. Forward, one stage at a time.
+    decision = _decision(look, current.fingerprint)
+    assert decision is not None  # step 2 and 3 have seen it
+    waits_for = _missing(current, decision, look, policy)
+    if waits_for is None and current.stage in _NEXT:
+        stage = _NEXT[current.stage]
+        moved = _move(current, stage, look, policy, "advanced", f"ENABLE stands: {decision.reason}")
+        return RolloutStep(moved, _missing(moved, decision, look, policy) if stage in _NEXT else None)
+
+    # 5. Depth, one token at a time.
+    return RolloutStep(_deepen(current, decision, look, policy), waits_for)
+
+
+def _missing(current: Rollout, decision: Decision, look: StageLook, policy: RolloutPolicy) -> str | None:
+    """What keeps the rollout from its next stage; None if nothing does, or there is none."""
+    if current.stage not in _NEXT:
+        return None
+    soak_s = policy.shadow_soak_s if current.stage is Stage.SHADOW else policy.partial_soak_s
+    enabled_since = max(current.since, decision.since)
+    remaining = enabled_since + timedelta(seconds=soak_s) - look.now
+    if look.alarms:
+        return f"{look.alarms[0]} to be over"
+    evidence_at = evidence_time(decision)
+    if is_stale(evidence_at, timedelta(seconds=policy.max_decision_age_s), look.now):
+        newest = "an unknown time" if evidence_at is None else f"{evidence_at:%Y-%m-%d %H:%M} UTC"
+        return f"a fresh decision: the last rests on evidence of {newest}"
+    for slice_key in _list_disabled(look, current.fingerprint):
+        share = look.shares.get(slice_key)
+        if bears_on_endpoint(share, policy.max_disabled_share):
+            of_traffic = "an unknown share" if share is None else f"{share:.0%}"
+            return f"{slice_key}, {of_traffic} of the traffic, to be no longer DISABLEd"
+    for order in look.orders:
+        if bears_on_endpoint(_ordered_share(order, look), policy.max_disabled_share):
+            return f"override {order.override_id} of {order.slice_key or 'the whole endpoint'} to end"
+    if remaining > timedelta(0):
+        return f"ENABLE to stand for {remaining.total_seconds():.0f} s more"
+    blocks = decision.num_blocks - current.num_blocks
+    if blocks < policy.min_soak_blocks:
+        return f"{policy.min_soak_blocks - blocks} more blocks measured in this stage"
+    return None
+
+
+def _move(current: Rollout, stage: Stage, look: StageLook, policy: RolloutPolicy, code: str, reason: str) -> Rollout:
+    if stage is Stage.SHADOW:
+        return _shadow(look, current.fingerprint, code, reason)
+    decision = _decision(look, current.fingerprint)
+    assert decision is not None
+    limits = depth_limits(stage, decision, look, policy)
+    first = current.depth_caps if current.stage is not Stage.SHADOW else {}
+    return replace(
+        current,
+        stage=stage,
+        share=policy.share_of(stage),
+        since=look.now,
+        decided_at=look.now,
+        reason_code=code,
+        reason=reason,
+        num_blocks=decision.num_blocks,
+        alarms=look.alarms,
+        depth_since=look.now,
+        depth_caps={name: min(limit, first.get(name, policy.first_depth)) for name, limit in limits.items()},
+    )
+
+
+def _deepen(current: Rollout, decision: Decision, look: StageLook, policy: RolloutPolicy) -> Rollout:
+    """The caps raised by at most one where their time has come, and lowered at once where the limit is lower."""
+    if current.stage is Stage.SHADOW:
+        return current
+    limits = depth_limits(current.stage, decision, look, policy)
+    begun = max(current.depth_since or current.since, decision.since)
+    may_rise = not look.alarms and look.now - begun >= timedelta(seconds=policy.depth_soak_s)
+    caps = {}
+    for name, limit in limits.items():
+        cap = current.depth_caps.get(name)
+        rises = cap is not None and may_rise and _is_enabled(name, look, decision)
+        caps[name] = min(limit, policy.first_depth if cap is None else cap + rises)
+    if caps == dict(current.depth_caps) and current.share == policy.share_of(current.stage):
+        return current
+    is_deeper = any(cap > current.depth_caps.get(name, 0) for name, cap in caps.items())
+    return replace(
+        current,
+        share=policy.share_of(current.stage),
+        decided_at=look.now,
+        reason_code="deeper" if is_deeper else "limited",
+        reason=f"ENABLE stands: {decision.reason}" if is_deeper else "the policy's limits are lower",
+        depth_since=look.now,
+        depth_caps=caps,
+    )
+
+
+def depth_limits(stage: Stage, decision: Decision, look: StageLook, policy: RolloutPolicy) -> dict[str, int]:
+    """The deepest that the caps may become, per context bucket; never deeper than what was measured."""
+    stage_limit = policy.partial_max_depth if stage is Stage.PARTIAL else policy.broad_max_depth
+    limit = min(stage_limit, decision.config.num_speculative_tokens)
+    buckets = {own.slice_labels.get("context_bucket", ANY_CONTEXT) for own in look.decisions}
+    names = sorted({ANY_CONTEXT, *buckets, *policy.context_max_depths})
+    return {name: min(limit, policy.context_max_depths.get(name, limit)) for name in names}
+
+
+def _is_enabled(bucket: str, look: StageLook, decision: Decision) -> bool:
+    """Whether a context bucket's own slices, if it makes slices, stand enabled (at least one, and none DISABLEd)."""
+    verdicts = {
+        own.verdict
+        for own in look.decisions
+        if own.fingerprint == decision.fingerprint and own.slice_labels.get("context_bucket") == bucket
+    }
+    return not verdicts or (Verdict.ENABLE in verdicts and Verdict.DISABLE not in verdicts)
+
+
+def _shadow(look: StageLook, fingerprint: str | None, code: str, reason: str) -> Rollout:
+    decision = _decision(look, fingerprint)
+    return Rollout(
+        endpoint=look.endpoint,
+        concurrency=look.concurrency,
+        stage=Stage.SHADOW,
+        fingerprint=fingerprint,
+        since=look.now,
+        decided_at=look.now,
+        reason_code=code,
+        reason=reason,
+        num_blocks=0 if decision is None else decision.num_blocks,
+        alarms=look.alarms,
+    )
+
+
+def _decision(look: StageLook, fingerprint: str | None) -> Decision | None:
+    """The decision on the whole endpoint with this config."""
+    found = [d for d in look.decisions if d.slice_key == WHOLE_ENDPOINT and d.fingerprint == fingerprint]
+    return found[0] if found else None
+
+
+def _best(look: StageLook, current: str | None) -> Decision | None:
+    """The enabled config that is named (see `endpoint.named_candidates`); one that was chosen before stays."""
+    enabled = [d for d in look.decisions if d.slice_key == WHOLE_ENDPOINT and d.verdict is Verdict.ENABLE]
+    named = named_candidates(enabled).get((WHOLE_ENDPOINT, look.concurrency))
+    wanted = current if any(d.fingerprint == current for d in enabled) else named
+    return next((d for d in enabled if d.fingerprint == wanted), None)
+
+
+def _ordered_share(order: Override, look: StageLook) -> float | None:
+    """Share of the traffic at this load that an order covers; None where no slice with its labels is known."""
+    if order.concurrency not in (None, look.concurrency):
+        return 0.0
+    known = [share for slice_key, share in look.shares.items() if has_labels(slice_key, order)]
+    return sum(known) if known else None
+
+
+def _list_disabled(look: StageLook, fingerprint: str | None) -> list[str]:
+    own = [d for d in look.decisions if d.fingerprint == fingerprint and d.slice_key != WHOLE_ENDPOINT]
+    return [d.slice_key for d in own if d.verdict is Verdict.DISABLE]

@@ -1,0 +1,198 @@
+"""Retention: records, runs and blocks older than a cut are removed; what was counted and decided stays for ever.
+
+Replays, audited runs and windows of live evidence go with them; what audits have come to stays, and so do the hours
+that windows were added up by.
+
+The age of a row is its record's own time; files have none, theirs is the event time.  On Postgres whole months are
+dropped, and only those that lie wholly before the cut; what has no month, and everything on SQLite, is deleted in
+batches.  Rollups, hours, ledger, funnel counts, configs and decisions are never touched.
+
+Once folded, evidence needs its rows no more.  What is not folded yet, or waits in a cluster or a block that is open,
+is evidence to come: its removal is refused unless forced, where the hypothesis that it bears on is not decided.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta
+
+from sqlalchemy import Connection, Engine, TextClause, bindparam, text
+
+from shadowspec.errors import ServiceUnavailableError, UsageError
+from shadowspec.store import session
+from shadowspec.store.admin import month_partitions
+from shadowspec.store.column_types import UtcDateTime
+from shadowspec.store.read import decision_reads
+from shadowspec.types import Verdict
+
+BATCH_ROWS = 10_000  # rows deleted in one transaction: some tens of milliseconds
+LOCK_TIMEOUT_MS = 500  # dropping a partition locks its whole table for a moment; writers wait no longer than this
+LOCK_ATTEMPTS = 60
+LOCK_PAUSE_S = 0.5
+
+HAS_TIME = "timestamp_ms > 0 AND timestamp_ms < :cut_ms"
+HAS_NONE = "timestamp_ms <= 0 AND event_time < :cut"
+OF_HYPOTHESIS = "endpoint, slice_key, concurrency, fingerprint"
+IS_NEEDED = """(
+    NOT EXISTS (
+        SELECT 1 FROM evidence_cursors AS folded
+        WHERE folded.endpoint = own.endpoint AND folded.source = own.source
+            AND folded.source_partition = own.source_partition AND own.source_offset >= folded.start_offset
+            AND own.source_offset < folded.folded_offset
+    ) OR EXISTS (SELECT 1 FROM evidence_keys AS open WHERE open.endpoint = own.endpoint AND open.first_event < :cut)
+    OR EXISTS (
+        SELECT 1 FROM evidence_blocks AS begun WHERE begun.endpoint = own.endpoint AND begun.block_id = own.block_id
+    )
+)"""
+TABLES = ("runs", "records")  # in this order: a record without its run is harmless, a run without its record is not
+IS_OLD = f"(({HAS_TIME}) OR ({HAS_NONE}))"
+BESIDE = (  # go with the rows
+    ("attempts", HAS_TIME),
+    ("replays", IS_OLD),
+    ("backfill_blocks", "last_event < :cut"),  # else what was removed of them would never be replayed again
+    ("audits", f"{IS_OLD} AND is_folded"),
+    ("live_windows", "ended_at < :cut"),
+)
+
+_PARTITION = re.compile(r"^runs_(\d{4})_(\d{2})$")
+
+Place = tuple[str, str]  # a table, and what is old in it
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What was removed, or in a dry run would be (blocks apart, which are known only afterwards)."""
+
+    cut: datetime
+    partitions: tuple[str, ...]  # dropped whole, and counted with the rest
+    num_runs: int
+    num_records: int
+    num_blocks: int | None
+    undecided_endpoints: tuple[str, ...]  # with a hypothesis that is not decided and needs older runs still
+
+
+def retain(engine: Engine, max_age: timedelta, *, now: datetime, is_dry_run: bool, is_forced: bool) -> Removal:
+    """Remove what is older than `max_age`.
+
+    1. What that is, and whose evidence; 2. whole months; 3. rows without a month; 4. blocks left without runs.
+
+    Raises:
+        UsageError: the age is not positive, or undecided hypotheses rest on what would be removed.
+        ServiceUnavailableError: a month's lock could not be had: somebody reads for very long.
+    """
+    if max_age <= timedelta(0):
+        raise UsageError("the age to keep must be above 0")
+    cut = now - max_age
+    # Step 1
+    with session.read(engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
+        months = _months_before(connection, cut)
+        num_runs, num_records = (
+            sum(_count(connection, place, cut) for place in _places(connection, table, months)) for table in TABLES
+        )
+        undecided = _undecided_endpoints(connection, _places(connection, "runs", months), cut)
+    names = tuple(_partition(table, month) for month in months for table in TABLES)
+    planned = Removal(cut, names, num_runs, num_records, None, undecided)
+    if is_dry_run:
+        return planned
+    if undecided and not is_forced:
+        raise UsageError(
+            f"undecided hypotheses of {', '.join(undecided)} rest on runs older than {cut:%Y-%m-%d} that are not in "
+            "evidence yet: run `shadowspec gate` first (--force removes them all the same)"
+        )
+    # Step 2
+    for month in months:
+        _drop(engine, month)
+    # Step 3
+    for table in TABLES:
+        for place in _places(engine, table, ()):
+            _delete(engine, place, cut)
+    for place in BESIDE:
+        _delete(engine, place, cut)
+    # Step 4
+    no_runs = "started_at < :cut AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.block_id = blocks.block_id)"
+    num_blocks = _delete(engine, ("blocks", no_runs), cut)
+    _delete(
+        engine, ("block_memory", "NOT EXISTS (SELECT 1 FROM blocks WHERE blocks.block_id = block_memory.block_id)"), cut
+    )
+    return replace(planned, num_blocks=num_blocks)
+
+
+def _months_before(connection: Connection, cut: datetime) -> list[date]:
+    """The months that have partitions and end before the cut, oldest first."""
+    if connection.dialect.name != "postgresql":
+        return []
+    found = map(_PARTITION.match, month_partitions.partition_names(connection))
+    months = sorted(date(int(match[1]), int(match[2]), 1) for match in found if match is not None)
+    return [month for month in months if month_partitions.bounds_ms(month)[1] <= cut.timestamp() * 1000]
+
+
+def _places(where: Connection | Engine, table: str, months: Sequence[date]) -> list[Place]:
+    """Where old rows of a table lie: in these months, all of them, and in what has no month."""
+    if where.dialect.name != "postgresql":
+        return [(table, HAS_TIME), (table, HAS_NONE)]
+    whole = [(_partition(table, month), "true") for month in months]
+    return [*whole, (f"{table}_default", HAS_TIME), (f"{table}_timeless", HAS_NONE)]
+
+
+def _partition(table: str, month: date) -> str:
+    return f"{table}_{month:%Y_%m}"
+
+
+def _statement(sql: str, cut: datetime) -> TextClause:
+    values = {
+        "cut_ms": bindparam("cut_ms", int(cut.timestamp() * 1000)),
+        "cut": bindparam("cut", cut, type_=UtcDateTime),
+        "batch": bindparam("batch", BATCH_ROWS),
+    }
+    return text(sql).bindparams(*(value for name, value in values.items() if re.search(rf":{name}\b", sql)))
+
+
+def _count(connection: Connection, place: Place, cut: datetime) -> int:
+    table, is_old = place
+    statement = _statement(f"SELECT count(*) FROM {table} WHERE {is_old}", cut)  # noqa: S608 - our names
+    return int(connection.execute(statement).scalar_one())
+
+
+def _undecided_endpoints(connection: Connection, places: Sequence[Place], cut: datetime) -> tuple[str, ...]:
+    """Endpoints with a hypothesis, of a slice or of the whole, that needs old runs still and is not decided."""
+    found: set[str] = set()
+    for table, is_old in places:
+        sql = f"SELECT DISTINCT {OF_HYPOTHESIS} FROM {table} AS own WHERE {is_old} AND {IS_NEEDED}"  # noqa: S608
+        for endpoint, slice_key, concurrency, fingerprint in connection.execute(_statement(sql, cut)):
+            standing = decision_reads.read_verdicts(connection, endpoint)
+            verdicts = {standing.get((name, concurrency, fingerprint)) for name in ("", slice_key)}
+            if not verdicts <= {Verdict.ENABLE, Verdict.DISABLE}:
+                found.add(endpoint)
+    return tuple(sorted(found))
+
+
+def _drop(engine: Engine, month: date) -> None:
+    """Drop a month of both tables together, locked in the order in which writers lock them."""
+    for attempt in range(1, LOCK_ATTEMPTS + 1):
+        try:
+            with session.write(engine) as connection:
+                connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
+                for table in reversed(TABLES):
+                    connection.execute(text(f"DROP TABLE {_partition(table, month)}"))
+            return
+        except ServiceUnavailableError as error:
+            if not session.is_lock_timeout(error) or attempt == LOCK_ATTEMPTS:
+                raise
+        time.sleep(LOCK_PAUSE_S)
+
+
+def _delete(engine: Engine, place: Place, cut: datetime) -> int:
+    """Delete in batches; how many rows."""
+    table, is_old = place
+    row = "ctid" if engine.dialect.name == "postgresql" else "rowid"
+    sql = f"DELETE FROM {table} WHERE {row} IN (SELECT {row} FROM {table} WHERE {is_old} LIMIT :batch)"  # noqa: S608
+    total = 0
+    while True:
+        with session.write(engine, timeout_s=session.LONG_TIMEOUT_S) as connection:
+            removed = connection.execute(_statement(sql, cut)).rowcount
+        total += removed
+        if removed < BATCH_ROWS:
+            return total

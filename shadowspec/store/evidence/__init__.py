@@ -1,0 +1,6 @@
+"""The gate's evidence and the live guard's windows: what a fold reads and appends.
+
+In: a connection and an endpoint.
+Out: rows in folding order, evidence and progress.
+Imports: types, errors.
+"""

@@ -1,0 +1,97 @@
+"""Open keys in the database: the clusters of one endpoint that are not in evidence yet, or not to be opened again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, and_, delete, func, or_, select
+
+from shadowspec.store import bulk
+from shadowspec.store import table_definitions as tables
+from shadowspec.types import Arrival, OpenKey, RecordKey, SliceKey
+
+AT_ONCE = 5_000  # keys in one statement
+NAMES = ("endpoint", "way", "slice_key", "key", "arrivals", "reopens_at", "first_event", "closes_at", "is_full")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_own = tables.evidence_keys.c
+
+
+class StoredKeys:
+    """One way of making clusters at one endpoint.  Lives as long as its transaction."""
+
+    def __init__(self, connection: Connection, endpoint: str, way: str) -> None:
+        self._connection = connection
+        self._endpoint, self._way = endpoint, way
+        self._is_ours = and_(_own.endpoint == endpoint, _own.way == way)
+
+    def take(self, keys: Iterable[SliceKey]) -> list[OpenKey]:
+        """Take out those of these keys that are known."""
+        wanted = _sort_places(set(keys))
+        found: list[OpenKey] = []
+        for start in range(0, len(wanted), AT_ONCE):
+            part, columns = wanted[start : start + AT_ONCE], [_own.slice_key, _own.key]
+            found += map(_open_key, bulk.take(self._connection, tables.evidence_keys, self._is_ours, columns, part))
+        return found
+
+    def take_waiting(self, until: datetime | None) -> list[OpenKey]:
+        """Take out the keys whose waiting cluster opened at or before this; None: all that wait."""
+        is_due = _own.first_event.is_not(None) if until is None else _own.first_event <= until
+        statement = delete(tables.evidence_keys).where(self._is_ours, is_due).returning(*_own)
+        return [_open_key(row) for row in self._connection.execute(statement).mappings().all()]
+
+    def put(self, keys: Iterable[OpenKey]) -> None:
+        """Keep these, none of which is there."""
+        by_place = {(each.slice_key, each.key): each for each in keys}
+        rows = [self._row(by_place[place]) for place in _sort_places(by_place)]
+        bulk.insert_new(self._connection, tables.evidence_keys, NAMES, rows)
+
+    def first_unclosed(self, closed_by: datetime) -> datetime | None:
+        """The earliest first event of a waiting cluster that is not closed at this watermark."""
+        is_closed = or_(
+            and_(_own.is_full, _own.closes_at <= closed_by), and_(~_own.is_full, _own.closes_at < closed_by)
+        )
+        where = (self._is_ours, _own.first_event.is_not(None), ~is_closed)
+        found: datetime | None = self._connection.scalar(select(func.min(_own.first_event)).where(*where))
+        return found
+
+    def forget(self, reopened_by: datetime) -> None:
+        """Drop the keys for which nothing waits and that may begin anew at or before this."""
+        # Arrivals without a cluster are late for one in evidence, and wait only to be counted.
+        nothing = (_own.first_event.is_(None), _own.reopens_at <= reopened_by)
+        self._connection.execute(delete(tables.evidence_keys).where(self._is_ours, *nothing))
+
+    def _row(self, own: OpenKey) -> tuple[Any, ...]:
+        arrivals = [
+            [(at - _EPOCH) // _MICROSECOND, key.source, key.partition, key.offset, key.timestamp_ms, key.item]
+            for at, key in own.arrivals
+        ]
+        times = own.reopens_at, own.first_event, own.closes_at
+        return self._endpoint, self._way, own.slice_key, own.key, arrivals, *times, own.is_full
+
+
+def _arrival(stored: Sequence[Any]) -> Arrival:
+    return _EPOCH + stored[0] * _MICROSECOND, RecordKey(*stored[1:])
+
+
+def _sort_places(places: Iterable[SliceKey]) -> list[SliceKey]:
+    """Sorted; slices are few, so that keys are compared alone."""
+    by_slice: dict[str, list[str]] = {}
+    for slice_key, key in places:
+        by_slice.setdefault(slice_key, []).append(key)
+    return [(slice_key, key) for slice_key in sorted(by_slice) for key in sorted(by_slice[slice_key])]
+
+
+def _open_key(row: RowMapping) -> OpenKey:
+    return OpenKey(
+        slice_key=row["slice_key"],
+        key=row["key"],
+        arrivals=tuple(_arrival(each) for each in row["arrivals"]),
+        reopens_at=row["reopens_at"],
+        first_event=row["first_event"],
+        closes_at=row["closes_at"],
+        is_full=row["is_full"],
+    )

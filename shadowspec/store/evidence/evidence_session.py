@@ -1,0 +1,195 @@
+"""One endpoint's evidence within one transaction: what is folded, and what is kept of it.
+
+The transaction's end moves the cursors and everything else together, and only if no other gate has moved them
+meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, tuple_, update
+
+from shadowspec.errors import StoreError
+from shadowspec.store import bulk
+from shadowspec.store import table_definitions as tables
+from shadowspec.store.evidence.evidence_keys import StoredKeys
+from shadowspec.store.evidence.evidence_rows import KEYS_AT_ONCE, EvidenceRows
+from shadowspec.store.read.decision_reads import read_latest_decisions
+from shadowspec.store.read.row_reads import read_fingerprints
+from shadowspec.store.write import batch_writes
+from shadowspec.store.write.ledger_rows import read_watermark
+from shadowspec.types import (
+    Decision,
+    EndpointProgress,
+    EvidenceSnapshot,
+    Fold,
+    OpenBlock,
+    RecordKey,
+    Span,
+    StoredEvidence,
+)
+
+
+class EvidenceSession(EvidenceRows):
+    """Reads and changes an endpoint's evidence.  Lives as long as its transaction."""
+
+    def __init__(self, connection: Connection, endpoint: str) -> None:
+        super().__init__(connection, endpoint)
+        self._before = _read_progress(connection, endpoint, is_locked=True)
+
+    @property
+    def progress(self) -> EndpointProgress | None:
+        """How far the evidence had come when the transaction began; None: it has not begun."""
+        return self._before
+
+    def keys(self, clustering: str) -> StoredKeys:
+        """The open keys of one clustering."""
+        return StoredKeys(self._connection, self.endpoint, clustering)
+
+    def evidence(self) -> list[StoredEvidence]:
+        """The evidence of every hypothesis."""
+        return _read_evidence(self._connection, tables.evidence.c.endpoint == self.endpoint)
+
+    def save_evidence(self, changed: Sequence[StoredEvidence]) -> None:
+        """Keep these, in place of what was kept of the same hypotheses."""
+        own = tables.evidence.c
+        key = (own.endpoint, own.slice_key, own.concurrency, own.fingerprint)
+        if not changed:
+            return
+        named = [(each.slice_key, each.concurrency, each.fingerprint) for each in changed]
+        same = bulk.one_of(self._connection, key[1:], named)
+        self._connection.execute(delete(tables.evidence).where(own.endpoint == self.endpoint, same))
+        names = [column.name for column in key]
+        values = [
+            dict(zip(names, (self.endpoint, each.slice_key, each.concurrency, each.fingerprint), strict=True))
+            | {"document": dict(each.document), "tables": each.tables}
+            for each in changed
+        ]
+        self._connection.execute(insert(tables.evidence), values)
+
+    def open_blocks(self) -> dict[str, OpenBlock]:
+        """The blocks that were begun and are in no evidence yet, by id."""
+        own = tables.evidence_blocks.c
+        found = self._connection.execute(select(own.block_id, own.runs).where(own.endpoint == self.endpoint))
+        return {
+            block_id: OpenBlock(tuple(RecordKey(*key) for key in kept["keys"]), datetime.fromisoformat(kept["newest"]))
+            for block_id, kept in found
+        }
+
+    def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:
+        """Keep blocks as they are now, and forget those that entered."""
+        own = tables.evidence_blocks
+        gone = sorted({*begun, *entered})
+        for start in range(0, len(gone), KEYS_AT_ONCE):
+            part = gone[start : start + KEYS_AT_ONCE]
+            self._connection.execute(delete(own).where(own.c.endpoint == self.endpoint, own.c.block_id.in_(part)))
+        values = [
+            {
+                "endpoint": self.endpoint,
+                "block_id": block_id,
+                "runs": {
+                    "keys": [list(key) for key in kept.runs],
+                    "newest": kept.newest.isoformat(),
+                },
+            }
+            for block_id, kept in sorted(begun.items())
+        ]
+        if values:
+            self._connection.execute(insert(own), values)
+
+    def begin_anew(self) -> None:
+        """Forget everything that was folded; decisions and folds stay."""
+        for table in (tables.evidence, tables.evidence_keys, tables.evidence_blocks, tables.evidence_cursors):
+            self._connection.execute(delete(table).where(table.c.endpoint == self.endpoint))
+
+    def append(self, fold: Fold, document: Mapping[str, Any], cursors: Sequence[Span]) -> int:
+        """Keep a fold, and the endpoint's progress and the ranges that are folded after it; the fold's id.
+
+        Raises:
+            StoreError: another gate has moved the endpoint's evidence since this transaction read it.
+        """
+        statement = insert(tables.folds).returning(tables.folds.c.fold_id)
+        fold_id = int(self._connection.execute(statement, self._fold_row(fold)).scalar_one())
+        own, values = tables.evidence_endpoints, {"fold_id": fold_id, "document": dict(document)}
+        if self._before is None:
+            self._connection.execute(insert(own), values | {"endpoint": self.endpoint})
+        else:
+            same = (own.c.endpoint == self.endpoint, own.c.fold_id == self._before.fold_id)
+            if self._connection.execute(update(own).where(*same).values(values)).rowcount != 1:
+                raise StoreError(f"endpoint {self.endpoint}: another gate has folded its evidence meanwhile")
+        cursors_table = tables.evidence_cursors
+        names = ("source", "source_partition", "start_offset", "folded_offset")
+        own_place = tuple_(cursors_table.c.source, cursors_table.c.source_partition)
+        moved = sorted({(span.source, span.partition) for span in fold.spans})
+        if moved:
+            gone = delete(cursors_table).where(cursors_table.c.endpoint == self.endpoint, own_place.in_(moved))
+            self._connection.execute(gone)
+            ranges = [
+                dict(zip(names, astuple(span), strict=True)) | {"endpoint": self.endpoint}
+                for span in cursors
+                if (span.source, span.partition) in set(moved)
+            ]
+            self._connection.execute(insert(cursors_table), ranges)
+        return fold_id
+
+    def append_decisions(self, decisions: Sequence[Decision], fold_id: int) -> list[int]:
+        """Append the decisions of a look, with the fold that they rest on; their ids."""
+        return batch_writes.append_decisions(self._connection, decisions, fold_id)
+
+    def _fold_row(self, fold: Fold) -> dict[str, Any]:
+        return {
+            "endpoint": self.endpoint,
+            "spans": [[span.source, span.partition, span.start, span.stop] for span in fold.spans],
+            "closed_by": fold.closed_by,
+            "num_records": fold.num_records,
+            "num_runs": fold.num_runs,
+            "parameters": dict(fold.parameters),
+            "begins": None if fold.begins is None else dict(fold.begins),
+            "folded_at": fold.folded_at,
+        }
+
+
+def read_snapshot(connection: Connection, endpoint: str) -> EvidenceSnapshot:
+    """The evidence as the last gate run left it and what it takes to read it, without holding anything up."""
+    return EvidenceSnapshot(
+        endpoint=endpoint,
+        progress=_read_progress(connection, endpoint),
+        evidence=tuple(_read_evidence(connection, tables.evidence.c.endpoint == endpoint)),
+        watermark=read_watermark(connection, endpoint),
+        fingerprints=read_fingerprints(connection),
+        latest_decisions=tuple(read_latest_decisions(connection, endpoint)),
+    )
+
+
+def read_slice_evidence(connection: Connection, endpoint: str, slice_key: str) -> list[StoredEvidence]:
+    """The folded evidence of one slice ("": the whole endpoint) at every load and of every config, sorted."""
+    own = tables.evidence.c
+    found = _read_evidence(connection, and_(own.endpoint == endpoint, own.slice_key == slice_key))
+    return sorted(found, key=lambda each: (each.concurrency, each.fingerprint))
+
+
+def _read_evidence(connection: Connection, condition: ColumnElement[bool]) -> list[StoredEvidence]:
+    names = ("slice_key", "concurrency", "fingerprint", "document", "tables")
+    found = connection.execute(select(*(tables.evidence.c[name] for name in names)).where(condition)).mappings()
+    return [StoredEvidence(**row) for row in found]
+
+
+def _read_progress(connection: Connection, endpoint: str, *, is_locked: bool = False) -> EndpointProgress | None:
+    own = tables.evidence_endpoints.c
+    statement = select(own.fold_id, own.document).where(own.endpoint == endpoint)
+    row = connection.execute(statement.with_for_update() if is_locked else statement).first()
+    if row is None:
+        return None
+    return EndpointProgress(int(row.fold_id), row.document, _read_cursors(connection, endpoint))
+
+
+def _read_cursors(connection: Connection, endpoint: str) -> tuple[Span, ...]:
+    """The ranges of offsets that are folded, sorted."""
+    own = tables.evidence_cursors.c
+    columns = (own.source, own.source_partition, own.start_offset, own.folded_offset)
+    found = connection.execute(select(*columns).where(own.endpoint == endpoint))
+    return tuple(sorted(Span(source, partition, int(start), int(stop)) for source, partition, start, stop in found))

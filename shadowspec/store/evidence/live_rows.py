@@ -1,0 +1,256 @@
+"""Live evidence in the database: how far each replica was read, the windows that came of it, and their hours.
+
+Windows are added up by the hour in which they ended (UTC), for each replica and series.  Hours change only with the
+windows that an insert really added, in its transaction, of which there is one at a time per endpoint.  The windows' own
+reading of themselves is added up, so that a figure formed from hours is that formed from their windows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import zip_longest
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+
+from shadowspec.store import bulk
+from shadowspec.store.rollups import hour_of
+from shadowspec.store.table_definitions import live_hours, live_replicas, live_windows
+from shadowspec.types import COUNTS, LATENCIES, Buckets, LiveCounts, LiveHour, LiveReplica, LiveScrape, LiveWindow
+
+HOUR = timedelta(hours=1)
+
+_WINDOW_NAMES = ("replica", "series", "began_at", "ended_at", "is_reset", "num_failed_scrapes")
+_WINDOW = ("endpoint", *_WINDOW_NAMES, *COUNTS, "num_accepted_tokens_per_pos", "latencies")
+_MICROSECOND = timedelta(microseconds=1)
+_HOUR_KEY = ("hour", "replica", "series")
+_SUMS = (
+    *("num_windows", "num_resets", "num_failed_scrapes", "requests_us", "output_tokens_us"),
+    *("num_first_accepted_tokens", "num_first_drafts", "num_known_accepted_tokens", "num_known_drafts"),
+)
+_HOUR_NAMES = (*_HOUR_KEY, "began_at", "ended_at", "drafted_at", *_SUMS)
+
+
+def read_replicas(connection: Connection, endpoint: str) -> dict[str, LiveReplica]:
+    """How far the reading of each of an endpoint's replicas has come."""
+    statement = select(live_replicas).where(live_replicas.c.endpoint == endpoint)
+    return {row["replica"]: _replica(row) for row in connection.execute(statement).mappings()}
+
+
+def read_windows(
+    connection: Connection,
+    endpoint: str,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    replicas: Collection[str] | None = None,
+    limit: int | None = None,
+) -> list[LiveWindow]:
+    """The endpoint's windows that ended from `since` up to, but without, `until`, in the order of their ends.
+
+    With a `limit` the newest so many, without their latencies: what a detector reads, and often.
+    """
+    own = live_windows.c
+    columns = live_windows.c if limit is None else [column for column in own if column is not own.latencies]
+    statement = select(*columns).where(own.endpoint == endpoint).order_by(own.ended_at.desc(), own.replica.desc())
+    if since is not None:
+        statement = statement.where(own.ended_at >= since)
+    if until is not None:
+        statement = statement.where(own.ended_at < until)
+    if replicas is not None:
+        statement = statement.where(own.replica.in_(sorted(replicas)))
+    found = [_window(row) for row in connection.execute(statement.limit(limit)).mappings()]
+    return found[::-1]
+
+
+class LiveSession:
+    """An endpoint's live evidence within one transaction, which keeps scrapes and their windows, or neither."""
+
+    def __init__(self, connection: Connection, endpoint: str) -> None:
+        self._connection, self._endpoint = connection, endpoint
+
+    def replicas(self) -> dict[str, LiveReplica]:
+        """How far the reading of each replica has come."""
+        return read_replicas(self._connection, self._endpoint)
+
+    def keep(self, replicas: Collection[LiveReplica], windows: Collection[LiveWindow]) -> int:
+        """Keep how far these replicas were read, and the windows that are new; how many of those there were.
+
+        The new ones are added to their hours: a window that was kept before is in its hour already.
+        """
+        own = live_replicas.c
+        names = [each.replica for each in replicas]
+        self._connection.execute(delete(live_replicas).where(own.endpoint == self._endpoint, own.replica.in_(names)))
+        if replicas:
+            values = [{"endpoint": self._endpoint, **_replica_row(each)} for each in replicas]
+            self._connection.execute(insert(live_replicas), values)
+        by_key = {(each.replica, each.ended_at): each for each in windows}
+        rows = [(self._endpoint, *_window_row(each)) for each in by_key.values()]
+        kept = bulk.insert_new(self._connection, live_windows, _WINDOW, rows)
+        add_windows(self._connection, self._endpoint, [by_key[replica, ended_at] for _, replica, ended_at in kept])
+        return len(kept)
+
+
+def _replica_row(own: LiveReplica) -> dict[str, Any]:
+    scrape = own.scrape
+    return {
+        "replica": own.replica,
+        "series": None if scrape is None else scrape.series,
+        "scraped_at": None if scrape is None else scrape.scraped_at,
+        "started_at": None if scrape is None else scrape.started_at,
+        "counts": None if scrape is None else counts_document(scrape.counts),
+        "num_failed": own.num_failed,
+        "failed_at": own.failed_at,
+        "error": own.error,
+    }
+
+
+def _replica(row: RowMapping) -> LiveReplica:
+    scrape = None
+    if row["counts"] is not None:
+        counts = read_counts(row["counts"])
+        scrape = LiveScrape(row["replica"], row["series"], row["scraped_at"], row["started_at"], counts)
+    return LiveReplica(row["replica"], scrape, row["num_failed"], row["failed_at"], row["error"])
+
+
+def _window_row(own: LiveWindow) -> tuple[Any, ...]:
+    document = counts_document(own.counts)
+    return (
+        *(getattr(own, name) for name in _WINDOW_NAMES),
+        *(document[name] for name in (*COUNTS, "num_accepted_tokens_per_pos", "latencies")),
+    )
+
+
+def _window(row: RowMapping) -> LiveWindow:
+    return LiveWindow(**{name: row[name] for name in _WINDOW_NAMES}, counts=read_counts(row))
+
+
+def sum_windows(windows: Iterable[LiveWindow]) -> list[LiveHour]:
+    """These windows by replica, series and hour, in the order of their keys."""
+    return _merge_by_key(map(hour_of_window, windows))
+
+
+def hour_of_window(own: LiveWindow) -> LiveHour:
+    """An hour of this window alone."""
+    counts, first, accepted = own.counts, own.counts.first_position, own.counts.accepted_tokens
+    covered_us = (own.ended_at - own.began_at) // _MICROSECOND
+    drafts = counts.num_drafts or 0
+    return LiveHour(
+        replica=own.replica,
+        series=own.series,
+        hour=hour_of(own.ended_at),
+        began_at=own.began_at,
+        ended_at=own.ended_at,
+        drafted_at=own.began_at if drafts else None,
+        num_windows=1,
+        num_resets=int(own.is_reset),
+        num_failed_scrapes=own.num_failed_scrapes,
+        counts=counts,
+        requests_us=0 if counts.num_requests is None else covered_us,
+        output_tokens_us=0 if counts.num_output_tokens is None else covered_us,
+        num_first_accepted_tokens=first[0] if first else 0,
+        num_first_drafts=first[1] if first else 0,
+        num_known_accepted_tokens=accepted if accepted is not None and drafts else 0,
+        num_known_drafts=drafts if accepted is not None else 0,
+    )
+
+
+def sum_counts(counts: Iterable[LiveCounts]) -> LiveCounts:
+    """Counts in the order of their time sum_counts up; what none of them knows is unknown, else what some know.
+
+    Other bins come with another version of the engine, and cannot be sum_counts to these: the newest version's count.
+    """
+    rows = list(counts)
+    known = {name: [own for row in rows if (own := getattr(row, name)) is not None] for name in COUNTS}
+    sums: dict[str, Any] = {name: sum(own) if own else None for name, own in known.items()}
+    positions = zip_longest(*(row.num_accepted_tokens_per_pos for row in rows), fillvalue=0)
+    return LiveCounts(
+        **sums,
+        num_accepted_tokens_per_pos=tuple(map(sum, positions)),
+        latencies={name: bins for name in LATENCIES if (bins := _sum_bins(rows, name)) is not None},
+    )
+
+
+def _sum_bins(rows: Sequence[LiveCounts], name: str) -> Buckets | None:
+    own = [row.latencies[name] for row in rows if name in row.latencies]
+    if not own:
+        return None
+    bounds = own[-1].bounds
+    columns = zip(*(each.counts for each in own if each.bounds == bounds), strict=True)
+    return Buckets(bounds, tuple(map(sum, columns)))
+
+
+def read_hours(connection: Connection, endpoint: str, since: datetime, until: datetime) -> list[LiveHour]:
+    """What the endpoint's windows add up to, of the hours from `since` up to, but without, `until`; sorted by key."""
+    own = live_hours.c
+    statement = select(live_hours).where(own.endpoint == endpoint, own.hour >= since, own.hour < until)
+    ordered = statement.order_by(*(own[name] for name in _HOUR_KEY))
+    return [_hour(row) for row in connection.execute(ordered).mappings()]
+
+
+def add_windows(connection: Connection, endpoint: str, windows: Iterable[LiveWindow]) -> None:
+    """Add windows that are new to their hours; nobody else may do so for this endpoint meanwhile."""
+    new = sum_windows(windows)
+    if not new:
+        return
+    own = live_hours.c
+    is_one = bulk.one_of(connection, [own[name] for name in _HOUR_KEY], [each.key for each in new])
+    rows = connection.execute(select(live_hours).where(own.endpoint == endpoint, is_one)).mappings()
+    stored = {each.key: each for each in map(_hour, rows)}
+    for each in new:
+        known = stored.get(each.key)
+        if known is None:
+            connection.execute(insert(live_hours).values(_hour_row(endpoint, each)))
+            continue
+        same = (own[name] == value for name, value in zip(_HOUR_KEY, each.key, strict=True))
+        whole = _hour_row(endpoint, _merge([known, each]))
+        connection.execute(update(live_hours).where(own.endpoint == endpoint, *same).values(whole))
+
+
+def _merge_by_key(hours: Iterable[LiveHour]) -> list[LiveHour]:
+    by_key: dict[tuple[Any, ...], list[LiveHour]] = defaultdict(list)
+    for own in hours:
+        by_key[own.key].append(own)
+    return [_merge(by_key[key]) for key in sorted(by_key)]
+
+
+def _merge(hours: Sequence[LiveHour]) -> LiveHour:
+    """Of one key, sum_counts up."""
+    ordered = sorted(hours, key=lambda own: own.ended_at)
+    drafted = [own.drafted_at for own in ordered if own.drafted_at is not None]
+    return LiveHour(
+        **{name: getattr(ordered[0], name) for name in _HOUR_KEY},
+        began_at=min(own.began_at for own in ordered),
+        ended_at=ordered[-1].ended_at,
+        drafted_at=min(drafted, default=None),
+        counts=sum_counts(own.counts for own in ordered),
+        **{name: sum(getattr(own, name) for own in ordered) for name in _SUMS},
+    )
+
+
+def _hour_row(endpoint: str, own: LiveHour) -> dict[str, Any]:
+    return {"endpoint": endpoint, **{name: getattr(own, name) for name in _HOUR_NAMES}, **counts_document(own.counts)}
+
+
+def _hour(row: RowMapping) -> LiveHour:
+    return LiveHour(**{name: row[name] for name in _HOUR_NAMES}, counts=read_counts(row))
+
+
+def counts_document(counts: LiveCounts) -> dict[str, Any]:
+    """Every count by its name; bins as their bounds and counts."""
+    latencies = {name: [list(own.bounds), list(own.counts)] for name, own in counts.latencies.items()}
+    per_pos = list(counts.num_accepted_tokens_per_pos)
+    return {name: getattr(counts, name) for name in COUNTS} | {
+        "num_accepted_tokens_per_pos": per_pos,
+        "latencies": latencies,
+    }
+
+
+def read_counts(document: Mapping[Any, Any]) -> LiveCounts:
+    """The counts again; a row without latencies was read without them."""
+    return LiveCounts(
+        **{name: document[name] for name in COUNTS},
+        num_accepted_tokens_per_pos=tuple(document["num_accepted_tokens_per_pos"]),
+        latencies={name: Buckets(tuple(own[0]), tuple(own[1])) for name, own in document.get("latencies", {}).items()},
+    )

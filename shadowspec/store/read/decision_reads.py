@@ -1,0 +1,143 @@
+"""Reads of decisions and their tests, each within a transaction that the caller owns.
+
+Order is made in Python, by value: the collations of the two dialects sort text differently.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, Connection, Select, func, select, true
+
+from shadowspec.store import row_values
+from shadowspec.store.bulk import distinct_keys
+from shadowspec.store.read.row_reads import read_fingerprints
+from shadowspec.store.row_values import TestSnapshot
+from shadowspec.store.table_definitions import HYPOTHESIS, decisions, test_snapshots
+from shadowspec.types import (
+    Decision,
+    TestResult,
+    Verdict,
+)
+
+_HYPOTHESIS = [decisions.c[name] for name in HYPOTHESIS]
+
+
+def read_latest_decisions(connection: Connection, endpoint: str | None = None) -> list[Decision]:
+    """The last decision on every hypothesis (of one endpoint), sorted by endpoint, slice, load and fingerprint."""
+    return read_decisions(connection, _read_latest_ids(connection, endpoint))
+
+
+def read_decisions(connection: Connection, ids: Sequence[int]) -> list[Decision]:
+    """These decisions, sorted by endpoint, slice, load and fingerprint."""
+    found = connection.execute(select(decisions).where(decisions.c.decision_id.in_(ids))).mappings().all()
+    tests = _read_tests(connection, ids)
+    configs = read_fingerprints(connection)
+    values = [
+        row_values.decision_value(row, configs[row["fingerprint"]].config, tuple(tests[row["decision_id"]]))
+        for row in found
+    ]
+    return sorted(values, key=lambda each: (each.endpoint, each.slice_key, each.concurrency, each.fingerprint))
+
+
+def read_decisions_on(connection: Connection, decision: Decision) -> list[tuple[int | None, Decision]]:
+    """Every decision on the same hypothesis up to this one, oldest first, each with the id of its fold."""
+    own = [decisions.c[name] == getattr(decision, name) for name in HYPOTHESIS]
+    return _read_with_folds(connection, *own, decisions.c.decision_id <= decision.decision_id)
+
+
+def read_decisions_of(connection: Connection, fold_id: int) -> list[Decision]:
+    """Every decision that rests on a fold, in the order in which they were made."""
+    return [decision for _, decision in _read_with_folds(connection, decisions.c.fold_id == fold_id)]
+
+
+def read_decision(connection: Connection, decision_id: int) -> tuple[int | None, Decision] | None:
+    """A decision with the id of the fold that it rests on (None: it is older than folds); None: there is no such."""
+    return next(iter(_read_with_folds(connection, decisions.c.decision_id == decision_id)), None)
+
+
+def _read_with_folds(connection: Connection, *where: ColumnElement[bool]) -> list[tuple[int | None, Decision]]:
+    """The decisions that match, oldest first, each with the id of its fold."""
+    statement = select(decisions).where(*where).order_by(decisions.c.decision_id)
+    found = connection.execute(statement).mappings().all()
+    tests = _read_tests(connection, select(decisions.c.decision_id).where(*where))
+    configs = read_fingerprints(connection) if found else {}
+    return [
+        (
+            row["fold_id"],
+            row_values.decision_value(row, configs[row["fingerprint"]].config, tuple(tests[row["decision_id"]])),
+        )
+        for row in found
+    ]
+
+
+def read_snapshots(connection: Connection, endpoint: str) -> list[TestSnapshot]:
+    """One entry per test and gate run, oldest first."""
+    statement = select(decisions).where(decisions.c.endpoint == endpoint)
+    tests = _read_tests(connection, statement.with_only_columns(decisions.c.decision_id))
+    found = connection.execute(statement.order_by(decisions.c.decision_id)).mappings()
+    return [row_values.snapshot_value(row, result) for row in found for result in tests[row["decision_id"]]]
+
+
+def read_verdicts(connection: Connection, endpoint: str) -> dict[tuple[str, int, str], Verdict]:
+    """The standing verdict of each of the endpoint's hypotheses (slice key, concurrency, fingerprint).
+
+    It reads no column that a writer's role may not read.
+    """
+    columns = [decisions.c[name] for name in ("slice_key", "concurrency", "fingerprint", "verdict")]
+    latest = decisions.c.decision_id.in_(_read_latest_ids(connection, endpoint))
+    found = connection.execute(select(*columns).where(latest))
+    return {(row[0], row[1], row[2]): Verdict(row[3]) for row in found}
+
+
+def read_decisions_at(connection: Connection, moment: datetime) -> list[Decision]:
+    """The decision on every hypothesis that was the last one before the moment, sorted by hypothesis."""
+    return read_decisions(connection, _read_ids_at(connection, moment))
+
+
+def _read_latest_ids(connection: Connection, endpoint: str | None) -> list[int]:
+    """The id of the last decision on every hypothesis (of an endpoint)."""
+    if endpoint is not None and connection.dialect.name == "postgresql":
+        return list(connection.scalars(_select_last(endpoint)))
+    latest = select(func.max(decisions.c.decision_id)).group_by(*(decisions.c[name] for name in HYPOTHESIS))
+    return list(connection.scalars(latest if endpoint is None else latest.where(decisions.c.endpoint == endpoint)))
+
+
+def _select_last(endpoint: str) -> Select[tuple[int]]:
+    """What grows with the gate's looks is never read, as grouping would."""
+    own = decisions.c
+    keys = distinct_keys([own[name] for name in HYPOTHESIS[1:]], own.endpoint == endpoint)
+    is_same = (own[name] == keys.c[name] for name in HYPOTHESIS[1:])
+    last = select(func.max(own.decision_id)).where(own.endpoint == endpoint, *is_same)
+    return select(last.scalar_subquery()).select_from(keys)
+
+
+def _read_tests(
+    connection: Connection, decision_ids: Select[tuple[int]] | Sequence[int]
+) -> dict[int, list[TestResult]]:
+    statement = select(test_snapshots).where(test_snapshots.c.decision_id.in_(decision_ids))
+    ordered = statement.order_by(test_snapshots.c.decision_id, test_snapshots.c.position)
+    tests: dict[int, list[TestResult]] = defaultdict(list)
+    for row in connection.execute(ordered).mappings():
+        tests[row["decision_id"]].append(row_values.test_value(row))
+    return tests
+
+
+def _read_ids_at(connection: Connection, moment: datetime) -> list[int]:
+    if connection.dialect.name == "postgresql":
+        return list(connection.scalars(_select_last_before(moment)))
+    own = decisions.c
+    order = func.row_number().over(partition_by=_HYPOTHESIS, order_by=(own.decided_at.desc(), own.decision_id.desc()))
+    numbered = select(own.decision_id, order.label("number")).where(own.decided_at < moment).subquery()
+    return list(connection.scalars(select(numbered.c.decision_id).where(numbered.c.number == 1)))
+
+
+def _select_last_before(moment: datetime) -> Select[tuple[int]]:
+    """What grows with the gate's looks is never read: of each hypothesis its last decision before the moment alone."""
+    own, keys = decisions.c, distinct_keys(_HYPOTHESIS)
+    is_same = (own[name] == keys.c[name] for name in HYPOTHESIS)
+    of_key = select(own.decision_id).where(*is_same, own.decided_at < moment)
+    last = of_key.order_by(own.decided_at.desc(), own.decision_id.desc()).limit(1).lateral("last")
+    return select(last.c.decision_id).select_from(keys.join(last, true()))

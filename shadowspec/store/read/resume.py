@@ -1,0 +1,85 @@
+"""What a worker must know when it takes a partition up: rows ahead of the ledger, and what admission remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, func, select
+
+from shadowspec.store import table_definitions as tables
+from shadowspec.store.read import row_reads
+from shadowspec.types import PartitionId, RecordKey, StoredRecord, UnitMemory
+
+_records = tables.records.c
+
+
+def read_finished_records(
+    connection: Connection, partition: PartitionId, from_offset: int
+) -> dict[RecordKey, StoredRecord]:
+    """The stored records of a partition from an offset on: they were finished before what comes before them was."""
+    found = row_reads.read_records_where(
+        connection, *_match_partition(partition), _records.source_offset >= from_offset
+    )
+    return {record.key: record for record in found}
+
+
+def read_unit_memories(
+    connection: Connection,
+    endpoint: str,
+    since: datetime,
+    *,
+    partition: PartitionId | None = None,
+    before_offset: int | None = None,
+) -> dict[str, UnitMemory]:
+    """What the stored records from `since` on (of one partition, below an offset) remember of each unit."""
+    where = [*_match_recent(endpoint, since, partition, before_offset), _records.unit_key.is_not(None)]
+    memories: dict[str, UnitMemory] = {}
+    statement = select(_records.unit_key, func.max(_records.session_position), func.max(_records.event_time))
+    for unit_key, position, last_seen in connection.execute(statement.where(*where).group_by(_records.unit_key)):
+        memories[unit_key] = UnitMemory(position or 0, last_seen, {})
+    for unit_key, slice_key, rate in connection.execute(_select_first_rates(where)):
+        rates = dict(memories[unit_key].rates) | {slice_key: rate}
+        memories[unit_key] = UnitMemory(memories[unit_key].position, memories[unit_key].last_seen, rates)
+    return memories
+
+
+def _select_first_rates(where: Sequence[ColumnElement[bool]]) -> Any:
+    """The inclusion rate of each unit's slices at their first records."""
+    first = func.row_number().over(
+        partition_by=(_records.unit_key, _records.slice_key),
+        order_by=(_records.session_position, _records.event_time, _records.source_offset, _records.source_item),
+    )
+    sampled = (_records.slice_key.is_not(None), _records.sampling_rate.is_not(None))
+    columns = (_records.unit_key, _records.slice_key, _records.sampling_rate, first.label("place"))
+    numbered = select(*columns).where(*where, *sampled).subquery()
+    return select(numbered.c.unit_key, numbered.c.slice_key, numbered.c.sampling_rate).where(numbered.c.place == 1)
+
+
+def read_recent_request_ids(
+    connection: Connection,
+    endpoint: str,
+    since: datetime,
+    *,
+    partition: PartitionId | None = None,
+    before_offset: int | None = None,
+) -> set[str]:
+    """Hashed request ids of the endpoint's stored records from `since` on (of one partition, below an offset)."""
+    where = [*_match_recent(endpoint, since, partition, before_offset), _records.request_id_hash.is_not(None)]
+    return set(connection.scalars(select(_records.request_id_hash).where(*where)))
+
+
+def _match_recent(
+    endpoint: str, since: datetime, partition: PartitionId | None, before_offset: int | None
+) -> list[ColumnElement[bool]]:
+    where: list[ColumnElement[bool]] = [_records.endpoint == endpoint, _records.event_time >= since]
+    if partition is not None:
+        where += _match_partition(partition)
+    if before_offset is not None:
+        where.append(_records.source_offset < before_offset)
+    return where
+
+
+def _match_partition(partition: PartitionId) -> list[ColumnElement[bool]]:
+    return [_records.source == partition.source, _records.source_partition == partition.partition]

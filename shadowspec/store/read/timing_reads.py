@@ -1,0 +1,122 @@
+"""When requests came and blocks began, and how long their arms took."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import zip_longest
+
+from sqlalchemy import Connection, func, select
+
+from shadowspec.store import table_definitions as tables
+from shadowspec.store.column_types import RECORD_KEY
+from shadowspec.types import ARRIVING, ArrivedRequest, BlockTime, FunnelCounter, RecordKey, ServedRequest
+
+MS_PER_S = 1_000.0
+
+_records, _runs, _blocks = tables.records.c, tables.runs.c, tables.blocks.c
+_BASELINE = _runs.baseline_prefill_ms + _runs.baseline_decode_ms
+_SPECULATIVE = _runs.speculative_prefill_ms + _runs.speculative_decode_ms
+_KEY_LENGTH = len(RECORD_KEY)
+_TIMES = ("baseline_prefill_ms", "baseline_decode_ms", "speculative_prefill_ms", "speculative_decode_ms")
+
+
+def read_arrivals(connection: Connection, endpoint: str, *, limit: int) -> list[ArrivedRequest]:
+    """The endpoint's newest usable requests, measured or not, in the order in which they came."""
+    statement = (
+        select(
+            *(_records[name] for name in RECORD_KEY),
+            *(_records.slice_key, _records.event_time, _records.counter, _records.reason, _records.sampling_rate),
+        )
+        .where(_records.endpoint == endpoint, _records.counter.in_([each.value for each in ARRIVING]))
+        .where(_records.slice_key.is_not(None), _records.event_time.is_not(None))
+        .order_by(_records.event_time.desc(), *(_records[name].desc() for name in RECORD_KEY))
+        .limit(limit)
+    )
+    found = []
+    for row in connection.execute(statement):
+        slice_key, at, counter, reason, sampling_rate = row[_KEY_LENGTH:]
+        weight = ArrivedRequest.weight_of(FunnelCounter(counter), reason, sampling_rate)
+        found.append(ArrivedRequest(RecordKey(*row[:_KEY_LENGTH]), slice_key, at, weight))
+    return sorted(found, key=lambda own: (own.at, own.key))
+
+
+def read_served(connection: Connection, endpoint: str, since: datetime) -> list[ServedRequest]:
+    """The requests since then that were timed in both arms, at every load and with every config."""
+    statement = select(
+        *(_runs[name] for name in RECORD_KEY),
+        *(_runs.slice_key, _runs.concurrency, _runs.fingerprint),
+        *(_runs[name] for name in _TIMES),
+    ).where(
+        _runs.endpoint == endpoint,
+        _runs.event_time >= since,
+        *(_runs[name].is_not(None) for name in _TIMES),
+    )
+    found = []
+    for row in connection.execute(statement):
+        slice_key, concurrency, fingerprint, *times = row[_KEY_LENGTH:]
+        baseline_ms, speculative_ms = times[0] + times[1], times[2] + times[3]
+        key = RecordKey(*row[:_KEY_LENGTH])
+        found.append(ServedRequest(key, slice_key, concurrency, fingerprint, baseline_ms, speculative_ms))
+    return found
+
+
+def read_block_times(connection: Connection, endpoints: Sequence[str], *, limit: int) -> dict[str, list[BlockTime]]:
+    """Of each endpoint its blocks among the store's newest, in start order, as far as its newest runs hold them whole.
+
+    `limit` is of blocks of the store, and of runs of each endpoint.  Blocks of which any run failed are left out.
+    """
+    starts = connection.execute(
+        select(_blocks.block_id, _blocks.endpoint, _blocks.slice_key, _blocks.concurrency, _blocks.n_max,
+               _blocks.num_runs, _blocks.started_at)
+        .order_by(_blocks.started_at.desc(), _blocks.block_id.desc())
+        .limit(limit)
+    ).all()[::-1]  # fmt: skip
+    arms = {block_id: own for name in endpoints for block_id, own in _read_arms(connection, name, limit).items()}
+    found: dict[str, list[BlockTime]] = {name: [] for name in endpoints}
+    for row, after in zip_longest(starts, starts[1:]):
+        own = arms.get(row.block_id, [])
+        if not own or sum(number for number, *_ in own) != row.num_runs:
+            continue
+        # 1. The baseline ran once, whatever the configs beside it; its times stand in the runs of each.
+        number, longest, total = own[0][:3]
+        pairs = [(longest, total), *((each[3], each[4]) for each in own)]
+        # 2. A short block's fillers are copies of its requests, so that the arm took as much more.
+        share = row.n_max / (number * row.concurrency)
+        found[row.endpoint].append(
+            BlockTime(
+                slice_key=row.slice_key,
+                concurrency=row.concurrency,
+                num_requests=number,
+                least_s=sum(most for most, _ in pairs) / MS_PER_S,
+                arms_s=sum(max(most, every * share) for most, every in pairs) / MS_PER_S,
+                started_at=row.started_at,
+                next_started_at=None if after is None else after.started_at,
+            )
+        )
+    return found
+
+
+def _read_arms(
+    connection: Connection, endpoint: str, limit: int
+) -> dict[str, list[tuple[int, float, float, float, float]]]:
+    """By block, of each config: requests, and the longest and the sum of both arms' times, of the newest runs."""
+    newest = (
+        select(_runs.block_id, _runs.fingerprint, _BASELINE.label("baseline"), _SPECULATIVE.label("speculative"))
+        .where(_runs.endpoint == endpoint, _runs.failure.is_(None))
+        .order_by(_runs.event_time.desc())
+        .limit(limit)
+        .subquery()
+    )
+    columns = newest.c
+    grouped = select(
+        columns.block_id, columns.fingerprint, func.count(),
+        func.max(columns.baseline), func.sum(columns.baseline),
+        func.max(columns.speculative), func.sum(columns.speculative),
+    ).group_by(columns.block_id, columns.fingerprint)  # fmt: skip
+    arms: dict[str, list[tuple[int, float, float, float, float]]] = defaultdict(list)
+    for block_id, _, number, *times in connection.execute(grouped):
+        if None not in times:
+            arms[block_id].append((number, *times))
+    return arms

@@ -1,0 +1,196 @@
+"""Values to rows and back, both directions side by side: what goes in comes out equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from shadowspec.store.column_types import RECORD_KEY
+from shadowspec.store.table_definitions import HYPOTHESIS
+from shadowspec.types import (
+    Arm,
+    ArmTiming,
+    BlockResult,
+    Decision,
+    FingerprintedConfig,
+    Memory,
+    Parity,
+    RecordKey,
+    Run,
+    RunFlags,
+    ServedRun,
+    SpeculationConfig,
+    SpeculationCounts,
+    StoredBlock,
+    StoredRecord,
+    TestResult,
+    Verdict,
+    VerifyRule,
+)
+from shadowspec.types.decision_documents import (
+    DECISION_FIELDS,
+    TEST_FIELDS,
+    read_decision,
+    read_test,
+    stored_details,
+    stored_test_details,
+)
+
+# ruff: noqa: D103 - each function is the mapping that its name and types state
+
+
+@dataclass(frozen=True, slots=True)
+class TestSnapshot:
+    """A test result with the hypothesis and the look that it belongs to."""
+
+    __test__ = False  # a value, not a pytest class
+
+    endpoint: str
+    slice_key: str
+    concurrency: int
+    fingerprint: str
+    decided_at: datetime  # aware, UTC
+    verdict: Verdict  # of the whole hypothesis at that look
+    result: TestResult
+
+
+def _names(kind: type[Any], *without: str) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name not in without)
+
+
+CONFIG = _names(SpeculationConfig)
+COUNTS = _names(SpeculationCounts)
+PARITY = _names(Parity)
+FLAGS = _names(RunFlags)
+SERVED = _names(ServedRun)
+TIMING = _names(ArmTiming)
+MEMORY = _names(Memory)
+RECORD = _names(StoredRecord, "key")
+LABELS = RECORD.index("labels")
+RECORD_NAMES = (*RECORD_KEY, *RECORD)
+FINGERPRINT = _names(FingerprintedConfig, "config")
+BLOCK = _names(StoredBlock, "memory")
+BLOCK_NAMES = (*BLOCK, "num_out_of_memory", "num_runs")
+MEMORY_NAMES = ("block_id", "fingerprint", *MEMORY)
+RUN = ("fingerprint", "block_id", "failure", "is_repetition_loop", "finish_reason")
+OF_BLOCK = ("endpoint", "slice_key", "concurrency")  # repeated in every run, so that reads need no join
+TIMINGS = {arm: tuple(f"{arm}_{name}" for name in TIMING) for arm in Arm}
+RUN_NAMES = (
+    *(*RECORD_KEY, *RUN, *OF_BLOCK, "event_time", "sampling_rate"),
+    *(*COUNTS, *TIMINGS[Arm.BASELINE], *TIMINGS[Arm.SPECULATIVE], "has_parity", *PARITY, "scores", *FLAGS, *SERVED),
+)
+DECISION = tuple(name for name in DECISION_FIELDS if name not in ("config", "tests", "decision_id"))
+
+
+_no_counts, _no_parity, _no_timing, _no_served = ((None,) * len(names) for names in (COUNTS, PARITY, TIMING, SERVED))
+_record, _run, _of_block = attrgetter(*RECORD), attrgetter(*RUN), attrgetter(*OF_BLOCK)
+_flags, _served = attrgetter(*FLAGS), attrgetter(*SERVED)
+_counts, _parity, _timing, _memory = attrgetter(*COUNTS), attrgetter(*PARITY), attrgetter(*TIMING), attrgetter(*MEMORY)
+_block = attrgetter(*(name for name in BLOCK if name != "started_at"))
+
+
+def _take(source: object, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
+
+
+def _pick(row: RowMapping, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: row[name] for name in names}
+
+
+def key_value(row: RowMapping) -> RecordKey:
+    return RecordKey(*(row[name] for name in RECORD_KEY))
+
+
+def record_tuple(record: StoredRecord) -> tuple[Any, ...]:
+    values = _record(record)
+    return *record.key, *values[:LABELS], dict(record.labels), *values[LABELS + 1 :]
+
+
+def fingerprint_row(config: FingerprintedConfig) -> dict[str, Any]:
+    return _take(config, FINGERPRINT) | _take(config.config, CONFIG) | {"details": dict(config.details)}
+
+
+def config_value(row: RowMapping) -> SpeculationConfig:
+    return SpeculationConfig(**(_pick(row, CONFIG) | {"verify_rule": VerifyRule(row["verify_rule"])}))
+
+
+def fingerprint_value(row: RowMapping) -> FingerprintedConfig:
+    return FingerprintedConfig(config=config_value(row), **_pick(row, FINGERPRINT))
+
+
+def block_tuple(result: BlockResult, num_runs: int) -> tuple[Any, ...]:
+    return *_block(result.block), result.started_at, result.num_out_of_memory, num_runs
+
+
+def block_value(row: RowMapping, memory: Mapping[str, Memory]) -> StoredBlock:
+    return StoredBlock(memory=memory, **(_pick(row, BLOCK) | {"first_arm": Arm(row["first_arm"])}))
+
+
+def memory_tuple(block_id: str, fingerprint: str, memory: Memory) -> tuple[Any, ...]:
+    return block_id, fingerprint, *_memory(memory)
+
+
+def memory_value(row: RowMapping) -> Memory:
+    return Memory(**_pick(row, MEMORY))
+
+
+def run_tuple(run: Run, result: BlockResult, record: StoredRecord) -> tuple[Any, ...]:
+    return (
+        *run.key,
+        *_run(run),
+        *_of_block(result.block),
+        event_time(result, record),
+        record.sampling_rate,
+        *(_no_counts if run.counts is None else _counts(run.counts)),
+        *(_no_timing if run.baseline is None else _timing(run.baseline)),
+        *(_no_timing if run.speculative is None else _timing(run.speculative)),
+        run.parity is not None,
+        *(_no_parity if run.parity is None else _parity(run.parity)),
+        _scores(run),
+        *_flags(run.flags),
+        *(_no_served if run.served is None else _served(run.served)),
+    )
+
+
+def event_time(result: BlockResult, record: StoredRecord) -> datetime:
+    """When a measured record happened; where it does not say, when its block was measured."""
+    return record.event_time or result.started_at
+
+
+def _scores(run: Run) -> dict[str, tuple[float | None, float | None] | None] | None:
+    """Baseline and speculative score by name; none where a run carries none."""
+    if not run.scores:
+        return None
+    return {name: None if pair is None else (pair.baseline, pair.speculative) for name, pair in run.scores.items()}
+
+
+def decision_row(decision: Decision) -> dict[str, Any]:
+    return _take(decision, DECISION) | {"details": stored_details(decision)}
+
+
+def decision_value(row: RowMapping, config: SpeculationConfig, tests: tuple[TestResult, ...]) -> Decision:
+    own = _pick(row, (*DECISION, "decision_id")) | {"verdict": Verdict(row["verdict"])}
+    return read_decision(own | {"config": config, "tests": tests}, row["details"])
+
+
+def test_rows(decision_id: int, decision: Decision) -> list[dict[str, Any]]:
+    return [
+        {"decision_id": decision_id, "position": position}
+        | _take(test, TEST_FIELDS)
+        | {"details": stored_test_details(test)}
+        for position, test in enumerate(decision.tests)
+    ]
+
+
+def test_value(row: RowMapping) -> TestResult:
+    return read_test(_pick(row, TEST_FIELDS), row["details"])
+
+
+def snapshot_value(row: RowMapping, result: TestResult) -> TestSnapshot:
+    hypothesis = _pick(row, (*HYPOTHESIS, "decided_at"))
+    return TestSnapshot(verdict=Verdict(row["verdict"]), result=result, **hypothesis)

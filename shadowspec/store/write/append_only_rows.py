@@ -1,0 +1,127 @@
+"""Overrides, rollout stages and cost surfaces in the database: a row per change; none is ever changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from typing import Final
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, insert, select
+
+from shadowspec.errors import UsageError
+from shadowspec.store.table_definitions import cost_surfaces, override_clearings, overrides, rollouts
+from shadowspec.types import (
+    Clearing,
+    CostKey,
+    Override,
+    OverrideRecord,
+    ProfiledCosts,
+    Rollout,
+    Stage,
+    StepCost,
+    Verdict,
+)
+
+COST_KEY: Final = tuple(field.name for field in fields(CostKey))
+
+
+def add_override(connection: Connection, override: Override) -> int:
+    """Append an override, whose own id is ignored; the id that it got."""
+    values = {name: value for name, value in asdict(override).items() if name != "override_id"}
+    statement = insert(overrides).returning(overrides.c.override_id)
+    return int(connection.execute(statement, values | {"verdict": override.verdict.value}).scalar_one())
+
+
+def clear_override(connection: Connection, clearing: Clearing) -> None:
+    """Append the end of an override.
+
+    Raises:
+        UsageError: there is no such override, or it was cleared before.
+    """
+    found = _read_overrides(connection, overrides.c.override_id == clearing.override_id)
+    if not found:
+        raise UsageError(f"there is no override {clearing.override_id}")
+    if (before := found[0].clearing) is not None:
+        raise UsageError(
+            f"override {clearing.override_id} was cleared before, by {before.author} "
+            f"at {before.cleared_at:%Y-%m-%d %H:%M} UTC"
+        )
+    connection.execute(insert(override_clearings), asdict(clearing))
+
+
+def read_overrides(connection: Connection, endpoint: str | None = None) -> list[OverrideRecord]:
+    """Every override ever set (of one endpoint), oldest first, with what became of it."""
+    return _read_overrides(connection, *(() if endpoint is None else (overrides.c.endpoint == endpoint,)))
+
+
+def _read_overrides(connection: Connection, *conditions: ColumnElement[bool]) -> list[OverrideRecord]:
+    statement = (
+        select(
+            overrides,
+            override_clearings.c.cleared_at,
+            override_clearings.c.reason.label("clearing_reason"),
+            override_clearings.c.author.label("clearing_author"),
+        )
+        .outerjoin(override_clearings, override_clearings.c.override_id == overrides.c.override_id)
+        .where(*conditions)
+        .order_by(overrides.c.override_id)
+    )
+    return [_override(row) for row in connection.execute(statement).mappings()]
+
+
+def _override(row: RowMapping) -> OverrideRecord:
+    own = {name: row[name] for name in overrides.c.keys()}  # noqa: SIM118 - a table's columns, no dict
+    clearing = None
+    if row["cleared_at"] is not None:
+        clearing = Clearing(row["override_id"], row["clearing_reason"], row["clearing_author"], row["cleared_at"])
+    return OverrideRecord(Override(**(own | {"verdict": Verdict(row["verdict"])})), clearing)
+
+
+def append_rollouts(connection: Connection, changed: Iterable[Rollout]) -> None:
+    """Append one row per change of stage or depth."""
+    for rollout in changed:
+        values = asdict(rollout) | {"stage": rollout.stage.value, "depth_caps": dict(rollout.depth_caps)}
+        values["alarms"] = list(rollout.alarms)
+        connection.execute(insert(rollouts), values)
+
+
+def read_rollouts(connection: Connection, endpoint: str | None = None) -> list[Rollout]:
+    """Where every endpoint (or one) stands at each load, sorted by both."""
+    newest = select(func.max(rollouts.c.rollout_id)).group_by(rollouts.c.endpoint, rollouts.c.concurrency)
+    statement = select(rollouts).where(rollouts.c.rollout_id.in_(newest))
+    if endpoint is not None:
+        statement = statement.where(rollouts.c.endpoint == endpoint)
+    found = [_rollout(row) for row in connection.execute(statement).mappings()]
+    return sorted(found, key=lambda rollout: (rollout.endpoint, rollout.concurrency))
+
+
+def read_rollout_history(connection: Connection, endpoint: str | None = None) -> list[Rollout]:
+    """Every change of stage or depth at every endpoint (or one), oldest first."""
+    statement = select(rollouts).order_by(rollouts.c.rollout_id)
+    if endpoint is not None:
+        statement = statement.where(rollouts.c.endpoint == endpoint)
+    return [_rollout(row) for row in connection.execute(statement).mappings()]
+
+
+def _rollout(row: RowMapping) -> Rollout:
+    own = {name: value for name, value in row.items() if name != "rollout_id"}
+    return Rollout(**(own | {"stage": Stage(row["stage"]), "alarms": tuple(row["alarms"])}))
+
+
+def append_costs(connection: Connection, profiled: ProfiledCosts) -> None:
+    """Append the costs that a profile measured."""
+    points = [asdict(point) for point in profiled.points]
+    connection.execute(
+        insert(cost_surfaces), asdict(profiled.key) | {"profiled_at": profiled.profiled_at, "points": points}
+    )
+
+
+def read_costs(connection: Connection) -> dict[CostKey, ProfiledCosts]:
+    """The profile that was stored last, of each pair, rule, engine, device and kind of requests."""
+    newest = select(func.max(cost_surfaces.c.surface_id)).group_by(*(cost_surfaces.c[name] for name in COST_KEY))
+    statement = select(cost_surfaces).where(cost_surfaces.c.surface_id.in_(newest))
+    found = {}
+    for row in connection.execute(statement.order_by(cost_surfaces.c.surface_id)).mappings():
+        key = CostKey(**{name: row[name] for name in COST_KEY})
+        found[key] = ProfiledCosts(key, row["profiled_at"], tuple(StepCost(**point) for point in row["points"]))
+    return found

@@ -1,0 +1,92 @@
+"""Audited runs in the database, and what their audits have come to: each is taken in once, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from shadowspec.store import bulk, row_values
+from shadowspec.store.column_types import RECORD_KEY
+from shadowspec.store.table_definitions import audit_states, audits
+from shadowspec.types import AuditedRun, AuditedUnit, BlockResult, Run, StoredAudit, StoredRecord
+
+RUN_NAMES = ("fingerprint", "num_output_tokens", "num_accepted_tokens", "expected_accepted_tokens")
+AUDIT_NAMES = (*RECORD_KEY, *RUN_NAMES, "endpoint", "slice_key", "event_time", "is_folded")
+
+
+def insert_audits(connection: Connection, runs: Sequence[tuple[Run, BlockResult, StoredRecord]]) -> None:
+    """Insert what the blocks of these runs, which must be new, have audited of them."""
+    by_run = {(run.key, run.fingerprint): (result, record) for run, result, record in runs}
+    values = {}
+    for result in {id(result): result for _, result, _ in runs}.values():
+        for own in result.audits:
+            block, record = by_run.get((own.key, own.fingerprint), (None, None))
+            if block is result and record is not None:
+                values[*own.key, own.fingerprint] = _audit_tuple(own, result, record)
+    bulk.insert_new(connection, audits, AUDIT_NAMES, [values[key] for key in sorted(values)])
+
+
+def read_audit_states(connection: Connection, endpoints: Collection[str]) -> dict[str, list[StoredAudit]]:
+    """What the audits of each of the endpoints have come to, sorted by slice and config."""
+    own = audit_states.c
+    found: dict[str, list[StoredAudit]] = {endpoint: [] for endpoint in endpoints}
+    statement = select(own.endpoint, own.slice_key, own.fingerprint, own.document)
+    for endpoint, *values in connection.execute(statement.where(own.endpoint.in_(sorted(found)))):
+        found[endpoint].append(StoredAudit(*values))
+    return {
+        endpoint: sorted(each, key=lambda state: (state.slice_key, state.fingerprint))
+        for endpoint, each in found.items()
+    }
+
+
+class AuditSession:
+    """An endpoint's audits within one transaction, which takes runs in and keeps what that comes to, or neither."""
+
+    def __init__(self, connection: Connection, endpoint: str) -> None:
+        self._connection, self._endpoint = connection, endpoint
+
+    def take(self) -> list[AuditedUnit]:
+        """The runs that no session took in yet, marked as taken in; by event time, ties by key and config.
+
+        One statement marks and reads them: a run that is committed meanwhile is left for the next session.
+        """
+        own = audits.c
+        statement = update(audits).where(own.endpoint == self._endpoint, own.is_folded.is_(False))
+        taken = statement.values(is_folded=True).returning(
+            *(own[name] for name in (*RECORD_KEY, *RUN_NAMES, "slice_key", "event_time"))
+        )
+        found = self._connection.execute(taken).mappings().all()
+        ordered = sorted(found, key=lambda row: (row["event_time"], row_values.key_value(row), row["fingerprint"]))
+        return [
+            AuditedUnit(row["slice_key"], AuditedRun(row_values.key_value(row), *(row[name] for name in RUN_NAMES)))
+            for row in ordered
+        ]
+
+    def states(self) -> list[StoredAudit]:
+        """What the audits have come to so far."""
+        return read_audit_states(self._connection, [self._endpoint])[self._endpoint]
+
+    def save(self, changed: Sequence[StoredAudit]) -> None:
+        """Keep these, in place of what was kept of the same slices and configs."""
+        if not changed:
+            return
+        own = audit_states.c
+        named = [(state.slice_key, state.fingerprint) for state in changed]
+        same = bulk.one_of(self._connection, (own.slice_key, own.fingerprint), named)
+        self._connection.execute(delete(audit_states).where(own.endpoint == self._endpoint, same))
+        values: list[dict[str, Any]] = [
+            {"endpoint": self._endpoint, "slice_key": state.slice_key, "fingerprint": state.fingerprint}
+            | {"document": dict(state.document)}
+            for state in changed
+        ]
+        self._connection.execute(insert(audit_states), values)
+
+
+def _audit_tuple(own: AuditedRun, result: BlockResult, record: StoredRecord) -> tuple[Any, ...]:
+    return (
+        *own.key,
+        *(getattr(own, name) for name in RUN_NAMES),
+        *(result.block.endpoint, result.block.slice_key, row_values.event_time(result, record), False),
+    )

@@ -1,0 +1,168 @@
+"""The writes, each within a transaction that the caller owns.
+
+Rows are inserted in the order of their keys, and tables in one order, so that two writers of overlapping rows wait
+for each other instead of deadlocking; a row that exists already is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from shadowspec.errors import StoreError
+from shadowspec.store import bulk, row_values
+from shadowspec.store import table_definitions as tables
+from shadowspec.store.rollups import SUM_NAMES, additions
+from shadowspec.store.write import audit_rows, ledger_rows
+from shadowspec.types import (
+    BlockResult,
+    Decision,
+    FingerprintedConfig,
+    RecordKey,
+    Run,
+    StoredRecord,
+    WriteBatch,
+    WriteOutcome,
+)
+
+MeasuredBlock = tuple[BlockResult, tuple[StoredRecord, ...]]
+InsertedRun = tuple[Run, BlockResult, StoredRecord]
+
+
+def save_batch(connection: Connection, batch: WriteBatch, consumer: str) -> WriteOutcome:
+    """Write rows, rollups, funnel counts and the consumer's places in the ledger, all or nothing.
+
+    Written again, a batch is refused by the ledger, or (without advances) changes nothing.
+
+    1. Hold the ledger's rows and compare; 2. records; 3. blocks with their runs, memory and audits; 4. rollups, of the
+    runs really inserted; 5. funnel counts; 6. the ledger.
+
+    Raises:
+        FencedError: a partition does not stand where the batch expects it: another worker has moved it.
+        StoreError: a run without its record, or with a config that is not known.
+    """
+    # Step 1
+    places = ledger_rows.hold(connection, batch.advances, consumer)
+    # Step 2
+    records = [*batch.records, *(record for _, own in batch.blocks for record in own)]
+    new_records = insert_records(connection, records)
+    # Step 3
+    num_blocks, runs = insert_blocks(connection, batch.blocks)
+    # Step 4
+    add_to_rollups(connection, runs)
+    # Steps 5 and 6
+    ledger_rows.advance(connection, batch.advances, places, consumer)
+    return WriteOutcome(len(runs), len(new_records), num_blocks)
+
+
+def insert_records(connection: Connection, records: Iterable[StoredRecord]) -> list[StoredRecord]:
+    """Insert the records whose keys are new; those."""
+    by_key = {record.key: record for record in reversed(list(records))}  # the first of a repeated key counts
+    ordered = [row_values.record_tuple(by_key[key]) for key in sorted(by_key)]
+    inserted = bulk.insert_new(connection, tables.records, row_values.RECORD_NAMES, ordered)
+    return [by_key[RecordKey(*key)] for key in inserted]
+
+
+def insert_blocks(connection: Connection, blocks: Sequence[MeasuredBlock]) -> tuple[int, list[InsertedRun]]:
+    """Insert what is new of measured blocks: how many blocks, and the runs really inserted.
+
+    A run that is stored already, under this block or (after a redelivery) another, stays as it was measured
+    first, and of a run that several blocks hold the first counts; a block of which no run is new is not stored.
+    """
+    by_key: dict[tuple[Any, ...], InsertedRun] = {}
+    for result, records in blocks:
+        own = {record.key: record for record in records}
+        for run in result.runs:
+            if run.key not in own:
+                raise StoreError(f"block {result.block.block_id}: run of {run.key} has no record")
+            by_key.setdefault((*run.key, run.fingerprint), (run, result, own[run.key]))
+    _require_known(connection, {run.fingerprint for run, _, _ in by_key.values()})
+    ordered = [row_values.run_tuple(*by_key[key]) for key in sorted(by_key)]
+    inserted = bulk.insert_new(connection, tables.runs, row_values.RUN_NAMES, ordered)
+    runs = [by_key[key] for key in inserted]
+    results = {result.block.block_id: result for _, result, _ in reversed(runs)}
+    num_runs = Counter(run.block_id for run, _, _ in runs)
+    new_blocks = [row_values.block_tuple(results[block_id], num_runs[block_id]) for block_id in sorted(results)]
+    num_blocks = len(bulk.insert_new(connection, tables.blocks, row_values.BLOCK_NAMES, new_blocks))
+    memory = {
+        (result.block.block_id, run.fingerprint): result.memory[run.fingerprint]
+        for run, result, _ in reversed(runs)
+        if run.fingerprint in result.memory
+    }
+    new_memory = [row_values.memory_tuple(*key, memory[key]) for key in sorted(memory)]
+    bulk.insert_new(connection, tables.block_memory, row_values.MEMORY_NAMES, new_memory)
+    audit_rows.insert_audits(connection, runs)
+    return num_blocks, runs
+
+
+def _require_known(connection: Connection, wanted: set[str]) -> None:
+    """What a foreign key would do, once per batch: configs are never deleted, so the check holds."""
+    column = tables.fingerprints.c.fingerprint
+    unknown = wanted.difference(connection.scalars(select(column).where(column.in_(wanted)))) if wanted else set()
+    if unknown:
+        raise StoreError(f"runs name configs that are not stored: {', '.join(sorted(unknown))}")
+
+
+def add_to_rollups(connection: Connection, runs: Sequence[InsertedRun]) -> None:
+    """Add the runs, which must be new, to the rollups of their hours."""
+    added = additions(runs)
+    keys = sorted(added)
+    ordered = [(key.endpoint, key.hour, key.slice_key, key.fingerprint, key.concurrency) for key in keys]
+    sums = [(*natural, *added[key].sums) for natural, key in zip(ordered, keys, strict=True)]
+    names = (*tables.ROLLUP_KEY, *SUM_NAMES)
+    found = bulk.add(
+        connection, tables.rollups, names, sums, tables.ROLLUP_KEY, returning=(*tables.ROLLUP_KEY, "rollup_id")
+    )
+    ids = {tuple(row[:-1]): row[-1] for row in found}
+    by_id = sorted((ids[natural], added[key]) for natural, key in zip(ordered, keys, strict=True))
+    positions = [
+        (rollup_id, position, *figures)
+        for rollup_id, addition in by_id
+        for position, figures in sorted(addition.positions.items())
+    ]
+    names = ("rollup_id", "position", "num_accepted_tokens", "num_steps")
+    bulk.add(connection, tables.rollup_positions, names, positions, names[:2])
+    bins = [
+        (rollup_id, *place, *figures)
+        for rollup_id, addition in by_id
+        for place, figures in sorted(addition.bins.items())
+    ]
+    names = ("rollup_id", "metric", "bin", "num_runs", "weight")
+    bulk.add(connection, tables.rollup_bins, names, bins, names[:3])
+    failures = [
+        (rollup_id, name, total) for rollup_id, addition in by_id for name, total in sorted(addition.failures.items())
+    ]
+    names = ("rollup_id", "name", "total")
+    bulk.add(connection, tables.rollup_failures, names, failures, names[:2])
+
+
+def insert_fingerprints(connection: Connection, configs: Iterable[FingerprintedConfig]) -> None:
+    """Insert the configs whose fingerprints are new; a run or decision can only name a stored fingerprint."""
+    by_fingerprint = {config.fingerprint: config for config in configs}
+    ordered = [row_values.fingerprint_row(by_fingerprint[name]) for name in sorted(by_fingerprint)]
+    if ordered:
+        names = tuple(ordered[0])
+        values = [tuple(row.values()) for row in ordered]
+        bulk.insert_new(connection, tables.fingerprints, names, values)
+
+
+def append_decisions(connection: Connection, decisions: Sequence[Decision], fold_id: int | None = None) -> list[int]:
+    """Append one gate run: a row per decision and one per test, in the order given; the decisions' ids.
+
+    `fold_id` is the fold that they rest on.
+    """
+    values = [row_values.decision_row(decision) | {"fold_id": fold_id} for decision in decisions]
+    if not values:
+        return []
+    statement = insert(tables.decisions).returning(tables.decisions.c.decision_id, sort_by_parameter_order=True)
+    ids = list(connection.scalars(statement, values))
+    snapshots = [
+        row for own, decision in zip(ids, decisions, strict=True) for row in row_values.test_rows(own, decision)
+    ]
+    if snapshots:
+        names = tuple(snapshots[0])
+        bulk.insert_new(connection, tables.test_snapshots, names, [tuple(row.values()) for row in snapshots])
+    return ids

@@ -1,0 +1,225 @@
+"""The ledger: where each consumer stands in each partition, and the funnel counts of what it has consumed.
+
+Both change in the transaction that writes the rows, and only from the place where the ledger stands, so that the
+sum of the funnel counts is the sum of `num_records`, always, whoever writes and however often.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, and_, delete, func, or_, select, tuple_, update
+
+from shadowspec.errors import FencedError, StoreError, UsageError
+from shadowspec.store import bulk
+from shadowspec.store import table_definitions as tables
+from shadowspec.types import (
+    Advance,
+    FunnelCounter,
+    FunnelKey,
+    LedgerEntry,
+    PartitionId,
+    RecordKey,
+    Watermark,
+    WatermarkHolder,
+)
+
+ENTRY_NAMES = (
+    *tables.LEDGER_KEY, "next_offset", "num_messages", "num_records", "watermark", "is_behind", "is_ended",
+    "resume_offset",
+)  # fmt: skip
+FUNNEL_KEY = (*tables.LEDGER_KEY, "endpoint", "counter", "reason")
+
+STILL_AT_WORK = timedelta(minutes=10)  # a consumer that moved within it is taken to be running
+
+Places = dict[PartitionId, LedgerEntry]
+
+_ledger = tables.ledger.c
+_counts = tables.funnel_counts.c
+
+
+def hold(connection: Connection, advances: Sequence[Advance], consumer: str) -> Places:
+    """Lock the entries of these partitions until the transaction ends; they stand where each advance expects.
+
+    A partition not begun gets its entry here: of two workers that begin it, one waits and finds itself fenced.
+
+    Raises:
+        FencedError: one stands elsewhere, or was begun by another.
+        StoreError: two advances of one partition, or one that goes backwards.
+    """
+    by_partition = {advance.partition: advance for advance in advances}
+    if len(by_partition) < len(advances):
+        raise StoreError("a batch moves each partition once")
+    for advance in advances:
+        if advance.next_offset < (advance.expected or 0) or min(advance.num_messages, *advance.funnel.values(), 0) < 0:
+            raise StoreError(f"{_name(advance)}: a ledger never goes backwards")
+    begun = [partition for partition in sorted(by_partition) if by_partition[partition].expected is None]
+    new = [
+        (consumer, each.source, each.partition, 0, 0, 0, None, False, False, None, by_partition[each].first_offset)
+        for each in begun
+    ]
+    names = (*ENTRY_NAMES, "first_offset")
+    inserted = {PartitionId(*key[1:]) for key in bulk.insert_new(connection, tables.ledger, names, new)}
+    held = {entry.partition: entry for entry in _lock(connection, sorted(by_partition), consumer)}
+    for partition in sorted(by_partition):
+        advance, entry = by_partition[partition], held.get(partition)
+        expected = 0 if partition in inserted else advance.expected
+        if entry is None or entry.next_offset != expected:
+            stands = "is not begun" if entry is None else f"stands at {entry.next_offset}"
+            wanted = "not begun" if advance.expected is None else str(advance.expected)
+            message = f"{_name(advance)} of consumer {consumer!r} {stands}, expected {wanted}"
+            raise FencedError(message, source=partition.source, partition=partition.partition)
+    return held
+
+
+def advance(connection: Connection, advances: Sequence[Advance], places: Places, consumer: str) -> None:
+    """Count what was consumed, and move the entries that `hold` has locked."""
+    ordered = sorted(advances, key=lambda each: each.partition)
+    add_to_funnel(connection, ordered, consumer)
+    for each in ordered:
+        entry = places[each.partition]
+        begins = {} if entry.has_begun else {"first_offset": each.first_offset}
+        connection.execute(
+            update(tables.ledger)
+            .where(_ledger.consumer == consumer, _same_partition(each.partition))
+            .values(
+                next_offset=each.next_offset,
+                num_messages=entry.num_messages + each.num_messages,
+                num_records=entry.num_records + sum(each.funnel.values()),
+                watermark=each.watermark,
+                is_behind=each.is_behind,
+                is_ended=each.is_ended,
+                resume_offset=each.resume_offset,
+                moved_at=datetime.now(UTC),
+                **begins,
+            )
+        )
+
+
+def add_to_funnel(connection: Connection, advances: Sequence[Advance], consumer: str) -> None:
+    """Add the funnel counts of these advances."""
+    added: Counter[tuple[str, str, int, str, str, str]] = Counter()
+    for each in advances:
+        place = consumer, each.partition.source, each.partition.partition
+        for (endpoint, counter, reason), number in each.funnel.items():
+            added[*place, endpoint or "", counter.value, reason or ""] += number
+    values = [(*key, number) for key, number in sorted(added.items()) if number]
+    bulk.add(connection, tables.funnel_counts, (*FUNNEL_KEY, "num_records"), values, FUNNEL_KEY)
+
+
+def read_ledger(connection: Connection, consumer: str) -> list[LedgerEntry]:
+    """Every partition that the consumer has begun, sorted."""
+    found = connection.execute(select(tables.ledger).where(_ledger.consumer == consumer)).mappings()
+    return sorted(map(_entry, found), key=lambda entry: entry.partition)
+
+
+def read_entry(connection: Connection, consumer: str, partition: PartitionId) -> LedgerEntry | None:
+    """Where the consumer stands in a partition; None if it has not begun."""
+    statement = select(tables.ledger).where(_ledger.consumer == consumer, _same_partition(partition))
+    row = connection.execute(statement).mappings().first()
+    return None if row is None else _entry(row)
+
+
+def read_funnel(connection: Connection) -> dict[FunnelKey, int]:
+    """Records by endpoint, counter and reason, over all consumers; they add up to the records consumed."""
+    columns = (_counts.endpoint, _counts.counter, _counts.reason)
+    found = connection.execute(select(*columns, func.sum(_counts.num_records)).group_by(*columns))
+    return {
+        (endpoint or None, FunnelCounter(counter), reason or None): int(number)
+        for endpoint, counter, reason, number in found
+    }
+
+
+def read_watermark(connection: Connection, endpoint: str) -> Watermark:
+    """How far the input of an endpoint is known.
+
+    It is that of the sources, as each consumer reads them, in which the endpoint has been seen: the least watermark
+    of their partitions that are behind and go on; where none is, the greatest of all.  What the same consumers have
+    only taken up counts too: it may hold the endpoint's records.
+    """
+    sources = select(_counts.consumer, _counts.source).where(_counts.endpoint == endpoint).distinct()
+    is_seen = tuple_(_ledger.consumer, _ledger.source).in_(sources)
+    may_be_seen = and_(
+        _ledger.consumer.in_(select(sources.subquery().c.consumer)), _ledger.num_messages == 0, _ledger.is_behind
+    )
+    statement = select(tables.ledger).where(or_(is_seen, may_be_seen))
+    found = [(_entry(row), row["moved_at"]) for row in connection.execute(statement).mappings()]
+    newest = max((entry.watermark for entry, _ in found if entry.watermark), default=None)
+    is_ended = bool(found) and all(entry.is_ended for entry, _ in found)
+    behind = [
+        WatermarkHolder(entry.consumer, entry.partition, entry.watermark, moved_at)
+        for entry, moved_at in found
+        if entry.is_behind and not entry.is_ended
+    ]
+    if not behind:
+        return Watermark(newest, is_ended)
+    last = min(behind, key=lambda own: (own.time is not None, own.time or newest, own.consumer, own.partition))
+    return Watermark(last.time, is_ended, None if last.time == newest else last)
+
+
+def forget_consumer(connection: Connection, consumer: str, *, is_forced: bool = False) -> int:
+    """Let a retired consumer hold no watermark back until it moves again; how many of its partitions did.
+
+    What it has finished stays counted and folded.
+
+    Raises:
+        UsageError: there is no such consumer, or it moved within `STILL_AT_WORK` and it is not forced.
+    """
+    own = _ledger.consumer == consumer
+    number, moved_at = connection.execute(select(func.count(), func.max(_ledger.moved_at)).where(own)).one()
+    if not number:
+        names = connection.scalars(select(_ledger.consumer).distinct().order_by(_ledger.consumer))
+        raise UsageError(f"the ledger has no consumer {consumer!r}; it has {', '.join(map(repr, names)) or 'none'}")
+    if not is_forced and moved_at is not None and moved_at > datetime.now(UTC) - STILL_AT_WORK:
+        raise UsageError(f"consumer {consumer!r} moved at {moved_at:%Y-%m-%d %H:%M:%S} UTC: stop it first")
+    forgotten = connection.execute(update(tables.ledger).where(own, _ledger.is_behind).values(is_behind=False))
+    return forgotten.rowcount
+
+
+def record_attempt(connection: Connection, keys: Sequence[RecordKey]) -> dict[RecordKey, int]:
+    """Count one more attempt to measure each record alone, before it begins; the attempts so far."""
+    names = (*tables.attempts.primary_key.columns.keys(), "num_attempts")
+    ordered = [(key.source, key.partition, key.offset, key.timestamp_ms, key.item, 1) for key in sorted(set(keys))]
+    bulk.add(connection, tables.attempts, names, ordered, names[:-1])
+    return read_attempts(connection, keys)
+
+
+def clear_attempts(connection: Connection, keys: Sequence[RecordKey]) -> None:
+    """Count the attempts of these records from zero again: measured alone, they did no harm."""
+    columns = tables.attempts.primary_key.columns
+    wanted = [(key.source, key.partition, key.offset, key.timestamp_ms, key.item) for key in keys]
+    if wanted:
+        connection.execute(delete(tables.attempts).where(tuple_(*columns).in_(wanted)))
+
+
+def read_attempts(connection: Connection, keys: Sequence[RecordKey]) -> dict[RecordKey, int]:
+    """Attempts so far of each record; 0 of one that was never tried alone."""
+    columns = tables.attempts.primary_key.columns
+    wanted = [(key.source, key.partition, key.offset, key.timestamp_ms, key.item) for key in keys]
+    found = connection.execute(select(tables.attempts).where(tuple_(*columns).in_(wanted))) if wanted else ()
+    numbers = {RecordKey(*row[:-1]): int(row[-1]) for row in found}
+    return {key: numbers.get(key, 0) for key in keys}
+
+
+def _lock(connection: Connection, partitions: Sequence[PartitionId], consumer: str) -> list[LedgerEntry]:
+    wanted = [(each.source, each.partition) for each in partitions]
+    place = (_ledger.source, _ledger.source_partition)
+    statement = select(tables.ledger).where(_ledger.consumer == consumer, tuple_(*place).in_(wanted))
+    found = connection.execute(statement.order_by(*place).with_for_update()).mappings() if wanted else ()
+    return [_entry(row) for row in found]
+
+
+def _same_partition(partition: PartitionId) -> Any:
+    return and_(_ledger.source == partition.source, _ledger.source_partition == partition.partition)
+
+
+def _entry(row: RowMapping) -> LedgerEntry:
+    values = {name: row[name] for name in ENTRY_NAMES if name not in ("source", "source_partition")}
+    return LedgerEntry(partition=PartitionId(row["source"], row["source_partition"]), **values)
+
+
+def _name(advance: Advance) -> str:
+    return f"{advance.partition.source}[{advance.partition.partition}]"

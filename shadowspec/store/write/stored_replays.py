@@ -1,0 +1,283 @@
+"""Expected counts in the database, apart from what the loop counted; written once, and added up by slice and config.
+
+Many endpoints are added up by one statement, in which each has its own part: a limit is of one endpoint, and its newest
+rows are found through the index of endpoints and times.
+
+The blocks of files that a backfill has finished are written with their rows: neither is there without the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, func, literal, select, union_all
+
+from shadowspec.store import bulk
+from shadowspec.store.column_types import RECORD_KEY
+from shadowspec.store.table_definitions import backfill_blocks, replay_configs, replays, runs
+from shadowspec.types import (
+    AcceptanceSums,
+    BackfilledBlock,
+    BlockPlace,
+    ExpectedCounts,
+    FingerprintedConfig,
+    FunnelCounter,
+    FunnelKey,
+    LoopSpan,
+    ReplayedRecord,
+    SpeculationConfig,
+    VerifyRule,
+)
+
+EXPECTED = tuple(field.name for field in fields(ExpectedCounts))
+REPLAY_NAMES = (
+    *(*RECORD_KEY, "fingerprint", "endpoint", "slice_key", "unit_key", "event_time"),
+    *("num_speculative_tokens", *EXPECTED),
+)
+CONFIG_NAMES = ("fingerprint", "config", "engine", "device", "dtype", "details")
+BLOCK_NAMES = (
+    *("work", "source", "number", "is_last", "num_records", "num_replayed", "num_near_ties"),
+    *("funnel", "last_event", "finished_at"),
+)
+
+# Rows of an endpoint added up at a read, the newest: 12,500 responses at 16 configs and K, a second or two.
+MAX_REPLAYS = 200_000
+MAX_RUNS = 50_000  # likewise
+
+_expected = attrgetter(*EXPECTED)
+_blocks = backfill_blocks.c
+
+
+def insert_replays(connection: Connection, replayed: Sequence[ReplayedRecord]) -> int:
+    """Insert what is new of replayed records, and the configs that are; how many rows of expected counts.
+
+    A record that was replayed before with the same config stays as it is.
+    """
+    configs = {config.fingerprint: config for record in replayed for config, _ in record.counts}
+    bulk.insert_new(
+        connection, replay_configs, CONFIG_NAMES, [_config_tuple(configs[name]) for name in sorted(configs)]
+    )
+    by_key = {
+        (*record.key, config.fingerprint): _replay_tuple(record, config, counts)
+        for record in reversed(replayed)
+        for config, counts in record.counts
+    }
+    return len(bulk.insert_new(connection, replays, REPLAY_NAMES, [by_key[key] for key in sorted(by_key)]))
+
+
+def read_replay_configs(connection: Connection) -> dict[str, FingerprintedConfig]:
+    """Every config that logged responses were replayed with, by fingerprint."""
+    return {
+        row["fingerprint"]: FingerprintedConfig(
+            config=SpeculationConfig(**(row["config"] | {"verify_rule": VerifyRule(row["config"]["verify_rule"])})),
+            **{name: row[name] for name in CONFIG_NAMES if name != "config"},
+        )
+        for row in connection.execute(select(replay_configs)).mappings()
+    }
+
+
+def read_replay_sums(connection: Connection, endpoints: Collection[str]) -> dict[str, list[AcceptanceSums]]:
+    """What each endpoint's newest MAX_REPLAYS rows add up to by slice and config, sorted; a unit is a session."""
+    row = replays.c
+    newest = [
+        select(*_select_counts(row.slice_key))
+        .where(row.endpoint == endpoint)
+        .order_by(row.event_time.desc())
+        .limit(MAX_REPLAYS)
+        for endpoint in endpoints
+    ]
+    if not newest:
+        return {}
+    return _sum_sessions(connection, _union(newest), endpoints)
+
+
+def read_source_sums(
+    connection: Connection, sources: Collection[str], fingerprints: Collection[str], endpoints: Collection[str]
+) -> dict[str, list[AcceptanceSums]]:
+    """What all rows of these sources and configs add up to: of the whole endpoint (""), then by slice."""
+    row = replays.c
+    of_them = (
+        row.source.in_(sorted(sources)),
+        row.fingerprint.in_(sorted(fingerprints)),
+        row.endpoint.in_(sorted(endpoints)),  # others may share a config
+    )
+    whole, slices = (
+        _sum_sessions(connection, select(*_select_counts(slice_key)).where(*of_them).subquery().c, endpoints)
+        for slice_key in (literal("").label("slice_key"), row.slice_key)
+    )
+    return {endpoint: whole[endpoint] + slices[endpoint] for endpoint in endpoints}
+
+
+def read_loop_sums(connection: Connection, spans: Collection[LoopSpan]) -> dict[str, list[AcceptanceSums]]:
+    """What the loop counted in these spans, whose endpoints differ: of the newest MAX_RUNS of each, sorted alike.
+
+    A run is a unit: a session is timed once at an endpoint.
+    """
+    own = runs.c
+    newest = [
+        select(
+            own.endpoint,
+            own.slice_key,
+            own.fingerprint,
+            literal(1).label("num_requests"),
+            own.num_drafts.label("drafts"),
+            own.num_draft_tokens.label("draft_tokens"),
+            own.num_accepted_tokens.label("accepted"),
+            _first(own).label("first"),
+            own.event_time.label("first_event"),
+            own.event_time.label("last_event"),
+        )
+        .where(
+            own.endpoint == span.endpoint,
+            own.event_time.between(span.since, span.until),
+            own.fingerprint.in_(sorted(span.fingerprints)),
+            own.failure.is_(None),
+        )
+        .order_by(own.event_time.desc())
+        .limit(MAX_RUNS)
+        for span in spans
+    ]
+    return _sum_units(connection, _union(newest), [span.endpoint for span in spans]) if newest else {}
+
+
+def _sum_sessions(connection: Connection, own: Any, endpoints: Collection[str]) -> dict[str, list[AcceptanceSums]]:
+    """Rows of expected counts added up by slice and config; a unit is a session."""
+    units = (
+        select(
+            own.endpoint,
+            own.slice_key,
+            own.fingerprint,
+            func.count().label("num_requests"),
+            *_sums(own.num_drafts, own.num_draft_tokens, own.num_accepted_tokens, own.first),
+            func.min(own.event_time).label("first_event"),
+            func.max(own.event_time).label("last_event"),
+        )
+        .group_by(own.endpoint, own.slice_key, own.fingerprint, own.unit_key)
+        .subquery()
+    )
+    return _sum_units(connection, units.c, endpoints)
+
+
+def _union(each: Collection[Select[Any]]) -> Any:
+    """The columns of all of these rows; each select keeps its own order and limit."""
+    own = [newest.subquery() for newest in each]  # SQLite takes a limit within a union in this form alone
+    return union_all(*(select(*newest.c) for newest in own)).subquery().c
+
+
+def _select_counts(slice_key: ColumnElement[str]) -> list[ColumnElement[Any]]:
+    """What of a row is added up, and by what."""
+    row = replays.c
+    counts = (row.num_drafts, row.num_draft_tokens, row.num_accepted_tokens)
+    return [
+        *(row.endpoint, slice_key, row.fingerprint, row.unit_key, row.event_time),
+        *(*counts, _first(row).label("first")),
+    ]
+
+
+def _first(own: Any) -> ColumnElement[float]:
+    """Accepted at the first position."""
+    first: ColumnElement[float] = own.num_accepted_tokens_per_pos[0].as_float()
+    return first
+
+
+def _sums(*values: ColumnElement[Any]) -> list[ColumnElement[Any]]:
+    names = ("drafts", "draft_tokens", "accepted", "first")
+    return [func.sum(value).label(name) for name, value in zip(names, values, strict=True)]
+
+
+def _sum_units(connection: Connection, own: Any, endpoints: Collection[str]) -> dict[str, list[AcceptanceSums]]:
+    """Units with these columns, one a row, added up by slice and config; of each of the endpoints."""
+    key = (own.endpoint, own.slice_key, own.fingerprint)
+    sums = {
+        "num_drafts": own.drafts,
+        "num_draft_tokens": own.draft_tokens,
+        "num_accepted_tokens": own.accepted,
+        "num_first_accepted_tokens": own.first,
+        "drafts_squares": own.drafts * own.drafts,
+        "accepted_drafts": own.accepted * own.drafts,
+        "accepted_squares": own.accepted * own.accepted,
+    }
+    statement: Select[Any] = select(
+        *key,
+        func.sum(own.num_requests).label("num_requests"),
+        func.count().label("num_units"),
+        *(func.sum(value).label(name) for name, value in sums.items()),
+        func.min(own.first_event).label("first_event"),
+        func.max(own.last_event).label("last_event"),
+    ).group_by(*key)
+    found: dict[str, list[AcceptanceSums]] = {endpoint: [] for endpoint in endpoints}
+    for row in connection.execute(statement).mappings():
+        values = {name: value for name, value in row.items() if name != "endpoint"}
+        values |= {name: float(row[name]) for name in sums} | {"num_requests": int(row["num_requests"])}
+        found[row["endpoint"]].append(AcceptanceSums(**values))
+    return {
+        endpoint: sorted(each, key=lambda sums: (sums.slice_key, sums.fingerprint)) for endpoint, each in found.items()
+    }
+
+
+def _config_tuple(own: FingerprintedConfig) -> tuple[Any, ...]:
+    config = asdict(own.config) | {"verify_rule": own.config.verify_rule.value}
+    return own.fingerprint, config, own.engine, own.device, own.dtype, dict(own.details)
+
+
+def _replay_tuple(record: ReplayedRecord, config: FingerprintedConfig, counts: ExpectedCounts) -> tuple[Any, ...]:
+    return (
+        *record.key,
+        *(config.fingerprint, record.endpoint, record.slice_key, record.unit_key, record.event_time),
+        *(config.config.num_speculative_tokens, *_expected(counts)),
+    )
+
+
+def insert_backfilled_block(
+    connection: Connection, work: str, block: BackfilledBlock, replayed: Sequence[ReplayedRecord]
+) -> int:
+    """Insert a finished block and the new rows of its records; how many rows.  A stored block stays as it is."""
+    num_rows = insert_replays(connection, replayed)
+    funnel = [[endpoint, counter.value, reason, number] for (endpoint, counter, reason), number in block.funnel.items()]
+    row = (
+        *(work, *block.place, block.is_last, block.num_records, block.num_replayed, block.num_near_ties),
+        *(funnel, block.last_event, datetime.now(UTC)),
+    )
+    bulk.insert_new(connection, backfill_blocks, BLOCK_NAMES, [row])
+    return num_rows
+
+
+def read_finished_blocks(connection: Connection, work: str) -> dict[str, tuple[set[int], bool]]:
+    """By source the numbers of the blocks that a backfill has finished, and whether these are all that it has."""
+    numbers: dict[str, set[int]] = {}
+    last: dict[str, int] = {}
+    statement = select(_blocks.source, _blocks.number, _blocks.is_last).where(_blocks.work == work)
+    for source, number, is_last in connection.execute(statement):
+        numbers.setdefault(source, set()).add(number)
+        if is_last:
+            last[source] = number
+    return {source: (own, last.get(source) == len(own) - 1) for source, own in numbers.items()}
+
+
+def read_backfilled_blocks(connection: Connection, work: str, sources: Collection[str]) -> list[BackfilledBlock]:
+    """The blocks of these sources that a backfill has finished."""
+    statement = (
+        select(backfill_blocks)
+        .where(_blocks.work == work, _blocks.source.in_(sorted(sources)))
+        .order_by(_blocks.source, _blocks.number)
+    )
+    return [
+        BackfilledBlock(
+            place=BlockPlace(row["source"], row["number"]),
+            is_last=row["is_last"],
+            num_records=row["num_records"],
+            num_replayed=row["num_replayed"],
+            num_near_ties=row["num_near_ties"],
+            funnel=_funnel(row["funnel"]),
+            last_event=row["last_event"],
+        )
+        for row in connection.execute(statement).mappings()
+    ]
+
+
+def _funnel(document: Sequence[tuple[str | None, str, str | None, int]]) -> dict[FunnelKey, int]:
+    return {(endpoint, FunnelCounter(counter), reason): number for endpoint, counter, reason, number in document}

@@ -1,0 +1,200 @@
+"""What kind of request a prompt is: the class and the context bucket that slices are made of.
+
+A request that says what it is is believed: the operator's `prompt_class` label, then the tools it offers,
+then the format it asks for.  Any other is classified by rules on its text, of which the first that holds
+names the class:
+
+1. functions are listed with their parameters, to be called: tool_calling.
+2. the first line is an instruction (below), unless it is source text: the class that it asks for.
+3. it is source text: code.
+4. an instruction stands near the beginning or the end: translation, summarisation, structured (SQL, JSON,
+   YAML, CSV, XML, a stated output format), code or creative (stories, poems, letters, roles), in this order.
+5. it holds SQL or data formats: structured; a code fence: code.
+6. it is a word problem, or asks to solve, compute or prove: maths.
+7. it is a question or an instruction in plain words: chat.  Otherwise: other.
+
+Of a conversation the newest message that is more than chat or other names the class, so that a follow-up
+question belongs to what it follows up.  Only the beginning and the end of a long text are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from shadowspec.tap import class_patterns as patterns
+
+CODE: Final = "code"
+STRUCTURED: Final = "structured"
+TOOL_CALLING: Final = "tool_calling"
+CHAT: Final = "chat"
+SUMMARISATION: Final = "summarisation"
+MATHS: Final = "maths"
+TRANSLATION: Final = "translation"
+CREATIVE: Final = "creative"
+OTHER: Final = "other"
+PROMPT_CLASSES: Final = (
+    CODE, STRUCTURED, TOOL_CALLING, CHAT, SUMMARISATION, MATHS, TRANSLATION, CREATIVE, OTHER,
+)  # fmt: skip
+
+# Upper bounds in prompt tokens, exclusive; a bucket's name holds no comma and no "=", it is part of slice keys.
+CONTEXT_BUCKETS: Final = (
+    (512, "<512"), (2_048, "512-2k"), (8_192, "2k-8k"), (32_768, "8k-32k"), (131_072, "32k-128k"),
+)  # fmt: skip
+LARGEST_CONTEXT_BUCKET: Final = "128k+"
+SHORTEST_RANGE: Final = 64  # prompt tokens, where views of lengths begin to double
+KILO: Final = 1_024
+
+HEAD_CHARACTERS = 4_000  # an instruction at the beginning, with the start of what it is about
+TAIL_CHARACTERS = 1_500  # an instruction at the end
+INSTRUCTION_CHARACTERS = 400  # how far from either end a summary or a translation is asked for
+MIN_CODE_LINE_SHARE = 0.3  # of the lines that are not empty
+MIN_PROBLEM_NUMBERS = 3  # numbers in a text that ends in a question, to be a word problem without other signs
+# In the order in which they count.
+_CLASS_ASKED: Final[Mapping[int, str]] = {
+    patterns.TRANSLATION: TRANSLATION, patterns.SUMMARISATION: SUMMARISATION, patterns.SQL: STRUCTURED,
+    patterns.FORMAT: STRUCTURED, patterns.CODE_ASKED: CODE, patterns.CREATIVE: CREATIVE,
+}  # fmt: skip
+_ASKING: Final = frozenset(_CLASS_ASKED)
+_DATA: Final = (patterns.SQL_HELD, patterns.FORMAT_HELD)
+
+
+def prompt_class(
+    texts: Sequence[str], *, declared: str | None = None, offers_tools: bool = False, asks_for_json: bool = False
+) -> str:
+    """The class of a request, one of PROMPT_CLASSES.
+
+    Args:
+        texts: instructions and user messages in order; one text for a completion; none where only token ids are known.
+        declared: what the record itself says; believed if it is a class, else without effect.
+        offers_tools: the request offers tools to call.
+        asks_for_json: the request asks for a format by parameter.
+    """
+    if declared is not None and declared in PROMPT_CLASSES:
+        return declared
+    if offers_tools:
+        return TOOL_CALLING
+    if asks_for_json:
+        return STRUCTURED
+    if len(texts) == 1:
+        return classify_text(texts[0])
+    found = [classify_text(text) for text in texts]
+    if TOOL_CALLING in found:  # offered once, at the beginning, for the whole conversation
+        return TOOL_CALLING
+    for text_class in reversed(found):
+        if text_class not in (CHAT, OTHER):
+            return text_class
+    return found[-1] if found else OTHER
+
+
+def classify_text(text: str) -> str:
+    """The class of one text by the rules of this module, in their order."""
+    read = text if len(text) <= HEAD_CHARACTERS + TAIL_CHARACTERS else text[:HEAD_CHARACTERS] + text[-TAIL_CHARACTERS:]
+    whole = read.encode()
+    if b"parameters" in whole and patterns.FUNCTIONS.all_hold(whole):
+        return TOOL_CALLING
+    is_short = len(read) <= 2 * INSTRUCTION_CHARACTERS  # all of it is near one of its ends
+    ends = whole if is_short else (read[:INSTRUCTION_CHARACTERS] + "\n" + read[-INSTRUCTION_CHARACTERS:]).encode()
+    rules = patterns.TEXT.possible(ends)
+    is_asked = not _ASKING.isdisjoint(rules)
+    # An instruction in the first line says what all the rest is for, be it a poem or a program.  A short text has the
+    # line in it, unless it is cut: nothing is asked in the line that may not be in the text.  Of a longer one it is an
+    # end's own, unless there is space before it.
+    if is_asked or read[:1].isspace():
+        first_line = read.lstrip().partition("\n")[0][:INSTRUCTION_CHARACTERS]
+        if is_asked or not is_short or len(first_line) == INSTRUCTION_CHARACTERS:
+            asked = _asked_in_line(first_line)
+            if asked is not None:
+                return asked
+    found: Sequence[int] = ()
+    # To rules on lines a text is the same as its lines with ordinary ends, and to be split only where one may hold.
+    if not is_short or (found := patterns.LINES.possible(whole)):
+        lines, body = _body(read)
+        if not is_short or patterns.ODD_LINE_END in found:
+            found = patterns.BODY.possible(body)
+        if _is_source_text(lines, body, found):
+            return CODE
+    asked = _asked_for(ends, rules) if is_asked else None
+    if asked is not None:
+        return asked
+    if not is_short and any(place in found and patterns.BODY.holds(place, body) for place in _DATA):
+        return STRUCTURED
+    if b"```" in whole and patterns.CODE_FENCE.search(whole):
+        return CODE
+    if _is_maths(whole, ends, rules):
+        return MATHS
+    return CHAT if patterns.ADDRESS in rules else OTHER
+
+
+def _asked_for(text: bytes, rules: Sequence[int]) -> str | None:
+    """The class that an instruction names, of the rules that may hold; None if it names none."""
+    for place, asked in _CLASS_ASKED.items():
+        if place in rules and patterns.TEXT.holds(place, text):
+            return asked
+    return None
+
+
+def _asked_in_line(first_line: str) -> str | None:
+    """The class that an instruction names in a line that is no source text."""
+    line = first_line.encode()
+    asked = _asked_for(line, patterns.TEXT.possible(line))
+    if asked is None:
+        return None
+    lines, body = _body(first_line)
+    return None if _is_source_text(lines, body, patterns.BODY.possible(body)) else asked
+
+
+def _body(text: str) -> tuple[Sequence[str], bytes]:
+    """A text's lines, and the text with "\\n" between them."""
+    lines = text.splitlines()
+    return lines, "\n".join(lines).encode()
+
+
+def _is_maths(whole: bytes, ends: bytes, rules: Sequence[int]) -> bool:
+    if patterns.PROOF in rules and patterns.TEXT.holds(patterns.PROOF, ends):
+        return True
+    if patterns.MATHS_ASKED in rules or (
+        patterns.WORD_PROBLEM in rules and patterns.TEXT.holds(patterns.WORD_PROBLEM, ends)
+    ):
+        return patterns.HAS_NUMBER in rules if ends is whole else bool(patterns.NUMBER.possible(whole))
+    if not whole.rstrip(patterns.SPACES).endswith(b"?"):
+        return False
+    return sum(1 for _ in islice(patterns.NUMBERS.finditer(whole), MIN_PROBLEM_NUMBERS)) == MIN_PROBLEM_NUMBERS
+
+
+def context_bucket(num_prompt_tokens: int) -> str:
+    """The bucket of a prompt's length in tokens."""
+    for limit, name in CONTEXT_BUCKETS:
+        if num_prompt_tokens < limit:
+            return name
+    return LARGEST_CONTEXT_BUCKET
+
+
+def prompt_range(num_prompt_tokens: int) -> str:
+    """The range of prompt lengths that doubles from `SHORTEST_RANGE` on: "<64", "64-128", ..., "512-1k", "1k-2k"."""
+    limit = SHORTEST_RANGE
+    if num_prompt_tokens < limit:
+        return f"<{limit}"
+    while num_prompt_tokens >= 2 * limit:
+        limit *= 2
+    return f"{_thousands(limit)}-{_thousands(2 * limit)}"
+
+
+def _thousands(tokens: int) -> str:
+    return str(tokens) if tokens < KILO else f"{tokens // KILO}k"
+
+
+def _is_source_text(lines: Sequence[str], body: bytes, found: Sequence[int]) -> bool:
+    """Whether the text is a program rather than words about one."""
+    if patterns.SOURCE_LINE not in found:
+        if patterns.PROGRAM_LINE not in found:  # comments alone are none: Markdown has headings, logs have hashes
+            return False
+        num_lines = sum(1 for line in lines if line.strip())
+        if not any(
+            number / num_lines >= MIN_CODE_LINE_SHARE
+            for number, _ in enumerate(patterns.CODE_LINES.finditer(body), start=1)
+        ):
+            return False
+    first_line = next(line for line in lines if line.strip())
+    return patterns.TABLE_MADE.match(first_line.encode()) is None

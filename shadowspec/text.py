@@ -1,0 +1,104 @@
+"""Numbers and names as people read them.  An undefined figure is an em dash; the reason stands beside it.
+
+Text that comes from traffic (labels, and what quotes them) goes through `plain_text` or `markdown_text` before it is
+written anywhere: it can then neither start a line of its own nor link nor mark up.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+from shadowspec.types import parse_slice_key
+
+DASH = "\u2014"
+MINUS = "\u2212"
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&@])")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def plain_text(value: str) -> str:
+    """One line of text: what would break the line, move the cursor or turn the direction of writing is replaced."""
+    return _CONTROL.sub("\ufffd", value)
+
+
+def markdown_text(value: str) -> str:
+    """One line of text in GitHub-flavoured Markdown, with every special character escaped."""
+    return _SPECIAL.sub(r"\\\1", " ".join(value.split())).replace("\\<", "&lt;").replace("\\>", "&gt;")
+
+
+def slice_title(slice_key: str) -> str:
+    """The values of a slice's labels, for people; the whole endpoint has none."""
+    return " \u00b7 ".join(parse_slice_key(slice_key).values()) if slice_key else "whole endpoint"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 block`, `1,200 blocks`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A fixed-point number with a true minus sign."""
+    return DASH if value is None else f"{value:,.{digits}f}".replace("-", MINUS)
+
+
+def figure(value: float | None) -> str:
+    """A number of unknown kind: whole if it is whole, else four significant digits."""
+    if value is None:
+        return DASH
+    return (f"{value:,.0f}" if value == int(value) else f"{value:,.4g}").replace("-", MINUS)
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share of 1 as per cent."""
+    return DASH if value is None else f"{100 * value:.{digits}f}%".replace("-", MINUS)
+
+
+def times(value: float | None) -> str:
+    """A speedup such as 1.32x."""
+    return DASH if value is None else f"{value:.2f}\u00d7"
+
+
+def format_signed(value: float | None, digits: int = 4) -> str:
+    """A number whose sign matters."""
+    return DASH if value is None else f"{value:+.{digits}f}".replace("-", MINUS)
+
+
+def milliseconds(value: float | None) -> str:
+    """Three significant digits, from microseconds to seconds."""
+    if value is None:
+        return DASH
+    if value >= 10_000:
+        return f"{value / 1000:.1f} s"
+    if value >= 1000:
+        return f"{value / 1000:.2f} s"
+    if value >= 100:
+        return f"{value:.0f} ms"
+    return f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
+def byte_size(value: int) -> str:
+    """Binary units."""
+    size = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return (f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}").replace("-", MINUS)
+        size /= 1024
+    return f"{size:.2f} GiB".replace("-", MINUS)
+
+
+def moment(value: datetime | None) -> str:
+    """UTC to the minute."""
+    return DASH if value is None else f"{value:%Y-%m-%d %H:%M} UTC"
+
+
+def age(span: timedelta | None) -> str:
+    """The largest fitting unit, rounded down."""
+    if span is None:
+        return DASH
+    seconds = max(0, int(span.total_seconds()))
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= size:
+            return plural(seconds // size, unit)
+    return "under a minute"

@@ -1,0 +1,53 @@
+"""Engines by name: which one a figure's latency was measured on, and whether that is the one that was named.
+
+A config says what measured it in words of `name/version`: `vllm/0.32.0`, or several for the engine in this process
+(`shadowspec-torch/0.1.0 torch/2.13.0 transformers/5.23.0`).  An operator names an engine by its name, or with a version
+behind a slash or a space: "vllm", "vllm/0.32", "vllm 0.32".  The name must be the same but for the case of its letters;
+of the version as many parts as are given, so that 0.32 is 0.32.0 and 0.32.1, and not 0.320.  Of several engines that
+are named together every one must be there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_VERSION: Final = re.compile(r"v?\d\S*", re.IGNORECASE)
+_ENDS_OF_PARTS: Final = ".+-"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineName:
+    """One engine as it is named; `version` may be cut after any of its parts, and is "" where none is given."""
+
+    name: str
+    version: str = ""
+
+    def names(self, other: EngineName) -> bool:
+        """Whether the other one, as it was measured, is the one that is meant."""
+        wanted, found = self.version, other.version
+        is_version = found.startswith(wanted) and (not wanted or found[len(wanted) :][:1] in ("", *_ENDS_OF_PARTS))
+        return self.name == other.name and is_version
+
+
+def parse_engines(text: str) -> tuple[EngineName, ...]:
+    """The engines that a text names, in its order; a word that begins with a digit is the version of the one before."""
+    found: list[EngineName] = []
+    for word in text.split():
+        name, _, version = word.lower().partition("/")
+        if found and not found[-1].version and not version and _VERSION.fullmatch(name):
+            found[-1] = EngineName(found[-1].name, _plain(name))
+        else:
+            found.append(EngineName(name, _plain(version)))
+    return tuple(found)
+
+
+def is_measured_on(expected: str, measured: str) -> bool:
+    """Whether every engine that `expected` names is among those of a config; an empty expectation never matches."""
+    wanted, found = parse_engines(expected), parse_engines(measured)
+    return bool(wanted) and all(any(own.names(each) for each in found) for own in wanted)
+
+
+def _plain(version: str) -> str:
+    return version[1:] if _VERSION.fullmatch(version) and version.startswith("v") else version

@@ -1,0 +1,94 @@
+"""Failures of requests: the flag of an early rejection, and the counts that each run adds to those of its slice.
+
+Counts alone, so that they add up over runs, hours and slices.  A count that is not there is 0.  Every share has a
+denominator among them, because a flag is not defined for every run: `looked_at` for the flags that every answered run
+has, `early_known` for early rejections, and an arm's own valid, invalid and unfinished outputs for contracts.
+
+An early rejection is a request whose draft is rejected from the start: the draft does not speak the language of what is
+asked.  A request has few steps, which depend on each other: it takes nearly all of the first `EARLY_STEPS` to set the
+flag.  Were steps independent, a request at the gate's default floor of acceptance (.40 at the first position) would be
+flagged in 1.8% of cases, one at .10 in 79%, and one at .65, as chat has it, in 2 of 100,000.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from shadowspec.types import Arm, Contract, Intervention, Run, Validity
+
+EARLY_STEPS: Final = 16  # propose-and-verify steps; fewer tell a poor draft from an unlucky one no more
+MIN_EARLY_REJECTIONS: Final = 14  # of them, that accept nothing
+
+LOOKED_AT: Final = "looked_at"  # answered runs that were looked at for flags
+EARLY_KNOWN: Final = "early_known"
+EARLY_REJECTIONS: Final = "early_rejections"
+BEYOND_DRAFT_CONTEXT: Final = "beyond_draft_context"
+# Sums over the runs whose production output a layer behind the model changed: acceptance is shown without them too.
+INTERVENED_DRAFTS: Final = "intervened_drafts"
+INTERVENED_DRAFT_TOKENS: Final = "intervened_draft_tokens"
+INTERVENED_ACCEPTED_TOKENS: Final = "intervened_accepted_tokens"
+INTERVENED_FIRST_ACCEPTED_TOKENS: Final = "intervened_first_accepted_tokens"
+
+
+def validity_name(contract: Contract, arm: Arm, validity: Validity) -> str:
+    """The count of an arm's outputs that were found so, e.g. "json_baseline_valid"."""
+    return f"{contract}_{arm}_{validity.name.lower()}"
+
+
+NAMES: Final = (
+    *(LOOKED_AT, EARLY_KNOWN, EARLY_REJECTIONS, BEYOND_DRAFT_CONTEXT),
+    *(validity_name(contract, arm, validity) for contract in Contract for arm in Arm for validity in Validity),
+    *(intervention.value for intervention in Intervention),
+    *(INTERVENED_DRAFTS, INTERVENED_DRAFT_TOKENS, INTERVENED_ACCEPTED_TOKENS, INTERVENED_FIRST_ACCEPTED_TOKENS),
+)
+
+
+def is_early_rejection(num_early_steps: int, num_early_rejections: int) -> bool | None:
+    """Whether the draft was rejected from the start; None of a request with fewer than `EARLY_STEPS` steps.
+
+    Args:
+        num_early_steps: the first steps in which something was drafted, `EARLY_STEPS` at most.
+        num_early_rejections: those of them that accepted nothing.
+    """
+    return None if num_early_steps < EARLY_STEPS else num_early_rejections >= MIN_EARLY_REJECTIONS
+
+
+def failure_counts(runs: Iterable[Run]) -> Counter[str]:
+    """What these runs add up to."""
+    found: Counter[str] = Counter()
+    for run in runs:
+        add_run(found, run)
+    return found
+
+
+def add_run(counts: Counter[str], run: Run) -> None:
+    """Add what one run adds; nothing, where it failed or nobody looked."""
+    flags = run.flags
+    if run.failure is not None or flags.is_beyond_draft_context is None:
+        return
+    counts[LOOKED_AT] += 1
+    if flags.is_beyond_draft_context:
+        counts[BEYOND_DRAFT_CONTEXT] += 1
+    if flags.is_early_rejection is not None:
+        counts[EARLY_KNOWN] += 1
+        if flags.is_early_rejection:
+            counts[EARLY_REJECTIONS] += 1
+    if flags.contract is not None:
+        for arm, validity in ((Arm.BASELINE, flags.baseline_validity), (Arm.SPECULATIVE, flags.speculative_validity)):
+            if validity is not None:
+                counts[validity_name(flags.contract, arm, validity)] += 1
+    if flags.intervention is not None:
+        _add_intervened(counts, run, flags.intervention)
+
+
+def _add_intervened(counts: Counter[str], run: Run, intervention: Intervention) -> None:
+    counts[intervention.value] += 1
+    own = run.counts
+    if own is not None and own.num_drafts:
+        per_pos = own.num_accepted_tokens_per_pos
+        counts[INTERVENED_DRAFTS] += own.num_drafts
+        counts[INTERVENED_DRAFT_TOKENS] += own.num_draft_tokens
+        counts[INTERVENED_ACCEPTED_TOKENS] += own.num_accepted_tokens
+        counts[INTERVENED_FIRST_ACCEPTED_TOKENS] += per_pos[0] if per_pos else 0

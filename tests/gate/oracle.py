@@ -1,0 +1,466 @@
+"""The batch gate: an oracle that decides from all of an endpoint's rows at once, written apart from production.
+
+Production takes rows in look by look and keeps sums.  Here everything is read again at every look: clusters are made
+of all records, units of all runs, and bounds of whole series.  What both come to must agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import numpy as np
+
+from shadowspec.errors import InputError
+from shadowspec.gate.evidence.betting_tests import score_units
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.series import BettingTest
+from shadowspec.gate.evidence.units import (
+    CLUSTERED,
+    BlockUnit,
+    Cluster,
+    ClusterUnit,
+    Entry,
+    MeasuredRun,
+    block_units,
+    cluster_key,
+    clusters_of_key,
+    dominant_keys,
+    in_event_order,
+    is_greedy,
+    is_known,
+    own_key,
+)
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.endpoint_look import Look
+from shadowspec.gate.run.traffic_counts import Traffic, TrafficCounts, traffic_of
+from shadowspec.gate.run.trial_levels import (
+    HypothesisId,
+    assign_trials,
+    current_configs,
+    entered_in_order,
+    frozen_policy,
+    hypothesis_id,
+    superseded_rows,
+)
+from shadowspec.gate.stats import betting
+from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
+from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
+from shadowspec.gate.stats.levels import FIRST_RUN_SHARE
+from shadowspec.gate.verdict.composition import compose_endpoint, group_key
+from shadowspec.gate.verdict.curves import SequencePoint
+from shadowspec.gate.verdict.decision import Hypothesis, restarted_states
+from shadowspec.gate.verdict.lifecycle import watch_start, watch_states
+from shadowspec.gate.verdict.results import NUM_DISABLING_TESTS
+from shadowspec.gate.verdict.trial import Seen
+from shadowspec.metrics import ratio
+from shadowspec.types import (
+    Decision,
+    FingerprintedConfig,
+    FunnelCounter,
+    RecordKey,
+    Run,
+    StoredBlock,
+    StoredRecord,
+    TestState,
+    Trial,
+)
+
+LOST = frozenset({FunnelCounter.FAILED, FunnelCounter.SHED})
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointEvidence:
+    """The stored rows of one endpoint.
+
+    `watermark` is the event time up to which every record is among the rows (None: their own newest).
+    """
+
+    endpoint: str
+    records: Sequence[StoredRecord]
+    blocks: Sequence[StoredBlock]
+    runs: Sequence[Run]
+    watermark: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsLook(Look):
+    """A look with the units that are folded into its evidence, in their order."""
+
+    clusters: tuple[ClusterUnit, ...]
+    blocks: tuple[BlockUnit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """An endpoint's clusters that are in evidence, in folding order, and what is not in evidence yet or ever."""
+
+    clusters: tuple[Cluster, ...]
+    num_waiting: int  # opened, but they or an earlier one are not closed
+    num_late: Mapping[str, int]  # by slice: records up to the watermark, between a key's closing and its reopening
+    dominant_keys: Mapping[str, int]  # by slice: keys cut into time blocks
+    entries: Mapping[str, Entry]  # by slice; "" is the whole endpoint
+
+    def of_slice(self, slice_key: str) -> tuple[Cluster, ...]:
+        """The clusters of a slice ("" for the whole endpoint), in folding order."""
+        return tuple(cluster for cluster in self.clusters if slice_key in ("", cluster.slice_key))
+
+
+def decide_endpoint(
+    evidence: EndpointEvidence,
+    policy: GatePolicy,
+    configs: Mapping[str, FingerprintedConfig],
+    loads: Sequence[int],
+    standing: Sequence[Decision],
+    *,
+    input_ended: bool,
+    now: datetime,
+) -> list[Decision]:
+    """Decisions on every slice and the endpoint as a whole, at each load and with each config.
+
+    `standing` are the endpoint's latest decisions; `input_ended` says that no more records will come, which
+    closes every cluster.  The endpoint as a whole comes first, then the slices by name, and last the rows that
+    take superseded verdicts out of force.
+
+    Raises:
+        InputError: rows contradict each other (a run without its record, a usable record without event time).
+    """
+    own = [row for row in standing if row.endpoint == evidence.endpoint]
+    looks = endpoint_looks(evidence, policy, configs, loads, own, input_ended=input_ended)
+    decisions = [look.decide(now) for look in looks]
+    previous = {group_key(row): row for row in own if not row.slice_key}
+    traffic = current_traffic(evidence.records, evidence.runs, policy, evidence.watermark)
+    replaced = superseded_rows({_id(look.hypothesis): look.trial for look in looks}, configs, own, now)
+    return [*compose_endpoint(decisions, previous, traffic, policy), *replaced]
+
+
+def endpoint_sequences(
+    evidence: EndpointEvidence, policy: GatePolicy, decisions: Sequence[Decision], *, input_ended: bool
+) -> dict[HypothesisId, dict[str, list[SequencePoint]]]:
+    """Estimate and bounds of each betting test after each unit, by hypothesis and test: what a report draws.
+
+    `decisions` are the endpoint's latest; the sequences are recomputed from the same rows.
+    """
+    own = [decision for decision in decisions if decision.endpoint == evidence.endpoint]
+    configs = {d.fingerprint: FingerprintedConfig(d.config, d.engine, "", "", {}, d.fingerprint) for d in own}
+    loads = sorted({decision.concurrency for decision in own})
+    sequences: dict[HypothesisId, dict[str, list[SequencePoint]]] = {}
+    for look in endpoint_looks(evidence, policy, configs, loads, own, input_ended=input_ended, as_decided=True):
+        if look.previous is not None:
+            states = restarted_states(look.previous)
+            level = look.level or look.policy.alpha / look.policy.max_hypotheses * FIRST_RUN_SHARE
+            sequences[_id(look.hypothesis)] = {
+                test.name: _points(test, states.get(test.name, TestState()), level)
+                for test in score_units(look.clusters, look.blocks, look.policy)
+                if test.series.num_units
+            }
+    return sequences
+
+
+def endpoint_looks(
+    evidence: EndpointEvidence,
+    policy: GatePolicy,
+    configs: Mapping[str, FingerprintedConfig],
+    loads: Sequence[int],
+    standing: Sequence[Decision],
+    *,
+    input_ended: bool,
+    as_decided: bool = False,
+) -> list[UnitsLook]:
+    """Every hypothesis of the endpoint, of the fingerprints that are current, with its evidence and run.
+
+    Arguments as of `decide_endpoint`; `as_decided`: the runs are those that the standing decisions rest on, not
+    those that begin after them.
+    """
+    # 1. The hypotheses, each with its parameters as frozen at its entry.
+    rows = [decision for decision in standing if decision.endpoint == evidence.endpoint]
+    previous = {hypothesis_id(decision): decision for decision in rows}
+    started = {block.block_id: block.started_at for block in evidence.blocks}
+    measured = [(run.fingerprint, started[run.block_id]) for run in evidence.runs if run.block_id in started]
+    current = current_configs(configs, seen_fingerprints(measured))
+    slices = sorted({r.slice_key for r in evidence.records if r.slice_key and r.event_time is not None})
+    hypotheses = {
+        (slice_key, load, fingerprint): Hypothesis(evidence.endpoint, slice_key, load, current[fingerprint])
+        for slice_key in ("", *slices)
+        for load in sorted(loads)
+        for fingerprint in sorted(current)
+    }
+    policies = {key: frozen_policy(policy, previous.get(key)) for key in hypotheses}
+
+    # 2. Clusters in folding order, once for each way of making them.
+    foldings: dict[tuple[float, ...], Folding] = {}
+    for own in policies.values():
+        if own.unit_parameters() not in foldings:
+            foldings[own.unit_parameters()] = fold_clusters(
+                evidence.records, own, input_ended=input_ended, watermark=evidence.watermark
+            )
+    folding_of = {key: foldings[own.unit_parameters()] for key, own in policies.items()}
+
+    # 3. Runs and their levels, in the order of entry.
+    entries = {key: folding_of[key].entries.get(key[0]) for key in hypotheses}
+    positions = {key: None if entry is None else entry.position for key, entry in entries.items()}
+    trials = assign_trials(entered_in_order(positions, current, rows), current, rows, policy)
+
+    # 4. The units of each; blocks that the watermark has not reached wait.
+    newest = newest_events(evidence.runs, evidence.records)
+    closed_by = None if input_ended else evidence.watermark
+    waiting = {block_id for block_id, at in newest.items() if not is_known(at, closed_by)}
+    greedy = {record.key: is_greedy(record) for record in evidence.records if "sampling_regime" in record.labels}
+    looks = []
+    for key, hypothesis in hypotheses.items():
+        own, before = policies[key], previous.get(key)
+        trial = trials.get(key)
+        if as_decided and before is not None:
+            trial = before.run
+        in_run = before if before is not None and (as_decided or not before.ends_run) else None
+        uncapped = replace(own, max_clusters=len(evidence.records) + 1)
+        clusters, blocks = hypothesis_units(evidence, hypothesis, folding_of[key], uncapped, greedy, newest, waiting)
+        clusters, blocks = _units_of_run(clusters, blocks, trial)
+        counted = _slice_counts(evidence, hypothesis.slice_key, folding_of[key])
+        if trial is not None:
+            counted = replace(counted, num_lost=counted.num_lost - trial.start_lost)
+        folded = _folded(counted, clusters, blocks, own, in_run)
+        is_watched = in_run is not None and bool(watch_states(in_run))
+        shown = clusters if is_watched else clusters[: own.max_clusters]
+        looks.append(UnitsLook(hypothesis, folded, own, trial, key in trials, before, shown, blocks))
+    return looks
+
+
+def _units_of_run(
+    clusters: tuple[ClusterUnit, ...],
+    blocks: tuple[BlockUnit, ...],
+    trial: Trial | None,
+) -> tuple[tuple[ClusterUnit, ...], tuple[BlockUnit, ...]]:
+    """The units of one run and of those after it."""
+    if trial is not None:
+        clusters, blocks = clusters[trial.start_clusters :], blocks[trial.start_blocks :]
+    return clusters, blocks
+
+
+def _folded(
+    counted: HypothesisEvidence,
+    clusters: tuple[ClusterUnit, ...],
+    blocks: tuple[BlockUnit, ...],
+    policy: GatePolicy,
+    in_run: Decision | None,
+) -> HypothesisEvidence:
+    """The evidence of a run: what came before its ENABLE, and with its detectors what came after."""
+    states = restarted_states(in_run) if in_run is not None else {}
+    watched = watch_states(in_run) if in_run is not None else {}
+    if in_run is None or not watched:
+        return counted.fold(clusters, blocks, policy, states=states)
+    num_blocks, num_clusters = watch_start(in_run)
+    before = counted.fold(clusters[:num_clusters], blocks[:num_blocks], policy, states=states)
+    return replace(before, watchers=watched).fold(
+        clusters[num_clusters:], blocks[num_blocks:], policy, states=states, watchers=(*WATCHERS, *ADVISORY_WATCHERS)
+    )
+
+
+def hypothesis_units(
+    evidence: EndpointEvidence,
+    hypothesis: Hypothesis,
+    folding: Folding,
+    policy: GatePolicy,
+    greedy: Mapping[RecordKey, bool],
+    newest: Mapping[str, datetime],
+    waiting: Collection[str] = (),
+) -> tuple[tuple[ClusterUnit, ...], tuple[BlockUnit, ...]]:
+    """All units of a hypothesis's fingerprint, of whatever run, in folding order; clusters up to `max_clusters`.
+
+    `newest` are the blocks' newest events, `waiting` the blocks that are no units yet.
+
+    Raises:
+        InputError: a run without its block, its record or the record's sampling regime.
+    """
+    slice_key, fingerprint = hypothesis.slice_key, hypothesis.config.fingerprint
+    all_blocks = {block.block_id: block for block in evidence.blocks}
+    blocks = [
+        block
+        for block in evidence.blocks
+        if block.concurrency == hypothesis.concurrency and slice_key in ("", block.slice_key)
+    ]
+    own = {block.block_id for block in blocks}
+    runs: dict[RecordKey, MeasuredRun] = {}
+    for run in evidence.runs:
+        if run.block_id not in all_blocks or run.key not in greedy:
+            raise InputError(
+                f"run of {run.key} at endpoint {evidence.endpoint} has no block, no record or no sampling regime"
+            )
+        if run.fingerprint == fingerprint and run.block_id in own:
+            runs[run.key] = MeasuredRun(run, greedy[run.key])
+    units = cluster_units(folding.of_slice(slice_key), runs, policy.max_clusters)
+    return units, block_units([block for block in blocks if block.block_id not in waiting], runs, newest)
+
+
+def _slice_counts(evidence: EndpointEvidence, slice_key: str, folding: Folding) -> HypothesisEvidence:
+    """What is counted of a slice ("" for the whole endpoint) whatever the load and config."""
+    measured = {run.key for run in evidence.runs}
+    lost = [r for r in evidence.records if r.counter in LOST and slice_key in ("", r.slice_key)]
+    return HypothesisEvidence(
+        num_closed_clusters=len(folding.of_slice(slice_key)),
+        num_members=sum(len(cluster.members) for cluster in folding.of_slice(slice_key)),
+        num_lost=sum(record.key not in measured for record in lost),
+        num_late=sum(late for name, late in folding.num_late.items() if slice_key in ("", name)),
+        num_dominant_keys=sum(keys for name, keys in folding.dominant_keys.items() if slice_key in ("", name)),
+        newest_event=evidence.watermark,
+    )
+
+
+def _id(hypothesis: Hypothesis) -> HypothesisId:
+    return hypothesis.slice_key, hypothesis.concurrency, hypothesis.config.fingerprint
+
+
+def fold_clusters(
+    records: Iterable[StoredRecord], policy: GatePolicy, *, input_ended: bool, watermark: datetime | None = None
+) -> Folding:
+    """Clusters of one endpoint's records.
+
+    Unless the input has ended, a cluster is closed if the `watermark` has reached the record that filled it, or is
+    past its closing: the event time up to which every record is among `records` (None: the newest of their own).
+
+    A key with more than `dominant_key_share` of its slice's records at the slice's entry, and more records than
+    one cluster counts (below that it cannot dominate), is cut into time blocks.
+
+    Raises:
+        InputError: a usable record has no event time or no slice.
+    """
+    timed = in_event_order(records)
+    if watermark is None and timed:
+        watermark = timed[-1][0]
+    closed_by = None if input_ended else watermark or _NEVER
+    dominant: frozenset[tuple[str, str]] = frozenset()
+    judged: dict[str, Entry] = {}
+    folding = _fold(timed, policy, dominant, closed_by)
+    while True:
+        entries = {**folding.entries, **judged}
+        waiting = sorted((entry.position, name) for name, entry in entries.items() if name and name not in judged)
+        if not waiting:
+            counts = Counter(slice_key for slice_key, _ in dominant)
+            return replace(folding, dominant_keys=counts, entries=entries)
+        # Slices are judged in the order of their entry; what is cut then changes the order of those after them.
+        name = waiting[0][1]
+        judged |= {other: entry for other, entry in entries.items() if entry.position <= entries[name].position}
+        until = entries[name].at
+        held = Counter(own_key(r) for at, r in timed if r.slice_key == name and r.counter in CLUSTERED and at <= until)
+        cut = dominant_keys(name, held, policy)
+        if cut:
+            dominant |= cut
+            folding = _fold(timed, policy, dominant, closed_by)
+
+
+def _fold(
+    timed: Sequence[tuple[datetime, StoredRecord]],
+    policy: GatePolicy,
+    dominant: frozenset[tuple[str, str]],
+    closed_by: datetime | None,
+) -> Folding:
+    """`closed_by`: the watermark; None: everything is closed."""
+    by_key: dict[tuple[str, str], list[tuple[datetime, RecordKey]]] = defaultdict(list)
+    for at, record in timed:
+        if record.counter in CLUSTERED:
+            slice_key = record.slice_key or ""
+            is_dominant = (slice_key, own_key(record)) in dominant
+            key = cluster_key(record, at, policy, is_dominant=is_dominant)
+            by_key[slice_key, key].append((at, record.key))
+    opened: list[Cluster] = []
+    num_late: Counter[str] = Counter()
+    for (slice_key, key), arrivals in by_key.items():
+        clusters, late = clusters_of_key(slice_key, key, arrivals, policy)
+        opened.extend(clusters)
+        num_late[slice_key] += sum(closed_by is None or at <= closed_by for at, _ in late)
+    opened.sort(key=lambda cluster: (cluster.first_event, cluster.key, cluster.slice_key))
+    entered: list[Cluster] = []
+    for cluster in opened:
+        if not cluster.is_closed(closed_by):
+            break
+        entered.append(cluster)
+    entries = _entries(entered, policy.entry_clusters)
+    return Folding(tuple(entered), len(opened) - len(entered), num_late, {}, entries)
+
+
+def _entries(entered: Sequence[Cluster], entry_clusters: int) -> dict[str, Entry]:
+    counts: Counter[str] = Counter()
+    entries: dict[str, Entry] = {}
+    at: datetime | None = None
+    for position, cluster in enumerate(entered):
+        at = cluster.closes_at if at is None else max(at, cluster.closes_at)
+        for slice_key in ("", cluster.slice_key):
+            counts[slice_key] += 1
+            if counts[slice_key] == entry_clusters:
+                entries[slice_key] = Entry(position, at)
+    return entries
+
+
+def cluster_units(
+    clusters: Iterable[Cluster], runs: Mapping[RecordKey, MeasuredRun], max_clusters: int
+) -> tuple[ClusterUnit, ...]:
+    """The clusters that hold a run of the hypothesis, in folding order, up to `max_clusters`."""
+    units = []
+    for cluster in clusters:
+        found = tuple(runs[key] for key in cluster.members if key in runs)
+        if found:
+            units.append(ClusterUnit(cluster, found))
+            if len(units) == max_clusters:
+                break
+    return tuple(units)
+
+
+def newest_events(runs: Iterable[Run], records: Iterable[StoredRecord]) -> dict[str, datetime]:
+    """The newest event time of each block's own requests, by id."""
+    event_times = {record.key: record.event_time for record in records}
+    newest: dict[str, datetime] = {}
+    for run in runs:
+        at = event_times.get(run.key)
+        if at is not None:
+            newest[run.block_id] = max(newest.get(run.block_id, at), at)
+    return newest
+
+
+def seen_fingerprints(measured: Iterable[tuple[str, datetime]]) -> dict[str, Seen]:
+    """When each fingerprint was first and last measured, of (fingerprint, start of its block)."""
+    seen: dict[str, Seen] = {}
+    for fingerprint, at in measured:
+        before = seen.get(fingerprint, Seen(at, at))
+        seen[fingerprint] = Seen(min(before.first, at), max(before.last, at))
+    return seen
+
+
+def current_traffic(
+    records: Sequence[StoredRecord], runs: Iterable[Run], policy: GatePolicy, until: datetime | None
+) -> Traffic:
+    """Requests by slice within `mix_window_s` before `until` (None: the newest record), measured or not."""
+    return traffic_of(TrafficCounts().fold(records, runs, policy.mix_window_s), policy, until)
+
+
+def _points(test: BettingTest, state: TestState, level: float) -> list[SequencePoint]:
+    """A point after each unit of one test from `state` on, at the levels at which its result states them."""
+    series = test.series.merge(state.start_unit, state.merged_units)
+    if not series.num_units:
+        return []
+    fail_level = level / NUM_DISABLING_TESTS
+    moments = np.arange(1, series.num_units + 1)
+    lowers = _bounds(series, test.thetas, "lower", fail_level if test.above is None else level, moments)
+    uppers = _bounds(series, test.thetas, "upper", fail_level if test.below is None else level, moments)
+    values, weights = series.observed.values.cumsum(), series.observed.weights.cumsum()
+    points = []
+    for num_units, lower, upper in zip(moments.tolist(), lowers, uppers, strict=True):
+        mean = ratio(float(values[num_units - 1]), float(weights[num_units - 1]))
+        estimate = None if mean is None else math.exp(mean) if test.is_log else mean
+        points.append(SequencePoint(num_units, estimate, test.shown(lower), test.shown(upper)))
+    return points
+
+
+def _bounds(series: UnitSeries, rising: Floats, side: Side, level: float, moments: np.ndarray) -> Sequence[float]:
+    """The bound of one side after each of `moments` units: the outermost null that still stands, rounded outward."""
+    thetas = rising if side == "lower" else rising[::-1]
+    num_rejected = np.zeros(len(moments), dtype=np.int64)
+    for theta in thetas:
+        path = betting.log_capital_path(series.ratios(side, float(theta)))
+        num_rejected += path[moments - 1] >= -math.log(level)
+    ends = np.concatenate([[series.lowest if side == "lower" else series.highest], thetas])
+    bounds: list[float] = ends[num_rejected].tolist()  # the capital is monotone in theta: the rejected come first
+    return bounds

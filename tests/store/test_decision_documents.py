@@ -1,0 +1,138 @@
+"""Decisions as documents: both versions are read to equal values, and a later one is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shadowspec.errors import InputError
+from shadowspec.gate.run.explain import compare
+from shadowspec.store import Store
+from shadowspec.types import Composition, Decision, DriftFigures, MixChange, RateChange, TestResult, Verdict
+from shadowspec.types.decision_documents import (
+    DECISION_FIELDS,
+    TEST_FIELDS,
+    VERSION,
+    read_decision,
+    read_evidence,
+    read_mix_change,
+    read_supersession,
+    read_test,
+    shown_details,
+    shown_test_details,
+    stored_details,
+    stored_test_details,
+)
+from tests.store import examples, strategies
+
+NESTED = ("watch", "mix_reference", "frozen_parameters")
+DECISIONS = strategies.decisions(examples.config())
+
+
+def columns(value: Decision | TestResult, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def version_1(document: dict[str, Any]) -> dict[str, Any]:
+    """The document as version 0.1.0 wrote it: without a number, and with JSON strings where objects are."""
+    return {
+        name: json.dumps(value, sort_keys=True) if name in NESTED and value is not None else value
+        for name, value in document.items()
+        if name != "version"
+    }
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(DECISIONS)
+def test_both_versions_of_a_document_are_read_to_the_same_decision(decision: Decision) -> None:
+    document = json.loads(json.dumps(stored_details(decision)))
+    assert document["version"] == VERSION
+    for own in (document, version_1(document)):
+        assert read_decision(columns(decision, DECISION_FIELDS), own) == decision
+    assert shown_details(decision) == version_1(document), "what the command line shows is what version 1 was"
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(strategies.TESTS)
+def test_both_versions_of_a_test_are_read_to_the_same_result(result: TestResult) -> None:
+    document = json.loads(json.dumps(stored_test_details(result)))
+    for own in (document, version_1(document)):
+        assert read_test(columns(result, TEST_FIELDS), own) == result
+    assert shown_test_details(result) == version_1(document)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(DECISIONS, st.data())
+def test_an_explanation_compares_every_part_of_a_decision(decision: Decision, data: st.DataObject) -> None:
+    beside = data.draw(st.sampled_from(sorted(strategies.BESIDE_COLUMNS)))
+    other = replace(decision, **{beside: data.draw(strategies.BESIDE_COLUMNS[beside])})
+    differences, num_figures = compare(decision, other)
+    assert num_figures > len(TEST_FIELDS) * len(decision.tests)
+    if decision == other:
+        assert not differences
+    if shown_details(decision) != shown_details(other) and not _is_near(decision, other):
+        assert differences
+
+
+def _is_near(one: Decision, other: Decision) -> bool:
+    """Whether numbers alone differ, which may be by less than the tolerance of an explanation."""
+    first, second = shown_details(one), shown_details(other)
+    return first.keys() == second.keys() and all(
+        first[name] == second[name] or not isinstance(first[name], str) for name in first
+    )
+
+
+def test_every_field_is_a_column_or_in_the_document() -> None:
+    names = {field.name for field in fields(Decision)}
+    assert names == {*DECISION_FIELDS, *strategies.BESIDE_COLUMNS, "override", "reservations"}
+
+
+@pytest.mark.parametrize("old", [(), (0, 1, 2, 3), (0, 1), (2, 3), (0, 2)])
+def test_rows_of_both_versions_follow_each_other(
+    store: Store, old: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are never rewritten: the database refuses it.  What SQL reads of documents it reads of both versions."""
+    store.save_fingerprints([examples.config()])
+    plain = replace(
+        examples.decision(Verdict.ENABLE), watch=examples.watched(drift_speedup=0.1), frozen_parameters={"z_clip": 0.2}
+    )
+    said = [(None, False), ("speedup", False), ("speedup", True), ("acceptance", False)]
+    for number, (advice, has_shifted) in enumerate(said):
+        rates = {"speedup": RateChange(0.1, 0.2, f"change {number}")}
+        decision = replace(
+            plain,
+            decided_at=examples.NOON + timedelta(minutes=number),
+            drift=DriftFigures(4.6, advice),
+            composition=Composition(is_named=True, mix_change=MixChange(0.5, has_shifted, rates)),
+        )
+        with monkeypatch.context() as patched:
+            if number in old:
+                patched.setattr(
+                    "shadowspec.store.row_values.stored_details", lambda own: version_1(stored_details(own))
+                )
+            store.append_decisions([decision])
+        assert store.latest_decisions() == [decision]
+    found = store.advice_changes("chat", limit=10)
+    told = [(own.advice, own.is_new_advice, own.is_new_shift) for own in reversed(found)]
+    assert told == [("speedup", True, False), ("speedup", False, True), ("acceptance", True, False)]
+    assert [own.mix_change.rates["speedup"].text for own in found if own.mix_change] == [
+        "change 3", "change 2", "change 1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [VERSION + 1, "2", 0])
+def test_a_document_of_a_later_version_is_refused(version: object) -> None:
+    decision = examples.decision()
+    with pytest.raises(InputError, match=f"are of version {version}, .* a later one wrote them"):
+        read_decision(columns(decision, DECISION_FIELDS), stored_details(decision) | {"version": version})
+    with pytest.raises(InputError, match="version"):
+        read_test(columns(decision.tests[0], TEST_FIELDS), {"version": version})
+    for read in (read_evidence, read_supersession, read_mix_change):
+        with pytest.raises(InputError, match="version"):
+            read({"version": version})

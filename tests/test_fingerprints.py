@@ -1,0 +1,196 @@
+"""Fingerprints: the digests that databases hold, options at their defaults, and an endpoint's sampling defaults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import field, fields, make_dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadowspec.engine import candidate
+from shadowspec.engine.heads.loading import LoadedHeads
+from shadowspec.engine.models import LoadedModel
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.explain import explain
+from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.rollout.advance import advance_rollouts
+from shadowspec.rollout.rollout_policy import RolloutPolicy
+from shadowspec.servers import fingerprint as served
+from shadowspec.servers.identity import Identity
+from shadowspec.servers.probing import CountsSource
+from shadowspec.servers.settings import ServerSettings
+from shadowspec.store import Store
+from shadowspec.types import Arm, FingerprintedConfig, SpeculationConfig, Stage, Verdict, VerifyRule
+from tests.gate.feeding import Feed
+from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
+from tests.test_gating_trials import changing, with_fingerprint
+
+# Digests that version 0.1.0 took.  They are no record of what this code does: databases hold them, and an endpoint
+# whose digest changed would lose its standing ENABLE.  A case is never edited; new options add none.
+STORED = json.loads((Path(__file__).parent / "data" / "fingerprints" / "version_0_1_0.json").read_text("utf-8"))
+IDENTITIES = {
+    "vllm": {
+        Arm.BASELINE: Identity("vllm", "0.32.0", "org/target", 4096),
+        Arm.SPECULATIVE: Identity("vllm", "0.32.0", "org/target", 4096),
+    },
+    "sglang": {
+        Arm.BASELINE: Identity("sglang", "0.5.23", "/models/target", None),
+        Arm.SPECULATIVE: Identity("sglang", "0.5.23", "/models/target", 2048, (("speculative_num_steps", "4"),)),
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def _fixed_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions and device are part of a digest, and not what is tested."""
+    monkeypatch.setattr(candidate, "engine_name", lambda: "shadowspec-torch/0.1.0 torch/2.13.0 transformers/5.23.0")
+    monkeypatch.setattr(candidate, "device_name", lambda device: f"{device}, 2 threads")
+
+
+def config_of(case: Mapping[str, Any], kind: type[SpeculationConfig] = SpeculationConfig) -> SpeculationConfig:
+    return kind(**(case["config"] | {"verify_rule": VerifyRule(case["config"]["verify_rule"])}))
+
+
+def fingerprinted(case: Mapping[str, Any], config: SpeculationConfig, **keywords: Any) -> FingerprintedConfig:
+    """The config of a case through its engine's own function."""
+    if case["engine"] == "servers":
+        settings = ServerSettings("http://a", "http://b", case["model"], case["device"], "bfloat16")
+        slots = case["requests_per_slot"]
+        source = CountsSource(case["source"])
+        return served.fingerprint_server_config(
+            config, settings, IDENTITIES[case["servers"]], source, slots, **keywords
+        )
+    model = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
+    target = loaded(model, "target", case["target"])
+    draft: LoadedModel | LoadedHeads | None = None
+    if case["draft"] is not None:
+        is_model = case["draft"]["kind"] == "model"
+        draft = loaded(model, "draft", case["draft"]) if is_model else heads(case["draft"]["kind"])
+    return candidate.fingerprint_candidate(config, target, draft, case["requests_per_slot"], **keywords)
+
+
+def loaded(model: object, name: str, options: Mapping[str, Any]) -> LoadedModel:
+    return LoadedModel(
+        path=f"models/{name}",
+        model=model,
+        tokenizer=cast("Any", None),
+        end_token_ids=frozenset({0}),
+        weights_digest=f"{name}-weights",
+        tokenizer_digest=f"{name}-tokenizer",
+        num_shared_tokens=options.get("num_shared_tokens"),
+        passes=cast("Any", SimpleNamespace(name=options["passes"])) if options.get("passes") else None,
+        kernels=cast("Any", SimpleNamespace(backend=options["kernels"])) if options.get("kernels") else None,
+    )
+
+
+def heads(kind: str) -> LoadedHeads:
+    return LoadedHeads("models/heads", kind, cast("Any", None), "heads-weights")
+
+
+def name_of(case: Mapping[str, Any]) -> str:
+    return str(case["name"])
+
+
+@pytest.mark.parametrize("case", STORED, ids=name_of)
+def test_fingerprints_that_databases_hold_are_taken_again(case: Mapping[str, Any]) -> None:
+    """A promise of compatibility: an endpoint without sampling defaults goes on with its evidence."""
+    assert fingerprinted(case, config_of(case)).fingerprint == case["fingerprint"]
+
+
+def test_the_stored_fingerprints_span_every_option_and_both_engines() -> None:
+    for engine in ("in_process", "servers"):
+        own = [config_of(case) for case in STORED if case["engine"] == engine]
+        for option in fields(SpeculationConfig)[3:]:
+            assert len({getattr(config, option.name) for config in own}) > 1, (engine, option.name)
+
+
+@given(
+    case=st.sampled_from(STORED),
+    default=st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    value=st.integers() | st.text(),
+    name=st.from_regex(r"[a-z]{3,8}_option", fullmatch=True),
+)
+def test_a_new_option_changes_no_fingerprint_until_it_is_set(
+    case: Mapping[str, Any], default: object, value: object, name: str
+) -> None:
+    later = make_dataclass(
+        "LaterConfig", [(name, Any, field(default=default))], bases=(SpeculationConfig,), frozen=True, slots=True
+    )
+    config = config_of(case, later)
+    assert fingerprinted(case, config).fingerprint == case["fingerprint"]
+    changed = fingerprinted(case, replace(config, **{name: value})).fingerprint
+    assert (changed == case["fingerprint"]) == (value == default)
+
+
+NEUTRAL = {"temperature": 1.0, "top_p": 1, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1, "presence_penalty": 0}
+
+
+@pytest.mark.parametrize("case", STORED, ids=name_of)
+def test_sampling_defaults_are_part_of_the_fingerprint(case: Mapping[str, Any]) -> None:
+    config = config_of(case)
+    defaults = [{"temperature": 0.7}, {"temperature": 0.1}, {"top_k": 20}, {"temperature": 0.7, "top_p": 0.9}]
+    found = [fingerprinted(case, config, default_sampling=each) for each in defaults]
+    assert len({each.fingerprint for each in found} | {case["fingerprint"]}) == 1 + len(defaults)
+    assert found[-1].details["default_sampling"] == "temperature=0.7, top_p=0.9"
+    reordered = fingerprinted(case, config, default_sampling={"top_p": 0.9, "temperature": 0.7, "min_p": 0})
+    assert reordered == found[-1]
+
+
+@pytest.mark.parametrize("case", STORED, ids=name_of)
+def test_an_endpoint_without_sampling_defaults_keeps_its_fingerprint(case: Mapping[str, Any]) -> None:
+    for sampling in ({}, NEUTRAL, {"top_k": 0}):
+        own = fingerprinted(case, config_of(case), default_sampling=sampling)
+        assert own.fingerprint == case["fingerprint"]
+        assert "default_sampling" not in own.details
+
+
+def test_evidence_from_before_sampling_defaults_were_recorded_is_told_apart(store: Store) -> None:
+    """Verdict and rollout of the old fingerprint end with a reason that names the recipe."""
+    new = replace(CONFIG, details={"default_sampling": "temperature=0.7"}, fingerprint="e" * 64, recipe=2)
+    make_run = changing((100, noisy_run()), (110, with_fingerprint(noisy_run(), new.fingerprint)))
+    feed = Feed(store, World(110, make_run=make_run).evidence(), (CONFIG, new))
+    policy, rollout = GatePolicy(max_hypotheses=3, min_span_s=0.0), RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
+    feed.write_blocks(0, 100)
+    now = START + timedelta(days=1)
+    enabled = run_gate(store, {ENDPOINT: policy}, input_ended=True, now=now)[0]
+    assert enabled.verdict is Verdict.ENABLE
+    (step,) = advance_rollouts(store, ENDPOINT, rollout, now)
+    assert (step.rollout.stage, step.rollout.fingerprint) == (Stage.PARTIAL, CONFIG.fingerprint)
+
+    feed.write_blocks(100, 110)
+    later = now + timedelta(hours=1)
+    found = {each.fingerprint: each for each in run_gate(store, {ENDPOINT: policy}, input_ended=True, now=later)}
+    for decision in found.values():
+        assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "changed_fingerprint")
+        assert "recipe now includes sampling defaults, here temperature=0.7" in decision.reason
+        assert f"evidence of {CONFIG.fingerprint[:12]} was measured under sampling defaults" in decision.reason
+        assert decision.decision_id is not None
+        assert explain(store, decision.decision_id).differences == ()
+    (step,) = advance_rollouts(store, ENDPOINT, rollout, later)
+    assert (step.rollout.stage, step.rollout.reason_code) == (Stage.SHADOW, "not_enabled")
+    assert "recipe now includes sampling defaults" in step.rollout.reason
+
+
+@pytest.mark.parametrize(
+    ("old", "details"), [({"recipe": 2}, {"default_sampling": "top_k=20.0"}), ({"recipe": None}, {"target": "another"})]
+)
+def test_other_changes_of_a_fingerprint_do_not_name_the_recipe(
+    store: Store, old: Mapping[str, Any], details: Mapping[str, str]
+) -> None:
+    before, new = replace(CONFIG, **old), replace(CONFIG, details=details, fingerprint="e" * 64, recipe=2)
+    make_run = changing((100, noisy_run()), (110, with_fingerprint(noisy_run(), new.fingerprint)))
+    feed = Feed(store, World(110, make_run=make_run).evidence(), (before, new))
+    policy = GatePolicy(max_hypotheses=3, min_span_s=0.0)
+    for start, stop in ((0, 100), (100, 110)):
+        feed.write_blocks(start, stop)
+        found = run_gate(store, {ENDPOINT: policy}, input_ended=True)
+    assert {each.reason_code for each in found} == {"changed_fingerprint"}
+    assert not any("recipe" in each.reason for each in found)
