@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 
-from shadowspec.tap.kafka.client import DIRECT
+from shadowspec.tap.kafka.broker_clients import DIRECT
 from tests.services import PATIENCE_S
 
 KCAT_TIMEOUT_S = 30  # it waits for a leader without a word, for as long as there is none

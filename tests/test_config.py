@@ -27,15 +27,15 @@ from shadowspec.config import (
     load_hash_secret,
     policy_template,
 )
-from shadowspec.config.dashboard import AccessSettings, Role
+from shadowspec.config.dashboard_settings import AccessSettings, Role
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.live.metric_names import LiveSource
-from shadowspec.scheduler.settings import ScheduleSettings
-from shadowspec.servers.settings import ServerSettings, Waits
+from shadowspec.scheduler.job_settings import ScheduleSettings
+from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.tap.endpoints import Load, MatchRule
 from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
-from shadowspec.types.live import GuardPolicy
+from shadowspec.types.live_windows import GuardPolicy
 
 ENDPOINT = """
 [endpoints.chat]

@@ -19,14 +19,14 @@ from shadowspec.engine import candidate
 from shadowspec.engine.heads.loading import LoadedHeads
 from shadowspec.engine.models import LoadedModel
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.explain import explain
 from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.recompute import explain
 from shadowspec.rollout.advance import advance_rollouts
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.servers import fingerprint as served
 from shadowspec.servers.identity import Identity
 from shadowspec.servers.probing import CountsSource
-from shadowspec.servers.settings import ServerSettings
+from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.store import Store
 from shadowspec.types import Arm, FingerprintedConfig, SpeculationConfig, Stage, Verdict, VerifyRule
 from tests.gate.feeding import Feed

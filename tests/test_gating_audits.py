@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from shadowspec.gate.audit.audit_run import AUTHOR, CellAudit, fold_units, run_audits
 from shadowspec.gate.audit.difference import AuditState
-from shadowspec.gate.audit.run import AUTHOR, CellAudit, fold_units, run_audits
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.effective_decisions import effective_decisions
 from shadowspec.reports.period.period_model import GATE_DONE

@@ -16,9 +16,9 @@ from sqlalchemy import create_engine, event, text
 from shadowspec.errors import InputError, NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans as spans
-from shadowspec.gate.run.explain import explain
 from shadowspec.gate.run.gate_run import EndpointGate, run_gate
-from shadowspec.gate.run.ports import GateSession
+from shadowspec.gate.run.gate_store import GateSession
+from shadowspec.gate.run.recompute import explain
 from shadowspec.store import Store
 from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, StoredRecord, TestState
 from shadowspec.types.decision_documents import stored_details

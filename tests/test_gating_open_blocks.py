@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from shadowspec.gate.evidence.units import take_blocks
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.explain import explain
 from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.recompute import explain
 from shadowspec.store import Store
 from shadowspec.types import (
     Advance,

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.explain import explain
 from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.recompute import explain
 from shadowspec.gate.run.traffic_counts import TrafficCounts
 from shadowspec.gate.run.trial_levels import current_configs
 from shadowspec.store import Store

@@ -24,8 +24,8 @@ from shadowspec.cli.demonstrate import demo as run_demo
 from shadowspec.config import CONFIG_VARIABLE, DATABASE_VARIABLE, Config, load_config
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.explain import explain
 from shadowspec.gate.run.gate_run import rehearse_gate
+from shadowspec.gate.run.recompute import explain
 from shadowspec.planning.plans import plan_stored
 from shadowspec.reports.pages.board import build_board
 from shadowspec.reports.pages.board_values import board_values

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shadowspec.config import Config, config_template, load_config, policy_template
-from shadowspec.config.policy import OF_ENDPOINTS
+from shadowspec.config.policy_file import OF_ENDPOINTS
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from shadowspec.config.dashboard import AccessSettings
+from shadowspec.config.dashboard_settings import AccessSettings
 
 from . import identity, source
 from .formats import now

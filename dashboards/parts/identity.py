@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from shadowspec.config.dashboard import AccessSettings, Role
+from shadowspec.config.dashboard_settings import AccessSettings, Role
 from shadowspec.errors import UsageError
 
 

@@ -46,7 +46,7 @@ from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import RecordError
 from shadowspec.types import (
     ExpectedCounts,

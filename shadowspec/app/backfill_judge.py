@@ -16,13 +16,13 @@ from shadowspec.app.measure_files import load_tokenizers, new_models
 from shadowspec.app.replay_records import WINDOW
 from shadowspec.app.replay_store import replayed_record
 from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint
-from shadowspec.backfill.blocks import Part, Unused, parts
 from shadowspec.backfill.cluster import Actors, Judge
 from shadowspec.backfill.logs import read_log
 from shadowspec.backfill.places import shown
+from shadowspec.backfill.replay_blocks import Part, Unused, parts
 from shadowspec.config import Config, EndpointConfig
 from shadowspec.engine.models import load_end_token_ids
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import ConfigError, InputError, RecordError, ShadowSpecError
 from shadowspec.gc_control import give_back
 from shadowspec.tap.hashing import KeyedHash

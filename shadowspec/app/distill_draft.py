@@ -21,13 +21,13 @@ from shadowspec.config.sections import BUILT_IN_LABELS
 from shadowspec.distill.answers import answered_anew
 from shadowspec.distill.card import Origin, card
 from shadowspec.distill.comparison import Comparison, compare
+from shadowspec.distill.draft_folder import load_trainable, require_free, write, write_card
 from shadowspec.distill.examples import Example, Shares, Split, split, times
-from shadowspec.distill.folder import load_trainable, require_free, write, write_card
 from shadowspec.distill.training import Course, Look, Settings, Trainer
 from shadowspec.engine import LoadedModel, engine_name
 from shadowspec.engine.candidate import device_name
 from shadowspec.engine.models import check_pair
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import ConfigError, NoDataError, UsageError
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import ResponseReader

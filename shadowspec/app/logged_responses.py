@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.progress import Progress
 
-from shadowspec.engine.replay.responses import Response, logged_response
+from shadowspec.engine.replay.response_tokens import Response, logged_response
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import RecordError
 from shadowspec.tap.responses import LoggedCall, ResponseReader

@@ -21,7 +21,7 @@ from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.errors import ConfigError, ModelError
 from shadowspec.quality.contracts import require_sql
 from shadowspec.quality.custom_scores import Scorer, load_scorer
-from shadowspec.servers.measure import ServerEngine, connect
+from shadowspec.servers.measure_servers import ServerEngine, connect
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer

@@ -16,7 +16,7 @@ from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, lo
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.engine.replay.pooling import Pool
 from shadowspec.engine.replay.replayer import Replayed
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import RecordError
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import LoggedCall, ResponseReader

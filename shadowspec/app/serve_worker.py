@@ -14,7 +14,7 @@ from shadowspec.errors import ConfigError, ServiceUnavailableError
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
-from shadowspec.tap.dead_letters import DeadLetterWriter
+from shadowspec.tap.dead_letter_topic import DeadLetterWriter
 from shadowspec.tap.formats import MessageFormat
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner

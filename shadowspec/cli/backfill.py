@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import is_verbose, notes, print_json, results
-from shadowspec.cli.measure import funnel_document, funnel_table, show_measured
 from shadowspec.cli.options import ConfigOption, EndpointAloneOption, JsonOption, NearTieOption, VerifyRulesOption
 from shadowspec.cli.replay import DEPTHS_ACROSS, length_text, parse_depths
+from shadowspec.cli.run import funnel_document, funnel_table, show_measured
 
 if TYPE_CHECKING:
     from shadowspec.app.backfill_replay import Backfilled

@@ -132,7 +132,7 @@ def _require_streamlit() -> None:
 
 def _require_access(auth_file: Path | None, host: str, *, without_login: bool) -> None:
     """Raise unless a login is configured as it must be, or nobody but this machine reaches the address."""
-    from shadowspec.config.dashboard import LOOPBACK, require_auth_file
+    from shadowspec.config.dashboard_settings import LOOPBACK, require_auth_file
     from shadowspec.errors import ConfigError, UsageError
 
     if auth_file is not None:

@@ -15,7 +15,7 @@ from shadowspec.cli.options import ConfigOption, JsonOption
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shadowspec.tap.dead_letters import DeadLetter
+    from shadowspec.tap.dead_letter_topic import DeadLetter
     from shadowspec.tap.kafka import KafkaSettings
 
 REPLAY_BATCH = 500  # messages in hand at a time
@@ -37,7 +37,7 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """Show where dead letters came from and why; never what they hold."""
-    from shadowspec.tap.dead_letters import read_dead_letters
+    from shadowspec.tap.dead_letter_topic import read_dead_letters
 
     settings = _settings(config_path)
     is_filtered = any((topic, stage, reason))
@@ -75,7 +75,7 @@ def replay(
     """
     from shadowspec.cli.produce import flush_patiently
     from shadowspec.errors import UsageError
-    from shadowspec.tap.dead_letters import make_retry_message, read_dead_letters
+    from shadowspec.tap.dead_letter_topic import make_retry_message, read_dead_letters
     from shadowspec.tap.kafka.producer import TopicWriter
 
     settings = _settings(config_path)

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
-from shadowspec.cli.measure import funnel_document, funnel_table
 from shadowspec.cli.options import ConfigOption, JsonOption
+from shadowspec.cli.run import funnel_document, funnel_table
 from shadowspec.text import plural
 
 if TYPE_CHECKING:

@@ -9,18 +9,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.decisions import decision_document
 from shadowspec.cli.options import ConfigOption, JsonOption
-from shadowspec.cli.rollouts import rollout_document, rollout_table
 from shadowspec.errors import NoDataError
 from shadowspec.text import plural
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
     from shadowspec.gate.policy import GatePolicy
-    from shadowspec.gate.run.explain import Explanation
+    from shadowspec.gate.run.recompute import Explanation
     from shadowspec.reports.replay_rows import AuditRow
     from shadowspec.rollout.stages import RolloutStep
     from shadowspec.store import Store
@@ -185,7 +186,7 @@ def _standing(config: Config, decisions: Sequence[Decision]) -> list[Decision]:
 
 def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
     from shadowspec.errors import NoDataError
-    from shadowspec.gate.run.explain import explain
+    from shadowspec.gate.run.recompute import explain
     from shadowspec.store import Store
 
     with Store.open(config.database_url) as store:
@@ -231,3 +232,34 @@ def _print_explanation(explanation: Explanation) -> None:
         return
     for each in explanation.differences[:MAX_SHOWN]:
         results.print(f"{each.name}: stored {each.stored}, recomputed {each.recomputed}", markup=False)
+
+
+def rollout_document(step: RolloutStep) -> dict[str, Any]:
+    """One endpoint at one load, as --json shows it."""
+    own = step.rollout
+    return {
+        "endpoint": own.endpoint,
+        "load": {"concurrency": own.concurrency},
+        "stage": own.stage.value,
+        "share": own.share,
+        "fingerprint": own.fingerprint,
+        "max_num_speculative_tokens": dict(own.depth_caps),
+        "since": own.since.isoformat(),
+        "reason_code": own.reason_code,
+        "reason": own.reason,
+        "alarms": list(own.alarms),
+        "waits_for": step.waits_for,
+    }
+
+
+def rollout_table(steps: Sequence[RolloutStep]) -> Table:
+    """Every endpoint and load: stage, depth, and what the next stage waits for."""
+    table = Table(
+        "endpoint", "load", "stage", "share", "depth at most", "since", "waits for", title="rollout", box=None
+    )
+    for step in steps:
+        own = step.rollout
+        depths = ", ".join(f"{name or 'any context'}: {cap}" for name, cap in sorted(own.depth_caps.items()))
+        cells = (own.endpoint, str(own.concurrency), own.stage.value, f"{own.share:.0%}", depths)
+        table.add_row(*map(escape, (*cells, f"{own.since:%Y-%m-%d %H:%M}", step.waits_for or "")))
+    return table

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shadowspec.config import Config
     from shadowspec.live.guard import Guarded
     from shadowspec.live.watch import Taken
-    from shadowspec.scheduler.live import LiveJob, LiveRun
+    from shadowspec.scheduler.live_job import LiveJob, LiveRun
     from shadowspec.types import LiveWindow
 
 
@@ -36,7 +36,7 @@ def live(
     """
     from shadowspec.config import find_config, load_config
     from shadowspec.errors import ConfigError, ServiceUnavailableError
-    from shadowspec.scheduler.live import run_live
+    from shadowspec.scheduler.live_job import run_live
     from shadowspec.store import Store
 
     config = load_config(find_config(config_path))
@@ -62,7 +62,7 @@ def live_jobs(config: Config, endpoint: str | None = None) -> list[LiveJob]:
         ConfigError: there is no such endpoint.
     """
     from shadowspec.errors import ConfigError
-    from shadowspec.scheduler.live import LiveJob
+    from shadowspec.scheduler.live_job import LiveJob
 
     if endpoint is not None and endpoint not in config.endpoints:
         known = ", ".join(config.endpoints) or "none"

@@ -22,7 +22,6 @@ from shadowspec.cli import (
     export,
     gate,
     live,
-    measure,
     override,
     plan,
     produce,
@@ -30,6 +29,7 @@ from shadowspec.cli import (
     profile_server,
     replay,
     report,
+    run,
     schedule,
     set_up,
     simulate,
@@ -48,7 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    demonstrate.demo, set_up.init, set_up.doctor, measure.run, worker.worker, produce.produce, replay.replay,
+    demonstrate.demo, set_up.init, set_up.doctor, run.run, worker.worker, produce.produce, replay.replay,
     profile_device.profile_device, profile_server.profile_server, gate.gate, check.check, plan.plan, live.live,
     report.report, schedule.schedule, dashboard.dashboard, export.export, simulate.simulate, distill.distill,
     backfill.backfill,

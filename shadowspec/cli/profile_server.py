@@ -27,7 +27,7 @@ from shadowspec.cli.profile_device import MAX_CONTEXT, MAX_LOAD, parse_numbers
 if TYPE_CHECKING:
     from shadowspec.config import Config, EndpointConfig
     from shadowspec.planning.cost_model import CostSurface
-    from shadowspec.servers.profiling import ServerGrid, ServerProfile
+    from shadowspec.servers.server_profile import ServerGrid, ServerProfile
     from shadowspec.types import CostKey, ProfiledCosts
 
 
@@ -131,7 +131,7 @@ def _profiles(
 ) -> Iterator[Profile]:
     """One for each endpoint and kind of requests, with a progress bar on stderr."""
     from shadowspec.engine.tokenizer import load_tokenizer
-    from shadowspec.servers.profiling import ServerGrid
+    from shadowspec.servers.server_profile import ServerGrid
 
     grids = {name: [ServerGrid(loads[name], contexts, kind, rounds) for kind in kinds] for name in served}
     vocabularies = {name: load_tokenizer(own.target).vocabulary_size for name, own in served.items()}
@@ -152,7 +152,7 @@ def _profile(
     on_run: Callable[[], None],
 ) -> Profile:
     from shadowspec.planning.cost_model import CostSurface
-    from shadowspec.servers.profiling import profile_servers
+    from shadowspec.servers.server_profile import profile_servers
     from shadowspec.types import CostKey, ProfiledCosts
 
     assert endpoint.servers is not None, "only endpoints with servers are profiled"

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
-from shadowspec.cli.measure import funnel_document, funnel_table
 from shadowspec.cli.options import ConfigOption, EndpointAloneOption, JsonOption, NearTieOption, VerifyRulesOption
+from shadowspec.cli.run import funnel_document, funnel_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

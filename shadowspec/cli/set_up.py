@@ -16,7 +16,7 @@ from shadowspec.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
     from shadowspec.config import Config
-    from shadowspec.scheduler.settings import ReceiverSettings
+    from shadowspec.scheduler.job_settings import ReceiverSettings
 
 
 def init(
@@ -143,7 +143,7 @@ def _database(config: Config) -> str:
 
 
 def _broker(config: Config) -> str:
-    from shadowspec.tap.kafka.client import describe
+    from shadowspec.tap.kafka.broker_clients import describe
 
     if config.kafka is None:
         return "no mirror is configured ([kafka]); files need none"

@@ -41,7 +41,7 @@ def simulate(
     from rich.table import Table
 
     from shadowspec.errors import NoDataError, UsageError
-    from shadowspec.simulate.runner import environment, run_worlds
+    from shadowspec.simulate.run_worlds import environment, run_worlds
     from shadowspec.simulate.summary import broken_promises
     from shadowspec.simulate.tables import BLIND, tables_of
     from shadowspec.simulate.worlds import QUICK_WORLDS, WORLDS

@@ -5,7 +5,7 @@ Out: frozen settings, or an error that names file, key and remedy.
 Imports: scheduler, rollout, live, gate, servers, tap, quality, types, errors.
 """
 
-from shadowspec.config.dashboard import DashboardSettings
+from shadowspec.config.dashboard_settings import DashboardSettings
 from shadowspec.config.file import (
     CONFIG_VARIABLE,
     DATABASE_VARIABLE,

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from shadowspec.config.dashboard import OVERRIDE_VARIABLE, DashboardSettings
-from shadowspec.config.policy import (
+from shadowspec.config.dashboard_settings import OVERRIDE_VARIABLE, DashboardSettings
+from shadowspec.config.policy_file import (
     EndpointPolicy,
     PolicyTables,
     default_policy,
@@ -38,8 +38,8 @@ from shadowspec.config.sections import (
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.scheduler.settings import RECEIVERS, ScheduleSettings
-from shadowspec.servers.settings import ServerSettings
+from shadowspec.scheduler.job_settings import RECEIVERS, ScheduleSettings
+from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.endpoints import EndpointRule, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings

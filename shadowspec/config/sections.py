@@ -7,17 +7,17 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from shadowspec.config.dashboard import DashboardSettings
+from shadowspec.config.dashboard_settings import DashboardSettings
 from shadowspec.live.metric_names import LiveSource
 from shadowspec.quality.custom_scores import CONTRACT_VALID, JSON_VALID
-from shadowspec.scheduler.settings import ScheduleSettings
-from shadowspec.servers.settings import ServerSettings
+from shadowspec.scheduler.job_settings import ScheduleSettings
+from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.types import SUFFIX_OPTIONS, Contract, SpeculationConfig
 from shadowspec.types.constrained import Name, PathText, Positive, Seconds, Share, Text, keys_of, require_distinct
 from shadowspec.types.engine_names import parse_engines
-from shadowspec.types.live import GuardPolicy
+from shadowspec.types.live_windows import GuardPolicy
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
 BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant")
@@ -223,7 +223,7 @@ def _check_contract(contracts: dict[str, str], dialect: str | None) -> None:
     if unknown := [kind for kind in contracts.values() if kind not in tuple(Contract)]:
         raise ValueError(f"contract: {unknown[0]!r} is none; there are {', '.join(Contract)}")
     if contracts and set(contracts) != {""}:
-        from shadowspec.tap.slicing import PROMPT_CLASSES  # compiles the rules of every class
+        from shadowspec.tap.prompt_class import PROMPT_CLASSES  # compiles the rules of every class
 
         if wrong := [name for name in contracts if name not in PROMPT_CLASSES]:
             raise ValueError(f"contract: {wrong[0]!r} is no class of prompts; there are {', '.join(PROMPT_CLASSES)}")

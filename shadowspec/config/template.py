@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from shadowspec.config.dashboard import DashboardSettings, RoleSettings
+from shadowspec.config.dashboard_settings import DashboardSettings, RoleSettings
 from shadowspec.config.sections import (
     CandidateSection,
     EndpointSection,
@@ -22,8 +22,8 @@ from shadowspec.config.sections import (
 )
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.scheduler.settings import EmailSettings, ScheduleSettings
-from shadowspec.servers.settings import ServerSettings
+from shadowspec.scheduler.job_settings import EmailSettings, ScheduleSettings
+from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.types.constrained import keys_of
 

@@ -14,7 +14,7 @@ from shadowspec.distill.examples import Example
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.models import LoadedModel
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.types import SamplingParameters, VerifyRule
 
 MIN_TEMPERATURE: Final = 0.5  # that answers are drawn at: a greedy request's one answer is logged already

@@ -10,7 +10,7 @@ from shadowspec.distill.answers import MIN_TEMPERATURE
 from shadowspec.distill.comparison import LEVEL, Comparison, Gain
 from shadowspec.distill.examples import MAX_TIMES, Split
 from shadowspec.distill.training import TOLERANCE, Course, Settings
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 
 
 @dataclass(frozen=True, slots=True)

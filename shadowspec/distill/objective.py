@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import response_logits
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from shadowspec.distill.examples import Example, times
 from shadowspec.distill.objective import divergence, draft_logits, overlaps, target_logits
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import pack
 
 # Of the way from the draft as it was to the trained one (weight interpolation, WiSE-FT: arXiv 2109.01903).

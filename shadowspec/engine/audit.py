@@ -15,7 +15,7 @@ from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import Decoded
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import RecordError
 from shadowspec.types import AuditedRun, ShadowPrompt
 

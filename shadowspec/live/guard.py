@@ -26,7 +26,7 @@ from shadowspec.gate.stats.betting import Floats, Sums
 from shadowspec.gate.stats.drift import Detector, log_statistic_paths
 from shadowspec.metrics import ratio
 from shadowspec.types import COUNTS, Buckets, Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Verdict
-from shadowspec.types.live import FIRST_POSITION, GuardPolicy
+from shadowspec.types.live_windows import FIRST_POSITION, GuardPolicy
 
 HIGHEST = 1.0  # an acceptance rate
 MAX_UNITS = 10_000  # the newest windows that a detector folds: begun later its statistic is lower, never higher

@@ -25,7 +25,7 @@ from shadowspec.types import (
     OverrideRecord,
     Verdict,
 )
-from shadowspec.types.live import GuardPolicy
+from shadowspec.types.live_windows import GuardPolicy
 
 AUTHOR: Final = "live guard"
 

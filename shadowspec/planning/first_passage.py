@@ -17,7 +17,7 @@ import numpy as np
 from shadowspec.gate.evidence.hypothesis import TestEvidence
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.stats.betting import FRACTIONS, WEIGHTS, Floats, Side
-from shadowspec.gate.verdict.results import NUM_DISABLING_TESTS
+from shadowspec.gate.verdict.required_tests import NUM_DISABLING_TESTS
 
 NUM_PATHS = 400
 EXACT_UNITS = 256  # units ahead that are drawn one by one

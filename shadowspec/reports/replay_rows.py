@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shadowspec import metrics
+from shadowspec.gate.audit.audit_run import stored_audits
 from shadowspec.gate.audit.difference import AuditState
 from shadowspec.gate.audit.mismatch import Mismatch, mismatches
-from shadowspec.gate.audit.run import stored_audits
 from shadowspec.store import Store
 from shadowspec.text import DASH, format_signed, number, plural
 from shadowspec.types import AcceptanceSums, FingerprintedConfig, LoopSpan, StoredAudit

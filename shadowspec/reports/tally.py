@@ -17,7 +17,7 @@ from typing import Any
 from shadowspec import metrics
 from shadowspec.metrics import ratio
 from shadowspec.store import RollupSums
-from shadowspec.tap.slicing import prompt_range
+from shadowspec.tap.context_buckets import prompt_range
 from shadowspec.types import Run
 
 

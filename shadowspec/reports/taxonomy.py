@@ -23,7 +23,8 @@ from enum import StrEnum
 from typing import Final
 
 from shadowspec.metrics import ratio
-from shadowspec.tap.slicing import CONTEXT_BUCKETS, LARGEST_CONTEXT_BUCKET, STRUCTURED, TOOL_CALLING
+from shadowspec.tap.context_buckets import CONTEXT_BUCKETS, LARGEST_CONTEXT_BUCKET
+from shadowspec.tap.prompt_class import STRUCTURED, TOOL_CALLING
 from shadowspec.text import percent, plural
 from shadowspec.types import Arm, Contract, SamplingRegime, Validity, parse_slice_key
 from shadowspec.types.failures import (

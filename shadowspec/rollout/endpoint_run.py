@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
-from shadowspec.gate.audit.run import CellAudit, run_audits
+from shadowspec.gate.audit.audit_run import CellAudit, run_audits
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.rollout.advance import advance_rollouts

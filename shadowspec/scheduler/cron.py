@@ -16,7 +16,7 @@ from typing import Any
 from apscheduler.triggers.cron import CronTrigger
 
 from shadowspec.errors import ConfigError
-from shadowspec.scheduler.settings import JobSettings
+from shadowspec.scheduler.job_settings import JobSettings
 
 FIELDS = ("second", "minute", "hour", "day", "month", "day_of_week")
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")

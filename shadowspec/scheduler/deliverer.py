@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from shadowspec.errors import ConfigError, ServiceUnavailableError, StoreError
 from shadowspec.reports.period.period_build import PeriodSettings, build_period_report
 from shadowspec.reports.period.period_model import PeriodReport
+from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, ReceiverSettings, RetrySettings
 from shadowspec.scheduler.receivers import ReportMessage, error_kind, send_mail, send_to_folder, send_to_webhook
-from shadowspec.scheduler.settings import EmailSettings, FolderSettings, ReceiverSettings, RetrySettings
 from shadowspec.store import Store
 from shadowspec.types import Delivery, DeliveryState
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from shadowspec.rollout.endpoint_run import GatePolicies
 from shadowspec.scheduler.cron import Cron
 from shadowspec.scheduler.gates import run_measured_gates, settle
-from shadowspec.scheduler.settings import EmailSettings, JobSettings, ScheduleSettings
+from shadowspec.scheduler.job_settings import EmailSettings, JobSettings, ScheduleSettings
 from shadowspec.store import Store
 from shadowspec.types import Delivery, Period
 

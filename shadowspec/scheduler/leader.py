@@ -27,9 +27,9 @@ from shadowspec.reports.period.period_build import PeriodSettings
 from shadowspec.rollout.endpoint_run import GatePolicies
 from shadowspec.scheduler.cron import Cron
 from shadowspec.scheduler.deliverer import Deliverer, ReportCache
+from shadowspec.scheduler.job_settings import JobSettings, ReceiverSettings, ScheduleSettings
 from shadowspec.scheduler.jobs import work_off
-from shadowspec.scheduler.live import LiveJob, run_live
-from shadowspec.scheduler.settings import JobSettings, ReceiverSettings, ScheduleSettings
+from shadowspec.scheduler.live_job import LiveJob, run_live
 from shadowspec.store import Store
 from shadowspec.store.locks import Leadership
 

@@ -32,7 +32,7 @@ from shadowspec.reports.period.period_formats import (
     render_period_summary,
 )
 from shadowspec.reports.period.period_model import PeriodReport
-from shadowspec.scheduler.settings import EmailSettings, FolderSettings, ReceiverSettings, WebhookSettings
+from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, ReceiverSettings, WebhookSettings
 from shadowspec.types import Delivery
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"

@@ -29,7 +29,7 @@ import httpx
 from shadowspec.errors import ConfigError
 from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.request import ServerRequest
-from shadowspec.servers.settings import MAX_RETRY_WAIT_S, ServerSettings, Waits
+from shadowspec.servers.server_settings import MAX_RETRY_WAIT_S, ServerSettings, Waits
 from shadowspec.servers.stream import DONE, Completion, ServerError, events
 
 FIRST_RETRY_S: Final = 0.5  # doubled with every attempt, where the server does not say how long to wait

@@ -7,7 +7,7 @@ from typing import Final
 
 from shadowspec.servers.identity import Identity
 from shadowspec.servers.probing import CountsSource
-from shadowspec.servers.settings import ServerSettings
+from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.types import (
     FIRST_OPTIONS,
     SUFFIX_OPTIONS,

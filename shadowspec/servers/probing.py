@@ -8,13 +8,13 @@ from typing import Final
 
 from shadowspec.errors import ConfigError, ModelError
 from shadowspec.servers import sglang
+from shadowspec.servers.answer_parity import can_score
 from shadowspec.servers.client import Client, open_client, run_async, trust
 from shadowspec.servers.counters import scrape
 from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.identity import Identity, identify
-from shadowspec.servers.parity import can_score
 from shadowspec.servers.request import ServerRequest
-from shadowspec.servers.settings import ServerSettings
+from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.types import SamplingParameters, SpeculationConfig
 
 TENSORRT_LLM: Final = "tensorrt_llm"  # as its /v1/models says

@@ -33,8 +33,8 @@ from shadowspec.gate.stats.drift import (
 from shadowspec.gate.stats.levels import assign_shares, level_of_run
 from shadowspec.gate.verdict.decision import restarted_states
 from shadowspec.gate.verdict.trial import DRIFT
+from shadowspec.simulate.look_times import Moments, cluster_id, moments_of
 from shadowspec.simulate.memory import MemoryStore
-from shadowspec.simulate.moments import Moments, cluster_id, moments_of
 from shadowspec.simulate.paths import SLACK, TestOutcome, TestPath, outcome_of, path_of, possible_looks
 from shadowspec.simulate.rows import Rows
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools, Ints, Requests, event_time

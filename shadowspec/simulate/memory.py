@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from shadowspec.gate.evidence.clusters import KeyTable
-from shadowspec.gate.run.explain import MemoryUnits
-from shadowspec.gate.run.ports import Place
+from shadowspec.gate.run.gate_store import Place
+from shadowspec.gate.run.recompute import MemoryUnits
 from shadowspec.gate.run.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.types import (
     Decision,

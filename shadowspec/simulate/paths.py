@@ -12,7 +12,7 @@ from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.betting import Side
 from shadowspec.gate.verdict.decision import DISABLE_CODES
-from shadowspec.gate.verdict.results import (
+from shadowspec.gate.verdict.required_tests import (
     MERGES,
     NUM_DISABLING_TESTS,
     RESTART_AUTOCORRELATION,

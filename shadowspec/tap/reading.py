@@ -15,12 +15,14 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from shadowspec.errors import RecordError
-from shadowspec.tap import openai, slicing
+from shadowspec.tap import openai
+from shadowspec.tap.context_buckets import context_bucket
 from shadowspec.tap.endpoints import EndpointRule, match_endpoint
 from shadowspec.tap.formats import Opened
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.openai import ParsedRequest
 from shadowspec.tap.parameters import unsupported_error
+from shadowspec.tap.prompt_class import prompt_class
 from shadowspec.tap.records import EPOCH, MirroredRecord
 from shadowspec.tap.routing import Hints
 from shadowspec.types import (
@@ -212,7 +214,7 @@ class Reader:
         """Step 9."""
         rule, regime, num_tokens = reading.rule, reading.sampling.regime, reading.num_prompt_tokens
         assert num_tokens is not None, "labelled before its tokens were counted"
-        bucket = slicing.context_bucket(num_tokens)
+        bucket = context_bucket(num_tokens)
         asked = (class_name, regime, bucket, rule.name)
         if (found := self._labelled.get(asked)) is None:
             labels = {"prompt_class": class_name, "sampling_regime": regime.value, "context_bucket": bucket}
@@ -288,7 +290,7 @@ def _session_unit(session_hash: str) -> str:
 def _prompt_class(record: MirroredRecord, request: ParsedRequest) -> str:
     """The class of a request: what the record says of it, else the classifier's."""
     declared = record.annotation("prompt_class")
-    return slicing.prompt_class(
+    return prompt_class(
         request.texts,
         declared=declared if isinstance(declared, str) else None,
         offers_tools=request.offers_tools,

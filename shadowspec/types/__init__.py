@@ -19,11 +19,21 @@ from shadowspec.types.audits import (
     ReplayedRecord,
     StoredAudit,
 )
+from shadowspec.types.consumed_records import FunnelCounter, StoredBlock, StoredRecord
 from shadowspec.types.costs import BASELINE, SERVED_BACKEND, BlockTime, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
 from shadowspec.types.flags import NO_FLAGS, Contract, Intervention, OutputContract, RunFlags, Validity
-from shadowspec.types.folding import Arrival, EndpointProgress, Fold, OpenBlock, OpenKey, SliceKey, Span, StoredEvidence
-from shadowspec.types.live import (
+from shadowspec.types.fold_state import (
+    Arrival,
+    EndpointProgress,
+    Fold,
+    OpenBlock,
+    OpenKey,
+    SliceKey,
+    Span,
+    StoredEvidence,
+)
+from shadowspec.types.live_windows import (
     COUNTS,
     END_TO_END,
     FIRST_TOKEN,
@@ -61,7 +71,6 @@ from shadowspec.types.progress import (
     WriteBatch,
     WriteOutcome,
 )
-from shadowspec.types.records import FunnelCounter, StoredBlock, StoredRecord
 from shadowspec.types.requests import (
     LoggedResponse,
     RecordKey,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from shadowspec.types.records import FunnelCounter
+from shadowspec.types.consumed_records import FunnelCounter
 from shadowspec.types.requests import RecordKey
 
 # Usable requests of sampled sessions: of these every one is kept with its event time.

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from shadowspec.types.folding import EndpointProgress, Fold, StoredEvidence
+from shadowspec.types.consumed_records import StoredBlock, StoredRecord
+from shadowspec.types.fold_state import EndpointProgress, Fold, StoredEvidence
 from shadowspec.types.measurement import Run
 from shadowspec.types.progress import PartitionId
-from shadowspec.types.records import StoredBlock, StoredRecord
 from shadowspec.types.speculation import FingerprintedConfig
 from shadowspec.types.verdicts import Decision
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
+from shadowspec.types.consumed_records import FunnelCounter, StoredRecord
 from shadowspec.types.measurement import BlockResult
-from shadowspec.types.records import FunnelCounter, StoredRecord
 
 FunnelKey = tuple[str | None, FunnelCounter, str | None]  # endpoint, counter, reason
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.backfill.blocks import Part, Unused, parts
+from shadowspec.backfill.replay_blocks import Part, Unused, parts
 from shadowspec.types import BlockPlace, FunnelCounter, FunnelKey
 
 MALFORMED: FunnelKey = (None, FunnelCounter.MALFORMED, "no_json")

@@ -38,8 +38,8 @@ from shadowspec.app.backfill_judge import (
 )
 from shadowspec.app.backfill_replay import work_id
 from shadowspec.app.replayers import Asked
-from shadowspec.backfill.blocks import Part
 from shadowspec.backfill.cluster import Actors
+from shadowspec.backfill.replay_blocks import Part
 from shadowspec.config import Config, load_config
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.replay.replayer import Replayer

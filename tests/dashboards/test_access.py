@@ -18,7 +18,7 @@ from sqlalchemy import NullPool, make_url
 from dashboards.parts import kill_switch
 from dashboards.parts.identity import AccessError, identify, local, require_operator
 from shadowspec.config import load_config
-from shadowspec.config.dashboard import AccessSettings, Role, RoleSettings, require_auth_file
+from shadowspec.config.dashboard_settings import AccessSettings, Role, RoleSettings, require_auth_file
 from shadowspec.errors import ConfigError, ServiceUnavailableError, StoreError, UsageError
 from shadowspec.gate.verdict.effective_decisions import effective_decisions
 from shadowspec.store import RoleKind, Store

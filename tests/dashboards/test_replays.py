@@ -12,8 +12,8 @@ import streamlit as st
 from sqlalchemy import Engine, event
 from streamlit.testing.v1 import AppTest
 
+from shadowspec.gate.audit.audit_run import fold_units, run_audits
 from shadowspec.gate.audit.difference import AuditState
-from shadowspec.gate.audit.run import fold_units, run_audits
 from shadowspec.gate.evidence import asymptotic
 from shadowspec.store import Store
 from shadowspec.types import AuditedRun, AuditedUnit, Decision, ExpectedCounts, RecordKey, ReplayedRecord, StoredAudit

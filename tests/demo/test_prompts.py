@@ -24,7 +24,7 @@ from kernels.benchmarks.bundled_pair.prompts import (
     json_question,
 )
 from shadowspec.demo import SERVED_MODELS
-from shadowspec.tap.slicing import classify_text
+from shadowspec.tap.prompt_class import classify_text
 from tests.demo.conftest import training_document
 
 NOTHING = TrainingText([])

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from shadowspec.config import Config, load_config
-from shadowspec.scheduler.settings import EmailSettings, WebhookSettings
+from shadowspec.scheduler.job_settings import EmailSettings, WebhookSettings
 from tests.deploy.manifests import Document, build, named, pods
 from tests.deploy.test_manifests import DOCS, written
 

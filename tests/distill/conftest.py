@@ -11,7 +11,7 @@ from shadowspec.distill.examples import Example
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.models import LoadedModel, load_model
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.types import RecordKey, SamplingParameters, VerifyRule
 from tests.small_models import save_pair
 

@@ -12,7 +12,7 @@ from shadowspec.distill.answers import MIN_TEMPERATURE, answered_anew
 from shadowspec.distill.examples import Example
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.models import LoadedModel
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.types import VerifyRule
 
 RARE, COMMON = "letters prompt_class=prose", "letters prompt_class=code"

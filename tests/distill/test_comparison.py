@@ -12,7 +12,7 @@ from shadowspec.distill.comparison import compare
 from shadowspec.distill.examples import Example
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 
 CONFIG = SpeculationConfig("draft", "t", "d", "draft_model", 3, VerifyRule.REJECTION)

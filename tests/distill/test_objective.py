@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from shadowspec.distill.draft_folder import load_trainable
 from shadowspec.distill.examples import Example
-from shadowspec.distill.folder import load_trainable
 from shadowspec.distill.objective import divergence, draft_logits, overlaps, target_logits
 from shadowspec.engine.batch import Request
 from shadowspec.engine.models import LoadedModel
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.types import RecordKey, SamplingParameters
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from shadowspec.distill.draft_folder import load_trainable
 from shadowspec.distill.examples import Example
-from shadowspec.distill.folder import load_trainable
 from shadowspec.distill.objective import draft_logits, overlaps, target_logits
 from shadowspec.distill.training import SHARES, TOLERANCE, Course, Look, Settings, Trainer, interpolate, rate_factor
 from shadowspec.engine.models import LoadedModel
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 
 QUICK = Settings(epochs=3, learning_rate=1e-3, tokens_per_step=128, looks_per_epoch=2)
 

@@ -21,7 +21,7 @@ from shadowspec.engine.models import LoadedModel, choose_kernels, load_model
 from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import Budget, token_scores
 from shadowspec.engine.shared_vocabulary import SharedVocabulary, translate_model
 from shadowspec.engine.static_passes import StaticPasses

@@ -19,7 +19,7 @@ from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import LoadedModel, check_pair, load_model, sharing_tokens
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.replay.replayer import Drafting, Replayer
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import token_scores
 from shadowspec.engine.shared_vocabulary import meanings, shared_vocabulary, translate_model
 from shadowspec.engine.static_passes import Rerun

@@ -27,8 +27,8 @@ from sqlalchemy import create_engine, make_url, text
 from shadowspec.gate.evidence import codec
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans as spans
-from shadowspec.gate.run.explain import compare, explain
 from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.recompute import compare, explain
 from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.types import StoredEvidence

@@ -54,7 +54,7 @@ from shadowspec.gate.verdict.composition import compose_endpoint, group_key
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.gate.verdict.decision import Hypothesis, restarted_states
 from shadowspec.gate.verdict.lifecycle import watch_start, watch_states
-from shadowspec.gate.verdict.results import NUM_DISABLING_TESTS
+from shadowspec.gate.verdict.required_tests import NUM_DISABLING_TESTS
 from shadowspec.gate.verdict.trial import Seen
 from shadowspec.metrics import ratio
 from shadowspec.types import (

@@ -13,7 +13,8 @@ from scipy import integrate
 
 from shadowspec.gate.evidence import asymptotic
 from shadowspec.gate.evidence.asymptotic import BURN_IN, RatioMoments
-from shadowspec.gate.verdict import decision, results
+from shadowspec.gate.verdict import decision
+from shadowspec.gate.verdict import required_tests as results
 
 LEVELS = st.floats(0.001, 0.3)
 SIZES = st.integers(2, 5_000)

@@ -16,12 +16,12 @@ from shadowspec.errors import InputError
 from shadowspec.gate.evidence import codec
 from shadowspec.gate.evidence.betting_tests import betting_tests
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
-from shadowspec.gate.evidence.latency import speedup_test
+from shadowspec.gate.evidence.speedup import speedup_test
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
+from shadowspec.gate.stats.autocorrelation import Moments
 from shadowspec.gate.stats.betting import GRID_STEP, Sums
 from shadowspec.gate.stats.capital import CapitalTable, geometric_grid, grid
-from shadowspec.gate.stats.moments import Moments
 from shadowspec.gate.verdict.decision import Hypothesis, decide, restarted_states, test_results
 from shadowspec.types import Parity, Run, TestState, Trial
 from shadowspec.types.decision_documents import shown_test_details

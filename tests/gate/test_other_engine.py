@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.explain import explain
 from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.recompute import explain
 from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.effective_decisions import for_what_serves
 from shadowspec.gate.verdict.lifecycle import watch_states

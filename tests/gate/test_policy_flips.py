@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shadowspec.config.file import _endpoint
-from shadowspec.config.policy import EndpointPolicy
+from shadowspec.config.policy_file import EndpointPolicy
 from shadowspec.config.sections import CandidateSection, EndpointSection
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy

@@ -258,7 +258,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         ],
     ),
     "autocorrelation": (
-        "shadowspec.gate.stats.moments",
+        "shadowspec.gate.stats.autocorrelation",
         check_autocorrelation,
         [
             ("shifted[:-1] * shifted[1:]", "shifted[:-2] * shifted[2:]"),

@@ -138,7 +138,7 @@ def check_guardrails(guardrails: ModuleType) -> None:
 
 CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
     "speedup and tail": (
-        "shadowspec.gate.evidence.latency",
+        "shadowspec.gate.evidence.speedup",
         check_blocks,
         [
             ("clip), -clip, clip)", "clip), +clip, clip)"),
@@ -151,7 +151,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         ],
     ),
     "total time": (
-        "shadowspec.gate.evidence.latency",
+        "shadowspec.gate.evidence.speedup",
         check_totals,
         [
             ("TIME_CAP_BLOCKS = 10 ", "TIME_CAP_BLOCKS = 11 "),
@@ -182,7 +182,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         ],
     ),
     "faults": (
-        "shadowspec.gate.verdict.results",
+        "shadowspec.gate.verdict.required_tests",
         check_faults,
         [
             ("math.log1p(-policy.max_fault_share)", "-math.log1p(policy.max_fault_share)"),

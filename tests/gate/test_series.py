@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.gate.evidence.agreement import acceptance_test, near_tie_test, z_test
-from shadowspec.gate.evidence.latency import speedup_test, tail_test, total_time_test
 from shadowspec.gate.evidence.series import BettingTest
+from shadowspec.gate.evidence.speedup import speedup_test, tail_test, total_time_test
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.types import ArmTiming, Figure, Parity, Run
 from tests.gate.worlds import block_unit, cluster_unit, counts_of, run_of

@@ -15,14 +15,15 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from shadowspec.gate.evidence import agreement, latency
+from shadowspec.gate.evidence import agreement
 from shadowspec.gate.evidence import clusters as open_clusters
+from shadowspec.gate.evidence import speedup as latency
 from shadowspec.gate.evidence.clusters import MemoryKeys
 from shadowspec.gate.evidence.hypothesis import TestEvidence
 from shadowspec.gate.evidence.series import BettingTest, Unit, unit_series
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting, levels
-from shadowspec.gate.verdict import results
+from shadowspec.gate.verdict import required_tests as results
 from shadowspec.tap import admission, blocks
 from shadowspec.tap.endpoints import EndpointRule, Load
 from shadowspec.tap.hashing import KeyedHash
@@ -309,7 +310,7 @@ def false_rate_of_dependent_blocks(module: ModuleType, num_runs: int = 40) -> fl
 def test_dependent_units_wait_or_are_merged() -> None:
     assert false_rate_of_dependent_blocks(results) <= LEVEL
     blind = sabotaged(
-        "shadowspec.gate.verdict.results",
+        "shadowspec.gate.verdict.required_tests",
         ("RESTART_AUTOCORRELATION = 0.2", "RESTART_AUTOCORRELATION = 9.2"),
         ("WAIT_AUTOCORRELATION = 0.35", "WAIT_AUTOCORRELATION = 9.35"),
     )

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
-from shadowspec.gate.evidence.latency import speedup_test, total_time_test
+from shadowspec.gate.evidence.speedup import speedup_test, total_time_test
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
 from shadowspec.gate.verdict.decision import Hypothesis, decide
-from shadowspec.gate.verdict.results import after_dependence
+from shadowspec.gate.verdict.required_tests import after_dependence
 from shadowspec.types import ArmTiming, Dependence, Memory, Parity, Run, TestResult, TestState, Trial, Verdict
 from tests.gate.test_decision import HYPOTHESIS, POLICY, correlated, costly_tail, drawn, evidence_of, look, result
 from tests.gate.worlds import CONFIG, START, block_unit, cluster_unit, run_of

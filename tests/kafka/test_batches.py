@@ -16,7 +16,7 @@ from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c
 
 from shadowspec.tap.kafka.batches import DamagedBatchError, LenientBatch, PartitionRecords
-from shadowspec.tap.kafka.client import is_lasting
+from shadowspec.tap.kafka.broker_clients import is_lasting
 
 HEAD_BYTES = 61  # of a batch, before its records
 PLACE = TopicPartition("topic", 0)

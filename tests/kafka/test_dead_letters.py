@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from shadowspec.cli.main import app
 from shadowspec.errors import DeadLetterError, ServiceUnavailableError, UsageError
-from shadowspec.tap.dead_letters import (
+from shadowspec.tap.dead_letter_topic import (
     DeadLetterWriter,
     error_headers,
     make_retry_message,
@@ -120,7 +120,7 @@ def test_a_topic_that_goes_ends_it_at_the_next_letter(
     topics: Topics, settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shadowspec.tap.kafka.producer.DELIVERY_TIMEOUT_S", 4.0)
-    monkeypatch.setattr("shadowspec.tap.kafka.client.REQUEST_TIMEOUT_MS", 2_000)
+    monkeypatch.setattr("shadowspec.tap.kafka.broker_clients.REQUEST_TIMEOUT_MS", 2_000)
     with DeadLetterWriter(settings) as writer:
         topics.delete(settings.dead_letter_topic)
         writer.send(raw(1), "decode", "not_json", "mirror")

@@ -122,7 +122,7 @@ def test_what_was_not_delivered_is_delivered_by_the_next_flush(
     new_kafka: NewKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shadowspec.tap.kafka.producer.DELIVERY_TIMEOUT_S", 3.0)
-    monkeypatch.setattr("shadowspec.tap.kafka.client.REQUEST_TIMEOUT_MS", 2_000)
+    monkeypatch.setattr("shadowspec.tap.kafka.broker_clients.REQUEST_TIMEOUT_MS", 2_000)
     server = new_kafka()
     with Topics(server.bootstrap, deletes=False) as topics:
         topic = topics.create(2)

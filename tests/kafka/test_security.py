@@ -13,7 +13,7 @@ import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
 from shadowspec.errors import ConfigError, DeadLetterError, ServiceUnavailableError
-from shadowspec.tap.dead_letters import DeadLetterWriter
+from shadowspec.tap.dead_letter_topic import DeadLetterWriter
 from shadowspec.tap.kafka import KafkaSecurity
 from shadowspec.tap.kafka.consumer import KafkaTap
 from shadowspec.tap.kafka.producer import OutgoingMessage, TopicWriter

@@ -10,7 +10,7 @@ import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaTCPTransport
 
-from shadowspec.tap.kafka.client import EncryptedTransport, PlainTransport
+from shadowspec.tap.kafka.broker_clients import EncryptedTransport, PlainTransport
 
 
 class _Protocol:

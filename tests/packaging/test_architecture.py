@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,12 @@ def test_every_function_and_file_that_the_page_names_exists() -> None:
                 path,
                 symbol,
             )
+
+
+def test_no_two_modules_share_a_name_but_adapters_of_the_same_engine() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in (ROOT / "shadowspec").rglob("*.py"):
+        if not path.stem.startswith("__"):
+            places[path.stem].append(path.parent.relative_to(ROOT / "shadowspec").as_posix())
+    shared = {name: sorted(folders) for name, folders in places.items() if len(folders) > 1}
+    assert shared == {"sglang": ["rollout/export", "servers"]}

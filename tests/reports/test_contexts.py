@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.reports.report import Report, build_report, render_html, render_json, render_markdown
 from shadowspec.reports.tally import CacheCost, ContextPoint, Tally, by_context
-from shadowspec.tap.slicing import SHORTEST_RANGE, prompt_range
+from shadowspec.tap.context_buckets import SHORTEST_RANGE, prompt_range
 from tests.reports.worlds import NOW, MemorySource, add_slice, counts_of
 
 CODE = "prompt_class=code,sampling_regime=greedy"

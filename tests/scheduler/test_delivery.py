@@ -14,8 +14,8 @@ import pytest
 
 from shadowspec.config import Config
 from shadowspec.errors import ConfigError
+from shadowspec.scheduler.job_settings import WebhookSettings
 from shadowspec.scheduler.receivers import require_secret
-from shadowspec.scheduler.settings import WebhookSettings
 from shadowspec.store import Store
 from shadowspec.types import Delivery, DeliveryState
 from tests.scheduler.receivers import certified, mail_server, web_server

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowspec.engine.batch import Request, Row
-from shadowspec.servers.acceptance import UncountableError, from_counters, from_meta_info, from_steps
+from shadowspec.servers.acceptance_counts import UncountableError, from_counters, from_meta_info, from_steps
 from shadowspec.servers.counters import Counters, parse
 from shadowspec.servers.endings import Ending, VerifyStep, endings
 from shadowspec.servers.stream import Completion

@@ -19,7 +19,7 @@ from shadowspec.errors import ConfigError
 from shadowspec.servers.client import authorization, open_client, run_async, trust
 from shadowspec.servers.identity import identify
 from shadowspec.servers.request import ServerRequest
-from shadowspec.servers.settings import ServerSettings, Waits
+from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import SamplingParameters
 from tests.servers.fake_server import (

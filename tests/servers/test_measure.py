@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
-from shadowspec.servers.measure import ServerEngine, connect
-from shadowspec.servers.parity import Place, places
+from shadowspec.servers.answer_parity import Place, places
+from shadowspec.servers.measure_servers import ServerEngine, connect
 from shadowspec.servers.probing import DETAILED
-from shadowspec.servers.settings import ServerSettings, Waits
+from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.types import (
     Arm,
     Block,
@@ -106,7 +106,7 @@ def test_every_own_request_has_a_run_with_counts_and_times(servers: tuple[FakeSe
 def test_arms_run_one_after_the_other_in_the_order_drawn(
     servers: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch, first: Arm
 ) -> None:
-    from shadowspec.servers import measure
+    from shadowspec.servers import measure_servers as measure
 
     engine, order, run_arm = connected(servers), [], measure.run_arm
 

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from shadowspec.errors import InputError, ModelError, NoDataError
-from shadowspec.servers.profiling import OUTPUT_TOKENS, REQUESTS_PER_SLOT, ServedSteps, ServerGrid, fit, profile_servers
+from shadowspec.servers.server_profile import (
+    OUTPUT_TOKENS,
+    REQUESTS_PER_SLOT,
+    ServedSteps,
+    ServerGrid,
+    fit,
+    profile_servers,
+)
 from shadowspec.servers.stream import ServerError
 from shadowspec.types import CostKey, ProfiledCosts, StepCost
 from tests.servers.fake_server import FakeServer, running, status, well

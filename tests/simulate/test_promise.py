@@ -12,7 +12,7 @@ import pytest
 from shadowspec.gate.stats import betting, capital
 from shadowspec.simulate.repetition import repeat, seed_of
 from shadowspec.simulate.results import WorldResult, tally
-from shadowspec.simulate.runner import run_worlds
+from shadowspec.simulate.run_worlds import run_worlds
 from shadowspec.simulate.summary import broken_promises, summarise
 from shadowspec.simulate.worlds import QUICK_WORLDS, WORLDS
 

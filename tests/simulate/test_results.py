@@ -11,7 +11,7 @@ from scipy import stats
 
 from kernels.benchmarks.simulation_page import PAGE, PICTURE, write_page
 from shadowspec.errors import InputError
-from shadowspec.simulate import runner
+from shadowspec.simulate import run_worlds as runner
 from shadowspec.simulate.gate_under_test import HypothesisOutcome
 from shadowspec.simulate.intervals import quantile, share
 from shadowspec.simulate.naive import NAIVE_GATES
@@ -20,7 +20,7 @@ from shadowspec.simulate.quoted import quoted_figures
 from shadowspec.simulate.repetition import Repetition
 from shadowspec.simulate.results import WorldResult, read_results, tally, write_results
 from shadowspec.simulate.rows import CHANGED, CONFIG
-from shadowspec.simulate.runner import run_worlds
+from shadowspec.simulate.run_worlds import run_worlds
 from shadowspec.simulate.summary import broken_promises, power_limit_blocks, summarise
 from shadowspec.simulate.tables import Table, markdown, tables_of
 from shadowspec.simulate.world import World

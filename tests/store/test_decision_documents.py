@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shadowspec.errors import InputError
-from shadowspec.gate.run.explain import compare
+from shadowspec.gate.run.recompute import compare
 from shadowspec.store import Store
 from shadowspec.types import Composition, Decision, DriftFigures, MixChange, RateChange, TestResult, Verdict
 from shadowspec.types.decision_documents import (

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from shadowspec.cli.decisions import decision_document
-from shadowspec.gate.run.explain import explain
 from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.run.recompute import explain
 from shadowspec.gate.verdict.effective_decisions import effective_decisions
 from shadowspec.store import Store
 from shadowspec.store.admin import schema

@@ -31,7 +31,7 @@ from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer, lookup
 from shadowspec.engine.replay.acceptance import prefix_accept
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import token_scores
 from shadowspec.types import ExpectedCounts, RecordKey, SamplingParameters, VerifyRule
 from tests.small_models import disturbed, tiny_llama

@@ -21,7 +21,7 @@ from shadowspec.engine.batch import Request
 from shadowspec.engine.heads.loading import load_heads
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.metrics import ratio
 from shadowspec.types import ExpectedCounts, RecordKey, SpeculationConfig, VerifyRule
 

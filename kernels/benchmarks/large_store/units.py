@@ -23,7 +23,7 @@ from kernels.benchmarks.large_store.world import (
     acceptance_at,
     log_speedup,
 )
-from shadowspec.tap.slicing import context_bucket
+from shadowspec.tap.context_buckets import context_bucket
 from shadowspec.types import (
     Arm,
     ArmTiming,

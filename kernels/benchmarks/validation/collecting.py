@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from shadowspec.servers.arms import run_arm
 from shadowspec.servers.client import fresh_salt, open_client, run_async, trust
+from shadowspec.servers.closed_loop import run_arm
 from shadowspec.servers.request import ServerRequest
-from shadowspec.servers.settings import ServerSettings, Waits
+from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import SamplingParameters
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shadowspec.engine.decode import Decoded
-from shadowspec.servers.acceptance import from_steps
+from shadowspec.servers.acceptance_counts import from_steps
 from shadowspec.servers.stream import Completion
 from shadowspec.types import SpeculationCounts
 

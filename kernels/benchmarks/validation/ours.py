@@ -17,7 +17,7 @@ from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.engine.replay.acceptance import check_target, lookup_chances, prefix_accept
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import TokenScores, token_scores
 from shadowspec.errors import RecordError
 from shadowspec.gate.policy import NEAR_TIE_LOGIT

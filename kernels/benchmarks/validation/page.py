@@ -54,7 +54,7 @@ _RULES = """\
 - **Counting.** vLLM counts a step before its output is cut at a stop or at the limit of tokens; our counters stop at
   the last emitted token. Rates of the loop are held against vLLM's own figure in vLLM's sense (our cut tokens
   added); replay cannot know what lay beyond the end and is held against vLLM's counts after our cut
-  (`shadowspec/servers/acceptance.py`).
+  (`shadowspec/servers/acceptance_counts.py`).
 - **N-grams.** Both look for the longest suffix that occurred before. vLLM copies what followed its *earliest*
   occurrence, our `ngram` proposer what followed the latest. Here vLLM's rule is reproduced
   (`kernels/benchmarks/validation/vllm_rules.py`); the last table shows what our own would have accepted.

@@ -23,7 +23,7 @@ from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.replay.law import StepChances
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.types import SamplingParameters
 
 

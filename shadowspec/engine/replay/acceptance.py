@@ -29,7 +29,7 @@ import numpy.typing as npt
 from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixText
 from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
 from shadowspec.engine.replay.law import StepChances
-from shadowspec.engine.replay.responses import Response, refusal_error
+from shadowspec.engine.replay.response_tokens import Response, refusal_error
 from shadowspec.engine.replay.scoring import TokenScores
 from shadowspec.types import SamplingParameters, VerifyRule
 

@@ -22,9 +22,9 @@ from shadowspec.engine.replay.acceptance import (
     suffix_chances,
     suffix_steps,
 )
-from shadowspec.engine.replay.heads import StartScores, start_chances, start_scores
+from shadowspec.engine.replay.heads_scores import StartScores, start_chances, start_scores
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import Budget, TokenScores, group_by_length, token_scores
 from shadowspec.errors import ConfigError, RecordError
 from shadowspec.types import ExpectedCounts, SpeculationConfig, VerifyRule

@@ -21,7 +21,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from shadowspec.engine.llama import DirectLlama
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.runner import Runner
 from shadowspec.engine.sampling import BatchSampling, greedy_tokens
 from shadowspec.types import SamplingParameters

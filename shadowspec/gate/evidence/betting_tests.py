@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from shadowspec.gate.evidence.agreement import acceptance_test, near_tie_test, z_test
 from shadowspec.gate.evidence.asymptotic import shown_beside
 from shadowspec.gate.evidence.guardrails import guardrail_tests
-from shadowspec.gate.evidence.latency import speedup_test, tail_test, total_time_test
 from shadowspec.gate.evidence.series import BettingTest, Blocks, add_times
+from shadowspec.gate.evidence.speedup import speedup_test, tail_test, total_time_test
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 

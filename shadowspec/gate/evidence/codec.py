@@ -17,9 +17,9 @@ from shadowspec.errors import InputError
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
 from shadowspec.gate.evidence.quantiles import LatencyHistogram
 from shadowspec.gate.evidence.totals import RunTotals
+from shadowspec.gate.stats.autocorrelation import Moments
 from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
 from shadowspec.gate.stats.capital import NUM_FRACTIONS, CapitalTable
-from shadowspec.gate.stats.moments import Moments
 from shadowspec.types import TestState
 
 VERSION = 2

@@ -18,9 +18,9 @@ from shadowspec.gate.evidence.series import BettingTest, add_times
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.stats.autocorrelation import Moments
 from shadowspec.gate.stats.betting import UnitSeries
 from shadowspec.gate.stats.capital import CapitalTable
-from shadowspec.gate.stats.moments import Moments
 from shadowspec.metrics import ratio
 from shadowspec.types import Figure, TestState
 

@@ -19,7 +19,7 @@ from itertools import accumulate
 import numpy as np
 
 from shadowspec.gate.evidence.series import Blocks, add_times
-from shadowspec.gate.stats.moments import Moments
+from shadowspec.gate.stats.autocorrelation import Moments
 from shadowspec.types import Figure, Run
 
 PROBABILITIES = {"p95": 0.95, "p99": 0.99}

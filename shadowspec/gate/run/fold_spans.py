@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from shadowspec.gate.run.ports import Offsets, Place
+from shadowspec.gate.run.gate_store import Offsets, Place
 from shadowspec.types import Span
 
 OFFSETS_AT_ONCE = 100_000  # over all partitions: about 400 MB of rows, ten seconds or less

@@ -23,7 +23,7 @@ from shadowspec.gate.evidence.units import (
 )
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.fold_spans import membership
-from shadowspec.gate.run.ports import OpenUnits, Place, Rows
+from shadowspec.gate.run.gate_store import OpenUnits, Place, Rows
 from shadowspec.gate.run.state import EndpointState, RunEvidence, clustering_id, fold_in_run, new_evidence
 from shadowspec.gate.run.trial_levels import HypothesisId
 from shadowspec.gate.verdict.trial import Seen

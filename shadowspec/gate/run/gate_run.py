@@ -16,7 +16,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import EndpointLook
 from shadowspec.gate.run.fold_spans import Plan, merge_spans, next_plan
 from shadowspec.gate.run.folding import NEVER, Completed, Folding, Rules
-from shadowspec.gate.run.ports import EvidenceStore, GateSession, RehearsalStore
+from shadowspec.gate.run.gate_store import EvidenceStore, GateSession, RehearsalStore
 from shadowspec.gate.run.state import (
     EndpointState,
     RunEvidence,

@@ -17,9 +17,9 @@ from shadowspec.gate.evidence.betting_tests import score_units
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.explain import policy_of, refold
 from shadowspec.gate.run.folding import Rules, Units
-from shadowspec.gate.run.ports import Place
+from shadowspec.gate.run.gate_store import Place
+from shadowspec.gate.run.recompute import policy_of, refold
 from shadowspec.gate.run.state import fold_in_run
 from shadowspec.gate.run.trial_levels import HypothesisId, frozen_policy, hypothesis_id
 from shadowspec.gate.verdict.curves import Recorder, SequencePoint, sequence_points

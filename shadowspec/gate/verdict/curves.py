@@ -17,7 +17,7 @@ from shadowspec.gate.evidence.hypothesis import TestEvidence, WatcherState
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import UnitSeries
-from shadowspec.gate.verdict.results import bounds
+from shadowspec.gate.verdict.required_tests import bounds
 from shadowspec.metrics import ratio
 
 MAX_POINTS = 200  # more cannot be told apart in a drawing

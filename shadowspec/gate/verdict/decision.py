@@ -21,7 +21,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.levels import FIRST_RUN_SHARE
 from shadowspec.gate.verdict.current_decision import is_stale
 from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE, is_valid_for_engine
-from shadowspec.gate.verdict.results import after_dependence, betting_results, fault_result, memory_result
+from shadowspec.gate.verdict.required_tests import after_dependence, betting_results, fault_result, memory_result
 from shadowspec.metrics import ratio
 from shadowspec.types import Decision, EvidenceSummary, FingerprintedConfig, TestResult, TestState, Trial, Verdict
 

@@ -15,7 +15,7 @@ from shadowspec.reports import tally
 from shadowspec.reports.tally import Tally
 from shadowspec.store import GroupSums
 from shadowspec.store.read.run_pages import PREFIX
-from shadowspec.tap.slicing import prompt_range
+from shadowspec.tap.context_buckets import prompt_range
 from shadowspec.types import FingerprintedConfig, parse_slice_key
 
 MAX_LABELLED = 5_000  # runs read with their labels: some hundred milliseconds

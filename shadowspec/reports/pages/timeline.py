@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from shadowspec.gate.audit.run import AUTHOR as AUDITOR
+from shadowspec.gate.audit.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.verdict.trial import CHANGED_FINGERPRINT, DRIFT
 from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.shared_values import Change, ChangeKind

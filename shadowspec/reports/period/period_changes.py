@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from shadowspec.gate.audit.run import AUTHOR as AUDITOR
+from shadowspec.gate.audit.audit_run import AUTHOR as AUDITOR
 from shadowspec.gate.run.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.gate.verdict.effective_decisions import order_words
 from shadowspec.gate.verdict.trial import DRIFT

@@ -7,6 +7,6 @@ Imports: types, errors.
 The client library is imported only by what speaks to a broker: a configuration is read without it.
 """
 
-from shadowspec.tap.kafka.settings import KafkaSecurity, KafkaSettings
+from shadowspec.tap.kafka.kafka_settings import KafkaSecurity, KafkaSettings
 
 __all__ = ["KafkaSecurity", "KafkaSettings"]

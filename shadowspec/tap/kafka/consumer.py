@@ -21,10 +21,10 @@ from kafka import OffsetAndMetadata, TopicPartition, errors
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 
 from shadowspec.tap.kafka.batches import DamagedBatchError
-from shadowspec.tap.kafka.client import Consumer, await_topics, is_lasting, open_client, unavailable
+from shadowspec.tap.kafka.broker_clients import Consumer, await_topics, is_lasting, open_client, unavailable
+from shadowspec.tap.kafka.kafka_settings import KafkaSettings
 from shadowspec.tap.kafka.membership import Assignments
 from shadowspec.tap.kafka.partitions import Changes, Partition, Partitions
-from shadowspec.tap.kafka.settings import KafkaSettings
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import PartitionId, RecordKey
 

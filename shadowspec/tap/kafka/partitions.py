@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from kafka import TopicPartition
 
-from shadowspec.tap.kafka.client import Client
+from shadowspec.tap.kafka.broker_clients import Client
 from shadowspec.tap.kafka.membership import Assignments
 from shadowspec.types import PartitionId
 

@@ -15,8 +15,8 @@ from typing import Any, Final, Self
 from kafka import KafkaProducer, errors
 
 from shadowspec.errors import DeadLetterError, ServiceUnavailableError
-from shadowspec.tap.kafka.client import await_topics, is_lasting, open_client, unavailable
-from shadowspec.tap.kafka.settings import KafkaSettings
+from shadowspec.tap.kafka.broker_clients import await_topics, is_lasting, open_client, unavailable
+from shadowspec.tap.kafka.kafka_settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 

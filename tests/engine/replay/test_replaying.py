@@ -36,7 +36,7 @@ from shadowspec.engine.replay.acceptance import (
 )
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import Budget, TokenScores, group_by_length, pack, token_scores
 from shadowspec.errors import ConfigError, RecordError
 from shadowspec.types import (

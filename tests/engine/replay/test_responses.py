@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shadowspec.engine.replay.responses import logged_response
+from shadowspec.engine.replay.response_tokens import logged_response
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import RecordError
 from shadowspec.types import LoggedResponse, RecordKey, SamplingParameters, ShadowPrompt

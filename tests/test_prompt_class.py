@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.tap.slicing import PROMPT_CLASSES, classify_text, context_bucket, prompt_class
+from shadowspec.tap.context_buckets import context_bucket
+from shadowspec.tap.prompt_class import PROMPT_CLASSES, classify_text, prompt_class
 from shadowspec.types import format_slice_key, parse_slice_key
 
 SAMPLE = Path(__file__).parent / "data" / "labelled_prompts.jsonl"

@@ -1,6 +1,6 @@
-"""The words that kinds of prompts are told by: patterns, and the ways in which they are tried on a text at once.
+"""The words by which prompts are classified: patterns, and how they are tried on a text all at once.
 
-Which class a pattern stands for, and in which order, `slicing` says.  Texts are UTF-8: where characters lie does
+`prompt_class` says which class a pattern stands for, and in which order.  Texts are UTF-8: where characters lie does
 not matter here, and finding out would cost more than the patterns.
 """
 

@@ -1,4 +1,4 @@
-"""What kind of request a prompt is: the class and the context bucket that slices are made of.
+"""The class of a prompt: what kind of request it is.
 
 A request that says what it is is believed: the operator's `prompt_class` label, then the tools it offers,
 then the format it asks for.  Any other is classified by rules on its text, of which the first that holds
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from shadowspec.tap import class_patterns as patterns
+from shadowspec.tap import prompt_class_patterns as patterns
 
 CODE: Final = "code"
 STRUCTURED: Final = "structured"
@@ -37,14 +37,6 @@ OTHER: Final = "other"
 PROMPT_CLASSES: Final = (
     CODE, STRUCTURED, TOOL_CALLING, CHAT, SUMMARISATION, MATHS, TRANSLATION, CREATIVE, OTHER,
 )  # fmt: skip
-
-# Upper bounds in prompt tokens, exclusive; a bucket's name holds no comma and no "=", it is part of slice keys.
-CONTEXT_BUCKETS: Final = (
-    (512, "<512"), (2_048, "512-2k"), (8_192, "2k-8k"), (32_768, "8k-32k"), (131_072, "32k-128k"),
-)  # fmt: skip
-LARGEST_CONTEXT_BUCKET: Final = "128k+"
-SHORTEST_RANGE: Final = 64  # prompt tokens, where views of lengths begin to double
-KILO: Final = 1_024
 
 HEAD_CHARACTERS = 4_000  # an instruction at the beginning, with the start of what it is about
 TAIL_CHARACTERS = 1_500  # an instruction at the end
@@ -161,28 +153,6 @@ def _is_maths(whole: bytes, ends: bytes, rules: Sequence[int]) -> bool:
     if not whole.rstrip(patterns.SPACES).endswith(b"?"):
         return False
     return sum(1 for _ in islice(patterns.NUMBERS.finditer(whole), MIN_PROBLEM_NUMBERS)) == MIN_PROBLEM_NUMBERS
-
-
-def context_bucket(num_prompt_tokens: int) -> str:
-    """The bucket of a prompt's length in tokens."""
-    for limit, name in CONTEXT_BUCKETS:
-        if num_prompt_tokens < limit:
-            return name
-    return LARGEST_CONTEXT_BUCKET
-
-
-def prompt_range(num_prompt_tokens: int) -> str:
-    """The range of prompt lengths that doubles from `SHORTEST_RANGE` on: "<64", "64-128", ..., "512-1k", "1k-2k"."""
-    limit = SHORTEST_RANGE
-    if num_prompt_tokens < limit:
-        return f"<{limit}"
-    while num_prompt_tokens >= 2 * limit:
-        limit *= 2
-    return f"{_thousands(limit)}-{_thousands(2 * limit)}"
-
-
-def _thousands(tokens: int) -> str:
-    return str(tokens) if tokens < KILO else f"{tokens // KILO}k"
 
 
 def _is_source_text(lines: Sequence[str], body: bytes, found: Sequence[int]) -> bool:

@@ -15,9 +15,9 @@ from typing import Any, Final, Self
 
 from kafka import TopicPartition, errors
 
-from shadowspec.tap.kafka.client import Consumer, await_topics, open_client, unavailable
+from shadowspec.tap.kafka.broker_clients import Consumer, await_topics, open_client, unavailable
+from shadowspec.tap.kafka.kafka_settings import KafkaSettings
 from shadowspec.tap.kafka.producer import OutgoingMessage, TopicWriter
-from shadowspec.tap.kafka.settings import KafkaSettings
 from shadowspec.tap.sources import RawRecord
 
 PREFIX: Final = "__connect.errors."

@@ -11,7 +11,7 @@ from shadowspec.live.scrape import scrape_all
 from shadowspec.live.watch import Taken, Watched, alarm_words, take_scrapes, watch
 from shadowspec.store import Store
 from shadowspec.types import FailedScrape
-from shadowspec.types.live import GuardPolicy
+from shadowspec.types.live_windows import GuardPolicy
 
 _log = logging.getLogger(__name__)
 

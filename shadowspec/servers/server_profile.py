@@ -33,15 +33,15 @@ import numpy as np
 
 from shadowspec import metrics
 from shadowspec.errors import InputError, NoDataError
-from shadowspec.servers.acceptance import UncountableError, from_steps, steps_counted
-from shadowspec.servers.arms import Outcome, run_arm, timing
+from shadowspec.servers.acceptance_counts import UncountableError, from_steps, steps_counted
 from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
+from shadowspec.servers.closed_loop import Outcome, run_arm, timing
 from shadowspec.servers.fingerprint import fingerprint_server_config
 from shadowspec.servers.identity import identify
-from shadowspec.servers.measure import SEEDS
+from shadowspec.servers.measure_servers import SEEDS
 from shadowspec.servers.probing import LOOKUPS, CountsSource, counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
-from shadowspec.servers.settings import ServerSettings
+from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import (
     BASELINE,

@@ -7,7 +7,7 @@ import re2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.tap import class_patterns as patterns
+from shadowspec.tap import prompt_class_patterns as patterns
 
 WORDS = [
     *("translate this", "to German\n", "write a", "summary of", "select x", "from t", "where", "create table", ";"),

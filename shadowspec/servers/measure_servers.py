@@ -19,16 +19,16 @@ from shadowspec.errors import ServiceUnavailableError
 from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.outputs import is_repetition_loop
-from shadowspec.servers.acceptance import Accepted, UncountableError, count_alone, from_meta_info, from_steps
-from shadowspec.servers.arms import Outcome, concurrencies, run_arm, timing
+from shadowspec.servers.acceptance_counts import Accepted, UncountableError, count_alone, from_meta_info, from_steps
+from shadowspec.servers.answer_parity import parity_of
 from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
+from shadowspec.servers.closed_loop import Outcome, concurrencies, run_arm, timing
 from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.fingerprint import fingerprint_server_config
 from shadowspec.servers.identity import Identity, identify
-from shadowspec.servers.parity import parity_of
 from shadowspec.servers.probing import LOOKUPS, CountsSource, counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
-from shadowspec.servers.settings import ServerSettings
+from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import (
     Arm,

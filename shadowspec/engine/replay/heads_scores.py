@@ -20,7 +20,7 @@ from shadowspec.engine.heads import StagedHeads
 from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.replay.law import StepChances
-from shadowspec.engine.replay.responses import Response
+from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import Budget
 from shadowspec.engine.runner import Runner
 from shadowspec.engine.sampling import BatchSampling, greedy_tokens

@@ -16,7 +16,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import evidence_after, with_counts
 from shadowspec.gate.run.fold_spans import merge_spans
 from shadowspec.gate.run.folding import Completed, Folding, Rules
-from shadowspec.gate.run.ports import Rows
+from shadowspec.gate.run.gate_store import Rows
 from shadowspec.gate.run.state import EndpointState, RunEvidence, clustering_id, new_state
 from shadowspec.gate.run.traffic_counts import traffic_of
 from shadowspec.gate.run.trial_levels import frozen_policy, hypothesis_id

@@ -28,8 +28,8 @@ from kafka.util import WeakMethod
 
 from shadowspec.errors import ConfigError, ServiceUnavailableError
 from shadowspec.tap.kafka.batches import PartitionRecords
+from shadowspec.tap.kafka.kafka_settings import KafkaSecurity, KafkaSettings
 from shadowspec.tap.kafka.membership import Coordinator
-from shadowspec.tap.kafka.settings import KafkaSecurity, KafkaSettings
 
 log = logging.getLogger(__name__)
 
