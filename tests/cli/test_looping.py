@@ -18,11 +18,11 @@ from shadowspec.backfill.cluster import Actors
 from shadowspec.config import load_config
 from shadowspec.errors import ConfigError
 from shadowspec.store import Store, upgrade
-from shadowspec.testing import FakeEngine
 from shadowspec.types import Block, BlockResult, PartitionId, Run
 from shadowspec.worker.files import CONSUMER, FileRun, InProcess
 from tests.backfill.processes import environment, temporary_folder, wait_until_ended
 from tests.cli.conftest import Workspace, record, write_traffic
+from tests.fakes import FakeEngine
 from tests.worker.blocks import block as a_block
 from tests.worker.blocks import prompt
 from tests.worker.test_restarts import CONFIG, RULES, TOKENIZERS, pipeline, raw_records

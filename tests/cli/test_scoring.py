@@ -24,7 +24,6 @@ from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
-from shadowspec.testing import FakeEngine, FakeEngineFactory
 from shadowspec.types import (
     Contract,
     OutputContract,
@@ -40,6 +39,7 @@ from shadowspec.types import (
 from shadowspec.worker.files import FileRun, InProcess
 from shadowspec.worker.pipeline import Pipeline
 from tests.cli.conftest import Workspace, record, write_traffic
+from tests.fakes import FakeEngine, FakeEngineFactory
 from tests.worker.blocks import block, prompt
 from tests.worker.test_restarts import CONFIG, RULES, SECRET, TOKENIZERS, raw_records
 

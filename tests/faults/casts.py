@@ -13,7 +13,7 @@ from typing import Any
 
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
-from shadowspec.testing import FakeTokenizer
+from tests.fakes import FakeTokenizer
 from tests.faults.traffic import messages
 from tests.kafka_topics import Message
 

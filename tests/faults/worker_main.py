@@ -17,8 +17,8 @@ from shadowspec.app.serve_worker import serving
 from shadowspec.cli.worker import run_until_stopped
 from shadowspec.config import load_config
 from shadowspec.errors import ShadowSpecError
-from shadowspec.testing import FakeEngineFactory, FakeTokenizer, Marks
 from shadowspec.types import PartitionId
+from tests.fakes import FakeEngineFactory, FakeTokenizer, Marks
 
 DEATH_BEFORE_COMMIT = 0.01  # chance at each commit
 

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
 
-from shadowspec.testing import FakeEngine
 from shadowspec.types import (
     Arm,
     Block,
@@ -20,6 +19,7 @@ from shadowspec.types import (
     SamplingParameters,
     ShadowPrompt,
 )
+from tests.fakes import FakeEngine
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.testing import FakeEngine, FakeEngineFactory, Marks
 from shadowspec.types import BlockResult
 from shadowspec.worker.engine_process import (
     BuildFailed,
@@ -29,6 +28,7 @@ from shadowspec.worker.engine_process import (
     Failed,
     Ready,
 )
+from tests.fakes import FakeEngine, FakeEngineFactory, Marks
 from tests.services import PATIENCE_S
 from tests.worker.blocks import block, prompt
 
@@ -189,7 +189,7 @@ def test_the_child_leaves_signals_to_its_parent(start: Start, ignored: signal.Si
 
 PARENT = """
 import sys, time
-from shadowspec.testing import FakeEngineFactory, Marks
+from tests.fakes import FakeEngineFactory, Marks
 from shadowspec.worker.engine_process import EngineProcess
 from shadowspec.worker.engine_process import Ready
 from tests.worker.blocks import block, prompt

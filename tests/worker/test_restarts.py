@@ -24,11 +24,11 @@ from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import Joiner
 from shadowspec.tap.sources import RawRecord
-from shadowspec.testing import FakeEngine, FakeTokenizer, fake_config
 from shadowspec.types import FunnelCounter, PartitionId, RecordKey
 from shadowspec.worker.files import CONSUMER, FileRun, InProcess
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.service import partition_past
+from tests.fakes import FakeEngine, FakeTokenizer, fake_config
 from tests.faults.traffic import START_MS, expected, messages
 
 pytestmark = pytest.mark.slow  # all of them together

@@ -24,7 +24,6 @@ from shadowspec.tap.joining import Joiner
 from shadowspec.tap.kafka.consumer import CommitOutcome
 from shadowspec.tap.kafka.partitions import Changes
 from shadowspec.tap.sources import RawRecord
-from shadowspec.testing import FakeEngine, FakeTokenizer, fake_config
 from shadowspec.types import (
     Advance,
     Block,
@@ -42,6 +41,7 @@ from shadowspec.worker.rates import SliceRates
 from shadowspec.worker.recovery import BlockOutcome
 from shadowspec.worker.service import Limits, Service, partition_past
 from shadowspec.worker.telemetry import Telemetry
+from tests.fakes import FakeEngine, FakeTokenizer, fake_config
 from tests.faults.traffic import START_MS, messages
 from tests.services import PATIENCE_S
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from shadowspec.errors import ModelError, ServiceUnavailableError, ShadowSpecError, StoreError
-from shadowspec.testing import FakeEngine, FakeEngineFactory, Marks, fake_config
 from shadowspec.types import Block, RecordKey
 from shadowspec.worker.engine_process import Died, EngineFactory
 from shadowspec.worker.recovery import BlockOutcome
 from shadowspec.worker.supervisor import Supervisor
+from tests.fakes import FakeEngine, FakeEngineFactory, Marks, fake_config
 from tests.services import PATIENCE_S
 from tests.worker.blocks import AttemptsInMemory, Diary, DiaryFactory, block, prompt
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shadowspec.testing import FakeEngine, Marks, fake_config
 from shadowspec.types import FunnelCounter, WriteOutcome
 from shadowspec.worker.telemetry import MAX_LABEL_VALUES, OTHER, Telemetry
+from tests.fakes import FakeEngine, Marks, fake_config
 from tests.worker.blocks import block, prompt
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from shadowspec import metrics
 from shadowspec.tap.admission import Tokenizer
-from shadowspec.testing import FakeEngine, FakeEngineFactory, FakeTokenizer, Marks, fake_config
 from shadowspec.types import SamplingParameters
+from tests.fakes import FakeEngine, FakeEngineFactory, FakeTokenizer, Marks, fake_config
 from tests.identities import check_identities
 from tests.worker.blocks import block, prompt
 
