@@ -24,8 +24,8 @@ CHARACTER = 6.4  # pixels, mean width at font size 12
 def layers() -> list[list[str]]:
     """Packages and modules by layer, the outermost first."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (own,) = (each for each in contracts if each["name"] == "dependencies point inward")
-    return [[name.strip() for name in layer.replace(":", "|").split("|")] for layer in own["layers"]]
+    (contract,) = (each for each in contracts if each["name"] == "dependencies point inward")
+    return [[name.strip() for name in layer.replace(":", "|").split("|")] for layer in contract["layers"]]
 
 
 def source_of(name: str) -> Path:

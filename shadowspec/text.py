@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
+from typing import Final
 
+from shadowspec.errors import UsageError
 from shadowspec.types import parse_slice_key
 
 DASH = "\u2014"
 MINUS = "\u2212"
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&@])")
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_LONGEST_S: Final = 100 * 365 * 86_400  # keeps sums of times within what a calendar holds
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -102,3 +107,16 @@ def age(span: timedelta | None) -> str:
         if seconds >= size:
             return plural(seconds // size, unit)
     return "under a minute"
+
+
+def parse_duration(text: str) -> timedelta:
+    """A length of time such as 90s, 30m, 24h, 7d or 2w.
+
+    Raises:
+        UsageError: it is written otherwise, or not above 0.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    seconds = float(found[1]) * _UNIT_SECONDS[found[2]] if found else 0.0
+    if not 0.0 < seconds <= _LONGEST_S:
+        raise UsageError(f"{text!r} is no time: expected a number with a unit, such as 90s, 30m, 24h, 7d or 2w")
+    return timedelta(seconds=seconds)

@@ -99,8 +99,8 @@ DIALECTS = ("sqlite", pytest.param("postgres", marks=pytest.mark.integration))
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """A folder filled by the first process of this run that asks for it; all processes read it or copy it."""
-    own = factory.getbasetemp()
-    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    getbasetemp = factory.getbasetemp()
+    root = getbasetemp.parent if "PYTEST_XDIST_WORKER" in os.environ else getbasetemp
     folder = root / f"once-{name}"
     with (root / f"once-{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

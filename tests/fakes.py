@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from shadowspec.errors import ModelError
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
+from shadowspec.tap.endpoints import EndpointRule, MatchRule
 from shadowspec.types import (
     ArmTiming,
     Block,
@@ -158,6 +160,13 @@ def _flags(prompt: ShadowPrompt, text: str, drafted_text: str, finish_reason: st
         speculative_validity=spec,
         intervention=prompt.intervention,
     )
+
+
+def endpoint_rule(
+    name: str, served_models: tuple[str, ...], match: MatchRule | None = None, **given: Any
+) -> EndpointRule:
+    """A rule that has what it is not given of the default policy."""
+    return EndpointRule(name, served_models, match or MatchRule(), **GatePolicy().rule_parts() | given)
 
 
 def fake_config(name: str = "fake", num_speculative_tokens: int = 4) -> FingerprintedConfig:

@@ -176,7 +176,7 @@ class KafkaServer:
         ports = {**self._ports, "CONTROLLER": controller_port}
         listeners = ",".join(f"{name}://localhost:{port}" for name, port in ports.items())
         protocols = ",".join(f"{name}:{'PLAINTEXT' if name == 'CONTROLLER' else name}" for name in ports)
-        own = {
+        entry = {
             "listeners": listeners,
             "listener.security.protocol.map": protocols,
             "controller.quorum.voters": f"1@localhost:{controller_port}",
@@ -185,8 +185,8 @@ class KafkaServer:
             "socket.request.max.bytes": MAX_MESSAGE_BYTES * 2,
         }
         if self.certificates is not None:
-            own |= _security(self.certificates)
-        return PROPERTIES + "".join(f"{key}={value}\n" for key, value in own.items())
+            entry |= _security(self.certificates)
+        return PROPERTIES + "".join(f"{key}={value}\n" for key, value in entry.items())
 
     def _java(self, heap: str) -> list[str]:
         program = shutil.which("java")

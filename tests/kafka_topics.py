@@ -96,8 +96,8 @@ class Topics:
 
     def write(self, topic: str, messages: Iterable[Message], **settings: Any) -> list[tuple[int, int]]:
         """Write messages with kafka-python; their partitions and offsets."""
-        own = {"bootstrap_servers": self.bootstrap, "proxy_url": CLOSING, "acks": "all", "max_request_size": 2**26}
-        producer = KafkaProducer(**own, **settings)
+        entry = {"bootstrap_servers": self.bootstrap, "proxy_url": CLOSING, "acks": "all", "max_request_size": 2**26}
+        producer = KafkaProducer(**entry, **settings)
         try:
             sent = [
                 producer.send(

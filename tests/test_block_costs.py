@@ -47,8 +47,8 @@ def test_where_blocks_overlap_or_all_wait_the_arms_are_what_is_known(lengths: tu
 
 
 def test_short_blocks_cost_their_sessions_more_and_slices_what_they_take() -> None:
-    own = blocks(1.2, 1.2) + blocks(1.2, number=1) + blocks(2.4, arms_s=2.0, slice_key="b", load=8)
-    costs = session_costs(own)
+    block_times = blocks(1.2, 1.2) + blocks(1.2, number=1) + blocks(2.4, arms_s=2.0, slice_key="b", load=8)
+    costs = session_costs(block_times)
     assert costs is not None
     assert costs.at("a", 4).seconds == pytest.approx(3 * 1.2 / (2 * 4 + 1))
     assert costs.at("b", 8).seconds == costs.at("", 8).seconds == pytest.approx(2.4 / 4)

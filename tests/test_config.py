@@ -19,8 +19,6 @@ from hypothesis import strategies as st
 from shadowspec.config import (
     Config,
     DashboardSettings,
-    EngineSettings,
-    LiveSettings,
     config_template,
     find_config,
     load_config,
@@ -31,11 +29,12 @@ from shadowspec.config.dashboard_settings import AccessSettings, Role
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.live.metric_names import LiveSource
-from shadowspec.scheduler.job_settings import ScheduleSettings
+from shadowspec.scheduler.job_settings import LiveSettings, ScheduleSettings
 from shadowspec.servers.server_settings import ServerSettings, Waits
 from shadowspec.tap.endpoints import Load, MatchRule
 from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
 from shadowspec.types.live_windows import GuardPolicy
+from shadowspec.types.measuring_settings import EngineSettings
 
 ENDPOINT = """
 [endpoints.chat]
@@ -109,8 +108,8 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     assert replace(shown.schedule, jobs={}, receivers={}) == ScheduleSettings()
     servers = shown.endpoints["served"].servers
     assert servers is not None
-    own = ServerSettings(*servers.roots, servers.model, servers.device, servers.dtype)
-    assert replace(servers, api_key_variable=None, ca_file=None, max_model_len=None) == own
+    server = ServerSettings(*servers.roots, servers.model, servers.device, servers.dtype)
+    assert replace(servers, api_key_variable=None, ca_file=None, max_model_len=None) == server
     live = shown.endpoints["chat"].live
     assert live is not None
     source = LiveSource(live.source.urls, live.source.model)
@@ -212,7 +211,7 @@ def test_contracts(tmp_path: Path, keys: str, contracts: dict[str, OutputContrac
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ('contract = "yaml"', "contract: 'yaml' is none; there are json, tool_call, sql"),
+        ('contract = "yaml"', "contract: unknown 'yaml'; there are json, tool_call, sql"),
         ('contract = { structured = "yaml" }', "contract: 'yaml' is none"),
         ('contract = { sql = "sql" }', "contract: 'sql' is no class of prompts; there are code, structured"),
         ('contract = { "" = "sql", structured = "json" }', "contract: '' is no class of prompts"),
@@ -286,7 +285,7 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         ("[databse]\n", "databse: is not a known key"),
         (LIVE + "metrics_urls = []\n", "endpoints.chat.live.metrics_urls"),
         (LIVE + "metrics_urls = ['http://key@a/metrics']\n", "endpoints.chat.live.metrics_urls"),
-        (LIVE + "metrics_urls = ['http://a/m', 'https://a/m']\n", "metrics_urls: the same one stands there twice"),
+        (LIVE + "metrics_urls = ['http://a/m', 'https://a/m']\n", "metrics_urls: the same URL is listed twice"),
         (LIVE + "metrics_urls = ['http://a/m']\nengine = 'tgi'\n", "endpoints.chat.live.engine"),
         (LIVE + "metrics_urls = ['http://a/m']\ninterval_s = 0.5\n", "endpoints.chat.live.interval_s"),
         (LIVE + "metrics_urls = ['http://a/m']\nkey = 'x'\n", "endpoints.chat.live.key: is not a known key"),
@@ -347,7 +346,7 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (ENDPOINT.replace("[[", "serving_engine = ''\n[[", 1), "endpoints.chat.serving_engine: String should have at"),
         (ENDPOINT.replace("[[", "serving_engine = '  '\n[[", 1), "serving_engine: names one engine, such as vllm"),
         (ENDPOINT.replace("[[", "serving_engine = 'vllm sglang'\n[[", 1), "serving_engine: names one engine"),
-        ("[gate]\nserving_engine = 'vllm'\n", "gate.serving_engine: is not a known key; it stands in [endpoints.NAME]"),
+        ("[gate]\nserving_engine = 'vllm'\n", "gate.serving_engine: is not a known key; it belongs in [endpoints."),
         ("endpoints = 3\n", "endpoints: must be a table"),
     ],
 )  # fmt: skip

@@ -55,12 +55,17 @@ def test_leviathans_expected_gains(gamma: int, acceptance: float, cost: float, e
     assert speedup == pytest.approx(expected, abs=0.07)  # its inputs are rounded
 
 
+def end_to_end_speedup(surface: CostSurface, tokens_per_step: float, place: Place, num_output_tokens: int) -> float:
+    baseline_ms = surface.end_to_end_ms(1.0, place.baseline, num_output_tokens)
+    return baseline_ms / surface.end_to_end_ms(tokens_per_step, place, num_output_tokens)
+
+
 @pytest.mark.parametrize(("acceptance", "throughput"), END_TO_END.items())
 def test_an_end_to_end_simulator_is_fitted(acceptance: float, throughput: float) -> None:
     """Decode share .55, K = 4 and a step that costs 1.30 baseline steps are fitted to the four figures together."""
     num_steps = 100
     costs = [StepCost(1, k, c, num_steps * 0.45 / 0.55, 0.3 if k else 0.0, 1.0, 0.0) for k in (0, 4) for c in (1, 999)]
-    speedup = CostSurface(costs).end_to_end_speedup(expected_tokens(acceptance, 4), Place(1, 4, 128), num_steps + 1)
+    speedup = end_to_end_speedup(CostSurface(costs), expected_tokens(acceptance, 4), Place(1, 4, 128), num_steps + 1)
     assert speedup == pytest.approx(throughput, abs=0.03)
 
 
@@ -87,21 +92,21 @@ def surface() -> CostSurface:
 
 @given(st.integers(1, 16), st.integers(1, 8), st.integers(128, 1024))
 def test_between_points_an_affine_cost_is_met(load: int, depth: int, context: int) -> None:
-    own = surface()
+    cost_surface = surface()
     for k in (0, depth):
         # load x depth is linear in each alone, which is what is interpolated
-        assert own.step_ms(Place(load, k, context)) == pytest.approx(cost(load, k, context).step_ms)
-        assert own.prefill_ms(Place(load, k, context)) == pytest.approx(cost(load, k, context).prefill_ms)
+        assert cost_surface.step_ms(Place(load, k, context)) == pytest.approx(cost(load, k, context).step_ms)
+        assert cost_surface.prefill_ms(Place(load, k, context)) == pytest.approx(cost(load, k, context).prefill_ms)
 
 
 def test_what_acceptance_is_worth() -> None:
-    own, place = surface(), Place(4, 4, 128)
+    cost_surface, place = surface(), Place(4, 4, 128)
     base, step = cost(4, 0, 128).step_ms, cost(4, 4, 128).step_ms
-    assert own.break_even_length(place) == pytest.approx(step / base)
+    assert cost_surface.break_even_length(place) == pytest.approx(step / base)
     plain = cost(4, 0, 128).prefill_ms + 99 * cost(4, 0, 178).step_ms  # half of the output later
     drafted = cost(4, 4, 128).prefill_ms + 99 / 2.5 * cost(4, 4, 178).step_ms
-    assert own.end_to_end_speedup(2.5, place, 100) == pytest.approx(plain / drafted)
-    assert own.end_to_end_speedup(2.5, place, 1) == pytest.approx(1 / 1.2)  # a single token: prefill alone
+    assert end_to_end_speedup(cost_surface, 2.5, place, 100) == pytest.approx(plain / drafted)
+    assert end_to_end_speedup(cost_surface, 2.5, place, 1) == pytest.approx(1 / 1.2)  # a single token: prefill alone
 
 
 @pytest.mark.parametrize(
@@ -130,14 +135,14 @@ def test_a_step_that_drafts_less_lies_between_a_plain_and_a_deep_one(
     load: int, depth: int, share: float, deep: float
 ) -> None:
     """And a batch pays for its deepest row: the more rows, the more of the steps are deep."""
-    own, place = surface(), Place(load, depth, 512)
-    plain = own.step_ms(place.baseline) + cost(load, depth, 512).draft_ms
-    shallow, full = own.step_ms(Place(load, 1, 512)), own.step_ms(place)
-    found = own.step_ms(place, Drafts(share, 1.0 + deep * (depth - 1)))
+    cost_surface, place = surface(), Place(load, depth, 512)
+    plain = cost_surface.step_ms(place.baseline) + cost(load, depth, 512).draft_ms
+    shallow, full = cost_surface.step_ms(Place(load, 1, 512)), cost_surface.step_ms(place)
+    found = cost_surface.step_ms(place, Drafts(share, 1.0 + deep * (depth - 1)))
     assert min(plain, shallow, full) - 1e-9 <= found <= max(plain, shallow, full) + 1e-9
-    assert own.step_ms(place, Drafts(1.0, depth)) == pytest.approx(full)
-    assert own.step_ms(place, Drafts(0.0, 1.0)) == pytest.approx(plain)
-    assert own.step_ms(place, Drafts(1.0, 1.0)) == pytest.approx(shallow)
+    assert cost_surface.step_ms(place, Drafts(1.0, depth)) == pytest.approx(full)
+    assert cost_surface.step_ms(place, Drafts(0.0, 1.0)) == pytest.approx(plain)
+    assert cost_surface.step_ms(place, Drafts(1.0, 1.0)) == pytest.approx(shallow)
     if load == 1:  # one row: the mean of what it does
         expected = (1 - share) * plain + share * ((1 - deep) * shallow + deep * full)
         assert found == pytest.approx(expected)
@@ -146,12 +151,12 @@ def test_a_step_that_drafts_less_lies_between_a_plain_and_a_deep_one(
 def test_a_batch_drafts_where_any_row_does() -> None:
     """By drawing the rows: two drafts of a depth in half of the steps each."""
     draw, rows, steps = np.random.default_rng(5), 3, 200_000
-    own, place = surface(), Place(rows, 4, 512)
+    cost_surface, place = surface(), Place(rows, 4, 512)
     depth_of = draw.choice([0, 1, 4], p=[0.5, 0.3, 0.2], size=(steps, rows)).max(axis=1)
-    plain = own.step_ms(place.baseline) + cost(rows, 4, 512).draft_ms
-    costs = {0: plain, 1: own.step_ms(Place(rows, 1, 512)), 4: own.step_ms(place)}
+    plain = cost_surface.step_ms(place.baseline) + cost(rows, 4, 512).draft_ms
+    costs = {0: plain, 1: cost_surface.step_ms(Place(rows, 1, 512)), 4: cost_surface.step_ms(place)}
     expected = sum(costs[depth] * float((depth_of == depth).mean()) for depth in costs)
-    assert own.step_ms(place, Drafts(0.5, (0.3 + 0.8) / 0.5)) == pytest.approx(expected, rel=0.005)
+    assert cost_surface.step_ms(place, Drafts(0.5, (0.3 + 0.8) / 0.5)) == pytest.approx(expected, rel=0.005)
 
 
 def test_passes_saved_are_those_of_plain_decoding_less_those_made() -> None:

@@ -41,7 +41,7 @@ def test_a_name_and_as_much_of_a_version_as_is_given(expected: str, measured: st
 
 
 def test_a_version_belongs_to_the_name_before_it() -> None:
-    assert [(own.name, own.version) for own in parse_engines("vllm 0.32 torch/2.13 x 1 2")] == [
+    assert [(engine.name, engine.version) for engine in parse_engines("vllm 0.32 torch/2.13 x 1 2")] == [
         ("vllm", "0.32"),
         ("torch", "2.13"),
         ("x", "1"),

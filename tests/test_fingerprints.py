@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import field, fields, make_dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -28,7 +28,16 @@ from shadowspec.servers.identity import Identity
 from shadowspec.servers.probing import CountsSource
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.store import Store
-from shadowspec.types import Arm, FingerprintedConfig, SpeculationConfig, Stage, Verdict, VerifyRule
+from shadowspec.types import (
+    SUFFIX_OPTIONS,
+    Arm,
+    FingerprintedConfig,
+    SpeculationConfig,
+    Stage,
+    Verdict,
+    VerifyRule,
+    speculation,
+)
 from tests.gate.feeding import Feed
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
 from tests.test_gating_trials import changing, with_fingerprint
@@ -59,14 +68,16 @@ def config_of(case: Mapping[str, Any], kind: type[SpeculationConfig] = Speculati
     return kind(**(case["config"] | {"verify_rule": VerifyRule(case["config"]["verify_rule"])}))
 
 
-def fingerprinted(case: Mapping[str, Any], config: SpeculationConfig, **keywords: Any) -> FingerprintedConfig:
+def fingerprinted(
+    case: Mapping[str, Any], config: SpeculationConfig, default_sampling: Mapping[str, float] = MappingProxyType({})
+) -> FingerprintedConfig:
     """The config of a case through its engine's own function."""
     if case["engine"] == "servers":
         settings = ServerSettings("http://a", "http://b", case["model"], case["device"], "bfloat16")
         slots = case["requests_per_slot"]
         source = CountsSource(case["source"])
         return served.fingerprint_server_config(
-            config, settings, IDENTITIES[case["servers"]], source, slots, **keywords
+            config, settings, IDENTITIES[case["servers"]], source, slots, default_sampling
         )
     model = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
     target = loaded(model, "target", case["target"])
@@ -74,7 +85,7 @@ def fingerprinted(case: Mapping[str, Any], config: SpeculationConfig, **keywords
     if case["draft"] is not None:
         is_model = case["draft"]["kind"] == "model"
         draft = loaded(model, "draft", case["draft"]) if is_model else heads(case["draft"]["kind"])
-    return candidate.fingerprint_candidate(config, target, draft, case["requests_per_slot"], **keywords)
+    return candidate.fingerprint_candidate(config, target, draft, case["requests_per_slot"], default_sampling)
 
 
 def loaded(model: object, name: str, options: Mapping[str, Any]) -> LoadedModel:
@@ -107,9 +118,9 @@ def test_fingerprints_that_databases_hold_are_taken_again(case: Mapping[str, Any
 
 def test_the_stored_fingerprints_span_every_option_and_both_engines() -> None:
     for engine in ("in_process", "servers"):
-        own = [config_of(case) for case in STORED if case["engine"] == engine]
+        speculation_configs = [config_of(case) for case in STORED if case["engine"] == engine]
         for option in fields(SpeculationConfig)[3:]:
-            assert len({getattr(config, option.name) for config in own}) > 1, (engine, option.name)
+            assert len({getattr(config, option.name) for config in speculation_configs}) > 1, (engine, option.name)
 
 
 @given(
@@ -117,17 +128,26 @@ def test_the_stored_fingerprints_span_every_option_and_both_engines() -> None:
     default=st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     value=st.integers() | st.text(),
     name=st.from_regex(r"[a-z]{3,8}_option", fullmatch=True),
+    is_for_suffix=st.booleans(),
 )
 def test_a_new_option_changes_no_fingerprint_until_it_is_set(
-    case: Mapping[str, Any], default: object, value: object, name: str
+    case: Mapping[str, Any], default: object, value: object, name: str, *, is_for_suffix: bool
 ) -> None:
+    """Also where it is one of the suffix proposer's, which no other proposer uses."""
     later = make_dataclass(
         "LaterConfig", [(name, Any, field(default=default))], bases=(SpeculationConfig,), frozen=True, slots=True
     )
     config = config_of(case, later)
-    assert fingerprinted(case, config).fingerprint == case["fingerprint"]
-    changed = fingerprinted(case, replace(config, **{name: value})).fingerprint
-    assert (changed == case["fingerprint"]) == (value == default)
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (speculation, candidate, served):
+            patched.setattr(module, "SUFFIX_OPTIONS", SUFFIX_OPTIONS + (name,) * is_for_suffix, raising=False)
+        unset, changed = (
+            fingerprinted(case, speculation_config).fingerprint
+            for speculation_config in (config, replace(config, **{name: value}))
+        )
+    assert unset == case["fingerprint"]
+    is_used = not is_for_suffix or config.proposer == "suffix"
+    assert (changed == case["fingerprint"]) == (value == default or not is_used)
 
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1, "presence_penalty": 0}
@@ -147,9 +167,9 @@ def test_sampling_defaults_are_part_of_the_fingerprint(case: Mapping[str, Any]) 
 @pytest.mark.parametrize("case", STORED, ids=name_of)
 def test_an_endpoint_without_sampling_defaults_keeps_its_fingerprint(case: Mapping[str, Any]) -> None:
     for sampling in ({}, NEUTRAL, {"top_k": 0}):
-        own = fingerprinted(case, config_of(case), default_sampling=sampling)
-        assert own.fingerprint == case["fingerprint"]
-        assert "default_sampling" not in own.details
+        config = fingerprinted(case, config_of(case), default_sampling=sampling)
+        assert config.fingerprint == case["fingerprint"]
+        assert "default_sampling" not in config.details
 
 
 def test_evidence_from_before_sampling_defaults_were_recorded_is_told_apart(store: Store) -> None:
@@ -162,7 +182,7 @@ def test_evidence_from_before_sampling_defaults_were_recorded_is_told_apart(stor
     now = START + timedelta(days=1)
     enabled = run_gate(store, {ENDPOINT: policy}, input_ended=True, now=now)[0]
     assert enabled.verdict is Verdict.ENABLE
-    (step,) = advance_rollouts(store, ENDPOINT, rollout, now)
+    (step,) = advance_rollouts(store, ENDPOINT, policy, rollout, now)
     assert (step.rollout.stage, step.rollout.fingerprint) == (Stage.PARTIAL, CONFIG.fingerprint)
 
     feed.write_blocks(100, 110)
@@ -174,7 +194,7 @@ def test_evidence_from_before_sampling_defaults_were_recorded_is_told_apart(stor
         assert f"evidence of {CONFIG.fingerprint[:12]} was measured under sampling defaults" in decision.reason
         assert decision.decision_id is not None
         assert explain(store, decision.decision_id).differences == ()
-    (step,) = advance_rollouts(store, ENDPOINT, rollout, later)
+    (step,) = advance_rollouts(store, ENDPOINT, policy, rollout, later)
     assert (step.rollout.stage, step.rollout.reason_code) == (Stage.SHADOW, "not_enabled")
     assert "recipe now includes sampling defaults" in step.rollout.reason
 

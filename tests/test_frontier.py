@@ -30,12 +30,12 @@ def surface() -> CostSurface:
 
 
 def ways(acceptance: float, *, width: float | None = None) -> list[Drafting]:
-    own = surface()
+    cost_surface = surface()
     found = []
     for depth in (1, 2, 4, 8):
         length = expected_tokens(acceptance, depth)
         bounds = (None, None) if width is None else (length - width, length + width)
-        found.append(Drafting(f"draft-k{depth}", depth, Length(length, *bounds), own))
+        found.append(Drafting(f"draft-k{depth}", depth, Length(length, *bounds), cost_surface))
     return found
 
 
@@ -60,14 +60,14 @@ def test_the_best_depth_falls_with_load_until_none_pays() -> None:
 
 
 def test_a_gain_is_the_ratio_of_both_arms_times() -> None:
-    own, way = surface(), ways(0.6)[2]
+    cost_surface, way = surface(), ways(0.6)[2]
     found = gain(way, 4, WORK)
     prefill = 0.01 * 200 * 4
     baseline = prefill + 99 * (4.0 + 0.12 * 4 * 1 + 0.1)
     speculative = prefill + 99 / way.length.estimate * (0.4 * 4 + 4.0 + 0.12 * 4 * 5 + 0.1)
     assert found.speedup == pytest.approx(baseline / speculative)
     assert found.break_even_length == pytest.approx((1.6 + 4.0 + 2.4 + 0.1) / (4.0 + 0.48 + 0.1))
-    at_break_even = replace(way, length=Length(found.break_even_length), surface=own)
+    at_break_even = replace(way, length=Length(found.break_even_length), surface=cost_surface)
     assert gain(at_break_even, 4, WORK).speedup == pytest.approx(1.0)
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
@@ -67,7 +68,7 @@ def test_levels_run_out_in_the_order_of_entry() -> None:
 def test_a_level_once_given_is_kept_whatever_the_policy_and_the_order_say_later() -> None:
     evidence = World(60, slices=SLICES, make_run=noisy_run()).evidence()
     first = decided(evidence, policy=replace(POLICY, max_hypotheses=2))
-    swapped = replace(evidence, records=[replace(r, event_time=START) for r in evidence.records])
+    swapped = replace(evidence, records=[structs.replace(r, event_time=START) for r in evidence.records])
     second = decided(swapped, list(first.values()), replace(POLICY, max_hypotheses=50))
     for name in ("", SLICES[0]):
         assert second[name].level == first[name].level
@@ -173,8 +174,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def save(store: Store, evidence: EndpointEvidence) -> None:
     store.save_fingerprints([CONFIG])
     records = {record.key: record for record in evidence.records}
-    own = {run.key for run in evidence.runs}
-    save_records(store, [record for key, record in records.items() if key not in own])
+    run_keys = {run.key for run in evidence.runs}
+    save_records(store, [record for key, record in records.items() if key not in run_keys])
     for stored in evidence.blocks:
         runs = tuple(run for run in evidence.runs if run.block_id == stored.block_id)
         block = Block(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec import structs
 
 from shadowspec.gate.audit.audit_run import AUTHOR, CellAudit, fold_units, run_audits
 from shadowspec.gate.audit.difference import AuditState
@@ -28,8 +29,8 @@ def save(store: Store, first: int, count: int, expected: float, slice_key: str) 
     for line in range(first, first + count):
         result = examples.block(f"b{line}", range(line, line + 1), sequence=line)
         audits = (AuditedRun(result.runs[0].key, "fp", 21, 9, expected),)
-        block = replace(result.block, slice_key=slice_key)
-        record = replace(examples.record(line), event_time=examples.NOON + timedelta(seconds=line))
+        block = structs.replace(result.block, slice_key=slice_key)
+        record = structs.replace(examples.record(line), event_time=examples.NOON + timedelta(seconds=line))
         save_block(store, replace(result, block=block, audits=audits), [record])
 
 
@@ -85,7 +86,7 @@ def test_an_alarm_holds_what_stands_until_an_operator_clears_it(measured: Store)
     assert CODE in {order.slice_key for order in held}
     assert CHAT not in {order.slice_key for order in held}
     standing = effective_decisions(measured.latest_decisions("chat"), measured.overrides(), examples.NOON)
-    reasons = {own.slice_key: (own.verdict, own.reason) for own in standing}
+    reasons = {decision.slice_key: (decision.verdict, decision.reason) for decision in standing}
     assert reasons[CODE][0] is Verdict.HOLD
     assert "audit alarm: the loop accepts otherwise than replay expects, config fp, class=code" in reasons[CODE][1]
 
@@ -98,7 +99,7 @@ def test_an_alarm_holds_what_stands_until_an_operator_clears_it(measured: Store)
     run_audits(measured, "chat", examples.NOON)
     assert len(measured.overrides()) == len(held)
     standing = effective_decisions(measured.latest_decisions("chat"), measured.overrides(), examples.NOON)
-    assert {own.verdict for own in standing} == {Verdict.ENABLE}
+    assert {decision.verdict for decision in standing} == {Verdict.ENABLE}
 
 
 def test_a_scheduled_gate_audits_before_it_moves_rollouts(measured: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,3 +114,14 @@ def test_a_scheduled_gate_audits_before_it_moves_rollouts(measured: Store, monke
     (rollout,) = measured.rollouts("chat")
     assert rollout.stage is Stage.SHADOW
     assert "audit alarm" in rollout.reason
+
+
+def test_a_rehearsed_gate_audits_and_keeps_nothing(measured: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an alarm would hold is held in the rehearsal, and only there."""
+    save(measured, 0, 60, 2.0, "")
+    monkeypatch.setattr(app_gate, "run_gate", lambda *_, **__: [])
+    with measured.rehearsal("chat") as undone:
+        run = app_gate.run_endpoint_gate(undone, "chat", GatePolicy(), RolloutPolicy(), now=examples.NOON)
+        assert [record.override.author for record in undone.overrides()] == [AUTHOR]
+    assert any(audit.state.has_alarmed for audit in run.audits)
+    assert (measured.overrides(), measured.audit_states(["chat"])["chat"]) == ([], [])

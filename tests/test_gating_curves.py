@@ -8,12 +8,13 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans as spans
 from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.gate.run.unit_curves import DRAWN_TESTS, Curves, MemoryRows, endpoint_curves
-from shadowspec.gate.verdict.trial import is_superseded
+from shadowspec.gate.verdict.trial_levels import is_superseded
 from shadowspec.store import Store
 from shadowspec.types import Decision, Run, Verdict
 from tests.gate.feeding import Feed
@@ -31,9 +32,9 @@ def gate(store: Store, policy: GatePolicy = POLICY, *, hours: int = 0, ended: bo
 
 
 def curves_of(store: Store) -> Curves:
-    own = store.evidence(ENDPOINT)
-    rows = MemoryRows(own.records, own.blocks, own.runs)
-    return endpoint_curves(ENDPOINT, own.folds, rows, own.latest_decisions)
+    evidence = store.evidence(ENDPOINT)
+    rows = MemoryRows(evidence.records, evidence.blocks, evidence.runs)
+    return endpoint_curves(ENDPOINT, evidence.folds, rows, evidence.latest_decisions)
 
 
 def assert_every_curve_ends_at_its_decision(store: Store) -> Curves:
@@ -90,14 +91,16 @@ def test_records_out_of_order_are_in_a_curve_as_they_were_in_the_evidence(store:
     first = [record for record in world.records if record.key.partition == 0][: len(late)]
     moved = iter(first)
     records = [
-        replace(record, session_hash=own.session_hash, event_time=own.event_time + timedelta(seconds=30))
-        if record.key in late and (own := next(moved)).event_time
+        structs.replace(
+            record, session_hash=stored_record.session_hash, event_time=stored_record.event_time + timedelta(seconds=30)
+        )
+        if record.key in late and (stored_record := next(moved)).event_time
         else record
         for record in world.records
     ]
     early = {run.key for run in world.runs if run.block_id == world.blocks[41].block_id}
     records = [
-        replace(record, event_time=START + timedelta(minutes=30)) if record.key in early else record
+        structs.replace(record, event_time=START + timedelta(minutes=30)) if record.key in early else record
         for record in records
     ]
     feed = Feed(store, replace(world, records=records))
@@ -164,8 +167,10 @@ def test_a_curve_stops_at_what_its_decision_had_seen(store: Store) -> None:
     first = gate(store)
     feed.write_blocks(30, 40)
     gate(store, hours=1)
-    own = store.evidence(ENDPOINT)
-    curves = endpoint_curves(ENDPOINT, own.folds, MemoryRows(own.records, own.blocks, own.runs), first)
+    evidence = store.evidence(ENDPOINT)
+    curves = endpoint_curves(
+        ENDPOINT, evidence.folds, MemoryRows(evidence.records, evidence.blocks, evidence.runs), first
+    )
     for decision in first:
         for test in decision.tests:
             if test.name in DRAWN_TESTS:
@@ -206,7 +211,7 @@ def test_decisions_whose_rows_are_gone_have_no_curve(store: Store) -> None:
     feed = Feed(store, World(20, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 20)
     gate(store)
-    own = store.evidence(ENDPOINT)
-    rows = MemoryRows(own.records, own.blocks, own.runs[4:])
-    assert endpoint_curves(ENDPOINT, own.folds, rows, own.latest_decisions) == {}
-    assert endpoint_curves(ENDPOINT, [], rows, own.latest_decisions) == {}
+    evidence = store.evidence(ENDPOINT)
+    rows = MemoryRows(evidence.records, evidence.blocks, evidence.runs[4:])
+    assert endpoint_curves(ENDPOINT, evidence.folds, rows, evidence.latest_decisions) == {}
+    assert endpoint_curves(ENDPOINT, [], rows, evidence.latest_decisions) == {}

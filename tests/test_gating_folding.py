@@ -6,11 +6,12 @@ import itertools
 import math
 import random
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
+from msgspec import structs
 from sqlalchemy import create_engine, event, text
 
 from shadowspec.errors import InputError, NoDataError
@@ -18,7 +19,8 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans as spans
 from shadowspec.gate.run.gate_run import EndpointGate, run_gate
 from shadowspec.gate.run.gate_store import GateSession
-from shadowspec.gate.run.recompute import explain
+from shadowspec.gate.run.recompute import explain, policy_of
+from shadowspec.gate.run.state import new_progress, new_state
 from shadowspec.store import Store
 from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, StoredRecord, TestState
 from shadowspec.types.decision_documents import stored_details
@@ -67,7 +69,7 @@ def test_look_after_look_decides_what_all_rows_at_once_decide(store: Store) -> N
     )
     world = World(150, slices=SLICES, make_run=make).evidence()
     lost = [
-        replace(
+        structs.replace(
             record_of(i, at_s=20.0 * i, session=f"lost{i}", counter=FunnelCounter.SHED), key=RecordKey("file", 2, i)
         )
         for i in range(0, 600, 100)
@@ -143,7 +145,7 @@ def test_late_records_are_counted_and_never_enter(store: Store) -> None:
     feed = Feed(store, world)
     feed.write_blocks(0, 100)
     before = gate(store)[0]
-    late = replace(
+    late = structs.replace(
         record_of(3, at_s=61.0, session="s000003"), key=RecordKey("file", 2, 5), counter=FunnelCounter.SAMPLED_OUT
     )
     feed.write([late], set())
@@ -160,10 +162,12 @@ def test_records_that_come_out_of_order_hold_what_else_would_be_decided(store: S
     found = [gate(store, policy)[0]]
     for sessions in (range(590, 600), range(60), range(60, 100)):  # the first of them have not entered
         missed = [
-            replace(record_of(i, at_s=20.0 * i + 3.0, session=f"s{i:06d}"), key=RecordKey("file", 2, (i + 10) % 600))
+            structs.replace(
+                record_of(i, at_s=20.0 * i + 3.0, session=f"s{i:06d}"), key=RecordKey("file", 2, (i + 10) % 600)
+            )
             for i in sessions
         ]
-        feed.write([replace(record, counter=FunnelCounter.SAMPLED_OUT) for record in missed], set())
+        feed.write([structs.replace(record, counter=FunnelCounter.SAMPLED_OUT) for record in missed], set())
         found.append(gate(store, policy)[0])
     assert [decision.evidence.num_left_out for decision in found] == [0, 0, 60, 100]
     assert [decision.reason_code for decision in found] == ["min_span", "min_span", "min_span", "late_data"]
@@ -178,7 +182,7 @@ def test_keys_that_dominate_at_entry_are_cut_and_everything_is_folded_anew(store
     """Some slices have entered by then; the numbers are those of all rows at once."""
     world = World(40, slices=SLICES, make_run=noisy_run(), untimed=0).evidence()
     bot = [
-        replace(
+        structs.replace(
             record_of(i, at_s=5.0 * i, session="bot", slice_key=SLICES[1], counter=FunnelCounter.SAMPLED_OUT),
             key=RecordKey("file", 3, i),
         )
@@ -202,7 +206,7 @@ def test_keys_that_dominate_are_cut_where_their_slice_enters_in_the_first_fold_o
     """A backlog: nothing is folded yet to go on from."""
     world = World(40, make_run=noisy_run(), untimed=0).evidence()
     bot = [
-        replace(
+        structs.replace(
             record_of(i, at_s=5.0 * i, session="bot", counter=FunnelCounter.SAMPLED_OUT), key=RecordKey("file", 3, i)
         )
         for i in range(400)
@@ -212,9 +216,9 @@ def test_keys_that_dominate_are_cut_where_their_slice_enters_in_the_first_fold_o
     feed.write(bot, set())
     num_steps, step = itertools.count(1), EndpointGate.step
 
-    def counted(own: EndpointGate, session: GateSession) -> None:
+    def counted(endpoint_gate: EndpointGate, session: GateSession) -> None:
         assert next(num_steps) <= 3, "the same fold again and again"
-        step(own, session)
+        step(endpoint_gate, session)
 
     monkeypatch.setattr(EndpointGate, "step", counted)
     assert gate(store)[0].evidence.num_dominant_keys == 1
@@ -289,7 +293,7 @@ def test_a_file_in_any_order_is_folded_in_parts_as_if_at_once(
 ) -> None:
     """The newest sessions come first, each with all its turns: nothing closes before all of it is read."""
     records = [
-        replace(
+        structs.replace(
             record_of(
                 session,
                 at_s=600.0 * turn + 300.0 * (40 - session),
@@ -413,12 +417,32 @@ def test_a_decision_that_was_tampered_with_is_told(store: Store) -> None:
 
 
 def test_a_level_that_its_share_does_not_give_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = "shadowspec.store.row_values.stored_details"
-    monkeypatch.setattr(wrong, lambda own: stored_details(own) | {"level": 0.04})
+    wrong = "shadowspec.store.evidence.evidence_session.stored_details"
+    monkeypatch.setattr(
+        wrong, lambda item: stored_details(item) | {"level": 0.04, "frozen_parameters": {"z_clip": 0.1}}
+    )
     feed = Feed(store, World(30, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 30)
     assert gate(store)[0].run is not None
-    assert [difference.name for difference in explain(store, 1).differences] == ["details.level"]
+    parameters, level = explain(store, 1).differences
+    assert (parameters.name, level.name) == ("details.frozen_parameters", "details.level")
+    assert parameters.stored == '{"z_clip": 0.1}', "objects are shown as schema 1 has them"
+
+
+def test_what_folds_hold_is_of_the_first_version_where_none_is_named_and_refused_of_a_later(store: Store) -> None:
+    feed = Feed(store, World(20, make_run=noisy_run()).evidence())
+    feed.write_blocks(0, 20)
+    gate(store)
+    with store.evidence_rows(ENDPOINT) as rows:
+        (fold,) = rows.folds_until(1)
+    policy = policy_of(fold)
+    assert fold.parameters == {"version": 1, **asdict(policy)}
+    assert policy_of(replace(fold, parameters=asdict(policy))) == policy
+    assert new_state({}, {}) == new_state(new_progress({}, {}), {})
+    with pytest.raises(InputError, match="version 2 cannot be read"):
+        policy_of(replace(fold, parameters={**fold.parameters, "version": 2}))
+    with pytest.raises(InputError, match="version 2 cannot be read"):
+        new_state({**new_progress({}, {}), "version": 2}, {})
 
 
 def test_what_cannot_be_explained_says_why(store: Store) -> None:

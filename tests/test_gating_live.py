@@ -24,15 +24,15 @@ PROMISE = 0.6
 
 def scrape(minutes: float, drafts: int, first: int, *, replica: str = "a", series: str = "s") -> LiveScrape:
     latencies = {"end_to_end_s": Buckets((0.5, 1.0), (drafts, 1, 0))}
-    own = LiveCounts(drafts, 2 * drafts, first, (first, 0), 3 * drafts, drafts // 10, None, None, latencies)
-    return LiveScrape(replica, series, NOW + minutes * MINUTE, NOW - MINUTE, own)
+    counts = LiveCounts(drafts, 2 * drafts, first, (first, 0), 3 * drafts, drafts // 10, None, None, latencies)
+    return LiveScrape(replica, series, NOW + minutes * MINUTE, NOW - MINUTE, counts)
 
 
 def enable(store: Store, at: datetime = NOW) -> None:
     store.save_fingerprints([examples.config()])
     watch = examples.watched(drift_acceptance=0.4, advisory_acceptance=PROMISE)
-    own = replace(examples.decision(Verdict.ENABLE), decided_at=at, verdict_since=at, watch=watch)
-    store.append_decisions([own])
+    decision = replace(examples.decision(Verdict.ENABLE), decided_at=at, verdict_since=at, watch=watch)
+    store.append_decisions([decision])
 
 
 def fill(store: Store, rates: list[float], start: int = 0, drafts: int = 1_000) -> None:
@@ -48,7 +48,7 @@ def fill(store: Store, rates: list[float], start: int = 0, drafts: int = 1_000) 
 
 
 def look(store: Store, minutes: float = 500) -> int | None:
-    return watch(store, "chat", ["a"], POLICY, NOW + minutes * MINUTE).ordered
+    return watch(store, "chat", ["a"], None, POLICY, NOW + minutes * MINUTE).ordered
 
 
 def test_what_is_kept_comes_back(store: Store) -> None:
@@ -113,7 +113,7 @@ def test_readings_at_once_count_nothing_twice(store: Store) -> None:
     found = store.live_windows("chat")
     known = store.live_replicas("chat")["a"].scrape
     assert known is not None
-    assert sum(own.counts.num_drafts or 0 for own in found) == known.counts.num_drafts == 800
+    assert sum(window.counts.num_drafts or 0 for window in found) == known.counts.num_drafts == 800
     assert all(first.ended_at == second.began_at for first, second in pairwise(found))
 
 
@@ -151,9 +151,9 @@ def test_an_operators_order_that_was_cleared_wipes_out_no_evidence(store: Store)
     stated = windows_to_alarm(PROMISE, 0.1, POLICY)
     assert stated is not None
     fill(store, [0.1] * stated)
-    own = store.add_override(replace(examples.override(), author="ada", created_at=NOW + 400 * MINUTE))
+    add_override = store.add_override(replace(examples.override(), author="ada", created_at=NOW + 400 * MINUTE))
     assert look(store) is None, "everything is off"
-    store.clear_override(Clearing(own, "back", "ada", NOW + 450 * MINUTE))
+    store.clear_override(Clearing(add_override, "back", "ada", NOW + 450 * MINUTE))
     assert look(store) is not None, "what the replica counted before it was cleared testifies"
 
 
@@ -163,15 +163,15 @@ def test_every_replicas_newest_windows_are_looked_at(store: Store, monkeypatch: 
     enable(store)
     for place in range(6):
         take_scrapes(store, "chat", [scrape(place, 10 * place, 7 * place, replica=name) for name in "ab"])
-    watched = watch(store, "chat", ["a", "b"], POLICY, NOW + 500 * MINUTE)
-    assert [(own.replica, own.detector.num_units) for own in watched.replicas] == [("a", 3), ("b", 3)]
+    watched = watch(store, "chat", ["a", "b"], None, POLICY, NOW + 500 * MINUTE)
+    assert [(replica.replica, replica.detector.num_units) for replica in watched.replicas] == [("a", 3), ("b", 3)]
 
 
 def test_another_order_keeps_the_guard_quiet(store: Store) -> None:
     enable(store)
     fill(store, [0.1] * 30)
     store.add_override(replace(examples.override(Verdict.HOLD), created_at=NOW))
-    assert watch(store, "chat", ["a"], POLICY, NOW + MINUTE).promise is None
+    assert watch(store, "chat", ["a"], None, POLICY, NOW + MINUTE).promise is None
 
 
 def test_one_bad_replica_among_good_ones_is_named(store: Store) -> None:
@@ -179,8 +179,8 @@ def test_one_bad_replica_among_good_ones_is_named(store: Store) -> None:
     for place in range(31):
         good = scrape(place, 1_000 * place, 700 * place, replica="good")
         take_scrapes(store, "chat", [good, scrape(place, 1_000 * place, 50 * place, replica="bad")])
-    found = watch(store, "chat", ["good", "bad"], replace(POLICY, num_replicas=2), NOW + 31 * MINUTE)
-    assert [own.replica for own in found.alarms] == ["bad"]
+    found = watch(store, "chat", ["good", "bad"], None, replace(POLICY, num_replicas=2), NOW + 31 * MINUTE)
+    assert [alarm.replica for alarm in found.alarms] == ["bad"]
     assert "bad accepts 5.0% in its newest window, 5.0% in the 30 windows since then" in alarm_words(found)
     assert "good" not in alarm_words(found)
 

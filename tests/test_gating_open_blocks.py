@@ -6,6 +6,8 @@ import random
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from msgspec import structs
+
 from shadowspec.gate.evidence.units import take_blocks
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
@@ -45,7 +47,7 @@ class Fleet:
         """The block `sequence` was measured, of a request at so many seconds."""
         stored = replace(block_of(sequence, n_max=4), memory={CONFIG.fingerprint: MEMORY})
         key = RecordKey("topic", partition, sequence)
-        record = replace(record_of(sequence, at_s=float(sequence), session=f"s{sequence}"), key=key)
+        record = structs.replace(record_of(sequence, at_s=float(sequence), session=f"s{sequence}"), key=key)
         run = replace(run_of(sequence, stored.block_id), key=key)
         block = Block(
             *(stored.block_id, sequence, ENDPOINT, stored.slice_key, stored.concurrency, (), ()), stored.first_arm
@@ -139,7 +141,7 @@ def test_blocks_enter_in_the_order_of_their_newest_events_whatever_they_take() -
             new = [run for run in runs if run.block_id in ready - written]
             written |= ready
             result = take_blocks(held, new, times, lambda _: 2, closed_by)
-            held = {name: own for name, own in {**held, **result.begun}.items() if name not in result.entered}
+            held = {name: block for name, block in {**held, **result.begun}.items() if name not in result.entered}
             entered += sorted(result.entered, key=result.entered.__getitem__)
             assert entered == in_order[: len(entered)]
         assert len(entered) == 30

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 import sqlalchemy
@@ -11,10 +11,13 @@ import sqlalchemy
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run import fold_spans as spans
-from shadowspec.gate.run.gate_run import rehearse_gate, run_gate
+from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.planning.plans import plan_endpoint, plan_stored
+from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store
 from shadowspec.store.table_definitions import metadata
+from shadowspec.types import Decision
 from tests.gate.feeding import Feed, assert_same_decisions
 from tests.gate.oracle import endpoint_looks
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
@@ -35,6 +38,11 @@ def everything(url: str) -> dict[str, int]:
     return counts
 
 
+def rehearse(store: Store, policy: GatePolicy, now: datetime) -> list[Decision]:
+    with store.rehearsal(ENDPOINT) as undone:
+        return run_endpoint_gate(undone, ENDPOINT, policy, RolloutPolicy(), now=now).decisions
+
+
 @pytest.mark.representative("sqlite")
 def test_a_rehearsal_decides_the_same_and_keeps_nothing(
     store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch
@@ -47,9 +55,9 @@ def test_a_rehearsal_decides_the_same_and_keeps_nothing(
     monkeypatch.setattr(spans.next_plan, "__defaults__", (100,))
     before = everything(database_url)
     now = START + timedelta(hours=1)
-    rehearsed = rehearse_gate(store, {ENDPOINT: POLICY}, now=now)
+    rehearsed = rehearse(store, POLICY, now)
     assert everything(database_url) == before
-    again = rehearse_gate(store, {ENDPOINT: POLICY}, now=now)
+    again = rehearse(store, POLICY, now)
     assert_same_decisions(again, rehearsed)
     assert_same_decisions(run_gate(store, {ENDPOINT: POLICY}, now=now), rehearsed)
     assert everything(database_url) != before
@@ -61,7 +69,7 @@ def test_a_policy_is_tried_before_it_is_in_force(store: Store, database_url: str
     feed.write_blocks(0, 60, is_last=True)
     first = run_gate(store, {ENDPOINT: replace(POLICY, entry_clusters=10_000)}, now=START)
     before = everything(database_url)
-    tried = rehearse_gate(store, {ENDPOINT: replace(POLICY, max_requests_per_cluster=2)}, now=START)
+    tried = rehearse(store, replace(POLICY, max_requests_per_cluster=2), START)
     assert everything(database_url) == before
     assert {decision.reason_code for decision in first} == {"too_few_clusters"}
     assert "too_few_clusters" not in {decision.reason_code for decision in tried}
@@ -77,8 +85,10 @@ def test_a_plan_of_what_was_folded_is_that_of_all_rows(store: Store) -> None:
     looks = endpoint_looks(feed.so_far(), POLICY, {CONFIG.fingerprint: CONFIG}, [4], decisions, input_ended=False)
     expected = plan_endpoint(ENDPOINT, looks, POLICY, sample_rate=1.0, capacity_per_s=0.01)
     found = plan_stored(store, ENDPOINT, POLICY, sample_rate=1.0, capacity_per_s=0.01)
-    assert [own.tests for own in found.hypotheses] == [own.tests for own in expected.hypotheses]
+    assert [hypothesis.tests for hypothesis in found.hypotheses] == [
+        hypothesis.tests for hypothesis in expected.hypotheses
+    ]
     assert found.slices == expected.slices
-    assert any(own.is_open for own in found.hypotheses)
+    assert any(hypothesis.is_open for hypothesis in found.hypotheses)
     with pytest.raises(NoDataError, match="makes other clusters"):
         plan_stored(store, ENDPOINT, replace(POLICY, cluster_idle_s=60.0), sample_rate=1.0, capacity_per_s=None)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 from sqlalchemy import create_engine, text
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.gate.run.traffic_counts import TrafficCounts
-from shadowspec.gate.run.trial_levels import current_configs
+from shadowspec.gate.verdict.trial_levels import current_configs
 from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.types import Block, BlockResult, Decision, FingerprintedConfig, FunnelCounter, Run, Verdict
@@ -81,7 +82,7 @@ class Gate:
         """Decisions after so many blocks, by slice and fingerprint; every session is closed."""
         rows = self.rows(num_blocks)
         measured = {run.fingerprint for run in rows.runs}
-        configs = {fingerprint: own for fingerprint, own in self.configs.items() if fingerprint in measured}
+        configs = {fingerprint: config for fingerprint, config in self.configs.items() if fingerprint in measured}
         now = START + timedelta(hours=self.num_looks)
         self.num_looks += 1
         decided = decide_endpoint(
@@ -92,18 +93,18 @@ class Gate:
         self.latest |= found
         return found
 
-    def own(self, num_blocks: int, slice_key: str = "", fingerprint: str = CONFIG.fingerprint) -> Decision:
+    def decision_at(self, num_blocks: int, slice_key: str = "", fingerprint: str = CONFIG.fingerprint) -> Decision:
         return self.look(num_blocks)[slice_key, fingerprint]
 
 
 def test_a_slowdown_after_enable_is_found_over_rows_and_a_new_run_begins() -> None:
     gate = Gate(World(900, make_run=changing((120, noisy_run()), (520, noisy_run(speedup=1.0)), (900, noisy_run()))))
-    assert gate.own(120).verdict is Verdict.ENABLE
-    watched = gate.own(140)
+    assert gate.decision_at(120).verdict is Verdict.ENABLE
+    watched = gate.decision_at(140)
     assert (watched.verdict, watched.drift.detectors["speedup"].num_units) == (Verdict.ENABLE, 20)
-    alarmed = gate.own(520)
+    alarmed = gate.decision_at(520)
     assert (alarmed.verdict, alarmed.reason_code, alarmed.num_blocks) == (Verdict.DISABLE, "drift", 520)
-    fresh = gate.own(540)
+    fresh = gate.decision_at(540)
     assert (fresh.verdict, fresh.reason_code, fresh.num_blocks, fresh.num_clusters) == (
         Verdict.DISABLE,
         "drift",
@@ -111,17 +112,17 @@ def test_a_slowdown_after_enable_is_found_over_rows_and_a_new_run_begins() -> No
         80,
     )
     assert fresh.level == pytest.approx(0.05 / 3 / 4)
-    recovered = gate.own(900)
+    recovered = gate.decision_at(900)
     assert (recovered.verdict, recovered.num_blocks) == (Verdict.ENABLE, 380)
 
 
 def test_how_often_one_looks_does_not_change_what_the_detectors_say() -> None:
     world = World(220, make_run=changing((120, noisy_run()), (220, noisy_run(speedup=1.04))))
     often, seldom = Gate(world), Gate(world)
-    often.own(120), seldom.own(120)
+    often.decision_at(120), seldom.decision_at(120)
     for num_blocks in range(130, 220, 10):
-        often.own(num_blocks)
-    one, other = often.own(220).drift.detectors, seldom.own(220).drift.detectors
+        often.decision_at(num_blocks)
+    one, other = often.decision_at(220).drift.detectors, seldom.decision_at(220).drift.detectors
     assert one["speedup"].num_units == other["speedup"].num_units == 100
     assert one["speedup"].log10 == pytest.approx(other["speedup"].log10)
     assert one["acceptance"].log10 == pytest.approx(other["acceptance"].log10)
@@ -130,8 +131,8 @@ def test_how_often_one_looks_does_not_change_what_the_detectors_say() -> None:
 def test_detectors_live_on_after_the_last_cluster_that_may_enter() -> None:
     policy = replace(POLICY, max_clusters=480)
     gate = Gate(World(300, make_run=changing((120, noisy_run()), (300, noisy_run(acceptance=0.2)))), policy)
-    assert gate.own(120).verdict is Verdict.ENABLE
-    assert gate.own(300).reason.startswith("acceptance no longer holds")
+    assert gate.decision_at(120).verdict is Verdict.ENABLE
+    assert gate.decision_at(300).reason.startswith("acceptance no longer holds")
 
 
 def test_the_sequences_of_an_alarm_end_at_its_figures() -> None:
@@ -170,7 +171,7 @@ def test_a_rollback_is_a_run_of_its_own() -> None:
     world = World(240, make_run=changing((120, noisy_run()), (140, new), (240, noisy_run())))
     gate = Gate(world)
     gate.whole = after_a_pause(gate.whole, 140)
-    assert gate.own(120).verdict is Verdict.ENABLE
+    assert gate.decision_at(120).verdict is Verdict.ENABLE
     gate.look(140)
     back = gate.look(150)["", CONFIG.fingerprint]
     assert (back.verdict, back.reason_code, back.num_blocks) == (Verdict.HOLD, "changed_fingerprint", 10)
@@ -192,7 +193,7 @@ def test_candidates_of_other_names_do_not_supersede_each_other() -> None:
     gate.whole = replace(gate.whole, runs=[*gate.whole.runs, *twins])
     found = gate.look(120)
     assert {decision.verdict for decision in found.values()} == {Verdict.ENABLE}
-    assert [key for key, own in found.items() if own.composition.is_named] == [
+    assert [key for key, decision in found.items() if decision.composition.is_named] == [
         ("", CONFIG.fingerprint),
         (SLICES[0], CONFIG.fingerprint),
     ]
@@ -200,7 +201,7 @@ def test_candidates_of_other_names_do_not_supersede_each_other() -> None:
 
 def test_the_endpoint_shows_bounds_under_the_current_mix() -> None:
     gate = Gate(World(160, slices=SLICES, make_run=noisy_run()))
-    found = {name: own for (name, _), own in gate.look(160).items()}
+    found = {name: decision for (name, _), decision in gate.look(160).items()}
     assert [found[name].traffic_share for name in SLICES] == [0.5, 0.5]
     lows = [next(t for t in found[name].tests if t.name == "speedup").lower or 0.0 for name in SLICES]
     assert found[""].composition.bounds["speedup"].lower == pytest.approx((lows[0] * lows[1]) ** 0.5)
@@ -224,12 +225,12 @@ def test_a_moved_mix_is_told_from_decay() -> None:
         gate.whole,
         blocks=[replace(block, slice_key=of_block[block.block_id]) for block in gate.whole.blocks],
         records=[
-            replace(r, slice_key=of_index[r.key.offset if r.key.partition == 0 else r.key.offset // 10 + 1])
+            structs.replace(r, slice_key=of_index[r.key.offset if r.key.partition == 0 else r.key.offset // 10 + 1])
             for r in gate.whole.records
         ],
     )
-    assert gate.own(300).verdict is Verdict.ENABLE
-    change = gate.own(900).composition.mix_change
+    assert gate.decision_at(300).verdict is Verdict.ENABLE
+    change = gate.decision_at(900).composition.mix_change
     assert change.has_shifted
     assert change.rates["acceptance"].mix_part == pytest.approx(-0.25 * 0.3, abs=0.01)
     assert change.rates["acceptance"].within_part == pytest.approx(0.0, abs=0.02)
@@ -242,8 +243,8 @@ def save_new(store: Store, rows: EndpointEvidence, earlier: EndpointEvidence | N
     """Store what `rows` hold beyond `earlier`, as a worker would have."""
     known = {record.key for record in earlier.records} if earlier else set()
     old = {block.block_id for block in earlier.blocks} if earlier else set()
-    records, own = {record.key: record for record in rows.records}, {run.key for run in rows.runs}
-    save_records(store, [record for key, record in records.items() if key not in known | own])
+    records, run_keys = {record.key: record for record in rows.records}, {run.key for run in rows.runs}
+    save_records(store, [record for key, record in records.items() if key not in known | run_keys])
     for block in rows.blocks:
         if block.block_id not in old:
             runs = tuple(run for run in rows.runs if run.block_id == block.block_id)
@@ -286,19 +287,19 @@ def test_folding_what_is_new_decides_what_all_rows_decide(tmp_path: Path, kind: 
             wanted = gate.look(num_blocks)
             now = next(iter(wanted.values())).decided_at
             found = run_gate(store, {gate.whole.endpoint: POLICY}, input_ended=True, now=now)
-            assert {(own.slice_key, own.fingerprint) for own in found} == set(wanted)
-            for own in found:
-                same = wanted[own.slice_key, own.fingerprint]
-                assert (own.verdict, own.reason_code) == (same.verdict, same.reason_code)
-                assert (own.num_blocks, own.num_clusters) == (same.num_blocks, same.num_clusters)
-                details, others = shown_details(own), shown_details(same)
+            assert {(decision.slice_key, decision.fingerprint) for decision in found} == set(wanted)
+            for decision in found:
+                same = wanted[decision.slice_key, decision.fingerprint]
+                assert (decision.verdict, decision.reason_code) == (same.verdict, same.reason_code)
+                assert (decision.num_blocks, decision.num_clusters) == (same.num_blocks, same.num_clusters)
+                details, others = shown_details(decision), shown_details(same)
                 assert details.keys() == others.keys()
                 for name, value in others.items():
                     if isinstance(value, float):
                         assert details[name] == pytest.approx(value, abs=1e-9), name
                     elif name not in {"watch", "mix_reference"}:  # sums whose last digits depend on the order
                         assert details[name] == value, name
-                codes.append(own.reason_code)
+                codes.append(decision.reason_code)
     assert {"all_tests_pass", "drift" if kind == "drift" else "changed_fingerprint"} <= set(codes)
 
 
@@ -308,10 +309,10 @@ def test_folding_what_is_new_decides_what_all_rows_decide(tmp_path: Path, kind: 
 def test_traffic_counts_what_was_not_measured_and_forgets_what_is_old() -> None:
     evidence = World(80, slices=SLICES, make_run=noisy_run(), gap_s=1_500.0).evidence()  # over 5.5 days
     week = current_traffic(evidence.records, evidence.runs, POLICY, None)[CONFIG.fingerprint]
-    assert {name: own.num_requests for name, own in week.items()} == dict.fromkeys(SLICES, 480.0)
+    assert {name: traffic.num_requests for name, traffic in week.items()} == dict.fromkeys(SLICES, 480.0)
     assert week[SLICES[0]].num_draft_tokens == 480 * 30
     hour = current_traffic(evidence.records, evidence.runs, replace(POLICY, mix_window_s=3_600.0), None)
-    assert 0 < sum(own.num_requests for own in hour[CONFIG.fingerprint].values()) < 130
+    assert 0 < sum(traffic.num_requests for traffic in hour[CONFIG.fingerprint].values()) < 130
     assert current_traffic([], [], POLICY, None) == {}
 
 
@@ -324,7 +325,7 @@ def test_a_slice_without_a_measured_request_weighs_what_the_others_weigh() -> No
 
 def test_malformed_records_are_no_traffic() -> None:
     evidence = World(8, make_run=noisy_run()).evidence()
-    broken = [replace(record, counter=FunnelCounter.UNSUPPORTED) for record in evidence.records]
+    broken = [structs.replace(record, counter=FunnelCounter.UNSUPPORTED) for record in evidence.records]
     assert current_traffic(broken, evidence.runs, POLICY, None) == {}
 
 
@@ -348,8 +349,8 @@ def test_traffic_in_pieces_is_the_traffic_of_all_and_old_traffic_is_not_kept() -
     evidence = World(300, slices=SLICES, make_run=noisy_run(), gap_s=1_500.0).evidence()  # over 20 days
     pieces, span_s = TrafficCounts(), POLICY.mix_window_s
     for start in range(0, 1_200, 100):
-        own = {run.key.offset for run in evidence.runs[start : start + 100]}
-        records = [r for r in evidence.records if r.key.partition == 0 and r.key.offset in own]
+        offsets = {run.key.offset for run in evidence.runs[start : start + 100]}
+        records = [r for r in evidence.records if r.key.partition == 0 and r.key.offset in offsets]
         pieces = TrafficCounts.of(json.loads(json.dumps(pieces.document())))
         pieces = pieces.fold(records, evidence.runs[start : start + 100], span_s)
     at_once = TrafficCounts().fold([r for r in evidence.records if r.key.partition == 0], evidence.runs, span_s)

@@ -49,7 +49,7 @@ def test_a_batch_is_not_searched_and_what_was_off_stays_off() -> None:
 )
 def test_a_refused_message_is_let_go_at_once(message: object) -> None:
     """Nothing of it waits, whole as it is, for a search that comes seldom."""
-    reader = admission(RULE)
+    reader = admission(RULE).reader
     reader.read([])
 
     def refuse() -> None:

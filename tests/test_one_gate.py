@@ -1,6 +1,6 @@
 """There is one gate: where production cannot decide or fold, no surface has a verdict, a bound or a curve.
 
-`DECIDE` is the function that judges one hypothesis, where production calls it and where a what-if does.  `COMPLETE`
+`DECIDE` is the function that judges one hypothesis, in the one place that calls it.  `COMPLETE`
 is the fold that makes units of stored rows.  Each surface is shown to work, and to fail without the one that its
 figures come from; a surface that reads what a gate run stored fails because that run stored nothing.
 """
@@ -24,7 +24,6 @@ from shadowspec.cli.demonstrate import demo as run_demo
 from shadowspec.config import CONFIG_VARIABLE, DATABASE_VARIABLE, Config, load_config
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import rehearse_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.planning.plans import plan_stored
 from shadowspec.reports.pages.board import build_board
@@ -43,7 +42,7 @@ from tests.gate.feeding import Feed
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
 from tests.scheduler.worlds import make_due, scheduler_of
 
-DECIDE = ("shadowspec.gate.verdict.lifecycle.decide", "shadowspec.reports.pages.what_if.decide")
+DECIDE = ("shadowspec.gate.verdict.lifecycle.decide",)
 COMPLETE = ("shadowspec.gate.run.folding.Folding.complete",)
 
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
@@ -83,7 +82,7 @@ def command(measured: Measured) -> None:
 
 
 def dry_run(measured: Measured) -> None:
-    assert rehearse_gate(measured.store, {ENDPOINT: POLICY}, input_ended=True, now=NOW)
+    assert cli_gate.rehearse(measured.config, ENDPOINT, input_ended=True).decisions
 
 
 def explanation(measured: Measured) -> None:
@@ -106,6 +105,11 @@ def plan(measured: Measured) -> None:
     assert plan_stored(measured.store, ENDPOINT, POLICY, sample_rate=1.0, capacity_per_s=None).hypotheses
 
 
+def stored_plan(measured: Measured) -> None:
+    """Where a gate run has left decisions."""
+    assert plan_stored(measured.store, ENDPOINT, POLICY, sample_rate=1.0, capacity_per_s=None).hypotheses
+
+
 def board(measured: Measured) -> None:
     measured.try_gate()
     found = build_board(board_values(measured.store, {}, {}, {ENDPOINT: POLICY}), [], NOW)
@@ -115,12 +119,12 @@ def board(measured: Measured) -> None:
 def report(measured: Measured) -> None:
     measured.try_gate()
     found = build_report(measured.store, {ENDPOINT: POLICY}, NOW, data_note="Made up.").hypotheses
-    assert all(own.decision is not None and own.speedup is not None for own in found)
+    assert all(hypothesis.decision is not None and hypothesis.speedup is not None for hypothesis in found)
 
 
 def report_curves(measured: Measured) -> None:
     found = build_report(measured.store, {ENDPOINT: POLICY}, NOW, data_note="Made up.").hypotheses
-    assert all(own.sequences["speedup"] for own in found)
+    assert all(hypothesis.sequences["speedup"] for hypothesis in found)
 
 
 def dashboard_curves(measured: Measured) -> None:
@@ -147,7 +151,7 @@ def large_store(measured: Measured) -> None:
 
 
 def tried_thresholds(measured: Measured) -> None:
-    (decision,) = (own for own in measured.store.latest_decisions(ENDPOINT) if not own.slice_key)
+    (decision,) = (decision for decision in measured.store.latest_decisions(ENDPOINT) if not decision.slice_key)
     found = what_if(decision, measured.store.slice_evidence(ENDPOINT, ""), CONFIG, POLICY, {"margin": 0.2})
     assert found.tried.tests
 
@@ -171,6 +175,7 @@ RUNS: dict[Surface, type[Exception]] = {
 READS: dict[Surface, tuple[str, ...]] = {
     explanation: DECIDE,
     tried_thresholds: DECIDE,
+    stored_plan: DECIDE,
     report_curves: COMPLETE,
     dashboard_curves: COMPLETE,
 }
@@ -208,7 +213,7 @@ def break_production(monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]) ->
         monkeypatch.setattr(name, broken)
 
 
-@pytest.mark.parametrize("surface", RUNS, ids=lambda own: own.__name__)
+@pytest.mark.parametrize("surface", RUNS, ids=lambda item: item.__name__)
 @pytest.mark.parametrize("names", [DECIDE, COMPLETE], ids=["decide", "complete"])
 def test_no_surface_has_a_verdict_without_the_production_gate(
     surface: Surface, names: tuple[str, ...], measured: Measured, monkeypatch: pytest.MonkeyPatch
@@ -219,7 +224,7 @@ def test_no_surface_has_a_verdict_without_the_production_gate(
     assert measured.store.latest_decisions(ENDPOINT) == []
 
 
-@pytest.mark.parametrize(("surface", "names"), READS.items(), ids=[own.__name__ for own in READS])
+@pytest.mark.parametrize(("surface", "names"), READS.items(), ids=[item.__name__ for item in READS])
 def test_no_surface_has_a_bound_or_a_curve_without_it(
     surface: Surface, names: tuple[str, ...], measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +235,6 @@ def test_no_surface_has_a_bound_or_a_curve_without_it(
         surface(measured)
 
 
-@pytest.mark.parametrize("surface", RUNS, ids=lambda own: own.__name__)
+@pytest.mark.parametrize("surface", RUNS, ids=lambda item: item.__name__)
 def test_every_surface_works_with_it(surface: Surface, measured: Measured) -> None:
     surface(measured)

@@ -90,7 +90,7 @@ def test_the_same_keys_stand_in_the_configuration_where_there_is_no_file(tmp_pat
         ("version = 1\n[default]\nmemory_budget_share = inf\n", "'memory_budget_share'"),
         ("version = 1\n[default]\nmargin = 'none'\n", "'margin'"),
         ("version = 1\n[default]\nrequire_serving_engine = 1\n", "'require_serving_engine' must be true or false"),
-        ("version = 1\n[default]\nserving_engine = 'vllm'\n", "is not a known key; it stands in [endpoints.NAME]"),
+        ("version = 1\n[default]\nserving_engine = 'vllm'\n", "is not a known key; it belongs in [endpoints.NAME]"),
         ("version = 1\n[default]\nrollout = 3\n", "default.rollout: must be a table"),
         ("version = 1\n[default.rollout]\nshare = 0.1\n", "default.rollout.share: is not a known key"),
         ("version = 1\n[default.rollout]\npartial_share = 1.0\n", "'partial_share'"),
@@ -141,7 +141,9 @@ def test_the_template_shows_every_parameter_with_its_default(tmp_path: Path) -> 
     assert config.endpoints["chat"].rollout.partial_share == 0.05
     for table, kind in (("default", GatePolicy), ("default.rollout", RolloutPolicy)):
         body = shown.split(f"[{table}]\n")[1].split("\n[")[0]
-        assert sorted(re.findall(r"(?m)^(\w+) = ", body)) == sorted({own.name for own in fields(kind)} - OF_ENDPOINTS)
+        assert sorted(re.findall(r"(?m)^(\w+) = ", body)) == sorted(
+            {field.name for field in fields(kind)} - OF_ENDPOINTS
+        )
     policy_path.write_text(policy_template())
     assert load_config(path, {}).policy == GatePolicy()
 

@@ -48,7 +48,7 @@ def simulated(arrivals: list[float], services: list[float], slots: int) -> list[
 @given(requests, st.integers(1, 8))
 def test_an_independent_simulator_gives_the_same_waits(found: list[tuple[float, float]], slots: int) -> None:
     arrivals, services = split(found)
-    shifted = [own - arrivals[0] for own in arrivals]
+    shifted = [arrival - arrivals[0] for arrival in arrivals]
     assert replay_queue(arrivals, services, slots).waits_ms == pytest.approx(
         simulated(shifted, services, slots), abs=1e-6
     )
@@ -68,17 +68,17 @@ def test_one_slot_is_lindleys_recursion(found: list[tuple[float, float]]) -> Non
 def test_littles_law_holds_of_every_replay(found: list[tuple[float, float]], slots: int, speed_up: float) -> None:
     """The time that requests wait, added up, is the number that wait, added up over time."""
     arrivals, services = split(found)
-    own = replay_queue(arrivals, services, slots, speed_up)
+    queue = replay_queue(arrivals, services, slots, speed_up)
     came = [(at - arrivals[0]) / speed_up for at in arrivals]
-    began = [at + wait for at, wait in zip(came, own.waits_ms, strict=True)]
+    began = [at + wait for at, wait in zip(came, queue.waits_ms, strict=True)]
     moments = sorted({*came, *began})
     area = sum(
         (after - before) * sum(at <= before < start for at, start in zip(came, began, strict=True))
         for before, after in pairwise(moments)
     )
-    assert area == pytest.approx(sum(own.waits_ms), rel=1e-9, abs=1e-4)
+    assert area == pytest.approx(sum(queue.waits_ms), rel=1e-9, abs=1e-4)
     # Nobody waits while a slot is free, and no slot serves two at once.
-    for start, wait in zip(began, own.waits_ms, strict=True):
+    for start, wait in zip(began, queue.waits_ms, strict=True):
         busy = sum(
             first <= start < first + service for first, service in zip(began, services, strict=True) if first < start
         )
@@ -95,21 +95,21 @@ def test_more_traffic_or_longer_service_never_waits_less(
     found: list[tuple[float, float]], slots: int, factor: float
 ) -> None:
     arrivals, services = split(found)
-    own = replay_queue(arrivals, services, slots)
+    queue = replay_queue(arrivals, services, slots)
     faster = replay_queue(arrivals, services, slots, factor)
     longer = replay_queue(arrivals, [factor * each for each in services], slots)
     more_slots = replay_queue(arrivals, services, slots + 1)
     for name, other in (("faster", faster), ("longer", longer)):
-        assert all(a <= b + 1e-6 for a, b in zip(own.waits_ms, other.waits_ms, strict=True)), name
-    assert all(b <= a + 1e-6 for a, b in zip(own.waits_ms, more_slots.waits_ms, strict=True))
+        assert all(a <= b + 1e-6 for a, b in zip(queue.waits_ms, other.waits_ms, strict=True)), name
+    assert all(b <= a + 1e-6 for a, b in zip(queue.waits_ms, more_slots.waits_ms, strict=True))
 
 
 @given(st.lists(milliseconds, min_size=2, max_size=40), st.integers(1, 4))
 def test_nobody_waits_where_arrivals_are_far_apart(services: list[float], slots: int) -> None:
-    own = replay_queue([20_000.0 * number for number in range(len(services))], services, slots)
-    assert set(own.waits_ms) == {0.0}
-    assert own.waiting_share == 0.0
-    assert own.mean_response_ms == pytest.approx(np.mean(services))
+    queue = replay_queue([20_000.0 * number for number in range(len(services))], services, slots)
+    assert set(queue.waits_ms) == {0.0}
+    assert queue.waiting_share == 0.0
+    assert queue.mean_response_ms == pytest.approx(np.mean(services))
 
 
 def erlang_c(slots: int, busy: float) -> float:
@@ -126,14 +126,14 @@ def test_the_closed_forms_of_poisson_traffic_are_met(slots: int, busy: float) ->
     number, mean = 400_000, 10.0
     arrivals = np.cumsum(draw.exponential(mean / (slots * busy), number)).tolist()
     services = draw.exponential(mean, number).tolist()
-    own = replay_queue(arrivals, services, slots)
+    queue = replay_queue(arrivals, services, slots)
     waiting = erlang_c(slots, busy)
-    assert own.utilisation == pytest.approx(busy, rel=0.01)
-    assert own.waiting_share == pytest.approx(waiting, rel=0.03)
-    assert own.mean_ms == pytest.approx(waiting * mean / (slots * (1.0 - busy)), rel=0.06)
+    assert queue.utilisation == pytest.approx(busy, rel=0.01)
+    assert queue.waiting_share == pytest.approx(waiting, rel=0.03)
+    assert queue.mean_ms == pytest.approx(waiting * mean / (slots * (1.0 - busy)), rel=0.06)
     # The wait of those who wait is exponential: the p95 of all follows.
     expected = max(0.0, math.log(waiting / 0.05)) * mean / (slots * (1.0 - busy))
-    assert own.quantile_ms(0.95) == pytest.approx(expected, rel=0.08)
+    assert queue.quantile_ms(0.95) == pytest.approx(expected, rel=0.08)
 
 
 @settings(max_examples=30)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from shadowspec.gate.verdict.trial import DRIFT
+from shadowspec.gate.verdict.trial_levels import DRIFT
 from shadowspec.rollout.advance import advance_rollouts
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store
@@ -29,19 +29,21 @@ def decided(
     plain = examples.decision(verdict)
     blocks = 100 + int((at - NOON).total_seconds() / 60)
     evidence = EvidenceSummary(newest_evidence=at)
-    own = replace(plain, slice_key=slice_key, decided_at=at, num_blocks=blocks, reason_code=code, evidence=evidence)
-    return replace(own, verdict_since=NOON - DAY, **changes)
+    decision = replace(
+        plain, slice_key=slice_key, decided_at=at, num_blocks=blocks, reason_code=code, evidence=evidence
+    )
+    return replace(decision, verdict_since=NOON - DAY, **changes)
 
 
 def look(store: Store, at: datetime, *decisions: Decision) -> tuple[Stage, str | None]:
     store.append_decisions(decisions)
-    (step,) = advance_rollouts(store, "chat", POLICY, at)
+    (step,) = advance_rollouts(store, "chat", None, POLICY, at)
     return step.rollout.stage, step.waits_for
 
 
 def test_the_whole_way_and_back(store: Store) -> None:
     store.save_fingerprints([examples.config()])
-    assert advance_rollouts(store, "chat", POLICY, NOON) == []
+    assert advance_rollouts(store, "chat", None, POLICY, NOON) == []
     hours = [NOON + timedelta(hours=number) for number in range(8)]
     assert look(store, NOON, decided(NOON))[0] is Stage.SHADOW
     assert look(store, NOON, decided(NOON))[0] is Stage.SHADOW
@@ -62,7 +64,7 @@ def test_the_whole_way_and_back(store: Store) -> None:
 
     # An override keeps it there, and no longer when it is cleared.
     override_id = store.add_override(examples.override())
-    assert look(store, hours[6], decided(hours[6])) == (Stage.SHADOW, "a standing ENABLE")
+    assert look(store, hours[6], decided(hours[6])) == (Stage.SHADOW, "a current ENABLE")
     store.clear_override(Clearing(override_id, "mended", "grace", hours[6]))
     assert look(store, hours[7], decided(hours[7]))[0] is Stage.PARTIAL
 
@@ -84,7 +86,7 @@ def test_an_override_takes_what_is_served_back_into_the_shadow(store: Store) -> 
     for hour in range(3):
         look(store, NOON + timedelta(hours=hour), decided(NOON + timedelta(hours=hour)))
     store.add_override(examples.override(Verdict.HOLD))
-    (step,) = advance_rollouts(store, "chat", POLICY, NOON + timedelta(hours=3))
+    (step,) = advance_rollouts(store, "chat", None, POLICY, NOON + timedelta(hours=3))
     assert (step.rollout.stage, step.rollout.reason_code) == (Stage.SHADOW, "not_enabled")
     assert "by ada" in step.rollout.reason
 

@@ -54,7 +54,7 @@ def test_the_rate_is_the_least_that_decides_the_last_question_in_time() -> None:
     assert sizing.busy_devices == pytest.approx(sizing.sample_rate * (0.08 * 0.5 + 0.02 * 2.0))  # type: ignore[operator]
     assert sizing.too_slow == ()
     late = size_endpoint(OWN, DAY_S, mirrored_per_s=3.0, is_late=True)
-    assert [own.slice_key for own in late.too_slow] == ["b"]
+    assert [plan.slice_key for plan in late.too_slow] == ["b"]
     assert late.sample_rate == pytest.approx(4_000 / (DAY_S * 0.1))
 
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_decided_in_time_is_named() -> None:
     assert (hurried.sample_rate, hurried.busy_devices, len(hurried.too_slow)) == (None, None, 3)
     patient = plan(part("", 100.0, 100.0, span_s=7 * DAY_S), part("a", 50.0, 50.0, 1.0))
     sizing = size_endpoint(patient, DAY_S, mirrored_per_s=3.0, is_late=False)
-    assert [own.slice_key for own in sizing.too_slow] == [""]
+    assert [slice_plan.slice_key for slice_plan in sizing.too_slow] == [""]
     done = plan(part("", 0.0, 0.0), part("a", 0.0, 0.0, 1.0))
     assert size_endpoint(done, DAY_S, mirrored_per_s=3.0, is_late=True) == Sizing("chat", 3.0, 0.0, 0.0, ())
     for unknown, traffic in ((OWN, None), (replace(OWN, costs=None), 3.0)):
@@ -80,9 +80,12 @@ def test_what_cannot_be_decided_in_time_is_named() -> None:
 
 
 def test_devices_are_shared_and_none_is_busier_than_may_be() -> None:
-    own = [Sizing("a", 1.0, 0.1, 1.5 * MAX_BUSY, ()), Sizing("b", 1.0, 0.1, 0.4 * MAX_BUSY, ())]
-    assert devices_needed(own) == 2
-    assert devices_needed([*own, replace(own[1], busy_devices=0.2 * MAX_BUSY), Sizing("c", 1.0, None, None, ())]) == 3
+    sizings = [Sizing("a", 1.0, 0.1, 1.5 * MAX_BUSY, ()), Sizing("b", 1.0, 0.1, 0.4 * MAX_BUSY, ())]
+    assert devices_needed(sizings) == 2
+    assert (
+        devices_needed([*sizings, replace(sizings[1], busy_devices=0.2 * MAX_BUSY), Sizing("c", 1.0, None, None, ())])
+        == 3
+    )
     assert devices_needed([Sizing("c", 1.0, None, None, ())]) is None
 
 

@@ -18,7 +18,7 @@ class Column:
 
 COLUMNS = (
     Column("Endpoint", "The endpoint with its config and load; below it other loads, configs, and its slices.", "name"),
-    Column("Verdict", formats.definition("verdict") + " An operator's override stands before it.", "verdict"),
+    Column("Verdict", formats.definition("verdict") + " An operator's override takes precedence.", "verdict"),
     Column("Speedup", f"{formats.definition('speedup')} {formats.definition('bounds')}", "speedup"),
     Column("Acceptance", f"{formats.definition('acceptance')} {formats.definition('bounds')}", "acceptance"),
     Column(

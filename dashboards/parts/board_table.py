@@ -199,16 +199,16 @@ def _memory(row: BoardRow) -> str:
 
 
 def _saving(row: BoardRow, currency: str) -> str:
-    own = row.saving
-    if own is None:
+    saving = row.saving
+    if saving is None:
         return DASH
     detail = (
-        f"{own.time.ms_per_token(Arm.BASELINE):.2f} ms of the device per output token without speculation, "
-        f"{own.time.ms_per_token(Arm.SPECULATIVE):.2f} ms with it"
+        f"{saving.time.ms_per_token(Arm.BASELINE):.2f} ms of the device per output token without speculation, "
+        f"{saving.time.ms_per_token(Arm.SPECULATIVE):.2f} ms with it"
     )
-    money = own.per_million_tokens
+    money = saving.per_million_tokens
     below = "" if money is None else f"<small>{_money(money, currency)} / M tok</small>"
-    return f'<span title="{detail}"><b>{percent(own.share, 0)}</b>{below}</span>'
+    return f'<span title="{detail}"><b>{percent(saving.share, 0)}</b>{below}</span>'
 
 
 def _money(value: float, currency: str) -> str:

@@ -110,9 +110,9 @@ def _named_rows(data: Any, **options: Any) -> dict[str, str]:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    own = sink.getvalue().to_pybytes()
-    name = next((name for name, known in found.items() if known == own), f"rows_{len(found)}")
-    found[name] = own
+    pybytes = sink.getvalue().to_pybytes()
+    name = next((name for name, known in found.items() if known == pybytes), f"rows_{len(found)}")
+    found[name] = pybytes
     return {"name": name}
 
 
@@ -126,14 +126,14 @@ def keep_drawn(draw: Callable[..., Any]) -> Callable[..., Drawn]:
     """
 
     @lru_cache(maxsize=NUM_KEPT)
-    def drawn(_zone: str, *values: Any) -> Drawn:
+    def draw_in_zone(_zone: str, *values: Any) -> Drawn:
         return Drawn(specification(draw(*values), HEIGHT))
 
     @wraps(draw)
-    def found(*values: Any) -> Drawn:
-        return drawn(str(viewer_zone()), *values)
+    def draw_cached(*values: Any) -> Drawn:
+        return draw_in_zone(str(viewer_zone()), *values)
 
-    return found
+    return draw_cached
 
 
 def pixel_place(channel: Any, pixels: float) -> Any:

@@ -44,7 +44,7 @@ def draw_predictions(endpoint: str, slice_key: str) -> None:
             commands=("shadowspec profile-device   # of an endpoint's servers: shadowspec profile-server",),
         )
         return
-    cells = [own for own in cells_of_groups(queries.group_sums(endpoint)) if slice_key in ("", own.slice_key)]
+    cells = [group for group in cells_of_groups(queries.group_sums(endpoint)) if slice_key in ("", group.slice_key)]
     found = predictions(cells, queries.configs(), costs)
     st.info(
         "**No verdict rests on this.** Predictions from measured step costs of the engine named beside each; they tell "
@@ -54,26 +54,26 @@ def draw_predictions(endpoint: str, slice_key: str) -> None:
     st.caption(prediction_summary(found))
     if found:
         _table(found, _price(endpoint))
-    drawn = frontiers(cells, queries.configs(), costs, queries.replayed_ways(endpoint))
+    drawn = frontiers(cells, queries.configs(), costs, queries.list_replayed_lengths(endpoint))
     for first in range(0, len(drawn), 2):
-        for column, own in zip(st.columns(2), drawn[first : first + 2], strict=False):
+        for column, frontier in zip(st.columns(2), drawn[first : first + 2], strict=False):
             with column:
-                _frontier(endpoint, own)
+                _frontier(endpoint, frontier)
 
 
 def _price(endpoint: str) -> float | None:
     """Of an hour of the device."""
-    own = source.config()
-    policy = own.endpoints[endpoint].policy if endpoint in own.endpoints else own.policy
-    return own.dashboard.price_per_gpu_hour or policy.device_price_per_hour
+    config = source.config()
+    policy = config.endpoints[endpoint].policy if endpoint in config.endpoints else config.policy
+    return config.dashboard.price_per_gpu_hour or policy.device_price_per_hour
 
 
 def _table(found: Sequence[Prediction], price_per_hour: float | None) -> None:
     st.dataframe(
         charts.frame(
             [
-                dict(zip(PREDICTION_HEAD, map(plain_text, prediction_cells(own, price_per_hour)), strict=True))
-                for own in found
+                dict(zip(PREDICTION_HEAD, map(plain_text, prediction_cells(prediction, price_per_hour)), strict=True))
+                for prediction in found
             ]
         ),
         hide_index=True,
@@ -84,18 +84,18 @@ def _table(found: Sequence[Prediction], price_per_hour: float | None) -> None:
     st.caption(cost_note(price_per_hour))
 
 
-def _frontier(endpoint: str, own: SliceFrontier) -> None:
-    title = plain_text(slice_title(own.slice_key))
-    rows = [_row(each, is_best=each is choice.best) for choice in own.choices for each in choice.gains]
+def _frontier(endpoint: str, frontier: SliceFrontier) -> None:
+    title = plain_text(slice_title(frontier.slice_key))
+    rows = [_row(each, is_best=each is choice.best) for choice in frontier.choices for each in choice.gains]
     charts.show(
         _chart(rows),
-        f"Predicted speedup by load (\u00d7), {title}, on {plain_text(own.engine)}",
-        key=f"frontier-{own.slice_key}",
+        f"Predicted speedup by load (\u00d7), {title}, on {plain_text(frontier.engine)}",
+        key=f"frontier-{frontier.slice_key}",
         alt_text=f"Predicted speedup at each profiled load of {endpoint}, {title}, for every number of tokens drafted",
         help_text=formats.definition("frontier"),
         height=300,
     )
-    lines = "".join(f"<li>{formats.text(line)}</li>" for line in frontier_lines(own))
+    lines = "".join(f"<li>{formats.text(line)}</li>" for line in frontier_lines(frontier))
     st.html(f'<ul class="ss-notes">{lines}</ul>')
 
 

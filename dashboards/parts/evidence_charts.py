@@ -29,10 +29,10 @@ LEGEND_TOP = alt.Legend(orient="top", title=None)
 
 
 @charts.keep_drawn
-def path(own: TestPath, axis_title: str) -> Any:
+def path(test_path: TestPath, axis_title: str) -> Any:
     """Estimate within its bounds at every look (or after every unit), the threshold, and where the verdict changed."""
-    shown = shown_as(own.name)
-    is_share = own.name in ("acceptance", "tail")
+    shown = shown_as(test_path.name)
+    is_share = test_path.name in ("acceptance", "tail")
     rows = [
         {
             "at": None if p.at is None else formats.in_zone(p.at),
@@ -43,10 +43,12 @@ def path(own: TestPath, axis_title: str) -> Any:
             "text": f"{shown(p.estimate)} [{shown(p.lower)}, {shown(p.upper)}]",
             "verdict": formats.mark_verdict(p.verdict) if p.verdict is not None else "",
         }
-        for p in own.points
+        for p in test_path.points
     ]
-    has_times = all(p.at is not None for p in own.points)
-    look = alt.X("at:T", title="look of the gate (your time)", axis=charts.DAYS if _is_long(own) else charts.HOURS)
+    has_times = all(p.at is not None for p in test_path.points)
+    look = alt.X(
+        "at:T", title="look of the gate (your time)", axis=charts.DAYS if _is_long(test_path) else charts.HOURS
+    )
     x = look if has_times else alt.X("units:Q", title="units, in order", axis=alt.Axis(tickMinStep=1, format="d"))
     y = alt.Y("estimate:Q", title=axis_title, scale=alt.Scale(zero=False), axis=SHARES if is_share else alt.Axis())
     tooltip = [
@@ -66,13 +68,15 @@ def path(own: TestPath, axis_title: str) -> Any:
             y=alt.Y("lower:Q", title=axis_title), y2=alt.Y2("upper:Q"), tooltip=tooltip
         )
         layers = [band, base.mark_line(color=charts.BLUE, point=len(rows) < 60).encode(y=y, tooltip=tooltip)]
-    if own.threshold is not None:
-        layers.extend(charts.threshold(own.threshold, f"threshold {shown(own.threshold)}"))
-        if own.name == "parity_sampled":  # it must lie between the two
-            layers.extend(charts.threshold(-own.threshold, f"threshold {shown(-own.threshold)}", is_below=True))
+    if test_path.threshold is not None:
+        layers.extend(charts.threshold(test_path.threshold, f"threshold {shown(test_path.threshold)}"))
+        if test_path.name == "parity_sampled":  # it must lie between the two
+            layers.extend(
+                charts.threshold(-test_path.threshold, f"threshold {shown(-test_path.threshold)}", is_below=True)
+            )
     moments = [
         {"at": formats.in_zone(p.at), "text": formats.mark_verdict(p.verdict)}
-        for p in own.changes[1:]  # the first is no change: it is the first look
+        for p in test_path.changes[1:]  # the first is no change: it is the first look
         if p.at is not None and p.verdict is not None
     ]
     if moments:
@@ -86,8 +90,8 @@ def path(own: TestPath, axis_title: str) -> Any:
     return charts.layer(*layers)
 
 
-def _is_long(own: TestPath) -> bool:
-    times_ = [p.at for p in own.points if p.at is not None]
+def _is_long(path: TestPath) -> bool:
+    times_ = [p.at for p in path.points if p.at is not None]
     return bool(times_) and max(times_) - min(times_) > timedelta(days=3)
 
 
@@ -208,11 +212,13 @@ def steps(counts: SpeculationCounts) -> Any:
 @charts.keep_drawn
 def latency(found: Sequence[BinnedDistribution]) -> Any:
     """Share of requests at or below each latency, both arms, with their quantiles."""
-    rows = [{"ms": edge, "share": share, "arm": own.arm.value} for own in found for edge, share in own.cumulative]
+    rows = [
+        {"ms": edge, "share": share, "arm": binned.arm.value} for binned in found for edge, share in binned.cumulative
+    ]
     marks = [
-        {"ms": quantile.estimate, "share": share, "arm": own.arm.value, "name": f"p{100 * share:g}"}
-        for own in found
-        for share, quantile in own.quantiles
+        {"ms": quantile.estimate, "share": share, "arm": binned.arm.value, "name": f"p{100 * share:g}"}
+        for binned in found
+        for share, quantile in binned.quantiles
     ]
     x = alt.X(
         "ms:Q", scale=alt.Scale(type="log", nice=False), title="ms (log scale)", axis=alt.Axis(format="~s", tickCount=6)
@@ -235,11 +241,16 @@ def parts(found: Sequence[TimeParts]) -> Any:
     """Where the mean request's time goes: the compute of each arm, in the order in which it happens."""
     order = ["prefill", "decode", "draft", "verify", "other"]
     rows = []
-    for own in found:
-        is_baseline = own.arm is Arm.BASELINE
+    for arm_times in found:
+        is_baseline = arm_times.arm is Arm.BASELINE
         names = ("prefill", "decode") if is_baseline else ("prefill", "draft", "verify", "other")
         rows += [
-            {"arm": own.arm.value, "part": name, "ms": getattr(own, f"{name}_ms"), "order": order.index(name)}
+            {
+                "arm": arm_times.arm.value,
+                "part": name,
+                "ms": getattr(arm_times, f"{name}_ms"),
+                "order": order.index(name),
+            }
             for name in names
         ]
     colours = [charts.PURPLE, charts.GREY, charts.ORANGE, charts.BLUE, charts.SKY]
@@ -265,12 +276,12 @@ def differences(bars: Sequence[SpeedupBin], threshold: float | None) -> Any:
     """Requests by their own speedup: each is one request through both arms."""
     rows = [
         {
-            "from": own.lower,
-            "to": own.upper,
-            "requests": own.num_requests,
-            "side": "faster" if (own.lower or 0.0) >= 0.999 else "slower",
+            "from": bar.lower,
+            "to": bar.upper,
+            "requests": bar.num_requests,
+            "side": "faster" if (bar.lower or 0.0) >= 0.999 else "slower",
         }
-        for own in bars
+        for bar in bars
     ]
     scale = alt.Scale(type="log", nice=False)
     colours = alt.Scale(domain=["slower", "faster"], range=[charts.VERMILION, charts.GREEN])

@@ -53,14 +53,14 @@ def latency(found: RollupFigures, row: BoardRow) -> None:
         help=f"The same requests through both arms, from rollups: known to within \u00b1{percent(MAX_RELATIVE_ERROR)}.",
     )
     for column, measure in zip(st.columns(len(DRAWN)), DRAWN, strict=True):
-        own = tuple(each for each in found.distributions if each.measure == measure)
-        if own:
+        binned = tuple(each for each in found.distributions if each.measure == measure)
+        if binned:
             with column:
                 name = {"end_to_end_ms": "end-to-end", "prefill_ms": "ttft", "time_per_output_token_ms": "tpot"}[
                     measure
                 ]
                 charts.show(
-                    evidence_charts.latency(own),
+                    evidence_charts.latency(binned),
                     f"{DRAWN[measure]} (ms)",
                     key=f"latency-{measure}",
                     alt_text=f"Cumulative distribution of {DRAWN[measure]} in both arms; quantiles stand below",
@@ -74,7 +74,7 @@ def latency(found: RollupFigures, row: BoardRow) -> None:
             "Where a request's time goes (mean ms)",
             key="parts",
             alt_text="Mean compute time of a request by part, for both arms; queue time is not in it",
-            help_text="Compute alone: the shadow's own queue stands in the table above and is never judged.",
+            help_text="Compute alone: the shadow's queue is in the table above and is never judged.",
         )
     with right:
         test = next((each for each in _tests_of(row) if each.name == "speedup"), None)
@@ -98,12 +98,12 @@ def failures(found: Failures) -> None:
     for note in found.notes:
         st.caption(note)
     st.html(failures_table(found.rows))
-    own = found.intervened
-    if own.num_intervened:
+    intervention = found.intervened
+    if intervention.num_intervened:
         st.caption(
-            f"First-position acceptance, pooled: {percent(own.with_them)} with the "
-            f"{plural(own.num_intervened, 'request')} whose production output a layer behind the model changed, "
-            f"{percent(own.without_them)} without."
+            f"First-position acceptance, pooled: {percent(intervention.with_them)} with the "
+            f"{plural(intervention.num_intervened, 'request')} whose production output a later layer changed, "
+            f"{percent(intervention.without_them)} without."
         )
 
 
@@ -141,14 +141,14 @@ def _engine(row: BoardRow) -> str:
 def replays(row: BoardRow) -> None:
     """What logged responses say at every K, marked as replay, and the audit of the loop's outputs."""
     name = None if row.config is None else row.config.name
-    own = [
+    rows = [
         each
         for each in queries.replay_rows((row.endpoint,))[row.endpoint]
         if (each.slice_key, each.config_name) == (row.slice_key, name)
     ]
-    if own:
+    if rows:
         st.markdown("#### Replay beside the loop", help=REPLAY_NOTE)
-        st.html(replays_table(own))
+        st.html(replays_table(rows))
         st.caption("Expected counts given logged responses (`shadowspec replay`). No test rests on them.")
     audits = [
         (row.endpoint, each)

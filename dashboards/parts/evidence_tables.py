@@ -23,7 +23,7 @@ def tests_table(tests: Sequence[TestResult]) -> str:
     """Each test with estimate, bounds, threshold, units, and what it still wants."""
     rows = "".join(_test(test) for test in tests)
     heads = (
-        ("Test", "What is tested; hover for what stands beside it."),
+        ("Test", "What is tested; hover for what is shown beside it."),
         ("Outcome", "pass: its null is rejected at its level at this look; fail: the opposite bound has crossed."),
         ("Estimate", "Of the units so far."),
         ("Bounds", "Anytime-valid: they hold at every look at once."),
@@ -68,15 +68,15 @@ def latency_table(found: Sequence[BinnedDistribution], parts: Sequence[TimeParts
         ("Requests", "Timed in this window."),
     )  # fmt: skip
     rows = ""
-    for own in found:
-        known = dict(own.quantiles)
+    for binned in found:
+        known = dict(binned.quantiles)
         cells = "".join(
             f'<td data-label="p{100 * share:g}">{milliseconds(known[share].estimate) if share in known else DASH}</td>'
             for share in PROBABILITIES
         )
         rows += (
-            f'<tr><th scope="row">{MEASURES[own.measure]}</th><td data-label="Arm">{own.arm.value}</td>{cells}'
-            f'<td data-label="Requests">{own.num_runs:,}</td></tr>'
+            f'<tr><th scope="row">{MEASURES[binned.measure]}</th><td data-label="Arm">{binned.arm.value}</td>{cells}'
+            f'<td data-label="Requests">{binned.num_runs:,}</td></tr>'
         )
     for part in parts:
         rows += (

@@ -5,15 +5,15 @@ Times are shown in the viewer's zone, with UTC in the hover.  HTML made here is 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from html import escape
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import streamlit as st
 
 from shadowspec.reports.definitions import DEFINITIONS, VERDICT_MEANING
-from shadowspec.text import DASH, age, markdown_text, moment, plain_text, times
-from shadowspec.types import TestResult, Verdict
+from shadowspec.text import DASH, age, markdown_text, moment, plain_text
+from shadowspec.types import Verdict
 
 UTC_ZONE = ZoneInfo("UTC")
 # Word and shape tell verdicts apart; the style sheet adds a colour.
@@ -37,8 +37,8 @@ def local(value: datetime | None) -> str:
 
 def short_local(value: datetime) -> str:
     """A time in the viewer's zone, as short as a table wants it: the year only where it is another."""
-    own = value.astimezone(viewer_zone())
-    return f"{own:%d %b %H:%M}" if own.year == now().year else f"{own:%d %b %Y}"
+    local = value.astimezone(viewer_zone())
+    return f"{local:%d %b %H:%M}" if local.year == now().year else f"{local:%d %b %Y}"
 
 
 def moment_title(value: datetime) -> str:
@@ -62,8 +62,8 @@ def ahead(value: datetime | None) -> str:
     """A date that is expected, in the viewer's zone."""
     if value is None:
         return DASH
-    own = value.astimezone(viewer_zone())
-    return f"{own:%d %b}" if own.year == now().year else f"{own:%d %b %Y}"
+    local = value.astimezone(viewer_zone())
+    return f"{local:%d %b}" if local.year == now().year else f"{local:%d %b %Y}"
 
 
 def text(value: str) -> str:
@@ -76,16 +76,6 @@ def markdown(value: str) -> str:
     return markdown_text(plain_text(value))
 
 
-def day(value: datetime) -> str:
-    """A day as charts name it."""
-    return f"{value:%Y-%m-%d}"
-
-
-def bounds(test: TestResult | None) -> str:
-    """Lower and upper bound of a speedup, as in `1.12x to 1.54x`."""
-    return DASH if test is None else f"{times(test.lower)} to {times(test.upper)}"
-
-
 def in_zone(value: datetime) -> datetime:
     """A time as charts take it: without a zone, on the viewer's clock."""
     return value.astimezone(viewer_zone()).replace(tzinfo=None)
@@ -94,11 +84,6 @@ def in_zone(value: datetime) -> datetime:
 def now() -> datetime:
     """This moment, UTC."""
     return datetime.now(UTC)
-
-
-def is_stale(newest: datetime | None, moment_: datetime, limit: timedelta) -> bool:
-    """Whether what was measured last lies further back than the limit; nothing measured is not stale but empty."""
-    return newest is not None and moment_ - newest > limit
 
 
 def verdict_text(verdict: Verdict | None) -> str:

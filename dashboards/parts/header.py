@@ -14,6 +14,7 @@ from html import escape
 import streamlit as st
 
 from shadowspec.config import DashboardSettings
+from shadowspec.gate.verdict.current_decision import is_stale
 from shadowspec.gate.verdict.effective_decisions import active
 from shadowspec.reports.definitions import COUNTER_MEANING
 from shadowspec.reports.notes import order_note
@@ -74,7 +75,7 @@ def _strip(pulse: Pulse, funnel: Mapping[FunnelKey, int], settings: DashboardSet
 
 def _engines(configs: Iterable[FingerprintedConfig]) -> list[str]:
     """On what all latency of the page was measured; where that is several engines, each row's evidence says its own."""
-    found = sorted({(own.engine, own.device, own.dtype) for own in configs})
+    found = sorted({(config.engine, config.device, config.dtype) for config in configs})
     said = [f"{engine} on {device}, {dtype}" for engine, device, dtype in found]
     more = f" and {len(said) - MAX_ENGINES} more" if len(said) > MAX_ENGINES else ""
     shown = f"{formats.text('; '.join(said[:MAX_ENGINES]))}{more}"
@@ -95,7 +96,7 @@ def _freshness(pulse: Pulse, settings: DashboardSettings, now: datetime) -> list
     moved, decided, event = pulse.moved_at, pulse.decided_at, pulse.newest_event
     if moved is None:
         return ["<span>nothing consumed yet</span>"]
-    stale = formats.is_stale(moved, now, settings.stale_after)
+    stale = is_stale(moved, settings.stale_after, now)
     flag = ' <span class="ss-flag">stale</span>' if stale else ""
     parts = [f"<span>measured {formats.time_html(moved, formats.ago(moved, now))}{flag}</span>"]
     parts.append(f"<span>decided {formats.time_html(decided, formats.ago(decided, now) if decided else None)}</span>")

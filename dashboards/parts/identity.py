@@ -47,7 +47,7 @@ def identify(claims: Mapping[str, Any], settings: AccessSettings, now: datetime)
         raise AccessError("your login has ended; log in again")
     is_unverified = claims.get("email_verified") is False
     names = (None if is_unverified else claims.get("email"), claims.get("preferred_username"), claims.get("sub"))
-    name = next((own for own in names if isinstance(own, str) and own), None)
+    name = next((name for name in names if isinstance(name, str) and name), None)
     if name is None:
         raise AccessError("the login says neither an e-mail nor a name")
     if settings.roles.claim == "email" and is_unverified:
@@ -84,4 +84,4 @@ def _ends_at(claims: Mapping[str, Any]) -> datetime | None:
 def _values(claim: Any) -> set[str]:
     if isinstance(claim, str):
         return {claim}
-    return {own for own in claim if isinstance(own, str)} if isinstance(claim, list | tuple) else set()
+    return {text for text in claim if isinstance(text, str)} if isinstance(claim, list | tuple) else set()

@@ -72,8 +72,8 @@ def clear_override(override_id: int, *, reason: str, author: str) -> OverrideRec
 
 def writer() -> Store:
     """The store under the role that may write overrides and nothing else."""
-    own = source.config()
-    return _writer(own.dashboard.access.override_url or own.database_url)
+    config = source.config()
+    return _writer(config.dashboard.access.override_url or config.database_url)
 
 
 def _author(who: identity.Identity, typed: str) -> str:

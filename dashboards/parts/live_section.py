@@ -20,14 +20,14 @@ MS_PER_S = 1_000.0
 TITLES = {END_TO_END: "End to end", FIRST_TOKEN: "Time to first token", PER_TOKEN: "Time per output token"}
 
 
-def live_section(own: Enabling, span: timedelta) -> None:
+def live_section(enabling: Enabling, span: timedelta) -> None:
     """Production around the moment: all of the endpoint, whatever the enabling's slice and load."""
-    found = queries.production(own.endpoint, own.decided_at, span)
+    found = queries.production(enabling.endpoint, enabling.decided_at, span)
     st.markdown("**Production**", help=_MEANING)
     if found is None:
         states.empty(
             "The serving side is not measured",
-            "What stands above was measured on the mirror: the same prompts through both arms, before and after. "
+            "The figures above were measured on the mirror: the same prompts through both arms, before and after. "
             "Whether the serving engine itself got faster at that moment, with its **throughput, p50/p95/p99, request "
             "rate and prefix-cache hit rate**, is known to the serving engine alone, and of this time nothing was read "
             "of its metrics. Name them in `[endpoints.NAME.live]` and let `shadowspec schedule` read them.",
@@ -41,7 +41,7 @@ def live_section(own: Enabling, span: timedelta) -> None:
         )
     st.dataframe(charts.frame(_rows(found.before, found.after)), hide_index=True)
     st.caption(f"{_count_text(found.before)} before, {_count_text(found.after)} after.")
-    _line(found.points, found.switched_on or own.decided_at)
+    _line(found.points, found.switched_on or enabling.decided_at)
 
 
 _MEANING = (
@@ -79,14 +79,14 @@ def _time(period: LivePeriod, name: str, share: float) -> str:
     return text if found.upper != float("inf") else f"above {text}"
 
 
-def _count_text(own: LivePeriod) -> str:
-    words = plural(own.num_windows, "window")
-    if own.num_requests is not None:
-        words += f" with {own.num_requests:,} requests"
-    if own.num_resets:
-        words += f", {plural(own.num_resets, 'restart')}"
-    if own.num_failed_scrapes:
-        words += f", {own.num_failed_scrapes:,} readings failed"
+def _count_text(period: LivePeriod) -> str:
+    words = plural(period.num_windows, "window")
+    if period.num_requests is not None:
+        words += f" with {period.num_requests:,} requests"
+    if period.num_resets:
+        words += f", {plural(period.num_resets, 'restart')}"
+    if period.num_failed_scrapes:
+        words += f", {period.num_failed_scrapes:,} readings failed"
     return words
 
 

@@ -12,7 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import streamlit as st
 
-from shadowspec.gate.verdict.effective_decisions import effective_decisions
+from shadowspec.gate.verdict.current_decision import endpoint_decisions
+from shadowspec.gate.verdict.effective_decisions import active
 from shadowspec.planning.frontier import Length
 from shadowspec.reports import frontiers, queues
 from shadowspec.reports import replay_rows as replays
@@ -22,7 +23,7 @@ from shadowspec.reports.queues import MAX_ARRIVALS, QueueCell
 from shadowspec.reports.replay_rows import AuditRow, ReplayRow, ReplaySums
 from shadowspec.reports.shared_values import Change
 from shadowspec.reports.tally import CacheCost, ContextPoint, ContextRow, Tally, by_context
-from shadowspec.store import AdviceChange, GroupSums, Histogram, RunFilter, VerdictChange
+from shadowspec.store import AdviceChange, GroupSums, Histogram, RunFilter, Traffic, VerdictChange
 from shadowspec.store.read.rollup_reads import Step
 from shadowspec.types import CostKey, Decision, FingerprintedConfig, ProfiledCosts, StoredEvidence
 
@@ -36,7 +37,7 @@ MAX_CHANGES = 2_000  # of one kind; the page says so where there are more
 _Question = ParamSpec("_Question")
 _Answer = TypeVar("_Answer")
 
-_kept: list[Callable[[], None]] = []  # what makes each question forget its answers
+_clear_calls: list[Callable[[], None]] = []  # what makes each question forget its answers
 
 
 def _keep(ask: Callable[_Question, _Answer]) -> Callable[_Question, _Answer]:
@@ -48,16 +49,16 @@ def _keep(ask: Callable[_Question, _Answer]) -> Callable[_Question, _Answer]:
         return ask(*values, **named)
 
     @wraps(ask)
-    def asked(*values: _Question.args, **named: _Question.kwargs) -> _Answer:
+    def ask_current(*values: _Question.args, **named: _Question.kwargs) -> _Answer:
         return answer(source.config().database_url, *values, **named)
 
-    _kept.append(answer.clear)
-    return asked
+    _clear_calls.append(answer.clear)
+    return ask_current
 
 
 def forget() -> None:
     """Ask anew at the next question."""
-    for clear in _kept:
+    for clear in _clear_calls:
         clear()
 
 
@@ -78,8 +79,21 @@ def configs() -> Mapping[str, FingerprintedConfig]:
 
 
 def decisions(endpoint: str) -> list[Decision]:
-    """The endpoint's latest decisions as they stand, overrides laid over them."""
-    return effective_decisions(measured_decisions(endpoint), source.store().overrides(endpoint), now())
+    """The endpoint's current decisions, overrides laid over them."""
+    configured, moment = source.config().endpoints.get(endpoint), now()
+    return endpoint_decisions(
+        measured_decisions(endpoint),
+        None if configured is None else configured.policy,
+        active(source.store().overrides(endpoint), moment),
+        moment,
+        measured=_traffic(endpoint),
+        configs=configs(),
+    ).current
+
+
+@_keep
+def _traffic(endpoint: str) -> list[Traffic]:
+    return source.store().traffic(endpoint)
 
 
 @_keep
@@ -119,10 +133,10 @@ def _replay_sums(endpoints: tuple[str, ...]) -> ReplaySums:
 
 
 @_keep
-def replayed_ways(endpoint: str) -> list[tuple[str, FingerprintedConfig, Length]]:
+def list_replayed_lengths(endpoint: str) -> list[tuple[str, FingerprintedConfig, Length]]:
     """Tokens per step of everything that was replayed, by slice and config."""
     sums = _replay_sums((endpoint,))[endpoint]
-    return frontiers.replayed_ways(sums, source.store().replay_configs()) if sums else []
+    return frontiers.list_replayed_lengths(sums, source.store().replay_configs()) if sums else []
 
 
 @_keep

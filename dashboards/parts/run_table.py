@@ -37,15 +37,19 @@ def draw(endpoint: str, since: datetime | None) -> None:
     load = columns[1].selectbox(
         "Load",
         [None, *loads],
-        format_func=lambda own: "all" if own is None else str(own),
+        format_func=lambda item: "all" if item is None else str(item),
         key="run_load",
         bind="query-params",
     )
     config = columns[2].selectbox(
         "Config",
         [None, *used],
-        format_func=lambda own: (
-            "all" if own is None else f"{configs[own].config.name} \u00b7 {own[:8]}" if own in configs else own[:12]
+        format_func=lambda item: (
+            "all"
+            if item is None
+            else f"{configs[item].config.name} \u00b7 {item[:8]}"
+            if item in configs
+            else item[:12]
         ),
         key="run_config",
         bind="query-params",

@@ -68,9 +68,11 @@ def overrides(of: Pulse) -> Sequence[OverrideRecord]:
 
 def board(of: Pulse) -> Board:
     """The board as of this minute."""
-    own = config()
+    current_config = config()
     now = datetime.now(UTC)
-    return _board(own.database_url, own.path.stat().st_mtime_ns, of, now.replace(second=0, microsecond=0))
+    return _board(
+        current_config.database_url, current_config.path.stat().st_mtime_ns, of, now.replace(second=0, microsecond=0)
+    )
 
 
 def paths(of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str) -> dict[str, TestPath]:
@@ -104,12 +106,12 @@ def read_ahead(
     of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, window: timedelta | None
 ) -> None:
     """Begin to read `rollup_figures` and `failures`: the database works while the page above is drawn."""
-    own = of, endpoint, slice_key, concurrency, fingerprint, window
+    cache_key = of, endpoint, slice_key, concurrency, fingerprint, window
 
     def read() -> None:
         with suppress(ShadowSpecError):  # it is met again, and said, where the page asks
-            rollup_figures(*own)
-            failures(*own)
+            rollup_figures(*cache_key)
+            failures(*cache_key)
 
     Thread(target=read, name=READER, daemon=True).start()
 
@@ -152,13 +154,16 @@ def _overrides(url: str, of: Pulse) -> Sequence[OverrideRecord]:
 
 @st.cache_resource(show_spinner=False, max_entries=2, ttl=MAX_AGE)
 def _values(url: str, changed_ns: int, of: Pulse) -> BoardValues:
-    own = config()
-    default = own.dashboard.price_per_gpu_hour
-    prices = {name: default or settings.policy.device_price_per_hour for name, settings in own.endpoints.items()}
-    loads = {
-        name: {load.concurrency: load.share for load in settings.rule.loads} for name, settings in own.endpoints.items()
+    current_config = config()
+    default = current_config.dashboard.price_per_gpu_hour
+    prices = {
+        name: default or settings.policy.device_price_per_hour for name, settings in current_config.endpoints.items()
     }
-    policies = {name: settings.policy for name, settings in own.endpoints.items()}
+    loads = {
+        name: {load.concurrency: load.share for load in settings.rule.loads}
+        for name, settings in current_config.endpoints.items()
+    }
+    policies = {name: settings.policy for name, settings in current_config.endpoints.items()}
     return board_values(_store(url), prices, loads, policies)
 
 
@@ -176,9 +181,9 @@ def _paths(
 
 @st.cache_resource(show_spinner="Reading the endpoint's runs", max_entries=8, ttl=MAX_AGE)
 def _curves(url: str, of: Pulse, endpoint: str) -> Curves:
-    own = _store(url).evidence(endpoint)
-    rows = MemoryRows(own.records, own.blocks, own.runs)
-    return endpoint_curves(endpoint, own.folds, rows, own.latest_decisions)
+    evidence = _store(url).evidence(endpoint)
+    rows = MemoryRows(evidence.records, evidence.blocks, evidence.runs)
+    return endpoint_curves(endpoint, evidence.folds, rows, evidence.latest_decisions)
 
 
 @st.cache_resource(show_spinner=False, max_entries=64, ttl=MAX_AGE)
@@ -193,10 +198,10 @@ def _read_figures(
 ) -> RollupFigures:
     store_ = _store(url)
     since = window_start(store_.rollup_hours(endpoint), window)
-    own = slice_key or None
-    groups = store_.group_sums(endpoint, since, slice_key=own, place=(fingerprint, concurrency))
-    counts = store_.position_counts(endpoint, own, concurrency, fingerprint, since)
-    histograms = store_.histograms(endpoint, own, concurrency, fingerprint, since)
+    chosen_slice = slice_key or None
+    groups = store_.group_sums(endpoint, since, slice_key=chosen_slice, place=(fingerprint, concurrency))
+    counts = store_.position_counts(endpoint, chosen_slice, concurrency, fingerprint, since)
+    histograms = store_.histograms(endpoint, chosen_slice, concurrency, fingerprint, since)
     return pool_figures([each.sums for each in groups], counts, histograms)
 
 

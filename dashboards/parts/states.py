@@ -25,7 +25,7 @@ def show_errors() -> Iterator[None]:
     except NoDataError as error:
         empty("Nothing here yet", str(error))
     except StoreError as error:
-        broken("The database is not as this version expects it", str(error), "The message says what mends it.")
+        broken("The database is not as this version expects it", str(error), "The message says how to fix it.")
     except ShadowSpecError as error:
         broken("This cannot be shown", str(error), "The message says why.")
 

@@ -37,15 +37,19 @@ def draw(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: GateP
         states.empty("Nothing to try yet", "No config was decided about here.")
         return
     changed = _thresholds(policy)
-    stands = {own.decision_id: own for own in queries.decisions(endpoint)}[chosen.decision_id]
-    measured = next(own for own in queries.measured_decisions(endpoint) if own.decision_id == chosen.decision_id)
+    current_decision = {decision.decision_id: decision for decision in queries.decisions(endpoint)}[chosen.decision_id]
+    measured = next(
+        measured_decision
+        for measured_decision in queries.measured_decisions(endpoint)
+        if measured_decision.decision_id == chosen.decision_id
+    )
     evidence = queries.slice_evidence(endpoint, slice_key)
     try:
         found = what_if(measured, evidence, queries.configs()[chosen.fingerprint], policy, changed)
     except NoDataError as error:
         states.empty("No evidence to ask", f"{error}.", commands=("shadowspec gate",))
         return
-    _verdicts(stands, found)
+    _verdicts(current_decision, found)
     _tests(found)
     _savings(endpoint, slice_key, chosen, policy.device_price_per_hour)
 
@@ -100,17 +104,17 @@ def _thresholds(policy: GatePolicy) -> dict[str, float]:
     return {"margin": margin / 100, "floor": floor / 100, "tail_share": tail / 100}
 
 
-def _verdicts(stands: Decision, found: WhatIf) -> None:
+def _verdicts(current_decision: Decision, found: WhatIf) -> None:
     cards = (
-        ("Stands", stands, "What `check` and `export` act on, overrides included."),
+        ("Stands", current_decision, "What `check` and `export` act on, overrides included."),
         ("Today's figures, policy in force", found.today, "The same evidence judged afresh under the policy as it is."),
         ("Today's figures, thresholds tried", found.tried, "The same evidence under the sliders. Not a decision."),
     )
-    for column, (title, own, text) in zip(st.columns(3), cards, strict=True):
+    for column, (title, decision, text) in zip(st.columns(3), cards, strict=True):
         with column.container(border=True):
             st.markdown(f"**{title}**", help=text)
-            st.html(formats.verdict_html(own.verdict))
-            st.caption(plain_text(own.reason))
+            st.html(formats.verdict_html(decision.verdict))
+            st.caption(plain_text(decision.reason))
 
 
 def _tests(found: WhatIf) -> None:
@@ -161,7 +165,7 @@ def _savings(endpoint: str, slice_key: str, chosen: LoadCell, policy_price: floa
         "Share of the traffic served with speculation, %", 0, 100, 100, 5, key="share", bind="query-params"
     )
     since = None if hours is None else hours[1] + timedelta(hours=1) - MONTH
-    groups = [own for own in queries.group_sums(endpoint, since) if _is_of(own, slice_key, chosen)]
+    groups = [group for group in queries.group_sums(endpoint, since) if _is_of(group, slice_key, chosen)]
     time = device_time(groups)
     if time.seconds_per_million(Arm.BASELINE) is None or hours is None:
         st.caption("No request was timed in the last 30 days of traffic: there is no device time to put a price on.")
@@ -205,9 +209,9 @@ def _device_time(time: DeviceTime) -> None:
     )
 
 
-def _is_of(own: GroupSums, slice_key: str, chosen: LoadCell) -> bool:
-    is_own_slice = slice_key in ("", own.slice_key)
-    return is_own_slice and own.concurrency == chosen.concurrency and own.fingerprint == chosen.fingerprint
+def _is_of(groups: GroupSums, slice_key: str, chosen: LoadCell) -> bool:
+    is_own_slice = slice_key in ("", groups.slice_key)
+    return is_own_slice and groups.concurrency == chosen.concurrency and groups.fingerprint == chosen.fingerprint
 
 
 def config_title(cell: LoadCell) -> str:

@@ -25,7 +25,7 @@ EXPIRIES: Mapping[str, timedelta | None] = {
     "7 days": timedelta(days=7),
 }
 SAID = "order_said"  # in the session: what the last order came to, and until when that is told
-TOLD_FOR = timedelta(seconds=30)  # the header draws the page anew as soon as it sees the order
+CONFIRMATION_TIME = timedelta(seconds=30)  # the header draws the page anew as soon as it sees the order
 
 
 def page() -> None:
@@ -71,16 +71,19 @@ def _set(name: str | None) -> None:
     first, second, third = st.columns([2, 3, 1])
     endpoint = first.selectbox("Endpoint", known, key="order_endpoint")
     decided = queries.measured_decisions(endpoint)
-    slices = {plain_text(slice_title(key)): key for key in sorted({own.slice_key for own in decided if own.slice_key})}
+    slices = {
+        plain_text(slice_title(key)): key
+        for key in sorted({decision.slice_key for decision in decided if decision.slice_key})
+    }
     title = second.selectbox("Slice", [ALL_SLICES, *slices], key="order_slice")
-    loads = {str(load): load for load in sorted({own.concurrency for own in decided})}
+    loads = {str(load): load for load in sorted({decision.concurrency for decision in decided})}
     load = third.selectbox("Load", [ALL_LOADS, *loads], key="order_load")
     first, second = st.columns([2, 4])
     verdict = first.segmented_control(
         "Verdict",
-        [own.value for own in FORCEABLE],
+        [literal.value for literal in FORCEABLE],
         default=Verdict.DISABLE.value,
-        format_func=lambda own: formats.mark_verdict(Verdict(own)),
+        format_func=lambda item: formats.mark_verdict(Verdict(item)),
         key="order_verdict",
         required=True,
         help="HOLD keeps it off too, but is no failure in CI by itself.",
@@ -116,16 +119,19 @@ def _set(name: str | None) -> None:
         except ShadowSpecError as error:
             _show_refusal(error)
             return
-        own = done.record.override
-        covered = plural(done.num_decisions_covered, "standing decision")
-        _say(f"Override {own.override_id}: {scope_words(own)} is {own.verdict}. It covers {covered}.")
+        override = done.record.override
+        covered = plural(done.num_decisions_covered, "current decision")
+        _say(f"Override {override.override_id}: {scope_words(override)} is {override.verdict}. It covers {covered}.")
 
 
 def _clear(active: Sequence[OverrideRecord], name: str | None) -> None:
     if not active:
         st.caption("No override is in force.")
         return
-    titles = {f"{own.override.override_id}: {scope_words(own.override)}": own for own in active}
+    titles = {
+        f"{override_record.override.override_id}: {scope_words(override_record.override)}": override_record
+        for override_record in active
+    }
     chosen = st.selectbox("Override", list(titles), key="clear_which", format_func=plain_text)
     first, second = st.columns([4, 2])
     reason = first.text_input("Reason", key="clear_reason", max_chars=1_000)
@@ -143,7 +149,7 @@ def _clear(active: Sequence[OverrideRecord], name: str | None) -> None:
 
 def _say(text: str) -> None:
     """Draw the page anew, with what was done at its top."""
-    st.session_state[SAID] = plain_text(text), formats.now() + TOLD_FOR
+    st.session_state[SAID] = plain_text(text), formats.now() + CONFIRMATION_TIME
     for name in ("order_reason", "order_confirmation", "clear_reason"):
         st.session_state.pop(name, None)
     queries.forget()
@@ -171,7 +177,7 @@ def _history(records: Sequence[OverrideRecord], now: datetime) -> None:
             "Since then": plain_text(state_words(record, now)),
             "UTC": moment(record.override.created_at),
         }
-        for record in sorted(records, key=lambda own: own.override.created_at, reverse=True)
+        for record in sorted(records, key=lambda override_record: override_record.override.created_at, reverse=True)
     ]
     st.dataframe(
         charts.frame(rows),
@@ -186,16 +192,16 @@ def _history(records: Sequence[OverrideRecord], now: datetime) -> None:
 
 
 def _policy() -> None:
-    own = source.config()
+    config = source.config()
     st.markdown("#### Policy in force", help="What the gate and the rollout use now; it is read from the file below.")
-    known = sorted(own.endpoints)
+    known = sorted(config.endpoints)
     if not known:
-        states.empty("No endpoint is configured", f"`{own.path.name}` names none; the defaults are in force.")
+        states.empty("No endpoint is configured", f"`{config.path.name}` names none; the defaults are in force.")
         return
     first, second = st.columns([3, 2], vertical_alignment="bottom")
     endpoint = first.selectbox("Endpoint", known, key="policy_endpoint", bind="query-params")
     only_changed = second.toggle("Only what was changed", key="policy_changed", bind="query-params")
-    configured = own.endpoints[endpoint]
+    configured = config.endpoints[endpoint]
     gate = gate_parameters(configured.policy, queries.measured_decisions(endpoint))
     rollout = rollout_parameters(configured.rollout)
     meanings = parameter_meanings()
@@ -207,8 +213,8 @@ def _policy() -> None:
     ]
     changed = sum(each.is_changed for each in (*gate, *rollout))
     st.caption(
-        f"From `{own.policy_path.name}`: {plural(changed, 'parameter')} changed from the default, marked \u25cf. What "
-        "is fixed at a hypothesis's entry changes for it only when its next run begins."
+        f"From `{config.policy_path.name}`: {plural(changed, 'parameter')} changed from the default, marked \u25cf. "
+        "What is fixed at a hypothesis's entry changes for it only when its next run begins."
     )
     if rows:
         st.dataframe(charts.frame(rows), hide_index=True, height=min(520, 38 + 35 * len(rows)), key="policy")
@@ -216,19 +222,19 @@ def _policy() -> None:
         st.caption("Everything is at its default.")
 
 
-def _row(own: Parameter, group: str, meanings: Mapping[str, str]) -> dict[str, str]:
+def _row(parameter: Parameter, group: str, meanings: Mapping[str, str]) -> dict[str, str]:
     return {
-        "": "\u25cf" if own.is_changed else "",
-        "Parameter": own.name,
-        "Value": own.value,
-        "Default": own.default,
-        "Fixed at entry": _fixed_text(own),
-        "Meaning": meanings.get(own.name, ""),
+        "": "\u25cf" if parameter.is_changed else "",
+        "Parameter": parameter.name,
+        "Value": parameter.value,
+        "Default": parameter.default,
+        "Fixed at entry": _fixed_text(parameter),
+        "Meaning": meanings.get(parameter.name, ""),
         "Of": group,
     }
 
 
-def _fixed_text(own: Parameter) -> str:
-    if own.fixed:
-        return f"yes; in force: {', '.join(own.fixed)}"
-    return "yes" if own.is_fixed_at_entry else DASH
+def _fixed_text(parameter: Parameter) -> str:
+    if parameter.fixed:
+        return f"yes; in force: {', '.join(parameter.fixed)}"
+    return "yes" if parameter.is_fixed_at_entry else DASH

@@ -37,13 +37,13 @@ def page() -> None:
         )
         return
     first, second = st.columns([4, 2], vertical_alignment="bottom")
-    titles = {f"{own.decision_id}": own for own in found}
+    titles = {f"{enabling.decision_id}": enabling for enabling in found}
     ids, asked = list(titles), links.query_value("decision")
     chosen = first.selectbox(
         "Enabling",
         ids,
         index=ids.index(asked) if asked in ids else 0,
-        format_func=lambda own: _title(titles[own]),
+        format_func=lambda item: _title(titles[item]),
         key="enabling",
     )
     st.query_params["decision"] = chosen  # its title is written on the viewer's clock, and no address
@@ -53,42 +53,53 @@ def page() -> None:
     _show(titles[chosen], SPANS[span or "3 days"])
 
 
-def _title(own: Enabling) -> str:
-    where = plain_text(f"{own.endpoint}: {slice_title(own.slice_key)} at load {own.concurrency}")
-    return f"{formats.local(own.decided_at)} \u00b7 {where} \u00b7 {plain_text(own.config_name)}"
+def _title(enabling: Enabling) -> str:
+    where = plain_text(f"{enabling.endpoint}: {slice_title(enabling.slice_key)} at load {enabling.concurrency}")
+    return f"{formats.local(enabling.decided_at)} \u00b7 {where} \u00b7 {plain_text(enabling.config_name)}"
 
 
-def _show(own: Enabling, span: timedelta) -> None:
-    start = own.marked_at.replace(minute=0, second=0, microsecond=0)
-    slice_key = own.slice_key or None
+def _show(enabling: Enabling, span: timedelta) -> None:
+    start = enabling.marked_at.replace(minute=0, second=0, microsecond=0)
+    slice_key = enabling.slice_key or None
     groups = before_after.own_groups(
-        queries.group_sums(own.endpoint, start - span, start + span, step="hour", slice_key=slice_key), own
+        queries.group_sums(enabling.endpoint, start - span, start + span, step="hour", slice_key=slice_key), enabling
     )
     address = links.address(
-        "evidence", endpoint=own.endpoint, slice=own.slice_key, load=own.concurrency, config=own.fingerprint
+        "evidence",
+        endpoint=enabling.endpoint,
+        slice=enabling.slice_key,
+        load=enabling.concurrency,
+        config=enabling.fingerprint,
     )
-    st.caption(f"Enabled {formats.local(own.decided_at)} by the gate: {plain_text(own.reason)}. [Evidence]({address})")
+    st.caption(
+        f"Enabled {formats.local(enabling.decided_at)} by the gate: {plain_text(enabling.reason)}. "
+        f"[Evidence]({address})"
+    )
     if not groups:
         states.empty(
             "Nothing measured around this moment",
             "No request of this slice, load and config was measured in this time; a longer span may hold some.",
         )
     else:
-        if own.marked_at != own.decided_at:
+        if enabling.marked_at != enabling.decided_at:
             st.info(
-                f"The evidence had ended at {formats.local(own.marked_at)}, before the gate looked. The mark stands "
-                "there, on the clock of the traffic.",
+                f"The evidence had ended at {formats.local(enabling.marked_at)}, before the gate looked. The mark is "
+                "at that time, on the clock of the traffic.",
                 icon=":material/schedule:",
             )
         _periods(groups, start)
-        _hours(before_after.hour_points(groups), own)
-        _quantiles(own, start, span)
-    live_section(own, span)
+        _hours(before_after.hour_points(groups), enabling)
+        _quantiles(enabling, start, span)
+    live_section(enabling, span)
 
 
 def _periods(groups: Sequence[GroupSums], start: datetime) -> None:
-    before = before_after.period([own for own in groups if own.start is not None and own.start < start], is_after=False)
-    after = before_after.period([own for own in groups if own.start is not None and own.start >= start], is_after=True)
+    before = before_after.period(
+        [group for group in groups if group.start is not None and group.start < start], is_after=False
+    )
+    after = before_after.period(
+        [group for group in groups if group.start is not None and group.start >= start], is_after=True
+    )
     columns = st.columns(3)
     cells: tuple[tuple[str, float | None, float | None, str], ...] = (
         ("Requests per hour", before.requests_per_hour, after.requests_per_hour, _REQUESTS),
@@ -110,13 +121,13 @@ _REQUESTS = "Of the traffic: measured requests, each weighed by the inverse of i
 _THROUGHPUT = "Output tokens of a request over its end-to-end time, pooled, in the shadow."
 
 
-def _count_text(own: Period) -> str:
-    return f"{own.num_requests:,} requests measured"
+def _count_text(period: Period) -> str:
+    return f"{period.num_requests:,} requests measured"
 
 
-def _hours(points: Sequence[HourPoint], own: Enabling) -> None:
+def _hours(points: Sequence[HourPoint], enabling: Enabling) -> None:
     """Requests per hour and both arms' latency, the moment marked in each."""
-    moment = charts.moment_line(own.marked_at, "ENABLE")
+    moment = charts.moment_line(enabling.marked_at, "ENABLE")
     latency = [
         {"hour": formats.in_zone(each.hour), "arm": str(arm), "ms": value}
         for each in points
@@ -177,13 +188,13 @@ def _hours(points: Sequence[HourPoint], own: Enabling) -> None:
     )
 
 
-def _quantiles(own: Enabling, start: datetime, span: timedelta) -> None:
-    slice_key = own.slice_key or None
+def _quantiles(enabling: Enabling, start: datetime, span: timedelta) -> None:
+    slice_key = enabling.slice_key or None
     found = [
         before_after.arm_quantiles(
             arm,
             queries.histogram(
-                own.endpoint, f"{arm}_end_to_end_ms", slice_key, own.fingerprint, own.concurrency, *hours
+                enabling.endpoint, f"{arm}_end_to_end_ms", slice_key, enabling.fingerprint, enabling.concurrency, *hours
             ),
             is_after=is_after,
         )
@@ -198,10 +209,10 @@ def _quantiles(own: Enabling, start: datetime, span: timedelta) -> None:
     st.dataframe(charts.frame([_quantile_row(each) for each in found]), hide_index=True)
 
 
-def _quantile_row(own: ArmQuantiles) -> dict[str, str]:
+def _quantile_row(quantiles: ArmQuantiles) -> dict[str, str]:
     cells = {
-        f"p{100 * share:g}": DASH if (value := own.quantiles[share]) is None else milliseconds(value.estimate)
+        f"p{100 * share:g}": DASH if (value := quantiles.quantiles[share]) is None else milliseconds(value.estimate)
         for share in QUANTILES
     }
-    when = "after" if own.is_after else "before"
-    return {"Arm": str(own.arm), "When": when, "Requests": f"{own.num_requests:,}", **cells}
+    when = "after" if quantiles.is_after else "before"
+    return {"Arm": str(quantiles.arm), "When": when, "Requests": f"{quantiles.num_requests:,}", **cells}

@@ -33,7 +33,7 @@ MEANING: Mapping[ChangeKind, str] = {
     ChangeKind.VERDICT: "The gate's word on a hypothesis became another one.",
     ChangeKind.ALARM: "A detector found that what ENABLE promised no longer holds, or an audit that loop and "
     "replay differ.",
-    ChangeKind.FINGERPRINT: "A config's name stands for something else now: weights, template, engine or another "
+    ChangeKind.FINGERPRINT: "A config's name refers to something else now: weights, template, engine or another "
     "part of it.",
     ChangeKind.MIX: "The traffic mix has shifted since the endpoint was enabled.",
     ChangeKind.ADVICE: "Figures came down from where they stood at ENABLE; the promise still holds.",
@@ -82,19 +82,19 @@ def page() -> None:
 
 def _audits(endpoints: tuple[str, ...]) -> None:
     """The audits of the loop, alarms first, and where production answers otherwise; nothing where there is none."""
-    rows = [(name, row) for name, own in queries.audit_rows(endpoints).items() for row in own]
+    rows = [(name, row) for name, audit_row in queries.audit_rows(endpoints).items() for row in audit_row]
     alarms = [pair for pair in rows if pair[1].state.has_alarmed]
     if alarms:
         st.error(
             f"{plural(len(alarms), 'engine audit')} failed: what the engine accepts is not what replay expects. Either "
-            "is wrong, and nothing should be enabled on it; an override HOLD stands until somebody clears it.",
+            "is wrong, and nothing should be enabled on it; an override HOLD stays in force until somebody clears it.",
             icon=":material/error:",
         )
     if rows:
         with st.expander(f"Audits of the loop ({len(rows)})", expanded=bool(alarms)):
             st.html(audits_table([*alarms, *(pair for pair in rows if not pair[1].state.has_alarmed)]))
     replayed = queries.replay_rows(endpoints)
-    differing = [(name, row) for name, own in replayed.items() for row in own if row.is_mismatch]
+    differing = [(name, row) for name, replay_rows in replayed.items() for row in replay_rows if row.is_mismatch]
     if differing:
         name, row = differing[0]
         where = f"{name}, {slice_title(row.slice_key)}, {row.config_name} at K = {row.num_speculative_tokens}"

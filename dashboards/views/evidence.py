@@ -40,20 +40,20 @@ def page() -> None:
         )
         return
     row = _chosen(board)
-    own = row.endpoint, row.slice_key, row.concurrency, row.fingerprint
+    pair = row.endpoint, row.slice_key, row.concurrency, row.fingerprint
     asked = st.session_state.get("measured") or links.query_value("measured") or DEFAULT_WINDOW
-    source.read_ahead(pulse, *own, WINDOWS.get(asked, WINDOWS[DEFAULT_WINDOW]))
+    source.read_ahead(pulse, *pair, WINDOWS.get(asked, WINDOWS[DEFAULT_WINDOW]))
     st.html(_title(row))
     _figures(row)
     _notes(row)
     _sequences(pulse, row)
     _forest(board, row)
     window = _window()
-    found = source.rollup_figures(pulse, *own, window)
+    found = source.rollup_figures(pulse, *pair, window)
     evidence_sections.acceptance(found)
     evidence_sections.replays(row)
     evidence_sections.latency(found, row)
-    evidence_sections.failures(source.failures(pulse, *own, window))
+    evidence_sections.failures(source.failures(pulse, *pair, window))
     context_section.draw(row, window)
     evidence_sections.tests(row)
 
@@ -64,12 +64,14 @@ def _chosen(board: Board) -> BoardRow:
     asked = {name: links.query_value(name) for name in ("endpoint", "slice", "load", "config")}
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         endpoint = _select("Endpoint", names, asked["endpoint"], "endpoint")
-        own = next(each for each in board.endpoints if each.name == endpoint)
-        slices = list(dict.fromkeys(row.slice_key for row in sorted(own.all_rows, key=lambda row: row.slice_key != "")))
+        board_endpoint = next(each for each in board.endpoints if each.name == endpoint)
+        slices = list(
+            dict.fromkeys(row.slice_key for row in sorted(board_endpoint.all_rows, key=lambda row: row.slice_key != ""))
+        )
         slice_key = _select("Slice", slices, asked["slice"] or "", "slice", slice_title)
-        rows = [row for row in own.all_rows if row.slice_key == slice_key]
+        rows = [row for row in board_endpoint.all_rows if row.slice_key == slice_key]
         loads = sorted({row.concurrency for row in rows})
-        asked_load = asked["load"] or str(own.head.concurrency)
+        asked_load = asked["load"] or str(board_endpoint.head.concurrency)
         load = _select("Load", [str(load) for load in loads], asked_load, "load")
         rows = [row for row in rows if str(row.concurrency) == load]
         prints = [row.fingerprint for row in rows]
@@ -110,17 +112,19 @@ def _title(row: BoardRow) -> str:
 def _figures(row: BoardRow) -> None:
     with st.container(key="figures"):
         cells = st.columns(6)
-    own = row.speedup
-    bounds = None if own is None else f"{times(own.lower)} to {times(own.upper)}"
-    cells[0].metric("Speedup", DASH if own is None else times(own.estimate), help=formats.definition("speedup"))
+    speedup = row.speedup
+    bounds = None if speedup is None else f"{times(speedup.lower)} to {times(speedup.upper)}"
+    cells[0].metric("Speedup", DASH if speedup is None else times(speedup.estimate), help=formats.definition("speedup"))
     cells[0].caption(bounds or "no bounds yet")
-    own = row.acceptance
-    cells[1].metric("Acceptance", DASH if own is None else percent(own.estimate), help=formats.definition("acceptance"))
-    cells[1].caption("no bounds yet" if own is None else f"{percent(own.lower)} to {percent(own.upper)}")
-    own = row.tail
+    speedup = row.acceptance
+    cells[1].metric(
+        "Acceptance", DASH if speedup is None else percent(speedup.estimate), help=formats.definition("acceptance")
+    )
+    cells[1].caption("no bounds yet" if speedup is None else f"{percent(speedup.lower)} to {percent(speedup.upper)}")
+    speedup = row.tail
     slowed = "Requests slowed by more than the policy's tail margin; the bound must lie below the policy's share."
-    cells[2].metric("Slowed", DASH if own is None else percent(own.estimate), help=slowed)
-    cells[2].caption("no bounds yet" if own is None else f"at most {percent(own.upper)}")
+    cells[2].metric("Slowed", DASH if speedup is None else percent(speedup.estimate), help=slowed)
+    cells[2].caption("no bounds yet" if speedup is None else f"at most {percent(speedup.upper)}")
     mark, word = PARITY_WORD[row.parity_outcome]
     cells[3].metric("Parity", f"{mark} {word}".strip(), help="The worst outcome of the parity tests below.")
     cells[3].caption(plural(len(row.parity), "test"))
@@ -149,7 +153,7 @@ def _notes(row: BoardRow) -> None:
     if row.evidence_at is not None and row.is_stale(limit, now):
         st.warning(
             f"Stale: the newest evidence is of {moment(row.evidence_at)}, {formats.ago(row.evidence_at, now)}. The "
-            "verdict stands, but nothing has been checked since: traffic, models and load may have moved on.",
+            "verdict is still in force, but nothing has been checked since: traffic, models and load may have changed.",
             icon=":material/schedule:",
         )
     decision = row.standing.decision
@@ -171,16 +175,16 @@ def _sequences(pulse: Pulse, row: BoardRow) -> None:
     shown = [name for name in AXIS_TITLE if name in drawn]
     for first in range(0, len(shown), 2):
         for column, name in zip(st.columns(2), shown[first : first + 2], strict=False):
-            own = drawn[name]
+            test_path = drawn[name]
             with column:
                 charts.show(
-                    evidence_charts.path(own, AXIS_TITLE[name]),
+                    evidence_charts.path(test_path, AXIS_TITLE[name]),
                     f"{title_of_test(name)}, with bounds",
                     key=f"path-{name}",
-                    alt_text=_said(name, own),
+                    alt_text=_said(name, test_path),
                     help_text=formats.definition("bounds"),
                 )
-    looks = plural(max(len(own.points) for own in paths.values()), "look")
+    looks = plural(max(len(path.points) for path in paths.values()), "look")
     st.caption(
         "After each unit, as a look there would have seen it, from the stored runs."
         if by_unit
@@ -193,7 +197,7 @@ def _by_unit(pulse: Pulse, row: BoardRow, paths: dict[str, TestPath]) -> dict[st
     num_records = sum(number for (name, _, _), number in source.funnel(pulse).items() if name == row.endpoint)
     if row.standing.measured is None or num_records > MAX_UNIT_RECORDS:
         return {}
-    looks = max(len(own.points) for own in paths.values())
+    looks = max(len(path.points) for path in paths.values())
     if not st.toggle(
         "After every unit", value=looks < 3, key="by_unit", help="Drawn from the stored runs of the endpoint."
     ):
@@ -201,17 +205,21 @@ def _by_unit(pulse: Pulse, row: BoardRow, paths: dict[str, TestPath]) -> dict[st
     return source.unit_paths(pulse, row.endpoint, row.slice_key, row.concurrency, row.fingerprint, paths)
 
 
-def _said(name: str, own: TestPath) -> str:
-    last, shown = own.points[-1], shown_as(name)
+def _said(name: str, path: TestPath) -> str:
+    last, shown = path.points[-1], shown_as(name)
     return (
         f"{title_of_test(name)}: {shown(last.estimate)}, bounds {shown(last.lower)} to {shown(last.upper)}, "
-        f"threshold {shown(own.threshold)}, {plural(len(own.points), 'point')}"
+        f"threshold {shown(path.threshold)}, {plural(len(path.points), 'point')}"
     )
 
 
 def _forest(board: Board, row: BoardRow) -> None:
-    own = next(endpoint for endpoint in board.endpoints if endpoint.name == row.endpoint)
-    rows = [each for each in own.all_rows if (each.concurrency, each.fingerprint) == (row.concurrency, row.fingerprint)]
+    board_endpoint = next(endpoint for endpoint in board.endpoints if endpoint.name == row.endpoint)
+    rows = [
+        each
+        for each in board_endpoint.all_rows
+        if (each.concurrency, each.fingerprint) == (row.concurrency, row.fingerprint)
+    ]
     rows.sort(key=lambda each: (each.slice_key != "", -(each.traffic_share or 0.0)))
     known = [each for each in rows if each.speedup is not None and each.speedup.estimate is not None]
     if not known:

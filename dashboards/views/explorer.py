@@ -131,16 +131,16 @@ def _filter_points(points: list[Point]) -> list[Point]:
 
 
 def _draw(grid: Grid, view: str) -> None:
-    own = FIGURES[grid.figure]
+    figure = FIGURES[grid.figure]
     if not grid.cells:
         states.empty("No request is left", "Nothing matches these filters.")
         return
-    title = f"{own.title} by {_title(grid.x)} and {_title(grid.y)}"
-    drawn = charts.frame([_row(grid, cell, own.kind) for cell in grid.cells])
+    title = f"{figure.title} by {_title(grid.x)} and {_title(grid.y)}"
+    drawn = charts.frame([_row(grid, cell, figure.kind) for cell in grid.cells])
     tooltip = [
         alt.Tooltip("x:N", title=_title(grid.x)),
         alt.Tooltip("y:N", title=_title(grid.y)),
-        alt.Tooltip("text:N", title=own.title),
+        alt.Tooltip("text:N", title=figure.title),
         alt.Tooltip("num_runs:Q", title="requests (n)", format=","),
     ]
     across = alt.X("x:N", sort=list(grid.x_values), title=_title(grid.x), axis=_level_or_slanted(grid.x_values))
@@ -149,7 +149,7 @@ def _draw(grid: Grid, view: str) -> None:
         down = alt.Y("y:N", sort=list(grid.y_values), title=_title(grid.y), axis=alt.Axis(labelLimit=120))
         base = alt.Chart(drawn).encode(x=across, y=down, tooltip=tooltip)
         cells = base.mark_rect(cornerRadius=3).encode(
-            color=alt.Color("figure:Q", scale=_scale(grid, own.kind), title=None, legend=None),
+            color=alt.Color("figure:Q", scale=_scale(grid, figure.kind), title=None, legend=None),
             opacity=alt.condition(alt.datum.is_few, alt.value(0.7), alt.value(1.0)),
         )
         words = base.mark_text(fontSize=14, fontWeight=600, dy=-6).encode(
@@ -163,7 +163,7 @@ def _draw(grid: Grid, view: str) -> None:
             title,
             key="grid",
             alt_text=f"Heat map: {title}",
-            help_text=own.definition,
+            help_text=figure.definition,
             height=height,
         )
     else:
@@ -179,21 +179,21 @@ def _draw(grid: Grid, view: str) -> None:
             .mark_line(point=alt.OverlayMarkDef(filled=True, size=60), strokeWidth=2)
             .encode(
                 x=across,
-                y=alt.Y("figure:Q", title=own.title, scale=alt.Scale(zero=own.kind == "count")),
+                y=alt.Y("figure:Q", title=figure.title, scale=alt.Scale(zero=figure.kind == "count")),
                 color=colour,
                 shape=alt.Shape("y:N", sort=list(grid.y_values), title=_title(grid.y), legend=charts.BELOW),
                 tooltip=tooltip,
             )
         )
         chart: Any = lines
-        if own.kind == "times":
+        if figure.kind == "times":
             chart = charts.layer(lines, *charts.threshold(1.0, "1\u00d7: as fast as without speculation"))
-        charts.show(chart, title, key="grid", alt_text=f"Curves: {title}", help_text=own.definition, height=340)
+        charts.show(chart, title, key="grid", alt_text=f"Curves: {title}", help_text=figure.definition, height=340)
     with st.expander("As a table", icon=":material/table_rows:"):
         st.dataframe(
             drawn[["x", "y", "text", "num_runs"]],
             hide_index=True,
-            column_config={"x": _title(grid.x), "y": _title(grid.y), "text": own.title, "num_runs": "requests (n)"},
+            column_config={"x": _title(grid.x), "y": _title(grid.y), "text": figure.title, "num_runs": "requests (n)"},
         )
 
 

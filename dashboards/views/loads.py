@@ -34,7 +34,7 @@ def page() -> None:
             commands=("shadowspec gate",),
         )
         return
-    titles = {plain_text(slice_title(key)): key for key in sorted({own.slice_key for own in decisions})}
+    titles = {plain_text(slice_title(key)): key for key in sorted({decision.slice_key for decision in decisions})}
     title = second.selectbox("Slice", list(titles), key="slice", bind="query-params")
     slice_key = titles[title]
     policy = _policy(endpoint)
@@ -47,8 +47,8 @@ def page() -> None:
 
 
 def _policy(endpoint: str) -> GatePolicy:
-    own = source.config()
-    return own.endpoints[endpoint].policy if endpoint in own.endpoints else own.policy
+    config = source.config()
+    return config.endpoints[endpoint].policy if endpoint in config.endpoints else config.policy
 
 
 def _by_load(endpoint: str, slice_key: str, cells: Sequence[LoadCell], policy: GatePolicy) -> None:

@@ -103,8 +103,8 @@ class Watch:
 
     def peaks(self, since: float, until: float) -> dict[str, float]:
         """The most that each kind held while that share of the looks was taken."""
-        own = self.looks[int(since * len(self.looks)) : max(1, int(until * len(self.looks)))]
-        return {kind: round(max((look[kind] for look in own), default=0.0), 1) for kind in KINDS}
+        looks = self.looks[int(since * len(self.looks)) : max(1, int(until * len(self.looks)))]
+        return {kind: round(max((look[kind] for look in looks), default=0.0), 1) for kind in KINDS}
 
 
 def children(pid: int) -> Iterator[tuple[int, str]]:
@@ -130,8 +130,8 @@ def _private_mib(pid: int) -> float:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except OSError:
         return 0.0
-    own = [int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_")]
-    return sum(own) / 1024
+    rows = [int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_")]
+    return sum(rows) / 1024
 
 
 def count_rows(url: str) -> int:
@@ -175,9 +175,9 @@ def databases(names: tuple[str, ...]) -> Iterator[dict[str, str]]:
     sys.path.insert(0, str(ROOT))
     from tests.services import postgres_server
 
-    with postgres_server(is_durable=True) as own:
-        urls = {name: str(make_url(own.url).set(database=name)) for name in names}
-        with psycopg.connect(own.url.replace("+psycopg", ""), autocommit=True) as connection:
+    with postgres_server(is_durable=True) as server:
+        urls = {name: str(make_url(server.url).set(database=name)) for name in names}
+        with psycopg.connect(server.url.replace("+psycopg", ""), autocommit=True) as connection:
             for name in names:
                 connection.execute(f"CREATE DATABASE {name}")
         for url in urls.values():

@@ -103,7 +103,7 @@ def main() -> None:
 
         def run(*command: object) -> None:
             subprocess.run(  # noqa: S603
-                [str(own) for own in command], env=environment, cwd=folder, stdout=subprocess.DEVNULL, check=True
+                [str(item) for item in command], env=environment, cwd=folder, stdout=subprocess.DEVNULL, check=True
             )
 
         run(sys.executable, "-m", "shadowspec", "db", "upgrade")

@@ -102,14 +102,14 @@ def main() -> None:
         for name, sampling in SAMPLING.items():
             for batch in BATCHES:
                 requests = [Request(prompt, sampling, seed) for seed, prompt in enumerate(prompts[:batch])]
-                for which, own in (("baseline", None), ("speculative", draft)):
-                    measured = share(target, own, requests)
+                for which, item in (("baseline", None), ("speculative", draft)):
+                    measured = share(target, item, requests)
                     if turn:
                         found.setdefault((which, name, batch), []).append(measured)
     table = Table("arm", "requests", "at once", "a step, ms", "not a forward pass")
     rows = []
-    for (which, name, batch), own in found.items():
-        shares, steps = zip(*own, strict=True)
+    for (which, name, batch), item in found.items():
+        shares, steps = zip(*item, strict=True)
         row = {
             "arm": which, "sampling": name, "concurrency": batch,
             "step_ms": statistics.median(steps), "share_without_forwards": statistics.median(shares),

@@ -38,6 +38,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
+from shadowspec.types.measuring_settings import EngineSettings
 
 LENGTHS = (48, 96, 192, 384, 768, 1_536, 1_950)  # prompt tokens; the pair's context is 2,048
 CONCURRENCY = 4
@@ -52,9 +53,9 @@ def long_prompts(length: int, count: int, draw: random.Random) -> list[tuple[int
     names = sorted(by_endpoint)
     found = []
     for number in range(count):
-        own, tokens = by_endpoint[names[number % len(names)]], []
+        texts_left, tokens = by_endpoint[names[number % len(names)]], []
         while len(tokens) < length:
-            tokens += draw.choice(own)
+            tokens += draw.choice(texts_left)
         found.append(tuple(tokens[-length:]))
     return found
 
@@ -84,27 +85,29 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "contexts.json")
     arguments = parser.parse_args()
-    target, candidates = Models("cpu", "float32").candidates(
+    target, candidates = Models(EngineSettings("cpu", "float32")).candidates(
         str(demo.TARGET),
         [SpeculationConfig("d", str(demo.TARGET), str(demo.DRAFT), "draft_model", arguments.k, VerifyRule.REJECTION)],
         print,
+        1,
+        {},
     )
-    engine = Engine(target, candidates)
+    engine = Engine(target, candidates, EngineSettings())
     draw = random.Random(0)  # noqa: S311 - which prompts stand behind each other
     texts = {length: long_prompts(length, arguments.blocks * CONCURRENCY, draw) for length in LENGTHS}
     runs: list[Run] = []
     peaks: dict[int, list[Memory]] = {length: [] for length in LENGTHS}
     for turn in track(range(arguments.blocks), description="blocks"):
         for place, length in enumerate(LENGTHS):
-            own = texts[length][turn * CONCURRENCY : (turn + 1) * CONCURRENCY]
-            result = engine.measure(block(turn * len(LENGTHS) + place, own))
+            turn_texts = texts[length][turn * CONCURRENCY : (turn + 1) * CONCURRENCY]
+            result = engine.measure(block(turn * len(LENGTHS) + place, turn_texts))
             runs += result.runs
             peaks[length] += result.memory.values()
     memory = peaks[LENGTHS[0]][0]
     points = [
-        ContextPoint(own.counts.num_prompt_tokens, own.counts.num_output_tokens, Tally.of_measured(own, 1.0))
-        for own in runs
-        if own.counts is not None
+        ContextPoint(run.counts.num_prompt_tokens, run.counts.num_output_tokens, Tally.of_measured(run, 1.0))
+        for run in runs
+        if run.counts is not None
     ]
     rows = by_context(points, CacheCost(memory.kv_bytes_per_token, memory.draft_kv_bytes_per_token))
     table = Table("prompt tokens", "requests", "tokens per step", "1st position", "speedup", "cache kB, base", "spec")
@@ -125,10 +128,10 @@ def main() -> None:
         "peak_bytes": [
             {
                 "prompt_tokens": length,
-                "baseline": max(each.baseline_peak_bytes for each in own),
-                "speculative": max(each.speculative_peak_bytes for each in own),
+                "baseline": max(each.baseline_peak_bytes for each in peak),
+                "speculative": max(each.speculative_peak_bytes for each in peak),
             }
-            for length, own in peaks.items()
+            for length, peak in peaks.items()
         ],
     }
     arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

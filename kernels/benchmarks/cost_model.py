@@ -34,6 +34,7 @@ from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.profiling import Grid, num_steps, profile
 from shadowspec.planning.cost_model import CostSurface, Drafts
 from shadowspec.types import Place, SamplingParameters, SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 
 LOADS = (1, 2, 4, 8, 16)
 HELD_OUT = ((3, 3), (6, 3), (6, 6), (12, 3), (3, 6), (12, 6), (5, 5), (10, 7))  # load, K: neither was profiled
@@ -101,11 +102,11 @@ class Cell:
             first = self._next * self.load
             chosen = [self._texts[(first + row) % len(self._texts)] for row in range(self.load)]
             requests = [Request(prompt, self._sampling, first + row & 0xFFFF) for row, prompt in enumerate(chosen)]
-            for own, found in ((0, self._plain), (self.depth, self._drafted)):
-                decoded = batch(*self._pair, requests, own)
+            for number, found in ((0, self._plain), (self.depth, self._drafted)):
+                decoded = batch(*self._pair, requests, number)
                 if self._next >= 0:
                     longest = max(decoded, key=num_steps)
-                    self._step_ms[own].append(longest.timing.decode_ms / num_steps(longest))
+                    self._step_ms[number].append(longest.timing.decode_ms / num_steps(longest))
                     found.extend(decoded)
             self._next += 1
 
@@ -122,17 +123,19 @@ class Cell:
             drafts = Drafts(pooled.num_drafts / steps, num_drafted / max(1, pooled.num_drafts))
         prompt = statistics.mean(each.counts.num_prompt_tokens for each in drafted)
         measured = sum(each.timing.end_to_end_ms for each in plain) / sum(each.timing.end_to_end_ms for each in drafted)
-        predicted = surface.end_to_end_speedup(length, Place(load, depth, prompt), OUTPUT_TOKENS, drafts)
+        place = Place(load, depth, prompt)
+        plain_ms = surface.end_to_end_ms(1.0, place.baseline, OUTPUT_TOKENS)
+        predicted = plain_ms / surface.end_to_end_ms(length, place, OUTPUT_TOKENS, drafts)
         found: dict[str, Any] = {
             "load": load, "num_speculative_tokens": depth, "is_greedy": self.is_greedy,
             "mean_prompt_tokens": round(prompt), "tokens_per_step": length,
             "drafting_share": pooled.num_drafts / steps,
             "measured_speedup": measured, "predicted_speedup": predicted, "speedup_error": predicted / measured - 1.0,
         }  # fmt: skip
-        for own, name in ((0, "baseline"), (depth, "speculative")):
+        for number, name in ((0, "baseline"), (depth, "speculative")):
             found_ms, expected_ms = (
-                statistics.median(self._step_ms[own]),
-                surface.step_ms(Place(load, own, prompt + OUTPUT_TOKENS / 2), drafts),
+                statistics.median(self._step_ms[number]),
+                surface.step_ms(Place(load, number, prompt + OUTPUT_TOKENS / 2), drafts),
             )
             found |= {
                 f"measured_{name}_step_ms": found_ms, f"predicted_{name}_step_ms": expected_ms,
@@ -171,10 +174,12 @@ def main() -> None:
     file = "cost_model.json" if name == "draft_model" else f"cost_model_{name}.json"
     out = arguments.out or Path(__file__).parent / "results" / file
     console = Console()
-    target, (candidate,) = Models("cpu", "float32").candidates(
+    target, (candidate,) = Models(EngineSettings("cpu", "float32")).candidates(
         str(demo.TARGET),
         [SpeculationConfig("draft", str(demo.TARGET), way.draft, name, max(way.depths[:3]), way.rule)],
         console.print,
+        1,
+        {},
     )
     texts = [prompt for _, prompt in prompts(400) if 64 <= len(prompt) <= 400]
     rows = []

@@ -137,10 +137,10 @@ class Statements:
     def new(self) -> list[dict[str, Any]]:
         """The statements since the last time, slowest first."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
-        own, self.read = [json.loads(line) for line in lines[self.read :]], len(lines)
+        rows, self.read = [json.loads(line) for line in lines[self.read :]], len(lines)
         found = [
             {"ms": round(row["ms"], 1), "rows": row["rows"], "sql": row["sql"][:SQL_SHOWN]}
-            for row in own
+            for row in rows
             if not row["sql"].startswith(("SET ", "SHOW ", "PRAGMA", "BEGIN", "select pg_catalog.version"))
         ]
         return sorted(found, key=lambda row: -row["ms"])
@@ -160,14 +160,16 @@ def visit(browser: Any, address: str, words: str) -> tuple[float, dict[str, Any]
     """Seconds until the page at `address` is drawn, in an empty browser, and the browser's own marks."""
     from tests.browser.looking import reader
 
-    with reader(browser) as own:
-        own.page.goto(address)
-        own.page.get_by_text(words).first.wait_for(timeout=45_000)
-        content_ms = own.page.evaluate("() => performance.now()")
-        drawn_ms = own.settle()
-        paint_ms = own.page.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
-        if own.exceptions():
-            raise SystemExit(f"{address}: {own.exceptions()}")
+    with reader(browser) as page_reader:
+        page_reader.page.goto(address)
+        page_reader.page.get_by_text(words).first.wait_for(timeout=45_000)
+        content_ms = page_reader.page.evaluate("() => performance.now()")
+        drawn_ms = page_reader.settle()
+        paint_ms = page_reader.page.evaluate(
+            "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+        )
+        if page_reader.exceptions():
+            raise SystemExit(f"{address}: {page_reader.exceptions()}")
         marks = {"first_contentful_paint_s": round((paint_ms or 0.0) / 1000, 3)}
         return drawn_ms / 1000.0, marks | {"content_s": round(content_ms / 1000, 3)}
 
@@ -177,16 +179,16 @@ def interactions(browser: Any, base: str, statements: Statements, live_path: str
     from tests.browser.looking import reader
 
     found = []
-    with reader(browser) as own:
-        own.open(base)
+    with reader(browser) as page_reader:
+        page_reader.open(base)
         statements.new()
 
         def act(name: str, action: Callable[[], None]) -> None:
-            answered = own.act(action)
+            answered = page_reader.act(action)
             figures = {"seen_s": round(answered.seen_ms / 1000.0, 3), "s": round(answered.all_ms / 1000.0, 3)}
             found.append({"name": name, **figures, "sql": statements.new()})
 
-        page = own.page
+        page = page_reader.page
         act("board: one verdict", lambda: page.get_by_role("button", name="DISABLE").first.click())
         act("board: that verdict off", lambda: page.get_by_role("button", name="DISABLE").first.click())
 
@@ -203,10 +205,10 @@ def interactions(browser: Any, base: str, statements: Statements, live_path: str
             "from the board to its first endpoint's evidence",
             lambda: page.locator("table.ss-board .ss-go").first.click(),
         )
-        own.open(f"{base}/{live_path}")
+        page_reader.open(f"{base}/{live_path}")
         statements.new()
         act("before and after: 7 days of production", lambda: page.get_by_text("7 days", exact=True).first.click())
-        if LIVE_WORDS not in own.words:
+        if LIVE_WORDS not in page_reader.words:
             raise SystemExit(f"{live_path}: no figures of production are shown")
     return found
 
@@ -278,11 +280,11 @@ def large_store(given: Path | None) -> Iterator[Path]:
     from tests.services import postgres_server
 
     size = Size()
-    with postgres_server() as own, tempfile.TemporaryDirectory() as folder:
+    with postgres_server() as server, tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
-        print(fill(own.url, size, datetime.now(UTC)), f"{time.monotonic() - started:.0f} s")
+        print(fill(server.url, size, datetime.now(UTC)), f"{time.monotonic() - started:.0f} s")
         path = Path(folder) / "large.toml"
-        path.write_text(config_text(make_world(size.num_slices, size.seed), own.url), encoding="utf-8")
+        path.write_text(config_text(make_world(size.num_slices, size.seed), server.url), encoding="utf-8")
         yield path
 
 
@@ -325,7 +327,7 @@ def measure(config: Path, rounds: int, only: str, out: Path) -> None:
             ahead = statements.at_rest()
             acted = interactions(opened, base, statements, LIVE_PATH.format(**places))
         for each in acted:
-            print(each["name"], each["seen_s"], each["s"], [round(own["ms"]) for own in each["sql"][:5]])
+            print(each["name"], each["seen_s"], each["s"], [round(item["ms"]) for item in each["sql"][:5]])
     results = {"machine": machine(config), "at the start": ahead, "pages": found, "interactions": acted}
     out.parent.mkdir(exist_ok=True)
     out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
@@ -340,7 +342,7 @@ def example(config: Path) -> dict[str, str]:
     with Store.open(load_config(config).database_url) as store:
         decisions = store.latest_decisions()
         live = _most_read(store)
-    enabled = [own for own in decisions if own.verdict is Verdict.ENABLE] or decisions
+    enabled = [decision for decision in decisions if decision.verdict is Verdict.ENABLE] or decisions
     first = {"endpoint": enabled[0].endpoint, "load": str(enabled[0].concurrency), "slice": enabled[-1].slice_key}
     return first | {"live_endpoint": live.endpoint, "live_decision": str(live.decision_id)}
 
@@ -351,10 +353,10 @@ def _most_read(store: Store) -> Enabling:
     from shadowspec.reports.pages.live_production import around
 
     found = []
-    for own in enablings(store.verdict_changes(limit=MAX_CHANGES), store.fingerprints()):
-        read = around(store, own.endpoint, own.decided_at, timedelta(days=7))
+    for enabling in enablings(store.verdict_changes(limit=MAX_CHANGES), store.fingerprints()):
+        read = around(store, enabling.endpoint, enabling.decided_at, timedelta(days=7))
         if read is not None and read.switched_on is not None:
-            found.append((min(read.before.num_windows, read.after.num_windows), own))
+            found.append((min(read.before.num_windows, read.after.num_windows), enabling))
     if not found:
         raise SystemExit("the store holds no live evidence around an enabling")
     return max(found, key=lambda each: each[0])[1]

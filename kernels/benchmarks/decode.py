@@ -19,13 +19,13 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from bundled import answered
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table

@@ -35,8 +35,8 @@ from shadowspec import demo
 from shadowspec.app.distill_draft import Distilled, Wanted, distill_files
 from shadowspec.config import load_config
 from shadowspec.distill.comparison import half_width
-from shadowspec.distill.examples import Example, Shares
-from shadowspec.distill.training import Settings
+from shadowspec.distill.examples import Example
+from shadowspec.distill.training_settings import Settings, Shares
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel, load_model
@@ -111,16 +111,18 @@ def configuration(folder: Path) -> Path:
     text = demo.demo_config(folder, 0)
     head = f"[endpoints.{ENDPOINT}]\n"
     assert head in text
-    own = f'{head}labels = ["{LABEL}"]\nslice_by = ["{LABEL}"]\n'
+    name = f'{head}labels = ["{LABEL}"]\nslice_by = ["{LABEL}"]\n'
     path = folder / "shadowspec.toml"
-    path.write_text(text.replace(head, own), encoding="utf-8")
+    path.write_text(text.replace(head, name), encoding="utf-8")
     (folder / "demo.secret").write_text(demo.DEMO_SECRET, encoding="utf-8")
     return path
 
 
 def loop_sums(answers: Sequence[Decoded]) -> Reals:
     """Steps and those that accepted the first token, by request; [requests, 2]."""
-    return np.array([(own.counts.num_drafts, own.counts.num_accepted_tokens_per_pos[0]) for own in answers], float)
+    return np.array(
+        [(answer.counts.num_drafts, answer.counts.num_accepted_tokens_per_pos[0]) for answer in answers], float
+    )
 
 
 def agreement(done: Distilled, target: LoadedModel, before: LoadedModel, after: LoadedModel) -> list[dict[str, Any]]:
@@ -141,8 +143,8 @@ def agreement(done: Distilled, target: LoadedModel, before: LoadedModel, after: 
     for gain in done.comparison.gains:
         if gain.num_sessions < 2:
             continue  # of one session there is no interval; the command's own table shows it
-        own = rows[gain.endpoint, gain.slice_key]
-        looped, half = difference(held_out, own, sums)
+        entries = rows[gain.endpoint, gain.slice_key]
+        looped, half = difference(held_out, entries, sums)
         assert gain.difference is not None
         assert gain.lower is not None
         assert gain.upper is not None
@@ -163,7 +165,7 @@ def difference(held_out: Sequence[Example], rows: Sequence[int], sums: Sequence[
     units: dict[str, Reals] = {}
     for row in rows:
         unit = units.setdefault(held_out[row].unit_key, np.zeros((2, 2)))
-        unit += np.stack([own[row] for own in sums])
+        unit += np.stack([values[row] for values in sums])
     stacked = np.stack(list(units.values()))  # [sessions, 2 drafts, (steps, firsts)]
     steps, firsts = stacked.sum(0).T
     half = half_width(stacked, LEVEL)
@@ -184,13 +186,13 @@ def main() -> None:
     target = load_model(str(demo.TARGET), torch.device("cpu"), torch.float32)
     before = load_model(str(demo.DRAFT), torch.device("cpu"), torch.float32)
     records = list(answered())
-    code = [own for own in records if own["request"]["model"] == demo.SERVED_MODELS[ENDPOINT]]
-    code = [own for own in code if isinstance(own["request"].get("prompt"), str)]
+    code = [record for record in records if record["request"]["model"] == demo.SERVED_MODELS[ENDPOINT]]
+    code = [item for item in code if isinstance(item["request"].get("prompt"), str)]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         traffic = folder / "traffic.jsonl"
         every = [*records[: arguments.usual], *in_capitals(target, code[-arguments.shifted :])]
-        traffic.write_text("".join(json.dumps(own) + "\n" for own in every), encoding="utf-8")
+        traffic.write_text("".join(json.dumps(item) + "\n" for item in every), encoding="utf-8")
         wanted = Wanted(ENDPOINT, None, "public text", folder / "draft", Shares(held_out=arguments.held_out), {}, None)
         settings = Settings(epochs=arguments.epochs, learning_rate=arguments.learning_rate)
         began = time.perf_counter()
@@ -206,7 +208,7 @@ def main() -> None:
         "output_tokens_learnt_from": done.course.num_tokens,
         "stopped_early": done.course.stopped_early,
         "looks": [asdict(look) for look in done.course.looks],
-        "blends": [{"share": own.share, **asdict(own.look)} for own in done.course.blends],
+        "blends": [{"share": blend.share, **asdict(blend.look)} for blend in done.course.blends],
         "share": done.course.blend.share,
         "refused": done.comparison.refused,
         "machine": {

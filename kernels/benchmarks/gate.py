@@ -43,7 +43,8 @@ from rich.console import Console
 from rich.table import Table
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.rollout.endpoint_run import run_endpoint_gate
+from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Store, upgrade
 from shadowspec.types import Decision, FingerprintedConfig, SpeculationConfig, VerifyRule
 
@@ -59,7 +60,7 @@ SETTINGS = ("fsync", "synchronous_commit", "shared_buffers")
 def measure(url: str, num_runs: int, num_slices: int, fold: int, note: Callable[[str], None]) -> dict[str, Any]:
     """Fill, fold the first `fold` of the runs, gate again."""
     upgrade(url)
-    policy = {ENDPOINT: GatePolicy(max_hypotheses=num_slices + 1)}
+    policy = GatePolicy(max_hypotheses=num_slices + 1)
     config = SpeculationConfig("draft-4", "target", "draft", "draft_model", 1, VerifyRule.REJECTION)
     with Store.open(url) as store:
         store.save_fingerprints([FingerprintedConfig(config, "engine/1", "cuda", "bfloat16", {}, FINGERPRINT)])
@@ -75,11 +76,15 @@ def measure(url: str, num_runs: int, num_slices: int, fold: int, note: Callable[
         fold = max(min(fold, num_runs), before)
         move_ledger(url, fold, num_runs)
         note("folding")
+
+        def gate() -> list[Decision]:
+            return run_endpoint_gate(store, ENDPOINT, policy, RolloutPolicy()).decisions
+
         decisions: list[Decision] = []
-        first = _timed(lambda: decisions.extend(run_gate(store, policy)))
+        first = _timed(lambda: decisions.extend(gate()))
         note(f"folded in {first.wall_s:.0f} s, {first.cpu_s:.0f} s of the processor")
         folded = num_folded(url)
-        idle = [_timed(lambda: run_gate(store, policy)) for _ in range(NUM_LOOKS)]
+        idle = [_timed(gate) for _ in range(NUM_LOOKS)]
         busy = []
         for look in range(NUM_LOOKS):
             start = fold + look * RUNS_A_MINUTE
@@ -87,7 +92,7 @@ def measure(url: str, num_runs: int, num_slices: int, fold: int, note: Callable[
                 move_ledger(url, start + RUNS_A_MINUTE, num_runs)
             else:
                 fill(url, start, start + RUNS_A_MINUTE, num_runs, num_slices)
-            busy.append(_timed(lambda: run_gate(store, policy)))
+            busy.append(_timed(gate))
         commands = {name: _commands(url, num_slices, *arguments) for name, arguments in COMMANDS.items()}
     return {
         "num_runs": num_runs,
@@ -101,7 +106,7 @@ def measure(url: str, num_runs: int, num_slices: int, fold: int, note: Callable[
         "first_fold_cpu_s": round(first.cpu_s, 1),
         **_summed("gate_idle", idle),
         **_summed("gate_240_new_runs", busy),
-        **{name: value for command, own in commands.items() for name, value in _summed(command, own).items()},
+        **{name: value for command, seconds in commands.items() for name, value in _summed(command, seconds).items()},
         "load_average": round(os.getloadavg()[1], 1),
     }
 
@@ -121,8 +126,8 @@ def _timed(call: Callable[[], object]) -> Seconds:
 
 
 def _cpu_s() -> float:
-    own = os.times()
-    return own.user + own.system + own.children_user + own.children_system
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _summed(name: str, each: Sequence[Seconds]) -> dict[str, float]:
@@ -194,8 +199,8 @@ def main() -> None:
 
     console = Console(stderr=True)
     found = []
-    with postgres_server(is_durable=True) as own:
-        server = arguments.url or own.url
+    with postgres_server(is_durable=True) as bench_server:
+        server = arguments.url or bench_server.url
         for num_runs in arguments.runs:
             with kept_database(server, num_runs) if arguments.keep else temporary_database(server) as url:
                 found.append(measure(url, num_runs, arguments.slices, arguments.fold, console.print))

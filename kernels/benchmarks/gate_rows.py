@@ -84,8 +84,8 @@ def fill(url: str, first: int, last: int, num_runs: int, num_slices: int) -> Non
         stop = min(start + ROWS_AT_ONCE, last)
         with engine.begin() as connection:
             for statement in STATEMENTS:
-                own = f"WITH requests AS ({REQUESTS}) {statement}"
-                connection.execute(text(own), values | {"first": start, "last": stop - 1})
+                name = f"WITH requests AS ({REQUESTS}) {statement}"
+                connection.execute(text(name), values | {"first": start, "last": stop - 1})
     move_ledger(url, last, num_runs)
     if first == 0:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

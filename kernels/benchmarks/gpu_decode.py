@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from decode import machine, theirs_assisted, theirs_plain
 from printing import show
+from rerun import Rerun
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from shadowspec.engine.batch import Request
@@ -40,7 +41,7 @@ from shadowspec.engine.llama import DirectLlama
 from shadowspec.engine.models import choose_kernels
 from shadowspec.engine.profiling import num_steps
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
-from shadowspec.engine.static_passes import CudaGraphs, Recorder, Rerun, StaticPasses
+from shadowspec.engine.static_passes import CudaGraphs, Recorder, StaticPasses
 from shadowspec.types import SamplingParameters, VerifyRule
 
 RESULTS = Path(__file__).parent / "results"
@@ -75,7 +76,9 @@ class Way:
         self.kernels = choose_kernels("triton" if name.endswith("triton") else "torch", device)
         passes = [None, None]
         if name.startswith("recorded"):
-            passes = [StaticPasses(own, lambda: recorder(device), self.kernels) for own in (target, draft)]
+            passes = [
+                StaticPasses(direct_llama, lambda: recorder(device), self.kernels) for direct_llama in (target, draft)
+            ]
         self.target_passes, self.draft_passes = passes
 
     def decode(self, requests: list[Request], *, speculates: bool) -> ArmResult[Decoded]:
@@ -145,9 +148,9 @@ def rates(
     }
     for way in ways:
         for arm, speculates in (("baseline", False), ("speculative", True)):
-            for own in (requests, requests[:1]):
-                works[f"{arm}, {len(own)} at once, {way.name}"] = lambda way=way, own=own, speculates=speculates: (
-                    num_tokens(way.decode(own, speculates=speculates))
+            for item in (requests, requests[:1]):
+                works[f"{arm}, {len(item)} at once, {way.name}"] = lambda way=way, entry=item, speculates=speculates: (
+                    num_tokens(way.decode(entry, speculates=speculates))
                 )
     found: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(rounds + 1):
@@ -159,12 +162,12 @@ def rates(
     return [
         {
             "contestant": name,
-            "tokens_per_second": statistics.median(own),
-            "lowest": min(own),
-            "highest": max(own),
-            "ratio_to_assisted": statistics.median(own) / assisted,
+            "tokens_per_second": statistics.median(rows),
+            "lowest": min(rows),
+            "highest": max(rows),
+            "ratio_to_assisted": statistics.median(rows) / assisted,
         }
-        for name, own in found.items()
+        for name, rows in found.items()
     ]
 
 
@@ -186,15 +189,15 @@ def steps(ways: list[Way], requests: list[Request], rounds: int, bytes_per_secon
     weight_bytes = sum(weight.nbytes for weight in ways[0].target.parameters())
     for way in ways:
         for arm, speculates in (("baseline", False), ("speculative", True)):
-            for own in (requests[:1], requests):
+            for item in (requests[:1], requests):
                 found = []
                 for _ in range(rounds + 1):
-                    last = max(way.decode(own, speculates=speculates).decoded, key=num_steps)
+                    last = max(way.decode(item, speculates=speculates).decoded, key=num_steps)
                     found.append(last.timing.decode_ms / num_steps(last))
                 step_ms, per_step = statistics.median(found[1:]), (len(last.output) - 1) / num_steps(last)
-                row: dict[str, Any] = {"arm": arm, "at_once": len(own), "way": way.name, "step_ms": step_ms}
+                row: dict[str, Any] = {"arm": arm, "at_once": len(item), "way": way.name, "step_ms": step_ms}
                 row["tokens_per_step"] = per_step
-                is_bound = not speculates and len(own) == 1
+                is_bound = not speculates and len(item) == 1
                 row["ratio_to_weights"] = step_ms / (1e3 * weight_bytes / bytes_per_second) if is_bound else None
                 rows.append(row)
     return rows
@@ -206,11 +209,11 @@ def waits_per_step(way: Way, requests: list[Request], *, speculates: bool) -> fl
         return None
     counted, made = [], []
     for share in (2, 1):
-        own = [shortened(request, request.sampling.max_tokens // share) for request in requests]
-        way.decode(own, speculates=speculates)
+        short_requests = [shortened(request, request.sampling.max_tokens // share) for request in requests]
+        way.decode(short_requests, speculates=speculates)
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profile:
-            result = way.decode(own, speculates=speculates)
+            result = way.decode(short_requests, speculates=speculates)
         counted.append(sum(each.count for each in profile.key_averages() if each.key in WAITS))
         made.append(max(num_steps(decoded) for decoded in result.decoded))
     return (counted[1] - counted[0]) / (made[1] - made[0])
@@ -244,8 +247,12 @@ def main() -> None:
     sizes, rounds = (SMALL, 1) if arguments.small else (FULL, arguments.rounds)
 
     widths = (sizes.target, sizes.draft)
-    their_target, their_draft = (random_model(own, sizes.vocabulary, device, seed) for seed, own in enumerate(widths))
-    target, draft = (DirectLlama(random_model(own, sizes.vocabulary, device, seed)) for seed, own in enumerate(widths))
+    their_target, their_draft = (
+        random_model(width, sizes.vocabulary, device, seed) for seed, width in enumerate(widths)
+    )
+    target, draft = (
+        DirectLlama(random_model(width, sizes.vocabulary, device, seed)) for seed, width in enumerate(widths)
+    )
     names = ("launched", "recorded", "recorded, triton")
     ways = [Way(name, target, draft) for name in names]
     generator = torch.Generator().manual_seed(3)

@@ -72,27 +72,27 @@ def summed(done: ReplayedTraffic) -> dict[tuple[str, int, str], dict[str, float]
     for (_, slice_key, place), pool in done.pools.items():
         prompt_class = parse_slice_key(slice_key)["prompt_class"] if slice_key else EVERYTHING
         for depth, pooled in zip(done.depths, pool.pool(), strict=True):
-            own = sums[prompt_class, depth, list(WAYS)[place]]
-            _add(own, pooled.counts)
-            own["num_requests"] += pooled.num_requests
+            entry = sums[prompt_class, depth, list(WAYS)[place]]
+            _add(entry, pooled.counts)
+            entry["num_requests"] += pooled.num_requests
     return sums
 
 
-def _add(own: dict[str, float], counts: ExpectedCounts) -> None:
+def _add(entry: dict[str, float], counts: ExpectedCounts) -> None:
     for name in SUMMED:
-        own[name] += getattr(counts, name)
-    own["num_first_accepted"] += counts.num_accepted_tokens_per_pos[0]
+        entry[name] += getattr(counts, name)
+    entry["num_first_accepted"] += counts.num_accepted_tokens_per_pos[0]
 
 
-def figures(own: Mapping[str, float]) -> dict[str, float | None]:
+def figures(entry: Mapping[str, float]) -> dict[str, float | None]:
     """The ratios of one cell."""
-    steps = own["num_drafts"] + own["num_plain_steps"]
+    steps = entry["num_drafts"] + entry["num_plain_steps"]
     return {
-        "drafted_share_of_steps": ratio(own["num_drafts"], steps),
-        "first_position_acceptance_rate": ratio(own["num_first_accepted"], own["num_drafts"]),
-        "draft_acceptance_rate": ratio(own["num_accepted_tokens"], own["num_draft_tokens"]),
-        "mean_accepted_tokens": ratio(own["num_accepted_tokens"], own["num_drafts"]),
-        "steps_per_token": ratio(steps, own["num_output_tokens"] - own["num_requests"]),
+        "drafted_share_of_steps": ratio(entry["num_drafts"], steps),
+        "first_position_acceptance_rate": ratio(entry["num_first_accepted"], entry["num_drafts"]),
+        "draft_acceptance_rate": ratio(entry["num_accepted_tokens"], entry["num_draft_tokens"]),
+        "mean_accepted_tokens": ratio(entry["num_accepted_tokens"], entry["num_drafts"]),
+        "steps_per_token": ratio(steps, entry["num_output_tokens"] - entry["num_requests"]),
     }
 
 
@@ -129,8 +129,8 @@ def main() -> None:
     arguments = parser.parse_args()
     done = replayed(tuple(sorted(arguments.k)))
     cells = [
-        {"prompt_class": name, "num_speculative_tokens": depth, "way": way, **own, **figures(own)}
-        for (name, depth, way), own in sorted(summed(done).items())
+        {"prompt_class": name, "num_speculative_tokens": depth, "way": way, **entry, **figures(entry)}
+        for (name, depth, way), entry in sorted(summed(done).items())
     ]
     document = {
         "requests_replayed": done.num_replayed,

@@ -23,11 +23,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shadowspec.config import EndpointConfig, load_config
-from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.metrics import ratio
 from shadowspec.planning.block_costs import session_costs
 from shadowspec.planning.plans import plan_stored
 from shadowspec.planning.sizing import MAX_BLOCKS
+from shadowspec.rollout.endpoint_run import run_endpoint_gate
 from shadowspec.store import Store, upgrade
 from shadowspec.types import (
     Advance,
@@ -48,9 +48,9 @@ class Story:
     """One endpoint's stored rows, of which any number of first blocks may be all that is known."""
 
     def __init__(
-        self, store: Store, name: str, own: EndpointConfig, configs: dict[str, FingerprintedConfig], empty: Path
+        self, store: Store, name: str, endpoint: EndpointConfig, configs: dict[str, FingerprintedConfig], empty: Path
     ) -> None:
-        self.name, self._own, self._configs, self._empty = name, own, configs, empty
+        self.name, self._own, self._configs, self._empty = name, endpoint, configs, empty
         self.blocks, self._runs = store.blocks(name), store.runs(name)
         self._records = store.records(name)
         self.times = store.block_times([name], limit=MAX_BLOCKS)[name]
@@ -63,7 +63,8 @@ class Story:
         with Store.open(f"sqlite:///{path}") as store:
             store.save_fingerprints(list(self._configs.values()))
             store.save_batch(self._cut(number), "plan_cost")
-            yield store, run_gate(store, {self.name: self._own.policy}, input_ended=True)
+            run = run_endpoint_gate(store, self.name, self._own.policy, self._own.rollout, input_ended=True)
+            yield store, run.decisions
 
     def _cut(self, number: int) -> WriteBatch:
         """What was stored after the first blocks."""
@@ -72,9 +73,9 @@ class Story:
         keys, later = {run.key for run in runs}, {run.key for run in self._runs if run.block_id not in kept}
         last = max(key.offset for key in keys)
         records = {
-            own.key: own
-            for own in self._records
-            if own.key not in later and (own.key in keys or own.key.offset <= last)
+            record.key: record
+            for record in self._records
+            if record.key not in later and (record.key in keys or record.key.offset <= last)
         }
         blocks = []
         for stored in self.blocks[:number]:
@@ -87,14 +88,14 @@ class Story:
             blocks.append((result, tuple(records[key] for key in dict.fromkeys(run.key for run in own_runs))))
         advances = []
         for place in sorted({(key.source, key.partition) for key in records}):
-            own_records = [own for key, own in records.items() if (key.source, key.partition) == place]
-            times = [own.event_time for own in own_records if own.event_time is not None]
-            funnel = Counter((own.endpoint, own.counter, own.reason) for own in own_records)
-            stop = max(own.key.offset for own in own_records) + 1
+            own_records = [record for key, record in records.items() if (key.source, key.partition) == place]
+            times = [own_record.event_time for own_record in own_records if own_record.event_time is not None]
+            funnel = Counter((own_record.endpoint, own_record.counter, own_record.reason) for own_record in own_records)
+            stop = max(own_record.key.offset for own_record in own_records) + 1
             advances.append(
                 Advance(PartitionId(*place), None, stop, len(own_records), funnel, max(times, default=None))
             )
-        rest = tuple(own for key, own in records.items() if key not in keys)
+        rest = tuple(record for key, record in records.items() if key not in keys)
         return WriteBatch(rest, tuple(blocks), tuple(advances))
 
     def first_decided(self) -> tuple[int, Verdict] | None:
@@ -114,15 +115,15 @@ class Story:
     def planned(self, number: int) -> dict[str, Any]:
         """What a plan says after so many blocks."""
         with self.decided(number) as (store, _):
-            own = plan_stored(
+            plan = plan_stored(
                 store, self.name, self._own.policy, sample_rate=self._own.rule.sample_rate, capacity_per_s=None,
                 costs=session_costs(self.times[:number]),
             )  # fmt: skip
-        whole, first = own.slices[0], own.hypotheses[0]
+        whole, first = plan.slices[0], plan.hypotheses[0]
         assert whole.shadow_time is not None
-        assert own.costs is not None
+        assert plan.costs is not None
         return {
-            "device_seconds_per_session": own.costs.at("", whole.concurrency).seconds,
+            "device_seconds_per_session": plan.costs.at("", whole.concurrency).seconds,
             "sessions": first.num_clusters,
             "sessions_to_come": first.clusters_median,
             "device_seconds_spent": whole.shadow_time.so_far_s,
@@ -131,17 +132,17 @@ class Story:
         }
 
 
-def story_document(own: Story) -> dict[str, Any] | None:
+def story_document(story: Story) -> dict[str, Any] | None:
     """The figures of one endpoint; None where it was not decided."""
-    found = own.first_decided()
+    found = story.first_decided()
     if found is None:
         return None
     number, verdict = found
-    measured_s, num_sessions = own.seconds(number), own.planned(number)["sessions"]
+    measured_s, num_sessions = story.seconds(number), story.planned(number)["sessions"]
     plans = []
     for part in PARTS:
         blocks = max(round(part * number), 1)
-        planned = own.planned(blocks)
+        planned = story.planned(blocks)
         to_come = planned["device_seconds_to_come"]
         total = None if to_come is None else planned["device_seconds_spent"] + to_come
         share = None if total is None else ratio(total, measured_s)
@@ -149,7 +150,7 @@ def story_document(own: Story) -> dict[str, Any] | None:
         shares = {"planned_over_measured": share, "same_sessions_over_measured": same}
         plans.append({"part": part, "blocks": blocks, **planned, **shares})
     return {
-        "endpoint": own.name,
+        "endpoint": story.name,
         "verdict": verdict.value,
         "blocks": number,
         "sessions": num_sessions,
@@ -168,12 +169,14 @@ def main() -> None:
     with TemporaryDirectory() as folder, Store.open(config.database_url) as store:
         empty, configs = Path(folder) / "empty.db", store.fingerprints()
         upgrade(f"sqlite:///{empty}")
-        found = [story_document(Story(store, name, own, configs, empty)) for name, own in config.endpoints.items()]
-    document = {"endpoints": [own for own in found if own is not None]}
-    for own in document["endpoints"]:
-        seconds = own["device_seconds_measured"]
-        print(f"{own['endpoint']}: {own['verdict']} after {own['blocks']} blocks, {seconds:.1f} s of the device")
-        for each in own["plans"]:
+        found = [
+            story_document(Story(store, name, endpoint, configs, empty)) for name, endpoint in config.endpoints.items()
+        ]
+    document = {"endpoints": [entry for entry in found if entry is not None]}
+    for entry in document["endpoints"]:
+        seconds = entry["device_seconds_measured"]
+        print(f"{entry['endpoint']}: {entry['verdict']} after {entry['blocks']} blocks, {seconds:.1f} s of the device")
+        for each in entry["plans"]:
             foreseen = each["planned_over_measured"]
             print(f"  after {each['blocks']:4d} blocks ({each['part']:.0%}): planned / measured",
                   "never" if foreseen is None else f"{foreseen:.2f}",

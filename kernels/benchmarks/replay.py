@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from bundled import answered
+from msgspec import structs
 from rich.console import Console
 from rich.progress import track
 from scipy.stats import t as student
@@ -76,8 +77,8 @@ def prompts(count: int) -> list[tuple[str, tuple[int, ...]]]:
     by_endpoint: dict[str, list[tuple[int, ...]]] = {name: [] for name in demo.SERVED_MODELS}
     endpoint_of = {model: name for name, model in demo.SERVED_MODELS.items()}
     for record in answered():
-        own = record["response"]
-        ids = own.get("prompt_token_ids") or own["choices"][0].get("prompt_token_ids")
+        response_body = record["response"]
+        ids = response_body.get("prompt_token_ids") or response_body["choices"][0].get("prompt_token_ids")
         if ids is not None and len(ids) < 400:
             by_endpoint[endpoint_of[record["request"]["model"]]].append(tuple(ids))
     each = -(-count // len(by_endpoint))
@@ -195,24 +196,24 @@ def main() -> None:
     chosen = prompts(arguments.requests)
     endpoints = np.array([name for name, _ in chosen])
 
-    def asked(sampling: SamplingParameters, course: int) -> list[Request]:
+    def build_requests(sampling: SamplingParameters, course: int) -> list[Request]:
         return [Request(prompt, sampling, 1_000_000 * course + row) for row, (_, prompt) in enumerate(chosen)]
 
     for sampling, rule in ((SAMPLED, VerifyRule.REJECTION), (GREEDY, VerifyRule.GREEDY)):  # warm
-        requests = asked(sampling, 99)[:BATCH]
+        requests = build_requests(sampling, 99)[:BATCH]
         replayed(target, draft, rule, arguments.k, responses(requests, loop(requests, rule, 2)))
     cells, rows = [], []
     course = 0
     for rule in track((*SAMPLED_RULES, VerifyRule.GREEDY), "rules", console=Console(stderr=True)):
-        sampling = replace(GREEDY if rule is VerifyRule.GREEDY else SAMPLED, max_tokens=arguments.tokens)
+        sampling = structs.replace(GREEDY if rule is VerifyRule.GREEDY else SAMPLED, max_tokens=arguments.tokens)
         course += 1  # of its own, lest the rules share the luck of one set of answers
-        answered = asked(sampling, course)
+        answered = build_requests(sampling, course)
         logged = responses(answered, loop(answered, rule, 0))
         replay_s, results = timed(lambda rule=rule, logged=logged: replayed(target, draft, rule, arguments.k, logged))  # type: ignore[misc]
         loops_s, ratios = 0.0, []
         for place, depth in enumerate(arguments.k):
             course += 1
-            requests = asked(sampling, course)
+            requests = build_requests(sampling, course)
             seconds, decoded = timed(lambda r=requests, v=rule, d=depth: loop(r, v, d))  # type: ignore[misc]
             loops_s += seconds
             looped = sums([each.counts for each in decoded])
@@ -221,12 +222,12 @@ def main() -> None:
                 mine = endpoints == endpoint if endpoint else np.ones(len(chosen), dtype=bool)
                 if mine.sum() < MIN_CELL:
                     continue
-                own = cell(looped[mine], expected[mine])
-                cells.append({"rule": rule.value, "K": depth, "endpoint": endpoint or "all", **own})
+                entry = cell(looped[mine], expected[mine])
+                cells.append({"rule": rule.value, "K": depth, "endpoint": endpoint or "all", **entry})
                 if not endpoint and rule is not VerifyRule.GREEDY:
-                    ratios.append(own["loop_variance"] / own["replay_variance"])
+                    ratios.append(entry["loop_variance"] / entry["replay_variance"])
         variances = float(np.mean(ratios)) if ratios else 1.0
-        own_cells = [own["is_inside"] for own in cells if own["rule"] == rule.value]
+        own_cells = [cell["is_inside"] for cell in cells if cell["rule"] == rule.value]
         rows.append(
             {
                 "rule": rule.value,
@@ -239,7 +240,7 @@ def main() -> None:
                 "cells": len(own_cells),
             }
         )
-    requests = asked(replace(SAMPLED, max_tokens=arguments.tokens), course + 1)
+    requests = build_requests(structs.replace(SAMPLED, max_tokens=arguments.tokens), course + 1)
     decoded = loop(requests, VerifyRule.REJECTION, AUDIT_DEPTH)
     theirs = AutoModelForCausalLM.from_pretrained(demo.DRAFT, dtype=torch.float32, attn_implementation="sdpa").eval()
     audits = {}
@@ -251,7 +252,7 @@ def main() -> None:
         "tokens": arguments.tokens,
         "depths": arguments.k,
         "level": LEVEL,
-        "share_inside": sum(own["is_inside"] for own in cells) / len(cells),
+        "share_inside": sum(cell["is_inside"] for cell in cells) / len(cells),
         "audit_z": audits,
         "machine": {
             "processor": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads(),

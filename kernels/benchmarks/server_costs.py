@@ -77,7 +77,7 @@ def traffic(sessions: int) -> str:
     found: dict[str, dict[str, str]] = {model: {} for model in demo.SERVED_MODELS.values()}
     for record in answered():
         found[record["request"]["model"]].setdefault(record["session_id"], json.dumps(record) + "\n")
-    return "".join(line for own in found.values() for line in list(own.values())[:sessions])
+    return "".join(line for entry in found.values() for line in list(entry.values())[:sessions])
 
 
 def configuration(folder: Path, baseline: Server, speculative: Server) -> str:
@@ -116,9 +116,9 @@ def predicted(folder: Path, endpoint: str, rounds: int) -> list[dict[str, Any]]:
     shadowspec("run", "traffic.jsonl", "--json")
     document = json.loads(shadowspec("report", "--format", "json", "--out", "-"))
     return [
-        {"endpoint": own["endpoint"], **cell}
-        for own in document["endpoints"]
-        for cell in own["predictions"]
+        {"endpoint": item["endpoint"], **cell}
+        for item in document["endpoints"]
+        for cell in item["predictions"]
         if cell["relative_error"] is not None
     ]
 
@@ -138,8 +138,8 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         configs = (None, PROBABILISTIC.speculative_config(DEPTH))
         servers = [
-            stack.enter_context(closing(Server(environment, own, folder / f"server-{place}.log", is_mended=True)))
-            for place, own in enumerate(configs)
+            stack.enter_context(closing(Server(environment, config, folder / f"server-{place}.log", is_fixed=True)))
+            for place, config in enumerate(configs)
         ]
         for server in servers:
             server.await_ready()
@@ -154,7 +154,7 @@ def main() -> None:
         "rounds": arguments.rounds,
         "median_absolute_error": statistics.median(errors),
         "within_10_percent": sum(error <= 0.1 for error in errors),
-        "right_side_of_1": sum((own["predicted_speedup"] > 1) == (own["measured_speedup"] > 1) for own in cells),
+        "right_side_of_1": sum((cell["predicted_speedup"] > 1) == (cell["measured_speedup"] > 1) for cell in cells),
         "cells": cells,
     }
     arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -164,15 +164,15 @@ def main() -> None:
 def show(found: dict[str, Any]) -> None:
     """A table of the cells."""
     table = Table("endpoint", "slice", "load", "tokens per step", "predicted", "measured", "error")
-    for own in found["cells"]:
+    for item in found["cells"]:
         table.add_row(
-            own["endpoint"],
-            ", ".join(own["slice"].values()),
-            str(own["load"]["concurrency"]),
-            f"{own['tokens_per_step']:.2f}",
-            f"{own['predicted_speedup']:.2f}",
-            f"{own['measured_speedup']:.2f}",
-            f"{own['relative_error']:+.1%}",
+            item["endpoint"],
+            ", ".join(item["slice"].values()),
+            str(item["load"]["concurrency"]),
+            f"{item['tokens_per_step']:.2f}",
+            f"{item['predicted_speedup']:.2f}",
+            f"{item['measured_speedup']:.2f}",
+            f"{item['relative_error']:+.1%}",
         )
     console = Console()
     console.print(table)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from kernels.benchmarks.simulation_picture import picture
 from shadowspec.simulate.naive import NAIVE_GATES
 from shadowspec.simulate.results import read_results
 from shadowspec.simulate.summary import broken_promises, summarise
-from shadowspec.simulate.tables import markdown, tables_of
+from shadowspec.simulate.tables import Table, tables_of
 
 PAGE, PICTURE = "simulation.md", "images/simulation.svg"
 
@@ -54,6 +55,16 @@ _NOTES = {
         "window soon falls below its threshold by chance, and then it is off for ever: the next table shows the price."
     ),
 }
+
+
+def markdown(table: Table) -> str:
+    """The table in Markdown; the first column left, the others right."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = ["---"] + ["---:"] * (len(table.heads) - 1)
+    return "\n".join([line(table.heads), line(rule), *(line(row) for row in table.rows)])
 
 
 def page(path: Path) -> str:

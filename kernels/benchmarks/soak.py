@@ -50,6 +50,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
+from shadowspec.types.measuring_settings import EngineSettings
 
 CONCURRENCY, REQUESTS_PER_SLOT = 4, 4
 NUM_BLOCKS = 6
@@ -80,7 +81,7 @@ def blocks() -> list[Block]:
     made = []
     for number in range(NUM_BLOCKS):
         sampling = SamplingParameters(temperature=0.8 * (number % 2), max_tokens=OUTPUT_TOKENS)
-        own = tuple(
+        shadow_prompts = tuple(
             ShadowPrompt(
                 key=RecordKey("soak", 0, number * size + place),
                 endpoint="soak",
@@ -92,7 +93,9 @@ def blocks() -> list[Block]:
             for place, prompt in enumerate(found[number * size :][:size])
         )
         first = (Arm.BASELINE, Arm.SPECULATIVE)[number // 2 % 2]
-        made.append(Block(f"soak-{number}", number, "soak", "", CONCURRENCY, own, (), first, REQUESTS_PER_SLOT))
+        made.append(
+            Block(f"soak-{number}", number, "soak", "", CONCURRENCY, shadow_prompts, (), first, REQUESTS_PER_SLOT)
+        )
     return made
 
 
@@ -128,9 +131,9 @@ def one_pass(engine: Engine, work: list[Block], since: float) -> Pass:
     realised: list[float] = []
     references = [reference_ms()]
     steps: list[float] = []
-    for own in work:
+    for block in work:
         start = time.process_time()
-        runs = engine.measure(own).runs
+        runs = engine.measure(block).runs
         spent = 1e3 * (time.process_time() - start)
         references.append(reference_ms())
         steps.append(spent / num_passes(runs) / statistics.fmean(references[-2:]))
@@ -161,8 +164,8 @@ def digested(run: Run) -> str:
 
 def trend(passes: list[Pass]) -> dict[str, float]:
     """Change of the logarithm of the step over the whole time, with its 95% interval."""
-    times = [own.ended_s for own in passes]
-    slope, _, low, high = stats.theilslopes([math.log(own.step) for own in passes], times)
+    times = [item.ended_s for item in passes]
+    slope, _, low, high = stats.theilslopes([math.log(item.step) for item in passes], times)
     span = times[-1] - times[0]
     return {"change": float(slope) * span, "low": float(low) * span, "high": float(high) * span}
 
@@ -179,8 +182,10 @@ def main() -> None:
         SpeculationConfig("n", str(demo.TARGET), None, "ngram", 4, VerifyRule.GREEDY_DRAFT),
         SpeculationConfig("e", str(demo.TARGET), eagle, "eagle3", 4, VerifyRule.REJECTION),
     ]
-    target, candidates = Models("cpu", "float32").candidates(str(demo.TARGET), configs, print, REQUESTS_PER_SLOT)
-    engine, work = Engine(target, candidates), blocks()
+    target, candidates = Models(EngineSettings("cpu", "float32")).candidates(
+        str(demo.TARGET), configs, print, REQUESTS_PER_SLOT, {}
+    )
+    engine, work = Engine(target, candidates, EngineSettings()), blocks()
     passes: list[Pass] = []
     since = time.monotonic()
     with Progress(console=Console(stderr=True)) as progress:
@@ -188,13 +193,13 @@ def main() -> None:
         while len(passes) < MIN_PASSES or passes[-1].ended_s < 60 * arguments.minutes:
             passes.append(one_pass(engine, work, since))
             progress.update(task, completed=passes[-1].ended_s)
-    settled = [own for own in passes if own.ended_s >= SETTLING_S]
+    settled = [item for item in passes if item.ended_s >= SETTLING_S]
     settled = settled if len(settled) >= MIN_PASSES else passes
-    sizes = [own.used_bytes for own in settled]
+    sizes = [item.used_bytes for item in settled]
     growth = (max(sizes) - min(sizes)) / min(sizes)
     drift = trend(settled)
     words = f"steps drift by {drift['change']:+.1%} [{drift['low']:+.1%}, {drift['high']:+.1%}]"
-    digests = {own.digest for own in passes}
+    digests = {item.digest for item in passes}
     faults = [
         *([f"memory varies by {growth:.1%} after {SETTLING_S:.0f} s"] if growth > MOST_GROWTH else []),
         *([f"{len(digests)} different results"] if len(digests) > 1 else []),
@@ -205,7 +210,7 @@ def main() -> None:
         "concurrency": CONCURRENCY,
         "requests_per_slot": REQUESTS_PER_SLOT,
         "requests_a_pass": NUM_BLOCKS * CONCURRENCY * REQUESTS_PER_SLOT,
-        "passes": [asdict(own) for own in passes],
+        "passes": [asdict(item) for item in passes],
         "growth": growth,
         "drift": drift,
         "faults": faults,

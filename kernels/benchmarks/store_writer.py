@@ -161,8 +161,8 @@ def server(url: str | None) -> Iterator[str]:
     sys.path.insert(0, str(ROOT))
     from tests.services import postgres_server
 
-    with postgres_server(is_durable=True) as own:
-        yield own.url
+    with postgres_server(is_durable=True) as bench_server:
+        yield bench_server.url
 
 
 def measure(store: Store, traffic: Traffic, batch_size: int, num_runs: int) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from rich.table import Table
 
 from shadowspec import demo
 from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.gc_control import gc_relaxed
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
@@ -133,7 +134,7 @@ def endpoint(rate: float) -> EndpointRule:
     """Whose traffic the messages are."""
     return EndpointRule(
         name=ENDPOINT, served_models=("bench-model",), match=MatchRule(endpoint=ENDPOINT), sample_rate=rate,
-        timed_positions=1, loads=(Load(4),),
+        loads=(Load(4),), **GatePolicy(timed_positions=1).rule_parts(),
     )  # fmt: skip
 
 

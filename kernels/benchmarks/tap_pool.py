@@ -35,7 +35,7 @@ HINTS = Hints(ENDPOINT)
 def read(admission: Admission, raws: Sequence[RawRecord]) -> list[Reading]:
     """What a decoding process would do."""
     opened = [each for raw in raws for each in open_message(raw, MessageFormat.AUTO)]
-    return admission.read([(each, HINTS) for each in opened])
+    return admission.reader.read([(each, HINTS) for each in opened])
 
 
 def decide(admission: Admission, former: BlockFormer, readings: Sequence[Reading]) -> None:

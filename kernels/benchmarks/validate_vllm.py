@@ -49,12 +49,12 @@ TIMED = ("greedy", "ngram")
 def chosen(count: int) -> tuple[list[tuple[str, Prompt]], dict[str, list[Prompt]]]:
     """Endpoint and prompt of those that are validated, and as many others of each endpoint for the costs."""
     every = traffic_prompts(2 * count)
-    own: list[tuple[str, Prompt]] = traffic_prompts(count)
-    each = len(own) // len({name for name, _ in own})
+    rows: list[tuple[str, Prompt]] = traffic_prompts(count)
+    each = len(rows) // len({name for name, _ in rows})
     others: dict[str, list[Prompt]] = {}
     for name, prompt in every:
         others.setdefault(name, []).append(prompt)
-    return own, {name: prompts[each:] for name, prompts in others.items()}
+    return rows, {name: prompts[each:] for name, prompts in others.items()}
 
 
 def by_slice(prompts: list[tuple[str, Prompt]]) -> dict[str, list[Prompt]]:
@@ -121,7 +121,7 @@ def main() -> None:
     document["speedups"] = [each for each in found if each is not None]
     arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     write_page(document, arguments.docs)
-    faults = [each for own in document["equality"] for each in own["differences"] if each["kind"] == FAULT]
+    faults = [each for item in document["equality"] for each in item["differences"] if each["kind"] == FAULT]
     if faults:
         sys.exit(f"{len(faults)} requests differ where no model was in doubt; {arguments.out} names them")
 

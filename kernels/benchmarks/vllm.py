@@ -140,8 +140,8 @@ class Theirs:
         reply = self._ask(batches)
         self._signal(signal.SIGSTOP)
         answers = [
-            Answer(tuple(own["tokens"]), len(own["drafted"]), sum(own["drafted"]), sum(own["accepted"]))
-            for own in reply["outputs"]
+            Answer(tuple(item["tokens"]), len(item["drafted"]), sum(item["drafted"]), sum(item["accepted"]))
+            for item in reply["outputs"]
         ]
         return reply["seconds"], answers
 
@@ -197,14 +197,14 @@ class Idle:
     def watched(self, contestant: Theirs) -> Callable[[Sequence[Sequence[Prompt]]], tuple[float, list[Answer]]]:
         """The contestant, after a rest and under watch."""
 
-        def asked(batches: Sequence[Sequence[Prompt]]) -> tuple[float, list[Answer]]:
+        def ask_batches(batches: Sequence[Sequence[Prompt]]) -> tuple[float, list[Answer]]:
             time.sleep(SETTLING_S)
             began, used = time.perf_counter(), time.process_time()
             result = contestant(batches)
             self.largest = max(self.largest, (time.process_time() - used) / (time.perf_counter() - began))
             return result
 
-        return asked
+        return ask_batches
 
 
 def compare(target: LoadedModel, prompts: Sequence[Prompt], ours: list[Answer], theirs: list[Answer]) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def main() -> None:
     device = torch.device("cpu")
     target = load_model(str(demo.TARGET), device, torch.float32)
     draft = load_model(str(demo.DRAFT), device, torch.float32)
-    ours = {arm: Ours(target, own, arguments.tokens) for arm, own in zip(ARMS, (None, draft), strict=True)}
+    ours = {arm: Ours(target, model, arguments.tokens) for arm, model in zip(ARMS, (None, draft), strict=True)}
     prompts = bundled_prompts(max(REQUESTS.values()))
     # At concurrency 1 every request is a batch of its own, asked for when the one before is there.
     queues = {1: [[prompt] for prompt in prompts[: REQUESTS[1]]], SLOTS: [prompts[: REQUESTS[SLOTS]]]}
@@ -301,9 +301,9 @@ def main() -> None:
     with ExitStack() as stack:
         engines = {
             arm: stack.enter_context(
-                vllm(arguments.vllm_python, own, arguments.tokens, arguments.vllm_threads, arguments.vllm_preload)
+                vllm(arguments.vllm_python, path, arguments.tokens, arguments.vllm_threads, arguments.vllm_preload)
             )
-            for arm, own in zip(ARMS, (None, demo.DRAFT), strict=True)
+            for arm, path in zip(ARMS, (None, demo.DRAFT), strict=True)
         }
         built = engines["baseline"].built
         theirs = {arm: idle.watched(engine) for arm, engine in engines.items()}
@@ -336,7 +336,7 @@ def main() -> None:
         "equality": answers,
     }
     arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    if any(is_fault(difference) for own in answers.values() for difference in own["differences"]):
+    if any(is_fault(difference) for answer in answers.values() for difference in answer["differences"]):
         sys.exit("outputs or counts differ where the target was not in doubt")
 
 

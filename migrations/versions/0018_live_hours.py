@@ -60,8 +60,8 @@ def upgrade() -> None:
     if connection.dialect.name == "postgresql":
         op.execute("LOCK TABLE live_windows IN SHARE MODE")
     batch: list[Row] = []
-    for own in _hours(connection):
-        batch.append(own)
+    for hour in _hours(connection):
+        batch.append(hour)
         if len(batch) == ROWS_AT_ONCE:
             op.bulk_insert(hours, batch)
             batch = []
@@ -89,9 +89,9 @@ def _hours(connection: sa.Connection) -> Iterator[Row]:
         by_series: dict[str, list[Row]] = {}
         for row in group:
             by_series.setdefault(row["series"], []).append(row)
-        for series, own in by_series.items():
+        for series, item in by_series.items():
             key = {"endpoint": endpoint, "hour": hour, "replica": replica, "series": series}
-            yield {**key, **_added_up(own)}
+            yield {**key, **_added_up(item)}
 
 
 def _in_utc(row: Any) -> Row:
@@ -108,7 +108,7 @@ def _place(row: Row) -> tuple[str, str, datetime]:
 
 def _added_up(rows: Sequence[Row]) -> Row:
     """Windows of one hour and series, in the order of their ends."""
-    first = [own for row in rows if (own := _first_position(row)) is not None]
+    first = [first_position for row in rows if (first_position := _first_position(row)) is not None]
     accepted = [(_accepted(row), row["num_drafts"]) for row in rows if row["num_drafts"]]
     known = [(number, drafts) for number, drafts in accepted if number is not None]
     positions = zip_longest(*(row["num_accepted_tokens_per_pos"] for row in rows), fillvalue=0)
@@ -123,11 +123,11 @@ def _added_up(rows: Sequence[Row]) -> Row:
         **{name: _known_sum(row[name] for row in rows) for name in COUNTS},
         "requests_us": _covered_us(rows, "num_requests"),
         "output_tokens_us": _covered_us(rows, "num_output_tokens"),
-        "num_first_accepted_tokens": sum(own[0] for own in first),
-        "num_first_drafts": sum(own[1] for own in first),
+        "num_first_accepted_tokens": sum(item[0] for item in first),
+        "num_first_drafts": sum(item[1] for item in first),
         "num_known_accepted_tokens": sum(number for number, _ in known),
         "num_known_drafts": sum(drafts for _, drafts in known),
-        "num_accepted_tokens_per_pos": [sum(own) for own in positions],
+        "num_accepted_tokens_per_pos": [sum(position) for position in positions],
         "latencies": {
             name: _bins([row["latencies"][name] for row in rows if name in row["latencies"]]) for name in names
         },
@@ -140,14 +140,14 @@ def _known_sum(values: Iterator[int | None]) -> int | None:
 
 
 def _covered_us(rows: Sequence[Row], name: str) -> int:
-    own = (row["ended_at"] - row["began_at"] for row in rows if row[name] is not None)
-    return sum(each // timedelta(microseconds=1) for each in own)
+    lengths = (row["ended_at"] - row["began_at"] for row in rows if row[name] is not None)
+    return sum(each // timedelta(microseconds=1) for each in lengths)
 
 
 def _bins(found: Sequence[Any]) -> list[list[Any]]:
     """Bounds and counts, added up where the bounds are the newest's."""
     bounds = found[-1][0]
-    return [bounds, [sum(own) for own in zip(*(each[1] for each in found if each[0] == bounds), strict=True)]]
+    return [bounds, [sum(item) for item in zip(*(each[1] for each in found if each[0] == bounds), strict=True)]]
 
 
 def _accepted(row: Row) -> int | None:

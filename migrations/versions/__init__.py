@@ -1,1 +1,6 @@
-"""One module per revision."""
+"""One module per revision.
+
+In: the tables of the revision before.
+Out: those of this one.
+Imports: nothing.
+"""

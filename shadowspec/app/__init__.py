@@ -5,7 +5,4 @@ In: a configuration and an open store.
 Out: rows in the store, progress, and the values that commands print.
 Imports: config, worker, distill, backfill, planning, engine, servers, tap, store, quality, text, gc_control, types,
     errors.
-
-In come an opened store and values of the configuration; out go values to print or to keep.  It imports the packages
-below the scheduler (reports, gating, store), and none of those that call it.
 """

@@ -18,7 +18,7 @@ from shadowspec.app.replay_store import replayed_record
 from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint
 from shadowspec.backfill.cluster import Actors, Judge
 from shadowspec.backfill.logs import read_log
-from shadowspec.backfill.places import shown
+from shadowspec.backfill.places import describe_place
 from shadowspec.backfill.replay_blocks import Part, Unused, parts
 from shadowspec.config import Config, EndpointConfig
 from shadowspec.engine.models import load_end_token_ids
@@ -69,17 +69,17 @@ def chosen_parallel(config: Config, endpoint: str | None) -> dict[str, EndpointC
         ConfigError: one has none.
     """
     chosen: dict[str, EndpointConfig] = {}
-    for name, own in chosen_endpoints(config, endpoint).items():
-        alone = tuple(each for each in own.candidates if not each.remembers)
+    for name, chosen_endpoint in chosen_endpoints(config, endpoint).items():
+        alone = tuple(each for each in chosen_endpoint.candidates if not each.remembers)
         if not alone:
             raise ConfigError(
                 f"{config.path}: endpoints.{name}: its candidates draft from the outputs before, whose order blocks do "
                 "not keep: replay them with `shadowspec replay`, or set suffix_memory_tokens to 0"
             )
-        for each in own.candidates:
+        for each in chosen_endpoint.candidates:
             if each.remembers:
                 log.warning("left out: candidate %r of %s drafts from the outputs before", each.name, name)
-        chosen[name] = replace(own, candidates=alone)
+        chosen[name] = replace(chosen_endpoint, candidates=alone)
     return chosen
 
 
@@ -98,10 +98,10 @@ def read_file(
             return
         tokenizers = load_tokenizers(config)
         texts = {
-            name: EndpointTexts(tokenizers[name], load_end_token_ids(own.target, tokenizers[name]))
-            for name, own in chosen_parallel(config, asked.endpoint).items()
+            name: EndpointTexts(tokenizers[name], load_end_token_ids(endpoint.target, tokenizers[name]))
+            for name, endpoint in chosen_parallel(config, asked.endpoint).items()
         }
-        rules = [own.rule for own in config.endpoints.values()]
+        rules = [endpoint.rule for endpoint in config.endpoints.values()]
         reader = ResponseReader(rules, tokenizers, KeyedHash(secret))
         found = (_tag_endpoint(each) for each in logged_responses(chain([first], raws), reader, texts))
         count = 0
@@ -113,7 +113,9 @@ def read_file(
     except ShadowSpecError as error:
         yield FileRead(place, source, error=error)
     except Exception as error:  # its text may quote a prompt
-        yield FileRead(place, source, error=InputError(f"{shown(place)}: reading it ended in {type(error).__name__}"))
+        yield FileRead(
+            place, source, error=InputError(f"{describe_place(place)}: reading it ended in {type(error).__name__}")
+        )
 
 
 def build_judge(config: Config, asked: Asked, actors: Actors) -> Judge:
@@ -136,7 +138,7 @@ def build_judge(config: Config, asked: Asked, actors: Actors) -> Judge:
     return judge
 
 
-def given_up(row: Part[Call] | FileRead) -> Failed | FileRead:
+def fail_part(row: Part[Call] | FileRead) -> Failed | FileRead:
     """What becomes of a block that ends every process that judges it."""
     return row if isinstance(row, FileRead) else Failed(row.place, "a process that died")
 
@@ -146,15 +148,15 @@ def _judge(part: Part[Call], endpoints: Mapping[str, EndpointReplay]) -> Judged:
     records: list[ReplayedRecord] = []
     num_near_ties = 0
     if part.endpoint is not None:
-        own = endpoints[part.endpoint]
-        results = own.replayer.replay([response for _, response in part.calls])
+        endpoint = endpoints[part.endpoint]
+        results = endpoint.replayer.replay([response for _, response in part.calls])
         for (call, _), result in zip(part.calls, results, strict=True):
             if isinstance(result, RecordError):
                 ended = Ended.from_error(call, result)
                 funnel[ended.end] += 1
                 messages.setdefault(result.reason, str(result))
             else:
-                records.append(replayed_record(call, own.fingerprints, result))
+                records.append(replayed_record(call, endpoint.fingerprints, result))
                 num_near_ties += result.num_near_ties
     block = BackfilledBlock(
         place=part.place,
@@ -172,14 +174,14 @@ def _load(config: Config, asked: Asked) -> dict[str, EndpointReplay]:
     tokenizers = load_tokenizers(config)
     models = new_models(config)
     return {
-        name: load_endpoint(own, models, tokenizers[name], asked, is_stored=True)
-        for name, own in chosen_parallel(config, asked.endpoint).items()
+        name: load_endpoint(endpoint, models, tokenizers[name], asked, is_stored=True)
+        for name, endpoint in chosen_parallel(config, asked.endpoint).items()
     }
 
 
 def fingerprints(config: Config, asked: Asked) -> dict[str, tuple[tuple[FingerprintedConfig, ...], ...]]:
     """What is asked for of each endpoint, by way of drafting and depth; the models are loaded for it."""
-    return {name: tuple(tuple(each) for each in own.fingerprints) for name, own in _load(config, asked).items()}
+    return {name: tuple(tuple(each) for each in replay.fingerprints) for name, replay in _load(config, asked).items()}
 
 
 def _tag_endpoint(found: Call | Ended) -> tuple[str, Call] | Unused:

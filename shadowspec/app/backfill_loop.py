@@ -26,7 +26,7 @@ from shadowspec.app.measure_files import (
 from shadowspec.backfill.cluster import Actors, call_remotely
 from shadowspec.backfill.connection import Resources
 from shadowspec.backfill.logs import read_log
-from shadowspec.backfill.places import shown
+from shadowspec.backfill.places import describe_place
 from shadowspec.backfill.pool import ActorPool
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.errors import ConfigError
@@ -60,16 +60,22 @@ def loop_files(
         notes.print(f"loading models: {who}", highlight=False)
         with notes.status("loading models"):
             configs: Configs = call_remotely(partial(_configs, config), actors)
-        store.save_fingerprints(list({own.fingerprint: own for each in configs.values() for own in each}.values()))
+        store.save_fingerprints(
+            list(
+                {
+                    fingerprinted.fingerprint: fingerprinted for each in configs.values() for fingerprinted in each
+                }.values()
+            )
+        )
         before = store.funnel()
         tokenizers = load_tokenizers(config)
         pool: ActorPool[Block, BlockResult] = ActorPool(
-            partial(_build, config, actors), partial(_given_up, configs, DIED), actors
+            partial(_build, config, actors), partial(_fail_block, configs, DIED), actors
         )
 
         def measure(place: str, max_requests: int | None) -> Progress:
-            with unreadable_in(shown(place)) as unreadable, progress_bar() as bar:
-                task = bar.add_task(f"measuring {shown(place)}", total=None, detail="")
+            with unreadable_in(describe_place(place)) as unreadable, progress_bar() as bar:
+                task = bar.add_task(f"measuring {describe_place(place)}", total=None, detail="")
                 pipeline = new_pipeline(config, tokenizers, secret, unreadable)
                 show = partial(show_progress, bar, task)
                 run = FileRun(pipeline, pool, store, max_requests=max_requests, on_progress=show)
@@ -85,13 +91,13 @@ def require_measurable(config: Config) -> None:
         ConfigError: no endpoint is configured, or one cannot be measured by several engines at once.
     """
     require_endpoints(config)
-    for name, own in config.endpoints.items():
-        if own.servers is not None:
+    for name, endpoint in config.endpoints.items():
+        if endpoint.servers is not None:
             raise ConfigError(
                 f"{config.path}: endpoints.{name} is measured through servers, whose load would be that of all actors: "
                 "measure it with `shadowspec run`"
             )
-        for each in own.candidates:
+        for each in endpoint.candidates:
             if each.remembers:
                 raise ConfigError(
                     f"{config.path}: endpoints.{name}: candidate {each.name!r} drafts from the outputs before, and "
@@ -117,12 +123,12 @@ def _build(config: Config, actors: Actors) -> Callable[[Block], BlockResult]:
             return engines[block.endpoint].measure(block)
         except Exception as error:  # its text may quote a prompt
             log.warning("block %s ended in %s", block.block_id, type(error).__name__)
-            return _given_up(configs, FAILED, block)
+            return _fail_block(configs, FAILED, block)
 
     return measure
 
 
-def _given_up(configs: Configs, reason: str, block: Block) -> BlockResult:
+def _fail_block(configs: Configs, reason: str, block: Block) -> BlockResult:
     """A block whose requests have failed runs."""
     case = Case(block)
     case.poison_survivors(reason)

@@ -20,8 +20,8 @@ from shadowspec.app.backfill_judge import (
     Finished,
     Judged,
     build_judge,
+    fail_part,
     fingerprints,
-    given_up,
     read_file,
 )
 from shadowspec.app.console import notes, progress_bar
@@ -85,7 +85,7 @@ def backfill_files(
         build = partial(build_judge, config, asked, actors)
         with progress_bar() as bar:
             task = bar.add_task("replaying files", total=len(files), detail="")
-            for found in judge_rows(files, read, build, given_up, actors, readers=actors.number):
+            for found in judge_rows(files, read, build, fail_part, actors, readers=actors.number):
                 run.take(found)
                 bar.update(task, completed=len(run.files), detail=run.detail)
         # Step 4
@@ -99,7 +99,10 @@ def work_id(
 
     Routing, slices and hashes are part of it, as are weights, device and precision, by the configs' fingerprints.
     """
-    by_way = {name: [[own.fingerprint for own in each] for each in ways] for name, ways in configs.items()}
+    fingerprints = {
+        name: [[fingerprinted.fingerprint for fingerprinted in each] for each in groups]
+        for name, groups in configs.items()
+    }
     # How much is measured, and under which load, is nothing to a replay.
     alike: dict[str, Any] = {
         "sample_rate": 1.0,
@@ -108,8 +111,8 @@ def work_id(
         "max_new_tokens": None,
         "loads": (Load(1),),
     }
-    rules = [replace(own.rule, **alike, requests_per_slot=1) for own in config.endpoints.values()]
-    said = repr((WINDOW, asked, rules, sorted(by_way.items()), hashlib.sha256(secret).hexdigest()))
+    rules = [replace(endpoint.rule, **alike, requests_per_slot=1) for endpoint in config.endpoints.values()]
+    said = repr((WINDOW, asked, rules, sorted(fingerprints.items()), hashlib.sha256(secret).hexdigest()))
     return hashlib.sha256(said.encode()).hexdigest()
 
 
@@ -150,23 +153,23 @@ def _summary(
     files: Sequence[str],
     before: Finished,
 ) -> Backfilled:
-    sources = {own.source for own in run.files if own.source is not None}
+    sources = {file.source for file in run.files if file.source is not None}
     blocks = store.backfilled_blocks(work, sources)
     done: Counter[str] = Counter(block.place.source for block in blocks)
     whole = {
-        own.place
-        for own in run.files
-        if isinstance(own.error, NoDataError)
-        or (own.error is None and (own.num_blocks is None or done[own.source or ""] == own.num_blocks))
+        file.place
+        for file in run.files
+        if isinstance(file.error, NoDataError)
+        or (file.error is None and (file.num_blocks is None or done[file.source or ""] == file.num_blocks))
     }
     funnel: Counter[FunnelKey] = Counter()
     for block in blocks:
         funnel.update(block.funnel)
-    wanted = {own.fingerprint for ways in configs.values() for each in ways for own in each}
+    wanted = {config.fingerprint for groups in configs.values() for each in groups for config in each}
     return Backfilled(
         configs=configs,
         sums=store.backfilled_sums(sources, wanted, list(configs)),
-        files=tuple(sorted(run.files, key=lambda own: own.place)),
+        files=tuple(sorted(run.files, key=lambda file_read: file_read.place)),
         unfinished_files=tuple(place for place in files if place not in whole),
         failures=run.failures,
         funnel=funnel,

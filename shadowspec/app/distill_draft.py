@@ -18,12 +18,13 @@ from shadowspec.app.logged_responses import Ended, EndpointTexts, logged_respons
 from shadowspec.app.measure_files import load_tokenizers, new_models, require_endpoints
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.config.sections import BUILT_IN_LABELS
-from shadowspec.distill.answers import answered_anew
+from shadowspec.distill.answers import sample_answers
 from shadowspec.distill.card import Origin, card
 from shadowspec.distill.comparison import Comparison, compare
 from shadowspec.distill.draft_folder import load_trainable, require_free, write, write_card
-from shadowspec.distill.examples import Example, Shares, Split, split, times
-from shadowspec.distill.training import Course, Look, Settings, Trainer
+from shadowspec.distill.examples import Example, Split, split, times
+from shadowspec.distill.training import Course, Look, Trainer
+from shadowspec.distill.training_settings import Settings, Shares
 from shadowspec.engine import LoadedModel, engine_name
 from shadowspec.engine.candidate import device_name
 from shadowspec.engine.models import check_pair
@@ -85,21 +86,21 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
         NoDataError: too few sessions have a response that can be used.
     """
     require_free(wanted.out)
-    own = candidate_of(config, wanted.endpoint, wanted.candidate)
+    candidate = candidate_of(config, wanted.endpoint, wanted.candidate)
     _require_labels(config, wanted)
-    endpoints = sharing(config, own)
+    endpoints = sharing(config, candidate)
     transformers_logging.disable_progress_bar()  # stderr is ours
     with notes.status("loading models"):
         models = new_models(config)
-        target = models.load(own.target)
-        assert own.draft is not None, "it drafts with a model"
-        base = models.load(own.draft)
+        target = models.load(candidate.target)
+        assert candidate.draft is not None, "it drafts with a model"
+        base = models.load(candidate.draft)
         for warning in check_pair(target, base):
             log.warning("%s", warning)
-        draft, dtype = load_trainable(own.draft, target.model.device)
+        draft, dtype = load_trainable(candidate.draft, target.model.device)
     traffic = _read(config, paths, endpoints, target, base, wanted)
     parts = split(traffic.examples, wanted.shares, settings.seed)
-    answers = _answered_anew(target, parts, base.context_length, settings.seed)
+    answers = _sample_answers(target, parts, base.context_length, settings.seed)
     with progress_bar() as bar:
         task = bar.add_task("training", total=None, detail="looking at the validation sessions")
 
@@ -114,9 +115,9 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
     origin = Origin(
         target_weights=target.weights_digest,
         base_weights=base.weights_digest,
-        candidate=own.name,
-        num_speculative_tokens=own.num_speculative_tokens,
-        verify_rule=own.verify_rule.value,
+        candidate=candidate.name,
+        num_speculative_tokens=candidate.num_speculative_tokens,
+        verify_rule=candidate.verify_rule.value,
         consent=wanted.consent,
         first_event=traffic.first_event,
         last_event=traffic.last_event,
@@ -124,11 +125,11 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
         device=device_name(target.model.device),
     )
     text = partial(card, origin, parts, answers, settings, course)
-    write(draft, dtype, Path(own.draft), wanted.out, text(None))
+    write(draft, dtype, Path(candidate.draft), wanted.out, text(None))
     with notes.status("replaying the held-out sessions with both drafts"):
         after = new_models(config).load(str(wanted.out))  # as it was written
         try:
-            comparison = compare(parts.held_out, target, base, after, own)
+            comparison = compare(parts.held_out, target, base, after, candidate)
         except KeyboardInterrupt:
             notes.print(f"the draft is in {wanted.out}, and nothing is known of it", markup=False, highlight=False)
             raise
@@ -138,18 +139,22 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
             f"target's. The draft is in {wanted.out}, and nothing is known of it"
         )
     write_card(wanted.out, text(comparison))
-    return Distilled(wanted.out, own, endpoints, traffic.funnel, parts, answers, course, comparison)
+    return Distilled(wanted.out, candidate, endpoints, traffic.funnel, parts, answers, course, comparison)
 
 
-def _answered_anew(target: LoadedModel, parts: Split, context_length: int, seed: int) -> tuple[Response, ...]:
+def _sample_answers(target: LoadedModel, parts: Split, context_length: int, seed: int) -> tuple[Response, ...]:
     with progress_bar() as bar:
-        task = bar.add_task("answering rare slices' prompts anew", total=None, detail="")
+        task = bar.add_task("answering rare slices' prompts again", total=None, detail="")
 
         def show(done: int, wanted: int) -> None:
             bar.update(task, total=wanted, completed=done)
 
-        own = parts.training
-        return tuple(answered_anew(target, own, times(own), context_length=context_length, seed=seed, on_progress=show))
+        training = parts.training
+        return tuple(
+            sample_answers(
+                target, training, times(training), context_length=context_length, seed=seed, on_progress=show
+            )
+        )
 
 
 def candidate_of(config: Config, endpoint: str, name: str | None) -> SpeculationConfig:
@@ -177,13 +182,13 @@ def candidate_of(config: Config, endpoint: str, name: str | None) -> Speculation
     return drafting[0]
 
 
-def sharing(config: Config, own: SpeculationConfig) -> tuple[str, ...]:
+def sharing(config: Config, speculation_config: SpeculationConfig) -> tuple[str, ...]:
     """The endpoints with this target and this draft."""
     return tuple(
         name
         for name, endpoint in config.endpoints.items()
         if any(
-            (each.target, each.draft, each.proposer) == (own.target, own.draft, PROPOSER)
+            (each.target, each.draft, each.proposer) == (speculation_config.target, speculation_config.draft, PROPOSER)
             for each in endpoint.candidates
         )
     )
@@ -209,7 +214,7 @@ def _read(
     """The usable responses of the endpoints."""
     tokenizers = load_tokenizers(config)
     texts = {name: EndpointTexts(tokenizers[name], target.end_token_ids) for name in endpoints}
-    rules = [own.rule for own in config.endpoints.values()]
+    rules = [endpoint.rule for endpoint in config.endpoints.values()]
     secret = load_hash_secret(config)
     examples: list[Example] = []
     funnel: Counter[FunnelKey] = Counter()

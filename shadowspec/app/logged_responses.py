@@ -67,12 +67,12 @@ def _read_responses(
             yield Ended(*each)
             continue
         prompt = each.prompt
-        own = endpoints.get(prompt.endpoint)
-        if own is None:
+        endpoint_texts = endpoints.get(prompt.endpoint)
+        if endpoint_texts is None:
             yield Ended(prompt.key, (prompt.endpoint, FunnelCounter.SAMPLED_OUT, "other_endpoint"))
             continue
         try:
-            response = logged_response(prompt, each.text, own.tokenizer, own.end_token_ids)
+            response = logged_response(prompt, each.text, endpoint_texts.tokenizer, endpoint_texts.end_token_ids)
         except RecordError as error:
             yield Ended.from_error(each, error)
         else:

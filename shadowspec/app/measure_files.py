@@ -67,9 +67,9 @@ class Unreadable:
 
     def tell(self) -> None:
         """Say on stderr where they are, if there is one."""
-        for reason, own in self._lines.items():
-            more = f", and {plural(own.number - 1, f'more {self._noun}')}" if own.number > 1 else ""
-            where = f"{self._name}, {self._noun} {own.first}{more}"
+        for reason, line in self._lines.items():
+            more = f", and {plural(line.number - 1, f'more {self._noun}')}" if line.number > 1 else ""
+            where = f"{self._name}, {self._noun} {line.first}{more}"
             notes.print(f"{reason}: {where}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -98,8 +98,7 @@ def new_models(config: Config) -> Models:
     Raises:
         ModelError: the device is not there, or cannot run what is asked for.
     """
-    settings = config.engine
-    return Models(settings.device, settings.dtype, settings.passes, settings.kernels)
+    return Models(config.engine)
 
 
 def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
@@ -123,10 +122,9 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
             engines[name] = connect(
                 endpoint.servers,
                 endpoint.candidates[0],
+                config.engine,
                 requests_per_slot=requests_per_slot,
                 default_sampling=sampling,
-                seed=config.engine.seed,
-                warmup_blocks=config.engine.warmup_blocks,
                 scorer=scorers[name],
             )
             continue
@@ -136,15 +134,8 @@ def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
                 target, candidates = models.candidates(
                     endpoint.target, endpoint.candidates, log.warning, requests_per_slot, sampling
                 )
-            settings = config.engine
-            shared[key] = Engine(
-                target,
-                candidates,
-                seed=settings.seed,
-                warmup_blocks=settings.warmup_blocks,
-                scorers=scorers,
-                auditor=Auditor(target, candidates, share=settings.audit_share, seed=settings.seed),
-            )
+            auditor = Auditor(target, candidates, config.engine)
+            shared[key] = Engine(target, candidates, config.engine, scorers=scorers, auditor=auditor)
         engines[name] = shared[key]
     return engines
 
@@ -230,7 +221,7 @@ def one_by_one(
     """
     found: list[Progress] = []
     for path in paths:
-        left = None if max_requests is None else max_requests - sum(own.requests_measured for own in found)
+        left = None if max_requests is None else max_requests - sum(progress.requests_measured for progress in found)
         if left is not None and left <= 0:
             break
         found.append(measure(path, left))

@@ -51,16 +51,21 @@ def profile_pairs(
         raise UsageError(f"--endpoint {endpoint}: not one of {', '.join(config.endpoints)}")
     pairs: dict[tuple[str, str | None, str, str], _Pair] = {}
     for name, target, candidate in _candidates(config, endpoint):
-        own = candidate.config.config
-        if own.is_adaptive:
-            log.warning("%s: %s drafts to a depth by its confidence and is not profiled", name, own.name)
+        speculation_config = candidate.config.config
+        if speculation_config.is_adaptive:
+            log.warning("%s: %s drafts to a depth by its confidence and is not profiled", name, speculation_config.name)
             continue
-        key = (own.target, own.draft, own.proposer, own.verify_rule.value)
+        key = (
+            speculation_config.target,
+            speculation_config.draft,
+            speculation_config.proposer,
+            speculation_config.verify_rule.value,
+        )
         if key not in pairs:
             own_grids = [reached for grid in grids if (reached := _limit_depths(grid, candidate)) is not None]
             pairs[key] = _Pair([], target, candidate, own_grids)
         pairs[key].endpoints.append(name)
-    if not any(own.grids for own in pairs.values()):
+    if not any(pair.grids for pair in pairs.values()):
         raise NoDataError("no candidate drafts to a fixed depth of the grid: there is nothing to profile")
     found = []
     with progress_bar() as bar:
@@ -98,8 +103,15 @@ def _limit_depths(grid: Grid, candidate: Candidate) -> Grid | None:
 def _candidates(config: Config, endpoint: str | None) -> Iterator[tuple[str, LoadedModel, Candidate]]:
     transformers_logging.disable_progress_bar()  # stderr is ours
     models = new_models(config)
-    for name, own in config.endpoints.items():
+    for name, endpoint_config in config.endpoints.items():
         if endpoint in (None, name):
-            target, candidates = models.candidates(own.target, own.candidates, log.warning)
+            rule = endpoint_config.rule
+            target, candidates = models.candidates(
+                endpoint_config.target,
+                endpoint_config.candidates,
+                log.warning,
+                rule.requests_per_slot,
+                rule.default_sampling,
+            )
             for candidate in candidates:
                 yield name, target, candidate

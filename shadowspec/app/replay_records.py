@@ -54,9 +54,9 @@ class Outcome:
         if self.reason is not None:
             return {**found, "reason": self.reason}
         replays = [
-            {"config": name, "verify_rule": rule, "num_speculative_tokens": depth, "expected": asdict(own)}
+            {"config": name, "verify_rule": rule, "num_speculative_tokens": depth, "expected": asdict(count)}
             for (name, rule), counts in self.counts.items()
-            for depth, own in zip(depths, counts, strict=True)
+            for depth, count in zip(depths, counts, strict=True)
         ]
         return {
             **found,
@@ -102,11 +102,11 @@ def replay_files(
         tokenizers = load_tokenizers(config)
         models = new_models(config)
         endpoints = {
-            name: load_endpoint(own, models, tokenizers[name], asked, is_stored=on_replayed is not None)
-            for name, own in chosen.items()
+            name: load_endpoint(endpoint, models, tokenizers[name], asked, is_stored=on_replayed is not None)
+            for name, endpoint in chosen.items()
         }
     run = _Run(endpoints, asked.depths, on_outcome, on_replayed)
-    rules = [own.rule for own in config.endpoints.values()]
+    rules = [endpoint.rule for endpoint in config.endpoints.values()]
     for path in paths:
         if max_requests is not None and run.done.num_replayed >= max_requests:
             break
@@ -126,11 +126,11 @@ class _Run:
     ) -> None:
         self._endpoints, self._on_outcome, self._on_replayed = endpoints, on_outcome, on_replayed
         self._waiting: dict[str, list[tuple[LoggedCall, Response]]] = {name: [] for name in endpoints}
-        self.done = ReplayedTraffic(depths, {name: own.configs for name, own in endpoints.items()})
+        self.done = ReplayedTraffic(depths, {name: endpoint.configs for name, endpoint in endpoints.items()})
 
     def read(self, path: str, reader: ResponseReader, max_requests: int | None) -> None:
         """Replay one file."""
-        texts = {name: own.texts for name, own in self._endpoints.items()}
+        texts = {name: endpoint.texts for name, endpoint in self._endpoints.items()}
         with progress_bar() as bar:
             raws = track_records(path, bar, "replaying", lambda: f"{self.done.num_replayed} replayed")
             for found in logged_responses(raws, reader, texts):
@@ -153,16 +153,16 @@ class _Run:
             self._replay(name)
 
     def _replay(self, name: str) -> None:
-        own = self._endpoints[name]
+        endpoint = self._endpoints[name]
         waiting, self._waiting[name] = self._waiting[name], []
-        results = own.replayer.replay([response for _, response in waiting])
+        results = endpoint.replayer.replay([response for _, response in waiting])
         for (call, _), result in zip(waiting, results, strict=True):
             if isinstance(result, RecordError):
                 self._end(Ended.from_error(call, result))
             else:
-                self._add(name, own, call, result)
+                self._add(name, endpoint, call, result)
 
-    def _add(self, name: str, own: EndpointReplay, call: LoggedCall, result: Replayed) -> None:
+    def _add(self, name: str, replay: EndpointReplay, call: LoggedCall, result: Replayed) -> None:
         done = self.done
         done.num_replayed += 1
         done.num_near_ties += result.num_near_ties
@@ -172,10 +172,10 @@ class _Run:
                 pool.add(call.unit_key, counts)
         by_config = {
             (config.name, config.verify_rule.value): counts
-            for config, counts in zip(own.configs, result.counts, strict=True)
+            for config, counts in zip(replay.configs, result.counts, strict=True)
         }
         if self._on_replayed is not None:
-            self._on_replayed(replayed_record(call, own.fingerprints, result))
+            self._on_replayed(replayed_record(call, replay.fingerprints, result))
         self._on_outcome(Outcome(call.prompt.key, name, call.slice_key, call.unit_key, by_config, result.num_near_ties))
 
     def _end(self, ended: Ended) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -14,6 +14,7 @@ from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.replay.replayer import Drafting, Replayed
 from shadowspec.errors import UsageError
 from shadowspec.store import Store, current
+from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.responses import LoggedCall
 from shadowspec.types import FingerprintedConfig, ReplayedRecord
 
@@ -21,17 +22,21 @@ BATCH: Final = 200  # records written at a time: with 16 configs and depths some
 
 
 def fingerprints_of(
-    target: LoadedModel, draftings: Sequence[Drafting], depths: Sequence[int], default_sampling: Mapping[str, float]
+    target: LoadedModel, draftings: Sequence[Drafting], depths: Sequence[int], rule: EndpointRule
 ) -> list[list[FingerprintedConfig]]:
     """Of each way of drafting, for each depth: what the loop would be known by that ran it."""
     return [
         [
             fingerprint_candidate(
-                replace(own.config, num_speculative_tokens=depth), target, own.draft, default_sampling=default_sampling
+                replace(drafting.config, num_speculative_tokens=depth),
+                target,
+                drafting.draft,
+                rule.requests_per_slot,
+                rule.default_sampling,
             )
             for depth in depths
         ]
-        for own in draftings
+        for drafting in draftings
     ]
 
 

@@ -74,7 +74,7 @@ def chosen_endpoints(config: Config, endpoint: str | None) -> Mapping[str, Endpo
 
 
 def load_endpoint(
-    own: EndpointConfig, models: Models, tokenizer: FolderTokenizer, asked: Asked, *, is_stored: bool
+    endpoint: EndpointConfig, models: Models, tokenizer: FolderTokenizer, asked: Asked, *, is_stored: bool
 ) -> EndpointReplay:
     """Load what is needed: lookup needs no model at all, and `draft_only` no target, unless it names what is stored.
 
@@ -83,17 +83,17 @@ def load_endpoint(
     transformers_logging.disable_progress_bar()  # stderr is ours
     draftings: list[Drafting] = []
     refusal: ShadowSpecError | None = None
-    for candidate in own.candidates:
+    for candidate in endpoint.candidates:
         try:
-            draftings += _draftings(own, candidate, models, tokenizer, asked)
+            draftings += _draftings(endpoint, candidate, models, tokenizer, asked)
         except _LeftOutError as left_out:
             refusal = refusal or left_out.cause
             log.warning("left out: %s", left_out)
     if refusal is not None and not draftings:
         raise refusal
     needs_target = not asked.draft_only and any(drafting.draft is not None for drafting in draftings)
-    target = models.load(own.target) if needs_target else None
-    ends = target.end_token_ids if target is not None else load_end_token_ids(own.target, tokenizer)
+    target = models.load(endpoint.target) if needs_target else None
+    ends = target.end_token_ids if target is not None else load_end_token_ids(endpoint.target, tokenizer)
     replayer = Replayer(
         draftings,
         asked.depths,
@@ -105,8 +105,7 @@ def load_endpoint(
     )
     fingerprints: Sequence[Sequence[FingerprintedConfig]] = ()
     if is_stored:
-        sampling = own.rule.default_sampling
-        fingerprints = fingerprints_of(models.load(own.target), draftings, asked.depths, sampling)
+        fingerprints = fingerprints_of(models.load(endpoint.target), draftings, asked.depths, endpoint.rule)
     return EndpointReplay(replayer, EndpointTexts(tokenizer, ends), draftings, fingerprints)
 
 
@@ -119,7 +118,7 @@ class _LeftOutError(Exception):
 
 
 def _draftings(
-    own: EndpointConfig, candidate: SpeculationConfig, models: Models, tokenizer: FolderTokenizer, asked: Asked
+    endpoint: EndpointConfig, candidate: SpeculationConfig, models: Models, tokenizer: FolderTokenizer, asked: Asked
 ) -> list[Drafting]:
     """A candidate with its draft, once for each verify rule."""
     try:
@@ -135,15 +134,15 @@ def _draftings(
                 f"--draft-only: candidate {candidate.name} drafts from the target's hidden states, "
                 "and cannot be replayed without it"
             )
-        draft = models.heads(candidate.draft, candidate.proposer, models.load(own.target))
+        draft = models.heads(candidate.draft, candidate.proposer, models.load(endpoint.target))
     else:
-        model = models.draft_model(candidate, tokenizer, own.target)
+        model = models.draft_model(candidate, tokenizer, endpoint.target)
         assert model is not None, "it drafts with a model"
         draft = model
         if draft.num_shared_tokens is None:
-            check_tokenizers(own.target, tokenizer, candidate.draft, draft.tokenizer)
+            check_tokenizers(endpoint.target, tokenizer, candidate.draft, draft.tokenizer)
         try:
-            check_contexts(own.target, tokenizer, candidate.draft, draft.tokenizer)
+            check_contexts(endpoint.target, tokenizer, candidate.draft, draft.tokenizer)
         except ModelError as error:
             raise _LeftOutError(f"candidate {candidate.name!r}: {error}", error) from error
     rules = asked.verify_rules or (candidate.verify_rule,)

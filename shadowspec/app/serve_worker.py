@@ -26,7 +26,7 @@ from shadowspec.worker.engine_process import EngineFactory
 from shadowspec.worker.health import HealthServer
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.rates import SliceRates
-from shadowspec.worker.service import Limits, Service
+from shadowspec.worker.service import Service
 from shadowspec.worker.supervisor import Supervisor
 from shadowspec.worker.telemetry import Telemetry
 
@@ -98,7 +98,6 @@ def serving(
     if config.kafka is None:
         raise ConfigError(f"{config.path}: no mirror is configured; add [kafka] (see `shadowspec init`)")
     rules = [endpoint.rule for endpoint in config.endpoints.values()]
-    worker = config.worker
     telemetry = Telemetry()
     rates = SliceRates({name: tuple(load.concurrency for load in e.rule.loads) for name, e in config.endpoints.items()})
     with ExitStack() as stack:
@@ -107,15 +106,7 @@ def serving(
         store = stack.enter_context(patiently(lambda: Store.open(config.database_url)))
         writer = stack.enter_context(patiently(lambda: DeadLetterWriter(kafka)))
         tap = stack.enter_context(patiently(lambda: KafkaTap(kafka)))
-        supervisor = Supervisor(
-            factories,
-            store,
-            max_queued_blocks=worker.max_queued_blocks,
-            build_timeout_s=worker.build_timeout_s,
-            block_timeout_s=worker.block_timeout_s,
-            max_attempts=worker.max_attempts,
-            on_restart=telemetry.engine_restarted,
-        )
+        supervisor = Supervisor(factories, store, config.worker, on_restart=telemetry.engine_restarted)
         stack.enter_context(supervisor)
         pipeline = Pipeline(
             admission,
@@ -135,16 +126,9 @@ def serving(
             rates,
             rules,
             consumer=config.kafka.group_id,
-            limits=Limits(
-                max_unfinished_messages=worker.max_unfinished_messages,
-                flush_interval_s=worker.flush_interval_s,
-                refresh_rates_s=worker.refresh_rates_s,
-                drain_timeout_s=worker.drain_timeout_s,
-                block_max_wait_s=min(rule.block_max_wait.total_seconds() for rule in rules),
-                sheds=worker.overload == "shed",
-            ),
+            settings=config.worker,
             telemetry=telemetry,
         )
-        host, _, port = worker.health_address.rpartition(":")
+        host, _, port = config.worker.health_address.rpartition(":")
         stack.enter_context(HealthServer(host.strip("[]"), int(port), telemetry, service.conditions))
         yield service

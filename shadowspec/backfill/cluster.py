@@ -99,7 +99,7 @@ def judge_rows(
     for row in results.iter_rows():
         yield pickle.loads(row[_COLUMN])  # noqa: S301 - our own
     if again := ray.get(tries.num_again.remote()):
-        log.warning("%d blocks were begun more than once: actors died while they were at them", again)
+        log.warning("%d blocks were started more than once: actors died while they measured them", again)
 
 
 def _call(function: bytes) -> bytes:

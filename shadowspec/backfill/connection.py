@@ -140,7 +140,7 @@ def _vital() -> list[psutil.Process]:
 def _some_vital_ended(processes: list[psutil.Process]) -> Callable[[], bool]:
     def is_gone() -> bool:
         try:
-            return not all(own.is_running() and own.status() != psutil.STATUS_ZOMBIE for own in processes)
+            return not all(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
         except psutil.NoSuchProcess:  # between the two questions
             return True
 

@@ -19,7 +19,7 @@ from uuid import UUID
 import pyarrow
 import pyarrow.parquet
 
-from shadowspec.backfill.places import explain_errors, open_file, open_stream, shown
+from shadowspec.backfill.places import describe_place, explain_errors, open_file, open_stream
 from shadowspec.errors import InputError, NoDataError
 from shadowspec.tap.sources import CHUNK_BYTES, DEFAULT_MAX_RECORD_BYTES, RawRecord, read_stream
 from shadowspec.types import RecordKey
@@ -39,7 +39,7 @@ def read_log(place: str, *, max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES) ->
     """
     with explain_errors(place), closing(open_stream(place)) as stream:
         if stream.peek(len(PARQUET_MAGIC))[: len(PARQUET_MAGIC)] != PARQUET_MAGIC:  # type: ignore[attr-defined]
-            yield from read_stream(stream, shown(place), max_record_bytes)
+            yield from read_stream(stream, describe_place(place), max_record_bytes)
             return
         digest = _digest(stream)
     yield from _rows(place, digest, max_record_bytes)
@@ -67,7 +67,7 @@ def _rows(place: str, digest: str, max_record_bytes: int) -> Iterator[RawRecord]
                 else:
                     yield RawRecord(key, value)
     if not number:
-        raise NoDataError(f"{shown(place)}: has no row")
+        raise NoDataError(f"{describe_place(place)}: has no row")
 
 
 def _message_column(schema: pyarrow.Schema, place: str) -> str | None:
@@ -79,8 +79,8 @@ def _message_column(schema: pyarrow.Schema, place: str) -> str | None:
     if schema.get_field_index(RECORD_COLUMN) >= 0:
         return None
     raise InputError(
-        f"{shown(place)}: has neither a column {' or '.join(MESSAGE_COLUMNS)} of text or bytes with whole messages "
-        f"nor a column {RECORD_COLUMN} (its columns: {', '.join(schema.names)})"
+        f"{describe_place(place)}: has neither a column {' or '.join(MESSAGE_COLUMNS)} of text or bytes with whole "
+        f"messages nor a column {RECORD_COLUMN} (its columns: {', '.join(schema.names)})"
     )
 
 
@@ -104,9 +104,9 @@ def _message(value: Any) -> bytes | None:
 def _present(value: Any) -> Any:
     """Without the fields that are null: a Parquet file has those of all rows in every row."""
     if isinstance(value, dict):
-        return {name: _present(own) for name, own in value.items() if own is not None}
+        return {name: _present(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_present(own) for own in value]
+        return [_present(item) for item in value]
     return value
 
 

@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
-import httpx
+import aiohttp
 import pyarrow
 from pyarrow import fs
 
-from shadowspec.backfill.web import open_web
+from shadowspec.backfill.web import FileInParts, open_web
 from shadowspec.errors import InputError, NoDataError
 from shadowspec.tap.sources import CHUNK_BYTES
 
 ENDINGS: Final = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz", ".parquet")
 _WEB: Final = ("http", "https")
-_FAILURES: Final = (OSError, ValueError, OverflowError, httpx.HTTPError, httpx.InvalidURL, pyarrow.ArrowException)
+_FAILURES: Final = (OSError, ValueError, OverflowError, aiohttp.ClientError, pyarrow.ArrowException)
 
 
-def shown(place: str) -> str:
+def describe_place(place: str) -> str:
     """An address without user, password and query, which may be secrets."""
     scheme, separator, _ = place.partition("://")
     if not separator:
@@ -71,10 +71,12 @@ def open_file(place: str) -> Any:
     """
     if _scheme(place) in _WEB:
         file = open_web(place)
-        if not file.seekable():
+        if not isinstance(file, FileInParts):
             file.close()
-            raise InputError(f"{shown(place)}: Parquet is read in parts, and this web server sends no parts of files")
-        return io.BufferedReader(file, CHUNK_BYTES)
+            raise InputError(
+                f"{describe_place(place)}: Parquet is read in parts, and this web server sends no parts of files"
+            )
+        return file
     filesystem, path = _filesystem(place)
     return filesystem.open_input_file(path)
 
@@ -85,15 +87,15 @@ def explain_errors(place: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise InputError(f"{shown(place)}: no such file") from error
+        raise InputError(f"{describe_place(place)}: no such file") from error
     except _FAILURES as error:
-        raise InputError(f"{shown(place)}: cannot be read ({_reason(error)})") from error
+        raise InputError(f"{describe_place(place)}: cannot be read ({_reason(error)})") from error
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, httpx.HTTPStatusError):
-        return f"HTTP status {error.response.status_code}"
-    text = error.strerror if isinstance(error, OSError) else None
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"HTTP status {error.status}"
+    text = error.strerror if isinstance(error, OSError) and not isinstance(error, aiohttp.ClientError) else None
     return text or type(error).__name__
 
 
@@ -116,14 +118,14 @@ def _below(place: str) -> Iterator[str]:
     filesystem, path = _filesystem(place)
     info = filesystem.get_file_info(path)
     if info.type == fs.FileType.NotFound:
-        raise InputError(f"{shown(place)}: no such file")
+        raise InputError(f"{describe_place(place)}: no such file")
     if info.type != fs.FileType.Directory:
         yield place if _scheme(place) else path
         return
     each = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
-    logs = sorted(own.path for own in each if own.type == fs.FileType.File and own.path.endswith(ENDINGS))
+    logs = sorted(item.path for item in each if item.type == fs.FileType.File and item.path.endswith(ENDINGS))
     if not logs:
-        raise NoDataError(f"{shown(place)}: holds no logs (files that end in {', '.join(ENDINGS)})")
+        raise NoDataError(f"{describe_place(place)}: holds no logs (files that end in {', '.join(ENDINGS)})")
     for log in logs:
         yield _beside(place, path, log) if _scheme(place) else log
 

@@ -87,7 +87,7 @@ class _Cut(Generic[Call]):
 
     def rest(self, *, is_needed: bool) -> Iterator[Part[Call]]:
         """What still waits; a block without responses where records ended since the last one, or there was none."""
-        for endpoint in [name for name, own in self._waiting.items() if own]:
+        for endpoint in [name for name, calls in self._waiting.items() if calls]:
             yield self._part(endpoint)
             is_needed = False
         if self._funnel or is_needed:

@@ -1,4 +1,4 @@
-"""A file on a web server.
+"""A file on a web server, read by fsspec.
 
 It is read in parts where the server sends parts: no answer then waits, half read, while what was read is replayed.
 Where it does not, it is read as one answer, in its order.
@@ -6,116 +6,57 @@ Where it does not, it is read as one answer, in its order.
 
 from __future__ import annotations
 
-import io
 import logging
 import re
+from string import punctuation
 from typing import Any, Final
+from urllib.parse import quote, urlsplit, urlunsplit
 
-import httpx
+import aiohttp
+from fsspec.asyn import sync
+from fsspec.implementations.http import HTTPFile, HTTPFileSystem, HTTPStreamFile
 
-TIMEOUT_S: Final = 60.0  # of one answer's silence
-_PLAIN: Final = {"Accept-Encoding": "identity"}  # a part of what was packed on the way is of no use
+from shadowspec.tap.sources import CHUNK_BYTES
+
+_SESSION: Final = {
+    "headers": {"Accept-Encoding": "identity"},  # a part of what was packed on the way is of no use
+    "timeout": aiohttp.ClientTimeout(sock_connect=60.0, sock_read=60.0),  # of silence; an answer may take hours
+    "trust_env": True,  # its proxies
+}
 _SIZE: Final = re.compile(r"bytes .*/(\d+)")
 
 
-def open_web(url: str) -> io.RawIOBase:
-    """A file's bytes; `seekable()` tells whether parts of it can be read.
+class FileInParts(HTTPFile):  # type: ignore[misc]  # fsspec has no types
+    """A file that is asked for in parts.  fsspec takes a part that is too short, or is none, for the file's end."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        data: bytes = super()._fetch_range(start, end)
+        if len(data) != end - start:
+            raise OSError(0, "the server sent another part of it than was asked for")
+        return data
+
+
+def open_web(url: str) -> FileInParts | HTTPStreamFile:
+    """A file's bytes: a `FileInParts` where the server sends parts.
 
     Raises:
-        httpx.HTTPError, httpx.InvalidURL: it cannot be had; their texts hold the whole address.
+        aiohttp.ClientError, OSError, ValueError: it cannot be read; their texts hold the whole address.
     """
-    for name in ("httpx", "httpcore"):  # they log every request with its query
-        logging.getLogger(name).setLevel(logging.WARNING)
-    client = httpx.Client(follow_redirects=True, timeout=TIMEOUT_S, headers=_PLAIN)
-    try:
-        size = _size_in_parts(client, url)
-        return _Whole(client, url) if size is None else _Parts(client, url, size)
-    except BaseException:
-        client.close()
-        raise
+    logging.getLogger("fsspec").setLevel(logging.WARNING)  # it logs every request with its query
+    parts = urlsplit(url)
+    url = urlunsplit(parts._replace(path=quote(parts.path, punctuation), query=quote(parts.query, punctuation)))
+    files = HTTPFileSystem(client_kwargs=_SESSION, encoded=True)  # it would quote signatures otherwise
+    session = sync(files.loop, files.set_session)
+    if size := sync(files.loop, _size_in_parts, session, files.encode_url(url)):
+        return FileInParts(files, url, session=session, block_size=CHUNK_BYTES, size=size, loop=files.loop)
+    return HTTPStreamFile(files, url, session=session, loop=files.loop)
 
 
-def _size_in_parts(client: httpx.Client, url: str) -> int | None:
-    """Bytes of the file; None: the server sends no parts of it."""
-    with client.stream("GET", url, headers={"Range": "bytes=0-0"}) as answer:
+async def _size_in_parts(session: aiohttp.ClientSession, url: Any) -> int | None:
+    """Bytes of the file; None: the server sends no parts of it.  fsspec takes it for granted that it does."""
+    async with session.get(url, headers={"Range": "bytes=0-0"}) as answer:
         found = _SIZE.fullmatch(answer.headers.get("Content-Range", ""))
-        if found and answer.status_code in (httpx.codes.PARTIAL_CONTENT, httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE):
-            return int(found[1])  # the latter of an empty file
+        if found and answer.status in (206, 416):  # the latter of an empty file
+            return int(found[1])
         answer.raise_for_status()
         return None
-
-
-class _Parts(io.RawIOBase):
-    """A file that is asked for in parts, each as long as what is to be filled."""
-
-    def __init__(self, client: httpx.Client, url: str, size: int) -> None:
-        self._client, self._url, self._size = client, url, size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._position + len(buffer), self._size)
-        length = end - self._position
-        if length <= 0:
-            return 0
-        with self._client.stream("GET", self._url, headers={"Range": f"bytes={self._position}-{end - 1}"}) as answer:
-            answer.raise_for_status()
-            if answer.status_code != httpx.codes.PARTIAL_CONTENT:
-                raise OSError(0, "the server sends parts of it no more")
-            data = answer.read()
-        if len(data) != length:
-            raise OSError(0, "the server sent another part of it than was asked for")
-        buffer[:length] = data
-        self._position = end
-        return length
-
-    def close(self) -> None:
-        self._client.close()
-        super().close()
-
-
-class _Whole(io.RawIOBase):
-    """A file that comes as one answer."""
-
-    def __init__(self, client: httpx.Client, url: str) -> None:
-        self._client = client
-        self._answer = client.send(client.build_request("GET", url), stream=True)
-        self._answer.raise_for_status()
-        self._chunks = self._answer.iter_bytes()
-        self._rest = b""
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = chunk
-        data, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._answer.close()
-            self._client.close()
-        super().close()

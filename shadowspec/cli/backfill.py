@@ -169,24 +169,24 @@ def _raise_what_is_missing(done: Backfilled) -> None:
     Raises:
         InputError: files could not be read, or blocks were not finished; what was is kept.
     """
-    from shadowspec.backfill.places import shown
+    from shadowspec.backfill.places import describe_place
     from shadowspec.errors import InputError, NoDataError
 
-    broken = [own for own in done.files if own.error is not None and not isinstance(own.error, NoDataError)]
-    for own in done.files:
-        if isinstance(own.error, NoDataError):
-            notes.print(f"passed over: {own.error}", markup=False, highlight=False, soft_wrap=True)
-    for own in broken[1:]:
-        notes.print(f"not read: {own.error}", markup=False, highlight=False, soft_wrap=True)
+    broken = [file for file in done.files if file.error is not None and not isinstance(file.error, NoDataError)]
+    for file in done.files:
+        if isinstance(file.error, NoDataError):
+            notes.print(f"passed over: {file.error}", markup=False, highlight=False, soft_wrap=True)
+    for file_read in broken[1:]:
+        notes.print(f"not read: {file_read.error}", markup=False, highlight=False, soft_wrap=True)
     if broken:
         others = f", and {len(broken) - 1} more of {len(done.files)} files could not be read" if broken[1:] else ""
         raise InputError(f"{broken[0].error}{others}")
-    told = {own.place for own in done.files if own.error is not None}
-    lost = [place for place in done.unfinished_files if place not in told]
+    places_with_errors = {file.place for file in done.files if file.error is not None}
+    lost = [place for place in done.unfinished_files if place not in places_with_errors]
     if lost:
         why = ", ".join(f"{number} ended in {kind}" for kind, number in sorted(done.failures.items()))
         raise InputError(
-            f"{len(lost)} files are not finished, first {shown(lost[0])}: of their "
+            f"{len(lost)} files are not finished, first {describe_place(lost[0])}: of their "
             f"blocks {why or 'some were lost'}; what is finished is kept, run the same command again to go on"
         )
 
@@ -194,43 +194,43 @@ def _raise_what_is_missing(done: Backfilled) -> None:
 Cells = list[tuple["AcceptanceSums", "FingerprintedConfig"]]
 
 
-def _ways(done: Backfilled, endpoint: str) -> list[tuple[str, Cells]]:
+def _group_cells(done: Backfilled, endpoint: str) -> list[tuple[str, Cells]]:
     """By slice, candidate and rule: what each depth adds up to."""
-    by_fingerprint = {(own.slice_key, own.fingerprint): own for own in done.sums[endpoint]}
-    slices = list(dict.fromkeys(own.slice_key for own in done.sums[endpoint]))
-    ways = []
+    by_fingerprint = {(sums.slice_key, sums.fingerprint): sums for sums in done.sums[endpoint]}
+    slices = list(dict.fromkeys(sums.slice_key for sums in done.sums[endpoint]))
+    groups = []
     for slice_key in slices:
         for configs in done.configs[endpoint]:
             cells = [
-                (by_fingerprint[slice_key, own.fingerprint], own)
-                for own in configs
-                if (slice_key, own.fingerprint) in by_fingerprint
+                (by_fingerprint[slice_key, config.fingerprint], config)
+                for config in configs
+                if (slice_key, config.fingerprint) in by_fingerprint
             ]
             if cells:
-                ways.append((slice_key, cells))
-    return ways
+                groups.append((slice_key, cells))
+    return groups
 
 
 def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> Mapping[str, Any]:
     from shadowspec import metrics
-    from shadowspec.backfill.places import shown
+    from shadowspec.backfill.places import describe_place
     from shadowspec.reports.frontiers import length_of
     from shadowspec.types import parse_slice_key
 
     replays = []
     for endpoint in done.configs:
-        for slice_key, cells in _ways(done, endpoint):
-            for sums, own in cells:
-                length = length_of(sums, own.config.num_speculative_tokens)
+        for slice_key, cells in _group_cells(done, endpoint):
+            for sums, config in cells:
+                length = length_of(sums, config.config.num_speculative_tokens)
                 replays.append(
                     {
                         "endpoint": endpoint,
                         "slice": parse_slice_key(slice_key),
-                        "config": own.config.name,
-                        "proposer": own.config.proposer,
-                        "verify_rule": own.config.verify_rule.value,
-                        "num_speculative_tokens": own.config.num_speculative_tokens,
-                        "fingerprint": own.fingerprint,
+                        "config": config.config.name,
+                        "proposer": config.config.proposer,
+                        "verify_rule": config.config.verify_rule.value,
+                        "num_speculative_tokens": config.config.num_speculative_tokens,
+                        "fingerprint": config.fingerprint,
                         "num_requests": sums.num_requests,
                         "num_sessions": sums.num_units,
                         "mean_acceptance_length": None if length is None else length.estimate,
@@ -243,14 +243,14 @@ def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> Mappin
     return {
         "files": [
             {
-                "file": shown(own.place),
-                "sha256": own.source,
-                "is_finished": own.place not in done.unfinished_files,
-                "error": None if own.error is None else str(own.error),
+                "file": describe_place(file.place),
+                "sha256": file.source,
+                "is_finished": file.place not in done.unfinished_files,
+                "error": None if file.error is None else str(file.error),
             }
-            for own in done.files
+            for file in done.files
         ],
-        "unfinished_files": [shown(place) for place in done.unfinished_files],
+        "unfinished_files": [describe_place(place) for place in done.unfinished_files],
         "depths": list(depths),
         "records": done.num_records,
         "requests_replayed": done.num_replayed,
@@ -266,11 +266,11 @@ def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> Mappin
 
 def _print(done: Backfilled, depths: Sequence[int], seconds: float) -> None:
     for endpoint in done.configs:
-        ways = _ways(done, endpoint)
-        several = len({slice_key for slice_key, _ in ways}) > 2  # the whole endpoint is one of them
-        ways = [way for way in ways if way[0] or several]
-        for start in range(0, len(depths) if ways else 0, DEPTHS_ACROSS):
-            results.print(_table(endpoint, ways, depths[start : start + DEPTHS_ACROSS]))
+        groups = _group_cells(done, endpoint)
+        several = len({slice_key for slice_key, _ in groups}) > 2  # the whole endpoint is one of them
+        groups = [group for group in groups if group[0] or several]
+        for start in range(0, len(depths) if groups else 0, DEPTHS_ACROSS):
+            results.print(_table(endpoint, groups, depths[start : start + DEPTHS_ACROSS]))
     found = f" ({done.num_blocks_found} were finished before)" if done.num_blocks_found else ""
     results.print(
         f"{done.num_records:,} records of {len(done.files)} files: {done.num_replayed:,} responses replayed in "
@@ -284,7 +284,7 @@ def _print(done: Backfilled, depths: Sequence[int], seconds: float) -> None:
         notes.print(f"first {reason}: {message}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(endpoint: str, ways: Sequence[tuple[str, Cells]], depths: Sequence[int]) -> Table:
+def _table(endpoint: str, groups: Sequence[tuple[str, Cells]], depths: Sequence[int]) -> Table:
     from shadowspec import metrics
 
     title = f"{endpoint}: mean acceptance length by K, with 95% intervals over sessions"
@@ -292,9 +292,11 @@ def _table(endpoint: str, ways: Sequence[tuple[str, Cells]], depths: Sequence[in
     table.add_column("slice, config, rule", overflow="fold", min_width=24)
     for name in ("requests", "1st", *(f"K={depth}" for depth in depths)):
         table.add_column(name, justify="right", no_wrap=True)
-    for slice_key, cells in ways:
-        first_sums, own = cells[0]
-        label = f"{slice_key.replace(',', ', ') or '(whole endpoint)'}, {own.config.name}, {own.config.verify_rule}"
+    for slice_key, cells in groups:
+        first_sums, config = cells[0]
+        label = (
+            f"{slice_key.replace(',', ', ') or '(whole endpoint)'}, {config.config.name}, {config.config.verify_rule}"
+        )
         first = metrics.first_position_acceptance_rate(first_sums)
         by_depth = {each.config.num_speculative_tokens: sums for sums, each in cells}
         table.add_row(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,7 +64,8 @@ def check(
     from shadowspec.rollout.check.answer import refusal
     from shadowspec.rollout.check.judge import judge
     from shadowspec.rollout.check.outcome import exit_code
-    from shadowspec.rollout.check.question import Question, parse_duration, parse_labels
+    from shadowspec.rollout.check.question import Question, parse_labels
+    from shadowspec.text import parse_duration
 
     summary = _summary_file() if github else None
     question = Question(
@@ -95,15 +96,15 @@ def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
         NoDataError: nothing has been decided about it.
     """
     from shadowspec.errors import NoDataError, UsageError
-    from shadowspec.gate.verdict.current_decision import decisions_in_force
-    from shadowspec.gate.verdict.effective_decisions import active
+    from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
     from shadowspec.rollout.check.question import CheckInput
-    from shadowspec.store import SHARE_WINDOW, Store
+    from shadowspec.store import Store
 
     settings = config.endpoints.get(question.endpoint)
     with Store.open(config.database_url) as store:
-        decisions = store.latest_decisions(question.endpoint)
-        if not decisions:
+        policy = settings.policy if settings else config.policy
+        found = read_endpoint_decisions(store, question.endpoint, policy, now)
+        if not found.latest:
             known = sorted({*config.endpoints, *store.endpoints()})
             named = f"(known: {', '.join(known) or 'none'})"
             if question.endpoint not in known:
@@ -111,16 +112,13 @@ def _standing(config: Config, question: Question, now: datetime) -> CheckInput:
             raise NoDataError(
                 f"endpoint {question.endpoint!r}: nothing has been decided yet; run `shadowspec gate` {named}"
             )
-        records = store.overrides(question.endpoint)
-        policy = settings.policy if settings else config.policy
         return CheckInput(
-            decisions=decisions_in_force(decisions, policy, records, now),
+            decisions=found,
             configs=store.fingerprints(),
-            traffic=store.traffic(question.endpoint, max(SHARE_WINDOW, question.max_age or timedelta(0))),
+            traffic=store.traffic(question.endpoint),
             load_shares={load.concurrency: load.share for load in settings.rule.loads} if settings else {},
             candidates=[candidate.name for candidate in settings.candidates] if settings else [],
             log_speedup_clip=policy.log_speedup_clip,
-            orders=active(records, now),
         )
 
 

@@ -91,7 +91,7 @@ def _serve(child: subprocess.Popen[bytes], host: str, port: int) -> int | None:
     previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         if _is_up(child, host, port):
-            results.print(f"dashboard: http://{_shown(host)}:{port}", highlight=False, soft_wrap=True)
+            results.print(f"dashboard: http://{_format_host(host)}:{port}", highlight=False, soft_wrap=True)
             sys.stdout.flush()
             child.wait()
         elif child.poll() is None:
@@ -163,9 +163,9 @@ def _require_free(host: str, port: int) -> None:
 
 def _search_path() -> str:
     """PYTHONPATH under which the child imports the shadowspec that this process runs."""
-    own = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
+    text = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join([text, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _shown(host: str) -> str:
+def _format_host(host: str) -> str:
     return f"[{host}]" if ":" in host else "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared

@@ -80,8 +80,8 @@ def replay(
 
     settings = _settings(config_path)
     if to not in settings.retry_topics:
-        told = ", ".join(settings.retry_topics) or "none"
-        unknown = f"is not one of kafka.retry_topics (configured: {told})"
+        topics = ", ".join(settings.retry_topics) or "none"
+        unknown = f"is not one of kafka.retry_topics (configured: {topics})"
         why = "is mirrored: nothing is ever put there" if to in settings.topics else unknown
         raise UsageError(f"--to {to}: {why}")
     num_replayed = 0

@@ -13,13 +13,14 @@ from rich.table import Table
 from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
 from shadowspec.cli.run import funnel_document, funnel_table
+from shadowspec.distill.training_settings import TOLERANCE, Settings, Shares
 from shadowspec.text import plural
 
 if TYPE_CHECKING:
     from shadowspec.app.distill_draft import Distilled
     from shadowspec.distill.comparison import Gain
 
-WORSE = 0.01  # a slice that lost more acceptance than this is named
+_DEFAULTS, _DEFAULT_SHARES = Settings(), Shares()
 
 
 def distill(
@@ -27,7 +28,7 @@ def distill(
     endpoint: Annotated[str, typer.Option("--endpoint", "-e", help="Whose candidate's draft is trained.")],
     consent: Annotated[
         str,
-        typer.Option("--consent", help="On what ground this traffic may be trained on; it stands in the model card."),
+        typer.Option("--consent", help="On what ground this traffic may be trained on; the model card states it."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the draft.")],
     candidate: Annotated[
@@ -37,18 +38,24 @@ def distill(
         list[str] | None,
         typer.Option("--where", help="Only records with this label, such as consent=yes; may be given repeatedly."),
     ] = None,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="At most; training stops when it gets no better.")] = 4,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", min=0.0, help="At its highest.")] = 5e-4,
+    epochs: Annotated[
+        int, typer.Option("--epochs", min=1, help="At most; training stops when it gets no better.")
+    ] = _DEFAULTS.epochs,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", min=0.0, help="At its highest.")
+    ] = _DEFAULTS.learning_rate,
     tokens_per_step: Annotated[
         int, typer.Option("--tokens-per-step", min=1, help="Output tokens that each step of the training learns from.")
-    ] = 4_096,
+    ] = _DEFAULTS.tokens_per_step,
     held_out: Annotated[
         float, typer.Option("--held-out", min=0.0, max=1.0, help="Share of sessions to judge the result by.")
-    ] = 0.2,
+    ] = _DEFAULT_SHARES.held_out,
     validation: Annotated[
         float, typer.Option("--validation", min=0.0, max=1.0, help="Share of sessions that say when to stop.")
-    ] = 0.1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Draws the parts and the order of training.")] = 0,
+    ] = _DEFAULT_SHARES.validation,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Draws the parts and the order of training.")
+    ] = _DEFAULTS.seed,
     max_requests: Annotated[
         int | None, typer.Option("--max-requests", min=1, help="Use so many responses at most.")
     ] = None,
@@ -62,8 +69,6 @@ def distill(
     """
     from shadowspec.app.distill_draft import Wanted, distill_files
     from shadowspec.config import find_config, load_config
-    from shadowspec.distill.examples import Shares
-    from shadowspec.distill.training import Settings
     from shadowspec.errors import UsageError
 
     if not consent.strip():
@@ -121,8 +126,8 @@ def _document(done: Distilled, files: list[str]) -> dict[str, Any]:
         "share_of_the_way": course.blend.share,
         "looks": [asdict(look) for look in course.looks],
         "blends": [
-            {"share_of_the_way": own.share, "overlap": own.look.overlap, "most_lost": own.loss(course.looks[0])}
-            for own in course.blends
+            {"share_of_the_way": blend.share, "overlap": blend.look.overlap, "most_lost": blend.loss(course.looks[0])}
+            for blend in course.blends
         ],
         "gains": [_gain(gain) for gain in done.comparison.gains],
         "held_out_refused": done.comparison.refused,
@@ -158,7 +163,7 @@ def _print(done: Distilled) -> None:
     table.add_column("endpoint, slice", overflow="fold", min_width=24)
     for name in ("sessions", "before", "after", "points", f"tokens per step, K={done.config.num_speculative_tokens}"):
         table.add_column(name, justify="right", no_wrap=True)
-    for gain in _shown(done):
+    for gain in _select_gains(done):
         label = f"{gain.endpoint}, {gain.slice_key.replace(',', ', ') or '(whole endpoint)'}"
         table.add_row(
             escape(label),
@@ -183,8 +188,8 @@ def _print(done: Distilled) -> None:
     if course.blend.share == 0.0:
         why = "gained nothing" if course.best == 0 else "cost a slice too much, however little of it was kept,"
         notes.print(f"[bold]no better:[/] training {why} on validation sessions; the weights are the base's")
-    for gain in _shown(done):
-        if gain.difference is not None and gain.difference < -WORSE:
+    for gain in _select_gains(done):
+        if gain.difference is not None and gain.difference < -TOLERANCE:
             notes.print(
                 f"worse: {gain.endpoint}, {gain.slice_key or '(whole endpoint)'} lost "
                 f"{-100.0 * gain.difference:.1f} points; more of its traffic, or a lower --learning-rate, may keep it",
@@ -192,7 +197,7 @@ def _print(done: Distilled) -> None:
             )  # fmt: skip
 
 
-def _shown(done: Distilled) -> list[Gain]:
+def _select_gains(done: Distilled) -> list[Gain]:
     """Slices only where an endpoint has several."""
     slices = dict.fromkeys(done.endpoints, 0)
     for gain in done.comparison.gains:

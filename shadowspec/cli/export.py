@@ -59,9 +59,9 @@ def export(
     """
     from shadowspec.cli.report import write_file
     from shadowspec.config import find_config, load_config
-    from shadowspec.rollout.check.question import parse_duration
     from shadowspec.rollout.export.endpoint_state import describe, describe_orders
     from shadowspec.store import Store
+    from shadowspec.text import parse_duration
 
     age = parse_duration(max_age)
     config = load_config(find_config(config_path))
@@ -111,21 +111,18 @@ def _load_served(
         NoDataError: nothing has been decided on any of them.
     """
     from shadowspec.errors import NoDataError
-    from shadowspec.gate.verdict.current_decision import Expectation, decisions_in_force
-    from shadowspec.gate.verdict.effective_decisions import active
+    from shadowspec.gate.verdict.current_decision import Expectation, read_endpoint_decisions
     from shadowspec.rollout.export.endpoint_state import judge_decisions
-    from shadowspec.store import SHARE_WINDOW
 
     now = datetime.now(UTC)
     configs = store.fingerprints()
     served: list[ServedDecision] = []
     orders: list[Override] = []
     for name, policy in policies.items():
-        records = store.overrides(name)
-        orders += active(records, now)
+        found = read_endpoint_decisions(store, name, policy, now)
+        orders += found.overrides
         served += judge_decisions(
-            decisions_in_force(store.latest_decisions(name), policy, records, now),
-            measured=store.traffic(name, max(SHARE_WINDOW, max_age)),
+            found.latest,
             now=now,
             max_age=max_age,
             configs=configs,
@@ -171,10 +168,10 @@ def _counts(store: Store, endpoint: str) -> dict[str, dict[str, SpeculationCount
     rows: dict[str, dict[str, list[SpeculationCounts]]] = defaultdict(lambda: defaultdict(list))
     for rollup in store.rollups(endpoint):
         rows[rollup.key.fingerprint][rollup.key.slice_key].append(rollup.counts)
-    sums = {fingerprint: {key: pool_counts(counts) for key, counts in own.items()} for fingerprint, own in rows.items()}
+    sums = {fingerprint: {key: pool_counts(counts) for key, counts in row.items()} for fingerprint, row in rows.items()}
     return {
-        fingerprint: {key: counts for key, counts in own.items() if counts is not None}
-        for fingerprint, own in sums.items()
+        fingerprint: {key: counts for key, counts in item.items() if counts is not None}
+        for fingerprint, item in sums.items()
     }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shadowspec.gate.policy import GatePolicy
     from shadowspec.gate.run.recompute import Explanation
     from shadowspec.reports.replay_rows import AuditRow
+    from shadowspec.rollout.endpoint_run import EndpointGateRun
     from shadowspec.rollout.stages import RolloutStep
     from shadowspec.store import Store
     from shadowspec.types import Decision
@@ -32,16 +33,16 @@ MAX_SHOWN = 20  # figures that differ; --json has all of them
 
 @dataclass(frozen=True, slots=True)
 class GateRun:
-    """What one gate run came to, over all its endpoints."""
+    """What one gate run came to, over all its endpoints; `standing` is what overrides leave of the decisions."""
 
     decisions: list[Decision]
+    standing: list[Decision]
     audits: dict[str, tuple[AuditRow, ...]]  # by endpoint
     steps: list[RolloutStep]
 
 
 def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
     """Decide the configured endpoints (or one of them), audit the loop, and move the rollouts by what stands."""
-    from shadowspec.reports.replay_rows import audit_rows
     from shadowspec.rollout.endpoint_run import GatePolicies, run_gates
 
     policies = GatePolicies(
@@ -51,17 +52,36 @@ def decide(config: Config, endpoint: str | None, *, input_ended: bool | None) ->
         runs, errors = run_gates(store, policies, input_ended=input_ended)
         if errors:
             raise next(iter(errors.values()))
-        audits = audit_rows(store, policies.gate)
-    decisions = [decision for run in runs.values() for decision in run.decisions]
-    return GateRun(decisions, audits, [step for run in runs.values() for step in run.steps])
+        return _gather(store, runs)
 
 
-def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) -> list[Decision]:
-    """What `decide` would decide; nothing is kept."""
-    from shadowspec.gate.run.gate_run import rehearse_gate
+def rehearse(config: Config, endpoint: str | None, *, input_ended: bool | None) -> GateRun:
+    """What `decide` would come to, by the same steps; all of it is undone."""
+    from shadowspec.rollout.endpoint_run import run_endpoint_gate
 
+    found = []
     with _measured_store(config) as store:
-        return rehearse_gate(store, _policies(config, endpoint), input_ended=input_ended)
+        for name, policy in _policies(config, endpoint).items():
+            rollout_policy = config.endpoints[name].rollout
+            with store.rehearsal(name) as undone:
+                run = run_endpoint_gate(undone, name, policy, rollout_policy, input_ended=input_ended)
+                found.append(_gather(undone, {name: run}))
+    return GateRun(
+        [decision for run in found for decision in run.decisions],
+        [decision for run in found for decision in run.standing],
+        {name: rows for run in found for name, rows in run.audits.items()},
+        [],  # no rollout moves
+    )
+
+
+def _gather(store: Store, runs: Mapping[str, EndpointGateRun]) -> GateRun:
+    """What the runs of these endpoints came to, with the audits and overrides after them."""
+    from shadowspec.gate.verdict.effective_decisions import effective_decisions
+    from shadowspec.reports.replay_rows import audit_rows
+
+    decisions = [decision for run in runs.values() for decision in run.decisions]
+    standing = effective_decisions(decisions, store.overrides(), datetime.now(UTC))
+    return GateRun(decisions, standing, audit_rows(store, runs), [step for run in runs.values() for step in run.steps])
 
 
 def _policies(config: Config, endpoint: str | None) -> dict[str, GatePolicy]:
@@ -124,20 +144,16 @@ def gate(
         _explain(config, explain, as_json=as_json)
         return
     input_ended = False if input_continues else None
-    if dry_run:
-        run = GateRun(rehearse(config, endpoint, input_ended=input_ended), {}, [])
-    else:
-        run = decide(config, endpoint, input_ended=input_ended)
-    decisions, steps = run.decisions, run.steps
+    run = (rehearse if dry_run else decide)(config, endpoint, input_ended=input_ended)
+    decisions, standing, steps = run.decisions, run.standing, run.steps
     if not decisions:
         whose = "any configured endpoint" if endpoint is None else endpoint
         raise NoDataError(f"no request of {whose} was measured yet, so there is nothing to decide")
-    standing = _standing(config, decisions)
     if as_json:
         document: dict[str, Any] = {
             "decisions": [
-                {**decision_document(own), "standing_verdict": each.verdict.value}
-                for own, each in zip(decisions, standing, strict=True)
+                {**decision_document(decision), "standing_verdict": each.verdict.value}
+                for decision, each in zip(decisions, standing, strict=True)
             ]
         }
         if dry_run:
@@ -174,14 +190,6 @@ def _print_audits(run: GateRun, *, with_all: bool) -> None:
                 where = slice_title(row.slice_key)
                 words = f"audit of {name}, {where}, {row.config_name}: {row.words}, capital {row.capital_text}"
                 results.print(words, markup=False, highlight=False, soft_wrap=True)
-
-
-def _standing(config: Config, decisions: Sequence[Decision]) -> list[Decision]:
-    """The decisions as the operator's overrides leave them."""
-    from shadowspec.gate.verdict.effective_decisions import effective_decisions
-
-    with _measured_store(config) as store:
-        return effective_decisions(decisions, store.overrides(), datetime.now(UTC))
 
 
 def _explain(config: Config, decision_id: int, *, as_json: bool) -> None:
@@ -236,18 +244,18 @@ def _print_explanation(explanation: Explanation) -> None:
 
 def rollout_document(step: RolloutStep) -> dict[str, Any]:
     """One endpoint at one load, as --json shows it."""
-    own = step.rollout
+    rollout = step.rollout
     return {
-        "endpoint": own.endpoint,
-        "load": {"concurrency": own.concurrency},
-        "stage": own.stage.value,
-        "share": own.share,
-        "fingerprint": own.fingerprint,
-        "max_num_speculative_tokens": dict(own.depth_caps),
-        "since": own.since.isoformat(),
-        "reason_code": own.reason_code,
-        "reason": own.reason,
-        "alarms": list(own.alarms),
+        "endpoint": rollout.endpoint,
+        "load": {"concurrency": rollout.concurrency},
+        "stage": rollout.stage.value,
+        "share": rollout.share,
+        "fingerprint": rollout.fingerprint,
+        "max_num_speculative_tokens": dict(rollout.depth_caps),
+        "since": rollout.since.isoformat(),
+        "reason_code": rollout.reason_code,
+        "reason": rollout.reason,
+        "alarms": list(rollout.alarms),
         "waits_for": step.waits_for,
     }
 
@@ -258,8 +266,8 @@ def rollout_table(steps: Sequence[RolloutStep]) -> Table:
         "endpoint", "load", "stage", "share", "depth at most", "since", "waits for", title="rollout", box=None
     )
     for step in steps:
-        own = step.rollout
-        depths = ", ".join(f"{name or 'any context'}: {cap}" for name, cap in sorted(own.depth_caps.items()))
-        cells = (own.endpoint, str(own.concurrency), own.stage.value, f"{own.share:.0%}", depths)
-        table.add_row(*map(escape, (*cells, f"{own.since:%Y-%m-%d %H:%M}", step.waits_for or "")))
+        rollout = step.rollout
+        depths = ", ".join(f"{name or 'any context'}: {cap}" for name, cap in sorted(rollout.depth_caps.items()))
+        cells = (rollout.endpoint, str(rollout.concurrency), rollout.stage.value, f"{rollout.share:.0%}", depths)
+        table.add_row(*map(escape, (*cells, f"{rollout.since:%Y-%m-%d %H:%M}", step.waits_for or "")))
     return table

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from shadowspec.config import Config
     from shadowspec.live.guard import Guarded
     from shadowspec.live.watch import Taken
-    from shadowspec.scheduler.live_job import LiveJob, LiveRun
+    from shadowspec.scheduler.job_settings import LiveSettings
+    from shadowspec.scheduler.live_job import LiveRun
     from shadowspec.types import LiveWindow
 
 
@@ -45,46 +46,42 @@ def live(
         where = f"endpoints.{endpoint}.live" if endpoint else "endpoints.NAME.live"
         raise ConfigError(f"{config.path}: {where}: is missing: no engine's metrics are named; see docs/live.md")
     with Store.open(config.database_url) as store:
-        runs = [run_live(store, job) for job in jobs]
+        runs = [run_live(store, name, config.endpoints[name].policy, live_) for name, live_ in jobs.items()]
     if as_json:
         print_json({"endpoints": [live_document(run) for run in runs]})
     else:
         _print(runs)
-    failed = [own.message for run in runs for own in run.failed]
+    failed = [failure.message for run in runs for failure in run.failed]
     if len(failed) == sum(len(run.taken) for run in runs):
         raise ServiceUnavailableError("; ".join(failed))
 
 
-def live_jobs(config: Config, endpoint: str | None = None) -> list[LiveJob]:
-    """The endpoints whose production is read (or one of them).
+def live_jobs(config: Config, endpoint: str | None = None) -> dict[str, LiveSettings]:
+    """How the production of each endpoint (or of one) is read; those that are not read are left out.
 
     Raises:
         ConfigError: there is no such endpoint.
     """
     from shadowspec.errors import ConfigError
-    from shadowspec.scheduler.live_job import LiveJob
 
     if endpoint is not None and endpoint not in config.endpoints:
         known = ", ".join(config.endpoints) or "none"
         raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
-    return [
-        LiveJob(name, own.live.source, own.live.guard, own.live.interval_s)
-        for name, own in config.endpoints.items()
-        if own.live is not None and endpoint in (None, name)
-    ]
+    each = config.endpoints.items()
+    return {name: found.live for name, found in each if found.live is not None and endpoint in (None, name)}
 
 
 def live_document(run: LiveRun) -> dict[str, Any]:
     """One endpoint's reading, as --json shows it."""
     from shadowspec.live.guard import windows_to_alarm
 
-    job, watched = run.job, run.watched
+    guard, watched = run.settings.guard, run.watched
     promise = watched.promise
-    guards = {own.replica: own for own in watched.replicas}
+    guards = {replica.replica: replica for replica in watched.replicas}
     return {
-        "endpoint": job.endpoint,
-        "engine": job.source.engine,
-        "metric": job.guard.metric,
+        "endpoint": run.endpoint,
+        "engine": run.settings.source.engine,
+        "metric": guard.metric,
         "promise": None
         if promise is None
         else {
@@ -92,17 +89,17 @@ def live_document(run: LiveRun) -> dict[str, Any]:
             "since": promise.since.isoformat(),
             "configs": list(promise.config_names),
             "windows_to_alarm": {
-                "at_half_of_it": windows_to_alarm(promise.rate, promise.rate / 2.0, job.guard),
-                "at_zero": windows_to_alarm(promise.rate, 0.0, job.guard),
+                "at_half_of_it": windows_to_alarm(promise.rate, promise.rate / 2.0, guard),
+                "at_zero": windows_to_alarm(promise.rate, 0.0, guard),
             },
         },
-        "threshold_log10": math.log10(job.guard.threshold),
+        "threshold_log10": math.log10(guard.threshold),
         "override_id": watched.ordered,
         "replicas": [_replica_document(each, guards.get(each.replica.replica)) for each in run.taken],
     }
 
 
-def _replica_document(taken: Taken, own: Guarded | None) -> dict[str, Any]:
+def _replica_document(taken: Taken, guarded: Guarded | None) -> dict[str, Any]:
     from shadowspec.types import FailedScrape
 
     scraped = taken.scraped
@@ -114,15 +111,15 @@ def _replica_document(taken: Taken, own: Guarded | None) -> dict[str, Any]:
         "num_failed": taken.replica.num_failed,
         "window": None if taken.window is None else _window_document(taken.window),
         "since_enable": None
-        if own is None
+        if guarded is None
         else {
-            "num_windows": own.detector.num_units,
-            "num_accepted": own.num_accepted,
-            "num_drafted": own.num_drafted,
-            "rate": own.rate,
-            "newest_rate": own.newest_rate,
-            "log10_peak": own.log10_peak,
-            "alarmed_at": None if own.alarmed_at is None else own.alarmed_at.isoformat(),
+            "num_windows": guarded.detector.num_units,
+            "num_accepted": guarded.num_accepted,
+            "num_drafted": guarded.num_drafted,
+            "rate": guarded.rate,
+            "newest_rate": guarded.newest_rate,
+            "log10_peak": guarded.log10_peak,
+            "alarmed_at": None if guarded.alarmed_at is None else guarded.alarmed_at.isoformat(),
         },
     }
 
@@ -138,19 +135,19 @@ def outcome(taken: Taken) -> str:
     return "reset" if taken.window.is_reset else "window"
 
 
-def _window_document(own: LiveWindow) -> dict[str, Any]:
+def _window_document(window: LiveWindow) -> dict[str, Any]:
     from shadowspec.reports.pages.live_production import live_period
     from shadowspec.store.evidence.live_rows import hour_of_window
     from shadowspec.types import COUNTS
 
-    period = live_period([hour_of_window(own)])
+    period = live_period([hour_of_window(window)])
     return {
-        "began_at": own.began_at.isoformat(),
-        "ended_at": own.ended_at.isoformat(),
-        "series": own.series,
-        "num_failed_scrapes": own.num_failed_scrapes,
-        **{name: getattr(own.counts, name) for name in COUNTS},
-        "num_accepted_tokens_per_pos": list(own.counts.num_accepted_tokens_per_pos),
+        "began_at": window.began_at.isoformat(),
+        "ended_at": window.ended_at.isoformat(),
+        "series": window.series,
+        "num_failed_scrapes": window.num_failed_scrapes,
+        **{name: getattr(window.counts, name) for name in COUNTS},
+        "num_accepted_tokens_per_pos": list(window.counts.num_accepted_tokens_per_pos),
         "first_position_acceptance_rate": period.first_position_acceptance_rate,
         "draft_acceptance_rate": period.draft_acceptance_rate,
         "mean_acceptance_length": period.mean_acceptance_length,
@@ -166,38 +163,42 @@ def _print(runs: list[LiveRun]) -> None:
 
     table = Table("endpoint", "replica", "read", "seconds", "drafts", "accepted", "promised", "since ENABLE", box=None)
     for run in runs:
-        guards = {own.replica: own for own in run.watched.replicas}
+        guards = {replica.replica: replica for replica in run.watched.replicas}
         promise = run.watched.promise
         for each in run.taken:
-            window, own = each.window, guards.get(each.replica.replica)
+            window, guarded = each.window, guards.get(each.replica.replica)
             accepted = None if window is None else live_period([hour_of_window(window)]).first_position_acceptance_rate
             drafts = None if window is None else window.counts.num_drafts
             cells = (
-                run.job.endpoint,
+                run.endpoint,
                 each.replica.replica,
                 outcome(each),
                 DASH if window is None else f"{window.seconds:.0f}",
                 DASH if drafts is None else f"{drafts:,}",
                 percent(accepted),
                 DASH if promise is None else percent(promise.rate),
-                DASH if own is None else f"{percent(own.rate)} in {own.detector.num_units}{_nearness(own)}",
+                DASH
+                if guarded is None
+                else f"{percent(guarded.rate)} in {guarded.detector.num_units}{_nearness(guarded)}",
             )
             table.add_row(*map(escape, cells))
     results.print(table)
     for run in runs:
         for each in run.taken:
             if isinstance(each.scraped, FailedScrape):
-                results.print(f"{run.job.endpoint}: {each.scraped.message}", **_PLAIN)
+                results.print(f"{run.endpoint}: {each.scraped.message}", **_PLAIN)
         if run.watched.ordered is not None:
-            words = f"{run.job.endpoint}: override {run.watched.ordered} sets DISABLE: {alarm_words(run.watched)}"
+            words = f"{run.endpoint}: override {run.watched.ordered} sets DISABLE: {alarm_words(run.watched)}"
             results.print(words, **_PLAIN)
 
 
-def _nearness(own: Guarded) -> str:
+def _nearness(guarded: Guarded) -> str:
     """How near the detector is to its alarm."""
-    if own.alarmed_at is not None:
+    if guarded.alarmed_at is not None:
         return ", ALARM"
-    return "" if own.log10_peak is None else f", 10^{own.log10_peak:.1f} of 10^{math.log10(own.threshold):.1f}"
+    return (
+        "" if guarded.log10_peak is None else f", 10^{guarded.log10_peak:.1f} of 10^{math.log10(guarded.threshold):.1f}"
+    )
 
 
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}

@@ -47,6 +47,7 @@ def set_(
     from shadowspec.config import find_config, load_config
     from shadowspec.rollout import orders
     from shadowspec.store import Store
+    from shadowspec.text import parse_duration
     from shadowspec.types import Override
 
     now = datetime.now(UTC)
@@ -60,17 +61,24 @@ def set_(
         reason=orders.ordered_text(reason, "--reason"),
         author=orders.ordered_text(author, "--author"),
         created_at=now,
-        expires_at=None if expires_in is None else now + orders.ordered_duration(expires_in, "--expires-in"),
+        expires_at=None if expires_in is None else now + parse_duration(expires_in),
     )
     with Store.open(config.database_url) as store:
         done = orders.set_override(store, override, config.slice_by)
-    own = done.record.override
+    new_override = done.record.override
     if as_json:
         document = override_document(done.record, now)
         print_json({"override": document, "num_decisions_covered": done.num_decisions_covered})
         return
-    until = "until it is cleared" if own.expires_at is None else f"until {own.expires_at:%Y-%m-%d %H:%M} UTC"
-    results.print(f"override {own.override_id}: {orders.scope_words(own)} is {own.verdict} {until}", **_PLAIN)
+    until = (
+        "until it is cleared"
+        if new_override.expires_at is None
+        else f"until {new_override.expires_at:%Y-%m-%d %H:%M} UTC"
+    )
+    results.print(
+        f"override {new_override.override_id}: {orders.scope_words(new_override)} is {new_override.verdict} {until}",
+        **_PLAIN,
+    )
     if not done.num_decisions_covered:
         notes.print("no decision is covered by it yet; it will cover those to come", **_PLAIN)
 
@@ -122,31 +130,31 @@ def list_(
         return
     table = Table("id", "covers", "verdict", "set", "by", "reason", "state", box=None)
     for record in found:
-        own = record.override
+        override = record.override
         cells = (
-            str(own.override_id),
-            orders.scope_words(own),
-            own.verdict.value,
-            f"{own.created_at:%Y-%m-%d %H:%M}",
-            own.author,
+            str(override.override_id),
+            orders.scope_words(override),
+            override.verdict.value,
+            f"{override.created_at:%Y-%m-%d %H:%M}",
+            override.author,
         )
-        table.add_row(*(escape(cell) for cell in (*cells, own.reason, orders.state_words(record, now))))
+        table.add_row(*(escape(cell) for cell in (*cells, override.reason, orders.state_words(record, now))))
     results.print(table)
 
 
 def override_document(record: OverrideRecord, now: datetime) -> dict[str, Any]:
     """An override with its history, as --json shows it."""
-    own, clearing = record.override, record.clearing
+    override, clearing = record.override, record.clearing
     return {
-        "override_id": own.override_id,
-        "endpoint": own.endpoint,
-        "slice": own.slice_labels,
-        "load": None if own.concurrency is None else {"concurrency": own.concurrency},
-        "verdict": own.verdict.value,
-        "reason": own.reason,
-        "author": own.author,
-        "created_at": own.created_at.isoformat(),
-        "expires_at": None if own.expires_at is None else own.expires_at.isoformat(),
+        "override_id": override.override_id,
+        "endpoint": override.endpoint,
+        "slice": override.slice_labels,
+        "load": None if override.concurrency is None else {"concurrency": override.concurrency},
+        "verdict": override.verdict.value,
+        "reason": override.reason,
+        "author": override.author,
+        "created_at": override.created_at.isoformat(),
+        "expires_at": None if override.expires_at is None else override.expires_at.isoformat(),
         "is_active": record.is_active(now),
         "cleared_at": None if clearing is None else clearing.cleared_at.isoformat(),
         "cleared_by": None if clearing is None else clearing.author,

@@ -23,10 +23,10 @@ def period_settings(config: Config) -> PeriodSettings:
     from shadowspec.reports.period.period_build import PeriodSettings
     from shadowspec.simulate.policies import simulated_rates
 
-    policies = {name: own.policy for name, own in config.endpoints.items()}
+    policies = {name: endpoint.policy for name, endpoint in config.endpoints.items()}
     return PeriodSettings(
         policies=policies,
-        sample_rates={name: own.rule.sample_rate for name, own in config.endpoints.items()},
+        sample_rates={name: endpoint.rule.sample_rate for name, endpoint in config.endpoints.items()},
         simulated=simulated_rates(policies),
         data_note=data_disclaimer(config),
     )

@@ -49,8 +49,8 @@ def plan(
     from shadowspec.errors import ConfigError, NoDataError, UsageError
     from shadowspec.planning.plans import plan_stored
     from shadowspec.planning.sizing import size_endpoint, stored_costs, stored_traffic
-    from shadowspec.rollout.check.question import parse_duration
     from shadowspec.store import Store
+    from shadowspec.text import parse_duration
 
     config = load_config(find_config(config_path))
     if endpoint is not None and endpoint not in config.endpoints:
@@ -67,71 +67,75 @@ def plan(
         costs = stored_costs(store, names)
         plans = [
             plan_stored(
-                store, name, own.policy,
-                sample_rate=own.rule.sample_rate, capacity_per_s=capacity, costs=costs[name],
+                store, name, endpoint_config.policy,
+                sample_rate=endpoint_config.rule.sample_rate, capacity_per_s=capacity, costs=costs[name],
             )
-            for name, own in ((name, config.endpoints[name]) for name in names)
+            for name, endpoint_config in ((name, config.endpoints[name]) for name in names)
         ]  # fmt: skip
-        mirrored = {own.endpoint: stored_traffic(store, own.endpoint) for own in plans}
+        mirrored = {endpoint_plan.endpoint: stored_traffic(store, endpoint_plan.endpoint) for endpoint_plan in plans}
     if not plans:
         raise NoDataError("nothing has been measured yet: run `shadowspec run FILE.jsonl` first")
-    document: dict[str, Any] = {"plans": [plan_document(own, mirrored[own.endpoint]) for own in plans]}
+    document: dict[str, Any] = {
+        "plans": [plan_document(endpoint_plan, mirrored[endpoint_plan.endpoint]) for endpoint_plan in plans]
+    }
     sizings = []
     if within_s is not None:
-        for own in plans:
-            asked = {"mirrored_per_s": mirrored[own.endpoint], "requests_per_s": traffic}
-            median, late = (size_endpoint(own, within_s, **asked, is_late=is_late) for is_late in (False, True))
+        for endpoint_plan in plans:
+            asked = {"mirrored_per_s": mirrored[endpoint_plan.endpoint], "requests_per_s": traffic}
+            median, late = (
+                size_endpoint(endpoint_plan, within_s, **asked, is_late=is_late) for is_late in (False, True)
+            )
             sizings.append((median, late))
         document["sizing"] = _sizing_document(sizings, within_s)
     if as_json:
         print_json(document)
         return
-    for own in plans:
-        _print(own)
+    for endpoint_plan in plans:
+        _print(endpoint_plan)
     if within_s is not None:
         _print_sizing(sizings, within_s)
 
 
-def plan_document(own: EndpointPlan, requests_per_s: float | None) -> dict[str, Any]:
+def plan_document(plan: EndpointPlan, requests_per_s: float | None) -> dict[str, Any]:
     """A plan as --json shows it; null is "not within max_clusters" or "cannot be said"."""
     return {
-        "endpoint": own.endpoint,
-        "capacity_per_s": own.capacity_per_s,
-        "sample_rate": own.sample_rate,
-        "recommended_sample_rate": own.recommended_sample_rate,
+        "endpoint": plan.endpoint,
+        "capacity_per_s": plan.capacity_per_s,
+        "sample_rate": plan.sample_rate,
+        "recommended_sample_rate": plan.recommended_sample_rate,
         "requests_per_s": requests_per_s,
         "session_cost": None
-        if own.costs is None
+        if plan.costs is None
         else {
-            "device_seconds": own.costs.overall.seconds,
-            "num_blocks": own.costs.overall.num_blocks,
-            "source": own.costs.overall.source.value,
+            "device_seconds": plan.costs.overall.seconds,
+            "num_blocks": plan.costs.overall.num_blocks,
+            "source": plan.costs.overall.source.value,
         },
-        **_time_document(own.shadow_time),
-        "slices": [_slice_document(each) for each in own.slices],
-        "hypotheses": [_hypothesis_document(each) for each in own.hypotheses],
+        **_time_document(plan.shadow_time),
+        "slices": [_slice_document(each) for each in plan.slices],
+        "hypotheses": [_hypothesis_document(each) for each in plan.hypotheses],
     }
 
 
-def _slice_document(own: SlicePlan) -> dict[str, Any]:
+def _slice_document(plan: SlicePlan) -> dict[str, Any]:
     return {
-        "slice": parse_slice_key(own.slice_key),
-        "load": {"concurrency": own.concurrency},
-        "clusters_median": own.clusters_median,
-        "clusters_p90": own.clusters_late,
-        "clusters_per_s": own.clusters_per_s,
-        "seconds_median": own.seconds_median,
-        "seconds_p90": own.seconds_late,
-        "starting_rate": own.starting_rate,
-        **_time_document(own.shadow_time),
+        "slice": parse_slice_key(plan.slice_key),
+        "load": {"concurrency": plan.concurrency},
+        "clusters_median": plan.clusters_median,
+        "clusters_p90": plan.clusters_late,
+        "clusters_per_s": plan.clusters_per_s,
+        "seconds_median": plan.seconds_median,
+        "seconds_p90": plan.seconds_late,
+        "starting_rate": plan.starting_rate,
+        **_time_document(plan.shadow_time),
     }
 
 
-def _time_document(own: ShadowTime | None) -> dict[str, Any]:
+def _time_document(shadow: ShadowTime | None) -> dict[str, Any]:
     return {
-        "device_seconds_so_far": None if own is None else own.so_far_s,
-        "device_seconds_median": None if own is None else own.median_s,
-        "device_seconds_p90": None if own is None else own.late_s,
+        "device_seconds_so_far": None if shadow is None else shadow.so_far_s,
+        "device_seconds_median": None if shadow is None else shadow.median_s,
+        "device_seconds_p90": None if shadow is None else shadow.late_s,
     }
 
 
@@ -154,33 +158,33 @@ def _sizing_document(sizings: Sequence[Pair], within_s: float) -> dict[str, Any]
     }
 
 
-def _size_document(own: Sizing) -> dict[str, Any]:
+def _size_document(sizing: Sizing) -> dict[str, Any]:
     return {
-        "sample_rate": own.sample_rate,
-        "busy_devices": own.busy_devices,
+        "sample_rate": sizing.sample_rate,
+        "busy_devices": sizing.busy_devices,
         "too_slow": [
             {"slice": parse_slice_key(each.slice_key), "load": {"concurrency": each.concurrency}}
-            for each in own.too_slow
+            for each in sizing.too_slow
         ],
     }
 
 
-def _hypothesis_document(own: HypothesisPlan) -> dict[str, Any]:
+def _hypothesis_document(plan: HypothesisPlan) -> dict[str, Any]:
     return {
-        "slice": parse_slice_key(own.hypothesis.slice_key),
-        "load": {"concurrency": own.hypothesis.concurrency},
-        "config": own.hypothesis.config.config.name,
-        "fingerprint": own.hypothesis.config.fingerprint,
-        "verdict": own.verdict.value,
-        "is_open": own.is_open,
-        "note": own.note,
-        "clusters_median": own.clusters_median,
-        "clusters_p90": own.clusters_late,
-        "clusters_per_s": own.clusters_per_s,
-        "seconds_median": own.seconds_median,
-        "seconds_p90": own.seconds_late,
-        "enable_share": own.enable_share,
-        "disable_share": own.disable_share,
+        "slice": parse_slice_key(plan.hypothesis.slice_key),
+        "load": {"concurrency": plan.hypothesis.concurrency},
+        "config": plan.hypothesis.config.config.name,
+        "fingerprint": plan.hypothesis.config.fingerprint,
+        "verdict": plan.verdict.value,
+        "is_open": plan.is_open,
+        "note": plan.note,
+        "clusters_median": plan.clusters_median,
+        "clusters_p90": plan.clusters_late,
+        "clusters_per_s": plan.clusters_per_s,
+        "seconds_median": plan.seconds_median,
+        "seconds_p90": plan.seconds_late,
+        "enable_share": plan.enable_share,
+        "disable_share": plan.disable_share,
         "tests": [
             {
                 "name": test.name,
@@ -192,17 +196,17 @@ def _hypothesis_document(own: HypothesisPlan) -> dict[str, Any]:
                 "is_required": test.is_required,
                 "is_assumed": test.is_assumed,
             }
-            for test in own.tests
+            for test in plan.tests
         ],
     }
 
 
-def _print(own: EndpointPlan) -> None:
+def _print(plan: EndpointPlan) -> None:
     table = Table(
         "slice", "load", "config", "verdict", "sessions wanted", "at today's rate", "ends in", "waits longest for",
-        title=f"{own.endpoint}: what open questions still want (median / 90% of futures)", box=None,
+        title=f"{plan.endpoint}: what open questions still want (median / 90% of futures)", box=None,
     )  # fmt: skip
-    for each in own.hypotheses:
+    for each in plan.hypotheses:
         row = (
             each.hypothesis.slice_key or "(whole endpoint)",
             str(each.hypothesis.concurrency),
@@ -215,12 +219,14 @@ def _print(own: EndpointPlan) -> None:
         )
         table.add_row(*map(escape, row))
     results.print(table)
-    capacity = "a shadow that keeps up" if own.capacity_per_s is None else f"{own.capacity_per_s:g} requests per second"
+    capacity = (
+        "a shadow that keeps up" if plan.capacity_per_s is None else f"{plan.capacity_per_s:g} requests per second"
+    )
     slices = Table(
         "slice", "load", "decided in", "device time spent", "to come", "start sampling at",
         title=f"with {capacity}", box=None,
     )  # fmt: skip
-    for part in own.slices:
+    for part in plan.slices:
         cells = (
             *(part.slice_key or "(whole endpoint)", str(part.concurrency), _describe_wait(part)),
             *("" if part.shadow_time is None else _span(part.shadow_time.so_far_s), _to_come(part.shadow_time)),
@@ -228,18 +234,17 @@ def _print(own: EndpointPlan) -> None:
         )
         slices.add_row(*map(escape, cells))
     results.print(slices)
-    if own.costs is not None and own.shadow_time is not None:
-        cost = own.costs.overall
+    if plan.costs is not None and plan.shadow_time is not None:
+        cost = plan.costs.overall
         what = "every arm, parity and audits" if cost.source.value == "blocks" else "the arms alone"
         results.print(
-            f"device time of {own.endpoint}: {cost.seconds:.3g} s a session by {cost.num_blocks} blocks ({what}), "
-            f"{_span(own.shadow_time.so_far_s)} spent, {_to_come(own.shadow_time)} until all is decided that can be",
+            f"device time of {plan.endpoint}: {cost.seconds:.3g} s a session by {cost.num_blocks} blocks ({what}), "
+            f"{_span(plan.shadow_time.so_far_s)} spent, {_to_come(plan.shadow_time)} until all is decided that can be",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
-    if own.recommended_sample_rate is not None:
-        text = (
-            f"sample_rate of {own.endpoint}: {own.sample_rate:g} now, {own.recommended_sample_rate:.2g} to start with"
-        )
+    if plan.recommended_sample_rate is not None:
+        now, start = plan.sample_rate, plan.recommended_sample_rate
+        text = f"sample_rate of {plan.endpoint}: {now:g} now, {start:.2g} to start with"
         results.print(f"{text}; a rate does not change while a question that it feeds is open", highlight=False)
 
 
@@ -256,7 +261,7 @@ def _print_sizing(sizings: Sequence[Pair], within_s: float) -> None:
                  f"{len(median.too_slow)} / {len(late.too_slow)} questions")  # fmt: skip
         table.add_row(*map(escape, (median.endpoint, f"{median.requests_per_s:.3g}", *pairs)))
     results.print(table)
-    devices = [devices_needed(own) for own in zip(*sizings, strict=True)]
+    devices = [devices_needed(item) for item in zip(*sizings, strict=True)]
     results.print(
         f"shadow devices: {_size(devices[0])} / {_size(devices[1])}, busy for at most {MAX_BUSY:.0%} of the time",
         highlight=False,
@@ -267,15 +272,15 @@ def _size(value: float | None) -> str:
     return "none does" if value is None else f"{value:.2g}"
 
 
-def _to_come(own: ShadowTime | None) -> str:
-    return "" if own is None else _spans(own.median_s, own.late_s)
+def _to_come(shadow: ShadowTime | None) -> str:
+    return "" if shadow is None else _spans(shadow.median_s, shadow.late_s)
 
 
-def _slowest(own: HypothesisPlan) -> str:
+def _slowest(plan: HypothesisPlan) -> str:
     """The required test that takes longest, and how much it wants."""
-    waiting = [test for test in own.tests if test.is_required and test.median != 0.0]
+    waiting = [test for test in plan.tests if test.is_required and test.median != 0.0]
     if not waiting:
-        return own.note if own.is_open else ""
+        return plan.note if plan.is_open else ""
     slowest = max(waiting, key=lambda test: float("inf") if test.median is None else test.median)
     assumed = ", by what is typical" if slowest.is_assumed else ""
     return f"{slowest.name}: {_pair(slowest.median, slowest.late)} {slowest.unit}s{assumed}"
@@ -289,8 +294,8 @@ def _count(value: float | None) -> str:
     return "never" if value is None else f"{value:,.0f}"
 
 
-def _at_rate(own: HypothesisPlan) -> str:
-    return UNKNOWN if own.clusters_per_s is None else _spans(own.seconds_median, own.seconds_late)
+def _at_rate(plan: HypothesisPlan) -> str:
+    return UNKNOWN if plan.clusters_per_s is None else _spans(plan.seconds_median, plan.seconds_late)
 
 
 def _describe_wait(part: SlicePlan) -> str:

@@ -56,10 +56,10 @@ def profile_device(
             loads=parse_numbers("--loads", loads, MAX_LOAD),
             depths=parse_depths(depths),
             contexts=parse_numbers("--contexts", contexts, MAX_CONTEXT),
-            is_greedy=own,
+            is_greedy=literal,
             rounds=rounds,
         )
-        for own in ((True, False) if is_greedy is None else (is_greedy,))
+        for literal in ((True, False) if is_greedy is None else (is_greedy,))
     ]
     config = load_config(find_config(config_path))
     is_stored = current(config.database_url) is not None if is_wanted is None else is_wanted
@@ -105,18 +105,18 @@ def parse_numbers(option: str, text: str, largest: int) -> tuple[int, ...]:
     return tuple(sorted(set(numbers)))
 
 
-def _document(own: Profile) -> dict[str, Any]:
-    surface = own.surface
+def _document(profile: Profile) -> dict[str, Any]:
+    surface = profile.surface
     return {
-        "endpoints": list(own.endpoints),
-        "config": own.config.config.name,
-        "fingerprint": own.config.fingerprint,
-        "engine": own.config.engine,
-        "device": own.config.device,
-        "dtype": own.config.dtype,
-        "verify_rule": own.config.config.verify_rule.value,
-        "is_greedy": own.costs.key.is_greedy,
-        "profiled_at": own.costs.profiled_at.isoformat(),
+        "endpoints": list(profile.endpoints),
+        "config": profile.config.config.name,
+        "fingerprint": profile.config.fingerprint,
+        "engine": profile.config.engine,
+        "device": profile.config.device,
+        "dtype": profile.config.dtype,
+        "verify_rule": profile.config.config.verify_rule.value,
+        "is_greedy": profile.costs.key.is_greedy,
+        "profiled_at": profile.costs.profiled_at.isoformat(),
         "points": [
             asdict(each)
             | {
@@ -128,12 +128,14 @@ def _document(own: Profile) -> dict[str, Any]:
     }
 
 
-def _print(own: Profile) -> None:
+def _print(profile: Profile) -> None:
     from shadowspec.types import BASELINE, Place
 
-    surface, config = own.surface, own.config
+    surface, config = profile.surface, profile.config
     depths = [depth for depth in surface.depths if depth]
-    table = Table(title=f"{escape(config.config.name)} for {escape(', '.join(own.endpoints))}", title_justify="left")
+    table = Table(
+        title=f"{escape(config.config.name)} for {escape(', '.join(profile.endpoints))}", title_justify="left"
+    )
     for name in ("load", "context", "prefill ms", "baseline ms", *(f"K {depth}" for depth in depths)):
         table.add_column(name, justify="right")
     for load in surface.loads:
@@ -149,7 +151,7 @@ def _print(own: Profile) -> None:
     results.print(table)
     results.print(
         f"A step of the loop on {escape(config.device)} ({config.dtype}), and the tokens per step from which on it is "
-        f"faster than without speculation; {'greedy' if own.costs.key.is_greedy else 'sampled'} requests, medians. "
+        f"faster than without speculation; {'greedy' if profile.costs.key.is_greedy else 'sampled'} requests, medians. "
         "The engine in this process alone: another engine has costs of its own.",
         style="dim",
     )

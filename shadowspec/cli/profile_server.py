@@ -107,7 +107,7 @@ def _select_served(config: Config, endpoint: str | None) -> dict[str, EndpointCo
     if endpoint is not None and endpoint not in config.endpoints:
         raise UsageError(f"--endpoint {endpoint}: not one of {', '.join(config.endpoints) or 'none'}")
     named = config.endpoints if endpoint is None else {endpoint: config.endpoints[endpoint]}
-    found = {name: own for name, own in named.items() if own.servers is not None}
+    found = {name: endpoint_config for name, endpoint_config in named.items() if endpoint_config.servers is not None}
     if not found:
         who = "no endpoint has" if endpoint is None else f"endpoint {endpoint!r} has not"
         raise UsageError(f'{who} engine = "openai": there is no server to profile (docs/servers.md)')
@@ -118,7 +118,7 @@ def _numbers_of(loads: str | None, served: Mapping[str, EndpointConfig]) -> dict
     """The loads of each endpoint."""
     if loads is not None:
         return dict.fromkeys(served, parse_numbers("--loads", loads, MAX_LOAD))
-    return {name: tuple(sorted(load.concurrency for load in own.rule.loads)) for name, own in served.items()}
+    return {name: tuple(sorted(load.concurrency for load in endpoint.rule.loads)) for name, endpoint in served.items()}
 
 
 def _profiles(
@@ -134,13 +134,15 @@ def _profiles(
     from shadowspec.servers.server_profile import ServerGrid
 
     grids = {name: [ServerGrid(loads[name], contexts, kind, rounds) for kind in kinds] for name in served}
-    vocabularies = {name: load_tokenizer(own.target).vocabulary_size for name, own in served.items()}
+    vocabularies = {name: load_tokenizer(endpoint.target).vocabulary_size for name, endpoint in served.items()}
     with progress_bar() as bar:
-        task = bar.add_task("profiling", total=sum(own.num_runs for each in grids.values() for own in each), detail="")
-        for name, own in served.items():
+        task = bar.add_task(
+            "profiling", total=sum(server_grid.num_runs for each in grids.values() for server_grid in each), detail=""
+        )
+        for name, endpoint in served.items():
             for grid in grids[name]:
                 bar.update(task, detail=f"{name}, {'greedy' if grid.is_greedy else 'sampled'}")
-                yield _profile(name, own, grid, vocabularies[name], known, lambda: bar.update(task, advance=1))
+                yield _profile(name, endpoint, grid, vocabularies[name], known, lambda: bar.update(task, advance=1))
 
 
 def _profile(
@@ -162,6 +164,7 @@ def _profile(
         grid,
         vocab_size=vocab_size,
         requests_per_slot=endpoint.rule.requests_per_slot,
+        default_sampling=endpoint.rule.default_sampling,
         on_run=on_run,
     )
     key = CostKey.of(measured.config, is_greedy=grid.is_greedy)
@@ -171,32 +174,32 @@ def _profile(
     return Profile(name, measured, costs, CostSurface(costs.points))
 
 
-def _warn(own: Profile) -> None:
+def _warn(profile: Profile) -> None:
     """What a reader of the figures must know of the servers."""
-    measured = own.measured
+    measured = profile.measured
     if measured.num_compared and not measured.num_same:
         notes.print(
-            f"{own.endpoint}: none of {measured.num_compared} greedy answers was the same from both servers: the "
+            f"{profile.endpoint}: none of {measured.num_compared} greedy answers was the same from both servers: the "
             "speculative one draws what it accepts (rejection_sample_method synthetic), or serves another target. Its "
             "steps cost what they cost; measure nothing else through it",
             markup=False,
         )
 
 
-def _document(own: Profile) -> dict[str, Any]:
-    surface, measured = own.surface, own.measured
+def _document(profile: Profile) -> dict[str, Any]:
+    surface, measured = profile.surface, profile.measured
     config = measured.config
     now = {(each.speculative.concurrency, each.speculative.context): each for each in measured.places}
     return {
-        "endpoints": [own.endpoint],
+        "endpoints": [profile.endpoint],
         "config": config.config.name,
         "fingerprint": config.fingerprint,
         "engine": config.engine,
         "device": config.device,
         "dtype": config.dtype,
         "verify_rule": config.config.verify_rule.value,
-        "is_greedy": own.costs.key.is_greedy,
-        "profiled_at": own.costs.profiled_at.isoformat(),
+        "is_greedy": profile.costs.key.is_greedy,
+        "profiled_at": profile.costs.profiled_at.isoformat(),
         "counts_source": config.counts_source,
         "num_speculative_tokens": config.config.num_speculative_tokens,
         "num_compared_outputs": measured.num_compared,
@@ -218,13 +221,13 @@ def _document(own: Profile) -> dict[str, Any]:
     }
 
 
-def _print(own: Profile) -> None:
+def _print(profile: Profile) -> None:
     from shadowspec.text import DASH
     from shadowspec.types import Place
 
-    surface, config = own.surface, own.measured.config
+    surface, config = profile.surface, profile.measured.config
     depths = [depth for depth in surface.depths if depth]
-    table = Table(title=f"{escape(config.config.name)} of {escape(own.endpoint)}", title_justify="left")
+    table = Table(title=f"{escape(config.config.name)} of {escape(profile.endpoint)}", title_justify="left")
     for name in ("load", "context", "prefill ms", "baseline ms", *(f"K {depth}" for depth in depths)):
         table.add_column(name, justify="right")
     at = {each.place: each for each in surface.points}
@@ -243,6 +246,6 @@ def _print(own: Profile) -> None:
     results.print(
         f"A step of {escape(config.engine)} on {escape(config.device)} ({config.dtype}) with its standard error over "
         "rounds, and the tokens per step from which on it is faster than without speculation; "
-        f"{'greedy' if own.costs.key.is_greedy else 'sampled'} requests, in a queue at that load.",
+        f"{'greedy' if profile.costs.key.is_greedy else 'sampled'} requests, in a queue at that load.",
         style="dim",
     )

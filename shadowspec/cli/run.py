@@ -95,7 +95,7 @@ def funnel_table(funnel: Mapping[FunnelKey, int]) -> Table:
     table = Table("endpoint", "counter", "reason", title="Where the records ended", title_justify="left", box=None)
     table.add_column("records", justify="right")
     for (endpoint, counter, reason), number in _in_order(funnel):
-        table.add_row(escape(endpoint or "none told"), counter.value, reason or "", f"{number:,}")
+        table.add_row(escape(endpoint or "unmatched"), counter.value, reason or "", f"{number:,}")
     return table
 
 

@@ -66,7 +66,8 @@ def schedule(
         scheduler = _scheduler(config, crons, store)
         if not once:
             names = [f"{job.name} ({job.cron})" for job in config.schedule.jobs.values()]
-            names += [f"live evidence of {job.endpoint} (every {job.interval_s:g} s)" for job in live_jobs(config)]
+            live = live_jobs(config).items()
+            names += [f"live evidence of {name} (every {settings.interval_s:g} s)" for name, settings in live]
             notes.print(f"scheduled: {', '.join(names)}", markup=False, highlight=False)
             scheduler.run(stopped)
             return
@@ -83,8 +84,8 @@ def _scheduler(config: Config, crons: dict[str, Cron], store: Store) -> Any:
     from shadowspec.scheduler.leader import Scheduler
 
     policies = GatePolicies(
-        {name: own.policy for name, own in config.endpoints.items()},
-        {name: own.rollout for name, own in config.endpoints.items()},
+        {name: endpoint.policy for name, endpoint in config.endpoints.items()},
+        {name: endpoint.rollout for name, endpoint in config.endpoints.items()},
     )
     return Scheduler(store, config.schedule, crons, policies, period_settings(config), live_jobs(config))
 
@@ -95,13 +96,13 @@ def _require_receivers(config: Config) -> None:
     from shadowspec.scheduler.receivers import require_secret
 
     wanted = {name for job in config.schedule.jobs.values() for name in job.receivers}
-    for own in config.schedule.receivers.values():
-        if own.name not in wanted:
+    for receiver in config.schedule.receivers.values():
+        if receiver.name not in wanted:
             continue
         try:
-            require_secret(own)
+            require_secret(receiver)
         except ConfigError as error:
-            raise ConfigError(f"{config.path}: schedule.receivers.{own.name}: {error}") from error
+            raise ConfigError(f"{config.path}: schedule.receivers.{receiver.name}: {error}") from error
 
 
 def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool) -> None:
@@ -125,8 +126,8 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
             for job, last, due in jobs
         ]
         live = [
-            {"endpoint": job.endpoint, "interval_s": job.interval_s, "replicas": list(job.source.replicas)}
-            for job in live_jobs(config)
+            {"endpoint": name, "interval_s": settings.interval_s, "replicas": list(settings.source.replicas)}
+            for name, settings in live_jobs(config).items()
         ]
         print_json({"jobs": documents, "live": live, "deliveries": [delivery_document(each) for each in found]})
         return
@@ -135,25 +136,25 @@ def _list(config: Config, crons: dict[str, Cron], store: Store, *, as_json: bool
         cells = (job.name, f"{job.cron} {job.zone.key}", ", ".join(job.actions), ", ".join(job.receivers))
         table.add_row(*map(escape, (*cells, _moment(last), _moment(due))))
     results.print(table)
-    for own in live_jobs(config):
-        words = f"live evidence of {own.endpoint}: every {own.interval_s:g} s from {', '.join(own.source.replicas)}"
+    for name, settings in live_jobs(config).items():
+        words = f"live evidence of {name}: every {settings.interval_s:g} s from {', '.join(settings.source.replicas)}"
         results.print(words, markup=False, highlight=False, soft_wrap=True)
     _print_deliveries(found, as_json=False)
 
 
-def delivery_document(own: Delivery) -> dict[str, Any]:
+def delivery_document(delivery: Delivery) -> dict[str, Any]:
     """A delivery as --json shows it: never what was delivered, nor to which address."""
     return {
-        "job": own.job,
-        "due_at": own.due_at.isoformat(),
-        "receiver": own.receiver,
-        "state": own.state.value,
-        "attempts": own.attempts,
-        "idempotency_key": own.idempotency_key,
-        "message_id": own.message_id,
-        "next_attempt_at": own.next_attempt_at.isoformat(),
-        "sent_at": None if own.sent_at is None else own.sent_at.isoformat(),
-        "last_error": own.last_error,
+        "job": delivery.job,
+        "due_at": delivery.due_at.isoformat(),
+        "receiver": delivery.receiver,
+        "state": delivery.state.value,
+        "attempts": delivery.attempts,
+        "idempotency_key": delivery.idempotency_key,
+        "message_id": delivery.message_id,
+        "next_attempt_at": delivery.next_attempt_at.isoformat(),
+        "sent_at": None if delivery.sent_at is None else delivery.sent_at.isoformat(),
+        "last_error": delivery.last_error,
     }
 
 
@@ -166,9 +167,15 @@ def _print_deliveries(found: list[Delivery], *, as_json: bool) -> None:
     table = Table(
         "due (UTC)", "job", "receiver", "state", "attempts", "sent", "last error", title="deliveries", box=None
     )
-    for own in found:
-        cells = (_moment(own.due_at), own.job, own.receiver, own.state.value, str(own.attempts))
-        table.add_row(*map(escape, (*cells, _moment(own.sent_at), own.last_error or "")))
+    for delivery in found:
+        cells = (
+            _moment(delivery.due_at),
+            delivery.job,
+            delivery.receiver,
+            delivery.state.value,
+            str(delivery.attempts),
+        )
+        table.add_row(*map(escape, (*cells, _moment(delivery.sent_at), delivery.last_error or "")))
     results.print(table)
 
 

@@ -89,12 +89,20 @@ def examine(config_path: Path | None) -> list[Finding]:
             ("database", _database),
             ("broker", _broker),
             ("schedule", _schedule),
-            *((f"receiver {own.name}", _receiver(own)) for own in config.schedule.receivers.values()),
+            *((f"receiver {receiver.name}", _receiver(receiver)) for receiver in config.schedule.receivers.values()),
             ("scores", _scores),
             ("device", _device),
             ("models", _models),
-            *((f"servers {name}", _servers(name)) for name, own in config.endpoints.items() if own.servers is not None),
-            *((f"live {name}", _live(name)) for name, own in config.endpoints.items() if own.live is not None),
+            *(
+                (f"servers {name}", _servers(name))
+                for name, endpoint in config.endpoints.items()
+                if endpoint.servers is not None
+            ),
+            *(
+                (f"live {name}", _live(name))
+                for name, endpoint in config.endpoints.items()
+                if endpoint.live is not None
+            ),
         )
     ]
     return findings
@@ -119,12 +127,14 @@ def _live(endpoint: str) -> Callable[[Config], str]:
         from shadowspec.text import plural
         from shadowspec.types import LiveScrape
 
-        (job,) = live_jobs(config, endpoint)
-        scrapes = scrape_all(job.source)
+        source = live_jobs(config, endpoint)[endpoint].source
+        scrapes = scrape_all(source)
         if failed := failures(scrapes):
-            raise ServiceUnavailableError("; ".join(own.message for own in failed))
-        drafting = [own for own in scrapes if isinstance(own, LiveScrape) and own.counts.num_drafts is not None]
-        return f"{plural(len(scrapes), 'replica')} of {job.source.engine} read; {len(drafting)} count drafts"
+            raise ServiceUnavailableError("; ".join(failure.message for failure in failed))
+        drafting = [
+            scrape for scrape in scrapes if isinstance(scrape, LiveScrape) and scrape.counts.num_drafts is not None
+        ]
+        return f"{plural(len(scrapes), 'replica')} of {source.engine} read; {len(drafting)} count drafts"
 
     return check
 
@@ -164,15 +174,15 @@ def _schedule(config: Config) -> str:
     return f"{plural(len(crons), 'job')}; next due {due:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _receiver(own: ReceiverSettings) -> Callable[[Config], str]:
+def _receiver(receiver: ReceiverSettings) -> Callable[[Config], str]:
     """The check of one receiver; nothing is sent to it."""
 
     def check(config: Config) -> str:
         from shadowspec.scheduler.receivers import require_place, require_secret
 
-        require_secret(own)
-        require_place(own)
-        jobs = [job.name for job in config.schedule.jobs.values() if own.name in job.receivers]
+        require_secret(receiver)
+        require_place(receiver)
+        jobs = [job.name for job in config.schedule.jobs.values() if receiver.name in job.receivers]
         return f"of {', '.join(jobs)}" if jobs else "of no job: nothing is sent to it"
 
     return check
@@ -215,12 +225,12 @@ def _models(config: Config) -> str:
     from shadowspec.app.measure_files import build_engines, require_endpoints
 
     require_endpoints(config)
-    own = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.servers is None}
-    if not own:
+    in_process = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.servers is None}
+    if not in_process:
         return "no endpoint is measured in this process"
-    engines = build_engines(replace(config, endpoints=own))
+    engines = build_engines(replace(config, endpoints=in_process))
     configs = {each.config.name for engine in engines.values() for each in engine.configs}
-    targets = {endpoint.target for endpoint in own.values()}
+    targets = {endpoint.target for endpoint in in_process.values()}
     return f"{len(targets)} target(s); candidates: {', '.join(sorted(configs))}"
 
 

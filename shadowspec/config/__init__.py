@@ -2,7 +2,7 @@
 
 In: a TOML file and environment variables.
 Out: frozen settings, or an error that names file, key and remedy.
-Imports: scheduler, rollout, live, gate, servers, tap, quality, types, errors.
+Imports: scheduler, rollout, gate, servers, tap, quality, types, errors.
 """
 
 from shadowspec.config.dashboard_settings import DashboardSettings
@@ -18,7 +18,6 @@ from shadowspec.config.file import (
     load_config,
     load_hash_secret,
 )
-from shadowspec.config.sections import EngineSettings, LiveSettings, WorkerSettings
 from shadowspec.config.template import DEFAULT_POLICY_NAME, config_template, policy_template
 
 __all__ = [
@@ -31,9 +30,6 @@ __all__ = [
     "Config",
     "DashboardSettings",
     "EndpointConfig",
-    "EngineSettings",
-    "LiveSettings",
-    "WorkerSettings",
     "config_template",
     "find_config",
     "load_config",

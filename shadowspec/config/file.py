@@ -27,24 +27,18 @@ from shadowspec.config.policy_file import (
     read_policy_file,
     read_toml,
 )
-from shadowspec.config.sections import (
-    CandidateSection,
-    EndpointSection,
-    EngineSettings,
-    FileSection,
-    LiveSettings,
-    WorkerSettings,
-)
+from shadowspec.config.sections import CandidateSection, EndpointSection, FileSection
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.scheduler.job_settings import RECEIVERS, ScheduleSettings
+from shadowspec.scheduler.job_settings import RECEIVERS, LiveSettings, ScheduleSettings
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.endpoints import EndpointRule, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
 from shadowspec.types.constrained import nest_table
+from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 
 CONFIG_VARIABLE: Final = "SHADOWSPEC_CONFIG"
 DATABASE_VARIABLE: Final = "SHADOWSPEC_DATABASE_URL"
@@ -88,7 +82,7 @@ class Config:
     @property
     def slice_by(self) -> dict[str, tuple[str, ...]]:
         """The labels that slices have, by endpoint."""
-        return {name: own.rule.slice_by for name, own in self.endpoints.items()}
+        return {name: endpoint.rule.slice_by for name, endpoint in self.endpoints.items()}
 
 
 def find_config(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path:
@@ -209,8 +203,8 @@ def _policy_tables(path: Path, sections: FileSection) -> PolicyTables:
     return read_policy_file(policy_path, list(sections.endpoints))
 
 
-def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> EndpointConfig:
-    policy = replace(own.gate, serving_engine=section.serving_engine)
+def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPolicy) -> EndpointConfig:
+    policy = replace(endpoint_policy.gate, serving_engine=section.serving_engine)
     # Without a match rule an endpoint takes the records that name it.
     rule = EndpointRule(
         name=name,
@@ -219,13 +213,8 @@ def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> Endpo
         slice_by=section.slice_by,
         labels=section.labels,
         sample_rate=section.sample_rate,
-        min_rate=policy.min_rate,
-        timed_positions=policy.timed_positions,
         loads=section.loads,
         requests_per_slot=section.requests_per_slot,
-        block_max_wait=timedelta(seconds=policy.block_max_wait_s),
-        time_block=timedelta(seconds=policy.time_block_s),
-        forget_unit_after=timedelta(seconds=policy.cluster_max_age_s + policy.cluster_reopen_after_s),
         max_age=None if section.max_age_s is None else timedelta(seconds=section.max_age_s),
         max_new_tokens=section.max_new_tokens,
         default_sampling=section.default_sampling.model_dump(exclude_none=True),
@@ -233,6 +222,7 @@ def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> Endpo
             name: OutputContract(Contract(kind), dialect=section.sql_dialect)
             for name, kind in section.contracts.items()
         },
+        **policy.rule_parts(),
     )
     backend = "torch" if section.servers is None else "openai"
     candidates = tuple(_speculation_config(section.target, candidate, backend) for candidate in section.candidates)
@@ -241,7 +231,7 @@ def _endpoint(name: str, section: EndpointSection, own: EndpointPolicy) -> Endpo
         target=section.target,
         candidates=candidates,
         policy=policy,
-        rollout=own.rollout,
+        rollout=endpoint_policy.rollout,
         scores=section.scores,
         servers=section.servers,
         live=None if section.live is None else _with_guard(section.live, policy),
@@ -285,7 +275,9 @@ def _nest_endpoint(endpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 def _each_table(parent: dict[str, Any], key: str, arranged: Callable[[str, dict[str, Any]], dict[str, Any]]) -> None:
     if isinstance(tables := parent.get(key), dict):
-        parent[key] = {name: arranged(name, own) if isinstance(own, dict) else own for name, own in tables.items()}
+        parent[key] = {
+            name: arranged(name, table) if isinstance(table, dict) else table for name, table in tables.items()
+        }
 
 
 def _explain(path: Path, error: ValidationError) -> str:

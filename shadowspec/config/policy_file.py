@@ -20,7 +20,7 @@ from shadowspec.rollout.rollout_policy import RolloutPolicy
 POLICY_VERSION: Final = 1
 NO_LIMIT: Final = "none"  # TOML has no null
 OF_ENDPOINTS: Final = frozenset({"serving_engine"})  # fields that the endpoint's own table holds, and no policy
-OPTIONAL: Final = frozenset(own.name for own in fields(GatePolicy) if "None" in str(own.type)) - OF_ENDPOINTS
+OPTIONAL: Final = frozenset(field.name for field in fields(GatePolicy) if "None" in str(field.type)) - OF_ENDPOINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ def endpoint_policy(tables: PolicyTables, endpoint: str) -> EndpointPolicy:
     Raises:
         ConfigError: as of `default_policy`.
     """
-    own = tables.endpoints.get(endpoint, {})
+    entry = tables.endpoints.get(endpoint, {})
     name = tables.endpoint_name.format(endpoint)
-    merged = {**tables.default, **own}
-    if "rollout" in tables.default and "rollout" in own:
-        both = [_rollout_table(tables.path, name, table["rollout"]) for table in (tables.default, own)]
+    merged = {**tables.default, **entry}
+    if "rollout" in tables.default and "rollout" in entry:
+        both = [_rollout_table(tables.path, name, table["rollout"]) for table in (tables.default, entry)]
         merged["rollout"] = {**both[0], **both[1]}
     return _policy(tables.path, name, merged)
 
@@ -134,8 +134,8 @@ def _rollout_table(path: Path, table: str, values: Any) -> dict[str, Any]:
 
 
 def _require_known(path: Path, table: str, values: Mapping[str, Any], kind: type[GatePolicy | RolloutPolicy]) -> None:
-    known = {own.name for own in fields(kind)} - OF_ENDPOINTS
+    known = {field.name for field in fields(kind)} - OF_ENDPOINTS
     for name in values:
         if name not in known:
-            belongs = "; it stands in [endpoints.NAME]" if name in OF_ENDPOINTS else ""
+            belongs = "; it belongs in [endpoints.NAME]" if name in OF_ENDPOINTS else ""
             raise ConfigError(f"{path}: {table}.{name}: is not a known key{belongs}")

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shadowspec.config.dashboard_settings import DashboardSettings
-from shadowspec.live.metric_names import LiveSource
 from shadowspec.quality.custom_scores import CONTRACT_VALID, JSON_VALID
-from shadowspec.scheduler.job_settings import ScheduleSettings
+from shadowspec.scheduler.job_settings import LiveSettings, ScheduleSettings
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.types import SUFFIX_OPTIONS, Contract, SpeculationConfig
-from shadowspec.types.constrained import Name, PathText, Positive, Seconds, Share, Text, keys_of, require_distinct
+from shadowspec.types.constrained import Name, PathText, Positive, Seconds, Text, keys_of, require_distinct
 from shadowspec.types.engine_names import parse_engines
-from shadowspec.types.live_windows import GuardPolicy
+from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
 BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant")
-LAST_PORT: Final = 65_535
 PERSONAL_METADATA: Final = ("session_id", "user", "user_id", "request_id")
 LOOKUPS: Final = ("ngram", "suffix")  # proposers that look up what stands in texts: they need no draft
 PROPOSER_OPTIONS: Final = {
@@ -54,59 +51,6 @@ class PrivacySection(Section):
     """[privacy]"""
 
     hash_secret_file: PathText | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """[engine]: how the engine in this process runs.
-
-    "auto": a GPU if there is one; bfloat16 on a GPU, float32 on a CPU; on a GPU CUDA graphs of the models' steps, and
-    Triton's kernels where it can run them.  These two have not run on a GPU yet, and so are no defaults.
-    """
-
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    passes: Literal["auto", "dynamic", "graphs"] = "dynamic"
-    kernels: Literal["auto", "torch", "triton"] = "torch"
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    warmup_blocks: Annotated[int, Field(ge=0)] = 2  # blocks run and thrown away before the first that counts
-    audit_share: Share = 0.05  # of the measured requests whose outputs are replayed after their block; 0: none
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """[worker]: how `shadowspec worker` works off the mirror.  Times in seconds.
-
-    Raises:
-        ValueError: a device stands twice, or the port is none.
-    """
-
-    # An engine process on each; none: one on the engine's device.
-    devices: tuple[Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")], ...] = ()
-    max_queued_blocks: Positive = 8
-    build_timeout_s: Seconds = 1_800.0  # to load and warm up the models; an engine that takes longer is ended
-    block_timeout_s: Seconds = 600.0  # an engine that takes longer is ended, and the block's requests tried alone
-    max_attempts: Positive = 3  # of a request that ends the engine
-    overload: Literal["pause", "shed"] = "pause"  # the partitions where the engine is behind, or requests
-    max_unfinished_messages: Positive = 50_000  # consumed, and not measured and written yet
-    flush_interval_s: Seconds = 1.0
-    refresh_rates_s: Seconds = 30.0  # how often decisions are looked up that lower a slice's sampling rate
-    drain_timeout_s: Annotated[float, Field(ge=0)] = 60.0  # to finish what is begun, when asked to stop
-    health_address: Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:/\s]+):\d{1,5}$")] = "127.0.0.1:8080"
-
-    def __post_init__(self) -> None:
-        require_distinct(devices=self.devices)
-        if int(self.health_address.rpartition(":")[2]) > LAST_PORT:
-            raise ValueError(f"health_address: a port is at most {LAST_PORT}")
-
-
-@dataclass(frozen=True, slots=True)
-class LiveSettings:
-    """[endpoints.NAME.live]: which production engines are read, how often, and how the guard listens to them."""
-
-    source: Annotated[LiveSource, Field(alias="(source)")]
-    guard: Annotated[GuardPolicy, Field(alias="(guard)")] = field(default_factory=GuardPolicy)
-    interval_s: Annotated[float, Field(ge=1)] = 60.0
 
 
 class CandidateSection(Section):
@@ -221,7 +165,7 @@ class EndpointSection(Section):
 
 def _check_contract(contracts: dict[str, str], dialect: str | None) -> None:
     if unknown := [kind for kind in contracts.values() if kind not in tuple(Contract)]:
-        raise ValueError(f"contract: {unknown[0]!r} is none; there are {', '.join(Contract)}")
+        raise ValueError(f"contract: unknown {unknown[0]!r}; there are {', '.join(Contract)}")
     if contracts and set(contracts) != {""}:
         from shadowspec.tap.prompt_class import PROMPT_CLASSES  # compiles the rules of every class
 

@@ -1,6 +1,6 @@
 """The files that `shadowspec init` writes: every key, with its default and what it means.
 
-A default stands in the types alone: "~" in a template is the default of its key.
+A default stands in the types alone: "~" in a template is the default of its key, as its value or in its comment.
 """
 
 from __future__ import annotations
@@ -13,19 +13,14 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from shadowspec.config.dashboard_settings import DashboardSettings, RoleSettings
-from shadowspec.config.sections import (
-    CandidateSection,
-    EndpointSection,
-    EngineSettings,
-    LiveSettings,
-    WorkerSettings,
-)
+from shadowspec.config.sections import CandidateSection, DatabaseSection, EndpointSection, Section
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.scheduler.job_settings import EmailSettings, ScheduleSettings
+from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, JobSettings, LiveSettings, ScheduleSettings
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.types.constrained import keys_of
+from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 
 DEFAULT_POLICY_NAME: Final = "policy.toml"
 
@@ -39,7 +34,7 @@ policy = "policy.toml"
 
 [database]
 # SHADOWSPEC_DATABASE_URL overrides it.  Postgres: "postgresql+psycopg://user:password@host/database"
-url = "sqlite:///shadowspec.db"
+url = ~
 
 [privacy]
 # Session, user, tenant and request ids are stored only as HMAC-SHA256 under this secret (16 bytes or more).
@@ -66,7 +61,7 @@ hash_secret_file = "shadowspec.secret"
 # connect_timeout_ms = ~
 # max_record_bytes = ~
 # To encrypt and to log in; SHADOWSPEC_KAFKA_PASSWORD overrides password_file.
-# security_protocol = "SASL_SSL"  # default: "PLAINTEXT"; "SSL", "SASL_PLAINTEXT"
+# security_protocol = "SASL_SSL"  # default: ~; "SSL", "SASL_PLAINTEXT"
 # sasl_mechanism = "SCRAM-SHA-512"  # "SCRAM-SHA-256", "PLAIN"
 # username = "shadowspec"
 # password_file = "kafka.password"
@@ -126,18 +121,18 @@ hash_secret_file = "shadowspec.secret"
 # [schedule.jobs.daily]
 # cron = "0 8 * * *"     # minute, hour, day, month, day of the week (0 and 7: Sunday); or six, with the second first
 # time_zone = "Europe/Berlin"  # default: the schedule's
-# does = ["gate", "report"]    # default: ["report"]
+# does = ["gate", "report"]    # default: ~
 # receivers = ["archive", "team", "chat"]
 
 # [schedule.receivers.archive]
 # kind = "folder"
 # folder = "reports"
-# formats = ["html", "json"]   # and "md"; default: ["html"]
+# formats = ["html", "json"]   # default: ~; and "md"
 
 # [schedule.receivers.team]
 # kind = ~
 # host = "mail.example.com"
-# port = 587                   # default by security: 465 for "tls", 587 for "starttls", 25 for "none"
+# port = 587                   # default: the usual one for security
 # security = ~                 # default; "tls", "none"
 # username = "shadowspec"
 # password_variable = "MAIL_PASSWORD"  # or password_file; read whenever a mail is sent
@@ -174,7 +169,8 @@ loads = [{ concurrency = 4, share = 1.0 }]
 # sql_dialect = "postgres"   # sqlglot's name of it; default: whatever it reads
 # max_new_tokens = 256  # cap on the tokens generated per request; default: the request's own max_tokens
 
-# What the server uses where a request is silent, e.g. from the model's generation_config.json.
+# What the server uses where a request is silent; part of the fingerprint.  No generation_config.json is read for it:
+# copy what production takes from there.
 # [endpoints.chat.default_sampling]
 # temperature = 0.7
 # top_p = 0.8
@@ -208,7 +204,7 @@ num_speculative_tokens = 4
 # What the endpoint's production engines count, read by `shadowspec live` and `shadowspec schedule`: docs/live.md
 # [endpoints.chat.live]
 # metrics_urls = ["http://engine-0:8000/metrics"]  # one per replica; no other host is contacted
-# engine = ~                 # default; "sglang", "tensorrt-llm"
+# engine = ~                 # or "sglang", "tensorrt-llm"
 # model = "my-model"         # the name under which they serve it; default: the first of served_models
 # api_key_variable = "VLLM_API_KEY"  # variable of the environment that holds the key
 # ca_file = "servers-ca.pem" # default: the system's authorities
@@ -227,7 +223,7 @@ num_speculative_tokens = 4
 # An endpoint may be measured through two deployments of its target behind the OpenAI API (docs/servers.md) instead of
 # by the engine in this process.  It has one candidate then; `target` is its tokenizer's folder: no weights are loaded.
 # [endpoints.served]
-# engine = "openai"           # default: "in_process"
+# engine = "openai"           # default: ~
 # target = "models/target"
 # served_models = ["served-model"]
 # requests_per_slot = 4       # servers keep no slot that nobody uses: only a queue keeps its load
@@ -342,22 +338,31 @@ version = 1
 """
 
 _TABLE = re.compile(r"^(?:# )?\[{1,2}([A-Za-z_.]+)\]{1,2}$")
-_DEFAULTED = re.compile(r"^(# ([a-z_0-9]+) = )(~ *)")
+_DEFAULTED = re.compile(r"^((?:# )?([a-z_0-9]+) = (?:.*# default: )?)(~ *)")
 
 
 def config_template(policy: str = DEFAULT_POLICY_NAME) -> str:
     """A commented configuration that parses as it stands beside a policy file, which it names."""
-    endpoint, candidate = EndpointSection.model_fields, CandidateSection.model_fields
+    sections: dict[str, type[Section]] = {
+        "database": DatabaseSection,
+        "endpoints.chat": EndpointSection,
+        "endpoints.served": EndpointSection,
+        "endpoints.chat.candidates": CandidateSection,
+    }
     tables = {
+        **{
+            table: {key: model_field.default for key, model_field in kind.model_fields.items()}
+            for table, kind in sections.items()
+        },
         "kafka": keys_of(KafkaSettings),
         "engine": keys_of(EngineSettings),
         "worker": keys_of(WorkerSettings),
         "dashboard": keys_of(DashboardSettings),
         "dashboard.roles": keys_of(RoleSettings),
         "schedule": keys_of(ScheduleSettings),
+        "schedule.jobs.daily": keys_of(JobSettings),
+        "schedule.receivers.archive": keys_of(FolderSettings),
         "schedule.receivers.team": keys_of(EmailSettings),
-        "endpoints.chat": {name: own.default for name, own in endpoint.items()},
-        "endpoints.chat.candidates": {name: own.default for name, own in candidate.items()},
         "endpoints.chat.live": keys_of(LiveSettings),
         "endpoints.served.servers": keys_of(ServerSettings),
     }
@@ -393,5 +398,5 @@ def _toml(value: Any) -> str:
     if isinstance(value, ZoneInfo):
         return f'"{value.key}"'
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f'"{name}" = {_toml(own)}' for name, own in value.items()) + "}"
+        return "{" + ", ".join(f'"{name}" = {_toml(item)}' for name, item in value.items()) + "}"
     return '"none"' if value is None else json.dumps(value)

@@ -14,7 +14,6 @@ TARGET = _FOLDER / "pair" / "target"
 DRAFT = _FOLDER / "pair" / "draft"
 HEADS = _FOLDER / "heads"  # of the target: a folder for each kind
 TRAFFIC = _FOLDER / "traffic.jsonl.gz"
-MODEL_CARD = _FOLDER / "MODEL_CARD.md"
 DATA_NOTE = (
     "A replay built from public text and the arrival times of a public trace, answered by a small model that was "
     "trained for this demo. It is not production traffic."
@@ -47,6 +46,8 @@ seed = {seed}
 
 [dashboard]
 data_note = "{data_note}"
+# The trace is a recording of 2023: its evidence is never newer than that.
+stale_after_s = 1e10
 
 [gate]
 # Two hypotheses per endpoint: the endpoint and its one slice.  Fewer hypotheses leave each a larger level.

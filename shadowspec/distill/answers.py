@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from msgspec import structs
+
 from shadowspec.distill.examples import Example
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import decode_batch
@@ -23,7 +25,7 @@ MAX_ROWS: Final = 64  # answered together
 TOKENS_PER_BATCH: Final = 2**15  # of prompts and answers together, whose keys and values are held
 
 
-def answered_anew(
+def sample_answers(
     target: LoadedModel,
     examples: Sequence[Example],
     times: Mapping[str, int],
@@ -45,10 +47,10 @@ def answered_anew(
         for turn in range(1, times[example.place])
     ]
     found: list[Response] = []
-    for batch in _batches(sorted(wanted, key=lambda own: len(own.request.prompt))):
+    for batch in _batches(sorted(wanted, key=lambda response: len(response.request.prompt))):
         answers = decode_batch(
             target.model,
-            [own.request for own in batch],
+            [response.request for response in batch],
             proposer=None,
             num_speculative_tokens=0,
             verify_rule=VerifyRule.REJECTION,
@@ -57,34 +59,34 @@ def answered_anew(
             releases_slots=True,
         ).decoded
         found += [
-            replace(own, output=answer.output, token_logprobs=None)
-            for own, answer in zip(batch, answers, strict=True)
+            replace(response, output=answer.output, token_logprobs=None)
+            for response, answer in zip(batch, answers, strict=True)
         ]  # fmt: skip
         on_progress(len(found), len(wanted))
     return found
 
 
 def _request(logged: Response, turn: int, context_length: int, seed: int) -> Request:
-    own, asked = logged.request, logged.request.sampling
-    room = max(len(logged.output), context_length - len(own.prompt))
-    sampling: SamplingParameters = replace(
+    request, asked = logged.request, logged.request.sampling
+    room = max(len(logged.output), context_length - len(request.prompt))
+    sampling: SamplingParameters = structs.replace(
         asked,
         temperature=max(asked.temperature, MIN_TEMPERATURE),
         max_tokens=min(asked.max_tokens, TIMES_AS_LONG * len(logged.output), room),
     )
     digest = hashlib.sha256(f"{seed}\0{logged.key}\0{turn}".encode()).digest()
-    return Request(own.prompt, sampling, int.from_bytes(digest[:8], "big"))
+    return Request(request.prompt, sampling, int.from_bytes(digest[:8], "big"))
 
 
 def _batches(ordered: Sequence[Response]) -> Iterator[list[Response]]:
     """Runs of responses that may be answered together: rows times the longest is bounded."""
     batch: list[Response] = []
     longest = 0
-    for own in ordered:
-        longest = max(longest, len(own.request.prompt) + own.request.sampling.max_tokens)
+    for response in ordered:
+        longest = max(longest, len(response.request.prompt) + response.request.sampling.max_tokens)
         if batch and (len(batch) == MAX_ROWS or (len(batch) + 1) * longest > TOKENS_PER_BATCH):
             yield batch
-            batch, longest = [], len(own.request.prompt) + own.request.sampling.max_tokens
-        batch.append(own)
+            batch, longest = [], len(response.request.prompt) + response.request.sampling.max_tokens
+        batch.append(response)
     if batch:
         yield batch

@@ -9,7 +9,8 @@ from datetime import datetime
 from shadowspec.distill.answers import MIN_TEMPERATURE
 from shadowspec.distill.comparison import LEVEL, Comparison, Gain
 from shadowspec.distill.examples import MAX_TIMES, Split
-from shadowspec.distill.training import TOLERANCE, Course, Settings
+from shadowspec.distill.training import Course
+from shadowspec.distill.training_settings import TOLERANCE, Settings
 from shadowspec.engine.replay.response_tokens import Response
 
 
@@ -44,9 +45,9 @@ def card(
         comparison: None while there is none: then the card says that nothing is known.
     """
     parts = "\n".join(
-        f"| {name} | {len(own):,} | {len({(each.endpoint, each.unit_key) for each in own}):,} "
-        f"| {sum(len(each.response.output) for each in own):,} |"
-        for name, own in (
+        f"| {name} | {len(examples):,} | {len({(each.endpoint, each.unit_key) for each in examples}):,} "
+        f"| {sum(len(each.response.output) for each in examples):,} |"
+        for name, examples in (
             ("training", split.training), ("validation", split.validation), ("held out", split.held_out)
         )
     )  # fmt: skip
@@ -54,9 +55,10 @@ def card(
         f"| {look.step:,} | {look.epoch:.2f} | {look.divergence:.4f} | {look.overlap:.4f} |" for look in course.looks
     )
     blends = "\n".join(
-        f"| {own.share:.0%} | {own.look.overlap:.4f} | {own.loss(course.looks[0]):+.4f} |" for own in course.blends
+        f"| {blend.share:.0%} | {blend.look.overlap:.4f} | {blend.loss(course.looks[0]):+.4f} |"
+        for blend in course.blends
     )
-    tokens = sum(len(own.output) for own in answers)
+    tokens = sum(len(answer.output) for answer in answers)
     end = "stopped early, for it got no better" if course.stopped_early else "went on to the end"
     return f"""\
 # A draft distilled on its target
@@ -82,8 +84,8 @@ traffic.
 {parts}
 
 A session is in one part, drawn by hash (seed {settings.seed}). Beside the logged responses of the training part it
-learnt from {len(answers):,} answers ({tokens:,} output tokens) that the target gave anew to the same prompts, of slices
-with few tokens, drawn at temperature {MIN_TEMPERATURE:g} where the request's is lower.
+learnt from {len(answers):,} answers ({tokens:,} output tokens) that the target generated again for the same prompts, of
+slices with few tokens, drawn at temperature {MIN_TEMPERATURE:g} where the request's is lower.
 
 ## How
 

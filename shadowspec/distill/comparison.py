@@ -94,8 +94,8 @@ class _Cell:
         """The difference of two ratios of sums over sessions, with the interval of its residuals."""
         units = np.stack(list(self._units.values()))  # [sessions, 2, 3]
         steps, firsts, accepted = np.moveaxis(units.sum(0), -1, 0).tolist()  # [2] each
-        before, after = (metrics.ratio(*own) for own in zip(firsts, steps, strict=True))
-        lengths = [metrics.ratio(own + made, made) for own, made in zip(accepted, steps, strict=True)]
+        before, after = (metrics.ratio(*pair) for pair in zip(firsts, steps, strict=True))
+        lengths = [metrics.ratio(item + made, made) for item, made in zip(accepted, steps, strict=True)]
         difference = lower = upper = None
         if before is not None and after is not None:
             difference = after - before

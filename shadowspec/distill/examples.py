@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from shadowspec.distill.training_settings import Shares
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import NoDataError
 
@@ -40,18 +41,6 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """Of sessions, for validation and to be held out; the rest is for training."""
-
-    validation: float = 0.1
-    held_out: float = 0.2
-
-    def __post_init__(self) -> None:
-        if not (self.validation > 0.0 and self.held_out > 0.0 and self.validation + self.held_out < 1.0):
-            raise ValueError("the shares for validation and to be held out must be above 0, and leave some to train on")
-
-
-@dataclass(frozen=True, slots=True)
 class Split:
     """Examples by what they are for; no session is in two parts."""
 
@@ -78,8 +67,8 @@ def split(examples: Iterable[Example], shares: Shares, seed: int) -> Split:
     found: dict[Part, list[Example]] = {part: [] for part in Part}
     for example in examples:
         found[part_of(example, shares, seed)].append(example)
-    for part, own in found.items():
-        sessions = len(_sessions(own))
+    for part, item in found.items():
+        sessions = len(_sessions(item))
         if sessions < MIN_SESSIONS:
             raise NoDataError(
                 f"{sessions} of the {len(_sessions([each for every in found.values() for each in every]))} sessions "
@@ -98,7 +87,7 @@ def times(examples: Sequence[Example]) -> dict[str, int]:
     for example in examples:
         tokens[example.place] += len(example.response.output)
     mean = sum(tokens.values()) / max(1, len(tokens))
-    return {place: min(MAX_TIMES, max(1, round(mean / max(1, own)))) for place, own in tokens.items()}
+    return {place: min(MAX_TIMES, max(1, round(mean / max(1, token)))) for place, token in tokens.items()}
 
 
 def _sessions(examples: Sequence[Example]) -> set[tuple[str, str]]:

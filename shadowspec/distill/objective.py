@@ -29,8 +29,8 @@ def draft_logits(draft: Any, responses: Sequence[Response]) -> torch.Tensor:
     logits = draft(input_ids=tokens, use_cache=False).logits  # [rows, longest, vocabulary]
     rows, columns = output_places([len(response.output) for response in responses], logits.device)
     starts = torch.tensor([len(response.request.prompt) - 1 for response in responses], device=logits.device)
-    own: torch.Tensor = logits[rows, starts[rows] + columns].float()
-    return own
+    row_logits: torch.Tensor = logits[rows, starts[rows] + columns].float()
+    return row_logits
 
 
 def output_places(lengths: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,8 +48,8 @@ def divergence(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
         target: logits, float32 [tokens, vocabulary]; no gradient goes there.
         draft: the draft's for the same tokens, of the same or a larger (padded) vocabulary.
     """
-    wanted, own = (functional.log_softmax(logits, -1) for logits in _same_words(target, draft))
-    return functional.kl_div(own, wanted, reduction="sum", log_target=True)
+    wanted, draft_log_probs = (functional.log_softmax(logits, -1) for logits in _same_words(target, draft))
+    return functional.kl_div(draft_log_probs, wanted, reduction="sum", log_target=True)
 
 
 @torch.no_grad()
@@ -64,8 +64,8 @@ def overlaps(target: torch.Tensor, draft: torch.Tensor, responses: Sequence[Resp
         draft: as in `divergence`.
     """
     rows, _ = output_places([len(response.output) for response in responses], target.device)
-    own = torch.tensor([response.request.sampling.temperature for response in responses], device=target.device)
-    temperatures = own[rows, None]  # [tokens, 1]
+    tensor = torch.tensor([response.request.sampling.temperature for response in responses], device=target.device)
+    temperatures = tensor[rows, None]  # [tokens, 1]
     is_greedy = temperatures == 0.0
     target, draft = _same_words(target, draft)
     scales = torch.where(is_greedy, 1.0, temperatures)

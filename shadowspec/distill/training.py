@@ -15,28 +15,14 @@ from torch import nn
 
 from shadowspec.distill.examples import Example, times
 from shadowspec.distill.objective import divergence, draft_logits, overlaps, target_logits
+from shadowspec.distill.training_settings import TOLERANCE, Settings
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import pack
 
 # Of the way from the draft as it was to the trained one (weight interpolation, WiSE-FT: arXiv 2109.01903).
 SHARES: Final = (0.8, 0.6, 0.4, 0.2)
-TOLERANCE: Final = 0.01  # of overlap that a slice may lose: the point from which a loss is named
 
 Weights = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How to train."""
-
-    epochs: int = 4  # at most; over all training responses
-    learning_rate: float = 5e-4  # AdamW's, at its highest
-    warmup_share: float = 0.05  # of the steps, in which it rises; then it falls to a tenth along a cosine
-    tokens_per_step: int = 4_096  # output tokens whose gradients are summed, at least
-    looks_per_epoch: int = 2  # at the validation sessions
-    patience: int = 3  # looks without a better one, after which training ends
-    logits_per_pass: int = 2**25  # float32 entries that a model gives at a time, 128 MB; some five such tensors live
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,35 +85,37 @@ class Trainer:
         Args:
             on_progress: called after every step with the steps done and to do, and the last look.
         """
-        own = self._settings
+        settings = self._settings
         # All drawn beforehand, because how many steps an epoch has depends on the order of its batches.
         steps = [
             batches
-            for epoch in range(own.epochs)
-            for batches in self._steps(training, np.random.default_rng((own.seed, epoch)))
+            for epoch in range(settings.epochs)
+            for batches in self._steps(training, np.random.default_rng((settings.seed, epoch)))
         ]
         total = len(steps)
-        looks_at = _looks(total, own.epochs * own.looks_per_epoch)
-        optimizer = torch.optim.AdamW(self._draft.parameters(), lr=own.learning_rate, weight_decay=0.0)
+        looks_at = _looks(total, settings.epochs * settings.looks_per_epoch)
+        optimizer = torch.optim.AdamW(self._draft.parameters(), lr=settings.learning_rate, weight_decay=0.0)
         looks = [self._look(validation, 0, 0.0)]
         start = deepcopy(self._draft.state_dict())
         best, kept = 0, start
         step = num_tokens = 0
         for step, batches in enumerate(steps, start=1):
-            _set_rate(optimizer, own.learning_rate * rate_factor(step - 1, total, own.warmup_share))
+            _set_rate(optimizer, settings.learning_rate * rate_factor(step - 1, total, settings.warmup_share))
             num_tokens += self._learn(batches, optimizer)
             if step in looks_at:
-                looks.append(self._look(validation, step, own.epochs * step / total))
+                looks.append(self._look(validation, step, settings.epochs * step / total))
                 if looks[-1].overlap > looks[best].overlap:
                     best, kept = len(looks) - 1, deepcopy(self._draft.state_dict())
             on_progress(step, total, looks[-1])
-            if len(looks) - 1 - best >= own.patience:
+            if len(looks) - 1 - best >= settings.patience:
                 break
         blends = [Blend(0.0, looks[0])]
         if best:
             tried = [Blend(share, self._try_blend(start, kept, share, validation, looks[best])) for share in SHARES]
             blends = [Blend(1.0, looks[best]), *tried, *blends]
-        blend = max((own for own in blends if own.loss(looks[0]) <= TOLERANCE), key=lambda own: own.look.overlap)
+        blend = max(
+            (blend for blend in blends if blend.loss(looks[0]) <= TOLERANCE), key=lambda blend: blend.look.overlap
+        )
         self._draft.load_state_dict(interpolate(start, kept, blend.share))
         self._draft.eval()
         return Course(tuple(looks), best, tuple(blends), blend, step, num_tokens, step < total)
@@ -175,22 +163,22 @@ class Trainer:
             logits = target_logits(self._target, batch), draft_logits(self._draft, batch)
             total += float(divergence(*logits))
             found = torch.split(overlaps(*logits, batch), [len(response.output) for response in batch])
-            for row, own in zip(rows, found, strict=True):
-                accepted[examples[row].place] += float(own.sum())
-                tokens[examples[row].place] += len(own)
+            for row, item in zip(rows, found, strict=True):
+                accepted[examples[row].place] += float(item.sum())
+                tokens[examples[row].place] += len(item)
         return Look(
             step,
             epoch,
             total / tokens.total(),
-            sum(weights[place] * own for place, own in accepted.items())
-            / sum(weights[place] * own for place, own in tokens.items()),
-            {place: accepted[place] / own for place, own in sorted(tokens.items())},
+            sum(weights[place] * value for place, value in accepted.items())
+            / sum(weights[place] * token for place, token in tokens.items()),
+            {place: accepted[place] / token for place, token in sorted(tokens.items())},
         )
 
 
 def interpolate(start: Weights, end: Weights, share: float) -> dict[str, torch.Tensor]:
     """Weights that share of the way from start to end."""
-    return {name: own.lerp(end[name], share) if own.is_floating_point() else own for name, own in start.items()}
+    return {name: item.lerp(end[name], share) if item.is_floating_point() else item for name, item in start.items()}
 
 
 def rate_factor(step: int, total: int, warmup_share: float) -> float:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import torch
 
@@ -18,12 +18,15 @@ from shadowspec.engine.batch import Request, needed_capacity
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import ArmResult, Decoded, decode_batch
 from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
 from shadowspec.engine.static_passes import Reach, StaticPasses
 from shadowspec.types import VerifyRule
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError)
 
 # What a draft model is given, and how much of it is kept: the last two tokens at first, then each that it drafted.
 DRAFT_COUNTS = ((2, 1), (1, 1))
@@ -43,7 +46,13 @@ class ArmRunner:
         """Where `peak_bytes` comes from."""
         return "accounted" if self._allocator is None else "cuda_peak"
 
-    def run(self, requests: Sequence[Request], candidate: Candidate | None, slots: int) -> ArmResult[Decoded | None]:
+    def run(
+        self,
+        requests: Sequence[Request],
+        candidate: Candidate | None,
+        slots: int,
+        recent: SuffixAutomaton | None = None,
+    ) -> ArmResult[Decoded | None]:
         """Decode the requests, `slots` at a time; in halves, one after the other, where they do not fit into memory.
 
         The second half has waited for the first, whose duration is part of its prefill time: what so many requests
@@ -55,26 +64,10 @@ class ArmRunner:
 
         Args:
             candidate: None: the baseline arm.
+            recent: outputs that the candidate may draft from.
         """
         gauge = None if self._allocator is None else Gauge.begin(self._allocator, self._models)
         config = None if candidate is None else candidate.config.config
-
-        def decode(part: Sequence[Request]) -> ArmResult[Decoded]:
-            static_bytes = record_ahead(self._target, candidate, part, slots)
-            result = decode_batch(
-                self._target.model,
-                part,
-                proposer=None if candidate is None else candidate.proposer(),
-                num_speculative_tokens=0 if config is None else config.num_speculative_tokens,
-                verify_rule=VerifyRule.EXACT_MATCH if config is None else config.verify_rule,
-                end_token_ids=self._target.end_token_ids,
-                detokenize=self._target.tokenizer.decode,
-                num_slots=slots,
-                passes=self._target.passes,
-                kernels=self._target.kernels,
-            )
-            return replace(result, static_bytes=static_bytes)
-
         decoded: list[Decoded | None] = []
         cache_bytes = static_bytes = num_halved = 0
         duration_ms = waited_ms = 0.0
@@ -84,14 +77,30 @@ class ArmRunner:
             part, arrives_later = parts.pop()
             if arrives_later:
                 waited_ms, together_bytes = 0.0, 0
-            result = within_memory(self._target, "an arm", min(slots, len(part)), partial(decode, part))
+            result: ArmResult[Decoded] | None = None
+            with suppress(*OUT_OF_MEMORY):
+                recorded_bytes = record_ahead(self._target, candidate, part, slots)
+                result = decode_batch(
+                    self._target.model,
+                    part,
+                    proposer=None if candidate is None else candidate.proposer(recent),
+                    num_speculative_tokens=0 if config is None else config.num_speculative_tokens,
+                    verify_rule=VerifyRule.EXACT_MATCH if config is None else config.verify_rule,
+                    end_token_ids=self._target.end_token_ids,
+                    detokenize=self._target.tokenizer.decode,
+                    num_slots=slots,
+                    passes=self._target.passes,
+                    kernels=self._target.kernels,
+                )
             if result is not None:
                 decoded += [_delay(each, waited_ms) for each in result.decoded]
                 duration_ms, waited_ms = duration_ms + result.duration_ms, waited_ms + result.duration_ms
                 together_bytes += result.cache_bytes
                 cache_bytes = max(cache_bytes, together_bytes)
-                static_bytes = max(static_bytes, result.static_bytes)
-            elif len(part) == 1:
+                static_bytes = max(static_bytes, recorded_bytes)
+                continue
+            free_memory(self._target, "an arm", min(slots, len(part)))
+            if len(part) == 1:
                 decoded.append(None)
             else:
                 middle, is_queue = len(part) // 2, len(part) > slots
@@ -106,14 +115,20 @@ class ArmRunner:
 
 def within_memory(target: LoadedModel, what: str, num_requests: int, work: Callable[[], Result]) -> Result | None:
     """The work's result; None if the target's device runs out of memory, which is logged."""
-    try:
+    with suppress(*OUT_OF_MEMORY):
         return work()
-    except (torch.OutOfMemoryError, MemoryError):
-        log.warning("%s of %d requests ran out of memory", what, num_requests)
-    # Only here, where the error and with it the frames that hold the tensors are gone, is there something to free.
+    free_memory(target, what, num_requests)
+    return None
+
+
+def free_memory(target: LoadedModel, what: str, num_requests: int) -> None:
+    """Log that the target's device has run out of memory, and give back to it what work held.
+
+    To be called once the error, and with it the frames that hold the tensors, is gone: before, nothing is free.
+    """
+    log.warning("%s of %d requests ran out of memory", what, num_requests)
     if target.model.device.type == "cuda":
         torch.cuda.empty_cache()
-    return None
 
 
 def _delay(decoded: Decoded, waited_ms: float) -> Decoded:
@@ -131,13 +146,13 @@ def record_ahead(target: LoadedModel, candidate: Candidate | None, requests: Seq
         Bytes that these passes, their buffers and their caches hold, which stay from batch to batch.
     """
     depth = candidate.config.config.num_speculative_tokens if candidate is not None else 0
-    reach = Reach(
-        min(slots, len(requests)),
-        min(len(request.prompt) for request in requests),
-        needed_capacity(requests, depth),
-    )
     held = 0
     for passes, counts, layers in _list_passes(target, candidate, depth):
+        reach = Reach(
+            min(slots, len(requests)),
+            min(len(request.prompt) for request in requests),
+            needed_capacity(requests, depth),
+        )
         passes.prepare(reach, counts, layers)
         held += passes.bytes_for(reach, counts)
     return held

@@ -18,6 +18,7 @@ from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import RecordError
 from shadowspec.types import AuditedRun, ShadowPrompt
+from shadowspec.types.measuring_settings import EngineSettings
 
 _HASHES: Final = 2**64  # of the eight bytes by which a record is drawn
 
@@ -25,9 +26,9 @@ _HASHES: Final = 2**64  # of the eight bytes by which a record is drawn
 class Auditor:
     """Replays what the loop gave; lives as long as the engine whose target and candidates it shares."""
 
-    def __init__(self, target: LoadedModel, candidates: Sequence[Candidate], *, share: float, seed: int = 0) -> None:
-        """`share` of the requests is drawn, by a hash of the record's key that takes `seed` in."""
-        self._share, self._seed = share, seed
+    def __init__(self, target: LoadedModel, candidates: Sequence[Candidate], settings: EngineSettings) -> None:
+        """`audit_share` of the requests is drawn, by a hash of the record's key that takes the seed in."""
+        self._settings = settings
         self._replayers = {
             candidate.config.fingerprint: Replayer(
                 [Drafting(candidate.config.config, candidate.draft)],
@@ -47,8 +48,8 @@ class Auditor:
         """
         if prompt.sampling.seed is not None and prompt.sampling.temperature > 0.0:
             return False
-        digest = hashlib.sha256(f"audit\0{self._seed}\0{prompt.key}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") < self._share * _HASHES
+        digest = hashlib.sha256(f"audit\0{self._settings.seed}\0{prompt.key}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") < self._settings.audit_share * _HASHES
 
     def audit(
         self,
@@ -90,8 +91,8 @@ class Auditor:
 
 def _is_known_to_replay(candidate: Candidate) -> bool:
     """Whether what the loop drafted follows from its output: not from a memory, a confidence or where a draft ends."""
-    own = candidate.config.config
-    return not (own.remembers or own.is_adaptive or candidate.context_limit is not None)
+    config = candidate.config.config
+    return not (config.remembers or config.is_adaptive or candidate.context_limit is not None)
 
 
 def _get_expectation(result: Replayed | RecordError) -> float | None:

@@ -30,8 +30,8 @@ class Request:
 
     def end_ids(self, end_token_ids: frozenset[int]) -> frozenset[int]:
         """The tokens that end this request, given those that end the model's texts."""
-        own = frozenset(self.sampling.stop_token_ids)
-        return own if self.sampling.ignore_eos else own | end_token_ids
+        stop_token_ids = frozenset(self.sampling.stop_token_ids)
+        return stop_token_ids if self.sampling.ignore_eos else stop_token_ids | end_token_ids
 
 
 def needed_capacity(requests: Sequence[Request], num_speculative_tokens: int) -> int:
@@ -132,7 +132,7 @@ class Drawing:
 class Batch:
     """All requests of one arm and the slots in which they are decoded.
 
-    At first the first requests stand in the slots; those that wait take the slots of finished rows (`admit`).  Once
+    At first the first requests are in the slots; those that wait take the slots of finished rows (`admit`).  Once
     none waits a finished row keeps its slot, so that the load stays at the number of slots, until `keep` drops it.
     `rows` are those in slots; `all_rows` is every request in the order given.
     """
@@ -179,13 +179,10 @@ class Batch:
         self.emitted = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
         self.hidden_states: torch.Tensor | None = None  # [rows, columns, size], of the target's latest pass
         self.prompt_states: torch.Tensor | None = None  # [slots, columns, size], of the prompts prefilled last
-        self.standing = torch.zeros_like(self.emitted)  # int64 [rows]: the column of the last token that stands
+        self.standing = torch.zeros_like(self.emitted)  # int64 [rows]: the column of the last emitted token
 
     def admit(self) -> list[int]:
-        """Put waiting requests into the slots of finished rows; the slots whose rows are to be prefilled."""
-        fresh = [slot for slot, row in enumerate(self.rows) if not row.output]
-        if fresh:
-            return fresh  # those that came first
+        """Put waiting requests into the slots of finished rows; those slots, whose rows are to be prefilled."""
         free = [slot for slot, row in enumerate(self.rows) if row.finish_reason is not None]
         slots = free[: len(self.all_rows) - self._num_admitted]
         if slots:
@@ -195,7 +192,7 @@ class Batch:
                 self.rows[slot] = self.all_rows[number]
                 self.prompts[slot] = self.rows[slot].request.prompt
             places, chosen = torch.tensor(slots, device=self.device), torch.tensor([*numbers], device=self.device)
-            self.sampling.put(places, self._every_sampling.of(chosen))
+            self.sampling.replace_rows(places, self._every_sampling.of(chosen))
             self.uniforms[places] = self._every_uniforms[chosen]
             self.emitted[places] = 0
         return slots
@@ -238,33 +235,32 @@ class Batch:
         if self.hidden_states is not None:
             self.hidden_states, self.standing = self.hidden_states[index], self.standing[index]
 
-    def see_prompts(self, slots: Sequence[int], hidden_states: torch.Tensor | None) -> None:
-        """Keep the hidden states of the target's prefill for the proposer, if it asked for any.
+    def see_prompts(self, slots: Sequence[int], hidden_states: torch.Tensor) -> None:
+        """Keep the hidden states of the target's prefill for the proposer, which asked for them.
 
         Args:
             slots: whose prompts were prefilled.
             hidden_states: [slots, columns, size], by position, or of each prompt's last token alone.
         """
         self.prompt_states = hidden_states
-        if hidden_states is None:
-            return
         last = [min(len(self.prompts[slot]), hidden_states.shape[1]) - 1 for slot in slots]
-        own = hidden_states[torch.arange(len(slots), device=self.device), torch.tensor(last, device=self.device)]
+        hidden_state = hidden_states[
+            torch.arange(len(slots), device=self.device), torch.tensor(last, device=self.device)
+        ]
         if self.hidden_states is None or len(slots) == self.num_rows:
-            self.hidden_states, self.standing = own[:, None], torch.zeros_like(self.emitted)
+            self.hidden_states, self.standing = hidden_state[:, None], torch.zeros_like(self.emitted)
         else:
             places = torch.tensor(slots, device=self.device)
-            self.hidden_states[places, 0], self.standing[places] = own, 0
+            self.hidden_states[places, 0], self.standing[places] = hidden_state, 0
 
-    def see(self, hidden_states: torch.Tensor | None, standing: torch.Tensor) -> None:
-        """Keep the hidden states of the target's pass for the proposer, if it asked for any.
+    def see(self, hidden_states: torch.Tensor, standing: torch.Tensor) -> None:
+        """Keep the hidden states of the target's pass for the proposer, which asked for them.
 
         Args:
             hidden_states: [rows, columns, size].
-            standing: the last column of each row whose token stands, int64 [rows].
+            standing: the last column of each row whose token is emitted, int64 [rows].
         """
-        if hidden_states is not None:
-            self.hidden_states, self.standing = hidden_states, standing
+        self.hidden_states, self.standing = hidden_states, standing
 
     def last_hidden(self) -> torch.Tensor:
         """The hidden states from which the target made each row's last token, [rows, size]."""
@@ -292,7 +288,7 @@ class Batch:
         self._settle(taken)
 
     def commit(self, outcomes: list[list[int]]) -> None:
-        """Take one step's outcome: per row how many tokens were drafted, how many of them stand, the recovered
+        """Take one step's outcome: per row how many tokens were drafted, how many of them accepted, the recovered
         or bonus token, and the drafted tokens.
         """
         taken: list[list[int]] = []
@@ -308,7 +304,8 @@ class Batch:
 
     def _settle(self, taken: list[list[int]]) -> None:
         """Move lengths and last tokens on; a finished row is frozen where it can always write K + 1 tokens."""
-        self.sampling.note_emitted(taken)
+        if self.sampling.has_penalties:
+            self.sampling.note_emitted(taken)
         lengths, last, previous, emitted = [], [], [], []
         for row in self.rows:
             frozen = row.finish_reason is not None

@@ -33,12 +33,13 @@ from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
 from shadowspec.types import (
     FIRST_OPTIONS,
-    SUFFIX_OPTIONS,
+    FIRST_SUFFIX_OPTIONS,
     FingerprintedConfig,
     SpeculationConfig,
     VerifyRule,
     fingerprint_config,
 )
+from shadowspec.types.measuring_settings import EngineSettings
 
 BACKEND = "torch"  # without kernels
 HETEROGENEOUS = "heterogeneous_draft_model"  # the proposer that drafts the tokens that both vocabularies have
@@ -46,18 +47,14 @@ HETEROGENEOUS = "heterogeneous_draft_model"  # the proposer that drafts the toke
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A speculation config with its draft, if it needs one, and the recent outputs that it drafts from.
-
-    The draft is a model, or heads over the target's hidden states.
-    """
+    """A speculation config with its draft, if it needs one: a model, or heads over the target's hidden states."""
 
     config: FingerprintedConfig
     draft: LoadedModel | LoadedHeads | None
-    recent: SuffixAutomaton | None = None
     context_limit: int | None = None  # tokens up to which the draft can follow its target; None: to the end
 
-    def proposer(self) -> Proposer:
-        """A fresh proposer for one batch."""
+    def proposer(self, recent: SuffixAutomaton | None = None) -> Proposer:
+        """A fresh proposer for one batch, which drafts from recent outputs too where it remembers them."""
         wanted = self.config.config
         count, is_sampling = wanted.num_speculative_tokens, wanted.verify_rule is VerifyRule.REJECTION
         if isinstance(self.draft, LoadedModel):
@@ -75,7 +72,7 @@ class Candidate:
                 return Eagle3Proposer(self.draft.heads, count, is_sampling=is_sampling)
             return HeadsProposer(self.draft.heads, count, is_sampling=is_sampling)
         if wanted.proposer == "suffix":
-            return SuffixProposer(count, SuffixOptions.of(wanted), self.recent)
+            return SuffixProposer(count, SuffixOptions.of(wanted), recent)
         return NgramProposer(count, wanted.ngram_min, wanted.ngram_max)
 
     def num_verified(self) -> tuple[int, ...]:
@@ -85,30 +82,20 @@ class Candidate:
             return tuple(range(1, deepest + 1))
         return (deepest,) if self.context_limit is None else (1, deepest)
 
-    def drafting_from(self, recent: SuffixAutomaton | None) -> Candidate:
-        """The same, drafting from recent outputs too where there are any."""
-        return replace(self, recent=recent)
-
 
 class Models:
     """Loads each model folder once onto one device; lives as long as the engines that share it."""
 
-    def __init__(
-        self, device: str = "auto", dtype: str = "auto", passes: str = "dynamic", kernels: str = "torch"
-    ) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         """
-        Args:
-            passes: "graphs" (CUDA graphs), "dynamic" (none), "auto" (where device and forward pass have them).
-            kernels: "triton", "torch" (the engine's own code), "auto" (Triton's on a GPU that can run them).
-
         Raises:
             ModelError: the device is not there, or does not have what is asked for.
         """
-        self.device = choose_device(device)
-        self.dtype = choose_dtype(dtype, self.device)
-        self._passes = passes
-        self._new_recorder = choose_recorder(passes, self.device)
-        self.kernels = choose_kernels(kernels, self.device)
+        self.device = choose_device(settings.device)
+        self.dtype = choose_dtype(settings.dtype, self.device)
+        self._passes = settings.passes
+        self._new_recorder = choose_recorder(settings.passes, self.device)
+        self.kernels = choose_kernels(settings.kernels, self.device)
         self._loaded: dict[str, LoadedModel] = {}
         self._twins: dict[str, LoadedModel] = {}  # targets as their own drafts
         self._heads: dict[tuple[str, str, str], LoadedHeads] = {}  # by folder, kind and target
@@ -196,12 +183,12 @@ class Models:
         target_path: str,
         configs: Sequence[SpeculationConfig],
         warn: Callable[[str], None],
-        requests_per_slot: int = 1,
-        default_sampling: Mapping[str, float] | None = None,
+        requests_per_slot: int,
+        default_sampling: Mapping[str, float],
     ) -> tuple[LoadedModel, tuple[Candidate, ...]]:
         """The target and its candidates, each pair checked before anything runs.
 
-        `default_sampling` is that of the endpoint, a part of its fingerprints.
+        `requests_per_slot` and `default_sampling` are those of the endpoint, a part of its fingerprints.
 
         Raises:
             ModelError: a model cannot be used or a pair does not fit.
@@ -225,10 +212,10 @@ class Models:
 def engine_name() -> str:
     """Name and version of this engine, part of every fingerprint."""
     try:
-        own = version("shadowspec")
+        text = version("shadowspec")
     except PackageNotFoundError:
-        own = "unknown"
-    return f"shadowspec-torch/{own} torch/{torch.__version__} transformers/{version('transformers')}"
+        text = "unknown"
+    return f"shadowspec-torch/{text} torch/{torch.__version__} transformers/{version('transformers')}"
 
 
 def device_name(device: torch.device) -> str:
@@ -242,8 +229,8 @@ def fingerprint_candidate(
     config: SpeculationConfig,
     target: LoadedModel,
     draft: LoadedModel | LoadedHeads | None,
-    requests_per_slot: int = 1,
-    default_sampling: Mapping[str, float] | None = None,
+    requests_per_slot: int,
+    default_sampling: Mapping[str, float],
 ) -> FingerprintedConfig:
     """The config with everything its figures depend on.
 
@@ -274,7 +261,7 @@ def fingerprint_candidate(
         device=device_name(target.model.device),
         dtype=str(target.model.dtype).removeprefix("torch."),
         details=details,
-        frozen_options=FIRST_OPTIONS.union(SUFFIX_OPTIONS if config.proposer == "suffix" else ()),
+        frozen_options=FIRST_OPTIONS.union(FIRST_SUFFIX_OPTIONS if config.proposer == "suffix" else ()),
         default_sampling=default_sampling,
     )
 

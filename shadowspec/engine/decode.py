@@ -11,13 +11,13 @@ import torch
 from shadowspec.engine.batch import Batch, Detokenize, Request
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal, Proposer
-from shadowspec.engine.runner import Runner
-from shadowspec.engine.static_passes import StaticPasses, runner_for
+from shadowspec.engine.runner import Runner, runner_for
 from shadowspec.engine.timing import StepClock, Timeline
 from shadowspec.engine.verify import verify
 from shadowspec.types import ArmTiming, SpeculationCounts, VerifyRule
 
 if TYPE_CHECKING:
+    from shadowspec.engine.static_passes import StaticPasses
     from shadowspec_kernels.dispatch import Kernels
 
 
@@ -92,12 +92,16 @@ def decode_batch(
         proposer.begin(batch)
 
     nothing = _nothing_proposed(batch.num_rows, device)
+    slots = list(range(batch.num_rows))  # whose rows are to be prefilled
     while batch.has_active:
-        if slots := batch.admit():
+        if batch.has_waiting and not slots:
+            slots = batch.admit()
+        if slots:
             batch.begin(slots, _first_tokens(batch, runner, slots, verify_rule, kernels))
             clock.mark_prefilled(slots)
             if proposer is not None:
                 proposer.admit(batch, slots)
+            slots = []
             continue
         span = Span.after(batch.lengths - 1, batch.longest - 1, depth + 2, target.dtype)
         proposal = proposer.propose(batch, span) if proposer is not None else nothing
@@ -106,7 +110,8 @@ def decode_batch(
         runner.begin(span, column=1)
         logits = runner.append(tokens, keep=tokens.shape[1])
         verification = verify(batch.drawing(), logits, proposal, verify_rule, kernels)
-        batch.see(runner.hidden_states, verification.num_accepted)
+        if runner.hidden_states is not None:
+            batch.see(runner.hidden_states, verification.num_accepted)
         clock.mark_verified()
         outcome = (proposal.num_drafted, verification.num_accepted, verification.next_tokens)
         batch.commit(torch.cat((torch.stack(outcome, 1), proposal.tokens), 1).tolist())
@@ -136,6 +141,7 @@ def _first_tokens(
 ) -> torch.Tensor:
     """Prefill the rows in these slots; the tokens that the target makes of their prompts, int64 [slots]."""
     logits = runner.prefill([batch.prompts[slot] for slot in slots], slots)[:, None]  # [slots, 1, vocabulary]
-    batch.see_prompts(slots, runner.hidden_states)
+    if runner.hidden_states is not None:
+        batch.see_prompts(slots, runner.hidden_states)
     nothing = _nothing_proposed(len(slots), logits.device)
     return verify(batch.drawing(slots), logits, nothing, rule, kernels).next_tokens

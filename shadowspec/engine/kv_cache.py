@@ -92,7 +92,7 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         """Write the new states at this pass's place and return what its queries may read."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.place is not None, "the cache was not told where this pass writes"
+        assert self.place is not None, "no write positions were set for this pass"
         by_token = self.states.transpose(1, 2)  # [slots, capacity + 1, 2 * heads, head_dim]
         by_token[:, :, : self.heads, : self.key_dim].index_put_(self.place, key_states.transpose(1, 2))
         by_token[:, :, self.heads :, : self.value_dim].index_put_(self.place, value_states.transpose(1, 2))
@@ -104,7 +104,7 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
         keys, values = states[:, :, :heads].transpose(1, 2), states[:, :, heads:].transpose(1, 2)
         if not self.is_initialized:
             self.lazy_initialization(keys, values)
-        assert self.place is not None, "the cache was not told where this pass writes"
+        assert self.place is not None, "no write positions were set for this pass"
         self._write(states, self.place)
         return self._readable() if self.read_width else (keys, values)
 
@@ -118,9 +118,9 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships 
 
     def first(self, slots: int) -> RaggedLayer:
         """The first slots alone, over the same memory."""
-        own = copy.copy(self)
-        own.slots, own.states, own.place = slots, self.states[:slots], None
-        return own
+        ragged_layer = copy.copy(self)
+        ragged_layer.slots, ragged_layer.states, ragged_layer.place = slots, self.states[:slots], None
+        return ragged_layer
 
     def keep(self, sources: list[int], places: list[int], count: int) -> None:
         """Copy slots `sources` to `places` and drop all but the first `count`."""
@@ -228,10 +228,10 @@ class RaggedCache(Cache):  # type: ignore[misc]  # transformers ships no types
 
     def first(self, slots: int) -> RaggedCache:
         """The first slots of an allocated cache alone, over the same memory."""
-        own = copy.copy(self)
-        own.layers = [layer.first(slots) for layer in self.layers]
-        own.keep([*range(slots)])
-        return own
+        ragged_cache = copy.copy(self)
+        ragged_cache.layers = [layer.first(slots) for layer in self.layers]
+        ragged_cache.keep([*range(slots)])
+        return ragged_cache
 
     def allocated_bytes(self) -> int:
         """Bytes of keys and values allocated so far."""

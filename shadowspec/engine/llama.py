@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
 
 from shadowspec.engine.forward import FINAL, side_by_side
 from shadowspec.engine.kv_cache import RaggedCache
-from shadowspec.engine.llama_layer import Matrix, Norm, projections, rotation_table, select_rotations, taken_over
+from shadowspec.engine.llama_layer import Matrix, Norm, adopt_layer, projections, rotation_table, select_rotations
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 # Angles that depend on the position alone; the others ("dynamic", "longrope") change with the longest row.
@@ -71,7 +71,7 @@ class DirectLlama:
         # As it lies on a GPU, where kernels read its rows.
         self._head = Matrix.of(head, is_held=self._is_tied or head.device.type != "cpu")
         self._norm = Norm.of(body.norm, body.norm.weight.data)
-        self._layers = tuple(taken_over(layer, head_dim) for layer in body.layers)
+        self._layers = tuple(adopt_layer(layer, head_dim) for layer in body.layers)
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """All weights, each once."""

@@ -152,7 +152,7 @@ def projections(attention: Any) -> tuple[Any, Any, Any]:
     return attention.q_proj, attention.k_proj, attention.v_proj
 
 
-def taken_over(layer: Any, head_dim: int) -> Layer:
+def adopt_layer(layer: Any, head_dim: int) -> Layer:
     """The weights of a transformers decoder layer, which is of no use afterwards."""
     attention, mlp = layer.self_attn, layer.mlp
     linears = projections(attention)

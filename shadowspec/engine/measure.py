@@ -30,12 +30,14 @@ from shadowspec.types import (
     FingerprintedConfig,
     Memory,
     OutputContract,
+    PairedScore,
     Run,
     RunFlags,
     SamplingParameters,
     ShadowPrompt,
     Validity,
 )
+from shadowspec.types.measuring_settings import EngineSettings
 
 if TYPE_CHECKING:
     from shadowspec_kernels.backends import Backend
@@ -52,9 +54,8 @@ class Engine:
         self,
         target: LoadedModel,
         candidates: Sequence[Candidate],
+        settings: EngineSettings,
         *,
-        seed: int = 0,
-        warmup_blocks: int = 2,
         scorers: Mapping[str, Scorer] | None = None,
         auditor: Auditor | None = None,
     ) -> None:
@@ -64,8 +65,7 @@ class Engine:
         """
         self.target = target
         self.candidates = tuple(candidates)
-        self._seed = seed
-        self._warmup_blocks = warmup_blocks
+        self._settings = settings
         self._warm: set[tuple[int, int]] = set()  # slots, requests
         self._scorers = dict(scorers or {})
         self._auditor = auditor
@@ -92,8 +92,8 @@ class Engine:
         baseline = self._arms.run(requests, None, slots) if block.first_arm is Arm.BASELINE else None
         drafted: list[MeasuredArm] = []
         for candidate in self.candidates:
-            recent = self._outputs.before(block, candidate.config)
-            drafted.append(self._arms.run(requests, candidate.drafting_from(recent), slots))
+            recent = self._outputs.before(block, candidate.config) if candidate.config.config.remembers else None
+            drafted.append(self._arms.run(requests, candidate, slots, recent))
         if baseline is None:
             baseline = self._arms.run(requests, None, slots)
         runs: list[Run] = []
@@ -102,7 +102,8 @@ class Engine:
         for candidate, arm in zip(self.candidates, drafted, strict=True):
             runs += self._runs(block, requests, candidate, baseline, arm)
             memory[candidate.config.fingerprint] = self._memory(candidate, baseline, arm)
-            self._outputs.after(block, candidate.config, [each.output if each else None for each in arm.decoded])
+            if candidate.config.config.remembers:
+                self._outputs.after(block, candidate.config, [each.output if each else None for each in arm.decoded])
             audits += self._audits(block, requests, candidate.config.fingerprint, arm)
         num_halved = sum(arm.num_halved for arm in (baseline, *drafted))
         return BlockResult(block, started_at, tuple(runs), memory, num_halved, tuple(audits))
@@ -124,7 +125,7 @@ class Engine:
 
     def _request(self, prompt: ShadowPrompt) -> Request:
         """Both arms and every candidate draw from the same seed."""
-        return Request(prompt.prompt_token_ids, prompt.sampling, prompt.seed_under(self._seed))
+        return Request(prompt.prompt_token_ids, prompt.sampling, prompt.seed_under(self._settings.seed))
 
     def _warm_up(self, slots: int, *, is_queue: bool) -> None:
         """Untimed batches of this size, once, so that allocation and kernel choice stay out of the first block.
@@ -140,7 +141,7 @@ class Engine:
         for temperature in (0.0, 1.0):
             sampling = SamplingParameters(temperature=temperature, max_tokens=8, ignore_eos=True)
             requests = [Request(prompt, sampling, seed) for seed in range(size)]
-            for _ in range(self._warmup_blocks):
+            for _ in range(self._settings.warmup_blocks):
                 for candidate in (None, *self.candidates):
                     self._arms.run(requests, candidate, slots)
 
@@ -154,12 +155,14 @@ class Engine:
     ) -> list[Run]:
         """One run per own request; fillers are dropped here."""
         fingerprint = candidate.config.fingerprint
-        own = range(len(block.requests))
-        plain = {index: base for index in own if (base := baseline.decoded[index]) is not None}
+        indices = range(len(block.requests))
+        plain = {index: base for index in indices if (base := baseline.decoded[index]) is not None}
         drafted = {index: spec for index in plain if (spec := speculative.decoded[index]) is not None}
         scorer = self._scorers.get(block.endpoint, Scorer())
-        texts = [[self._answers.text(requests[index], arm[index]) for index in drafted] for arm in (plain, drafted)]
-        scores = dict(zip(drafted, scorer.score_pairs(*texts), strict=True))  # texts end here
+        scores: dict[int, dict[str, PairedScore | None]] = {index: {} for index in drafted}
+        if scorer.functions:
+            texts = [[self._answers.text(requests[index], arm[index]) for index in drafted] for arm in (plain, drafted)]
+            scores = dict(zip(drafted, scorer.score_pairs(*texts), strict=True))  # texts end here
         flags = {
             index: self._answers.flags(block.requests[index], requests[index], candidate, plain[index], drafted[index])
             for index in drafted

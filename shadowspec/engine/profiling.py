@@ -1,7 +1,7 @@
 """Profiling: the costs of the loop's steps on this device, measured with the loop itself.
 
 Every point is a batch of made-up prompts that is decoded as a block is, all rows to the same length, so that the load
-stands throughout.  What is accepted does not matter: a step of a draft costs the same whatever comes of it.
+is constant.  What is accepted does not matter: a step of a draft costs the same whatever comes of it.
 Points take turns, round after round, and each gives its medians, so that a slow moment hits one round of some points
 and not one point.
 
@@ -91,7 +91,7 @@ def profile(
         for place in grid.places:
             found[place].append(_measure(target, candidate, *place, grid.is_greedy, seed + number))
             on_run()
-    return [_medians(own) for own in found.values()]
+    return [_medians(costs) for costs in found.values()]
 
 
 def max_depth(candidate: Candidate) -> int | None:
@@ -201,11 +201,11 @@ def _requests(target: LoadedModel, load: int, context: int, is_greedy: bool, see
     ]
 
 
-def _medians(own: Sequence[StepCost]) -> StepCost:
+def _medians(costs: Sequence[StepCost]) -> StepCost:
     def of(name: str) -> float:
-        return float(median(getattr(each, name) for each in own))
+        return float(median(getattr(each, name) for each in costs))
 
-    first = own[0]
+    first = costs[0]
     return StepCost(
         concurrency=first.concurrency,
         num_speculative_tokens=first.num_speculative_tokens,

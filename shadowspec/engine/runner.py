@@ -12,6 +12,7 @@ from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.llama import DirectLlama
 
 if TYPE_CHECKING:
+    from shadowspec.engine.static_passes import StaticPasses
     from shadowspec_kernels.dispatch import Kernels
 
 # Rows are prefilled together while padding them to the longest wastes at most this share of the tokens.
@@ -133,6 +134,21 @@ class Runner:
     def cache_bytes(self) -> int:
         """Bytes of keys and values that the rows take."""
         return self.cache.allocated_bytes()
+
+
+def runner_for(
+    model: Any,
+    slots: int,
+    capacity: int,
+    *,
+    hidden: HiddenStates | None = None,
+    passes: StaticPasses | None,
+    kernels: Kernels | None,
+) -> Runner:
+    """What runs a model over so many rows of up to `capacity` tokens, by its static passes where it has them."""
+    if passes is not None:
+        return passes.runner(slots, capacity, hidden)
+    return Runner(model, slots, capacity, hidden, kernels=kernels)
 
 
 def prefill_groups(lengths: Sequence[int]) -> list[list[int]]:

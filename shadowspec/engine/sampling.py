@@ -72,16 +72,16 @@ class BatchSampling:
 
     def of(self, rows: torch.Tensor) -> BatchSampling:
         """The same for these rows alone, int64 [rows], in a copy."""
-        own = copy.copy(self)
-        own.keep(rows)
-        return own
+        sampling = copy.copy(self)
+        sampling.keep(rows)
+        return sampling
 
     def keep(self, slots: torch.Tensor) -> None:
         """Drop all rows but these, int64 [kept]."""
         for name, value in self._by_row():
             setattr(self, name, value[slots])
 
-    def put(self, slots: torch.Tensor, others: BatchSampling) -> None:
+    def replace_rows(self, slots: torch.Tensor, others: BatchSampling) -> None:
         """Let the rows in these slots, int64 [others], be others of the same batch."""
         for name, value in self._by_row():
             value[slots] = getattr(others, name)
@@ -165,13 +165,13 @@ class BatchSampling:
             Float32 [rows, tokens].
         """
         result = torch.softmax(self._truncate(processed), -1)
-        own = result.gather(-1, chosen[..., None])[..., 0]
+        masked = result.gather(-1, chosen[..., None])[..., 0]
         if self.has_top_p:
             edges, masses = self._heads(result)
-            own = own.masked_fill(own < edges, 0.0) / masses
+            masked = masked.masked_fill(masked < edges, 0.0) / masses
         if self.has_greedy:
-            own = torch.where(self.is_greedy[:, None], (greedy_tokens(processed) == chosen).to(own.dtype), own)
-        return own
+            masked = torch.where(self.is_greedy[:, None], (greedy_tokens(processed) == chosen).to(masked.dtype), masked)
+        return masked
 
     def _truncate(self, processed: torch.Tensor) -> torch.Tensor:
         """Logits by temperature, -inf where min-p or top-k cut, in new memory; float32, of the same shape."""

@@ -6,7 +6,7 @@ token (without one: as its end of text), as vLLM's `use_heterogeneous_vocab` has
 same positions.  So the draft's distribution follows from the text alone, whatever the tokens mean, and every verify
 rule stays lossless; what the tokens mean decides how much is accepted.
 
-Tokens are the same where they stand for the same bytes.  Two kinds of tokenizers say which these are: byte-level ones
+Tokens are the same where they represent the same bytes.  Two kinds of tokenizers say which these are: byte-level ones
 (GPT-2's alphabet) and those after SentencePiece (a mark for the space, bytes as <0x0A>).  Others are refused.
 """
 
@@ -124,15 +124,15 @@ def shared_vocabulary(
     """What a draft shares with its target.
 
     Raises:
-        ModelError: a tokenizer does not say which bytes its tokens stand for, the draft has no token to read unknown
+        ModelError: a tokenizer does not say which bytes its tokens mean, the draft has no token to read unknown
             ones as, or nothing is shared.
     """
     where = f"draft {draft_path} cannot draft for target {target_path}"
     try:
-        theirs, own = meanings(target), meanings(draft)
+        theirs, entry = meanings(target), meanings(draft)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
-    shared = sorted((theirs[meaning], index) for meaning, index in own.items() if meaning in theirs)
+    shared = sorted((theirs[meaning], index) for meaning, index in entry.items() if meaning in theirs)
     if not shared:
         raise ModelError(f"{where}: the vocabularies share no token")
     unknown = _unknown(draft)
@@ -150,16 +150,16 @@ Meaning = tuple[str, bytes | str]
 
 
 def meanings(tokenizer: FolderTokenizer) -> dict[Meaning, int]:
-    """The id of every token that the model has, by what it stands for: bytes, or a special token by its name.
+    """The id of every token that the model has, by what it represents: bytes, or a special token by its name.
 
-    Where several tokens stand for the same bytes it is the one of the lowest id, single bytes last.
+    Where several tokens represent the same bytes it is the one of the lowest id, single bytes last.
 
     Raises:
         ModelError: the tokenizer is of another kind than those whose bytes are known.
     """
     raw = tokenizer.raw
     read = _reader(raw)
-    # Added tokens are text as it stands; special ones are no text.
+    # Added tokens are literal text; special ones are no text.
     added = {str(token.content): bool(token.special) for token in raw.added_tokens_decoder.values()}
     found: dict[Meaning, int] = {}
     bytes_alone: dict[Meaning, int] = {}
@@ -177,7 +177,7 @@ def meanings(tokenizer: FolderTokenizer) -> dict[Meaning, int]:
 
 
 def _reader(raw: Any) -> Callable[[str], bytes | None]:
-    """What turns a token into its bytes; None of a token that stands for none."""
+    """What turns a token into its bytes; None of a token without bytes."""
     backend = getattr(raw, "backend_tokenizer", None)
     decoder = json.loads(backend.to_str())["decoder"] if backend is not None else None
     kinds = {step["type"] for step in (decoder.get("decoders") or [decoder])} if decoder else set()
@@ -197,7 +197,7 @@ def _sentencepiece_bytes(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's: printable bytes stand for themselves, the others for the characters from 256 on, in their order."""
+    """GPT-2's: printable bytes are themselves, the others the characters from 256 on, in their order."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -81,7 +81,7 @@ class _Pass:
 class StaticPasses:
     """The recorded passes of one model and the cache that they share; as long-lived as the model.
 
-    What a pass returns stands until the model's next pass, and is to be used before that.
+    What a pass returns is valid until the model's next pass, and is to be used before that.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class StaticPasses:
     def cache(self, slots: int, capacity: int) -> RaggedCache:
         """So many slots of the cache, with as many columns at least; what they hold is of earlier batches.
 
-        A cache that is too small gives way to a larger one, over which everything is recorded anew.
+        A cache that is too small gives way to a larger one, over which everything is recorded again.
         """
         model, rows, columns = self._model, slots, rounded_up(capacity)
         if self._cache is not None:
@@ -157,11 +157,11 @@ class StaticPasses:
             As `Forward.forward`, in buffers that the next pass writes over.
         """
         slots, count = tokens.shape
-        own = self._pass(_Shape(slots, count, keep, rounded_up(read), layers))
-        own.tokens.copy_(tokens)
-        own.columns.copy_(columns)
-        own.again()
-        return own.logits, own.hidden_states
+        recorded = self._pass(_Shape(slots, count, keep, rounded_up(read), layers))
+        recorded.tokens.copy_(tokens)
+        recorded.columns.copy_(columns)
+        recorded.again()
+        return recorded.logits, recorded.hidden_states
 
     def _pass(self, shape: _Shape) -> _Pass:
         found = self._passes.get(shape)
@@ -222,7 +222,9 @@ class StaticPasses:
             counts: of its passes, as `prepare` was given them.
         """
         columns = {number for pair in counts for number in pair}
-        buffers = [own for own in self._buffers.values() if own.shape[0] == reach.slots and own.shape[1] in columns]
+        buffers = [
+            buffer for buffer in self._buffers.values() if buffer.shape[0] == reach.slots and buffer.shape[1] in columns
+        ]
         cache_bytes = self.runner(reach.slots, reach.capacity).cache_bytes()
         return cache_bytes + sum(buffer.nbytes for buffer in buffers) + self._recorder.held_bytes()
 
@@ -255,21 +257,6 @@ class StaticRunner(Runner):
         return self._bytes_per_column * self._used_columns
 
 
-def runner_for(
-    model: Any,
-    slots: int,
-    capacity: int,
-    *,
-    hidden: HiddenStates | None = None,
-    passes: StaticPasses | None,
-    kernels: Kernels | None,
-) -> Runner:
-    """What runs a model over so many rows of up to `capacity` tokens, by its static passes where it has them."""
-    if passes is not None:
-        return passes.runner(slots, capacity, hidden)
-    return Runner(model, slots, capacity, hidden, kernels=kernels)
-
-
 WARM_UPS: Final = 3  # as torch's documentation has it: libraries choose kernels and allocate at their first calls
 
 Work = Callable[[], None]
@@ -285,19 +272,6 @@ class Recorder(Protocol):
 
     def held_bytes(self) -> int:
         """What all that was recorded holds on the device, beside the buffers that it was given."""
-
-
-class Rerun:
-    """Does the work again by calling it: the same buffers and results anywhere, and no faster."""
-
-    name = "rerun"
-
-    def record(self, work: Work) -> Work:
-        work()
-        return work
-
-    def held_bytes(self) -> int:
-        return 0
 
 
 class CudaGraphs:

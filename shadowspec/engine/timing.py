@@ -110,7 +110,7 @@ class StepClock:
     def _concurrencies(self, lives: Sequence[_Life]) -> npt.NDArray[np.float64]:
         """The mean number of requests in progress while each one was, itself included, [requests]."""
         elapsed = self._timeline.elapsed_ms
-        begun, ended = np.array([[elapsed(self._start, m) for m in (own.issued, own.ended)] for own in lives]).T
+        begun, ended = np.array([[elapsed(self._start, m) for m in (live.issued, live.ended)] for live in lives]).T
         times = np.concatenate((begun, ended))
         order = np.argsort(times, kind="stable")
         changes = np.repeat((1.0, -1.0), len(lives))[order]

@@ -38,23 +38,23 @@ class Verification:
 
 
 def verify(
-    own: Drawing, logits: torch.Tensor, proposal: Proposal, rule: VerifyRule, kernels: Kernels | None
+    drawing: Drawing, logits: torch.Tensor, proposal: Proposal, rule: VerifyRule, kernels: Kernels | None
 ) -> Verification:
     """Verify one step: logits [rows, K + 1, vocabulary] against K drafted tokens per row."""
     if kernels is not None:
-        return _verify_fused(kernels, own, logits, proposal, rule)
-    processed = own.sampling.processed_logits(logits, proposal.tokens, own.emitted)
-    if own.sampling.all_greedy:
+        return _verify_fused(kernels, drawing, logits, proposal, rule)
+    processed = drawing.sampling.processed_logits(logits, proposal.tokens, drawing.emitted)
+    if drawing.sampling.all_greedy:
         return verify_matching(greedy_tokens(processed), proposal.tokens, proposal.num_drafted)
     width = logits.shape[1]
     return verify_sampled(
         rule,
-        own.sampling.probs(processed),
+        drawing.sampling.probs(processed),
         proposal.tokens,
         proposal.draft_probs,
         proposal.num_drafted,
-        at_positions(own.uniforms, ACCEPT_STREAM, own.emitted, width - 1),
-        at_positions(own.uniforms, TARGET_STREAM, own.emitted, width),
+        at_positions(drawing.uniforms, ACCEPT_STREAM, drawing.emitted, width - 1),
+        at_positions(drawing.uniforms, TARGET_STREAM, drawing.emitted, width),
     )
 
 
@@ -110,7 +110,7 @@ def verify_sampled(
 
 def _verify_fused(
     kernels: Kernels,
-    own: Drawing,
+    drawing: Drawing,
     logits: torch.Tensor,  # [rows, K + 1, vocabulary]
     proposal: Proposal,
     rule: VerifyRule,
@@ -118,7 +118,7 @@ def _verify_fused(
     """`verify`, straight from the logits."""
     from shadowspec_kernels.step import Step
 
-    sampling, width = own.sampling, logits.shape[1]
+    sampling, width = drawing.sampling, logits.shape[1]
     verified = kernels.verify(
         Step(
             rule="greedy" if sampling.all_greedy else rule.value,
@@ -126,21 +126,21 @@ def _verify_fused(
             drafted=proposal.tokens,
             num_drafted=proposal.num_drafted,
             draft_probs=proposal.draft_probs,
-            accept_uniform=at_positions(own.uniforms, ACCEPT_STREAM, own.emitted, width - 1),
-            target_uniform=at_positions(own.uniforms, TARGET_STREAM, own.emitted, width),
+            accept_uniform=at_positions(drawing.uniforms, ACCEPT_STREAM, drawing.emitted, width - 1),
+            target_uniform=at_positions(drawing.uniforms, TARGET_STREAM, drawing.emitted, width),
             temperature=torch.where(sampling.is_greedy, 0.0, sampling.temperature[:, 0]),
-            penalties=_penalties(own),
-            minimum_length=_minimum_length(own),
-            truncation=_truncation(own, logits.shape[2]),
+            penalties=_penalties(drawing),
+            minimum_length=_minimum_length(drawing),
+            truncation=_truncation(drawing, logits.shape[2]),
         )
     )
     return Verification(verified.num_accepted, verified.next_tokens)
 
 
-def _penalties(own: Drawing) -> Penalties | None:
+def _penalties(drawing: Drawing) -> Penalties | None:
     from shadowspec_kernels.step import Penalties
 
-    sampling = own.sampling
+    sampling = drawing.sampling
     if not sampling.has_penalties:
         return None
     return Penalties(
@@ -152,20 +152,20 @@ def _penalties(own: Drawing) -> Penalties | None:
     )
 
 
-def _minimum_length(own: Drawing) -> MinimumLength | None:
+def _minimum_length(drawing: Drawing) -> MinimumLength | None:
     from shadowspec_kernels.step import MinimumLength
 
-    sampling = own.sampling
-    return MinimumLength(sampling.min_tokens, own.emitted, sampling.ends) if sampling.has_min_tokens else None
+    sampling = drawing.sampling
+    return MinimumLength(sampling.min_tokens, drawing.emitted, sampling.ends) if sampling.has_min_tokens else None
 
 
-def _truncation(own: Drawing, vocabulary: int) -> Truncation | None:
+def _truncation(drawing: Drawing, vocabulary: int) -> Truncation | None:
     from shadowspec_kernels.step import Truncation
 
-    sampling = own.sampling
+    sampling = drawing.sampling
     if not (sampling.has_min_p or sampling.has_top_k or sampling.has_top_p):
         return None
-    slots = tuple(slot for slot, row in enumerate(own.rows) if row.request.sampling.truncates(vocabulary))
+    slots = tuple(slot for slot, row in enumerate(drawing.rows) if row.request.sampling.truncates(vocabulary))
     if not slots:
         return None
     top_p = torch.where(sampling.nucleus > 0.0, sampling.nucleus, 1.0)

@@ -11,6 +11,8 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any
 
 from shadowspec.errors import ConfigError
 from shadowspec.types import Figure
@@ -112,7 +114,7 @@ class GatePolicy:
 
     drift_run_length: int = 10_000  # units between false alarms of an endpoint's detectors, on average, at least
     drift_tolerance: float = 0.02  # advisory detectors hold to the lower bound at ENABLE less this (log speedup, rate)
-    on_alarm: str = "disable"  # or "hold": what becomes of ENABLE when a detector sounds
+    on_alarm: str = "disable"  # or "hold": what becomes of ENABLE when a detector fires
     mix_window_s: float = 7 * DAY_S  # event time that counts as the current traffic: a whole cycle
 
     max_requests_per_cluster: int = 8
@@ -157,6 +159,16 @@ class GatePolicy:
         for clash in self.clashes():
             raise ConfigError(f"policy key {clash.limit!r} must be {clash.wanted}, or nothing could prove it")
 
+    def rule_parts(self) -> dict[str, Any]:
+        """What an `EndpointRule` takes of the policy; a cluster that it forgets is surely a new one by then."""
+        return {
+            "min_rate": self.min_rate,
+            "timed_positions": self.timed_positions,
+            "block_max_wait": timedelta(seconds=self.block_max_wait_s),
+            "time_block": timedelta(seconds=self.time_block_s),
+            "forget_unit_after": timedelta(seconds=self.cluster_max_age_s + self.cluster_reopen_after_s),
+        }
+
     def clashes(self) -> tuple[Clash, ...]:
         """Limits that nothing can prove: none in a policy as it is written, but see `with_frozen_parameters`."""
         found = [
@@ -176,7 +188,7 @@ class GatePolicy:
 
         Those are `with_frozen_parameters`, and what clashes with them is a limit of today.
         """
-        clash = next((own for own in self.clashes() if own.test == test_name), None)
+        clash = next((clash for clash in self.clashes() if clash.test == test_name), None)
         if clash is None:
             return None
         limit, fixed = getattr(self, clash.limit), getattr(self, clash.fixed)

@@ -4,8 +4,8 @@ A window is what one replica counted between two scrapes that came off.  Its uni
 drafts, its weight g = min(D, S) / S of D drafted (S = `scored_drafts`), so that a window with little traffic says
 little and a busy one no more than a full one.  The null is that the promise holds: E[accepted | past] >= m0 * D in
 every window, m0 the endpoint's own lower bound at ENABLE less the policy's tolerance (never below the floor).  Each
-replica has one of the gate's drift detectors over its windows (`gate.drift`).  With threshold `run_length` x replicas
-the first false alarm of any of them comes, on average, no sooner than after `run_length` windows.
+replica has one of the gate's drift detectors over its windows (`gate.stats.drift`).  With threshold `run_length` x
+replicas the first false alarm of any of them comes, on average, no sooner than after `run_length` windows.
 
 What this takes for granted: given the past a window is no worse than the promise.  Requests that last longer than a
 window, and traffic whose mix swings for hours, make neighbours alike; where such a swing goes below the promise the
@@ -23,7 +23,7 @@ import numpy as np
 
 from shadowspec.gate.evidence.agreement import capped_rates
 from shadowspec.gate.stats.betting import Floats, Sums
-from shadowspec.gate.stats.drift import Detector, log_statistic_paths
+from shadowspec.gate.stats.drift import Detector, log_mean, log_statistic_paths
 from shadowspec.metrics import ratio
 from shadowspec.types import COUNTS, Buckets, Decision, LiveCounts, LiveReplica, LiveScrape, LiveWindow, Verdict
 from shadowspec.types.live_windows import FIRST_POSITION, GuardPolicy
@@ -94,10 +94,10 @@ def window_between(before: LiveReplica | None, scrape: LiveScrape) -> LiveWindow
 
 def difference(after: LiveCounts, before: LiveCounts) -> LiveCounts | None:
     """What was counted in between; None if any counter fell.  What is unknown in either is unknown."""
-    own: dict[str, int | None] = {}
+    entry: dict[str, int | None] = {}
     for name in COUNTS:
         new, old = getattr(after, name), getattr(before, name)
-        own[name] = None if new is None or old is None else new - old
+        entry[name] = None if new is None or old is None else new - old
     pairs = zip(after.num_accepted_tokens_per_pos, before.num_accepted_tokens_per_pos, strict=False)
     latencies: dict[str, Buckets] = {
         name: bins.minus(before.latencies[name])
@@ -105,7 +105,7 @@ def difference(after: LiveCounts, before: LiveCounts) -> LiveCounts | None:
         if name in before.latencies and before.latencies[name].bounds == bins.bounds
     }
     found = LiveCounts(
-        **own,
+        **entry,
         num_accepted_tokens_per_pos=tuple(new - old for new, old in pairs),
         latencies=latencies,
     )
@@ -126,23 +126,29 @@ def promise_of(decisions: Iterable[Decision]) -> Promise | None:
     `decisions` are an endpoint's effective ones.  The whole endpoint's speak where there are any: the counters of an
     engine are of all its traffic.
     """
-    enabled = [own for own in decisions if own.verdict is Verdict.ENABLE and _find_promise(own) is not None]
-    spoken = [own for own in enabled if not own.slice_key] or enabled
-    rates = [rate for own in spoken if (rate := _find_promise(own)) is not None]
+    enabled = [
+        decision for decision in decisions if decision.verdict is Verdict.ENABLE and _find_promise(decision) is not None
+    ]
+    spoken = [decision for decision in enabled if not decision.slice_key] or enabled
+    rates = [rate for decision in spoken if (rate := _find_promise(decision)) is not None]
     if not rates:
         return None
     return Promise(
         rate=min(rates),
-        since=max(own.since for own in spoken),
-        config_names=tuple(sorted({own.config.name for own in spoken})),
-        depths=frozenset(own.config.num_speculative_tokens for own in spoken),
+        since=max(decision.since for decision in spoken),
+        config_names=tuple(sorted({decision.config.name for decision in spoken})),
+        depths=frozenset(decision.config.num_speculative_tokens for decision in spoken),
     )
 
 
 def watch_replica(replica: str, windows: Sequence[LiveWindow], promise: Promise, policy: GuardPolicy) -> Guarded:
     """The replica's detector after its windows (in the order of time) that began since the promise."""
-    own = [each for each in windows if each.began_at >= promise.since and is_comparable(each, promise, policy)]
-    pairs = [(each.ended_at, found) for each in own if (found := score_counts(each.counts, policy.metric)) is not None]
+    live_windows = [each for each in windows if each.began_at >= promise.since and is_comparable(each, promise, policy)]
+    pairs = [
+        (each.ended_at, found)
+        for each in live_windows
+        if (found := score_counts(each.counts, policy.metric)) is not None
+    ]
     pairs = pairs[-MAX_UNITS:]
     accepted = np.array([found[0] for _, found in pairs], dtype=np.float64)
     drafted = np.array([found[1] for _, found in pairs], dtype=np.float64)
@@ -181,9 +187,7 @@ def _alarmed_at(started: Detector, sums: Sums, ends: Sequence[datetime], thresho
 
 def _means(started: Detector, sums: Sums) -> Floats:
     """Logarithm of the mean of the M after each unit, [n]."""
-    paths = log_statistic_paths(started, sums.values, sums.weights)
-    means: Floats = np.logaddexp.reduce(paths, axis=0) - math.log(len(paths))
-    return means
+    return log_mean(log_statistic_paths(started, sums.values, sums.weights))
 
 
 def _find_promise(decision: Decision) -> float | None:

@@ -109,7 +109,7 @@ class LiveSource:
 
     def __post_init__(self) -> None:
         if len({url.partition("://")[2] for url in self.urls}) != len(self.urls):
-            raise ValueError("metrics_urls: the same one stands there twice")
+            raise ValueError("metrics_urls: the same URL is listed twice")
 
     @property
     def replicas(self) -> tuple[str, ...]:

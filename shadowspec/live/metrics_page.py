@@ -69,11 +69,11 @@ def _add(sums: _Sums, sample: Sample, names: MetricNames) -> None:
     name, labels = sample.name.removeprefix(names.prefix), dict(sample.labels)
     labels.pop(MODEL_LABEL, None)
     if name in (names.drafted_per_pos, names.accepted_per_pos):
-        own = sums.accepted if name == names.accepted_per_pos else sums.drafted
+        accepted = sums.accepted if name == names.accepted_per_pos else sums.drafted
         position = int(labels.pop(names.position_label, ""))
         if not 0 <= position < MAX_POSITIONS:
-            raise ValueError("a position is none")
-        own[position] = own.get(position, 0) + _count(sample.value)
+            raise ValueError("a position is not a number")
+        accepted[position] = accepted.get(position, 0) + _count(sample.value)
         sums.ranks.add(tuple(sorted(labels.items())))
     elif name in names.counters.values():
         sums.counters[name] = sums.counters.get(name, 0) + _count(sample.value)
@@ -87,14 +87,14 @@ def _add(sums: _Sums, sample: Sample, names: MetricNames) -> None:
 
 
 def _counts(sums: _Sums, names: MetricNames) -> LiveCounts:
-    own: dict[str, int | None] = {name: sums.counters.get(metric) for name, metric in names.counters.items()}
+    entry: dict[str, int | None] = {name: sums.counters.get(metric) for name, metric in names.counters.items()}
     drafted, accepted = sums.drafted, sums.accepted
     positions = range(max((*drafted, *accepted), default=-1) + 1)
     if names.drafted_per_pos is not None and drafted:  # every draft has a first token
-        own["num_drafts"], own["num_draft_tokens"] = drafted.get(0, 0), sum(drafted.values())
-        own["num_accepted_tokens"] = sum(accepted.values())
+        entry["num_drafts"], entry["num_draft_tokens"] = drafted.get(0, 0), sum(drafted.values())
+        entry["num_accepted_tokens"] = sum(accepted.values())
     return LiveCounts(
-        **own,
+        **entry,
         num_accepted_tokens_per_pos=tuple(accepted.get(place, 0) for place in positions),
         latencies=_latencies(sums.buckets, names),
     )
@@ -116,8 +116,8 @@ def _latencies(buckets: Mapping[str, Mapping[float, int]], names: MetricNames) -
 
 def _series(sums: _Sums, counts: LiveCounts) -> str:
     """What is counted, in words that are the same as long as the counters are."""
-    ranks = "; ".join(",".join(f"{name}={value}" for name, value in own) for own in sorted(sums.ranks))
-    known = [own.bounds for _, own in sorted(counts.latencies.items())]
+    ranks = "; ".join(",".join(f"{name}={value}" for name, value in rank) for rank in sorted(sums.ranks))
+    known = [latency.bounds for _, latency in sorted(counts.latencies.items())]
     bins = hashlib.sha256(repr(known).encode()).hexdigest()[:8]
     drafts = "no drafts" if counts.num_drafts is None else "drafts"
     return f"{drafts}, {len(counts.num_accepted_tokens_per_pos)} positions, bins {bins}, ranks [{ranks}]"

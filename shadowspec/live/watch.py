@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from shadowspec.gate.verdict.effective_decisions import effective_decisions
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
 from shadowspec.live.guard import MAX_UNITS, Guarded, Promise, from_then, promise_of, watch_replica, window_between
 from shadowspec.store import Store
 from shadowspec.text import percent, plural
@@ -68,40 +69,43 @@ def take_scrapes(store: Store, endpoint: str, scrapes: Iterable[Scraped]) -> lis
     return taken
 
 
-def watch(store: Store, endpoint: str, replicas: Sequence[str], policy: GuardPolicy, now: datetime) -> Watched:
+def watch(
+    store: Store,
+    endpoint: str,
+    replicas: Sequence[str],
+    gate_policy: GatePolicy | None,
+    policy: GuardPolicy,
+    now: datetime,
+) -> Watched:
     """The endpoint's detectors over its live evidence; where one has sounded, DISABLE is ordered.
 
-    While an order keeps everything off nothing is promised, and so no second one is set.
+    While an order keeps everything off nothing is promised, and so no second one is set.  An ENABLE promises whatever
+    the age of its evidence: what it switched on is still served.
     """
     with store.endpoint_lock(f"live guard of {endpoint}"):
-        watched = looked_at(store, endpoint, replicas, policy, now)
+        promise = promise_of(read_endpoint_decisions(store, endpoint, gate_policy, now).current)
+        if promise is None:
+            return Watched(endpoint, None, ())
+        promise = from_then(promise, _last_cleared(store.overrides(endpoint)))
+        limit = MAX_UNITS * len(replicas)
+        windows = store.live_windows(endpoint, since=promise.since, replicas=replicas, limit=limit)
+        found = tuple(
+            watch_replica(name, [each for each in windows if each.replica == name], promise, policy)
+            for name in replicas
+        )
+        watched = Watched(endpoint, promise, found)
         return replace(watched, ordered=store.add_override(_order(watched, now))) if watched.alarms else watched
-
-
-def looked_at(store: Store, endpoint: str, replicas: Sequence[str], policy: GuardPolicy, now: datetime) -> Watched:
-    """The endpoint's detectors over its live evidence; nothing is ordered."""
-    records = store.overrides(endpoint)
-    promise = promise_of(effective_decisions(store.latest_decisions(endpoint), records, now))
-    if promise is None:
-        return Watched(endpoint, None, ())
-    promise = from_then(promise, _last_cleared(records))
-    limit = MAX_UNITS * len(replicas)
-    windows = store.live_windows(endpoint, since=promise.since, replicas=replicas, limit=limit)
-    found = tuple(
-        watch_replica(name, [each for each in windows if each.replica == name], promise, policy) for name in replicas
-    )
-    return Watched(endpoint, promise, found)
 
 
 def alarm_words(watched: Watched) -> str:
     """What an alarm says, in a sentence: which replicas, what they accept, and what was promised."""
     assert watched.promise is not None, "only what is promised can fail"
-    told = [
-        f"{own.replica} accepts {percent(own.newest_rate)} in its newest window, "
-        f"{percent(own.rate)} in the {plural(own.detector.num_units, 'window')} since then"
-        for own in watched.alarms
+    sentences = [
+        f"{alarm.replica} accepts {percent(alarm.newest_rate)} in its newest window, "
+        f"{percent(alarm.rate)} in the {plural(alarm.detector.num_units, 'window')} since then"
+        for alarm in watched.alarms
     ]
-    return f"live alarm: at least {percent(watched.promise.rate)} was promised at ENABLE; {'; '.join(told)}"
+    return f"live alarm: at least {percent(watched.promise.rate)} was promised at ENABLE; {'; '.join(sentences)}"
 
 
 def _order(watched: Watched, now: datetime) -> Override:
@@ -120,7 +124,11 @@ def _order(watched: Watched, now: datetime) -> Override:
 
 def _last_cleared(records: Iterable[OverrideRecord]) -> datetime | None:
     """When an order of the guard was cleared last."""
-    cleared = [own.clearing.cleared_at for own in records if own.override.author == AUTHOR and own.clearing is not None]
+    cleared = [
+        record.clearing.cleared_at
+        for record in records
+        if record.override.author == AUTHOR and record.clearing is not None
+    ]
     return max(cleared, default=None)
 
 

@@ -52,30 +52,42 @@ class SessionCosts:
 
 def session_costs(blocks: Sequence[BlockTime]) -> SessionCosts | None:
     """The costs by an endpoint's blocks; None where there is none."""
-    timed = [own for own in blocks if own.num_requests and own.arms_s > 0.0]
+    timed = [block for block in blocks if block.num_requests and block.arms_s > 0.0]
     if not timed:
         return None
-    lengths = {id(own): (own.next_started_at - own.started_at).total_seconds() for own in timed if own.next_started_at}
-    overlapping = sum(lengths[id(own)] < OVERLAP_FACTOR * own.least_s for own in timed if id(own) in lengths)
-    whole = [own for own in timed if id(own) in lengths and lengths[id(own)] <= IDLE_FACTOR * own.arms_s]
+    lengths = {
+        id(block_time): (block_time.next_started_at - block_time.started_at).total_seconds()
+        for block_time in timed
+        if block_time.next_started_at
+    }
+    overlapping = sum(
+        lengths[id(block_time)] < OVERLAP_FACTOR * block_time.least_s
+        for block_time in timed
+        if id(block_time) in lengths
+    )
+    whole = [
+        block_time
+        for block_time in timed
+        if id(block_time) in lengths and lengths[id(block_time)] <= IDLE_FACTOR * block_time.arms_s
+    ]
     if whole and overlapping <= MOST_OVERLAPPING * len(lengths):
-        source, seconds = CostSource.BLOCKS, [(own, lengths[id(own)]) for own in whole]
+        source, seconds = CostSource.BLOCKS, [(block_time, lengths[id(block_time)]) for block_time in whole]
     else:
-        source, seconds = CostSource.ARMS, [(own, own.arms_s) for own in timed]
+        source, seconds = CostSource.ARMS, [(block_time, block_time.arms_s) for block_time in timed]
     by_slice: dict[tuple[str, int], list[tuple[BlockTime, float]]] = defaultdict(list)
     by_load: dict[int, list[tuple[BlockTime, float]]] = defaultdict(list)
-    for own, took_s in seconds:
-        by_slice[own.slice_key, own.concurrency].append((own, took_s))
-        by_load[own.concurrency].append((own, took_s))
+    for block_time, took_s in seconds:
+        by_slice[block_time.slice_key, block_time.concurrency].append((block_time, took_s))
+        by_load[block_time.concurrency].append((block_time, took_s))
     return SessionCosts(
-        {key: _cost(own, source) for key, own in by_slice.items()},
-        {key: _cost(own, source) for key, own in by_load.items()},
+        {key: _cost(item, source) for key, item in by_slice.items()},
+        {key: _cost(item, source) for key, item in by_load.items()},
         _cost(seconds, source),
     )
 
 
 def _cost(blocks: Iterable[tuple[BlockTime, float]], source: CostSource) -> SessionCost:
     found = list(blocks)
-    seconds = ratio(sum(took_s for _, took_s in found), sum(own.num_requests for own, _ in found))
+    seconds = ratio(sum(took_s for _, took_s in found), sum(timed.num_requests for timed, _ in found))
     assert seconds is not None, "blocks without requests are left out"
     return SessionCost(seconds, len(found), source)

@@ -41,7 +41,7 @@ def course(demands: Sequence[Demand], capacity_per_s: float | None, decided_shar
     A slice that is decided at every load falls to `decided_share` of its rate, once its endpoint is decided too,
     which leaves the rest of the capacity to the others.
     """
-    left = {(own.slice_key, own.concurrency): own.wanted for own in demands}
+    left = {(demand.slice_key, demand.concurrency): demand.wanted for demand in demands}
     measured = {key: 0.0 for key in left if key[0] != WHOLE_ENDPOINT}
     done: dict[tuple[str, int], float] = {}
     now = 0.0
@@ -93,17 +93,17 @@ def _allocate(
     endpoint_is_open = any(slice_key == WHOLE_ENDPOINT for slice_key, _ in open_)
     open_slices = {slice_key for slice_key, _ in open_}
     offered = {
-        (own.slice_key, own.concurrency): own.offered_per_s
-        * (1.0 if endpoint_is_open or own.slice_key in open_slices else decided_share)
-        for own in demands
-        if own.slice_key != WHOLE_ENDPOINT
+        (demand.slice_key, demand.concurrency): demand.offered_per_s
+        * (1.0 if endpoint_is_open or demand.slice_key in open_slices else decided_share)
+        for demand in demands
+        if demand.slice_key != WHOLE_ENDPOINT
     }
     total = sum(offered.values())
     kept = 1.0 if capacity_per_s is None or total <= capacity_per_s else capacity_per_s / total
     served = {key: rate * kept for key, rate in offered.items()}
-    for own in demands:
-        if own.slice_key == WHOLE_ENDPOINT:
-            served[WHOLE_ENDPOINT, own.concurrency] = sum(
-                rate for (_, load), rate in served.items() if load == own.concurrency
+    for demand in demands:
+        if demand.slice_key == WHOLE_ENDPOINT:
+            served[WHOLE_ENDPOINT, demand.concurrency] = sum(
+                rate for (_, load), rate in served.items() if load == demand.concurrency
             )
     return served

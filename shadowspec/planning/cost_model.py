@@ -100,13 +100,6 @@ class CostSurface:
         steps = num_steps(tokens_per_step, num_output_tokens)
         return self.prefill_ms(place) + steps * self.step_ms(place.grown(num_output_tokens / 2.0), drafts)
 
-    def end_to_end_speedup(
-        self, tokens_per_step: float, place: Place, num_output_tokens: float, drafts: Drafts | None = None
-    ) -> float:
-        """Baseline's time over speculation's from prefill to last token."""
-        baseline = self.end_to_end_ms(1.0, place.baseline, num_output_tokens)
-        return baseline / self.end_to_end_ms(tokens_per_step, place, num_output_tokens, drafts)
-
     def _interpolators(
         self, at: Mapping[Place, StepCost], name: str
     ) -> tuple[RegularGridInterpolator, RegularGridInterpolator | None]:
@@ -134,9 +127,9 @@ class CostSurface:
             if not axis or not axis[0] <= value <= axis[-1]:
                 span = f"{axis[0]} to {axis[-1]}" if axis else "none"
                 raise InputError(f"{name} {value:g} lies beyond what was profiled ({span})")
-        own = drafted if is_drafting else baseline
-        assert own is not None, "the depth lies within those measured"
-        return float(own(place))
+        costs = drafted if is_drafting else baseline
+        assert costs is not None, "the depth lies within those measured"
+        return float(costs(place))
 
 
 def _at_least_two(axis: Sequence[int]) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from shadowspec.gate.evidence.hypothesis import TestEvidence
 from shadowspec.gate.evidence.series import BettingTest
-from shadowspec.gate.stats.betting import FRACTIONS, WEIGHTS, Floats, Side
+from shadowspec.gate.stats.betting import FRACTIONS, WEIGHTS, Floats, Side, opposite
 from shadowspec.gate.verdict.required_tests import NUM_DISABLING_TESTS
 
 NUM_PATHS = 400
@@ -83,12 +83,9 @@ class FirstPassages:
 def outlook(test: BettingTest, evidence: TestEvidence | None, level: float) -> Outlook:
     """What to expect of a test at this level, from its evidence; `test` is its definition, of no units."""
     evidence = evidence or TestEvidence.empty(test)
-    sides: list[tuple[Side, float]] = [("lower", test.above)] if test.above is not None else []
-    sides += [("upper", test.below)] if test.below is not None else []
-    passes = tuple(_bet(test, evidence, side, theta, level) for side, theta in sides)
+    passes = tuple(_bet(test, evidence, side, theta, level) for side, theta in test.sides)
     fails = tuple(
-        _bet(test, evidence, "upper" if side == "lower" else "lower", theta, level / NUM_DISABLING_TESTS)
-        for side, theta in sides
+        _bet(test, evidence, opposite(side), theta, level / NUM_DISABLING_TESTS) for side, theta in test.sides
     )
     first, series = passes[0], test.series
     far = series.highest if first.sign > 0 else series.lowest
@@ -121,21 +118,21 @@ def outlook(test: BettingTest, evidence: TestEvidence | None, level: float) -> O
 
 
 def first_passage_times(
-    own: Outlook, horizon: int, rng: np.random.Generator, num_paths: int = NUM_PATHS, *, is_certain: bool = False
+    outlook: Outlook, horizon: int, rng: np.random.Generator, num_paths: int = NUM_PATHS, *, is_certain: bool = False
 ) -> FirstPassages:
     """How many more units each path takes, up to `horizon`; with `is_certain` the mean is taken for the truth."""
     # 1. A mean per path, and units about it (a beta distribution has any mean and variance of a bounded range).
-    share = (own.mean + 1.0) / (own.highest + 1.0)
-    certainty = own.certainty / own.spread
+    share = (outlook.mean + 1.0) / (outlook.highest + 1.0)
+    certainty = outlook.certainty / outlook.spread
     means = np.full(num_paths, share)
     if not is_certain:
         means = rng.beta(share * certainty + 0.5, (1.0 - share) * certainty + 0.5, num_paths)
     means = np.clip(means, 1e-4, 1.0 - 1e-4)[:, None]
-    shape = 1.0 / own.spread - 1.0
+    shape = 1.0 / outlook.spread - 1.0
     draws = rng.beta(means * shape, (1.0 - means) * shape, (num_paths, POOL_UNITS))  # [P, POOL_UNITS]
-    first = own.passes[0]
+    first = outlook.passes[0]
     values, centres = (
-        first.sign * first.worst * (each * (own.highest + 1.0) - 1.0) + first.theta * own.weight
+        first.sign * first.worst * (each * (outlook.highest + 1.0) - 1.0) + first.theta * outlook.weight
         for each in (draws, means)
     )
 
@@ -149,12 +146,14 @@ def first_passage_times(
     shocks = rng.standard_normal((num_paths, len(steps)))
 
     # 3. Every bet along every path; all of a path's bets see the same units.
-    rises = [_capitals(bet, values, centres, own.weight, exact, np.array(steps), shocks) for bet in own.passes]
-    falls = [_capitals(bet, values, centres, own.weight, exact, np.array(steps), shocks) for bet in own.fails]
+    rises = [_capitals(bet, values, centres, outlook.weight, exact, np.array(steps), shocks) for bet in outlook.passes]
+    falls = [_capitals(bet, values, centres, outlook.weight, exact, np.array(steps), shocks) for bet in outlook.fails]
     passed = np.logical_and.reduce(
-        [paths >= -math.log(bet.level) for paths, bet in zip(rises, own.passes, strict=True)]
+        [paths >= -math.log(bet.level) for paths, bet in zip(rises, outlook.passes, strict=True)]
     )
-    failed = np.logical_or.reduce([paths >= -math.log(bet.level) for paths, bet in zip(falls, own.fails, strict=True)])
+    failed = np.logical_or.reduce(
+        [paths >= -math.log(bet.level) for paths, bet in zip(falls, outlook.fails, strict=True)]
+    )
     return FirstPassages(_first(passed, looks), _first(failed, looks))
 
 

@@ -16,16 +16,18 @@ import numpy as np
 
 from shadowspec.gate.evidence.betting_tests import applies, score_units
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
-from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.endpoint_look import Look
 from shadowspec.gate.stats.betting import Floats
-from shadowspec.gate.stats.levels import FIRST_RUN_SHARE
-from shadowspec.gate.verdict.decision import Hypothesis
-from shadowspec.gate.verdict.effective_decisions import is_valid_for_engine
-from shadowspec.gate.verdict.trial import DRIFT
+from shadowspec.gate.verdict.decision import HOLD_CODES, Hypothesis
+from shadowspec.gate.verdict.lifecycle import WAITING_CODES
+from shadowspec.gate.verdict.required_tests import min_fault_requests
+from shadowspec.gate.verdict.trial_levels import CHANGED_FINGERPRINT, DRIFT, shown_level
 from shadowspec.planning.first_passage import NUM_PATHS, first_passage_times, outlook
 from shadowspec.types import Decision, Verdict
 
 REQUESTS_PER_LOAD = 4  # a full block is a queue of so many requests per request in flight
+# HOLD that more evidence may end: a want of it, or a test that has failed so far.  Nothing is foreseen of another.
+OPEN_CODES = WAITING_CODES | {CHANGED_FINGERPRINT, DRIFT, "guardrail", *HOLD_CODES.values()}
 LATE = 0.9  # the quantile that is shown beside the median
 
 
@@ -69,55 +71,32 @@ class HypothesisPlan:
     note: str = ""
 
 
-def plan_hypothesis(
-    hypothesis: Hypothesis,
-    evidence: HypothesisEvidence,
-    policy: GatePolicy,
-    *,
-    level: float | None,
-    has_entered: bool,
-    previous: Decision | None,
-    num_paths: int = NUM_PATHS,
-) -> HypothesisPlan:
-    """The plan of a hypothesis as it stands; decided ones want nothing more."""
-    verdict = previous.verdict if previous is not None else Verdict.HOLD
-    seen = evidence.num_clusters
-    rate = seen / evidence.span_s if evidence.span_s > 0.0 else None
+def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) -> HypothesisPlan:
+    """The plan of a hypothesis, `decision` being what the gate says of it now; decided ones want nothing more."""
+    hypothesis, evidence, policy, verdict = look.hypothesis, look.evidence, look.policy, decision.verdict
+    rate = evidence.num_clusters / evidence.span_s if evidence.span_s > 0.0 else None
     # A drift alarm ends a run with a verdict that stands only until the next run, which is open, has its own.
-    other = policy.other_engine(hypothesis.config.engine)
-    if (
-        previous is not None
-        and previous.reason_code != DRIFT
-        and is_valid_for_engine(verdict, previous.reason_code, other)
-    ):
-        return _close(hypothesis, verdict, seen, rate, "decided")
-    if other is not None:
-        return _close(hypothesis, Verdict.HOLD, seen, rate, f"held: {other}", math.inf)
-    if has_entered and level is None:
-        return _close(
-            hypothesis, verdict, seen, rate, "no level left: raise max_hypotheses, or ask fewer questions", math.inf
-        )
-    if evidence.num_clusters >= policy.max_clusters:
-        return _close(hypothesis, verdict, seen, rate, "undecidable: max_clusters is reached", math.inf)
-
-    judged = [own for own in policy.clashes() if own.test != "parity_sampled" or evidence.runs.num_sampled]
-    if judged:
-        return _close(hypothesis, verdict, seen, rate, f"unprovable: {policy.unprovable(judged[0].test)}", math.inf)
+    if verdict is not Verdict.HOLD and decision.reason_code != DRIFT:
+        return _close(decision, hypothesis, rate, "decided", 0.0)
+    unprovable = [test.betting.unprovable for test in decision.tests if test.is_required and test.betting is not None]
+    held = next(filter(None, unprovable), None if decision.reason_code in OPEN_CODES else decision.reason)
+    if held is not None:
+        return _close(decision, hypothesis, rate, f"held: {held}", math.inf)
 
     # 1. Each test on its own, in units and on the common clock.
     seed = zlib.crc32(repr((hypothesis.endpoint, hypothesis.slice_key, hypothesis.config.fingerprint)).encode())
     rng = np.random.default_rng([seed, hypothesis.concurrency])
-    shown_level = level or policy.alpha / policy.max_hypotheses * FIRST_RUN_SHARE
+    level = shown_level(look.level, policy)
     horizon = policy.max_clusters - evidence.num_clusters
-    entry = 0 if has_entered else max(policy.entry_clusters - evidence.num_closed_clusters, 0)
+    entry = 0 if look.has_entered else decision.clusters_needed or 0
     enabled, disabled = np.full(num_paths, float(entry)), np.full(num_paths, np.inf)
     forecasts = []
     runs = evidence.runs
     for test in score_units((), (), policy):
         if not applies(test, has_greedy=runs.num_greedy > 0, has_sampled=runs.num_sampled > 0):
             continue
-        own = evidence.tests.get(test.name)
-        ahead = outlook(test, own, shown_level)
+        tested = evidence.tests.get(test.name)
+        ahead = outlook(test, tested, level)
         per_unit = _clusters_per_unit(hypothesis, evidence, test.name, test.unit)
         found = first_passage_times(ahead, max(math.ceil(horizon / per_unit), 1), rng, num_paths)
         if test.is_required:
@@ -125,11 +104,10 @@ def plan_hypothesis(
         if test.disables:
             disabled = np.minimum(disabled, np.maximum(found.fails * per_unit, entry))
         units = found.passes * ahead.merged_units
-        num_units = 0 if own is None else own.num_units
+        num_units = 0 if tested is None else tested.num_units
         forecasts.append(_forecast(test.name, test.unit, num_units, units, test.is_required, ahead.is_assumed))
     if runs.num_greedy:
-        wanted = math.ceil(math.log(shown_level) / math.log1p(-policy.max_fault_share)) - runs.num_known_greedy
-        units = np.full(num_paths, float(max(wanted, 0)))
+        units = np.full(num_paths, float(max(min_fault_requests(policy, level) - runs.num_known_greedy, 0)))
         enabled = np.maximum(enabled, units * evidence.num_clusters / runs.num_greedy)
         forecasts.append(_forecast("parity_faults", "request", runs.num_known_greedy, units, True, False))
 
@@ -153,7 +131,7 @@ def plan_hypothesis(
         seconds_median=None if seconds is None else _quantile(seconds, 0.5),
         seconds_late=None if seconds is None else _quantile(seconds, LATE),
         span_missing_s=missing_s,
-        note="" if has_entered else f"enters with {entry} more closed sessions",
+        note="" if look.has_entered else f"enters with {entry} more closed sessions",
     )
 
 
@@ -162,15 +140,15 @@ def wanted_clusters(plans: Sequence[HypothesisPlan], *, is_late: bool) -> Mappin
     wanted: dict[tuple[str, int], float] = {}
     for plan in plans:
         key = (plan.hypothesis.slice_key, plan.hypothesis.concurrency)
-        own = plan.clusters_late if is_late else plan.clusters_median
-        wanted[key] = max(wanted.get(key, 0.0), math.inf if own is None else own)
+        clusters_late = plan.clusters_late if is_late else plan.clusters_median
+        wanted[key] = max(wanted.get(key, 0.0), math.inf if clusters_late is None else clusters_late)
     return wanted
 
 
 def _clusters_per_unit(hypothesis: Hypothesis, evidence: HypothesisEvidence, name: str, unit: str) -> float:
-    own = evidence.tests.get(name)
-    if own is not None and own.num_seen and evidence.num_clusters:
-        return evidence.num_clusters / own.num_seen * own.state.merged_units
+    tested = evidence.tests.get(name)
+    if tested is not None and tested.num_seen and evidence.num_clusters:
+        return evidence.num_clusters / tested.num_seen * tested.state.merged_units
     requests = evidence.runs.max_block_requests or REQUESTS_PER_LOAD * hypothesis.concurrency
     return float(requests) if unit == "block" else 1.0
 
@@ -194,21 +172,19 @@ def _quantile(values: Floats, share: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _close(
-    hypothesis: Hypothesis, verdict: Verdict, num_clusters: int, rate: float | None, note: str, wanted: float = 0.0
-) -> HypothesisPlan:
+def _close(decision: Decision, hypothesis: Hypothesis, rate: float | None, note: str, wanted: float) -> HypothesisPlan:
     """The plan of a hypothesis that is decided (nothing wanted), or that nothing will decide (infinity)."""
     clusters = wanted if math.isfinite(wanted) else None
     return HypothesisPlan(
         hypothesis=hypothesis,
-        verdict=verdict,
+        verdict=decision.verdict,
         is_open=False,
-        num_clusters=num_clusters,
+        num_clusters=decision.num_clusters,
         tests=(),
         clusters_median=clusters,
         clusters_late=clusters,
-        enable_share=float(verdict is Verdict.ENABLE),
-        disable_share=float(verdict is Verdict.DISABLE),
+        enable_share=float(decision.verdict is Verdict.ENABLE),
+        disable_share=float(decision.verdict is Verdict.DISABLE),
         clusters_per_s=rate,
         seconds_median=clusters,
         seconds_late=clusters,

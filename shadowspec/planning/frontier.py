@@ -150,7 +150,7 @@ def _choice(load: float, gains: Sequence[Gain]) -> Choice:
 def crossings(points: Sequence[tuple[float, float]], level: float = 1.0) -> list[Crossing]:
     """Where a gain over loads, (load, gain) rising by load, passes `level`."""
     found = []
-    logs = [(load, math.log(own / level)) for load, own in points]
+    logs = [(load, math.log(value / level)) for load, value in points]
     for (below, log_below), (above, log_above) in pairwise(logs):
         if (log_below > 0.0) == (log_above > 0.0):
             continue

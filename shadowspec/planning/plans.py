@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import EndpointLook, Look
 from shadowspec.gate.run.folding import Rules
-from shadowspec.gate.run.state import decode_evidence, decode_state
-from shadowspec.gate.run.trial_levels import frozen_policy, hypothesis_id
+from shadowspec.gate.run.gate_run import load_evidence
 from shadowspec.planning.block_costs import SessionCosts
 from shadowspec.planning.capacity import WHOLE_ENDPOINT, Course, Demand, course, starting_rates
 from shadowspec.planning.forecasts import HypothesisPlan, plan_hypothesis, wanted_clusters
@@ -74,21 +74,24 @@ def plan_stored(
     sample_rate: float,
     capacity_per_s: float | None,
     costs: SessionCosts | None = None,
+    now: datetime | None = None,
 ) -> EndpointPlan:
     """The plan from the evidence as the last gate run left it; nothing is folded, decided or written.
 
     Raises:
-        NoDataError: there was no gate run, or none under a policy that makes the same clusters.
+        NoDataError: there was no gate run, or the next one will fold everything again.
     """
     snapshot = store.folded_evidence(endpoint)
     if snapshot.progress is None:
         raise NoDataError(f"endpoint {endpoint}: nothing is folded yet: run `shadowspec gate` first")
-    state = decode_state(snapshot.progress.document)
-    evidence = {(own.slice_key, own.concurrency, own.fingerprint): decode_evidence(own) for own in snapshot.evidence}
-    previous = {hypothesis_id(row): row for row in snapshot.latest_decisions}
-    rules = Rules(policy, {key: frozen_policy(policy, row) for key, row in previous.items()}, previous)
-    if not rules.clusterings.keys() <= state.clusterings.keys():
-        raise NoDataError(f"endpoint {endpoint}: the policy makes other clusters now: run `shadowspec gate` first")
+    rules = Rules.under(policy, snapshot.latest_decisions)
+    loaded = load_evidence(snapshot.progress.document, snapshot.evidence, rules)
+    if loaded.refold_reason is not None:
+        raise NoDataError(
+            f"endpoint {endpoint}: the evidence must be folded again ({loaded.refold_reason}): "
+            "run `shadowspec gate` first"
+        )
+    state, evidence = loaded.state, loaded.evidence
     configs = {fingerprint: snapshot.fingerprints[fingerprint] for fingerprint in state.seen}
     look = EndpointLook(endpoint, state, evidence, rules, configs, sorted(state.loads), snapshot.watermark.time)
     return plan_endpoint(
@@ -98,6 +101,7 @@ def plan_stored(
         sample_rate=sample_rate,
         capacity_per_s=capacity_per_s,
         costs=costs,
+        now=now,
     )
 
 
@@ -109,36 +113,27 @@ def plan_endpoint(
     sample_rate: float,
     capacity_per_s: float | None,
     costs: SessionCosts | None = None,
+    now: datetime | None = None,
 ) -> EndpointPlan:
     """The plan from the hypotheses as they stand.
 
     `capacity_per_s` is how many requests the shadow can measure per second (None: it keeps up); the rates of today
     are those of the measured sessions over the event time in which they came, at `sample_rate`.  `costs` is what a
-    session costs the shadow (None: not known).
+    session costs the shadow (None: not known), `now` the moment of the decisions (None: the clock's).
     """
-    plans = [
-        plan_hypothesis(
-            look.hypothesis,
-            look.evidence,
-            look.policy,
-            level=look.level,
-            has_entered=look.has_entered,
-            previous=look.previous,
-        )
-        for look in looks
-    ]
+    plans = [plan_hypothesis(look, look.decide(now or datetime.now(UTC))) for look in looks]
     rates = _rates(plans)
     demands = {
         is_late: [
-            Demand(name, load, own, rates.get((name, load), 0.0))
-            for (name, load), own in wanted_clusters(plans, is_late=is_late).items()
+            Demand(name, load, cluster, rates.get((name, load), 0.0))
+            for (name, load), cluster in wanted_clusters(plans, is_late=is_late).items()
         ]
         for is_late in (False, True)
     }
     share = min(policy.min_rate / sample_rate, 1.0)
-    courses = {is_late: course(own, capacity_per_s, share) for is_late, own in demands.items()}
-    after = {is_late: own.decided_after for is_late, own in courses.items()}
-    wanted = {is_late: {(d.slice_key, d.concurrency): d.wanted for d in own} for is_late, own in demands.items()}
+    courses = {is_late: course(demand, capacity_per_s, share) for is_late, demand in demands.items()}
+    after = {is_late: course.decided_after for is_late, course in courses.items()}
+    wanted = {is_late: {(d.slice_key, d.concurrency): d.wanted for d in demand} for is_late, demand in demands.items()}
     spans, measured = _spans(plans), _count_measured(plans)
     starting, recommended = _starting_rates(demands[True], sample_rate, capacity_per_s)
     slices = tuple(
@@ -158,8 +153,8 @@ def plan_endpoint(
         )
         for name, load in sorted(wanted[False])
     )
-    shadow_time = None if costs is None else _endpoint_time(costs, measured, courses[False], courses[True])
-    return EndpointPlan(endpoint, tuple(plans), slices, capacity_per_s, sample_rate, recommended, costs, shadow_time)
+    shadow = None if costs is None else _endpoint_time(costs, measured, courses[False], courses[True])
+    return EndpointPlan(endpoint, tuple(plans), slices, capacity_per_s, sample_rate, recommended, costs, shadow)
 
 
 def _count_measured(plans: Sequence[HypothesisPlan]) -> dict[tuple[str, int], int]:
@@ -187,12 +182,12 @@ def _endpoint_time(
     return ShadowTime(so_far_s, _course_s(costs, median), _course_s(costs, late))
 
 
-def _course_s(costs: SessionCosts, own: Course) -> float | None:
+def _course_s(costs: SessionCosts, course: Course) -> float | None:
     """Device seconds until the last question is decided that can be; None where none can."""
-    waits = [seconds for seconds in own.decided_after.values() if seconds > 0.0]
+    waits = [seconds for seconds in course.decided_after.values() if seconds > 0.0]
     if waits and not any(map(math.isfinite, waits)):
         return None
-    return sum(number * costs.at(name, load).seconds for (name, load), number in own.measured.items())
+    return sum(number * costs.at(name, load).seconds for (name, load), number in course.measured.items())
 
 
 def _rates(plans: Sequence[HypothesisPlan]) -> dict[tuple[str, int], float]:
@@ -209,8 +204,8 @@ def _spans(plans: Sequence[HypothesisPlan]) -> dict[tuple[str, int], float]:
     spans: dict[tuple[str, int], float] = {}
     for plan in plans:
         key = (plan.hypothesis.slice_key, plan.hypothesis.concurrency)
-        own = plan.span_missing_s if plan.enable_share > plan.disable_share else 0.0
-        spans[key] = max(spans.get(key, 0.0), own)
+        span_missing_s = plan.span_missing_s if plan.enable_share > plan.disable_share else 0.0
+        spans[key] = max(spans.get(key, 0.0), span_missing_s)
     return spans
 
 
@@ -220,11 +215,11 @@ def _starting_rates(
     """The rate per slice that decides the last one soonest, and one rate for all that fits the capacity."""
     wanted: dict[str, float] = {}
     traffic: dict[str, float] = {}
-    for own in demands:
-        if own.slice_key != WHOLE_ENDPOINT:
-            finite = own.wanted if math.isfinite(own.wanted) else 0.0  # what nothing decides is not waited for
-            wanted[own.slice_key] = wanted.get(own.slice_key, 0.0) + finite
-            traffic[own.slice_key] = traffic.get(own.slice_key, 0.0) + own.offered_per_s / sample_rate
+    for demand in demands:
+        if demand.slice_key != WHOLE_ENDPOINT:
+            finite = demand.wanted if math.isfinite(demand.wanted) else 0.0  # what nothing decides is not waited for
+            wanted[demand.slice_key] = wanted.get(demand.slice_key, 0.0) + finite
+            traffic[demand.slice_key] = traffic.get(demand.slice_key, 0.0) + demand.offered_per_s / sample_rate
     total = sum(traffic.values())
     if not total:
         return {}, None

@@ -36,7 +36,7 @@ class Sizing:
 
 def stored_costs(store: Store, endpoints: Sequence[str]) -> dict[str, SessionCosts | None]:
     """What a session of each endpoint costs, by its newest blocks; None where there is none."""
-    return {name: session_costs(own) for name, own in store.block_times(endpoints, limit=MAX_BLOCKS).items()}
+    return {name: session_costs(timed) for name, timed in store.block_times(endpoints, limit=MAX_BLOCKS).items()}
 
 
 def stored_traffic(store: Store, endpoint: str) -> float | None:
@@ -45,7 +45,7 @@ def stored_traffic(store: Store, endpoint: str) -> float | None:
     if not newest:
         return None
     span_s = (newest[-1].at - newest[0].at).total_seconds()
-    return ratio(sum(own.weight for own in newest[1:]), span_s)
+    return ratio(sum(item.weight for item in newest[1:]), span_s)
 
 
 def size_endpoint(
@@ -69,21 +69,23 @@ def size_endpoint(
     traffic = mirrored_per_s if requests_per_s is None else requests_per_s
     # Sessions that come for measuring per second at rate 1; those of the whole endpoint are its slices'.
     scale = traffic / mirrored_per_s / plan.sample_rate
-    offered = {(own.slice_key, own.concurrency): own.clusters_per_s * scale for own in plan.slices if own.slice_key}
+    offered = {
+        (part.slice_key, part.concurrency): part.clusters_per_s * scale for part in plan.slices if part.slice_key
+    }
     rates: list[float] = []
     too_slow = []
-    for own in plan.slices:
-        wanted = own.clusters_late if is_late else own.clusters_median
+    for part in plan.slices:
+        wanted = part.clusters_late if is_late else part.clusters_median
         if wanted == 0.0:
             continue
         comes = (
-            sum(rate for (_, load), rate in offered.items() if load == own.concurrency)
-            if own.slice_key == WHOLE_ENDPOINT
-            else offered[own.slice_key, own.concurrency]
+            sum(rate for (_, load), rate in offered.items() if load == part.concurrency)
+            if part.slice_key == WHOLE_ENDPOINT
+            else offered[part.slice_key, part.concurrency]
         )
         rate = math.inf if wanted is None or not comes else wanted / (within_s * comes)
-        if rate > 1.0 or own.span_missing_s > within_s:
-            too_slow.append(own)
+        if rate > 1.0 or part.span_missing_s > within_s:
+            too_slow.append(part)
         else:
             rates.append(rate)
     if not rates and too_slow:
@@ -95,5 +97,5 @@ def size_endpoint(
 
 def devices_needed(sizings: Iterable[Sizing]) -> int | None:
     """Devices (workers) that take all of them together, none busier than `MAX_BUSY`; None where nothing is decided."""
-    busy = [own.busy_devices for own in sizings if own.busy_devices is not None]
+    busy = [sizing.busy_devices for sizing in sizings if sizing.busy_devices is not None]
     return math.ceil(sum(busy) / MAX_BUSY) if busy else None

@@ -101,10 +101,10 @@ def keeps(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> bool:
     if not tools:
         return True
     functions = [function for tool in tools if isinstance(function := tool.get("function"), Mapping)]
-    own = next((function for function in functions if function.get("name") == call.name), None)
-    if own is None:
+    entry = next((function for function in functions if function.get("name") == call.name), None)
+    if entry is None:
         return False
-    schema = own.get("parameters")
+    schema = entry.get("parameters")
     return not call.is_typed or not isinstance(schema, Mapping) or fits(call.arguments, schema)
 
 

@@ -110,7 +110,7 @@ def _bare(text: str) -> list[ToolCall | None] | None:
         separated = _parse_separated(text)
         if None not in separated:
             return separated
-        return [None] if _seems_begun(text) else None
+        return [None] if _seems_to_begin_call(text) else None
     values = found if isinstance(found, list) else [found]
     if not values or not all(_is_like_a_call(value) for value in values):
         return None
@@ -187,7 +187,7 @@ def _is_like_a_call(value: Any) -> bool:
     return isinstance(value, dict) and "name" in value and any(name in value for name in _ARGUMENTS)
 
 
-def _seems_begun(text: str) -> bool:
+def _seems_to_begin_call(text: str) -> bool:
     """Whether broken JSON has both of a call's fields."""
     return '"name"' in text and any(f'"{name}"' in text for name in _ARGUMENTS)
 

@@ -101,16 +101,16 @@ def measured_cell(
 def cells_of_groups(groups: Iterable[GroupSums]) -> list[MeasuredCell]:
     """The cells of grouped sums over all of the time."""
     found = []
-    for own in groups:
-        pooled = Tally.of_sums(own.sums)
+    for group in groups:
+        pooled = Tally.of_sums(group.sums)
         found.append(
             measured_cell(
-                (own.slice_key, own.concurrency, own.fingerprint),
-                own.sums,
-                own.sums.num_runs - own.sums.num_failed,
+                (group.slice_key, group.concurrency, group.fingerprint),
+                group.sums,
+                group.sums.num_runs - group.sums.num_failed,
                 mean_acceptance_length=tally.mean_acceptance_length(pooled),
                 ratio_of_total_times=tally.ratio_of_total_times(pooled),
-                device=device_time([own]),
+                device=device_time([group]),
             )
         )
     return found
@@ -143,14 +143,14 @@ class Surfaces:
         """Of servers that run the config's pair on another engine or device than it was measured on."""
         if config.config.is_adaptive:
             return []
-        own, kind = CostKey.of(config, is_greedy=is_greedy(slice_key)), is_greedy(slice_key)
-        keys = (key for key in self._costs if key.serves(config.config) and key.is_greedy == kind and key != own)
+        cost_key, kind = CostKey.of(config, is_greedy=is_greedy(slice_key)), is_greedy(slice_key)
+        keys = (key for key in self._costs if key.serves(config.config) and key.is_greedy == kind and key != cost_key)
         return [self._surface(key) for key in sorted(keys, key=lambda key: (key.engine, key.device, key.dtype))]
 
     def _surface(self, key: CostKey) -> ProfiledSurface:
         if key not in self._made:
-            own = self._costs[key]
-            self._made[key] = ProfiledSurface(key, CostSurface(own.points), own.profiled_at)
+            cost = self._costs[key]
+            self._made[key] = ProfiledSurface(key, CostSurface(cost.points), cost.profiled_at)
         return self._made[key]
 
 

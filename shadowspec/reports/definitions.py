@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 from shadowspec.text import DASH, figure, format_signed, number, percent, times
 from shadowspec.types import Decision, FingerprintedConfig, FunnelCounter, TestResult, Verdict
-from shadowspec.types.decision_documents import shown_test_details
 
 Format = Callable[[float | None], str]
 
@@ -47,7 +46,7 @@ TEST_TITLE = {
 }
 
 REPLAY_NOTE = (
-    "Expected counts given logged responses, pooled; what the loop counted in the same time stands beside them. No "
+    "Expected counts given logged responses, pooled; what the loop counted in the same time is shown beside them. No "
     "test rests on replay. A difference beyond its limit is a production mismatch: production answers otherwise than "
     "the shadow's target, which says nothing against loop or replay."
 )
@@ -192,7 +191,7 @@ DEFINITIONS = {
     ),
     "detector": (
         "Detector",
-        "A statistic that is folded unit by unit after ENABLE. Drift: it sounds where what was proven no longer holds, "
+        "A statistic that is folded unit by unit after ENABLE. Drift: it fires where what was proven no longer holds, "
         "and then ENABLE is taken back. Prompt mix: an e-value that the slices' shares are no longer those at ENABLE.",
     ),
     "age": ("Evidence age", "Time since the newest block was measured."),
@@ -206,13 +205,13 @@ def config_name(configs: Mapping[str, FingerprintedConfig], fingerprint: str) ->
 
 
 def test_notes(test: TestResult) -> list[str]:
-    """What stands beside a test, in words: the details that a reader needs to weigh it."""
-    details = shown_test_details(test)
+    """The text beside a test: the details that a reader needs to weigh it."""
+    figures = {"r1": None if test.dependence is None else test.dependence.r1, **test.figures}
     notes = [] if test.is_required else ["shown beside the required tests"]
-    for name, (text, shown) in _NOTES.items():
-        value = details.get(name)
+    for name, (text, format_value) in _NOTES.items():
+        value = figures.get(name)
         if value is not None:
-            notes.append(text.format(value.replace("_", " ") if isinstance(value, str) else shown(value)))
+            notes.append(text.format(value.replace("_", " ") if isinstance(value, str) else format_value(value)))
     if test.betting is not None and test.betting.num_missing:
         notes.append(f"{test.betting.num_missing} missing, folded at the worst value")
     if test.state is not None and test.state.merged_units != 1:
@@ -227,9 +226,9 @@ def find_test(decision: Decision | None, name: str) -> TestResult | None:
     return next((test for test in decision.tests if test.name == name), None) if decision is not None else None
 
 
-def interval_text(interval: TestResult, shown: Format) -> str:
+def interval_text(interval: TestResult, format_value: Format) -> str:
     """Estimate with bounds, as in `1.31x [1.12x, 1.54x]`."""
-    return f"{shown(interval.estimate)} [{shown(interval.lower)}, {shown(interval.upper)}]"
+    return f"{format_value(interval.estimate)} [{format_value(interval.lower)}, {format_value(interval.upper)}]"
 
 
 def shown_as(test_name: str) -> Format:
@@ -257,14 +256,14 @@ def bounds_text(test: TestResult) -> str:
     """[lower, upper]; none where the test has none (memory is measured, not estimated)."""
     if (test.lower is None and test.upper is None) or test.lower == test.upper:
         return DASH
-    shown = shown_as(test.name)
-    return f"[{shown(test.lower)}, {shown(test.upper)}]"
+    format_value = shown_as(test.name)
+    return f"[{format_value(test.lower)}, {format_value(test.upper)}]"
 
 
 def threshold_text(test: TestResult) -> str:
     """The threshold; the teacher-forced z has one on either side of 0."""
-    shown = shown_as(test.name)(test.threshold)
-    return shown.replace("+", "\u00b1") if test.name == "parity_sampled" else shown
+    threshold = shown_as(test.name)(test.threshold)
+    return threshold.replace("+", "\u00b1") if test.name == "parity_sampled" else threshold
 
 
 _NOTES: dict[str, tuple[str, Format]] = {

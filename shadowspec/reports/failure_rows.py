@@ -79,7 +79,7 @@ class Failures:
 
 
 def failures_of(
-    own: SliceFigures,
+    figures: SliceFigures,
     others: Sequence[SliceFigures],
     *,
     num_repetition_loops: int,
@@ -93,17 +93,17 @@ def failures_of(
         num_repetition_loops: answered requests that ended in a loop.
         num_drafts, num_first_accepted: plain sums over the same requests as `own`.
     """
-    counts = own.counts
-    intervened = sum(counts.get(each.value, 0) for each in Intervention)
+    counts = figures.counts
+    failures = sum(counts.get(each.value, 0) for each in Intervention)
     left_drafts = num_drafts - counts.get(names.INTERVENED_DRAFTS, 0)
     left_accepted = num_first_accepted - counts.get(names.INTERVENED_FIRST_ACCEPTED_TOKENS, 0)
     return Failures(
         num_looked_at=counts.get(names.LOOKED_AT, 0),
-        rows=tuple(_rows(counts, own.num_requests, num_repetition_loops)),
+        rows=tuple(_rows(counts, figures.num_requests, num_repetition_loops)),
         intervened=IntervenedAcceptance(
-            intervened, ratio(num_first_accepted, num_drafts), ratio(left_accepted, left_drafts)
+            failures, ratio(num_first_accepted, num_drafts), ratio(left_accepted, left_drafts)
         ),
-        suspicions=suspicions(own, others),
+        suspicions=suspicions(figures, others),
         has_contract=any(_num_judged(counts, contract, arm) for contract in Contract for arm in Arm),
     )
 
@@ -119,16 +119,16 @@ def _rows(counts: Mapping[str, int], num_answered: int, num_repetition_loops: in
     )
     known = counts.get(names.EARLY_KNOWN, 0)
     yield _row(names.EARLY_REJECTIONS, "Early rejection", early, counts.get(names.EARLY_REJECTIONS, 0), known)
-    looked_at = counts[names.LOOKED_AT]
+    num_examined = counts[names.LOOKED_AT]
     beyond = "Prompt and output are longer than the draft's context; from there on nothing is drafted."
     number = counts.get(names.BEYOND_DRAFT_CONTEXT, 0)
-    yield _row(names.BEYOND_DRAFT_CONTEXT, "Beyond the draft's context", beyond, number, looked_at)
+    yield _row(names.BEYOND_DRAFT_CONTEXT, "Beyond the draft's context", beyond, number, num_examined)
     for contract in Contract:
         for arm in Arm:
             yield from _contract_rows(counts, contract, arm)
     for each in Intervention:
         title = f"{each.value.capitalize()} behind the model"
-        yield _row(each.value, title, INTERVENTION_MEANING[each], counts.get(each.value, 0), looked_at)
+        yield _row(each.value, title, INTERVENTION_MEANING[each], counts.get(each.value, 0), num_examined)
 
 
 def _contract_rows(counts: Mapping[str, int], contract: Contract, arm: Arm) -> Iterator[FailureRow]:
@@ -175,16 +175,16 @@ def stored_failures(
     """
     beside = [each for each in sums if (each.fingerprint, each.concurrency) == place]
     slices = [_slice_figures(each, counts.get((each.slice_key, *place), {})) for each in beside]
-    own = [each for each in slices if slice_key in ("", each.slice_key)]
+    figures = [each for each in slices if slice_key in ("", each.slice_key)]
     total: Counter[str] = Counter()
-    for each in own:
+    for each in figures:
         total.update(each.counts)
     return failures_of(
         SliceFigures(
             slice_key,
-            sum(each.num_requests for each in own),
-            sum(each.num_drafts for each in own),
-            sum(each.num_first_accepted for each in own),
+            sum(each.num_requests for each in figures),
+            sum(each.num_drafts for each in figures),
+            sum(each.num_first_accepted for each in figures),
             total,
         ),
         slices if slice_key else [],

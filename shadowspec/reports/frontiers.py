@@ -47,16 +47,16 @@ class SliceFrontier:
     crossings: tuple[Crossing, ...]  # where the best gain passes 1: below or above speculation does not pay
 
 
-def replayed_ways(
+def list_replayed_lengths(
     sums: Iterable[AcceptanceSums], configs: Mapping[str, FingerprintedConfig]
 ) -> list[tuple[str, FingerprintedConfig, Length]]:
     """Slice, config and tokens per step of all that was replayed in a slice, at K that were never measured too."""
     return [
-        (own.slice_key, config, length)
-        for own in sums
-        if own.slice_key
-        and (config := configs.get(own.fingerprint)) is not None
-        and (length := length_of(own, config.config.num_speculative_tokens)) is not None
+        (acceptance_sums.slice_key, config, length)
+        for acceptance_sums in sums
+        if acceptance_sums.slice_key
+        and (config := configs.get(acceptance_sums.fingerprint)) is not None
+        and (length := length_of(acceptance_sums, config.config.num_speculative_tokens)) is not None
     ]
 
 
@@ -93,49 +93,63 @@ def frontiers(
     can be predicted is left out, and so is a slice that has no other; `predictions` says why.
     """
     surfaces = Surfaces(costs)
-    ways: dict[str, dict[str, _Way]] = {}
+    candidates: dict[str, dict[str, _Candidate]] = {}
     works: dict[str, Work] = {}
-    for cell in sorted(cells, key=lambda own: own.num_requests):
+    for cell in sorted(cells, key=lambda measured_cell: measured_cell.num_requests):
         config, length = configs.get(cell.fingerprint), cell.tokens_per_step
         if config is None or cell.work is None or length is None or why_not(cell, config.config) is not None:
             continue
-        ways.setdefault(cell.slice_key, {})[cell.fingerprint] = _Way(config, Length(length), drafts_of(cell, config))
+        candidates.setdefault(cell.slice_key, {})[cell.fingerprint] = _Candidate(
+            config, Length(length), drafts_of(cell, config)
+        )
         works[cell.slice_key] = cell.work
     for slice_key, config, length_of_replay in replayed:
-        if slice_key in ways and config.config.proposer not in LOOKUPS:
-            ways[slice_key][config.fingerprint] = _Way(config, length_of_replay, None)
+        if slice_key in candidates and config.config.proposer not in LOOKUPS:
+            candidates[slice_key][config.fingerprint] = _Candidate(config, length_of_replay, None)
     found = [
-        _slice_frontier(slice_key, works[slice_key], list(own.values()), surfaces)
-        for slice_key, own in sorted(ways.items())
+        _slice_frontier(slice_key, works[slice_key], list(candidate.values()), surfaces)
+        for slice_key, candidate in sorted(candidates.items())
     ]
-    return [own for own in found if own is not None]
+    return [frontier for frontier in found if frontier is not None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Candidate:
     config: FingerprintedConfig
     length: Length
     drafts: Drafts | None
 
 
-def _slice_frontier(slice_key: str, work: Work, ways: Sequence[_Way], surfaces: Surfaces) -> SliceFrontier | None:
-    own = [(way, found) for way in ways if (found := surfaces.of(way.config, slice_key)) is not None]
-    there = {(found.key, way.config.config.num_speculative_tokens) for way, found in own}
-    carried = [
-        (way, found)
-        for way in ways
-        for found in surfaces.elsewhere(way.config, slice_key)
-        if (found.key, way.config.config.num_speculative_tokens) not in there
+def _slice_frontier(
+    slice_key: str, work: Work, candidates: Sequence[_Candidate], surfaces: Surfaces
+) -> SliceFrontier | None:
+    profiled_ways = [
+        (candidate, found)
+        for candidate in candidates
+        if (found := surfaces.of(candidate.config, slice_key)) is not None
     ]
-    profiled = [*own, *carried]
+    there = {(found.key, candidate.config.config.num_speculative_tokens) for candidate, found in profiled_ways}
+    carried = [
+        (candidate, found)
+        for candidate in candidates
+        for found in surfaces.elsewhere(candidate.config, slice_key)
+        if (found.key, candidate.config.config.num_speculative_tokens) not in there
+    ]
+    profiled = [*profiled_ways, *carried]
     if not profiled:
         return None
     latest = max((found for _, found in profiled), key=lambda found: found.profiled_at).key
-    here = [(way, found) for way, found in profiled if _place(found.key) == _place(latest)]
-    alike = [way for way, _ in here]
+    here = [(candidate, found) for candidate, found in profiled if _place(found.key) == _place(latest)]
+    alike = [candidate for candidate, _ in here]
     drafted = [
-        Drafting(_name(way, alike), way.config.config.num_speculative_tokens, way.length, found.surface, way.drafts)
-        for way, found in here
+        Drafting(
+            _name(candidate, alike),
+            candidate.config.config.num_speculative_tokens,
+            candidate.length,
+            found.surface,
+            candidate.drafts,
+        )
+        for candidate, found in here
     ]
     within = sorted(
         (each for each in drafted if _is_within(each, work)), key=lambda each: (each.name, each.num_speculative_tokens)
@@ -153,17 +167,19 @@ def _place(key: CostKey) -> tuple[str, str, str]:
     return key.engine, key.device, key.dtype
 
 
-def _name(way: _Way, ways: Sequence[_Way]) -> str:
+def _name(candidate: _Candidate, candidates: Sequence[_Candidate]) -> str:
     """The config's name, with what tells it from others of the same name and depth among these."""
-    own = way.config.config
-    there = (each.config.config for each in ways)
+    config = candidate.config.config
+    there = (each.config.config for each in candidates)
     alike = [
-        each for each in there if (each.name, each.num_speculative_tokens) == (own.name, own.num_speculative_tokens)
+        each
+        for each in there
+        if (each.name, each.num_speculative_tokens) == (config.name, config.num_speculative_tokens)
     ]
     if len(alike) == 1:
-        return own.name
+        return config.name
     rules = {each.verify_rule for each in alike}
-    return f"{own.name} {own.verify_rule.value if len(rules) == len(alike) else way.config.fingerprint[:6]}"
+    return f"{config.name} {config.verify_rule.value if len(rules) == len(alike) else candidate.config.fingerprint[:6]}"
 
 
 def _is_within(drafting: Drafting, work: Work) -> bool:
@@ -175,24 +191,24 @@ def _is_within(drafting: Drafting, work: Work) -> bool:
     return True
 
 
-def frontier_lines(own: SliceFrontier) -> list[str]:
+def frontier_lines(frontier: SliceFrontier) -> list[str]:
     """One line per load, then where the best way breaks even."""
-    lines = [_choice_line(choice) for choice in own.choices]
-    for each in own.crossings:
+    lines = [_choice_line(choice) for choice in frontier.choices]
+    for each in frontier.crossings:
         turn = "stops paying" if each.is_downward else "begins to pay"
         lines.append(f"{turn} at a load of about {each.load:.3g} (between {each.below:g} and {each.above:g})")
     return lines
 
 
 def _choice_line(choice: Choice) -> str:
-    others = ", ".join(_way(each) for each in choice.contenders)
+    others = ", ".join(_describe_gain(each) for each in choice.contenders)
     if choice.best is None:
         return f"load {choice.concurrency:g}: no speculation" + (f"; may pay: {others}" if others else "")
     best = choice.best
     bounds = "" if best.lower is None or best.upper is None else f" [{times(best.lower)}, {times(best.upper)}]"
-    said = f"{_way(best)}, {times(best.speedup)}{bounds}"
+    said = f"{_describe_gain(best)}, {times(best.speedup)}{bounds}"
     return f"load {choice.concurrency:g}: {said}" + (f"; may be as good: {others}" if others else "")
 
 
-def _way(found: Gain) -> str:
+def _describe_gain(found: Gain) -> str:
     return f"{found.drafting.name} at K {found.drafting.num_speculative_tokens}"

@@ -1,4 +1,4 @@
-"""What stands under a decision's reason, in sentences: an override, its run, the drift since ENABLE, the mix."""
+"""The sentences under a decision's reason: an override, its run, the drift since ENABLE, the mix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 from shadowspec.gate.verdict.effective_decisions import REASON_CODE as OVERRIDE
 from shadowspec.gate.verdict.effective_decisions import order_words
 from shadowspec.gate.verdict.endpoint_bounds import forbidding_slices
-from shadowspec.gate.verdict.trial import DRIFT
+from shadowspec.gate.verdict.trial_levels import DRIFT
 from shadowspec.text import moment, percent, plural, slice_title, times
 from shadowspec.types import Composition, Decision, MixChange, Override, Reservations, Verdict
 
@@ -86,11 +86,11 @@ def order_note(order: Override, written: Callable[[datetime | None], str] = mome
 
 def override_notes(decision: Decision) -> list[str]:
     """Since and until when an override holds, and what was measured; none where the decision is the gate's own."""
-    own = decision.override
-    if own is None:
+    override = decision.override
+    if override is None:
         return []
-    times = _in_force(decision.since, own.expires_at)
-    measured = f"Measured verdict: {own.verdict} ({own.reason})."
+    times = _in_force(decision.since, override.expires_at)
+    measured = f"Measured verdict: {override.verdict} ({override.reason})."
     return [f"The override is {times}.", measured]
 
 
@@ -100,8 +100,8 @@ def detector_lines(decision: Decision) -> list[DetectorLine]:
     if decision.drift is not None:
         limit = decision.drift.threshold_log10
         lines += [
-            DetectorLine(f"Drift of {name}", own.log10, limit, own.num_units)
-            for name, own in decision.drift.detectors.items()
+            DetectorLine(f"Drift of {name}", detector.log10, limit, detector.num_units)
+            for name, detector in decision.drift.detectors.items()
         ]
     if (change := _mix_change(decision)) is not None:
         lines.append(DetectorLine("Shift of the prompt mix", change.log10_evidence, None, None))
@@ -112,15 +112,15 @@ def _with_forbidding(decision: Decision, decisions: Sequence[Decision]) -> Decis
     if decision.slice_key or decision.verdict is not Verdict.ENABLE:
         return decision
     found = tuple(
-        f"{slice_title(own.slice_key)} ({percent(own.traffic_share)} of the traffic)"
-        for own in forbidding_slices(decision, decisions)
+        f"{slice_title(forbidding_slice.slice_key)} ({percent(forbidding_slice.traffic_share)} of the traffic)"
+        for forbidding_slice in forbidding_slices(decision, decisions)
     )
     return replace(decision, reservations=replace(decision.reservations or Reservations(), forbidden_by=found))
 
 
 def _forbidden(decision: Decision) -> list[str]:
     found = "; ".join((decision.reservations or Reservations()).forbidden_by or ())
-    return [f"DISABLE stands for {found}: `check` does not pass the endpoint as a whole."] if found else []
+    return [f"DISABLE means {found}: `check` does not pass the endpoint as a whole."] if found else []
 
 
 def _load(decision: Decision) -> list[str]:
@@ -162,7 +162,9 @@ def _mix_change(decision: Decision) -> MixChange | None:
 def _changes(decision: Decision) -> list[str]:
     """How the endpoint's rates have moved since ENABLE, and what of it is the traffic's doing."""
     change = _mix_change(decision)
-    return [] if change is None else [f"{name.title()} since ENABLE: {own.text}." for name, own in change.rates.items()]
+    return (
+        [] if change is None else [f"{name.title()} since ENABLE: {rate.text}." for name, rate in change.rates.items()]
+    )
 
 
 def _has_reached(line: DetectorLine) -> bool:

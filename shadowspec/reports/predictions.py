@@ -69,7 +69,7 @@ class Prediction:
     def cost_error(self) -> float | None:
         """The same of an output token's device time with speculation, and so of its cost at any price."""
         predicted, measured = (
-            own.ms_per_token(Arm.SPECULATIVE) for own in (self.predicted_device, self.measured_device)
+            time_.ms_per_token(Arm.SPECULATIVE) for time_ in (self.predicted_device, self.measured_device)
         )
         over = None if predicted is None or measured is None else metrics.ratio(predicted, measured)
         return None if over is None else over - 1.0
@@ -101,7 +101,7 @@ def _where(cell: MeasuredCell, config: FingerprintedConfig) -> tuple[str, int, i
 
 def median_error(found: Iterable[Prediction]) -> float | None:
     """The median of the absolute errors; None where no cell has both a prediction and a measurement."""
-    errors = [abs(error) for own in found if (error := own.error) is not None]
+    errors = [abs(error) for prediction in found if (error := prediction.error) is not None]
     return median(errors) if errors else None
 
 
@@ -113,16 +113,24 @@ def _prediction(
     timed: MeasuredCell | None,
 ) -> Prediction:
     """`elsewhere`: what the costs are of where that is not what measured the cell."""
-    own, of = config.config, elsewhere or config
-    none = Prediction(cell, own, of.engine, of.device, timed)
-    if (reason := why_not(cell, own)) is not None:
+    speculation_config, of = config.config, elsewhere or config
+    none = Prediction(cell, speculation_config, of.engine, of.device, timed)
+    if (reason := why_not(cell, speculation_config)) is not None:
         return replace(none, reason=reason)
     if profiled is None:
-        return replace(none, reason=NOT_PROFILED_SERVER if own.backend == SERVED_BACKEND else NOT_PROFILED)
+        return replace(
+            none, reason=NOT_PROFILED_SERVER if speculation_config.backend == SERVED_BACKEND else NOT_PROFILED
+        )
     length = cell.tokens_per_step
     if length is None or cell.work is None:
         return replace(none, reason="nothing was drafted")
-    drafting = Drafting(own.name, own.num_speculative_tokens, Length(length), profiled.surface, drafts_of(cell, config))
+    drafting = Drafting(
+        speculation_config.name,
+        speculation_config.num_speculative_tokens,
+        Length(length),
+        profiled.surface,
+        drafts_of(cell, config),
+    )
     try:
         found = gain(drafting, cell.concurrency, cell.work)
     except InputError as error:
@@ -166,23 +174,23 @@ PREDICTION_HEAD: Final = (
 )
 
 
-def prediction_cells(own: Prediction, price_per_hour: float | None) -> list[str]:
+def prediction_cells(prediction: Prediction, price_per_hour: float | None) -> list[str]:
     """One row under `PREDICTION_HEAD`; where nothing is predicted the reason takes the prediction's place."""
     return [
-        slice_title(own.cell.slice_key),
-        own.config.name,
-        own.engine,
-        str(own.cell.concurrency),
-        str(own.config.num_speculative_tokens),
-        number(own.cell.tokens_per_step),
-        number(own.break_even_length),
-        own.reason or times(own.speedup),
-        times(own.measured_speedup),
-        percent(own.error),
-        number(own.target_passes_saved, 1),
-        cost_text(own.predicted_device, price_per_hour),
-        cost_text(own.measured_device, price_per_hour),
-        percent(own.cost_error),
+        slice_title(prediction.cell.slice_key),
+        prediction.config.name,
+        prediction.engine,
+        str(prediction.cell.concurrency),
+        str(prediction.config.num_speculative_tokens),
+        number(prediction.cell.tokens_per_step),
+        number(prediction.break_even_length),
+        prediction.reason or times(prediction.speedup),
+        times(prediction.measured_speedup),
+        percent(prediction.error),
+        number(prediction.target_passes_saved, 1),
+        cost_text(prediction.predicted_device, price_per_hour),
+        cost_text(prediction.measured_device, price_per_hour),
+        percent(prediction.cost_error),
     ]
 
 
@@ -199,7 +207,7 @@ def cost_text(device: DeviceTime, price_per_hour: float | None) -> str:
 
 
 def cost_note(price_per_hour: float | None) -> str:
-    """What stands in the cost columns."""
+    """The values of the cost columns."""
     how = (
         "With speculation, in brackets without it. A request at load b holds 1/b of the device for its end-to-end time."
     )
@@ -210,13 +218,13 @@ def cost_note(price_per_hour: float | None) -> str:
 
 def prediction_summary(found: Sequence[Prediction]) -> str:
     """How many cells have a prediction on each engine, and how far these are off what was measured there."""
-    if not any(own.speedup is not None for own in found):
-        reasons = list(dict.fromkeys(own.reason for own in found if own.reason))
+    if not any(prediction.speedup is not None for prediction in found):
+        reasons = list(dict.fromkeys(prediction.reason for prediction in found if prediction.reason))
         return f"Nothing is predicted here: {'; '.join(reasons)}." if reasons else "Nothing is predicted here."
     lines = []
-    for engine in dict.fromkeys(own.engine for own in found):
-        own_cells = [own for own in found if own.engine == engine]
-        predicted = [own for own in own_cells if own.speedup is not None]
+    for engine in dict.fromkeys(prediction.engine for prediction in found):
+        own_cells = [prediction for prediction in found if prediction.engine == engine]
+        predicted = [own_cell for own_cell in own_cells if own_cell.speedup is not None]
         error = median_error(predicted)
         said = f"{len(predicted)} of {plural(len(own_cells), 'cell')} predicted on {engine}"
         off = f"; median absolute error against what was measured there: {percent(error)}" if error is not None else ""

@@ -95,15 +95,15 @@ def newest_arrivals(records: Iterable[StoredRecord]) -> list[ArrivedRequest]:
     """The newest usable requests among stored records, in the order in which they came."""
     found = [
         ArrivedRequest(
-            own.key,
-            own.slice_key,
-            own.event_time,
-            ArrivedRequest.weight_of(own.counter, own.reason, own.sampling_rate),
+            record.key,
+            record.slice_key,
+            record.event_time,
+            ArrivedRequest.weight_of(record.counter, record.reason, record.sampling_rate),
         )
-        for own in records
-        if own.counter in ARRIVING and own.slice_key is not None and own.event_time is not None
+        for record in records
+        if record.counter in ARRIVING and record.slice_key is not None and record.event_time is not None
     ]
-    return sorted(found, key=lambda own: (own.at, own.key))[-MAX_ARRIVALS:]
+    return sorted(found, key=lambda item: (item.at, item.key))[-MAX_ARRIVALS:]
 
 
 def timed_requests(runs: Iterable[Run], blocks: Iterable[StoredBlock]) -> list[ServedRequest]:
@@ -135,17 +135,23 @@ def queue_cells(
         arrivals: in the order in which they came; only what was timed of these counts.
         busy: the shares of the time, above 0, at which the baseline's slots are to be busy, beside the recorded one.
     """
-    known = {own.key for own in arrivals}
+    known = {arrival.key for arrival in arrivals}
     by_cell: dict[tuple[int, str], list[ServedRequest]] = defaultdict(list)
-    for own in timed:
-        if own.key in known and own.fingerprint in configs:
-            by_cell[own.concurrency, own.fingerprint].append(own)
+    for item in timed:
+        if item.key in known and item.fingerprint in configs:
+            by_cell[item.concurrency, item.fingerprint].append(item)
     found = [
-        _cell(concurrency, configs[fingerprint], arrivals, own, busy)
-        for (concurrency, fingerprint), own in by_cell.items()
+        _cell(concurrency, configs[fingerprint], arrivals, item, busy)
+        for (concurrency, fingerprint), item in by_cell.items()
     ]
     return sorted(
-        found, key=lambda own: (own.config.name, own.config.num_speculative_tokens, own.fingerprint, own.concurrency)
+        found,
+        key=lambda cell: (
+            cell.config.name,
+            cell.config.num_speculative_tokens,
+            cell.fingerprint,
+            cell.concurrency,
+        ),
     )
 
 
@@ -156,7 +162,7 @@ def _cell(
     timed: Sequence[ServedRequest],
     busy: Sequence[float],
 ) -> QueueCell:
-    weight = sum(own.weight for own in arrivals)
+    weight = sum(arrival.weight for arrival in arrivals)
     chosen, num_borrowed = _services(arrivals, timed)
     cell = QueueCell(
         concurrency=concurrency,
@@ -164,7 +170,7 @@ def _cell(
         engine=config.engine,
         config=config.config,
         num_arrivals=len(arrivals),
-        num_timed=len({own.key for own in timed}),
+        num_timed=len({item.key for item in timed}),
         num_borrowed=num_borrowed,
         thinning=max(1.0, weight / len(arrivals)),
         first=arrivals[0].at,
@@ -181,10 +187,10 @@ def _with_rows(
     if cell.num_timed < MIN_SERVED:
         return replace(cell, reason=f"{cell.num_timed} timed requests, of {MIN_SERVED} that are needed")
     first = arrivals[0].at
-    arrivals_ms = [(own.at - first).total_seconds() * MS_PER_S for own in arrivals]
+    arrivals_ms = [(arrival.at - first).total_seconds() * MS_PER_S for arrival in arrivals]
     services = {
-        Arm.BASELINE: [own.baseline_ms for own in chosen],
-        Arm.SPECULATIVE: [own.speculative_ms for own in chosen],
+        Arm.BASELINE: [item.baseline_ms for item in chosen],
+        Arm.SPECULATIVE: [item.speculative_ms for item in chosen],
     }
     recorded = utilisation(arrivals_ms, services[Arm.BASELINE], cell.concurrency, cell.thinning)
     if not recorded:
@@ -192,8 +198,8 @@ def _with_rows(
     rows = []
     for traffic in (1.0, *(share / recorded for share in busy)):
         found = {
-            arm: _arm(replay_queue(arrivals_ms, own, cell.concurrency, cell.thinning * traffic))
-            for arm, own in services.items()
+            arm: _arm(replay_queue(arrivals_ms, service, cell.concurrency, cell.thinning * traffic))
+            for arm, service in services.items()
         }
         rows.append(QueueRow(traffic, found[Arm.BASELINE], found[Arm.SPECULATIVE]))
     return replace(cell, rows=tuple(rows))
@@ -215,14 +221,14 @@ def _arm(queue: Queue) -> ArmQueue:
 
 def _services(arrivals: Sequence[ArrivedRequest], timed: Sequence[ServedRequest]) -> tuple[list[ServedRequest], int]:
     """Whose times each arrival takes, and how many took them of another slice."""
-    own = {each.key: each for each in timed}
-    everywhere = [own[key] for key in sorted(own)]
+    by_key = {each.key: each for each in timed}
+    everywhere = [by_key[key] for key in sorted(by_key)]
     by_slice: dict[str, list[ServedRequest]] = defaultdict(list)
     for each in everywhere:
         by_slice[each.slice_key].append(each)
     chosen, num_borrowed = [], 0
     for arrival in arrivals:
-        if (found := own.get(arrival.key)) is None:
+        if (found := by_key.get(arrival.key)) is None:
             pool = by_slice.get(arrival.slice_key)
             num_borrowed += pool is None
             pool = pool or everywhere
@@ -292,4 +298,4 @@ def _traffic(factor: float) -> str:
 def _waits(arm: ArmQueue) -> str:
     if arm.is_overloaded:
         return OVERLOADED
-    return ", ".join(milliseconds(own) for own in (arm.mean_queue_ms, arm.p95_queue_ms, arm.p99_queue_ms))
+    return ", ".join(milliseconds(item) for item in (arm.mean_queue_ms, arm.p95_queue_ms, arm.p99_queue_ms))

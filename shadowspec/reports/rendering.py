@@ -56,7 +56,7 @@ def test_document(result: TestResult) -> dict[str, Json]:
 
 def replay_document(row: ReplayRow) -> dict[str, Json]:
     """Replay's figures of one slice, way of drafting and K, and the loop's beside them."""
-    own = row.mismatch
+    mismatch = row.mismatch
     return {
         "source": "replay",
         "slice": dict[str, Json](parse_slice_key(row.slice_key)),
@@ -71,16 +71,16 @@ def replay_document(row: ReplayRow) -> dict[str, Json]:
         "loop_num_requests": row.loop_num_requests,
         "loop_mean_acceptance_length": row.loop_mean_acceptance_length,
         "production_mismatch": None
-        if own is None
+        if mismatch is None
         else {
-            "difference": own.difference,
-            "lower": own.lower,
-            "upper": own.upper,
-            "limit": own.limit,
-            "level": own.level,
-            "num_replay_units": own.num_replay_units,
-            "num_loop_units": own.num_loop_units,
-            "is_alarm": own.is_alarm,
+            "difference": mismatch.difference,
+            "lower": mismatch.lower,
+            "upper": mismatch.upper,
+            "limit": mismatch.limit,
+            "level": mismatch.level,
+            "num_replay_units": mismatch.num_replay_units,
+            "num_loop_units": mismatch.num_loop_units,
+            "is_alarm": mismatch.is_alarm,
         },
     }
 

@@ -48,21 +48,25 @@ class ReplayRow:
     @property
     def state(self) -> str:
         """What the comparison of the two comes to, in words."""
-        own = self.mismatch
-        if own is None:
+        mismatch = self.mismatch
+        if mismatch is None:
             return DASH
-        if own.lower is None or own.upper is None:
-            return f"too few sessions ({own.num_replay_units:,} replayed, {own.num_loop_units:,} measured)"
+        if mismatch.lower is None or mismatch.upper is None:
+            return f"too few sessions ({mismatch.num_replay_units:,} replayed, {mismatch.num_loop_units:,} measured)"
         return "production mismatch" if self.is_mismatch else "no mismatch shown"
 
     @property
     def difference_text(self) -> str:
         """Replay less loop, tokens per step, with its bounds."""
-        own = self.mismatch
-        if own is None:
+        mismatch = self.mismatch
+        if mismatch is None:
             return DASH
-        bounds = DASH if own.lower is None else f"[{format_signed(own.lower, 2)}, {format_signed(own.upper, 2)}]"
-        return f"{format_signed(own.difference, 2)} {bounds}"
+        bounds = (
+            DASH
+            if mismatch.lower is None
+            else f"[{format_signed(mismatch.lower, 2)}, {format_signed(mismatch.upper, 2)}]"
+        )
+        return f"{format_signed(mismatch.difference, 2)} {bounds}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class AuditRow:
 
     @property
     def words(self) -> str:
-        """Where it stands."""
+        """Its present state."""
         if self.state.alarmed_at is not None:
             return f"alarm since {self.state.alarmed_at:%Y-%m-%d %H:%M} UTC"
         if not self.state.num_units:
@@ -117,7 +121,7 @@ def _rows(
     looped = [sums for sums in found if (sums.slice_key, sums.fingerprint) in both]  # the whole is of the same slices
     # What remembers other outputs remembers other ones in replay than in the loop: that is no mismatch of production.
     alike = [sums for sums in replayed if not configs[sums.fingerprint].config.remembers]
-    compared = {(own.slice_key, own.fingerprint): own for own in mismatches(alike, looped)}
+    compared = {(mismatch.slice_key, mismatch.fingerprint): mismatch for mismatch in mismatches(alike, looped)}
     loops = {(sums.slice_key, sums.fingerprint): sums for sums in _with_whole(looped)}
     rows = []
     for sums in _with_whole(replayed):
@@ -132,7 +136,7 @@ def audit_rows(source: Store, endpoints: Collection[str]) -> dict[str, tuple[Aud
     """Every audit of each of the endpoints, alarms first."""
     states = source.audit_states(endpoints)
     configs = source.fingerprints() if any(states.values()) else {}
-    return {endpoint: _audit_rows(own, configs) for endpoint, own in states.items()}
+    return {endpoint: _audit_rows(state, configs) for endpoint, state in states.items()}
 
 
 def _audit_rows(states: Sequence[StoredAudit], configs: Mapping[str, FingerprintedConfig]) -> tuple[AuditRow, ...]:

@@ -64,8 +64,8 @@ def funnel_of(endpoint: str | None, counts: FunnelCounts, names: set[str | None]
 
 
 def data_note(configs: Iterable[FingerprintedConfig], fallback: str) -> str:
-    """What the measured configs say of their data, whoever reads them; where they say nothing, what we were told."""
-    return " ".join(sorted({own.data_note for own in configs if own.data_note})) or fallback
+    """What the measured configs say of their data, whoever reads them; where they say nothing, the given note."""
+    return " ".join(sorted({config.data_note for config in configs if config.data_note})) or fallback
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Change:
 
     @staticmethod
     def of_hypothesis(
-        own: VerdictChange | AdviceChange | Decision,
+        row: VerdictChange | AdviceChange | Decision,
         kind: ChangeKind,
         what: str,
         why: str,
@@ -131,38 +131,38 @@ class Change:
     ) -> Change:
         """A change of one hypothesis, at the decision that made it."""
         return Change(
-            at=own.decided_at,
+            at=row.decided_at,
             kind=kind,
-            endpoint=own.endpoint,
-            slice_key=own.slice_key,
-            concurrency=own.concurrency,
+            endpoint=row.endpoint,
+            slice_key=row.slice_key,
+            concurrency=row.concurrency,
             what=what,
             why=why,
             who=who,
             before=before,
             after=after,
-            config_name=config_name(configs, own.fingerprint),
-            fingerprint=own.fingerprint,
-            decision_id=own.decision_id,
+            config_name=config_name(configs, row.fingerprint),
+            fingerprint=row.fingerprint,
+            decision_id=row.decision_id,
         )
 
     @staticmethod
-    def of_order(own: Override, at: datetime, kind: ChangeKind, what: str, why: str, who: str = "") -> Change:
+    def of_order(override: Override, at: datetime, kind: ChangeKind, what: str, why: str, who: str = "") -> Change:
         """An override as it was set, or as it ended."""
-        return Change(at, kind, own.endpoint, own.slice_key, own.concurrency, what, why, who)
+        return Change(at, kind, override.endpoint, override.slice_key, override.concurrency, what, why, who)
 
     @staticmethod
-    def of_rollout(own: Rollout, what: str, configs: Mapping[str, FingerprintedConfig], who: str = "") -> Change:
+    def of_rollout(rollout: Rollout, what: str, configs: Mapping[str, FingerprintedConfig], who: str = "") -> Change:
         """Another stage or depth of a rollout."""
         return Change(
-            at=own.decided_at,
+            at=rollout.decided_at,
             kind=ChangeKind.ROLLOUT,
-            endpoint=own.endpoint,
+            endpoint=rollout.endpoint,
             slice_key="",
-            concurrency=own.concurrency,
+            concurrency=rollout.concurrency,
             what=what,
-            why=own.reason,
+            why=rollout.reason,
             who=who,
-            config_name=None if own.fingerprint is None else config_name(configs, own.fingerprint),
-            fingerprint=own.fingerprint,
+            config_name=None if rollout.fingerprint is None else config_name(configs, rollout.fingerprint),
+            fingerprint=rollout.fingerprint,
         )

@@ -39,7 +39,7 @@ class Tally:
     speculative_ms: float = 0.0
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(*(own + more for own, more in zip(astuple(self), astuple(other), strict=True)))
+        return Tally(*(item + more for item, more in zip(astuple(self), astuple(other), strict=True)))
 
     @staticmethod
     def of_sums(sums: RollupSums) -> Tally:
@@ -179,14 +179,20 @@ def by_context(points: Iterable[ContextPoint], cost: CacheCost | None) -> tuple[
         cost: None where no block's memory is known.
     """
     found: dict[str, list[ContextPoint]] = {}
-    for point in sorted(points, key=lambda own: own.num_prompt_tokens):
+    for point in sorted(points, key=lambda context_point: context_point.num_prompt_tokens):
         found.setdefault(prompt_range(point.num_prompt_tokens), []).append(point)
-    return tuple(_context_row(name, own, cost) for name, own in found.items())
+    return tuple(_context_row(name, context_points, cost) for name, context_points in found.items())
 
 
 def _context_row(name: str, points: list[ContextPoint], cost: CacheCost | None) -> ContextRow:
     pooled = total(point.tally for point in points)
-    tokens = metrics.ratio(sum(own.num_prompt_tokens + own.num_output_tokens for own in points), len(points)) or 0.0
+    tokens = (
+        metrics.ratio(
+            sum(context_point.num_prompt_tokens + context_point.num_output_tokens for context_point in points),
+            len(points),
+        )
+        or 0.0
+    )
     return ContextRow(
         name=name,
         num_requests=len(points),

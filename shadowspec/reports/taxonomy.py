@@ -82,16 +82,16 @@ class Suspicion:
     figures: tuple[str, ...]
 
 
-def suspicions(own: SliceFigures, others: Sequence[SliceFigures]) -> tuple[Suspicion, ...]:
+def suspicions(slice_figures: SliceFigures, others: Sequence[SliceFigures]) -> tuple[Suspicion, ...]:
     """The kinds of failure that are suspected of a slice, in the order of `FailureKind`; none of one with few requests.
 
     Args:
         own: the slice, or the whole endpoint, which is compared with nothing.
         others: the endpoint's slices at the same load and with the same config; a slice is no peer of its own.
     """
-    if own.num_requests < MIN_REQUESTS:
+    if slice_figures.num_requests < MIN_REQUESTS:
         return ()
-    labels = parse_slice_key(own.slice_key)
+    labels = parse_slice_key(slice_figures.slice_key)
     found: dict[FailureKind, list[str]] = {kind: [] for kind in FailureKind}
     content = _kind_of_content(labels)
     for kind, peers, of in (
@@ -99,14 +99,18 @@ def suspicions(own: SliceFigures, others: Sequence[SliceFigures]) -> tuple[Suspi
         (FailureKind.SAMPLING_REGIME, _peers(labels, others, _is_cooler(_REGIME)), "at a cooler sampling regime"),
         (FailureKind.LONG_CONTEXT, _peers(labels, others, _is_cooler(_CONTEXT)), "with a shorter context"),
     ):
-        found[kind] += _lags(own, peers, of)
-    found[content] += _share(own, EARLY_REJECTIONS, EARLY_KNOWN, EARLY_SHARE, "rejected the draft from the start")
+        found[kind] += _lags(slice_figures, peers, of)
+    found[content] += _share(
+        slice_figures, EARLY_REJECTIONS, EARLY_KNOWN, EARLY_SHARE, "rejected the draft from the start"
+    )
     found[FailureKind.LONG_CONTEXT] += _share(
-        own, BEYOND_DRAFT_CONTEXT, LOOKED_AT, BEYOND_SHARE, "are longer than the draft's context"
+        slice_figures, BEYOND_DRAFT_CONTEXT, LOOKED_AT, BEYOND_SHARE, "are longer than the draft's context"
     )
     for contract in Contract:
         is_call = contract is Contract.TOOL_CALL
-        found[FailureKind.TOOL_CALLING if is_call else FailureKind.STRUCTURED_OUTPUT] += _breaks(own, contract)
+        found[FailureKind.TOOL_CALLING if is_call else FailureKind.STRUCTURED_OUTPUT] += _breaks(
+            slice_figures, contract
+        )
     return tuple(Suspicion(kind, tuple(figures)) for kind, figures in found.items() if figures)
 
 
@@ -125,47 +129,47 @@ def _peers(labels: Mapping[str, str], others: Sequence[SliceFigures], differs: D
     return [other for other in others if differs(labels, parse_slice_key(other.slice_key))]
 
 
-def _differs_in_content(own: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    return own != other and all(own.get(name) == other.get(name) for name in _ORDER)
+def _differs_in_content(entry: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    return entry != other and all(entry.get(name) == other.get(name) for name in _ORDER)
 
 
 def _is_cooler(name: str) -> Differs:
     """Whether another slice differs in this label alone, and comes before in its order."""
     order = _ORDER[name]
 
-    def differs(own: Mapping[str, str], other: Mapping[str, str]) -> bool:
-        here, there = own.get(name), other.get(name)
-        if here not in order or there not in order or {**other, name: here} != own:
+    def differs(entry: Mapping[str, str], other: Mapping[str, str]) -> bool:
+        here, there = entry.get(name), other.get(name)
+        if here not in order or there not in order or {**other, name: here} != entry:
             return False
         return order.index(there) < order.index(here)
 
     return differs
 
 
-def _lags(own: SliceFigures, peers: Sequence[SliceFigures], of: str) -> list[str]:
+def _lags(figures: SliceFigures, peers: Sequence[SliceFigures], of: str) -> list[str]:
     """That acceptance lies below that of the peers, pooled, where both have enough requests."""
     if sum(peer.num_requests for peer in peers) < MIN_REQUESTS:
         return []
-    here = ratio(own.num_first_accepted, own.num_drafts)
+    here = ratio(figures.num_first_accepted, figures.num_drafts)
     there = ratio(sum(peer.num_first_accepted for peer in peers), sum(peer.num_drafts for peer in peers))
     if here is None or there is None or there - here < GAP:
         return []
     return [f"acceptance {percent(here)} against {percent(there)} of {plural(len(peers), 'slice')} {of}"]
 
 
-def _share(own: SliceFigures, count: str, known: str, limit: float, what: str) -> list[str]:
-    number, of = own.counts.get(count, 0), own.counts.get(known, 0)
+def _share(figures: SliceFigures, count: str, known: str, limit: float, what: str) -> list[str]:
+    number, of = figures.counts.get(count, 0), figures.counts.get(known, 0)
     share = ratio(number, of)
     if of < MIN_REQUESTS or share is None or share < limit:
         return []
     return [f"{number:,} of {plural(of, 'request')} {what} ({percent(share)})"]
 
 
-def _breaks(own: SliceFigures, contract: Contract) -> list[str]:
+def _breaks(figures: SliceFigures, contract: Contract) -> list[str]:
     """That more of the speculative arm's outputs break a contract than of the baseline's."""
 
     def outputs(arm: Arm, *validities: Validity) -> int:
-        return sum(own.counts.get(validity_name(contract, arm, validity), 0) for validity in validities)
+        return sum(figures.counts.get(validity_name(contract, arm, validity), 0) for validity in validities)
 
     broken = {arm: outputs(arm, Validity.INVALID) for arm in Arm}
     ended = {arm: outputs(arm, Validity.INVALID, Validity.VALID) for arm in Arm}

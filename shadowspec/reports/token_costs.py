@@ -74,12 +74,12 @@ class DeviceTime:
 def device_time(groups: Iterable[GroupSums]) -> DeviceTime:
     """The device time of grouped sums, each at its own load."""
     found = DeviceTime()
-    for own in groups:
-        sums = own.sums
+    for group in groups:
+        sums = group.sums
         per_run = ratio(sums.timed_weight, sums.num_timed) or 0.0
         found += DeviceTime(
-            baseline_ms=(sums.baseline_prefill_ms + sums.baseline_decode_ms) / own.concurrency,
-            speculative_ms=(sums.speculative_prefill_ms + sums.speculative_decode_ms) / own.concurrency,
+            baseline_ms=(sums.baseline_prefill_ms + sums.baseline_decode_ms) / group.concurrency,
+            speculative_ms=(sums.speculative_prefill_ms + sums.speculative_decode_ms) / group.concurrency,
             baseline_tokens=sums.baseline_num_output_tokens,
             speculative_tokens=sums.speculative_num_output_tokens,
             weighted_tokens=sums.speculative_num_output_tokens * per_run,

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from shadowspec.gate.verdict.effective_decisions import active, effective_decisions
-from shadowspec.gate.verdict.trial import DRIFT
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.current_decision import EndpointDecisions, read_endpoint_decisions
+from shadowspec.gate.verdict.trial_levels import DRIFT
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.rollout.stages import RolloutStep, StageLook, next_step
 from shadowspec.store import Store
-from shadowspec.types import Decision, Override, Rollout
+from shadowspec.types import Decision, Rollout, Verdict
 
 
-def advance_rollouts(store: Store, endpoint: str, policy: RolloutPolicy, now: datetime) -> list[RolloutStep]:
+def advance_rollouts(
+    store: Store, endpoint: str, gate_policy: GatePolicy | None, policy: RolloutPolicy, now: datetime
+) -> list[RolloutStep]:
     """Where each load of the endpoint stands after its latest decisions; what changed is appended, under its lock."""
     with store.endpoint_lock(endpoint):
         standing = {rollout.concurrency: rollout for rollout in store.rollouts(endpoint)}
-        overrides = store.overrides(endpoint)
-        decisions = effective_decisions(store.latest_decisions(endpoint), overrides, now)
-        steps = next_steps(endpoint, decisions, list(standing.values()), policy, now, orders=active(overrides, now))
+        found = read_endpoint_decisions(store, endpoint, gate_policy, now)
+        steps = next_steps(endpoint, found, list(standing.values()), policy, now)
         changed = [step.rollout for step in steps if step.is_change(standing.get(step.rollout.concurrency))]
         if changed:
             store.append_rollouts(changed)
@@ -28,25 +30,21 @@ def advance_rollouts(store: Store, endpoint: str, policy: RolloutPolicy, now: da
 
 def next_steps(
     endpoint: str,
-    decisions: Sequence[Decision],
+    found: EndpointDecisions,
     standing: Sequence[Rollout],
     policy: RolloutPolicy,
     now: datetime,
-    *,
-    orders: Sequence[Override] = (),
 ) -> list[RolloutStep]:
-    """One step per load that was decided, by load.
-
-    `decisions` are the endpoint's latest effective ones, `orders` its overrides in force.
-    """
+    """One step per load that was decided, by load; an ENABLE of a fingerprint that was replaced is no decision."""
     current = {rollout.concurrency: rollout for rollout in standing}
     steps = []
-    for concurrency in sorted({decision.concurrency for decision in decisions}):
-        own = [decision for decision in decisions if decision.concurrency == concurrency]
+    for concurrency in sorted({each.decision.concurrency for each in found.latest}):
+        here = [each for each in found.latest if each.decision.concurrency == concurrency]
+        here = [each for each in here if each.is_current or each.decision.verdict is not Verdict.ENABLE]
         before = current.get(concurrency)
         fingerprint = before.fingerprint if before is not None else None
-        served = [decision for decision in own if decision.fingerprint == fingerprint]
-        look = StageLook(endpoint, concurrency, own, now, _alarms(served), _shares(served), tuple(orders))
+        served = [each.decision for each in here if each.decision.fingerprint == fingerprint]
+        look = StageLook(endpoint, concurrency, here, now, _alarms(served), _shares(served), found.overrides)
         steps.append(next_step(before, look, policy))
     return steps
 

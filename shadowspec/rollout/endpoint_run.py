@@ -38,7 +38,7 @@ def run_endpoint_gate(
     store: Store,
     endpoint: str,
     gate_policy: GatePolicy,
-    rollout_policy: RolloutPolicy,
+    policy: RolloutPolicy,
     *,
     input_ended: bool | None = None,
     now: datetime | None = None,
@@ -53,7 +53,7 @@ def run_endpoint_gate(
     """
     audits = run_audits(store, endpoint, now or datetime.now(UTC))  # first: an alarm holds whatever else goes wrong
     decisions = run_gate(store, {endpoint: gate_policy}, input_ended=input_ended, now=now)
-    steps = advance_rollouts(store, endpoint, rollout_policy, now or datetime.now(UTC))
+    steps = advance_rollouts(store, endpoint, gate_policy, policy, now or datetime.now(UTC))
     return EndpointGateRun(audits, decisions, steps)
 
 

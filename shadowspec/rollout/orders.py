@@ -6,10 +6,9 @@ both refuse the same things and leave the same trace.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from shadowspec.errors import UsageError
 from shadowspec.gate.verdict.effective_decisions import covering
@@ -17,7 +16,6 @@ from shadowspec.store import Store
 from shadowspec.text import plain_text
 from shadowspec.types import FORCEABLE, Clearing, Decision, Override, OverrideRecord, Verdict, parse_slice_key
 
-UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 MAX_TEXT = 1_000  # characters of a reason: a sentence or a link, no log file
 
 
@@ -43,12 +41,12 @@ def set_override(store: Store, override: Override, slice_by: Mapping[str, Collec
     if override.endpoint not in known:
         raise UsageError(f"there is no endpoint {override.endpoint!r} (known: {', '.join(known) or 'none'})")
     decisions = store.latest_decisions(override.endpoint)
-    labels = {name for own in decisions for name in parse_slice_key(own.slice_key)}
+    labels = {name for decision in decisions for name in parse_slice_key(decision.slice_key)}
     labels.update(slice_by.get(override.endpoint, ()))
     is_known = override.endpoint in slice_by or bool(decisions)
     if is_known and (unknown := sorted(set(parse_slice_key(override.slice_key)) - labels)):
-        told = plain_text(", ".join(sorted(labels)) or "none")
-        raise UsageError(f"endpoint {override.endpoint!r} is not sliced by {unknown[0]!r} (its labels: {told})")
+        known_labels = plain_text(", ".join(sorted(labels)) or "none")
+        raise UsageError(f"endpoint {override.endpoint!r} is not sliced by {unknown[0]!r} (its labels: {known_labels})")
     return Ordered(_find_stored(store, store.add_override(override)), num_covered(override, decisions))
 
 
@@ -65,8 +63,9 @@ def clear_override(store: Store, clearing: Clearing) -> OverrideRecord:
 def num_covered(override: Override, decisions: Iterable[Decision]) -> int:
     """How many of these decisions the override covers."""
     return sum(
-        covering([override], own.endpoint, own.slice_key, own.concurrency, override.created_at) is not None
-        for own in decisions
+        covering([override], decision.endpoint, decision.slice_key, decision.concurrency, override.created_at)
+        is not None
+        for decision in decisions
     )
 
 
@@ -95,18 +94,6 @@ def ordered_slice(pairs: Iterable[str], what: str = "slice") -> str:
             raise UsageError(f"{what} must be label=value, each label once, not {pair!r}")
         labels[name] = value
     return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
-
-
-def ordered_duration(text: str, what: str = "duration") -> timedelta:
-    """A length of time such as 30m, 12h or 7d.
-
-    Raises:
-        UsageError: it is written otherwise.
-    """
-    found = re.fullmatch(r"([1-9]\d{0,3})([mhd])", text)
-    if found is None:
-        raise UsageError(f"{what} must be like 30m, 12h or 7d, not {text!r}")
-    return timedelta(**{UNITS[found[2]]: int(found[1])})
 
 
 def ordered_text(text: str, what: str) -> str:

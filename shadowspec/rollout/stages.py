@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from shadowspec.gate.verdict.current_decision import evidence_time, is_stale
+from shadowspec.gate.verdict.current_decision import LatestDecision, is_stale
 from shadowspec.gate.verdict.effective_decisions import has_labels
 from shadowspec.gate.verdict.endpoint_bounds import bears_on_endpoint, named_candidates
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -28,18 +28,22 @@ _PREVIOUS = {Stage.PARTIAL: Stage.SHADOW, Stage.BROAD: Stage.PARTIAL}
 class StageLook:
     """What one endpoint at one load is judged on.
 
-    `decisions` are the latest effective ones of every slice and config at this load; `shares` the slices' shares of
-    the endpoint's traffic; `alarms` name the detectors that are sounding; `orders` are the endpoint's overrides in
+    `latest` are the decisions on every slice and config at this load; `shares` the slices' shares of the endpoint's
+    traffic; `alarms` name the detectors that are sounding; `orders` are the endpoint's overrides in
     force, which also cover slices that nobody decided.
     """
 
     endpoint: str
     concurrency: int
-    decisions: Sequence[Decision]
+    latest: Sequence[LatestDecision]
     now: datetime
     alarms: tuple[str, ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
     orders: tuple[Override, ...] = ()
+
+    @property
+    def decisions(self) -> list[Decision]:
+        return [each.decision for each in self.latest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +66,14 @@ def next_step(current: Rollout | None, look: StageLook, policy: RolloutPolicy) -
 
     # 2. Back: what is served must stand proven, and nothing may have gone off since the stage began.
     if current.stage is not Stage.SHADOW:
-        own = _decision(look, current.fingerprint)
-        if own is None or own.verdict is not Verdict.ENABLE:
-            why = "no decision stands" if own is None else f"{own.verdict}: {own.reason}"
-            return RolloutStep(_shadow(look, current.fingerprint, "not_enabled", why), "a standing ENABLE")
+        whole_decision = _decision(look, current.fingerprint)
+        if whole_decision is None or whole_decision.verdict is not Verdict.ENABLE:
+            why = (
+                "no current decision"
+                if whole_decision is None
+                else f"{whole_decision.verdict}: {whole_decision.reason}"
+            )
+            return RolloutStep(_shadow(look, current.fingerprint, "not_enabled", why), "a current ENABLE")
         new = [name for name in look.alarms if name not in current.alarms]  # each moves it back once
         if new:
             back = Stage.SHADOW if policy.alarm_stage == "shadow" else _PREVIOUS[current.stage]
@@ -75,7 +83,7 @@ def next_step(current: Rollout | None, look: StageLook, policy: RolloutPolicy) -
     else:
         best = _best(look, current.fingerprint)
         if best is None:
-            return RolloutStep(current, "a standing ENABLE")
+            return RolloutStep(current, "a current ENABLE")
         if best.fingerprint != current.fingerprint:
             chosen = _shadow(look, best.fingerprint, "chosen", f"{best.config.name} is enabled")
             is_first = current.fingerprint is None  # then all that it was measured with counts
@@ -90,7 +98,7 @@ def next_step(current: Rollout | None, look: StageLook, policy: RolloutPolicy) -
     waits_for = _missing(current, decision, look, policy)
     if waits_for is None and current.stage in _NEXT:
         stage = _NEXT[current.stage]
-        moved = _move(current, stage, look, policy, "advanced", f"ENABLE stands: {decision.reason}")
+        moved = _move(current, stage, look, policy, "advanced", f"ENABLE is in force: {decision.reason}")
         return RolloutStep(moved, _missing(moved, decision, look, policy) if stage in _NEXT else None)
 
     # 5. Depth, one token at a time.
@@ -106,7 +114,7 @@ def _missing(current: Rollout, decision: Decision, look: StageLook, policy: Roll
     remaining = enabled_since + timedelta(seconds=soak_s) - look.now
     if look.alarms:
         return f"{look.alarms[0]} to be over"
-    evidence_at = evidence_time(decision)
+    evidence_at = next(each.evidence_at for each in look.latest if each.decision is decision)
     if is_stale(evidence_at, timedelta(seconds=policy.max_decision_age_s), look.now):
         newest = "an unknown time" if evidence_at is None else f"{evidence_at:%Y-%m-%d %H:%M} UTC"
         return f"a fresh decision: the last rests on evidence of {newest}"
@@ -168,7 +176,7 @@ def _deepen(current: Rollout, decision: Decision, look: StageLook, policy: Rollo
         share=policy.share_of(current.stage),
         decided_at=look.now,
         reason_code="deeper" if is_deeper else "limited",
-        reason=f"ENABLE stands: {decision.reason}" if is_deeper else "the policy's limits are lower",
+        reason=f"ENABLE is in force: {decision.reason}" if is_deeper else "the policy's limits are lower",
         depth_since=look.now,
         depth_caps=caps,
     )
@@ -178,7 +186,7 @@ def depth_limits(stage: Stage, decision: Decision, look: StageLook, policy: Roll
     """The deepest that the caps may become, per context bucket; never deeper than what was measured."""
     stage_limit = policy.partial_max_depth if stage is Stage.PARTIAL else policy.broad_max_depth
     limit = min(stage_limit, decision.config.num_speculative_tokens)
-    buckets = {own.slice_labels.get("context_bucket", ANY_CONTEXT) for own in look.decisions}
+    buckets = {decision.slice_labels.get("context_bucket", ANY_CONTEXT) for decision in look.decisions}
     names = sorted({ANY_CONTEXT, *buckets, *policy.context_max_depths})
     return {name: min(limit, policy.context_max_depths.get(name, limit)) for name in names}
 
@@ -186,9 +194,9 @@ def depth_limits(stage: Stage, decision: Decision, look: StageLook, policy: Roll
 def _is_enabled(bucket: str, look: StageLook, decision: Decision) -> bool:
     """Whether a context bucket's own slices, if it makes slices, stand enabled (at least one, and none DISABLEd)."""
     verdicts = {
-        own.verdict
-        for own in look.decisions
-        if own.fingerprint == decision.fingerprint and own.slice_labels.get("context_bucket") == bucket
+        item.verdict
+        for item in look.decisions
+        if item.fingerprint == decision.fingerprint and item.slice_labels.get("context_bucket") == bucket
     }
     return not verdicts or (Verdict.ENABLE in verdicts and Verdict.DISABLE not in verdicts)
 
@@ -216,7 +224,7 @@ def _decision(look: StageLook, fingerprint: str | None) -> Decision | None:
 
 
 def _best(look: StageLook, current: str | None) -> Decision | None:
-    """The enabled config that is named (see `endpoint.named_candidates`); one that was chosen before stays."""
+    """The enabled config that `endpoint_bounds.named_candidates` names; one that was chosen before stays."""
     enabled = [d for d in look.decisions if d.slice_key == WHOLE_ENDPOINT and d.verdict is Verdict.ENABLE]
     named = named_candidates(enabled).get((WHOLE_ENDPOINT, look.concurrency))
     wanted = current if any(d.fingerprint == current for d in enabled) else named
@@ -232,5 +240,5 @@ def _ordered_share(order: Override, look: StageLook) -> float | None:
 
 
 def _list_disabled(look: StageLook, fingerprint: str | None) -> list[str]:
-    own = [d for d in look.decisions if d.fingerprint == fingerprint and d.slice_key != WHOLE_ENDPOINT]
-    return [d.slice_key for d in own if d.verdict is Verdict.DISABLE]
+    decisions = [d for d in look.decisions if d.fingerprint == fingerprint and d.slice_key != WHOLE_ENDPOINT]
+    return [d.slice_key for d in decisions if d.verdict is Verdict.DISABLE]

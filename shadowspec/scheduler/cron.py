@@ -84,10 +84,10 @@ class Cron:
             reach *= 8
 
     def _every(self, after: datetime, until: datetime) -> Iterator[datetime]:
-        own = self.next_after(after)
-        while own is not None and own <= until:
-            yield own
-            own = self.next_after(own)
+        next_after = self.next_after(after)
+        while next_after is not None and next_after <= until:
+            yield next_after
+            next_after = self.next_after(next_after)
 
 
 def crons_of(path: Path, jobs: Mapping[str, JobSettings]) -> dict[str, Cron]:

@@ -34,7 +34,7 @@ class ReportCache:
 
     def __init__(self, store: Store, settings: PeriodSettings) -> None:
         self._store, self._settings = store, settings
-        self._kept: OrderedDict[tuple[str, datetime], PeriodReport] = OrderedDict()
+        self._reports: OrderedDict[tuple[str, datetime], PeriodReport] = OrderedDict()
         self._lock = threading.Lock()
 
     def report(self, job: str, due_at: datetime) -> PeriodReport:
@@ -44,11 +44,11 @@ class ReportCache:
             StoreError: there is no such period.
         """
         with self._lock:
-            if (job, due_at) not in self._kept:
-                self._kept[job, due_at] = self._build(job, due_at)
-                while len(self._kept) > NUM_CACHED_REPORTS:
-                    self._kept.popitem(last=False)
-            return self._kept[job, due_at]
+            if (job, due_at) not in self._reports:
+                self._reports[job, due_at] = self._build(job, due_at)
+                while len(self._reports) > NUM_CACHED_REPORTS:
+                    self._reports.popitem(last=False)
+            return self._reports[job, due_at]
 
     def _build(self, job: str, due_at: datetime) -> PeriodReport:
         period = self._store.period(job, due_at)
@@ -109,14 +109,14 @@ class Deliverer:
 
     def _send(self, message: ReportMessage) -> str | None:
         """Send it; a remark for the log where it arrived in part."""
-        own = self._receiver
-        if isinstance(own, FolderSettings):
-            send_to_folder(own, message)
-        elif isinstance(own, EmailSettings):
-            refused = send_mail(own, message, self._timeout_s)
-            return f"{refused} of {len(own.to)} addresses refused" if refused else None
+        receiver = self._receiver
+        if isinstance(receiver, FolderSettings):
+            send_to_folder(receiver, message)
+        elif isinstance(receiver, EmailSettings):
+            refused = send_mail(receiver, message, self._timeout_s)
+            return f"{refused} of {len(receiver.to)} addresses refused" if refused else None
         else:
-            send_to_webhook(own, message, self._timeout_s)
+            send_to_webhook(receiver, message, self._timeout_s)
         return None
 
     def _fail(self, begun: Delivery, kind: str) -> Delivery:

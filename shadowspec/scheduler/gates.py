@@ -22,8 +22,8 @@ def run_measured_gates(store: Store, policies: GatePolicies) -> str:
         ServiceUnavailableError: the database is gone; whoever leads next runs it again.
     """
     measured = set(store.endpoints())
-    own = {endpoint: policy for endpoint, policy in policies.gate.items() if endpoint in measured}
-    _, errors = run_gates(store, replace(policies, gate=own))
+    measured_policies = {endpoint: policy for endpoint, policy in policies.gate.items() if endpoint in measured}
+    _, errors = run_gates(store, replace(policies, gate=measured_policies))
     for endpoint, error in errors.items():
         _log.warning("gate of endpoint %s failed: %s", endpoint, error)
     return "; ".join(f"{endpoint}: {type(error).__name__}" for endpoint, error in errors.items()) or GATE_DONE

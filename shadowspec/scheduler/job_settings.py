@@ -13,7 +13,9 @@ from zoneinfo import ZoneInfo
 from pydantic import Field
 
 from shadowspec.errors import ConfigError
+from shadowspec.live.metric_names import LiveSource
 from shadowspec.types.constrained import Name, PathText, Port, Positive, Seconds, Text, require_distinct
+from shadowspec.types.live_windows import GuardPolicy
 
 PORTS: Final = {"tls": 465, "starttls": 587, "none": 25}
 ACTIONS: Final = ("gate", "report")  # in the order in which a job does them
@@ -166,6 +168,15 @@ class RetrySettings:
         """How long to wait after so many attempts."""
         longest = max(self.retry_first_s, self.retry_longest_s)
         return timedelta(seconds=min(self.retry_first_s * 2.0 ** min(attempts - 1, 20), longest))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSettings:
+    """[endpoints.NAME.live]: which production engines are read, how often, and how the guard listens to them."""
+
+    source: Annotated[LiveSource, Field(alias="(source)")]
+    guard: Annotated[GuardPolicy, Field(alias="(guard)")] = field(default_factory=GuardPolicy)
+    interval_s: Annotated[float, Field(ge=1)] = 60.0
 
 
 @dataclass(frozen=True, slots=True)

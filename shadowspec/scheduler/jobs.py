@@ -54,9 +54,9 @@ def work_off(store: Store, job: JobSettings, cron: Cron, settings: ScheduleSetti
             until = datetime.now(UTC)
         elif "report" in job.does:
             settle(store, policies.gate, SETTLE_S)
-        own = replace(period, until=max(until, since or period.since), gate_outcome=outcome)
-        store.prepare_period(own, [_delivery(own, name, settings) for name in job.receivers])
-        since = own.until
+        run_period = replace(period, until=max(until, since or period.since), gate_outcome=outcome)
+        store.prepare_period(run_period, [_delivery(run_period, name, settings) for name in job.receivers])
+        since = run_period.until
         _log.info("job %s: the period due at %s is prepared", job.name, period.due_at.isoformat())
     return len(open_periods)
 
@@ -82,9 +82,9 @@ def due_periods(cron: Cron, last: Period, now: datetime, catch_up: int) -> list[
 
 
 def _delivery(period: Period, receiver: str, settings: ScheduleSettings) -> Delivery:
-    own = settings.receivers[receiver]
+    email_settings = settings.receivers[receiver]
     key = uuid.uuid4().hex  # kept before anything is sent, and so the same for every repeat
-    domain = own.sender.partition("@")[2] if isinstance(own, EmailSettings) else None
+    domain = email_settings.sender.partition("@")[2] if isinstance(email_settings, EmailSettings) else None
     return Delivery(
         job=period.job,
         due_at=period.due_at,

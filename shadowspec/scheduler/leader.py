@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -27,9 +27,9 @@ from shadowspec.reports.period.period_build import PeriodSettings
 from shadowspec.rollout.endpoint_run import GatePolicies
 from shadowspec.scheduler.cron import Cron
 from shadowspec.scheduler.deliverer import Deliverer, ReportCache
-from shadowspec.scheduler.job_settings import JobSettings, ReceiverSettings, ScheduleSettings
+from shadowspec.scheduler.job_settings import JobSettings, LiveSettings, ReceiverSettings, ScheduleSettings
 from shadowspec.scheduler.jobs import work_off
-from shadowspec.scheduler.live_job import LiveJob, run_live
+from shadowspec.scheduler.live_job import run_live
 from shadowspec.store import Store
 from shadowspec.store.locks import Leadership
 
@@ -84,10 +84,10 @@ class Scheduler:
         crons: dict[str, Cron],
         policies: GatePolicies,
         reports: PeriodSettings,
-        live: Sequence[LiveJob] = (),
+        live: Mapping[str, LiveSettings],
     ) -> None:
         self._store, self._settings, self._crons = store, settings, crons
-        self._policies, self._reports, self._live = policies, reports, tuple(live)
+        self._policies, self._reports, self._live = policies, reports, live
 
     def run(self, stopped: threading.Event) -> None:
         """Lead whenever nobody else does.
@@ -113,15 +113,15 @@ class Scheduler:
             return False
         try:
             term = LeaderTerm()
-            for source in self._live:  # first: what it finds stands in the reports
+            for endpoint in self._live:  # first: what it finds stands in the reports
                 term.confirm()
-                _guard(partial(self._read_live, source, term), f"live evidence of {source.endpoint}")()
+                _guard(partial(self._read_live, endpoint, term), f"live evidence of {endpoint}")()
             for job in self._settings.jobs.values():
                 term.confirm()
                 self._work_off(job, term)
             deliverers = self._deliverers(lambda: True)
             with ThreadPoolExecutor(max(len(deliverers), 1)) as pool:
-                for done in [pool.submit(own.run) for own in deliverers.values()]:
+                for done in [pool.submit(deliverer.run) for deliverer in deliverers.values()]:
                     done.result()
         finally:
             lead.release()
@@ -137,14 +137,14 @@ class Scheduler:
             return False
 
     def _lead(self, lead: Leadership, stopped: threading.Event) -> None:
-        own = self._settings
-        counts = len(own.jobs), len(own.receivers), len(self._live)
+        settings = self._settings
+        counts = len(settings.jobs), len(settings.receivers), len(self._live)
         _log.info("leading: %d jobs, %d receivers, %d endpoints read live", *counts)
         term = LeaderTerm()
         with self._working(term):
             while not stopped.wait(HEARTBEAT_S):
                 if not lead.is_held():
-                    _log.warning("leadership was lost; standing by")
+                    _log.warning("leadership was lost; waiting as a standby")
                     break
                 term.confirm()
             term.end()
@@ -170,10 +170,9 @@ class Scheduler:
         for job in self._settings.jobs.values():
             trigger = JobTrigger(self._crons[job.name])
             self._add(scheduler, f"job {job.name}", partial(wake, job), trigger)
-        for source in self._live:
-            trigger = IntervalTrigger(seconds=source.interval_s, timezone=UTC)
-            read = partial(self._read_live, source, term)
-            self._add(scheduler, f"live evidence of {source.endpoint}", read, trigger)
+        for endpoint, settings in self._live.items():
+            trigger = IntervalTrigger(seconds=settings.interval_s, timezone=UTC)
+            self._add(scheduler, f"live evidence of {endpoint}", partial(self._read_live, endpoint, term), trigger)
         abandon = partial(self._store.abandon_deliveries, names, "NotConfigured")
         scheduler.add_job(_guard(abandon, "receivers"), next_run_time=datetime.now(UTC))
         scheduler.start()
@@ -188,16 +187,16 @@ class Scheduler:
 
     def _deliverers(self, may_send: Callable[[], bool]) -> dict[str, Deliverer]:
         reports = ReportCache(self._store, self._reports)
-        own = self._settings
+        settings = self._settings
 
         def deliverer(receiver: ReceiverSettings) -> Deliverer:
-            return Deliverer(self._store, receiver, reports, own.retry, own.timeout_s, may_send)
+            return Deliverer(self._store, receiver, reports, settings.retry, settings.timeout_s, may_send)
 
-        return {name: deliverer(receiver) for name, receiver in own.receivers.items()}
+        return {name: deliverer(receiver) for name, receiver in settings.receivers.items()}
 
-    def _read_live(self, source: LiveJob, term: LeaderTerm) -> None:
+    def _read_live(self, endpoint: str, term: LeaderTerm) -> None:
         if term.is_on():
-            run_live(self._store, source)
+            run_live(self._store, endpoint, self._policies.gate[endpoint], self._live[endpoint])
 
     def _work_off(self, job: JobSettings, term: LeaderTerm) -> int:
         if not term.is_on():

@@ -6,31 +6,22 @@ import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from shadowspec.live.metric_names import LiveSource
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.live.scrape import scrape_all
 from shadowspec.live.watch import Taken, Watched, alarm_words, take_scrapes, watch
+from shadowspec.scheduler.job_settings import LiveSettings
 from shadowspec.store import Store
 from shadowspec.types import FailedScrape
-from shadowspec.types.live_windows import GuardPolicy
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LiveJob:
-    """An endpoint whose production is read every `interval_s` seconds."""
-
-    endpoint: str
-    source: LiveSource
-    guard: GuardPolicy
-    interval_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
     """What one reading came to: each replica's scrape, and what the guard makes of all of them so far."""
 
-    job: LiveJob
+    endpoint: str
+    settings: LiveSettings
     taken: tuple[Taken, ...]
     watched: Watched
 
@@ -40,19 +31,19 @@ class LiveRun:
         return [each.scraped for each in self.taken if isinstance(each.scraped, FailedScrape)]
 
 
-def run_live(store: Store, job: LiveJob) -> LiveRun:
+def run_live(store: Store, endpoint: str, policy: GatePolicy, settings: LiveSettings) -> LiveRun:
     """Read, keep, look; a replica that fails keeps no other from being read.
 
     Raises:
         ConfigError: the key's variable is not set, or `ca_file` cannot be read.
         ServiceUnavailableError, StoreError: the database is gone or refuses.
     """
-    taken = take_scrapes(store, job.endpoint, scrape_all(job.source))
+    taken = take_scrapes(store, endpoint, scrape_all(settings.source))
     for each in taken:
         if isinstance(each.scraped, FailedScrape):
             level = logging.WARNING if each.replica.num_failed == 1 else logging.DEBUG  # told once, until it is mended
-            _log.log(level, "live evidence of endpoint %s: %s", job.endpoint, each.scraped.message)
-    watched = watch(store, job.endpoint, job.source.replicas, job.guard, datetime.now(UTC))
+            _log.log(level, "live evidence of endpoint %s: %s", endpoint, each.scraped.message)
+    watched = watch(store, endpoint, settings.source.replicas, policy, settings.guard, datetime.now(UTC))
     if watched.ordered is not None:
-        _log.warning("endpoint %s: override %d: %s", job.endpoint, watched.ordered, alarm_words(watched))
-    return LiveRun(job, tuple(taken), watched)
+        _log.warning("endpoint %s: override %d: %s", endpoint, watched.ordered, alarm_words(watched))
+    return LiveRun(endpoint, settings, tuple(taken), watched)

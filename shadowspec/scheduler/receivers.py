@@ -177,7 +177,7 @@ def _plugin(settings: WebhookSettings) -> Any:
     except Exception as error:
         raise ConfigError(f"receiver {settings.name}: apprise refuses its URL ({type(error).__name__})") from None
     if not isinstance(plugin, apprise.NotifyBase):
-        raise ConfigError(f"receiver {settings.name}: its URL is none that apprise knows")
+        raise ConfigError(f"receiver {settings.name}: apprise does not know its URL")
     return plugin
 
 
@@ -191,19 +191,19 @@ def _silence() -> None:
             logger.addHandler(logging.NullHandler())
 
 
-def require_secret(own: ReceiverSettings) -> None:
+def require_secret(receiver: ReceiverSettings) -> None:
     """Check that the receiver's secret, if it has one, is there and can be used.
 
     Raises:
         ConfigError: it is not; the message does not quote it.
     """
-    if isinstance(own, WebhookSettings):
-        _plugin(own)
-    elif isinstance(own, EmailSettings) and own.password is not None:
-        own.password.read()
+    if isinstance(receiver, WebhookSettings):
+        _plugin(receiver)
+    elif isinstance(receiver, EmailSettings) and receiver.password is not None:
+        receiver.password.read()
 
 
-def require_place(own: ReceiverSettings) -> None:
+def require_place(receiver: ReceiverSettings) -> None:
     """Check that the folder can be written to, or that the mail server's name is known; nothing is sent or made.
 
     Where a webhook leads is not looked up: what stands in its URL may be a token and no host.
@@ -212,22 +212,22 @@ def require_place(own: ReceiverSettings) -> None:
         ConfigError: the folder, or the file of certificates, cannot be used.
         ServiceUnavailableError: the name cannot be resolved.
     """
-    if isinstance(own, FolderSettings):
-        _require_writable(own)
-    elif isinstance(own, EmailSettings):
-        if own.ca_file is not None and not os.access(own.ca_file, os.R_OK):
-            raise ConfigError(f"ca_file {own.ca_file}: cannot be read")
+    if isinstance(receiver, FolderSettings):
+        _require_writable(receiver)
+    elif isinstance(receiver, EmailSettings):
+        if receiver.ca_file is not None and not os.access(receiver.ca_file, os.R_OK):
+            raise ConfigError(f"ca_file {receiver.ca_file}: cannot be read")
         try:
-            socket.getaddrinfo(*own.server, type=socket.SOCK_STREAM)
+            socket.getaddrinfo(*receiver.server, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise ServiceUnavailableError(f"host {own.host}: no address is known of it") from error
+            raise ServiceUnavailableError(f"host {receiver.host}: no address is known of it") from error
 
 
-def _require_writable(own: FolderSettings) -> None:
+def _require_writable(folder_settings: FolderSettings) -> None:
     """It is made when the first report is written: until then the nearest folder above it counts."""
-    folder = own.folder.absolute()
+    folder = folder_settings.folder.absolute()
     nearest = next(each for each in (folder, *folder.parents) if each.exists())
     if not nearest.is_dir():
-        raise ConfigError(f"folder {own.folder}: {nearest} is no folder")
+        raise ConfigError(f"folder {folder_settings.folder}: {nearest} is no folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"folder {own.folder}: {nearest} cannot be written to")
+        raise ConfigError(f"folder {folder_settings.folder}: {nearest} cannot be written to")

@@ -114,8 +114,8 @@ def from_meta_info(
     found = sglang.spec_fields(meta)
     if found is None and completion.num_output_tokens > 1:
         raise UncountableError("meta_info holds no histogram of steps")
-    verified, told = found or (0, [])
-    histogram = [*told, *[0] * (num_speculative_tokens + 1 - len(told))]
+    verified, step_counts = found or (0, [])
+    histogram = [*step_counts, *[0] * (num_speculative_tokens + 1 - len(step_counts))]
     if len(histogram) != num_speculative_tokens + 1 or sum(histogram) != verified:
         raise UncountableError("the histogram has other steps than were verified, or more tokens than were configured")
     if sglang.num_proposed(meta) not in (None, verified * num_speculative_tokens):
@@ -165,14 +165,14 @@ def _counts(
     num_prompt_tokens: int,
 ) -> SpeculationCounts:
     """Counters cut at the last emitted token, from uncut ones and how the request ended."""
-    own = list(histogram)
+    rows = list(histogram)
     num_plain_steps, num_cut_draft, num_cut_accepted, is_cut = ending.counted
     num_cut_steps = int(is_cut)
     if ending.last is not None:
-        own[ending.last.accepted] -= 1
-        own[ending.last.accepted - num_cut_accepted] += 1
-    per_pos = tuple(accumulate(reversed(own[1:])))[::-1]
-    num_drafts, num_accepted = sum(own), sum(per_pos)
+        rows[ending.last.accepted] -= 1
+        rows[ending.last.accepted - num_cut_accepted] += 1
+    per_pos = tuple(accumulate(reversed(rows[1:])))[::-1]
+    num_drafts, num_accepted = sum(rows), sum(per_pos)
     if num_plain_steps < 0 or completion.num_output_tokens != (
         1 + num_drafts + num_plain_steps + num_accepted - num_cut_steps
     ):
@@ -182,7 +182,7 @@ def _counts(
         num_draft_tokens=num_draft_tokens - num_cut_draft,
         num_accepted_tokens=num_accepted,
         num_accepted_tokens_per_pos=per_pos,
-        acceptance_histogram=tuple(own),
+        acceptance_histogram=tuple(rows),
         num_output_tokens=completion.num_output_tokens,
         num_prompt_tokens=num_prompt_tokens,
         num_plain_steps=num_plain_steps,
@@ -229,7 +229,7 @@ async def steps_counted(
 ) -> tuple[Result, Counters | None]:
     """The result of work that sends so many requests, and what the server counted meanwhile.
 
-    None where it counted other requests too, or began anew.
+    None where it counted other requests too, or restarted.
 
     Raises:
         ServerError: the server does not show its counters.
@@ -250,7 +250,7 @@ async def _await_counters(client: Client, model: str, before: Counters | None, n
         after = (await scrape(client, model)).counters
         counted = after.since(before) if before is not None and after is not None else None
         if counted is None:
-            raise UncountableError("the server's counters are gone, or began anew")
+            raise UncountableError("the server's counters are gone, or restarted")
         if counted.num_finished >= num_requests or time.monotonic() > deadline:
             return counted
         await asyncio.sleep(LOOK_AGAIN_S)

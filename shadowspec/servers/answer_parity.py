@@ -25,7 +25,7 @@ from shadowspec.servers.stream import Completion, ServerError
 from shadowspec.types import Parity, SamplingParameters, SamplingRegime
 
 MAX_SCORE_ERROR: Final = 0.2  # per token: what the gate clips mean scores to; above it nothing is said
-MAX_SUM: Final = 1.001  # of the probabilities told of one place: with more they are no probabilities
+MAX_SUM: Final = 1.001  # of the probabilities reported of one place: with more they are no probabilities
 
 
 async def parity_of(
@@ -48,16 +48,16 @@ async def parity_of(
     if base.token_ids is None or spec.token_ids is None:
         return None
     if request.sampling.regime is not SamplingRegime.GREEDY:
-        own = await score(client, request, spec.token_ids, score_logprobs, max_model_len)
-        if own is None:
+        speculative_score = await score(client, request, spec.token_ids, score_logprobs, max_model_len)
+        if speculative_score is None:
             return Parity()
         plain = await score(client, request, base.token_ids, score_logprobs, max_model_len)
         return Parity(
-            z_sum=own.total,
-            z_tokens=own.tokens,
+            z_sum=speculative_score.total,
+            z_tokens=speculative_score.tokens,
             baseline_z_sum=None if plain is None else plain.total,
             baseline_z_tokens=None if plain is None else plain.tokens,
-            z_error=own.error,
+            z_error=speculative_score.error,
         )
     position = first_divergence(base.token_ids, spec.token_ids)
     if position is None:
@@ -71,12 +71,12 @@ async def parity_of(
 
 
 async def top_two_gap(client: Client, request: ServerRequest, output: tuple[int, ...]) -> float | None:
-    """The target's top-2 logit gap after `output`, as a difference of log probabilities; None if it is not told.
+    """The target's top-2 logit gap after `output`, as a difference of log probabilities; None if it is not reported.
 
     Servers tell them before penalties and minimum length, so that with these the gap is not known.
     """
-    own = request.sampling
-    if own.is_penalised or len(output) < own.min_tokens:
+    sampling_parameters = request.sampling
+    if sampling_parameters.is_penalised or len(output) < sampling_parameters.min_tokens:
         return None
     sampling = SamplingParameters(temperature=0.0, max_tokens=1, ignore_eos=True)
     asked = ServerRequest((*request.prompt_token_ids, *output), sampling, request.seed, num_logprobs=2)
@@ -108,7 +108,7 @@ class Place:
 
 
 class UnscorableError(Exception):
-    """What the server told is not what was asked for."""
+    """The server reported something other than requested."""
 
 
 async def score(
@@ -130,8 +130,8 @@ async def score(
     number = num_needed(sampling, most)
     token_ids = (*request.prompt_token_ids, *kept)
     try:
-        told = await client.prompt_logprobs(token_ids, length, number, fresh_salt())
-        return score_output(places(told, kept, number), sampling)
+        logprobs = await client.prompt_logprobs(token_ids, length, number, fresh_salt())
+        return score_output(places(logprobs, kept, number), sampling)
     except (ServerError, UnscorableError):
         return None
 
@@ -139,14 +139,14 @@ async def score(
 async def can_score(client: Client, token_ids: Sequence[int], most: int) -> bool:
     """Whether the server tells the log probabilities that scores are made of."""
     try:
-        told = await client.prompt_logprobs(token_ids, 1, most, fresh_salt())
-        return bool(places(told, token_ids[1:], most))
+        logprobs = await client.prompt_logprobs(token_ids, 1, most, fresh_salt())
+        return bool(places(logprobs, token_ids[1:], most))
     except (ServerError, UnscorableError):
         return False
 
 
 def score_output(found: Sequence[Place], sampling: SamplingParameters) -> Score | None:
-    """The score of an output, by what was told of its places; None where the bounds lie too far apart."""
+    """The score of an output, by what was reported of its places; None where the bounds lie too far apart."""
     low, high = likeliest_probs(np.array([place.logprobs for place in found]), sampling)
     hits = sum(place.is_likeliest for place in found)
     total, error = hits - float((low + high).sum()) / 2.0, float((high - low).sum()) / 2.0
@@ -154,18 +154,18 @@ def score_output(found: Sequence[Place], sampling: SamplingParameters) -> Score 
     return None if share is None or share > MAX_SCORE_ERROR else Score(total, len(found), error)
 
 
-def places(told: Sequence[Mapping[int, Any] | None], token_ids: Sequence[int], number: int) -> list[Place]:
-    """What a server told of these tokens' places.
+def places(logprobs: Sequence[Mapping[int, Any] | None], token_ids: Sequence[int], number: int) -> list[Place]:
+    """What a server reported of these tokens' places.
 
     Raises:
         UnscorableError: it is missing, more or less than was asked for, or no log probabilities.
     """
-    return [_place(own, token_id, number) for own, token_id in zip(told, token_ids, strict=True)]
+    return [_place(logprob, token_id, number) for logprob, token_id in zip(logprobs, token_ids, strict=True)]
 
 
-def _place(told: Mapping[int, Any] | None, token_id: int, number: int) -> Place:
-    """One place; the drawn token is told beside the likeliest where it is none of them."""
-    known = dict(told or {})
+def _place(logprobs: Mapping[int, Any] | None, token_id: int, number: int) -> Place:
+    """One place; the drawn token is reported beside the likeliest where it is not among them."""
+    known = dict(logprobs or {})
     if token_id not in known or not all(map(_is_logprob, known.values())):
         raise UnscorableError("a place does not say how likely its own token was")
     if len(known) > number:
@@ -176,7 +176,7 @@ def _place(told: Mapping[int, Any] | None, token_id: int, number: int) -> Place:
         raise UnscorableError("a place tells fewer tokens than were asked for")
     falling = sorted(known.values(), reverse=True)
     if sum(map(math.exp, falling)) > MAX_SUM:
-        raise UnscorableError("what is told are no log probabilities: --logprobs-mode")
+        raise UnscorableError("the reported values are not log probabilities: --logprobs-mode")
     likeliest = min(token for token, each in known.items() if each == falling[0])
     return Place(tuple(falling), likeliest == token_id)
 

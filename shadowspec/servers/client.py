@@ -1,7 +1,7 @@
 """One server, spoken to: a client that contacts its host and no other, gives up in time, and never counts twice.
 
-A request is sent anew only whole, and nothing of an attempt that failed is kept: neither its tokens nor its time.  It
-is sent anew where it was refused for now (429, 503, no connection), where the server failed (5xx) and where its answer
+A request is sent again only whole, and nothing of a failed attempt is retained: neither its tokens nor its time.  It
+is sent again where it was refused for now (429, 503, no connection), where the server failed (5xx) and where its answer
 was cut off; not where time ran out, which a second try would hide, and not where the answer makes no sense.
 """
 
@@ -169,11 +169,11 @@ class Client:
         except TimeoutError as error:
             if loop.time() >= end:
                 raise ServerError(self.name, "total_timeout", f"no whole answer within {waits.total_s:g} s") from error
-            if answer.has_begun:
+            if answer.has_first_token:
                 raise ServerError(self.name, "token_timeout", f"no further token within {waits.token_s:g} s") from error
             raise ServerError(self.name, "first_token_timeout", f"no token within {waits.first_token_s:g} s") from error
         except httpx.HTTPError as error:
-            raise self._unreachable(error, "cut_off" if answer.has_begun else "unreachable") from error
+            raise self._unreachable(error, "cut_off" if answer.has_first_token else "unreachable") from error
 
     def _check_status(self, response: httpx.Response) -> None:
         status = response.status_code

@@ -30,11 +30,11 @@ class Counters:
     num_generated: int  # tokens
 
     def since(self, before: Counters) -> Counters | None:
-        """What was counted after `before`; None where the server has started anew meanwhile."""
+        """What was counted after `before`; None where the server has restarted meanwhile."""
         if len(self.num_accepted_tokens_per_pos) != len(before.num_accepted_tokens_per_pos):
             return None
         pairs = zip(self.num_accepted_tokens_per_pos, before.num_accepted_tokens_per_pos, strict=True)
-        own = Counters(
+        counters = Counters(
             self.num_drafts - before.num_drafts,
             self.num_draft_tokens - before.num_draft_tokens,
             self.num_accepted_tokens - before.num_accepted_tokens,
@@ -42,8 +42,8 @@ class Counters:
             self.num_finished - before.num_finished,
             self.num_generated - before.num_generated,
         )
-        least = min(own.num_drafts, own.num_draft_tokens, own.num_finished, own.num_generated)
-        return None if min(least, *own.num_accepted_tokens_per_pos, own.num_accepted_tokens) < 0 else own
+        least = min(counters.num_drafts, counters.num_draft_tokens, counters.num_finished, counters.num_generated)
+        return None if min(least, *counters.num_accepted_tokens_per_pos, counters.num_accepted_tokens) < 0 else counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def parse(text: str, model: str) -> Scrape:
                 sums[sample.name] = sums.get(sample.name, 0) + int(sample.value)
     if not {_DRAFTS, _DRAFT_TOKENS, _ACCEPTED} <= set(sums) or sorted(per_pos) != list(range(len(per_pos))):
         return Scrape(is_known, None)
-    own = Counters(
+    counters = Counters(
         sums[_DRAFTS],
         sums[_DRAFT_TOKENS],
         sums[_ACCEPTED],
@@ -100,4 +100,4 @@ def parse(text: str, model: str) -> Scrape:
         sums.get(_FINISHED, 0),
         sums.get(_GENERATED, 0),
     )
-    return Scrape(is_known, own)
+    return Scrape(is_known, counters)

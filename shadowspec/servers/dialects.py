@@ -50,16 +50,16 @@ class Dialect(StrEnum):
             return list(sglang.prompt_logprobs_of(answer, token_ids[start:]))
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
-        told = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
-        if not isinstance(told, list) or len(told) != len(token_ids):
+        logprobs = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
+        if not isinstance(logprobs, list) or len(logprobs) != len(token_ids):
             return [None] * (len(token_ids) - start)
-        return [_logprobs_of(each) for each in told[start:]]
+        return [_logprobs_of(each) for each in logprobs[start:]]
 
 
-def _logprobs_of(told: Any) -> dict[int, Any] | None:
+def _logprobs_of(logprobs: Any) -> dict[int, Any] | None:
     """Log probabilities by token, from vLLM's entry of a place."""
-    if not isinstance(told, dict) or not all(isinstance(each, dict) for each in told.values()):
+    if not isinstance(logprobs, dict) or not all(isinstance(each, dict) for each in logprobs.values()):
         return None
-    if not all(name.isdigit() for name in told):
+    if not all(name.isdigit() for name in logprobs):
         return None
-    return {int(name): each.get("logprob") for name, each in told.items()}
+    return {int(name): each.get("logprob") for name, each in logprobs.items()}

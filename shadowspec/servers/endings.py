@@ -84,9 +84,9 @@ def likeliest(found: Sequence[Ending], num_steps: int, num_chunks: int) -> Endin
     Among equals the one that leaves no drafted token out, which ends with a step without a draft.
     """
 
-    def key(own: Ending) -> tuple[bool, int, bool]:
-        lost = 0 if own.last is None else own.last.accepted + 1 - own.last.emitted
-        return own.num_plain != num_chunks - 1 - num_steps, lost, own.last is not None
+    def key(ending: Ending) -> tuple[bool, int, bool]:
+        lost = 0 if ending.last is None else ending.last.accepted + 1 - ending.last.emitted
+        return ending.num_plain != num_chunks - 1 - num_steps, lost, ending.last is not None
 
     return min(found, key=key)
 

@@ -10,7 +10,7 @@ from shadowspec.servers.probing import CountsSource
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.types import (
     FIRST_OPTIONS,
-    SUFFIX_OPTIONS,
+    FIRST_SUFFIX_OPTIONS,
     Arm,
     FingerprintedConfig,
     SpeculationConfig,
@@ -18,7 +18,7 @@ from shadowspec.types import (
 )
 
 # Servers' fingerprints held every option that there was before options at their defaults were left out.
-FROZEN_OPTIONS: Final = FIRST_OPTIONS.union(SUFFIX_OPTIONS, ["draft_confidence_threshold"])
+FROZEN_OPTIONS: Final = FIRST_OPTIONS.union(FIRST_SUFFIX_OPTIONS, ["draft_confidence_threshold"])
 
 
 def fingerprint_server_config(
@@ -27,24 +27,24 @@ def fingerprint_server_config(
     identities: Mapping[Arm, Identity],
     source: CountsSource,
     requests_per_slot: int,
-    default_sampling: Mapping[str, float] | None = None,
+    default_sampling: Mapping[str, float],
 ) -> FingerprintedConfig:
-    """The config with everything known of the servers that its figures depend on; where they stand is no part of it.
+    """The config with everything known of the servers that its figures depend on; their address is no part of it.
 
-    Of a server's weights no digest is known: what it took them from stands for them, and the draft's name in the
+    Of a server's weights no digest is known: their source replaces it, and the draft's name in the
     configuration for the draft's.
     """
-    own, other = identities[Arm.BASELINE], identities[Arm.SPECULATIVE]
+    identity, other = identities[Arm.BASELINE], identities[Arm.SPECULATIVE]
     details = {
         "served_model": settings.model,
         "target_root": other.root,
-        "baseline_root": own.root,
+        "baseline_root": identity.root,
         "draft": config.draft or "",
-        "baseline_engine": own.name,
-        "max_model_len": f"{own.max_model_len}, {other.max_model_len}",
+        "baseline_engine": identity.name,
+        "max_model_len": f"{identity.max_model_len}, {other.max_model_len}",
         "counts_source": source.value,
         "requests_per_slot": str(requests_per_slot),
-        **dict(other.told),
+        **dict(other.reported_settings),
     }
     return fingerprint_config(
         config,

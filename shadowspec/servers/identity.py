@@ -16,13 +16,15 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A server as it stands; another answer is another server."""
+    """A server as it describes itself; another answer is another server."""
 
     engine: str  # e.g. "vllm"
     version: str
     root: str  # where it took the model's weights from
     max_model_len: int | None
-    told: tuple[tuple[str, str], ...] = ()  # of its own settings, those that figures depend on; () where it tells none
+    reported_settings: tuple[
+        tuple[str, str], ...
+    ] = ()  # of its own settings, those that figures depend on; () where it tells none
 
     @property
     def name(self) -> str:
@@ -40,19 +42,19 @@ async def identify(client: Client, model: str) -> Identity:
     entries = listed.get("data")
     if not isinstance(entries, list):
         raise ServerError(client.name, "garbage", "/v1/models lists no models")
-    own = [each for each in entries if isinstance(each, dict) and each.get("id") == model]
-    if not own:
+    rows = [each for each in entries if isinstance(each, dict) and each.get("id") == model]
+    if not rows:
         names = ", ".join(sorted(str(each.get("id")) for each in entries if isinstance(each, dict))) or "none"
         raise ServerError(client.name, "other_model", f"it serves {names}, and not {model}")
-    if own[0].get("owned_by") == sglang.ENGINE:
-        return await _sglang(client, own[0])
+    if rows[0].get("owned_by") == sglang.ENGINE:
+        return await _sglang(client, rows[0])
     text = await client.look("version")
     version = UNKNOWN if text is None else str(_document(client, text, "/version").get("version", UNKNOWN))
-    length = own[0].get("max_model_len")
+    length = rows[0].get("max_model_len")
     return Identity(
-        str(own[0].get("owned_by") or UNKNOWN),
+        str(rows[0].get("owned_by") or UNKNOWN),
         version,
-        str(own[0].get("root") or UNKNOWN),
+        str(rows[0].get("root") or UNKNOWN),
         length if type(length) is int else None,
     )
 
@@ -67,7 +69,7 @@ async def _sglang(client: Client, entry: Mapping[str, Any]) -> Identity:
         str(info.get("version", UNKNOWN)),
         str(info.get("model_path", UNKNOWN)),
         length if type(length) is int else None,
-        tuple((name, str(info[name])) for name in sglang.TOLD if name in info),
+        tuple((name, str(info[name])) for name in sglang.REPORTED_SETTINGS if name in info),
     )
 
 

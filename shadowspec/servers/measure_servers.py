@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from msgspec import structs
+
 from shadowspec.errors import ServiceUnavailableError
 from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
@@ -43,6 +45,7 @@ from shadowspec.types import (
     SpeculationConfig,
     Validity,
 )
+from shadowspec.types.measuring_settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
@@ -68,14 +71,12 @@ class ServerEngine:
         config: FingerprintedConfig,
         identities: Mapping[Arm, Identity],
         source: CountsSource,
-        *,
-        seed: int = 0,
-        warmup_blocks: int = 2,
+        measuring: EngineSettings,
         scorer: Scorer | None = None,
     ) -> None:
         """`identities` are the servers that the config's fingerprint names; a block is measured on no others."""
         self._settings, self._config, self._identities, self._source = settings, config, dict(identities), source
-        self._seed, self._warmup_blocks, self._scorer = seed, warmup_blocks, scorer or Scorer()
+        self._measuring, self._scorer = measuring, scorer or Scorer()
         self._context = trust(settings.ca_file)
         self._warm: set[tuple[int, int]] = set()  # slots, requests
 
@@ -114,9 +115,9 @@ class ServerEngine:
             for arm in (block.first_arm, second):
                 outcomes[arm] = await run_arm(clients[arm], requests, slots, fresh_salt())
             arms = _Arms(outcomes[Arm.BASELINE], outcomes[Arm.SPECULATIVE])
-            own = range(len(block.requests))
-            accepted = {i: await self._count_accepted(clients[Arm.SPECULATIVE], requests[i], arms, i) for i in own}
-            parities = {i: await self._parity(clients[Arm.BASELINE], requests[i], arms, i) for i in own}
+            indices = range(len(block.requests))
+            accepted = {i: await self._count_accepted(clients[Arm.SPECULATIVE], requests[i], arms, i) for i in indices}
+            parities = {i: await self._parity(clients[Arm.BASELINE], requests[i], arms, i) for i in indices}
         runs = self._runs(block, arms, accepted, parities)
         failed = sorted({run.failure for run in runs if run.failure is not None})
         if failed:
@@ -126,7 +127,9 @@ class ServerEngine:
     def _request(self, prompt: ShadowPrompt) -> ServerRequest:
         """Both arms draw from the same seed."""
         is_marked = prompt.contract is not None and prompt.contract.may_be_marked
-        return ServerRequest(prompt.prompt_token_ids, prompt.sampling, prompt.seed_under(self._seed) % SEEDS, is_marked)
+        return ServerRequest(
+            prompt.prompt_token_ids, prompt.sampling, prompt.seed_under(self._measuring.seed) % SEEDS, is_marked
+        )
 
     async def _await_server(self, arm: Arm, client: Client) -> None:
         """Wait until the server is there, but not for ever, and see that it is the one that it was."""
@@ -156,10 +159,12 @@ class ServerEngine:
             return
         self._warm.add((slots, len(requests)))
         short = [
-            replace(each, sampling=replace(each.sampling, max_tokens=min(WARM_TOKENS, each.sampling.max_tokens)))
+            replace(
+                each, sampling=structs.replace(each.sampling, max_tokens=min(WARM_TOKENS, each.sampling.max_tokens))
+            )
             for each in requests
         ]
-        for _ in range(self._warmup_blocks):
+        for _ in range(self._measuring.warmup_blocks):
             for client in clients.values():
                 await run_arm(client, short, slots, fresh_salt())
 
@@ -195,7 +200,7 @@ class ServerEngine:
         self, block: Block, arms: _Arms, accepted: Mapping[int, Accepted | str], parities: Mapping[int, Parity | None]
     ) -> tuple[Run, ...]:
         """One run per own request; fillers are dropped here, and so are texts."""
-        loads = [concurrencies(own) for own in (arms.baseline, arms.speculative)]
+        loads = [concurrencies(item) for item in (arms.baseline, arms.speculative)]
         runs = []
         for index, prompt in enumerate(block.requests):
             base, spec, known = arms.baseline[index], arms.speculative[index], accepted[index]
@@ -234,16 +239,15 @@ class ServerEngine:
 def connect(
     settings: ServerSettings,
     config: SpeculationConfig,
+    measuring: EngineSettings,
     *,
-    requests_per_slot: int = 1,
-    default_sampling: Mapping[str, float] | None = None,
-    seed: int = 0,
-    warmup_blocks: int = 2,
+    requests_per_slot: int,
+    default_sampling: Mapping[str, float],
     scorer: Scorer | None = None,
 ) -> ServerEngine:
     """An engine on two servers that were looked at and fit the config.
 
-    `default_sampling` is that of the endpoint, a part of its fingerprint.
+    `requests_per_slot` and `default_sampling` are those of the endpoint, a part of its fingerprint.
 
     Raises:
         ServerError: one of them gives no usable answer.
@@ -256,7 +260,7 @@ def connect(
         log.warning("candidate %r: %s", config.name, remark)
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
     known = fingerprint_server_config(config, settings, identities, source, requests_per_slot, default_sampling)
-    return ServerEngine(settings, known, identities, source, seed=seed, warmup_blocks=warmup_blocks, scorer=scorer)
+    return ServerEngine(settings, known, identities, source, measuring, scorer)
 
 
 def _failure(base: Outcome, spec: Outcome, known: Accepted | str) -> str | None:

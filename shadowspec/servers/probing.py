@@ -72,8 +72,8 @@ async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
         return await _probe_sglang(client, identity, score_logprobs)
     found = await scrape(client, model)
     answer = await client.complete(TINY, "probe")
-    own = answer.speculation or {}
-    said = own.get("num_spec_tokens")
+    speculation = answer.speculation or {}
+    said = speculation.get("num_spec_tokens")
     number: int | None = None
     if type(said) is int:
         number = said
@@ -84,7 +84,9 @@ async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
     return Probe(
         identity,
         number,
-        counts_by_request=bool(number) and bool(own) and ("per_step_accepted" in own or not own.get("num_spec_steps")),
+        counts_by_request=bool(number)
+        and bool(speculation)
+        and ("per_step_accepted" in speculation or not speculation.get("num_spec_steps")),
         has_counters=found.counters is not None,
         has_metrics=found.is_known,
         returns_token_ids=answer.token_ids is not None,
@@ -96,9 +98,9 @@ async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
 
 async def _probe_sglang(client: Client, identity: Identity, score_logprobs: int) -> Probe:
     """How it drafts SGLang says of itself."""
-    told = dict(identity.told)
+    reported_settings = dict(identity.reported_settings)
     answer = await client.complete(TINY, "probe")
-    number = sglang.chain_length(told)
+    number = sglang.chain_length(reported_settings)
     return Probe(
         identity,
         number,
@@ -109,7 +111,7 @@ async def _probe_sglang(client: Client, identity: Identity, score_logprobs: int)
         tells_queue=answer.queue_ms is not None,
         tells_cached=answer.cached_tokens is not None,
         scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
-        uncountable=sglang.uncountable(told),
+        uncountable=sglang.uncountable(reported_settings),
     )
 
 
@@ -165,25 +167,25 @@ def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe
 
 def require_length(where: str, wanted: int, *probes: Probe) -> None:
     """Raise ConfigError where a server takes fewer tokens than requests may have: it would refuse the longer ones."""
-    least = min((own.identity.max_model_len or wanted for own in probes), default=wanted)
+    least = min((probe.identity.max_model_len or wanted for probe in probes), default=wanted)
     if least < wanted:
         raise ConfigError(
             f"{where}: a server takes {least} tokens of prompt and output, and the target {wanted}: set "
-            f"max_model_len = {least}, so that longer requests are told apart beforehand"
+            f"max_model_len = {least}, so that longer requests are recognised beforehand"
         )
 
 
 def remarks(baseline: Probe, speculative: Probe) -> list[str]:
     """What keeps a pair from being the best it could be, though it can be measured."""
-    own, other = baseline.identity, speculative.identity
+    identity, other = baseline.identity, speculative.identity
     is_sglang = Dialect.of(other.engine) is Dialect.SGLANG
     found = []
-    if own.name != other.name:
-        found.append(f"the servers differ in more than speculation: {own.name}, {other.name}")
-    if own.root != other.root:
+    if identity.name != other.name:
+        found.append(f"the servers differ in more than speculation: {identity.name}, {other.name}")
+    if identity.root != other.root:
         found.append("the servers took their weights from different places")
-    if own.max_model_len != other.max_model_len:
-        found.append(f"the servers differ in max_model_len: {own.max_model_len}, {other.max_model_len}")
+    if identity.max_model_len != other.max_model_len:
+        found.append(f"the servers differ in max_model_len: {identity.max_model_len}, {other.max_model_len}")
     if baseline.num_speculative_tokens is None:
         found.append("the baseline server does not say whether it speculates")
     if not speculative.counts_by_request:
@@ -198,7 +200,9 @@ def remarks(baseline: Probe, speculative: Probe) -> list[str]:
             "prompt_logprobs (vLLM: --max-logprobs at least score_logprobs, --logprobs-mode not one of logits)"
         )
     if not (baseline.tells_queue and speculative.tells_queue):
-        found.append("queue times are not told apart" + ("" if is_sglang else " (--enable-per-request-metrics)"))
+        found.append(
+            "queue times are not reported separately" + ("" if is_sglang else " (--enable-per-request-metrics)")
+        )
     if not (baseline.tells_cached and speculative.tells_cached):
-        found.append("cached tokens are not told (--enable-prompt-tokens-details)")
+        found.append("cached tokens are not reported (--enable-prompt-tokens-details)")
     return found

@@ -81,7 +81,7 @@ class ServerGrid:
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """What a step takes by a regression on counts: milliseconds with standard errors; None where it cannot be told."""
+    """What a step takes by a regression on counts: milliseconds with standard errors; None if it is unknown."""
 
     step_ms: float
     stall_ms: float  # for each other prompt taken in meanwhile; 0: there was none
@@ -146,7 +146,8 @@ def profile_servers(
     grid: ServerGrid,
     *,
     vocab_size: int,
-    requests_per_slot: int = 1,
+    requests_per_slot: int,
+    default_sampling: Mapping[str, float],
     seed: int = 0,
     on_run: Callable[[], None] = lambda: None,
 ) -> ServerProfile:
@@ -154,7 +155,7 @@ def profile_servers(
 
     Args:
         vocab_size: of the target; prompts are random tokens below it.
-        requests_per_slot: the endpoint's, which is in the config's fingerprint.
+        requests_per_slot, default_sampling: the endpoint's, which are in the config's fingerprint.
         on_run: called after each of `grid.num_runs` runs.
 
     Raises:
@@ -175,7 +176,7 @@ def profile_servers(
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
     for remark in remarks(baseline, speculative):
         log.warning("candidate %r: %s", config.name, remark)
-    known = fingerprint_server_config(config, settings, identities, source, requests_per_slot)
+    known = fingerprint_server_config(config, settings, identities, source, requests_per_slot, default_sampling)
     reading = _Reading(source, settings.model, baseline.tells_queue and speculative.tells_queue)
     return run_async(_profile(settings, known, reading, grid, vocab_size, seed, on_run))
 
@@ -235,7 +236,7 @@ async def _run(
         )
         answers = _require_answers(outcomes)
         steps = [(len(each.chunk_sizes) - 1, each.num_output_tokens - len(each.chunk_sizes)) for each in answers]
-        if counted is None or counted.num_drafts != sum(own for own, _ in steps):
+        if counted is None or counted.num_drafts != sum(number for number, _ in steps):
             raise NoDataError(
                 f"{client.name}: its steps cannot be counted, as chunks came together or it served others too; "
                 "start it with --per-request-spec-decode-metrics detailed"
@@ -243,13 +244,14 @@ async def _run(
     else:
         answers = _require_answers(await run_arm(client, requests, load, fresh_salt()))
         steps = [
-            _steps(client, each, len(own.prompt_token_ids), width) for each, own in zip(answers, requests, strict=True)
+            _steps(client, each, len(request.prompt_token_ids), width)
+            for each, request in zip(answers, requests, strict=True)
         ]
     found = []
     for answer, (num_steps, num_accepted) in zip(answers, steps, strict=True):
-        own = timing(answer, load, tells_queue=reading.tells_queue)
+        arm_timing = timing(answer, load, tells_queue=reading.tells_queue)
         others = sum(answer.first_token_s < each.sent_s < answer.last_token_s for each in answers)
-        found.append(ServedSteps(num_steps, num_accepted, others, own.decode_ms, own.prefill_ms))
+        found.append(ServedSteps(num_steps, num_accepted, others, arm_timing.decode_ms, arm_timing.prefill_ms))
     return _Run(tuple(found), tuple(each.token_ids for each in answers))
 
 
@@ -295,9 +297,12 @@ def _requests(
 
 def _place(runs: Mapping[tuple[int, int, Arm], Sequence[_Run]], at: tuple[int, int], depth: int) -> ProfiledPlace:
     base, spec = (runs[*at, arm] for arm in Arm)
-    every = [own for run in spec for own in run.requests]
+    every = [request for run in spec for request in run.requests]
     whole = fit(every)
-    steps, accepted = sum(own.num_steps for own in every), sum(own.num_accepted for own in every)
+    steps, accepted = (
+        sum(served_steps.num_steps for served_steps in every),
+        sum(served_steps.num_accepted for served_steps in every),
+    )
     return ProfiledPlace(
         _cost(base, at, BASELINE),
         _cost(spec, at, depth),
@@ -311,7 +316,7 @@ def _cost(runs: Sequence[_Run], at: tuple[int, int], depth: int) -> StepCost:
     """The medians over rounds, with standard errors; no server says what of a step was drafting."""
     fits = [fit(run.requests) for run in runs]
     waits = [
-        float(np.mean([own.prefill_ms + own.num_prompts * each.stall_ms for own in run.requests]))
+        float(np.mean([request.prefill_ms + request.num_prompts * each.stall_ms for request in run.requests]))
         for run, each in zip(runs, fits, strict=True)
     ]
     steps = [each.step_ms for each in fits]
@@ -338,9 +343,9 @@ def fit(requests: Sequence[ServedSteps]) -> StepFit:
 
     A stall below 0 is noise: others' prompts are then left out.
     """
-    decode = np.array([own.decode_ms for own in requests])
+    decode = np.array([request.decode_ms for request in requests])
     steps, prompts, accepted = (
-        np.array([getattr(own, name) for own in requests], dtype=float)
+        np.array([getattr(request, name) for request in requests], dtype=float)
         for name in ("num_steps", "num_prompts", "num_accepted")
     )
     columns = [steps, prompts] if prompts.any() else [steps]
@@ -348,11 +353,11 @@ def fit(requests: Sequence[ServedSteps]) -> StepFit:
     if len(found) > 1 and found[1] < 0.0:
         columns = [steps]
         found = _least_squares(columns, decode)[0]
-    own, error = _least_squares([*columns, accepted], decode) if accepted.any() else (None, None)
+    values, error = _least_squares([*columns, accepted], decode) if accepted.any() else (None, None)
     return StepFit(
         step_ms=float(found[0]),
         stall_ms=float(found[1]) if len(found) > 1 else 0.0,
-        accepted_token_ms=None if own is None or error is None else float(own[-1]),
+        accepted_token_ms=None if values is None or error is None else float(values[-1]),
         accepted_token_error_ms=None if error is None else float(error[-1]),
     )
 

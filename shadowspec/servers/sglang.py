@@ -20,7 +20,7 @@ CHAINS: Final = (
     "NEXTN",
     "STANDALONE",
 )  # algorithms that draft a chain in every step, with one branch
-TOLD: Final = (  # of its own settings, those that figures depend on
+REPORTED_SETTINGS: Final = (  # of its own settings, those that figures depend on
     "speculative_algorithm",
     "speculative_num_steps",
     "speculative_eagle_topk",
@@ -36,21 +36,21 @@ def body_of(request: ServerRequest, salt: str) -> dict[str, Any]:
 
     The salt is sent under both names that versions know; one that knows neither ignores them.
     """
-    own = request.sampling
+    sampling_parameters = request.sampling
     sampling: dict[str, Any] = {
-        "max_new_tokens": own.max_tokens,
-        "min_new_tokens": own.min_tokens,
-        "temperature": own.temperature,
-        "top_p": own.top_p,
-        "top_k": own.top_k or -1,
-        "min_p": own.min_p,
-        "repetition_penalty": own.repetition_penalty,
-        "presence_penalty": own.presence_penalty,
-        "frequency_penalty": own.frequency_penalty,
-        "ignore_eos": own.ignore_eos,
+        "max_new_tokens": sampling_parameters.max_tokens,
+        "min_new_tokens": sampling_parameters.min_tokens,
+        "temperature": sampling_parameters.temperature,
+        "top_p": sampling_parameters.top_p,
+        "top_k": sampling_parameters.top_k or -1,
+        "min_p": sampling_parameters.min_p,
+        "repetition_penalty": sampling_parameters.repetition_penalty,
+        "presence_penalty": sampling_parameters.presence_penalty,
+        "frequency_penalty": sampling_parameters.frequency_penalty,
+        "ignore_eos": sampling_parameters.ignore_eos,
         "skip_special_tokens": not request.keeps_special_tokens,
-        "stop": list(own.stop),
-        "stop_token_ids": list(own.stop_token_ids),
+        "stop": list(sampling_parameters.stop),
+        "stop_token_ids": list(sampling_parameters.stop_token_ids),
         "sampling_seed": request.seed,
         "n": 1,
     }
@@ -83,43 +83,47 @@ def scoring_body_of(token_ids: Sequence[int], start: int, num_logprobs: int, sal
 def prompt_logprobs_of(answer: Mapping[str, Any], token_ids: Sequence[int]) -> list[Mapping[int, Any] | None]:
     """Log probabilities by token of the last places, one place for each of these tokens; None where it has none."""
     meta = answer.get("meta_info")
-    own, likeliest = (
+    chosen, likeliest = (
         (meta.get(name) if isinstance(meta, dict) else None) for name in ("input_token_logprobs", "input_top_logprobs")
     )
-    if not isinstance(own, list) or not isinstance(likeliest, list) or not len(token_ids) <= len(own) == len(likeliest):
+    if (
+        not isinstance(chosen, list)
+        or not isinstance(likeliest, list)
+        or not len(token_ids) <= len(chosen) == len(likeliest)
+    ):
         return [None] * len(token_ids)
-    first = len(own) - len(token_ids)
+    first = len(chosen) - len(token_ids)
     return [
         None if drawn is None or drawn.keys() != {token} or every is None else every | drawn
         for token, drawn, every in zip(
             token_ids,
-            (_by_id([each]) for each in own[first:]),
+            (_by_id([each]) for each in chosen[first:]),
             (_by_id(each) for each in likeliest[first:]),
             strict=True,
         )
     ]
 
 
-def chain_length(told: Mapping[str, str]) -> int:
+def chain_length(settings: Mapping[str, str]) -> int:
     """How many tokens it drafts in each step; 0 where it does not speculate."""
-    if told.get("speculative_algorithm", "None") == "None":
+    if settings.get("speculative_algorithm", "None") == "None":
         return 0
-    steps = told.get("speculative_num_steps", "")
+    steps = settings.get("speculative_num_steps", "")
     return int(steps) if steps.isdigit() else 0
 
 
-def uncountable(told: Mapping[str, str]) -> str | None:
+def uncountable(settings: Mapping[str, str]) -> str | None:
     """Why what it accepts cannot be counted as ours; None where it can."""
-    algorithm, steps = told.get("speculative_algorithm", "None"), told.get("speculative_num_steps", "")
+    algorithm, steps = settings.get("speculative_algorithm", "None"), settings.get("speculative_num_steps", "")
     if algorithm == "None":
         return None
     if algorithm not in CHAINS:
         return f"what SGLang counts with {algorithm} is not known (there are {', '.join(CHAINS)})"
-    if told.get("speculative_adaptive", "False") != "False":
+    if settings.get("speculative_adaptive", "False") != "False":
         return "SGLang drafts another number of tokens now and then: start it without --speculative-adaptive"
-    if told.get("speculative_eagle_topk") != "1":
+    if settings.get("speculative_eagle_topk") != "1":
         return "SGLang drafts a tree: start it with --speculative-eagle-topk 1"
-    if not steps.isdigit() or told.get("speculative_num_draft_tokens") != str(int(steps) + 1):
+    if not steps.isdigit() or settings.get("speculative_num_draft_tokens") != str(int(steps) + 1):
         return "SGLang verifies other tokens than a chain: leave out --speculative-num-draft-tokens"
     return None
 
@@ -143,7 +147,7 @@ def num_proposed(meta: Mapping[str, Any]) -> int | None:
 
 
 def num_retractions(meta: Mapping[str, Any]) -> int:
-    """How often the request was thrown out of its batch and begun anew with what it had."""
+    """How often the request was thrown out of its batch and restarted with what it had."""
     return next((meta[name] for name in ("num_retractions", "total_retractions") if type(meta.get(name)) is int), 0)
 
 
@@ -183,9 +187,9 @@ class SglangAnswer(StreamedAnswer):
         return brought
 
 
-def _first_top(told: Any) -> dict[str, Any] | None:
+def _first_top(settings: Any) -> dict[str, Any] | None:
     """The first place's likeliest tokens, as OpenAI's answers have them."""
-    if not isinstance(told, list) or not told or (first := _by_id(told[0])) is None:
+    if not isinstance(settings, list) or not settings or (first := _by_id(settings[0])) is None:
         return None
     return {"top_logprobs": [{str(token): each for token, each in first.items()}]}
 

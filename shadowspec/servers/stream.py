@@ -59,7 +59,7 @@ class StreamedAnswer:
         self._longest_gap_s: float | None = None
 
     @property
-    def has_begun(self) -> bool:
+    def has_first_token(self) -> bool:
         """Whether a token has come."""
         return self._first_s is not None
 
@@ -96,7 +96,7 @@ class StreamedAnswer:
     def _take_choice(self, choice: Any, now_s: float) -> bool:
         if not isinstance(choice, dict) or not isinstance(text := choice.get("text", ""), str):
             raise self._fault("garbage", "a choice has no text")
-        if not self.has_begun:
+        if not self.has_first_token:
             self._first_logprobs = _likeliest(choice.get("logprobs"))
         ids = choice.get("token_ids")
         if ids is None:
@@ -214,7 +214,7 @@ def _data(server: str, line: bytes) -> str | None:
 class ServerError(ServiceUnavailableError):
     """A server gave no usable answer.
 
-    `code` is the failure that a run is stored with; `is_retryable` says that the whole request may be sent anew.
+    `code` is the failure that a run is stored with; `is_retryable` says that the whole request may be sent again.
     """
 
     def __init__(

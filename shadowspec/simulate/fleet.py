@@ -19,6 +19,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.simulate.effects import Outcomes, draw_outcomes
@@ -65,7 +66,7 @@ def draw_fleet(world: FleetWorld, seed: np.random.SeedSequence) -> list[DeviceDr
     arrivals, fleet = world.arrivals, world.fleet
     assert not arrivals.mean_extra, "a session is one request"
     assert not arrivals.lengths, "a session is one request"
-    own = replace(
+    device_arrivals = replace(
         arrivals,
         num_sessions=arrivals.num_sessions // fleet.num_devices,
         gap_s=arrivals.gap_s * fleet.num_devices,
@@ -73,7 +74,7 @@ def draw_fleet(world: FleetWorld, seed: np.random.SeedSequence) -> list[DeviceDr
     draws = []
     for device, child in enumerate(seed.spawn(fleet.num_devices)):
         traffic_seed, effects_seed = child.spawn(2)
-        requests = draw_requests(own, np.random.default_rng(traffic_seed), world.regime)
+        requests = draw_requests(device_arrivals, np.random.default_rng(traffic_seed), world.regime)
         outcomes = draw_outcomes(world.effects, requests, np.random.default_rng(effects_seed))
         rows = _of_device(rows_of(requests, outcomes, world.regime, None), device)
         draws.append(DeviceDraw(device, requests, outcomes, rows, _done_us(world, requests, outcomes)))
@@ -121,14 +122,14 @@ def _commits(draw: DeviceDraw) -> Iterator[_Commit]:
         runs[run.block_id].append(run)
     expected = None
     for stored, done in zip(draw.rows.blocks, draw.done_us.tolist(), strict=True):
-        own = runs[stored.block_id]
-        used = tuple(records[run.key.offset] for run in own)
-        first, stop = own[0].key.offset, own[-1].key.offset + 1
+        block_runs = runs[stored.block_id]
+        used = tuple(records[run.key.offset] for run in block_runs)
+        first, stop = block_runs[0].key.offset, block_runs[-1].key.offset + 1
         block = Block(
             *(stored.block_id, stored.sequence, ENDPOINT, stored.slice_key, stored.concurrency, (), ()),
             stored.first_arm,
         )
-        result = BlockResult(block, stored.started_at, tuple(own), stored.memory)
+        result = BlockResult(block, stored.started_at, tuple(block_runs), stored.memory)
         is_behind = stop < len(at_us) and int(at_us[stop]) <= done
         newest = event_time(int(at_us[stop - 1]))
         advance = Advance(partition, expected, stop, stop - first, _funnel(used), newest, is_behind)
@@ -193,7 +194,7 @@ def _of_device(rows: Rows, device: int) -> Rows:
     return replace(
         rows,
         records=[
-            replace(record, key=key_of(record.key), session_hash=f"{device}-{record.session_hash}")
+            structs.replace(record, key=key_of(record.key), session_hash=f"{device}-{record.session_hash}")
             for record in rows.records
         ],
         blocks=[replace(block, block_id=f"{device}-{block.block_id}"[:64]) for block in rows.blocks],
@@ -204,7 +205,7 @@ def _of_device(rows: Rows, device: int) -> Rows:
 @contextmanager
 def _empty_store() -> Iterator[Store]:
     """The process's store without rows; its statements, compiled once, outlive the repetitions."""
-    empty, path, store = _kept_store()
+    empty, path, store = _open_reused_store()
     shutil.copy(empty, path)
     try:
         yield store
@@ -213,7 +214,7 @@ def _empty_store() -> Iterator[Store]:
 
 
 @lru_cache(maxsize=1)
-def _kept_store() -> tuple[Path, Path, Store]:
+def _open_reused_store() -> tuple[Path, Path, Store]:
     """An empty database, made once to a process, the file that is a copy of it, and the store on that file."""
     folder = Path(tempfile.mkdtemp(prefix="shadowspec-fleet-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
     Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)  # atexit is not called in a pool's processes

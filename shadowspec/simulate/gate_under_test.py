@@ -3,7 +3,7 @@
 `run_gate` folds and decides, from a store in memory.  To run it at every look would take minutes, so that an
 accelerator says where it need not be run: the gate's capitals as paths over all looks (`paths`), of the units of one
 production fold of the whole input, show at which looks a verdict other than HOLD is possible, a test may restart, or a
-detector may sound.  Only there the gate is run.  The outcome is what it says; where it says what the accelerator rules
+detector may alarm.  Only there the gate is run.  The outcome is what it says; where it says what the accelerator rules
 out, the repetition fails.  A test holds this against running the gate at every look.
 """
 
@@ -16,23 +16,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from shadowspec.gate.evidence.betting_tests import betting_tests
+from shadowspec.gate.evidence.hypothesis import restarted_states
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.units import BlockUnit, Cluster, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.folding import Completed, Units
 from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, Part, run_gate
 from shadowspec.gate.run.state import clustering_id
-from shadowspec.gate.run.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.gate.stats.drift import (
     WATCHERS,
     Detector,
     alarm_threshold,
+    log_mean,
     log_statistic_paths,
     started_states,
 )
-from shadowspec.gate.stats.levels import assign_shares, level_of_run
-from shadowspec.gate.verdict.decision import restarted_states
-from shadowspec.gate.verdict.trial import DRIFT
+from shadowspec.gate.verdict.required_tests import min_fault_requests
+from shadowspec.gate.verdict.trial_levels import DRIFT, HypothesisId, assign_shares, hypothesis_id, level_of_run
 from shadowspec.simulate.look_times import Moments, cluster_id, moments_of
 from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.paths import SLACK, TestOutcome, TestPath, outcome_of, path_of, possible_looks
@@ -47,7 +47,7 @@ class HypothesisOutcome:
 
     A run begins with the hypothesis, with a new fingerprint, or after an alarm; `start_blocks` of the fingerprint's
     blocks came before it.  `num_blocks` and `num_clusters` are the run's at its verdict, or all it had.
-    `alarm_block` is the run's block at which a detector sounded after ENABLE, if one did.
+    `alarm_block` is the run's block at which a detector alarmed after ENABLE, if one did.
     """
 
     slice_key: str
@@ -110,7 +110,7 @@ def watch(
             decisions = run_gate(store, {ENDPOINT: policy}, now=START)
         said = look, {hypothesis_id(each): each for each in decisions}
         waiting = [(course, after) for course, _ in waiting if (after := _advance(course, said)) is not None]
-    return [outcome for own in found for outcome in own]
+    return [outcome for outcomes in found for outcome in outcomes]
 
 
 def is_verdict(decision: Decision) -> bool:
@@ -200,12 +200,12 @@ def _measure(
     for config, begin, end in zip(configs, begins, ends, strict=True):
         key = slice_key, load, config.fingerprint
         if key in whole.units and whole.units[key].blocks:
-            own = whole.units[key]
-            block_us = [moments.block_us[unit.block.block_id] for unit in own.blocks]
-            cluster_us = [moments.cluster_us[cluster_id(unit.cluster)] for unit in own.clusters]
+            all_units = whole.units[key]
+            block_us = [moments.block_us[unit.block.block_id] for unit in all_units.blocks]
+            cluster_us = [moments.cluster_us[cluster_id(unit.cluster)] for unit in all_units.clusters]
             units = _Seen(
-                own.clusters,
-                own.blocks,
+                all_units.clusters,
+                all_units.blocks,
                 np.searchsorted(np.array(cluster_us, dtype=np.int64), looks, "right"),
                 np.searchsorted(np.array(block_us, dtype=np.int64), looks, "right"),
             )
@@ -222,8 +222,8 @@ def _first_look(units: Units | None, moments: Moments) -> int:
 
 
 def _clusters_us(clusters: Sequence[Cluster], slice_key: str, moments: Moments) -> Ints:
-    own = [moments.cluster_us[cluster_id(each)] for each in clusters if slice_key in ("", each.slice_key)]
-    return np.array(own, dtype=np.int64)
+    rows = [moments.cluster_us[cluster_id(each)] for each in clusters if slice_key in ("", each.slice_key)]
+    return np.array(rows, dtype=np.int64)
 
 
 def _course(
@@ -231,19 +231,19 @@ def _course(
 ) -> Course:
     """All runs of one hypothesis: its fingerprints follow each other, and runs of one follow its alarms."""
     num_restarts = 0
-    for own in measured:
-        first, units = own.first, own.units
-        while first < own.end and (level := level_of_run(share, num_restarts)) is not None:
-            run = _Run(own, units, policy, level)
+    for measured_config in measured:
+        first, units = measured_config.first, measured_config.units
+        while first < measured_config.end and (level := level_of_run(share, num_restarts)) is not None:
+            run = _Run(measured_config, units, policy, level)
             outcome, alarmed_at = yield from run.course(first)
             outcomes.append(outcome)
-            expected = level, num_restarts, len(own.units.blocks) - len(units.blocks)
+            expected = level, num_restarts, len(measured_config.units.blocks) - len(units.blocks)
             if (outcome.level, outcome.num_restarts, outcome.start_blocks) != expected:
-                raise AcceleratorError(f"{own.key}: a run {expected} is {outcome}")
+                raise AcceleratorError(f"{measured_config.key}: a run {expected} is {outcome}")
             if alarmed_at is None:
                 break
             num_restarts += 1
-            first, units = alarmed_at + 1, own.units.after(alarmed_at)
+            first, units = alarmed_at + 1, measured_config.units.after(alarmed_at)
         if outcomes:  # a new fingerprint begins the next run
             num_restarts += 1
 
@@ -258,6 +258,7 @@ class _Run:
         self._states = {test.name: TestState() for test in self._tests}
         self._units_at = {test.name: _units_at(test, units) for test in self._tests}
         self._paths = {test.name: self._path(test) for test in self._tests}
+        self._from_start = dict(self._paths)
         self._faults = _faults_at(units, policy, measured.config, level)
         self._is_long = _is_long(units, policy)
 
@@ -267,12 +268,14 @@ class _Run:
         at, was_dependent = first, False
         candidates, waits = possible_looks(self._tests, self._paths, self._faults, self._is_long)
         while True:
-            ahead = np.flatnonzero(candidates[at : self._end])
+            # Until the gate has said that the run is dependent, it is asked where it may say so.
+            asks = candidates if was_dependent else candidates | waits
+            ahead = np.flatnonzero(asks[at : self._end])
             look, said = yield (at + int(ahead[0]) if len(ahead) else self._end - 1)
             if look < first:
                 continue
             decision = said[self._key]
-            was_dependent |= bool(waits[at : look + 1].any()) or decision.reason_code == "dependent"
+            was_dependent |= decision.reason_code == "dependent"
             if is_verdict(decision):
                 break
             at = look + 1
@@ -292,17 +295,17 @@ class _Run:
         )
 
     def _alarm(self, enabled_at: int) -> Generator[int, tuple[int, Decisions], tuple[int, Decision] | None]:
-        """The first look after ENABLE at which a required detector has sounded, with what the gate says there."""
-        sounding = _sounding_looks(self._tests, self._policy, self._units, enabled_at)
+        """The first look after ENABLE at which a required detector alarms, with what the gate says there."""
+        alarm_looks = _alarm_looks(self._tests, self._policy, self._units, enabled_at)
         at = enabled_at + 1
         while True:
-            ahead = sounding[(sounding >= at) & (sounding < self._end)]
+            ahead = alarm_looks[(alarm_looks >= at) & (alarm_looks < self._end)]
             if not len(ahead):
                 return None
             look, said = yield int(ahead[0])
             decision = said[self._key]
             if decision.reason_code == DRIFT:
-                if look not in sounding:
+                if look not in alarm_looks:
                     raise AcceleratorError(f"{self._key}: an alarm at look {look}")
                 return look, decision
             at = look + 1
@@ -337,71 +340,61 @@ class _Run:
             num_blocks=decision.num_blocks,
             num_clusters=decision.num_clusters,
             was_dependent=was_dependent,
-            tests={test.name: outcome_of(test, self._level) for test in self._tests if test.series.num_units},
+            tests={
+                test.name: outcome_of(test, self._from_start[test.name], self._policy, self._level)
+                for test in self._tests
+                if test.series.num_units
+            },
             alarm_block=None if alarm is None else alarm.num_blocks,
         )
 
 
-def _units_at(test: BettingTest, own: _Seen) -> Ints:
+def _units_at(test: BettingTest, seen: _Seen) -> Ints:
     """How many units the test had at each look."""
     if test.unit == "block":
-        waiting = len(own.blocks) - test.series.num_units  # blocks that do not enter this test
-        return np.maximum(own.blocks_at - waiting, 0)
+        waiting = len(seen.blocks) - test.series.num_units  # blocks that do not enter this test
+        return np.maximum(seen.blocks_at - waiting, 0)
     if test.unit == "request":
-        greedy = [sum(measured.is_greedy for measured in unit.runs) for unit in own.blocks]
-        return np.concatenate([[0], np.cumsum(greedy, dtype=np.int64)])[own.blocks_at]
-    if test.series.num_units == len(own.clusters):
-        return own.clusters_at
-    sampled = [any(not measured.is_greedy for measured in unit.runs) for unit in own.clusters]
-    return np.concatenate([[0], np.cumsum(sampled, dtype=np.int64)])[own.clusters_at]
+        greedy = [sum(measured.is_greedy for measured in unit.runs) for unit in seen.blocks]
+        return np.concatenate([[0], np.cumsum(greedy, dtype=np.int64)])[seen.blocks_at]
+    if test.series.num_units == len(seen.clusters):
+        return seen.clusters_at
+    sampled = [any(not measured.is_greedy for measured in unit.runs) for unit in seen.clusters]
+    return np.concatenate([[0], np.cumsum(sampled, dtype=np.int64)])[seen.clusters_at]
 
 
-def _faults_at(own: _Seen, policy: GatePolicy, config: FingerprintedConfig, level: float) -> tuple[Bools, Bools]:
-    """At each look: whether enough greedy requests showed no fault, and whether one was seen."""
-    limit = policy.near_tie_logit_of(config.dtype)
-    known, faults = [0], [0]
-    has_greedy = False
-    for unit in own.blocks:
-        for measured in unit.runs:
-            parity = measured.run.parity if measured.is_greedy and measured.run.failure is None else None
-            has_greedy |= measured.is_greedy
-            if parity is not None:
-                known[-1] += 1
-                faults[-1] += parity.divergence_gap is not None and parity.divergence_gap > limit
-        known.append(0)
-        faults.append(0)
-    if not has_greedy:
-        return np.ones(len(own.blocks_at), bool), np.zeros(len(own.blocks_at), bool)
-    known_at = np.concatenate([[0], np.cumsum(known)])[own.blocks_at]
-    faults_at = np.concatenate([[0], np.cumsum(faults)])[own.blocks_at]
-    min_units = math.ceil(math.log(level) / math.log1p(-policy.max_fault_share) - 1e-9)
-    return known_at >= min_units, faults_at > 0
+def _faults_at(units: _Seen, policy: GatePolicy, config: FingerprintedConfig, level: float) -> tuple[Bools, Bools]:
+    """At each look: whether enough greedy requests may have shown no fault, and whether one may have been seen."""
+    greedy, gaps = [0], [0.0]
+    for unit in units.blocks:
+        parities = [measured.run.parity for measured in unit.runs if measured.is_greedy]
+        greedy.append(len(parities))
+        gaps.append(max((each.divergence_gap or 0.0 for each in parities if each is not None), default=0.0))
+    greedy_at = np.cumsum(greedy)[units.blocks_at]
+    largest_at = np.maximum.accumulate(gaps)[units.blocks_at]
+    is_enough = (greedy_at == 0) | (greedy_at >= min_fault_requests(policy, level))
+    return is_enough, largest_at > policy.near_tie_logit_of(config.dtype)
 
 
-def _is_long(own: _Seen, policy: GatePolicy) -> Bools:
-    """At each look, whether the clusters span enough event time for ENABLE."""
-    if not own.clusters:
-        return np.zeros(len(own.clusters_at), bool)
-    start = min(unit.cluster.first_event for unit in own.clusters)
-    first_s = [(unit.cluster.first_event - start).total_seconds() for unit in own.clusters]
-    last_s = [(unit.cluster.last_event - start).total_seconds() for unit in own.clusters]
-    spans = np.maximum.accumulate(last_s) - np.minimum.accumulate(first_s)
-    is_long: Bools = np.concatenate([[False], spans >= policy.min_span_s - SLACK])[own.clusters_at]
-    return is_long if policy.min_span_s > 0.0 else np.ones(len(is_long), bool)
+def _is_long(units: _Seen, policy: GatePolicy) -> Bools:
+    """At each look, whether the clusters may span enough event time for ENABLE."""
+    first_s = np.minimum.accumulate([unit.cluster.first_event.timestamp() for unit in units.clusters])
+    last_s = np.maximum.accumulate([unit.cluster.last_event.timestamp() for unit in units.clusters])
+    is_long: Bools = np.append(0.0, last_s - first_s)[units.clusters_at] >= policy.min_span_s - SLACK
+    return is_long
 
 
-def _sounding_looks(tests: Sequence[BettingTest], policy: GatePolicy, own: _Seen, enabled_at: int) -> Ints:
-    """The looks after ENABLE, which came at the look `enabled_at`, at which a required detector is at its alarm."""
+def _alarm_looks(tests: Sequence[BettingTest], policy: GatePolicy, units: _Seen, enabled_at: int) -> Ints:
+    """The looks after ENABLE, which came at the look `enabled_at`, at which a required detector may alarm."""
     by_name = {test.name: test for test in tests}
     states = started_states(policy, {})
     found = [np.zeros(0, dtype=np.int64)]
     for watcher in WATCHERS:
-        seen = own.blocks_at if by_name[watcher.test_name].unit == "block" else own.clusters_at
+        seen = units.blocks_at if by_name[watcher.test_name].unit == "block" else units.clusters_at
         series = by_name[watcher.test_name].series
         after = series.part(int(seen[enabled_at]), min(int(seen[-1]), series.num_units)).lower
         if len(after.values):
             paths = log_statistic_paths(Detector.of(states[watcher.name]), after.values, after.weights)
-            means = np.logaddexp.reduce(paths, axis=0) - math.log(len(paths))
-            sounds = np.flatnonzero(means >= math.log(alarm_threshold(policy)) - SLACK)
-            found.append(np.searchsorted(seen, int(seen[enabled_at]) + sounds + 1))
+            alarms = np.flatnonzero(log_mean(paths) >= math.log(alarm_threshold(policy)) - SLACK)
+            found.append(np.searchsorted(seen, int(seen[enabled_at]) + alarms + 1))
     return np.unique(np.concatenate(found))

@@ -41,8 +41,8 @@ def moments_of(requests: Requests, clusters: Sequence[Cluster]) -> Moments:
     A record is finished when it is stored: at once, or when its block was started.  The event time up to which
     all are finished is the watermark, by which clusters close.
     """
-    own = np.where(requests.is_timed, requests.started_us[requests.block], requests.at_us)
-    finished = np.maximum.accumulate(own)
+    values = np.where(requests.is_timed, requests.started_us[requests.block], requests.at_us)
+    finished = np.maximum.accumulate(values)
     at_us = requests.at_us
     closes = np.array([_microseconds(cluster) for cluster in clusters], dtype=np.int64)
     places = np.searchsorted(at_us, closes, "right") - [int(cluster.is_full) for cluster in clusters]

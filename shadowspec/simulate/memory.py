@@ -12,7 +12,7 @@ from typing import Any
 from shadowspec.gate.evidence.clusters import KeyTable
 from shadowspec.gate.run.gate_store import Place
 from shadowspec.gate.run.recompute import MemoryUnits
-from shadowspec.gate.run.trial_levels import HypothesisId, hypothesis_id
+from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.types import (
     Decision,
     EndpointProgress,
@@ -57,7 +57,7 @@ class MemoryStore:
 
     def add(self, records: Sequence[StoredRecord], blocks: Iterable[StoredBlock], runs: Iterable[Run]) -> None:
         """Store further records in the order of their offsets, with their blocks and runs."""
-        assert all(own.key.offset == at for at, own in enumerate(records, len(self._records))), "without gaps"
+        assert all(record.key.offset == at for at, record in enumerate(records, len(self._records))), "without gaps"
         self._records += records
         self._runs += [[] for _ in records]
         self._blocks |= {block.block_id: block for block in blocks}
@@ -109,8 +109,8 @@ class MemoryStore:
 
     def num_rows(self, spans: Iterable[Span]) -> tuple[int, int]:
         """Stored records and runs in the spans."""
-        own = list(spans)
-        return len(self.records(own)), len(self.runs(own))
+        span_list = list(spans)
+        return len(self.records(span_list)), len(self.runs(span_list))
 
     def records(self, spans: Iterable[Span]) -> list[StoredRecord]:
         """The records in the spans."""
@@ -138,10 +138,10 @@ class MemoryStore:
         """Place, offset, session and user of a slice's records up to an event time."""
         wanted = frozenset(counters)
         return [
-            (self._place, own.key.offset, own.session_hash, own.user_hash)
-            for own in self._records
-            if own.slice_key == slice_key and own.counter in wanted
-            if own.event_time is not None and own.event_time <= until
+            (self._place, record.key.offset, record.session_hash, record.user_hash)
+            for record in self._records
+            if record.slice_key == slice_key and record.counter in wanted
+            if record.event_time is not None and record.event_time <= until
         ]
 
     # What the gate keeps.
@@ -178,7 +178,7 @@ class MemoryStore:
         """Keep evidence."""
         self._evidence |= {(each.slice_key, each.concurrency, each.fingerprint): each for each in changed}
 
-    def begin_anew(self) -> None:
+    def discard_evidence(self) -> None:
         """Forget everything that was folded."""
         self._evidence, self._folds, self._units = {}, [], MemoryUnits()
 
@@ -195,5 +195,7 @@ class MemoryStore:
         self._num_decisions += len(decisions)
         ids = list(range(first, first + len(decisions)))
         named = zip(decisions, ids, strict=True)
-        self._decisions |= {hypothesis_id(own): replace(own, decision_id=number) for own, number in named}
+        self._decisions |= {
+            hypothesis_id(decision): replace(decision, decision_id=number) for decision, number in named
+        }
         return ids

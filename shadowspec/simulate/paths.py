@@ -1,25 +1,23 @@
-"""Each test's capitals at every look, by the gate's own formulas: where it passes, fails, or surely waits."""
+"""Where a look of the gate may bring a verdict, by the gate's own functions over paths of all units.
+
+It is a choice of looks, with slack: the verdicts, and the sizes of single tests, are what the gate says there.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from shadowspec.gate.evidence.hypothesis import TestEvidence, count_units
 from shadowspec.gate.evidence.series import BettingTest
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
-from shadowspec.gate.stats.betting import Side
+from shadowspec.gate.stats.autocorrelation import autocorrelation_path
 from shadowspec.gate.verdict.decision import DISABLE_CODES
-from shadowspec.gate.verdict.required_tests import (
-    MERGES,
-    NUM_DISABLING_TESTS,
-    RESTART_AUTOCORRELATION,
-    RESTART_UNITS,
-    WAIT_AUTOCORRELATION,
-)
-from shadowspec.simulate.traffic import Bools, Floats, Ints
+from shadowspec.gate.verdict.required_tests import MERGES, betting_result, crossings, dependence, min_units
+from shadowspec.simulate.traffic import Bools, Ints
 from shadowspec.types import TestState
 
 SLACK = 1e-6  # a look is asked rather than skipped where rounding could decide
@@ -27,12 +25,17 @@ SLACK = 1e-6  # a look is asked rather than skipped where rounding could decide
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TestPath:
-    """One test from its state on, read at each look: whether it passes, fails, waits for sure, may restart, [looks]."""
+    """One test from its state on, read at each look: whether it passes, fails, waits for sure, may restart, [looks].
+
+    `passed_units` and `failed_units` are the numbers of its units after which it may pass, and fail.
+    """
 
     passes: Bools
     fails: Bools
     waits: Bools
     restarts: Bools
+    passed_units: Ints
+    failed_units: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,80 +83,42 @@ def path_of(test: BettingTest, state: TestState, level: float, units: Ints) -> T
     has_units = num_units > 0
     if not series.num_units:
         nothing = np.zeros(len(units), bool)
-        return TestPath(nothing, nothing, nothing, nothing)
-    passes, fails = _crossings(test, series, level)
-    side: Side = "upper" if test.above is None else "lower"
-    theta = test.below if test.above is None else test.above
-    r1 = _autocorrelations(series.dependence_values(side, theta or 0.0))[read]
-    waits = r1 + 1.645 / np.sqrt(np.maximum(num_units, 1)) >= WAIT_AUTOCORRELATION + SLACK
-    can_merge = has_units if state.merged_units in MERGES else np.zeros(len(units), bool)
-    restarts = (r1 > RESTART_AUTOCORRELATION - SLACK) & (num_units >= RESTART_UNITS) & can_merge
-    return TestPath(passes[read] & has_units, fails[read] & has_units, waits & ~restarts & has_units, restarts)
-
-
-def _crossings(test: BettingTest, series: betting.UnitSeries, level: float) -> tuple[Bools, Bools]:
-    """After each unit, whether all nulls of the test have fallen, and whether an opposite one has."""
-    nulls: list[tuple[Side, Side, float]] = []
-    if test.above is not None:
-        nulls.append(("lower", "upper", test.above))
-    if test.below is not None:
-        nulls.append(("upper", "lower", test.below))
-    passes = np.logical_and.reduce(
-        [_capital(series, side, theta) >= -math.log(level) - SLACK for side, _, theta in nulls]
+        return TestPath(nothing, nothing, nothing, nothing, units[:0], units[:0])
+    sides, opposites = test.sides, [(betting.opposite(side), theta) for side, theta in test.sides]
+    logs = [
+        np.array([betting.log_capital_path(series.ratios(side, theta)) for side, theta in each]) + SLACK
+        for each in (sides, opposites)
+    ]
+    passes, fails = crossings(logs[0], logs[1], level)
+    r1 = autocorrelation_path(series.dependence_values(test.nulls[0]))[read]
+    waits, restarts = dependence(r1, num_units, can_merge=state.merged_units in MERGES, slack=SLACK)
+    passed_units, failed_units = np.flatnonzero(passes) + 1, np.flatnonzero(fails) + 1
+    return TestPath(
+        passes[read] & has_units, fails[read] & has_units, waits & has_units, restarts, passed_units, failed_units
     )
-    fail_level = level / NUM_DISABLING_TESTS
-    fails = np.logical_or.reduce(
-        [_capital(series, opposite, theta) >= -math.log(fail_level) - SLACK for _, opposite, theta in nulls]
-    )
-    return passes, fails
 
 
-def _capital(series: betting.UnitSeries, side: Side, theta: float) -> Floats:
-    return betting.log_capital_path(series.ratios(side, theta))
-
-
-def outcome_of(test: BettingTest, level: float) -> TestOutcome:
-    """When the test crossed, over all of its units and from the first of them on."""
-    passes, fails = _crossings(test, test.series, level)
-    sides: list[tuple[Side, float]] = [("lower", test.above)] if test.above is not None else []
-    sides += [("upper", test.below)] if test.below is not None else []
-    best = [_best_ratio(test, side, theta) for side, theta in sides]
-    side, theta = sides[0]
+def outcome_of(test: BettingTest, path: TestPath, policy: GatePolicy, level: float) -> TestOutcome:
+    """When the test crossed, over all of its units and from the first of them on; `path` is from there."""
+    side, theta = test.sides[0]
     values = test.series.lower.values - theta * test.series.lower.weights
     if side == "upper":
         values = theta * test.series.upper.weights - test.series.upper.values
     return TestOutcome(
         unit=test.unit,
-        passed=_first(passes),
-        failed=_first(fails),
-        min_units=max(betting.min_units(ratio, level) for ratio in best),
+        passed=_first_unit(test, policy, level, path.passed_units, "pass"),
+        failed=_first_unit(test, policy, level, path.failed_units, "fail"),
+        min_units=min_units(test, policy, level),
         mean=float(values.mean()),
         sd=float(values.std()),
     )
 
 
-def _best_ratio(test: BettingTest, side: Side, theta: float) -> float:
-    """y / b of a unit at the test's best."""
-    series = test.series
-    if side == "lower":
-        return (test.best - theta) / (theta - series.lowest)
-    return (theta - test.best) / (series.highest - theta)
-
-
-def _first(crossed: Bools) -> int | None:
-    found = np.flatnonzero(crossed)
-    return int(found[0]) + 1 if len(found) else None
-
-
-def _autocorrelations(values: Floats) -> Floats:
-    """r1 of the first n values, for every n, [n]."""
-    centred = values - values.mean()
-    n = np.arange(1, len(values) + 1)
-    total, squares = centred.cumsum(), (centred**2).cumsum()
-    products = np.concatenate([[0.0], (centred[:-1] * centred[1:]).cumsum()])
-    mean = total / n
-    lagged = products - mean * (2.0 * total - centred[0] - centred) + (n - 1) * mean**2
-    variance = squares - n * mean**2
-    spread = np.maximum.accumulate(values) - np.minimum.accumulate(values)
-    r1: Floats = np.divide(lagged, variance, out=np.zeros(len(values)), where=(spread >= 1e-12) & (variance > 0.0))
-    return r1
+def _first_unit(test: BettingTest, policy: GatePolicy, level: float, candidates: Ints, outcome: str) -> int | None:
+    """The first of these numbers of units after which the gate's result of the test alone has this outcome."""
+    nulls = np.array(sorted(test.nulls))
+    for num_units in map(int, candidates):
+        evidence = count_units(TestEvidence.empty(test, thetas=nulls), test.series.part(0, num_units))
+        if betting_result(test, evidence, policy, level).outcome == outcome:
+            return num_units
+    return None

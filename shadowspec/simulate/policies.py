@@ -47,7 +47,7 @@ def simulated_rates(policies: Mapping[str, GatePolicy]) -> dict[str, SimulatedRa
 def rate_of(policy: GatePolicy, results: Mapping[str, WorldResult]) -> SimulatedRate | None:
     """The rate over every world in which some ENABLE is wrong, and whose policy is no laxer than this one."""
     digest = policy_digest(policy)
-    own = [
+    world_results = [
         result
         for name, result in results.items()
         if (world := WORLDS.get(name)) is not None
@@ -56,17 +56,20 @@ def rate_of(policy: GatePolicy, results: Mapping[str, WorldResult]) -> Simulated
         and policy_digest(world.policy) == digest
         and all(getattr(world.policy, each) <= getattr(policy, each) for each in ONLY_STRICTER)
     ]
-    if not own:
+    if not world_results:
         return None
-    worst = max(own, key=lambda result: result.false_enables / result.repetitions)
-    num_false, total = sum(each.false_enables for each in own), sum(each.repetitions for each in own)
+    worst = max(world_results, key=lambda result: result.false_enables / result.repetitions)
+    num_false, total = (
+        sum(each.false_enables for each in world_results),
+        sum(each.repetitions for each in world_results),
+    )
     return SimulatedRate(
         num_false=num_false,
         num_repetitions=total,
         upper=share(num_false, total).upper,
         alpha=policy.alpha,
-        num_worlds=len(own),
-        num_outdated=sum(each.definition != definition_of(WORLDS[each.name]) for each in own),
+        num_worlds=len(world_results),
+        num_outdated=sum(each.definition != definition_of(WORLDS[each.name]) for each in world_results),
         worst_world=WORLDS[worst.name].title,
         worst_rate=worst.false_enables / worst.repetitions,
     )

@@ -69,7 +69,7 @@ _FASTER = (
 _SEVERAL = ("eight_slices", "twenty_slices", "steered_sampling", "fingerprint_change")
 
 
-def shown(at: Stopping) -> str:
+def format_stopping(at: Stopping) -> str:
     """Median/90%, as the design writes them; "never" for a quantile that was not reached."""
     return "/".join("never" if value is None else str(value) for value in (at.median, at.ninety))
 
@@ -78,7 +78,7 @@ def _size(results: Mapping[str, WorldResult], what: str, says: str, name: str, t
     result = results.get(name)
     if result is None or test not in result.tests:
         return Quoted(what, says, None)
-    return Quoted(what, says, shown(stopping(result.tests[test].passed_units, result.repetitions)))
+    return Quoted(what, says, format_stopping(stopping(result.tests[test].passed_units, result.repetitions)))
 
 
 def _verdict(results: Mapping[str, WorldResult], what: str, says: str, name: str, verdict: str) -> Quoted:
@@ -86,7 +86,7 @@ def _verdict(results: Mapping[str, WorldResult], what: str, says: str, name: str
     if result is None:
         return Quoted(what, says, None)
     blocks = result.enable_blocks if verdict == "enable" else result.disable_blocks
-    return Quoted(what, says, shown(stopping(blocks, result.repetitions)))
+    return Quoted(what, says, format_stopping(stopping(blocks, result.repetitions)))
 
 
 def _rate(results: Mapping[str, WorldResult], name: str) -> str | None:
@@ -116,7 +116,7 @@ def _alarm(results: Mapping[str, WorldResult]) -> str | None:
     result = results.get("decay")
     if result is None or not result.enable_blocks:
         return None
-    return shown(stopping(result.alarm_blocks, len(result.enable_blocks)))
+    return format_stopping(stopping(result.alarm_blocks, len(result.enable_blocks)))
 
 
 def _percent(count: int, total: int) -> str:

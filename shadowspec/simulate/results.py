@@ -79,26 +79,26 @@ def tally(world: World, seed: int, repetitions: Iterable[Repetition], seconds: f
     done = list(repetitions)
     false_enables = sum(any(_is_wrong(world, outcome, Verdict.ENABLE) for outcome in r.hypotheses) for r in done)
     false_disables = sum(any(_is_wrong(world, outcome, Verdict.DISABLE) for outcome in r.hypotheses) for r in done)
-    own = [outcome for r in done for outcome in r.hypotheses if not outcome.slice_key and not outcome.num_restarts]
+    outcomes = [outcome for r in done for outcome in r.hypotheses if not outcome.slice_key and not outcome.num_restarts]
     change = world.effects.change_block
-    alarms = [outcome.alarm_block for outcome in own if outcome.alarm_block is not None]
+    alarms = [outcome.alarm_block for outcome in outcomes if outcome.alarm_block is not None]
     late = [at - change for at in alarms if change is not None and at > change]
     return WorldResult(
         name=world.name,
         definition=definition_of(world),
         repetitions=len(done),
         seed=seed,
-        level=own[0].level if own else 0.0,
+        level=outcomes[0].level if outcomes else 0.0,
         false_enables=false_enables,
         false_disables=false_disables,
-        num_dependent=sum(outcome.was_dependent for outcome in own),
-        enable_blocks=sorted(outcome.num_blocks for outcome in own if outcome.verdict is Verdict.ENABLE),
-        disable_blocks=sorted(outcome.num_blocks for outcome in own if outcome.verdict is Verdict.DISABLE),
-        enable_clusters=sorted(outcome.num_clusters for outcome in own if outcome.verdict is Verdict.ENABLE),
+        num_dependent=sum(outcome.was_dependent for outcome in outcomes),
+        enable_blocks=sorted(outcome.num_blocks for outcome in outcomes if outcome.verdict is Verdict.ENABLE),
+        disable_blocks=sorted(outcome.num_blocks for outcome in outcomes if outcome.verdict is Verdict.DISABLE),
+        enable_clusters=sorted(outcome.num_clusters for outcome in outcomes if outcome.verdict is Verdict.ENABLE),
         alarm_blocks=sorted(late),
         num_alarmed_early=len(alarms) - len(late),
         naive_enables={name: sum(r.naive[name] for r in done) for name in (done[0].naive if done else ())},
-        tests=_tests(own),
+        tests=_tests(outcomes),
         seconds=round(seconds, 1),
     )
 
@@ -153,14 +153,14 @@ def _repeat_values(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tests(own: list[HypothesisOutcome]) -> dict[str, TestTally]:
-    names = list(dict.fromkeys(name for outcome in own for name in outcome.tests))
+def _tests(outcomes: list[HypothesisOutcome]) -> dict[str, TestTally]:
+    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.tests))
     tallies = {}
     for name in names:
-        found = [outcome.tests[name] for outcome in own if name in outcome.tests]
+        found = [outcome.tests[name] for outcome in outcomes if name in outcome.tests]
         tallies[name] = TestTally(
             unit=found[0].unit,
-            level=own[0].level,
+            level=outcomes[0].level,
             min_units=found[0].min_units,
             mean=fmean(test.mean for test in found),
             sd=fmean(test.sd for test in found),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shadowspec.simulate.intervals import Share
 from shadowspec.simulate.naive import NAIVE_GATES
-from shadowspec.simulate.quoted import quoted_figures, shown
+from shadowspec.simulate.quoted import format_stopping, quoted_figures
 from shadowspec.simulate.results import WorldResult
 from shadowspec.simulate.summary import Summary, summarise
 
@@ -68,16 +68,6 @@ def percent(rate: Share) -> str:
     return f"{100 * rate.value:.1f}% [{100 * rate.lower:.1f}, {100 * rate.upper:.1f}]"
 
 
-def markdown(table: Table) -> str:
-    """The table in Markdown; the first column left, the others right."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    rule = ["---"] + ["---:"] * (len(table.heads) - 1)
-    return "\n".join([line(table.heads), line(rule), *(line(row) for row in table.rows)])
-
-
 def _null_row(summary: Summary) -> tuple[str, ...]:
     world = summary.world
     may_disable = world.wrong_to_disable is None or bool(world.wrong_to_disable)
@@ -95,9 +85,9 @@ def _effect_row(summary: Summary) -> tuple[str, ...]:
         f"{summary.world.name}: {summary.world.title}",
         f"{summary.repetitions:,}",
         percent(summary.enabled),
-        shown(summary.enable_blocks) if summary.enabled.count else DASH,
+        format_stopping(summary.enable_blocks) if summary.enabled.count else DASH,
         percent(summary.disabled),
-        shown(summary.disable_blocks) if summary.disabled.count else DASH,
+        format_stopping(summary.disable_blocks) if summary.disabled.count else DASH,
         percent(summary.false_disable) if summary.world.wrong_to_disable != () else DASH,
     )
 
@@ -126,7 +116,7 @@ def _naive_row(summary: Summary) -> tuple[str, ...]:
 
 def _alarm_rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
     return [
-        (s.world.name, percent(s.alarmed), shown(s.alarm_blocks))
+        (s.world.name, percent(s.alarmed), format_stopping(s.alarm_blocks))
         for s in summaries
         if s.alarmed is not None and s.alarm_blocks is not None
     ]

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 from numpy.typing import NDArray
 
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.endpoints import EndpointRule, Load
 from shadowspec.types import Block, RecordKey, SamplingParameters, ShadowPrompt
@@ -156,7 +157,9 @@ def _fill_blocks(
     at_us: Ints, slices: Ints, is_timed: Bools, regime: str, concurrency: int
 ) -> tuple[tuple[Block, ...], Ints, Ints]:
     """Blocks in start order, each request's block, and when each block started."""
-    rule = EndpointRule(ENDPOINT, ("target",), slice_by=("prompt_class",), loads=(Load(concurrency),))
+    rule = EndpointRule(
+        ENDPOINT, ("target",), slice_by=("prompt_class",), loads=(Load(concurrency),), **GatePolicy().rule_parts()
+    )
     former = BlockFormer([rule])
     sampling = SamplingParameters(temperature=0.0 if regime == "greedy" else 1.0)
     labels = [

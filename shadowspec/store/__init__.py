@@ -5,15 +5,14 @@ In: batches of rows, decisions, overrides and jobs.
 Out: rows, rollups and evidence.
 Imports: metrics, types, errors.
 
-Every write is one transaction and idempotent on the record's key (with the fingerprint added: on the run),
-so that redelivery changes nothing.  No prompt text is stored.
+A run's key is its record's with the fingerprint added, so redelivery changes nothing.  No prompt text is stored.
 """
 
 from shadowspec.store.admin.grants import RoleKind
 from shadowspec.store.admin.retention import Removal
 from shadowspec.store.admin.schema import check, current, head, upgrade
 from shadowspec.store.histograms import Histogram, Quantile
-from shadowspec.store.read.board_reads import Input, LookPoint, Pulse
+from shadowspec.store.read.board_reads import LookPoint, Pulse
 from shadowspec.store.read.change_reads import AdviceChange, VerdictChange
 from shadowspec.store.read.rollup_reads import GroupSums
 from shadowspec.store.read.run_pages import RunFilter, RunPage
@@ -27,7 +26,6 @@ __all__ = [
     "AdviceChange",
     "GroupSums",
     "Histogram",
-    "Input",
     "LookPoint",
     "Pulse",
     "Quantile",

@@ -62,15 +62,3 @@ class Histogram:
             lower=0.0 if found == LOWEST_BIN else GROWTH**found,
             upper=math.inf if found == HIGHEST_BIN else GROWTH ** (found + 1),
         )
-
-
-def merge(histograms: list[Histogram]) -> Histogram:
-    """The histogram of all the runs in these."""
-    num_runs: dict[int, int] = {}
-    weights: dict[int, float] = {}
-    for histogram in histograms:
-        for number, count in histogram.num_runs.items():
-            num_runs[number] = num_runs.get(number, 0) + count
-        for number, weight in histogram.weights.items():
-            weights[number] = weights.get(number, 0.0) + weight
-    return Histogram(num_runs, weights)

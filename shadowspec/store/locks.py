@@ -87,7 +87,7 @@ def _file_lock(engine: Engine, endpoint: str, timeout_s: float) -> Iterator[None
 
 
 def _lock_file(engine: Engine, name: str, what: str) -> int:
-    """A descriptor of the file that stands for a lock."""
+    """A descriptor of the file that represents a lock."""
     folder = Path(f"{engine.url.database}-locks")
     try:
         folder.mkdir(exist_ok=True)

@@ -181,9 +181,9 @@ def _add_run(addition: Addition, run: Run, weight: float) -> None:
             is_timed = True
             times = _time_sums(run.baseline, run.speculative, math.log(ratio), weight)
             _add_bins(addition.bins, run.baseline, run.speculative, ratio, weight)
-    own = (1, run.failure is not None, is_timed, run.is_repetition_loop, *counts[:9], *times[:15])
+    sums = (1, run.failure is not None, is_timed, run.is_repetition_loop, *counts[:9], *times[:15])
     realised = _concurrency_sums(run) if is_timed else _NO_CONCURRENCY
-    values = (*own, weight, weight * weight, *counts[9:], *times[15:], *realised)
+    values = (*sums, weight, weight * weight, *counts[9:], *times[15:], *realised)
     addition.sums = [total + value for total, value in zip(addition.sums, values, strict=True)]
     if run.counts is not None:
         _add_positions(addition.positions, run.counts)

@@ -35,9 +35,7 @@ from shadowspec.types import (
 from shadowspec.types.decision_documents import (
     DECISION_FIELDS,
     TEST_FIELDS,
-    read_decision,
     read_test,
-    stored_details,
     stored_test_details,
 )
 
@@ -70,7 +68,7 @@ FLAGS = _names(RunFlags)
 SERVED = _names(ServedRun)
 TIMING = _names(ArmTiming)
 MEMORY = _names(Memory)
-RECORD = _names(StoredRecord, "key")
+RECORD = tuple(name for name in StoredRecord.__struct_fields__ if name != "key")
 LABELS = RECORD.index("labels")
 RECORD_NAMES = (*RECORD_KEY, *RECORD)
 FINGERPRINT = _names(FingerprintedConfig, "config")
@@ -167,15 +165,6 @@ def _scores(run: Run) -> dict[str, tuple[float | None, float | None] | None] | N
     if not run.scores:
         return None
     return {name: None if pair is None else (pair.baseline, pair.speculative) for name, pair in run.scores.items()}
-
-
-def decision_row(decision: Decision) -> dict[str, Any]:
-    return _take(decision, DECISION) | {"details": stored_details(decision)}
-
-
-def decision_value(row: RowMapping, config: SpeculationConfig, tests: tuple[TestResult, ...]) -> Decision:
-    own = _pick(row, (*DECISION, "decision_id")) | {"verdict": Verdict(row["verdict"])}
-    return read_decision(own | {"config": config, "tests": tests}, row["details"])
 
 
 def test_rows(decision_id: int, decision: Decision) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ FINAL_SQLSTATES = ("28", "3D")  # login refused, unknown database
 # Where the state alone does not tell: a row that was on its way to the default partition when its month was made
 # (the next attempt goes to the month), and a server that is a standby for now.
 HEALING_WORDS = {"23514": "partition constraint", "0A000": "during recovery"}
-# The login's own errors carry no SQLSTATE in libpq, so they are told by their words (the server's, in English).
+# The login's own errors carry no SQLSTATE in libpq, so they are recognised by their words (the server's, in English).
 FINAL_LOGIN = re.compile(
     r"authentication failed|no password supplied|does not exist|no pg_hba\.conf entry|certificate|unknown ca|"
     r"support SSL|permission denied|is not permitted to log in|invalid connection option",
@@ -135,11 +135,11 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
         @event.listens_for(engine, "do_connect")
         def connect(_dialect: object, _record: object, args: list[Any], keywords: dict[str, Any]) -> BoundedConnection:
             connection = BoundedConnection.connect(*args, **keywords)
-            bound(connection)
+            reset_answer_timeout(connection)
             return connection
 
         @event.listens_for(engine, "checkin")
-        def bound(connection: Any, _record: object = None) -> None:
+        def reset_answer_timeout(connection: Any, _record: object = None) -> None:
             if connection is not None:  # it was given up
                 connection.answer_timeout_s = STATEMENT_TIMEOUT_S + ANSWER_MARGIN_S
 
@@ -164,9 +164,13 @@ def create_engine(url: URL, *, foreign_keys: bool = True) -> Engine:
 
 
 @contextmanager
-def read(engine: Engine, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[Connection]:
-    """A transaction that reads one snapshot of the database on both dialects."""
-    with translate_errors(engine.url), engine.connect() as connection:
+def read(database: Engine | Connection, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[Connection]:
+    """A transaction that reads one snapshot of the database on both dialects; of a connection, a part of its own."""
+    if isinstance(database, Connection):
+        with translate_errors(database.engine.url):
+            yield database
+        return
+    with translate_errors(database.url), database.connect() as connection:
         if connection.dialect.name == "postgresql":
             connection = connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         _limit(connection, timeout_s)
@@ -174,11 +178,17 @@ def read(engine: Engine, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[Co
 
 
 @contextmanager
-def write(engine: Engine, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[Connection]:
-    """A transaction that commits at the end, or leaves nothing behind if an exception leaves it."""
+def write(database: Engine | Connection, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[Connection]:
+    """A transaction that commits at the end, or leaves nothing behind if an exception leaves it; of a connection, a
+    part of its own.
+    """
+    if isinstance(database, Connection):
+        with translate_errors(database.engine.url), database.begin_nested():
+            yield database
+        return
     with (
-        translate_errors(engine.url),
-        engine.connect() as connection,
+        translate_errors(database.url),
+        database.connect() as connection,
         connection.execution_options(shadowspec_write=True).begin(),
     ):
         _limit(connection, timeout_s)
@@ -186,7 +196,7 @@ def write(engine: Engine, *, timeout_s: int = STATEMENT_TIMEOUT_S) -> Iterator[C
 
 
 class _Database(Protocol):
-    engine: Engine
+    database: Engine | Connection
 
 
 def reading(
@@ -210,7 +220,7 @@ def _make_method(
 ) -> Callable[Concatenate[_Database, P], R]:
     @wraps(function)
     def method(store: _Database, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with transaction(store.engine, timeout_s=timeout_s) as connection:
+        with transaction(store.database, timeout_s=timeout_s) as connection:
             return function(connection, *args, **kwargs)
 
     return method
@@ -218,9 +228,9 @@ def _make_method(
 
 def _limit(connection: Connection, timeout_s: int) -> None:
     """Bound the statements of this transaction, on the server and, a little later, on this side."""
-    own = connection.connection.dbapi_connection
-    if isinstance(own, BoundedConnection):
-        own.answer_timeout_s = timeout_s + ANSWER_MARGIN_S
+    dbapi_connection = connection.connection.dbapi_connection
+    if isinstance(dbapi_connection, BoundedConnection):
+        dbapi_connection.answer_timeout_s = timeout_s + ANSWER_MARGIN_S
         if timeout_s != STATEMENT_TIMEOUT_S:
             idle_s = min(timeout_s, LONG_IDLE_TIMEOUT_S)
             connection.exec_driver_sql(f"SET LOCAL statement_timeout = '{timeout_s}s'")

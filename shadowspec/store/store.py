@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from shadowspec.store import locks, session
 from shadowspec.store.admin import grants, retention, schema
 from shadowspec.store.admin.month_partitions import Partitions
 from shadowspec.store.evidence import live_rows
 from shadowspec.store.evidence.evidence_rows import EvidenceRows, read_evidence, read_folds
-from shadowspec.store.evidence.evidence_session import EvidenceSession, read_slice_evidence, read_snapshot
+from shadowspec.store.evidence.evidence_session import (
+    EvidenceSession,
+    append_decisions,
+    read_slice_evidence,
+    read_snapshot,
+)
 from shadowspec.store.read import (
     board_reads,
     change_reads,
@@ -46,8 +51,9 @@ class Store:
     Every method raises ServiceUnavailableError if the database cannot be reached and StoreError if it refuses.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, rehearsal: Connection | None = None) -> None:
         self.engine = engine
+        self.database = engine if rehearsal is None else rehearsal
         self._partitions = Partitions(engine)
 
     @classmethod
@@ -91,8 +97,6 @@ class Store:
     save_fingerprints = writing(batch_writes.insert_fingerprints)
     append_costs = writing(append_only_rows.append_costs)
     endpoints = reading(row_reads.read_endpoints)
-    stored_record_keys = reading(row_reads.read_record_keys)
-    stored_block_ids = reading(row_reads.read_block_ids)
     records = reading(row_reads.read_records, timeout_s=LONG_TIMEOUT_S)
     blocks = reading(row_reads.read_blocks, timeout_s=LONG_TIMEOUT_S)
     runs = reading(row_reads.read_runs, timeout_s=LONG_TIMEOUT_S)
@@ -123,27 +127,27 @@ class Store:
     @contextmanager
     def evidence_rows(self, endpoint: str) -> Iterator[EvidenceRows]:
         """What an endpoint's evidence is made of, for as long as a replay takes."""
-        with session.read(self.engine, timeout_s=LONG_TIMEOUT_S) as connection:
+        with session.read(self.database, timeout_s=LONG_TIMEOUT_S) as connection:
             yield EvidenceRows(connection, endpoint)
 
     @contextmanager
     def evidence_session(self, endpoint: str) -> Iterator[EvidenceSession]:
         """One transaction over an endpoint's evidence; it commits at the end, or leaves everything as it was."""
-        with session.write(self.engine, timeout_s=LONG_TIMEOUT_S) as connection:
+        with session.write(self.database, timeout_s=LONG_TIMEOUT_S) as connection:
             yield EvidenceSession(connection, endpoint)
 
     @contextmanager
-    def evidence_rehearsal(self, endpoint: str) -> Iterator[Callable[[], EvidenceSession]]:
-        """Makes sessions of one transaction, each of which sees what those before it did; all of it is undone."""
-        with session.write(self.engine, timeout_s=LONG_TIMEOUT_S) as connection:
+    def rehearsal(self, endpoint: str) -> Iterator[Store]:
+        """This store in one transaction that holds the endpoint's lock and sees what it wrote; all of it is undone."""
+        with self.endpoint_lock(endpoint), session.write(self.engine, timeout_s=LONG_TIMEOUT_S) as connection:
             try:
-                yield lambda: EvidenceSession(connection, endpoint)
+                yield Store(self.engine, connection)
             finally:
                 connection.rollback()
 
     # decisions
 
-    append_decisions = writing(batch_writes.append_decisions)
+    append_decisions = writing(append_decisions)
     latest_decisions = reading(decision_reads.read_latest_decisions)
     standing_verdicts = reading(decision_reads.read_verdicts)
     decision = reading(decision_reads.read_decision)
@@ -174,7 +178,6 @@ class Store:
 
     pulse = reading(board_reads.read_pulse)
     named_endpoints = reading(board_reads.read_named_endpoints)
-    inputs = reading(board_reads.read_inputs)
     looks = reading(board_reads.read_looks)
     position_counts = reading(board_reads.read_position_counts)
     histograms = reading(board_reads.read_histograms)
@@ -200,7 +203,7 @@ class Store:
     @contextmanager
     def audit_session(self, endpoint: str) -> Iterator[audit_rows.AuditSession]:
         """One transaction over an endpoint's audits; it commits at the end, or leaves everything as it was."""
-        with session.write(self.engine, timeout_s=LONG_TIMEOUT_S) as connection:
+        with session.write(self.database, timeout_s=LONG_TIMEOUT_S) as connection:
             yield audit_rows.AuditSession(connection, endpoint)
 
     # live evidence
@@ -258,7 +261,8 @@ class Store:
         Raises:
             StoreError: another holder kept it for longer than `timeout_s`.
         """
-        with locks.endpoint_lock(self.engine, endpoint, timeout_s):
+        is_held = self.database is not self.engine  # by the rehearsal
+        with nullcontext() if is_held else locks.endpoint_lock(self.engine, endpoint, timeout_s):
             yield
 
     def leadership(self, name: str) -> locks.Leadership:

@@ -264,7 +264,7 @@ funnel_counts = Table(  # per partition, so that workers never wait for each oth
     "funnel_counts",
     metadata,
     *ledger_key(),
-    Column("endpoint", Text, primary_key=True),  # "" where none could be told: a key holds no NULL
+    Column("endpoint", Text, primary_key=True),  # "" where none is known: a key holds no NULL
     Column("counter", Text, primary_key=True),
     Column("reason", Text, primary_key=True),  # "" for none
     *integers("num_records"),
@@ -389,7 +389,7 @@ evidence_keys = Table(  # clusters that are open, or in evidence but not to be o
     Index(None, "endpoint", "way", "first_event"),
 )
 
-evidence_blocks = Table(  # blocks that are begun and in no evidence yet
+evidence_blocks = Table(  # blocks that are started and in no evidence yet
     "evidence_blocks",
     metadata,
     Column("endpoint", Text, primary_key=True),
@@ -414,7 +414,7 @@ schedule_periods = Table(  # what each job has had to do: one row per time at wh
     Column("job", Text, primary_key=True),
     Column("due_at", UtcDateTime, primary_key=True),
     Column("since", UtcDateTime, nullable=False),
-    Column("until", UtcDateTime),  # NULL until its deliveries stand
+    Column("until", UtcDateTime),  # NULL until its deliveries are planned
     Column("gate_outcome", Text),
 )
 

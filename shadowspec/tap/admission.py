@@ -29,16 +29,12 @@ from shadowspec.tap.routing import NO_HINTS, Hints
 from shadowspec.types import (
     Contract,
     FunnelCounter,
-    FunnelKey,
     OutputContract,
     PartitionId,
     ShadowPrompt,
     StoredRecord,
     UnitMemory,
-    fast_constructor,
 )
-
-_prompt, _record = fast_constructor(ShadowPrompt), fast_constructor(StoredRecord)  # of nearly every message one
 
 MAX_REMEMBERED_REQUESTS = 1_000_000  # ids per endpoint against which duplicates are seen; about 150 MB
 
@@ -47,7 +43,7 @@ SliceRate = Callable[[EndpointRule, str], float]  # the present inclusion rate o
 
 @dataclass(slots=True)
 class Unit:
-    """A session, or what stands for it: how many usable requests it has had, and when the last one came.
+    """A session, or its substitute: how many usable requests it has had, and when the last one came.
 
     `rates` holds the inclusion rate of each of its slices, fixed at the slice's first record; `partition`
     is where its last record came from.
@@ -62,7 +58,7 @@ class Unit:
 class EndpointMemory:
     """What admission remembers of an endpoint's stream: sessions in progress, and requests seen lately.
 
-    All of it can be rebuilt from the stored rows of a partition below the place where its ledger stands; `forget` and
+    All of it can be rebuilt from the stored rows of a partition below the place of its ledger; `forget` and
     `restore` follow a partition that leaves this process and comes back.  `newest` is the watermark: the newest event
     time so far.
     """
@@ -74,7 +70,7 @@ class EndpointMemory:
         self._requests: OrderedDict[str, PartitionId] = OrderedDict()  # oldest first
 
     def advance(self, event_time: datetime) -> None:
-        """Move the watermark, and drop the units that would by now begin anew."""
+        """Move the watermark, and drop the units that would by now start again."""
         if event_time > self.newest:
             self.newest = event_time
         while self._units and self.newest - next(iter(self._units.values())).last_seen > self._forget_unit_after:
@@ -151,7 +147,7 @@ class Admission:
         missing = [rule.name for rule in rules if rule.name not in tokenizers]
         if missing:
             raise ValueError(f"no tokenizer for {', '.join(missing)}")
-        self._reader = Reader(rules, tokenizers, keyed_hash)
+        self.reader = Reader(rules, tokenizers, keyed_hash)
         self._hash = keyed_hash
         self._slice_rate = slice_rate
         self._partitions: dict[tuple[str, int], PartitionId] = {}  # one of each, not one of each record
@@ -169,17 +165,9 @@ class Admission:
         for memory in self._memories.values():
             memory.forget(partition)
 
-    def presample(self, hints: Hints) -> FunnelKey | None:
-        """Where a record ends whose key or headers already say that its session is not sampled, else None."""
-        return self._reader.presample(hints)
-
-    def read(self, opened: Iterable[tuple[Opened, Hints]]) -> list[Reading]:
-        """What records say by themselves, in their order; worth doing for many at once.  Decides nothing."""
-        return self._reader.read(opened)
-
     def admit(self, opened: Opened, hints: Hints = NO_HINTS) -> Admitted | Rejected:
         """The fate of one record, or of what could not be read as one."""
-        return self.decide(self.read([(opened, hints)])[0])
+        return self.decide(self.reader.read([(opened, hints)])[0])
 
     def decide(self, reading: Reading) -> Admitted | Rejected:
         """The fate of a record that was read, after those that were decided before it.
@@ -218,13 +206,13 @@ class Admission:
         place = (rate, unit_key, unit.position)
         # Step 5
         if rate < 1.0:
-            draw = self._reader.draw(rule, unit_key) if reading.draw is None else reading.draw
+            draw = self.reader.draw(rule, unit_key) if reading.draw is None else reading.draw
             if draw >= rate:
                 return Rejected(_make_row(reading, FunnelCounter.SAMPLED_OUT, "not_sampled", *place))
         # Step 6
         if unit.position != 1 + self._hash.choice("timed_position", rule.timed_positions, rule.name, unit_key):
             return Rejected(_make_row(reading, FunnelCounter.SAMPLED_OUT, "not_timed", *place))
-        prompt = _prompt(
+        prompt = ShadowPrompt(
             reading.key, rule.name, event_time, reading.labels, reading.prompt_token_ids, reading.sampling,
             reading.session_hash, reading.user_hash, reading.request_id_hash, reading.logged,
             _contract(rule, reading.labels["prompt_class"], reading.request),
@@ -255,7 +243,7 @@ def _make_row(
     position: int | None = None,
 ) -> StoredRecord:
     """The row of a record that was read so far; by place, as that takes half the time of naming every field."""
-    return _record(
+    return StoredRecord(
         reading.key, counter, reason, reading.rule.name, reading.slice_key, reading.labels, reading.event_time,
         reading.session_hash, reading.user_hash, reading.request_id_hash, unit_key, position, sampling_rate,
         reading.num_prompt_tokens,

@@ -17,11 +17,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.types import Arm, Block, PartitionId, ShadowPrompt, fast_constructor, format_slice_key
+from shadowspec.types import Arm, Block, PartitionId, ShadowPrompt, format_slice_key
 
 REMEMBERED_PROMPTS = 64  # timed prompts kept per slice to fill short blocks from; at least the usual loads
 _NO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
-_block = fast_constructor(Block)
 
 
 @dataclass(slots=True)
@@ -121,7 +120,7 @@ def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
     timed = _get_timed(blocks, waiting.slice_key)
     pool = (tuple(timed) or requests) if missing else ()
     block_id = _block_id(blocks.rule.name, waiting.slice_key, waiting.concurrency, requests)
-    block = _block(
+    block = Block(
         block_id=block_id,
         sequence=blocks.next_sequence,
         endpoint=blocks.rule.name,

@@ -6,6 +6,7 @@ says which field is wrong where that is impossible.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -16,11 +17,22 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import FieldInfo, fields
 
 from shadowspec.errors import RecordError
-from shadowspec.tap.parameters import malformed_error
+from shadowspec.tap.parameters import malformed_error, unsupported_error
 
 MAX_COUNT: Final = 2**31
 MAX_SEED: Final = 2**64  # exclusive
 MAX_REASON_CHARACTERS: Final = 80
+UNSUPPORTED_PARTS: Final[Mapping[str, str]] = {
+    "image_url": "image_content",
+    "input_image": "image_content",
+    "image_pil": "image_content",
+    "image_embeds": "image_content",
+    "input_audio": "audio_content",
+    "audio_url": "audio_content",
+    "video_url": "video_content",
+    "file": "file_content",
+    "input_file": "file_content",
+}
 
 _MAX = sys.float_info.max
 Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
@@ -50,6 +62,22 @@ class MessageBody(Body, gc=False):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """The message as a chat template takes it: text content, tool arguments as values.
+
+        Parts of its text are joined by line breaks, as vLLM joins them.
+
+        Raises:
+            RecordError: malformed, or unsupported: it has parts that are not text.
+        """
+        plain: dict[str, Any] = {"role": self.role, "content": _join_parts(self.content)}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                plain[name] = value
+        if self.tool_calls:
+            plain["tool_calls"] = [_plain_tool_call(call) for call in self.tool_calls]
+        return plain
 
 
 class RequestBody(Body, gc=False):
@@ -173,3 +201,30 @@ def _wrong_field(document: Mapping[str, Any], kind: type[Struct], prefix: str) -
     assert place is not None, "no field is wrong"
     parts = (prefix, *place) if prefix else place
     return malformed_error(("invalid:" + ".".join(map(str, parts)))[:MAX_REASON_CHARACTERS])
+
+
+def _join_parts(content: str | list[dict[str, Any]] | None) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    pieces = []
+    for part in content:
+        kind = str(part.get("type"))
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if kind in {"text", "input_text", "output_text", "refusal"} and isinstance(text, str):
+            pieces.append(text)
+        else:
+            raise unsupported_error(UNSUPPORTED_PARTS.get(kind, "unknown_content"))
+    return "\n".join(pieces)
+
+
+def _plain_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        raise malformed_error("invalid:request.messages.tool_calls")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise malformed_error("invalid:request.messages.tool_calls") from error
+    return {**call, "function": {**function, "arguments": arguments}}

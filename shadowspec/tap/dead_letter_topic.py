@@ -1,7 +1,7 @@
 """Dead letters: messages that cannot be measured, kept whole on a topic of their own with the reason beside them.
 
 The headers are those of Kafka Connect's dead-letter queue, so that its tools read them; the original key, value,
-headers and timestamp are kept, and ours stand last.  What they say never quotes the message: the exception's
+headers and timestamp are retained, and ours come last.  They never quote the message: the exception's
 message is the reason code of the funnel.
 """
 
@@ -21,7 +21,7 @@ from shadowspec.tap.kafka.producer import OutgoingMessage, TopicWriter
 from shadowspec.tap.sources import RawRecord
 
 PREFIX: Final = "__connect.errors."
-FIRST: Final = PREFIX + "topic"  # of our block of headers, which stands last
+FIRST: Final = PREFIX + "topic"  # of our block of headers, which comes last
 REPLAYED: Final = "shadowspec.replayed."  # a replayed message's original coordinates
 EXECUTING_CLASS: Final = "shadowspec.worker.pipeline.Pipeline"
 EXCEPTION_CLASS: Final = "shadowspec.errors.RecordError"

@@ -2,7 +2,7 @@
 
 Nothing that bytes hold raises anything but `RecordError`, and no message of an error quotes them.  Numbers
 that are none (NaN, Infinity), text that is no Unicode (half of a surrogate pair), bytes that are not UTF-8
-and nesting beyond 200 levels are refused; of a key that stands twice the last value counts; a byte order
+and nesting beyond 200 levels are refused; of a repeated key the last value counts; a byte order
 mark is skipped.
 """
 

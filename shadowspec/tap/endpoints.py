@@ -60,13 +60,13 @@ class EndpointRule:
     slice_by: tuple[str, ...] = DEFAULT_SLICE_BY
     labels: tuple[str, ...] = ()
     sample_rate: float = 1.0
-    min_rate: float = 0.01
-    timed_positions: int = 4
+    min_rate: float = field(kw_only=True)
+    timed_positions: int = field(kw_only=True)
     loads: tuple[Load, ...] = (Load(4),)
     requests_per_slot: int = 1  # 1: a block is one batch; above, a queue that refills slots as requests finish
-    block_max_wait: timedelta = timedelta(minutes=10)
-    time_block: timedelta = timedelta(minutes=10)
-    forget_unit_after: timedelta = timedelta(hours=48)
+    block_max_wait: timedelta = field(kw_only=True)
+    time_block: timedelta = field(kw_only=True)
+    forget_unit_after: timedelta = field(kw_only=True)
     max_age: timedelta | None = None
     max_new_tokens: int | None = None
     default_sampling: Mapping[str, float] = field(default_factory=dict)

@@ -23,11 +23,11 @@ class KeyedHash:
         if len(secret) < MIN_SECRET_BYTES:
             raise ValueError(f"the secret must have at least {MIN_SECRET_BYTES} bytes")
         # HMAC with everything that does not depend on the value done once: a hash of the inner key and of what
-        # stands before the last part, and one of the outer key, to go on from copies of.
+        # is before the last part, and one of the outer key, to go on from copies of.
         key = (hashlib.sha256(secret).digest() if len(secret) > _BLOCK_BYTES else secret).ljust(_BLOCK_BYTES, b"\0")
         self._inner = hashlib.sha256(bytes(byte ^ _INNER_PAD for byte in key))
         self._outer = hashlib.sha256(bytes(byte ^ _OUTER_PAD for byte in key))
-        self._begun: dict[tuple[str, ...], hashlib._Hash] = {}  # by purpose and names of endpoints
+        self._started_hashes: dict[tuple[str, ...], hashlib._Hash] = {}  # by purpose and names of endpoints
 
     def __repr__(self) -> str:
         return "KeyedHash()"
@@ -37,7 +37,7 @@ class KeyedHash:
         return self._hash((purpose,), value).hexdigest()
 
     def uniform(self, purpose: str, endpoint: str, unit: str) -> float:
-        """A number in [0, 1) that is the same for the same endpoint and unit for as long as the secret stands."""
+        """A number in [0, 1) that is the same for the same endpoint and unit while the secret is unchanged."""
         return (int.from_bytes(self._hash((purpose, endpoint), unit).digest()[:8], "big") >> 11) * 2.0**-53
 
     def choice(self, purpose: str, count: int, endpoint: str, unit: str) -> int:
@@ -47,14 +47,14 @@ class KeyedHash:
         return int.from_bytes(self._hash((purpose, endpoint), unit).digest()[:8], "big") * count // _UINT64
 
     def _hash(self, begin: tuple[str, ...], last: str) -> hashlib._Hash:
-        inner = (self._begun.get(begin) or self._begin(begin)).copy()
+        inner = (self._started_hashes.get(begin) or self._begin(begin)).copy()
         inner.update(_frame(last))
         outer = self._outer.copy()
         outer.update(inner.digest())
         return outer
 
     def _begin(self, parts: tuple[str, ...]) -> hashlib._Hash:
-        inner = self._begun[parts] = self._inner.copy()
+        inner = self._started_hashes[parts] = self._inner.copy()
         for part in parts:
             inner.update(_frame(part))
         return inner

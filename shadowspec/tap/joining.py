@@ -7,7 +7,7 @@ half that came before is a duplicate.
 What becomes of a half depends on the order of the records alone.  Time is event time, and each partition has its
 own: a half waits from the newest time of its partition when it came, until a half of that partition is more than
 the window newer.  So a partition that is read later than others, or again, gives what it gave before.  Only a
-partition that has gone quiet is judged by the time that `expire` is told, after `QUIET_WINDOWS` windows.
+partition that has gone quiet is judged by the time that `expire` gets, after `QUIET_WINDOWS` windows.
 
 Nothing is kept across restarts: the offsets of halves that wait are not finished, so those halves are delivered
 again.  Reading must not begin between the two halves of a pair that is counted: either the ledger passes both at
@@ -68,7 +68,7 @@ class Joiner:
         self._max_waiting_bytes = max_waiting_bytes
         self._partitions: dict[PartitionId, _Partition] = {}
         self._places: dict[_JoinKey, PartitionId] = {}  # where a half waits, or its call is remembered
-        self._time = EPOCH  # the newest that `expire` was told
+        self._time = EPOCH  # the newest given to `expire`
 
     @property
     def num_waiting(self) -> int:

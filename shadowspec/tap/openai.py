@@ -1,49 +1,29 @@
 """The adapter for OpenAI's chat and completions bodies, with vLLM's additions to them.
 
-`parse_request` and `parse_response` give what is measured; a body that asks for what the loop does not do
-is refused by `parameters`.  Given prompt token ids win over rendering.  The parts of a message's text are
-joined by line breaks, as vLLM joins them.
+`parse_request` and `parse_response` give what is measured; a body that asks for what the loop does not do (see
+`parameters`) is refused.  Given prompt token ids win over rendering.
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
-from shadowspec.tap.bodies import (
-    MAX_SEED,
-    LogprobsBody,
-    MessageBody,
-    RequestBody,
-    ResponseBody,
-    TokenIds,
-    convert_or_refuse,
-)
-from shadowspec.tap.parameters import check_parameters, malformed_error, unsupported_error
+from shadowspec.tap.bodies import MAX_SEED, LogprobsBody, RequestBody, ResponseBody, TokenIds, convert_or_refuse
+from shadowspec.tap.parameters import NEUTRAL, PASSED, RENDERING, malformed_error, unsupported_error
 from shadowspec.tap.records import MirroredRecord
-from shadowspec.types import Intervention, LoggedResponse, SamplingParameters, fast_constructor
+from shadowspec.types import Intervention, LoggedResponse, SamplingParameters
 
 GREEDY_BELOW: Final = 1e-5  # vLLM's _SAMPLING_EPS: a lower temperature is served greedily
 DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's and vLLM's max_tokens of a completion that does not say
 NEUTRAL_SAMPLING: Final = SamplingParameters()
 TRUNCATION_MARKER: Final = "litellm_truncated"  # LiteLLM writes it in place of what it cut out of a logged prompt
 READ_ROLES: Final = frozenset({"system", "developer", "user"})  # whose messages say what is asked
-UNSUPPORTED_PARTS: Final[Mapping[str, str]] = {
-    "image_url": "image_content",
-    "input_image": "image_content",
-    "image_pil": "image_content",
-    "image_embeds": "image_content",
-    "input_audio": "audio_content",
-    "audio_url": "audio_content",
-    "video_url": "video_content",
-    "file": "file_content",
-    "input_file": "file_content",
-}
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")  # of an unknown parameter
 OTHER_CALLS: Final[Mapping[str, str]] = {"embeddings": "embeddings", "input": "embeddings"}
-
 
 # OpenAI's and Azure's, then Bedrock's, Anthropic's, Cohere's, Zhipu's and Gemini's, in lower case.
 FILTERING_REASONS: Final = frozenset(
@@ -54,8 +34,6 @@ FILTERING_REASONS: Final = frozenset(
 )  # fmt: skip
 INTERVENTION: Final = "intervention"  # the annotation by which a mirror, or an adapter, says what was done
 _INTERVENTIONS: Final = {each.value: each for each in Intervention}
-# Of nearly every message one.
-_logged, _sampling = fast_constructor(LoggedResponse), fast_constructor(SamplingParameters)
 
 
 class ParsedResponse(Struct, frozen=True, gc=False):
@@ -112,7 +90,7 @@ def parse_response(record: MirroredRecord) -> ParsedResponse:
     counted = None if response.usage is None else response.usage.completion_tokens
     if counted is None and token_ids is not None:
         counted = len(token_ids)
-    logged = _logged(token_ids, _token_logprobs(choice.logprobs, token_ids), choice.finish_reason, counted)
+    logged = LoggedResponse(token_ids, _token_logprobs(choice.logprobs, token_ids), choice.finish_reason, counted)
     prompt_token_ids = choice.prompt_token_ids if response.prompt_token_ids is None else response.prompt_token_ids
     return ParsedResponse(logged, prompt_token_ids, response.model)
 
@@ -135,7 +113,7 @@ def parse_request(
     """
     body = record.request
     is_chat = _is_chat(record)
-    check_parameters(
+    _check_parameters(
         body,
         has_prompt_token_ids=body.get("prompt_token_ids") is not None or served_prompt_token_ids is not None,
         is_format_enforced=record.annotation("response_format_enforced") not in (False, "false", "False"),
@@ -146,7 +124,7 @@ def parse_request(
     messages: list[dict[str, Any]] = []
     text, prompt_ids = None, None
     if is_chat:
-        messages = [_plain_message(message) for message in request.messages or ()]
+        messages = [message.plain() for message in request.messages or ()]
         everything = [message["content"] for message in messages if message["content"]]
         texts = tuple(m["content"] for m in messages if m["role"] in READ_ROLES and m["content"])
     else:
@@ -176,6 +154,60 @@ def parse_request(
         offers_tools=bool(request.tools) and body.get("tool_choice") != "none",
         asks_for_json=(body.get("response_format") or {}).get("type") == "json_object",
     )
+
+
+def _check_parameters(body: Mapping[str, Any], *, has_prompt_token_ids: bool, is_format_enforced: bool) -> None:
+    """Refuse a request that asks for what the loop does not do.
+
+    Args:
+        body: the request as it was sent.
+        has_prompt_token_ids: the record holds the rendered prompt, so that rendering parameters do not matter.
+        is_format_enforced: production enforced `response_format` by a mask on the grammar.
+
+    Raises:
+        RecordError: unsupported, with the feature or "unknown_parameter:NAME" as the reason.
+    """
+    for name, value in body.items():
+        if name in PASSED:
+            continue
+        if name in NEUTRAL:
+            neutral, reason = NEUTRAL[name]
+            if not _is_one_of(value, neutral):
+                raise unsupported_error(reason)
+        elif name in RENDERING:
+            if not has_prompt_token_ids and not _is_one_of(value, RENDERING[name]):
+                raise unsupported_error(f"rendering_parameter:{name}")
+        elif value is not None:
+            raise unsupported_error(f"unknown_parameter:{name}" if _SAFE_NAME.fullmatch(name) else "unknown_parameter")
+    _check_response_format(body.get("response_format"), is_format_enforced)
+    _check_tools(body)
+
+
+def _check_response_format(response_format: Any, is_enforced: bool) -> None:
+    if response_format is None:
+        return
+    if not isinstance(response_format, Mapping):
+        raise malformed_error("invalid:request.response_format")
+    kind = response_format.get("type")
+    if kind == "text" or (kind == "json_object" and not is_enforced):
+        return
+    raise unsupported_error("grammar")
+
+
+def _check_tools(body: Mapping[str, Any]) -> None:
+    """A forced or strict tool call is decoded under a grammar; a free one is ordinary text."""
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        raise unsupported_error("forced_tool_choice")
+    tools = body.get("tools")
+    for tool in tools if isinstance(tools, list) else ():  # what is no list is refused with the body
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if isinstance(function, Mapping) and function.get("strict") is True:
+            raise unsupported_error("grammar")
+
+
+def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+    """Equality that does not take True for 1."""
+    return any(value == candidate and isinstance(value, bool) == isinstance(candidate, bool) for candidate in allowed)
 
 
 def response_of(record: MirroredRecord) -> ResponseBody | None:
@@ -211,44 +243,6 @@ def _is_chat(record: MirroredRecord) -> bool:
     raise malformed_error("invalid:request.messages")
 
 
-def _plain_message(message: MessageBody) -> dict[str, Any]:
-    """A message as a chat template takes it: text content, tool arguments as values."""
-    plain: dict[str, Any] = {"role": message.role, "content": _join_parts(message.content)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
-            plain[name] = value
-    if message.tool_calls:
-        plain["tool_calls"] = [_plain_tool_call(call) for call in message.tool_calls]
-    return plain
-
-
-def _join_parts(content: str | list[dict[str, Any]] | None) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
-    pieces = []
-    for part in content:
-        kind = str(part.get("type"))
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if kind in {"text", "input_text", "output_text", "refusal"} and isinstance(text, str):
-            pieces.append(text)
-        else:
-            raise unsupported_error(UNSUPPORTED_PARTS.get(kind, "unknown_content"))
-    return "\n".join(pieces)
-
-
-def _plain_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping):
-        raise malformed_error("invalid:request.messages.tool_calls")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
-            raise malformed_error("invalid:request.messages.tool_calls") from error
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
 def _completion_prompt(prompt: str | list[Any] | None) -> tuple[str | None, tuple[int, ...] | None]:
     """Text, or token ids; a list of one prompt is that prompt."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
@@ -276,7 +270,7 @@ def _token_logprobs(logprobs: LogprobsBody | None, token_ids: TokenIds | None) -
 def _sampling_of(request: RequestBody, max_tokens: int | None, defaults: Mapping[str, float]) -> SamplingParameters:
     """How the server sampled: as the request says, else by its defaults."""
     temperature = _value(request, "temperature", defaults)
-    return _sampling(
+    return SamplingParameters(
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=_value(request, "top_p", defaults),
         top_k=max(0, int(_value(request, "top_k", defaults))),

@@ -7,7 +7,6 @@ listed here might be such a one, and is treated as one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -78,8 +77,6 @@ RENDERING: Final[Mapping[str, tuple[Any, ...]]] = {
     "mm_processor_kwargs": (None, {}),
 }
 
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
-
 
 def unsupported_error(reason: str) -> RecordError:
     """The error of a record that is well formed but that the loop cannot measure as it was served."""
@@ -89,57 +86,3 @@ def unsupported_error(reason: str) -> RecordError:
 def malformed_error(reason: str) -> RecordError:
     """The error of a record that cannot be read."""
     return RecordError(FunnelCounter.MALFORMED, reason)
-
-
-def check_parameters(body: Mapping[str, Any], *, has_prompt_token_ids: bool, is_format_enforced: bool) -> None:
-    """Refuse a request that asks for what the loop does not do.
-
-    Args:
-        body: the request as it was sent.
-        has_prompt_token_ids: the record holds the rendered prompt, so that rendering parameters do not matter.
-        is_format_enforced: production enforced `response_format` by a mask on the grammar.
-
-    Raises:
-        RecordError: unsupported, with the feature or "unknown_parameter:NAME" as the reason.
-    """
-    for name, value in body.items():
-        if name in PASSED:
-            continue
-        if name in NEUTRAL:
-            neutral, reason = NEUTRAL[name]
-            if not _is_one_of(value, neutral):
-                raise unsupported_error(reason)
-        elif name in RENDERING:
-            if not has_prompt_token_ids and not _is_one_of(value, RENDERING[name]):
-                raise unsupported_error(f"rendering_parameter:{name}")
-        elif value is not None:
-            raise unsupported_error(f"unknown_parameter:{name}" if _SAFE_NAME.fullmatch(name) else "unknown_parameter")
-    _check_response_format(body.get("response_format"), is_format_enforced)
-    _check_tools(body)
-
-
-def _check_response_format(response_format: Any, is_enforced: bool) -> None:
-    if response_format is None:
-        return
-    if not isinstance(response_format, Mapping):
-        raise malformed_error("invalid:request.response_format")
-    kind = response_format.get("type")
-    if kind == "text" or (kind == "json_object" and not is_enforced):
-        return
-    raise unsupported_error("grammar")
-
-
-def _check_tools(body: Mapping[str, Any]) -> None:
-    """A forced or strict tool call is decoded under a grammar; a free one is ordinary text."""
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        raise unsupported_error("forced_tool_choice")
-    tools = body.get("tools")
-    for tool in tools if isinstance(tools, list) else ():  # what is no list is refused with the body
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if isinstance(function, Mapping) and function.get("strict") is True:
-            raise unsupported_error("grammar")
-
-
-def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
-    """Equality that does not take True for 1."""
-    return any(value == candidate and isinstance(value, bool) == isinstance(candidate, bool) for candidate in allowed)

@@ -7,7 +7,7 @@ names the class:
 1. functions are listed with their parameters, to be called: tool_calling.
 2. the first line is an instruction (below), unless it is source text: the class that it asks for.
 3. it is source text: code.
-4. an instruction stands near the beginning or the end: translation, summarisation, structured (SQL, JSON,
+4. an instruction near the beginning or the end: translation, summarisation, structured (SQL, JSON,
    YAML, CSV, XML, a stated output format), code or creative (stories, poems, letters, roles), in this order.
 5. it holds SQL or data formats: structured; a code fence: code.
 6. it is a word problem, or asks to solve, compute or prove: maths.

@@ -1,6 +1,6 @@
 """The words by which prompts are classified: patterns, and how they are tried on a text all at once.
 
-`prompt_class` says which class a pattern stands for, and in which order.  Texts are UTF-8: where characters lie does
+`prompt_class` says which class a pattern means, and in which order.  Texts are UTF-8: where characters lie does
 not matter here, and finding out would cost more than the patterns.
 """
 
@@ -18,7 +18,7 @@ _DISTANCE = re.compile(r"(?<!\\)\{([01]),\d+\}")
 
 
 def _words(words: str) -> str:
-    """An alternation of whole words; "_" stands for a space, "*" for any ending."""
+    """An alternation of whole words; "_" is a space, "*" for any ending."""
     return r"\b(?:" + "|".join(w.replace("_", " ").replace("*", r"\w*") for w in words.split()) + r")\b"
 
 
@@ -125,7 +125,7 @@ _PROGRAM = (
     r"|\"{3}|'{3}|[\w\"'.\[\]]+[\t ]*[:,][\t ]*[\w\"'(\[{%-].*[,({\[]$"
 )
 _PROGRAM_TRACE = r"(?:self\.|%\(|\w\(\)|\w\[\w+\]|\\n)"
-_NO_COMMENT = r"(?:[^#/\s].*|/(?:[^/\n].*)?)?"  # what stands before a trace in a line that is no comment
+_NO_COMMENT = r"(?:[^#/\s].*|/(?:[^/\n].*)?)?"  # before a trace in a line that is no comment
 _CODE_LINE = rf"(?m)^[\t ]*(?:{_PROGRAM}|# ?\S|//|.*{_PROGRAM_TRACE})"
 _PROGRAM_LINE = rf"(?m)^[\t ]*(?:{_PROGRAM}|{_NO_COMMENT}{_PROGRAM_TRACE})"  # a code line that is no comment
 TABLE_MADE = re.compile(rb"(?i)\s*create table\b")  # at the begin of one line: not worth more

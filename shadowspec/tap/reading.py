@@ -9,10 +9,11 @@ here says why in `error`, with what was known of it by then.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
 
 from shadowspec.errors import RecordError
 from shadowspec.tap import openai
@@ -39,7 +40,7 @@ MAX_REMEMBERED_MATCHES = 1_000  # what records say of themselves hardly varies, 
 NO_LABELS: Final[Mapping[str, str]] = {}
 
 TENANT_HASH_CHARACTERS = 16  # 64 bits of the tenant's hash: enough to tell tenants apart, short enough to read
-INVALID_LABEL = "invalid"  # what stands for a value that could not be part of a slice's name
+INVALID_LABEL = "invalid"  # replaces a value that could not be part of a slice's name
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9_.:/+-]{1,64}")
 
 
@@ -128,34 +129,27 @@ class Reader:
 
         The steps, in which each record ends with its first error: 1. event time; 2. endpoint; 3. hashes of the ids;
         4. what was not served in the ordinary way; 5. the session's draw against the endpoint's rate; 6. what was not
-        served by this model; 7. bodies; 8. tokens, held against the context; 9. slice.
+        served by this model; 7. bodies; 8. class; 9. tokens, held against the context, and slice.
         """
-        readings = [self._try_place(*each) for each in opened]
-        parsed = [reading for reading in readings if reading.error is None and self._is_parsed(reading)]
+        readings, placed = [], []
+        for each, hints in opened:
+            readings.append(reading := Reading(each.key, each.error))
+            if each.record is not None and _is_done(self._place, reading, each.record, hints):
+                placed.append(reading)
+        parsed = [reading for reading in placed if _is_done(self._parse, reading)]
         classes = [_prompt_class(reading.record, reading.request) for reading in parsed]
         for reading, name in zip(parsed, classes, strict=True):
-            self._label(reading, name)
+            _is_done(self._count_and_label, reading, name)
         return readings
 
     def draw(self, rule: EndpointRule, unit_key: str) -> float:
         """The number in [0, 1) by which a session is sampled, the same for all of its slices."""
         return self._hash.uniform("sample", rule.name, unit_key)
 
-    def _try_place(self, opened: Opened, hints: Hints) -> Reading:
-        """Steps 1 to 5."""
-        reading = Reading(opened.key, opened.error)
-        if opened.record is None:
-            assert opened.error is not None, "neither a record nor an error"
-            return reading
-        reading.record = opened.record
-        try:
-            self._place(reading, opened.record, hints)
-        except RecordError as error:
-            reading.error = error.without_traceback()
-        return reading
-
     def _place(self, reading: Reading, record: MirroredRecord, hints: Hints) -> None:
+        """Steps 1 to 5."""
         # Step 1
+        reading.record = record
         reading.event_time = event_time = record.event_time(reading.key.timestamp_ms)
         # Step 2
         endpoint, session = hints
@@ -186,35 +180,26 @@ class Reader:
                 reading.sampling_rate = rule.sample_rate
                 raise RecordError(FunnelCounter.SAMPLED_OUT, "not_sampled")
 
-    def _is_parsed(self, reading: Reading) -> bool:
-        """Steps 6 to 8; whether the record has not ended in them."""
-        try:
-            self._parse(reading, reading.record, reading.rule)
-        except RecordError as error:
-            reading.error = error.without_traceback()
-            return False
-        return True
-
-    def _parse(self, reading: Reading, record: MirroredRecord, rule: EndpointRule) -> None:
+    def _parse(self, reading: Reading) -> None:
+        """Steps 6 and 7."""
+        record, rule = reading.record, reading.rule
         # Step 6
         response = openai.parse_response(record)
         _check_model(rule, record.model, response.model)
         # Step 7
-        reading.request = request = openai.parse_request(
+        reading.request = openai.parse_request(
             record, served_prompt_token_ids=response.prompt_token_ids, default_sampling=rule.default_sampling
         )
         reading.logged = response.logged
-        # Step 8
+
+    def _count_and_label(self, reading: Reading, class_name: str) -> None:
+        """Step 9."""
+        rule, request = reading.rule, reading.request
         tokenizer = self._tokenizers[rule.name]
         reading.prompt_token_ids = ids = _prompt_token_ids(request, tokenizer)
         reading.num_prompt_tokens = len(ids)
         reading.sampling = _bound_length(request, rule, len(ids), tokenizer.context_length)
-
-    def _label(self, reading: Reading, class_name: str) -> None:
-        """Step 9."""
-        rule, regime, num_tokens = reading.rule, reading.sampling.regime, reading.num_prompt_tokens
-        assert num_tokens is not None, "labelled before its tokens were counted"
-        bucket = context_bucket(num_tokens)
+        regime, bucket = reading.sampling.regime, context_bucket(len(ids))
         asked = (class_name, regime, bucket, rule.name)
         if (found := self._labelled.get(asked)) is None:
             labels = {"prompt_class": class_name, "sampling_regime": regime.value, "context_bucket": bucket}
@@ -222,8 +207,8 @@ class Reader:
         reading.labels, reading.slice_key = found
         tenant = reading.record.tenant_id()
         tenant_hash = None if tenant is None else self._hash.identifier("tenant", tenant)
-        if own := _own_labels(reading.record, rule, tenant_hash):
-            reading.labels = labels = {**reading.labels, **own}
+        if own_labels := _own_labels(reading.record, rule, tenant_hash):
+            reading.labels = labels = {**reading.labels, **own_labels}
             reading.slice_key = format_slice_key(labels, rule.slice_by)
 
     def _match(self, endpoint: str | None, model: str | None, path: str | None) -> EndpointRule | None:
@@ -234,6 +219,16 @@ class Reader:
                 self._matched.clear()
             self._matched[asked] = match_endpoint(self._rules, endpoint=endpoint, model=model, path=path)
         return self._matched[asked]
+
+
+def _is_done(step: Callable[..., None], reading: Reading, *arguments: Any) -> bool:
+    """Go on reading a record; False where it ends with an error."""
+    try:
+        step(reading, *arguments)
+    except RecordError as error:
+        reading.error = error.without_traceback()
+        return False
+    return True
 
 
 def _check_model(rule: EndpointRule, asked: str | None, answered: str | None) -> None:

@@ -23,7 +23,7 @@ from shadowspec.types import Intervention
 EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 LATEST: Final = datetime(2100, 1, 1, tzinfo=UTC)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# An epoch is told by its size: seconds stay below 1e11 until the year 5138.
+# An epoch is recognised by its size: seconds stay below 1e11 until the year 5138.
 EPOCH_UNITS_PER_SECOND: Final = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (1e20, 1e9))
 EARLIEST_MS: Final = (EARLIEST - EPOCH) // timedelta(milliseconds=1)
 LATEST_MS: Final = (LATEST - EPOCH) // timedelta(milliseconds=1)
@@ -69,10 +69,13 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
             self.endpoint = headers.get(ENDPOINT_HEADER)
         of_request = self.request.get("metadata")
         if isinstance(of_request, dict) and of_request:
-            own = self.annotations or {}
-            self.annotations = {**of_request, **{name: value for name, value in own.items() if value is not None}}
-        own, self.headers = self.headers or {}, dict(headers)
-        for name, value in reversed(own.items()):
+            annotations = self.annotations or {}
+            self.annotations = {
+                **of_request,
+                **{name: value for name, value in annotations.items() if value is not None},
+            }
+        annotations, self.headers = self.headers or {}, dict(headers)
+        for name, value in reversed(annotations.items()):
             self.headers[name.lower()] = value
 
     def annotation(self, name: str) -> Any:

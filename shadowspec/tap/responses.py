@@ -35,7 +35,7 @@ class LoggedCall:
 
     prompt: ShadowPrompt
     slice_key: str
-    unit_key: str  # the session, or what stands for it
+    unit_key: str  # the session, or its substitute
     text: str | None = field(repr=False)  # the whole text of the response, if the record has all of it as text
 
 

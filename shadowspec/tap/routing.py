@@ -1,7 +1,7 @@
 """What a message says of itself outside its body: its endpoint and its session, where the mirror puts them there.
 
-Where both stand in the message's key or headers, a session that is not sampled is dropped before its body is
-decoded.  What stands there is believed before what the body says.
+Where both are in the message's key or headers, a session that is not sampled is dropped before its body is
+decoded.  Values there take precedence over the body's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_HINTS: Final = Hints()
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Where endpoint ("body", "topic", "header:NAME") and session ("body", "key", "header:NAME") stand."""
+    """Where endpoint ("body", "topic", "header:NAME") and session ("body", "key", "header:NAME") are."""
 
     endpoint: Annotated[str, Field(alias="endpoint_from", pattern=r"^(body|topic|header:.+)$")] = BODY
     session: Annotated[str, Field(alias="session_from", pattern=r"^(body|key|header:.+)$")] = BODY
@@ -48,10 +48,13 @@ class Routing:
             if value not in (BODY, plain) and not is_header:
                 raise ConfigError(f'{name}: {value!r} must be "body", "{plain}" or "header:NAME"')
 
+    @property
+    def has_hints(self) -> bool:
+        """Whether either is outside of the body."""
+        return self.endpoint != BODY or self.session != BODY
+
     def hints(self, raw: RawRecord, topic: str | None) -> Hints:
         """What the message says; what is missing or unreadable is left to the body."""
-        if self.endpoint == BODY and self.session == BODY:
-            return NO_HINTS
         endpoint = topic if self.endpoint == TOPIC else _header(raw, self.endpoint)
         session = _text(raw.message_key) if self.session == KEY else _header(raw, self.session)
         return Hints(endpoint, session)

@@ -84,13 +84,13 @@ from shadowspec.types.rollouts import Rollout, Stage
 from shadowspec.types.schedules import Delivery, DeliveryState, Period
 from shadowspec.types.speculation import (
     FIRST_OPTIONS,
+    FIRST_SUFFIX_OPTIONS,
     SUFFIX_OPTIONS,
     FingerprintedConfig,
     SpeculationConfig,
     VerifyRule,
     fingerprint_config,
 )
-from shadowspec.types.twins import fast_constructor
 from shadowspec.types.verdicts import (
     BettingFigures,
     Composition,
@@ -122,6 +122,7 @@ __all__ = [
     "COUNTS",
     "END_TO_END",
     "FIRST_OPTIONS",
+    "FIRST_SUFFIX_OPTIONS",
     "FIRST_TOKEN",
     "FORCEABLE",
     "LATENCIES",
@@ -227,7 +228,6 @@ __all__ = [
     "WeightedBounds",
     "WriteBatch",
     "WriteOutcome",
-    "fast_constructor",
     "fingerprint_config",
     "format_slice_key",
     "parse_slice_key",

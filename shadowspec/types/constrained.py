@@ -40,19 +40,19 @@ def require_distinct(**values: Any) -> None:
     Raises:
         ValueError: a value stands twice among those of a key; the message names the key.
     """
-    for name, own in values.items():
-        if len(set(own)) != len(own):
-            raise ValueError(f"{name}: the same one stands there twice")
+    for name, item in values.items():
+        if len(set(item)) != len(item):
+            raise ValueError(f"{name}: the same value is listed twice")
 
 
 def keys_of(kind: type) -> dict[str, Any]:
     """The keys of the file that fill a dataclass and its parts, with their defaults; None where there is none."""
     found: dict[str, Any] = {}
     hints = get_type_hints(kind, include_extras=True)
-    for own in fields(kind):
-        key, part = _alias(hints[own.name]) or own.name, _part(hints[own.name])
+    for field in fields(kind):
+        key, part = _alias(hints[field.name]) or field.name, _part(hints[field.name])
         if not key.startswith("("):
-            made = own.default if own.default_factory is MISSING else own.default_factory()
+            made = field.default if field.default_factory is MISSING else field.default_factory()
             found[key] = None if made is MISSING else made
         elif part is not None:
             found |= keys_of(part)
@@ -65,8 +65,8 @@ def nest_table(kind: type, table: Any) -> Any:
         return table
     flat, parts = dict(table), {}
     hints = get_type_hints(kind, include_extras=True)
-    for own in fields(kind):
-        key, part = _alias(hints[own.name]), _part(hints[own.name])
+    for field in fields(kind):
+        key, part = _alias(hints[field.name]), _part(hints[field.name])
         if key is not None and key.startswith("(") and part is not None:
             known = keys_of(part)
             parts[key] = nest_table(part, {name: flat.pop(name) for name in list(flat) if name in known})
@@ -79,5 +79,5 @@ def _alias(hint: Any) -> str | None:
 
 
 def _part(hint: Any) -> type | None:
-    (own, *_) = get_args(hint) or (hint,)
-    return own if is_dataclass(own) and isinstance(own, type) else None
+    (argument, *_) = get_args(hint) or (hint,)
+    return argument if is_dataclass(argument) and isinstance(argument, type) else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from shadowspec.types.measurement import Arm, Memory
 from shadowspec.types.requests import RecordKey
@@ -26,8 +28,7 @@ class FunnelCounter(StrEnum):
     __hash__ = str.__hash__  # an enum's own is a call in Python, and counters are counted under
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
+class StoredRecord(Struct, frozen=True):
     """What is kept of one consumed record: its key, where it ended, and what units are made of.
 
     A record that could not be read has no endpoint, slice or event time.  `session_position` counts the

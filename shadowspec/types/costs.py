@@ -78,16 +78,16 @@ class CostKey:
     @classmethod
     def of(cls, config: FingerprintedConfig, *, is_greedy: bool) -> Self:
         """Of a config's requests of one kind."""
-        own = config.config
-        served = _name_served(own) if own.backend == SERVED_BACKEND else None
+        speculation_config = config.config
+        served = _name_served(speculation_config) if speculation_config.backend == SERVED_BACKEND else None
         return cls(
             engine=config.engine,
             device=config.device,
             dtype=config.dtype,
-            proposer=own.proposer,
+            proposer=speculation_config.proposer,
             target_weights=served[0] if served else config.target_weights,
             draft_weights=served[1] if served else config.draft_weights,
-            verify_rule=own.verify_rule.value,
+            verify_rule=speculation_config.verify_rule.value,
             is_greedy=is_greedy,
         )
 
@@ -115,10 +115,10 @@ class ProfiledCosts:
 
         A profile of other places adds nothing, for a surface is a whole grid.
         """
-        own = {each.num_speculative_tokens for each in self.points}
+        depths = {each.num_speculative_tokens for each in self.points}
         if _places(self.points) != _places(earlier.points):
             return self
-        others = tuple(each for each in earlier.points if each.num_speculative_tokens not in own)
+        others = tuple(each for each in earlier.points if each.num_speculative_tokens not in depths)
         return replace(self, points=(*self.points, *others))
 
 

@@ -14,7 +14,6 @@ from datetime import datetime
 from typing import Any, Final
 
 from shadowspec.errors import InputError
-from shadowspec.types.twins import fast_constructor
 from shadowspec.types.verdicts import (
     BettingFigures,
     Composition,
@@ -42,6 +41,8 @@ Document = Mapping[str, Any]
 
 VERSION: Final = 2
 MEANS: Final = ("speedup", "acceptance")  # of an endpoint, made of those of its slices
+ADVICE: Final = "drift_advice"
+HAS_SHIFTED: Final = "mix_has_shifted"
 DETECTORS: Final = {name: f"drift_{name}" for name in MEANS}
 
 
@@ -58,22 +59,21 @@ _COUNTS = tuple(
 )
 _TEST_NAMES = frozenset({"version", "is_required", "r1", "start_unit", "merged_units"})
 _BETTING_NAMES = _TEST_NAMES | {field.name for field in fields(BettingFigures)}
-# A dashboard reads thousands of these at once.
-_test_result, _betting_figures = fast_constructor(TestResult), fast_constructor(BettingFigures)
-_dependence, _test_state = fast_constructor(Dependence), fast_constructor(TestState)
 
 
 def stored_details(decision: Decision) -> dict[str, Any]:
     """What the store keeps of a decision beside its columns."""
-    return {"version": VERSION, **_details(decision)}
+    return {"version": VERSION, **decision_figures(decision)}
 
 
 def shown_details(decision: Decision) -> dict[str, Figure]:
     """The same, as documents of the command line show it: figures by name."""
-    return {
-        name: json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
-        for name, value in _details(decision).items()
-    }
+    return {name: shown_figure(value) for name, value in decision_figures(decision).items()}
+
+
+def shown_figure(value: Any) -> Figure:
+    """A figure as documents of schema 1 have it: objects as JSON strings."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
 
 
 def stored_test_details(result: TestResult) -> dict[str, Figure]:
@@ -109,20 +109,20 @@ def read_decision(columns: Document, details: Document) -> Decision:
     Raises:
         InputError: a later version wrote the document.
     """
-    own = _check_version(details)
+    document = _check_version(details)
     return Decision(
         **columns,
-        engine=str(own.get("engine") or "unknown"),
-        serving_engine=own.get("serving_engine"),
-        run=_read_run(own),
-        frozen_parameters=_object(own, "frozen_parameters"),
-        evidence=read_evidence(own),
-        verdict_since=_time(own.get("verdict_since")),
-        watch=_read_watch(own),
-        drift=_read_drift(own),
-        ends_run=bool(own.get("ends_run")),
-        supersession=read_supersession(own),
-        composition=_read_composition(own),
+        engine=str(document.get("engine") or "unknown"),
+        serving_engine=document.get("serving_engine"),
+        run=_read_run(document),
+        frozen_parameters=_object(document, "frozen_parameters"),
+        evidence=read_evidence(document),
+        verdict_since=_time(document.get("verdict_since")),
+        watch=_read_watch(document),
+        drift=_read_drift(document),
+        ends_run=bool(document.get("ends_run")),
+        supersession=read_supersession(document),
+        composition=_read_composition(document),
     )
 
 
@@ -132,65 +132,65 @@ def read_test(columns: Document, details: Document) -> TestResult:
     Raises:
         InputError: a later version wrote the document.
     """
-    own = _check_version(details)
+    document = _check_version(details)
     state, betting, names = None, None, _TEST_NAMES
-    if "start_unit" in own:
-        state = _test_state(own["start_unit"], own["merged_units"])
-    if "log10_capital_pass" in own:
+    if "start_unit" in document:
+        state = TestState(document["start_unit"], document["merged_units"])
+    if "log10_capital_pass" in document:
         names = _BETTING_NAMES
-        betting = _betting_figures(
-            mean=own["mean"],
-            observed_weight=own["observed_weight"],
-            log10_capital_pass=own["log10_capital_pass"],
-            log10_capital_fail=own["log10_capital_fail"],
-            fail_alpha=own["fail_alpha"],
-            num_missing=own["num_missing"],
-            is_undecidable=bool(own["is_undecidable"]),
-            unprovable=own.get("unprovable"),
+        betting = BettingFigures(
+            mean=document["mean"],
+            observed_weight=document["observed_weight"],
+            log10_capital_pass=document["log10_capital_pass"],
+            log10_capital_fail=document["log10_capital_fail"],
+            fail_alpha=document["fail_alpha"],
+            num_missing=document["num_missing"],
+            is_undecidable=bool(document["is_undecidable"]),
+            unprovable=document.get("unprovable"),
         )
-    return _test_result(
+    return TestResult(
         **columns,
-        is_required=bool(own.get("is_required", 1)),
-        dependence=_dependence(own.get("r1"), state) if state is not None or "r1" in own else None,
+        is_required=bool(document.get("is_required", 1)),
+        dependence=Dependence(document.get("r1"), state) if state is not None or "r1" in document else None,
         betting=betting,
-        figures={name: value for name, value in own.items() if name not in names},
+        figures={name: value for name, value in document.items() if name not in names},
     )
 
 
 def read_evidence(details: Document) -> EvidenceSummary:
     """How much evidence a decision rests on, of its document."""
-    own = _check_version(details)
+    document = _check_version(details)
     return EvidenceSummary(
-        **{name: own[name] for name in _COUNTS if own.get(name) is not None},
-        missing_share=own.get("missing_share"),
-        late_share=own.get("late_share"),
-        newest_evidence=_time(own.get("newest_evidence")),
-        newest_record=_time(own.get("newest_record")),
-        watermark_held_by=own.get("watermark_held_by"),
+        **{name: document[name] for name in _COUNTS if document.get(name) is not None},
+        missing_share=document.get("missing_share"),
+        late_share=document.get("late_share"),
+        newest_evidence=_time(document.get("newest_evidence")),
+        newest_record=_time(document.get("newest_record")),
+        watermark_held_by=document.get("watermark_held_by"),
     )
 
 
 def read_supersession(details: Document) -> Supersession | None:
     """What replaced a decision's fingerprint, of its document; None where nothing has."""
-    own = _check_version(details)
-    by = own.get("superseded_by")
-    return None if by is None else Supersession(by, Verdict(own["superseded_verdict"]))
+    document = _check_version(details)
+    by = document.get("superseded_by")
+    return None if by is None else Supersession(by, Verdict(document["superseded_verdict"]))
 
 
 def read_mix_change(details: Document) -> MixChange | None:
     """What has changed of an endpoint's traffic since its ENABLE, of its document; None where nothing is compared."""
-    own = _check_version(details)
-    if "mix_log10_evidence" not in own:
+    document = _check_version(details)
+    if "mix_log10_evidence" not in document:
         return None
     rates = {
-        name: RateChange(own[f"mix_part_{name}"], own[f"within_part_{name}"], own[f"change_of_{name}"])
+        name: RateChange(document[f"mix_part_{name}"], document[f"within_part_{name}"], document[f"change_of_{name}"])
         for name in MEANS
-        if f"mix_part_{name}" in own
+        if f"mix_part_{name}" in document
     }
-    return MixChange(own["mix_log10_evidence"], bool(own["mix_has_shifted"]), rates)
+    return MixChange(document["mix_log10_evidence"], bool(document[HAS_SHIFTED]), rates)
 
 
-def _details(decision: Decision) -> dict[str, Any]:
+def decision_figures(decision: Decision) -> dict[str, Any]:
     """Every figure of a decision that is no column, by name; objects where several belong together."""
     evidence, run = decision.evidence, decision.run
     found: dict[str, Any] = {
@@ -218,12 +218,12 @@ def _details(decision: Decision) -> dict[str, Any]:
         found["watch"] = {
             "num_blocks": decision.watch.num_blocks,
             "num_clusters": decision.watch.num_clusters,
-            "promises": {name: [own.promise, own.highest] for name, own in decision.watch.promises.items()},
+            "promises": {name: [promise.promise, promise.highest] for name, promise in decision.watch.promises.items()},
         }
     if decision.drift is not None:
-        found |= {"drift_advice": decision.drift.advice, "drift_threshold_log10": decision.drift.threshold_log10}
-        for name, own in decision.drift.detectors.items():
-            found |= {f"{DETECTORS[name]}_units": own.num_units, f"{DETECTORS[name]}_log10": own.log10}
+        found |= {ADVICE: decision.drift.advice, "drift_threshold_log10": decision.drift.threshold_log10}
+        for name, detector in decision.drift.detectors.items():
+            found |= {f"{DETECTORS[name]}_units": detector.num_units, f"{DETECTORS[name]}_log10": detector.log10}
     if decision.drift is not None or decision.ends_run:
         found["ends_run"] = int(decision.ends_run)
     if decision.supersession is not None:
@@ -248,22 +248,24 @@ def _details(decision: Decision) -> dict[str, Any]:
     return found
 
 
-def _composition_details(own: Composition) -> dict[str, Any]:
-    found: dict[str, Any] = {"is_named": int(own.is_named)}
-    if own.cover is not None:
-        found["traffic_share"] = own.cover.traffic_share
-        found["is_shown_under_parent"] = int(own.cover.is_shown_under_parent)
-        found["covering_verdict"] = None if own.cover.covering_verdict is None else own.cover.covering_verdict.value
-    for name, bounds in own.bounds.items():
+def _composition_details(composition: Composition) -> dict[str, Any]:
+    found: dict[str, Any] = {"is_named": int(composition.is_named)}
+    if composition.cover is not None:
+        found["traffic_share"] = composition.cover.traffic_share
+        found["is_shown_under_parent"] = int(composition.cover.is_shown_under_parent)
+        found["covering_verdict"] = (
+            None if composition.cover.covering_verdict is None else composition.cover.covering_verdict.value
+        )
+    for name, bounds in composition.bounds.items():
         found[f"mix_{name}_lower"] = bounds.lower
         found[f"mix_{name}_upper"] = bounds.upper
         found[f"mix_{name}_known_share"] = bounds.known_share
-    if own.mix_reference is not None:
-        found["mix_reference"] = {key: list(astuple(state)) for key, state in own.mix_reference.items()}
-    if own.mix_change is not None:
-        found["mix_log10_evidence"] = own.mix_change.log10_evidence
-        found["mix_has_shifted"] = int(own.mix_change.has_shifted)
-        for name, rate in own.mix_change.rates.items():
+    if composition.mix_reference is not None:
+        found["mix_reference"] = {key: list(astuple(state)) for key, state in composition.mix_reference.items()}
+    if composition.mix_change is not None:
+        found["mix_log10_evidence"] = composition.mix_change.log10_evidence
+        found[HAS_SHIFTED] = int(composition.mix_change.has_shifted)
+        for name, rate in composition.mix_change.rates.items():
             found[f"mix_part_{name}"] = rate.mix_part
             found[f"within_part_{name}"] = rate.within_part
             found[f"change_of_{name}"] = rate.text
@@ -280,64 +282,66 @@ def _check_version(details: Document) -> Document:
     return details
 
 
-def _read_run(own: Document) -> Trial | None:
-    if own.get("share") is None:
+def _read_run(document: Document) -> Trial | None:
+    if document.get("share") is None:
         return None
     return Trial(
-        share=own["share"],
-        level=own["level"],
-        num_restarts=own["num_restarts"],
-        start_blocks=own["start_blocks"],
-        start_clusters=own["start_clusters"],
-        start_lost=own["start_lost"],
-        supersedes=own["supersedes"],
+        share=document["share"],
+        level=document["level"],
+        num_restarts=document["num_restarts"],
+        start_blocks=document["start_blocks"],
+        start_clusters=document["start_clusters"],
+        start_lost=document["start_lost"],
+        supersedes=document["supersedes"],
     )
 
 
-def _read_watch(own: Document) -> Watch | None:
-    found = _object(own, "watch")
+def _read_watch(document: Document) -> Watch | None:
+    found = _object(document, "watch")
     if found is None:
         return None
     promises = {name: WatchedMean(*pair) for name, pair in found["promises"].items()}
     return Watch(found["num_blocks"], found["num_clusters"], promises)
 
 
-def _read_drift(own: Document) -> DriftFigures | None:
-    if "drift_advice" not in own:
+def _read_drift(document: Document) -> DriftFigures | None:
+    if ADVICE not in document:
         return None
     detectors = {
-        name: DetectorFigures(own[f"{key}_units"], own[f"{key}_log10"])
+        name: DetectorFigures(document[f"{key}_units"], document[f"{key}_log10"])
         for name, key in DETECTORS.items()
-        if f"{key}_units" in own
+        if f"{key}_units" in document
     }
-    return DriftFigures(own.get("drift_threshold_log10"), own["drift_advice"], detectors)
+    return DriftFigures(document.get("drift_threshold_log10"), document[ADVICE], detectors)
 
 
-def _read_composition(own: Document) -> Composition | None:
-    if "is_named" not in own:
+def _read_composition(document: Document) -> Composition | None:
+    if "is_named" not in document:
         return None
-    covering, reference = own.get("covering_verdict"), _object(own, "mix_reference")
+    covering, reference = document.get("covering_verdict"), _object(document, "mix_reference")
     cover = None
-    if "traffic_share" in own:
+    if "traffic_share" in document:
         verdict = None if covering is None else Verdict(covering)
-        cover = SliceCover(own["traffic_share"], bool(own["is_shown_under_parent"]), verdict)
+        cover = SliceCover(document["traffic_share"], bool(document["is_shown_under_parent"]), verdict)
     bounds = {
-        name: WeightedBounds(own[f"mix_{name}_lower"], own[f"mix_{name}_upper"], own[f"mix_{name}_known_share"])
+        name: WeightedBounds(
+            document[f"mix_{name}_lower"], document[f"mix_{name}_upper"], document[f"mix_{name}_known_share"]
+        )
         for name in MEANS
-        if f"mix_{name}_lower" in own
+        if f"mix_{name}_lower" in document
     }
     return Composition(
-        is_named=bool(own["is_named"]),
+        is_named=bool(document["is_named"]),
         cover=cover,
         bounds=bounds,
         mix_reference=None if reference is None else {key: SliceState(*sums) for key, sums in reference.items()},
-        mix_change=read_mix_change(own),
+        mix_change=read_mix_change(document),
     )
 
 
-def _object(own: Document, name: str) -> Mapping[str, Any] | None:
+def _object(document: Document, name: str) -> Mapping[str, Any] | None:
     """A part that is an object of its own; version 1 has it as a string."""
-    found = own.get(name)
+    found = document.get(name)
     read: Mapping[str, Any] | None = json.loads(found) if isinstance(found, str) else found
     return read
 

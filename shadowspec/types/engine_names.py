@@ -46,7 +46,7 @@ def parse_engines(text: str) -> tuple[EngineName, ...]:
 def is_measured_on(expected: str, measured: str) -> bool:
     """Whether every engine that `expected` names is among those of a config; an empty expectation never matches."""
     wanted, found = parse_engines(expected), parse_engines(measured)
-    return bool(wanted) and all(any(own.names(each) for each in found) for own in wanted)
+    return bool(wanted) and all(any(engine_name.names(each) for each in found) for engine_name in wanted)
 
 
 def _plain(version: str) -> str:

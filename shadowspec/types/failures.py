@@ -37,14 +37,6 @@ def validity_name(contract: Contract, arm: Arm, validity: Validity) -> str:
     return f"{contract}_{arm}_{validity.name.lower()}"
 
 
-NAMES: Final = (
-    *(LOOKED_AT, EARLY_KNOWN, EARLY_REJECTIONS, BEYOND_DRAFT_CONTEXT),
-    *(validity_name(contract, arm, validity) for contract in Contract for arm in Arm for validity in Validity),
-    *(intervention.value for intervention in Intervention),
-    *(INTERVENED_DRAFTS, INTERVENED_DRAFT_TOKENS, INTERVENED_ACCEPTED_TOKENS, INTERVENED_FIRST_ACCEPTED_TOKENS),
-)
-
-
 def is_early_rejection(num_early_steps: int, num_early_rejections: int) -> bool | None:
     """Whether the draft was rejected from the start; None of a request with fewer than `EARLY_STEPS` steps.
 
@@ -85,10 +77,10 @@ def add_run(counts: Counter[str], run: Run) -> None:
 
 def _add_intervened(counts: Counter[str], run: Run, intervention: Intervention) -> None:
     counts[intervention.value] += 1
-    own = run.counts
-    if own is not None and own.num_drafts:
-        per_pos = own.num_accepted_tokens_per_pos
-        counts[INTERVENED_DRAFTS] += own.num_drafts
-        counts[INTERVENED_DRAFT_TOKENS] += own.num_draft_tokens
-        counts[INTERVENED_ACCEPTED_TOKENS] += own.num_accepted_tokens
+    speculation_counts = run.counts
+    if speculation_counts is not None and speculation_counts.num_drafts:
+        per_pos = speculation_counts.num_accepted_tokens_per_pos
+        counts[INTERVENED_DRAFTS] += speculation_counts.num_drafts
+        counts[INTERVENED_DRAFT_TOKENS] += speculation_counts.num_draft_tokens
+        counts[INTERVENED_ACCEPTED_TOKENS] += speculation_counts.num_accepted_tokens
         counts[INTERVENED_FIRST_ACCEPTED_TOKENS] += per_pos[0] if per_pos else 0

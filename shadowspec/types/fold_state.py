@@ -60,7 +60,7 @@ class Fold:
     """What one step of a gate run took in, of one endpoint: enough to take it in again from the stored rows.
 
     `parameters` are the policy's, by name.  `begins` holds what a fold that begins the evidence anew starts from
-    (None: it goes on from the one before).
+    (None: it goes on from the one before).  Both are the gate's documents; without a version they are of the first.
     """
 
     spans: tuple[Span, ...]

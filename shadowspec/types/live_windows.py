@@ -33,7 +33,7 @@ class Buckets:
     def minus(self, other: Buckets) -> Buckets:
         """What was counted after `other`, whose bounds are the same."""
         pairs = zip(self.counts, other.counts, strict=True)
-        return Buckets(self.bounds, tuple(own - before for own, before in pairs))
+        return Buckets(self.bounds, tuple(number - before for number, before in pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class LiveCounts:
     @property
     def is_valid(self) -> bool:
         """Whether no count is below zero."""
-        numbers = [own for name in COUNTS if (own := getattr(self, name)) is not None]
-        binned = [count for own in self.latencies.values() for count in own.counts]
+        numbers = [number for name in COUNTS if (number := getattr(self, name)) is not None]
+        binned = [count for latency in self.latencies.values() for count in latency.counts]
         return min((*numbers, *self.num_accepted_tokens_per_pos, *binned), default=0) >= 0
 
     @property

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from msgspec import Struct
+
 from shadowspec.types.audits import AuditedRun
 from shadowspec.types.flags import NO_FLAGS, RunFlags
 from shadowspec.types.requests import RecordKey, ShadowPrompt
@@ -19,8 +21,7 @@ class Arm(StrEnum):
     SPECULATIVE = "speculative"
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """Requests that go through both arms together, at one load.  `fillers` are untimed copies."""
 
     block_id: str  # hash of endpoint, slice, load and its own requests' keys: the same on every pass over the input

@@ -45,7 +45,7 @@ class LedgerEntry:
     resume_offset: int | None = None
 
     @property
-    def has_begun(self) -> bool:
+    def has_position(self) -> bool:
         """Whether it is known where the consumer began.  A partition that it only has taken up stands at 0."""
         return self.next_offset > 0
 

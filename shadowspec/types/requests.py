@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from shadowspec.types.flags import Intervention, OutputContract
 
@@ -22,8 +23,7 @@ class SamplingRegime(StrEnum):
     __hash__ = str.__hash__  # an enum's own is a call in Python, and labels are looked up under
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParameters:
+class SamplingParameters(Struct, frozen=True):
     """How the production engine sampled; the field's own parameters with the field's own neutral values."""
 
     temperature: float = 1.0
@@ -75,25 +75,26 @@ class RecordKey(NamedTuple):
         return f"{place}#{self.item}" if self.item else place
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedResponse:
+class LoggedResponse(Struct, frozen=True):
     """What production answered, where the record holds it."""
 
-    token_ids: tuple[int, ...] | None = field(default=None, repr=False)
-    token_logprobs: tuple[float, ...] | None = field(default=None, repr=False)
+    token_ids: tuple[int, ...] | None = None
+    token_logprobs: tuple[float, ...] | None = None
     finish_reason: str | None = None
     num_output_tokens: int | None = None
 
+    def __repr__(self) -> str:  # without its text
+        return f"LoggedResponse({self.finish_reason!r}, num_output_tokens={self.num_output_tokens!r})"
 
-@dataclass(frozen=True, slots=True)
-class ShadowPrompt:
+
+class ShadowPrompt(Struct, frozen=True):
     """One request to measure.  Hashes are HMAC-SHA256 hex; `labels` holds every slice label by name."""
 
     key: RecordKey
     endpoint: str
     event_time: datetime  # aware, UTC
     labels: Mapping[str, str]  # prompt_class, sampling_regime, context_bucket and the user's own
-    prompt_token_ids: tuple[int, ...] = field(repr=False)
+    prompt_token_ids: tuple[int, ...]
     sampling: SamplingParameters
     session_hash: str | None = None
     user_hash: str | None = None
@@ -101,6 +102,9 @@ class ShadowPrompt:
     response: LoggedResponse | None = None
     contract: OutputContract | None = None  # what its output has to be
     intervention: Intervention | None = None  # what became of production's own output
+
+    def __repr__(self) -> str:  # without its text
+        return f"ShadowPrompt({self.key!r}, endpoint={self.endpoint!r}, {self.sampling!r})"
 
     def seed_under(self, seed: int) -> int:
         """What every arm draws its random numbers from: the request's own seed, or one made of its key and this one."""

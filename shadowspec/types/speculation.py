@@ -69,7 +69,7 @@ class FingerprintedConfig:
     engine: str  # name and version of the engine that measures, e.g. "shadowspec-torch/0.1.0 torch/2.13.0"
     device: str
     dtype: str
-    details: Mapping[str, str]  # by name what else it depends on; code reads it through the properties below alone
+    details: Mapping[str, str]  # by name what else it depends on; code reads it through what is below alone
     fingerprint: str  # sha256 hex of all of the above
     recipe: int | None = None  # by which the fingerprint was taken; None: one that knew no sampling defaults
 
@@ -98,6 +98,15 @@ class FingerprintedConfig:
         """What its data is where it is no mirrored traffic."""
         return self.details.get("data_note")
 
+    def digests(self, role: str) -> dict[str, str]:
+        """What is known of the `target` or the `draft`, by name."""
+        return {name: value for name, value in self.details.items() if name.startswith(role)}
+
+    def differing_details(self, other: FingerprintedConfig) -> list[str]:
+        """The names of the details in which they differ."""
+        names = sorted(self.details.keys() | other.details.keys())
+        return [name for name in names if self.details.get(name) != other.details.get(name)]
+
     @property
     def default_sampling(self) -> str | None:
         """How its endpoint samples what a request leaves open, where that differs from plain sampling."""
@@ -108,6 +117,15 @@ class FingerprintedConfig:
 # default, would change every stored fingerprint: standing ENABLEs would end, and their next runs start at half level.
 FIRST_OPTIONS: Final = frozenset(
     {"proposer", "num_speculative_tokens", "verify_rule", "backend", "ngram_min", "ngram_max"}
+)
+# Likewise of the suffix proposer; one that is added to SUFFIX_OPTIONS is none of these.
+FIRST_SUFFIX_OPTIONS: Final = frozenset(
+    {
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_min_token_prob",
+        "suffix_memory_tokens",
+    }
 )
 RECIPE: Final = 2  # 1, which is stored as none at all, left an endpoint's sampling defaults out
 _PLAIN_SAMPLING: Final = SamplingParameters()
@@ -122,7 +140,7 @@ def fingerprint_config(
     dtype: str,
     details: Mapping[str, str],
     frozen_options: Collection[str],
-    default_sampling: Mapping[str, float] | None = None,
+    default_sampling: Mapping[str, float],
 ) -> FingerprintedConfig:
     """The config with its fingerprint: the one recipe, whichever engine measures.
 
@@ -133,12 +151,12 @@ def fingerprint_config(
     Args:
         default_sampling: how a request is sampled that leaves it open; values that change nothing are no part of it.
     """
-    sampling = sampling_defaults(default_sampling or {})
+    sampling = sampling_defaults(default_sampling)
     details = dict(details) | ({"default_sampling": sampling} if sampling else {})
     options = {
-        own.name: getattr(config, own.name)
-        for own in fields(config)
-        if own.name in frozen_options or _is_set(config, own.name, own.default)
+        field.name: getattr(config, field.name)
+        for field in fields(config)
+        if field.name in frozen_options or _is_set(config, field.name, field.default)
     }
     identity = options | {"details": details, "engine": engine, "device": device, "dtype": dtype}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

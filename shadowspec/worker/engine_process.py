@@ -184,15 +184,11 @@ class EngineProcess:
         self._process = multiprocessing.get_context("spawn").Process(
             target=_run, args=arguments, name=self._name, daemon=True
         )
-        with _held_back(), its:
+        with _block_signals(), its:
             self._process.start()
         # Before multiprocessing's own hook, which would wait for a child that ignores its SIGTERM.
         atexit.register(self.kill)
         self._channel = Channel(ours, blocks=False)
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
 
     def fileno(self) -> int:
         """Readable when something has happened; for select.  -1 where no process runs."""
@@ -258,7 +254,7 @@ class EngineProcess:
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
+def _block_signals() -> Iterator[None]:
     """Signals wait meanwhile, and a process started here begins with them waiting: none kills it too early."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     try:
@@ -268,7 +264,7 @@ def _held_back() -> Iterator[None]:
 
 
 def _run(connection: socket.socket, factory: bytes, parent: int, log_level: int) -> None:
-    """The child: build the engines, then measure until told to stop or the parent is gone."""
+    """The child: build the engines, then measure until asked to stop or the parent is gone."""
     for ignored in _IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)

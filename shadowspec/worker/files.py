@@ -99,7 +99,7 @@ class FileRun:
                     partition = PartitionId(raw.key.source, raw.key.partition)
                     entry = self._store.ledger_entry(CONSUMER, partition)
                     stored = self._store.finished_records(partition, 0)
-                    self._pipeline.start(partition, entry, stored, is_read_anew=True)
+                    self._pipeline.start(partition, entry, stored, is_reread=True)
                 self._pipeline.take(raw)
                 self._records_read += 1
                 self._report()

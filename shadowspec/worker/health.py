@@ -1,10 +1,10 @@
 """Whether the worker lives and is ready, and its metrics, over HTTP on the configured address alone.
 
-    /livez    200 while the poll loop comes round; 503 tells an orchestrator to start the worker anew
+    /livez    200 while the poll loop comes round; 503 tells an orchestrator to restart the worker
     /readyz   200 while everything that it needs is there, else 503 and what is missing
     /metrics  Prometheus
 
-A dead engine, broker or database is no reason to start the worker anew: it waits for them and loses nothing.
+A dead engine, broker or database is no reason to restart the worker: it waits for them and loses nothing.
 The answers name conditions, never addresses, errors or secrets.
 """
 

@@ -10,9 +10,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from shadowspec.errors import FencedError
 from shadowspec.store import Store
@@ -53,11 +54,9 @@ class Outbox:
 
     # partitions
 
-    def start(self, partition: PartitionId, entry: LedgerEntry | None, *, is_read_anew: bool) -> None:
-        """Follow a partition from where its ledger stands."""
-        self._trackers[partition.source, partition.partition] = PartitionTracker(
-            partition, entry, is_read_anew=is_read_anew
-        )
+    def start(self, partition: PartitionId, entry: LedgerEntry | None, *, is_reread: bool) -> None:
+        """Follow a partition from its ledger's place."""
+        self._trackers[partition.source, partition.partition] = PartitionTracker(partition, entry, is_reread=is_reread)
 
     def forget(self, partition: PartitionId) -> None:
         """Drop what is unfinished of a partition; what is measured is written all the same."""
@@ -185,38 +184,39 @@ class Writer:
         telemetry: Telemetry,
         *,
         consumer: str,
+        flush_interval_s: float,
         on_fenced: Callable[[PartitionId], None],
     ) -> None:
         """
         Args:
+            flush_interval_s: from the end of a write to the next one's begin, at least.
             on_fenced: called with a partition whose ledger another worker has moved.
         """
         self._outbox, self._database = outbox, database
         self._store, self._source, self._dead_letters = store, source, dead_letters
         self._telemetry, self._consumer, self._on_fenced = telemetry, consumer, on_fenced
+        self._flush_interval_s = flush_interval_s
         self._write: Call[WriteOutcome] | None = None
         self._known: frozenset[str] = frozenset()  # fingerprints that are in the database
         self._ended_at = self._began_at = time.monotonic()
-
-    @property
-    def seconds_since_write(self) -> float:
-        """Since the last write ended, or the writer was made."""
-        return time.monotonic() - self._ended_at
 
     @property
     def is_idle(self) -> bool:
         """Nothing is being written, or could be."""
         return self._write is None and not self._outbox.has_writable
 
-    def step(self, configs: Sequence[FingerprintedConfig], *, may_begin: bool) -> None:
-        """Begin to write what is finished, and follow a write to its end; never waits.
+    def step(self, configs: Sequence[FingerprintedConfig], *, may_begin: bool, at_once: bool = False) -> None:
+        """Begin to write what is finished when it is due, and follow a write to its end; never waits.
 
         Args:
             configs: what the engines measure with.
-            may_begin: whether a batch may be begun now; one that is being written is followed anyway.
+            may_begin: whether the ledger of every partition that is assigned here is known.  A batch that is being
+                written is followed anyway.
+            at_once: whatever is finished is due.
         """
         if self._write is None:
-            batch = self._outbox.batch(behind=self._behind()) if may_begin else None
+            is_due = at_once or time.monotonic() - self._ended_at >= self._flush_interval_s
+            batch = self._outbox.batch(behind=self._behind()) if may_begin and is_due else None
             if batch is None:
                 return
             self._write = self._begin(batch, configs)

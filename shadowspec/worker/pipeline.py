@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shadowspec.tap.admission import Admission, Admitted, Rejected
 from shadowspec.tap.blocks import BlockFormer
@@ -39,7 +39,7 @@ from shadowspec.worker.tracker import PartitionTracker
 _Taken = tuple[RawRecord, Hints, FunnelKey | None]  # a message, and where it ends unread if it does
 
 # Usable requests of sampled sessions make units, so they are kept as rows; every other record is a count.
-KEPT = frozenset({FunnelCounter.SAMPLED_OUT, FunnelCounter.SHED})
+COUNTERS_WITH_ROWS = frozenset({FunnelCounter.SAMPLED_OUT, FunnelCounter.SHED})
 EVENT_HEADERS = frozenset({"ce_type", "content-type"})
 READ_BYTES = 4 * 1024 * 1024  # of messages read before the first is decided; their documents take ten times that
 TICK = timedelta(seconds=1)  # of event time: how finely the waits of halves and blocks are looked after
@@ -86,7 +86,8 @@ class Pipeline:
             keeps_messages: of admitted requests, until they are measured; without them none that is poisoned is sent.
         """
         self._admission, self._former, self._joiner = admission, former, joiner
-        self._format, self._routing = message_format, routing or Routing()
+        self._format, self._reader = message_format, admission.reader
+        self._routing = routing if routing is not None and routing.has_hints else None
         self._dead_letters = dead_letters
         self._keeps_messages = keeps_messages and dead_letters is not None
         self.outbox = Outbox()
@@ -107,15 +108,15 @@ class Pipeline:
         entry: LedgerEntry | None,
         stored: Mapping[RecordKey, StoredRecord],
         *,
-        is_read_anew: bool = False,
+        is_reread: bool = False,
     ) -> None:
-        """Take up a partition where its ledger stands.
+        """Take up a partition at its ledger's place.
 
         Args:
             stored: the rows at and beyond that place: measured before a crash, their offsets not passed.
-            is_read_anew: it is read from its beginning, and what it has passed tells admission what to remember.
+            is_reread: it is read from its beginning, and what it has passed tells admission what to remember.
         """
-        self.outbox.start(partition, entry, is_read_anew=is_read_anew)
+        self.outbox.start(partition, entry, is_reread=is_reread)
         self._stored[partition.source, partition.partition] = stored
 
     def forget(self, partition: PartitionId) -> None:
@@ -156,10 +157,10 @@ class Pipeline:
         taken: list[_Taken] = []
         size = 0
         for raw in raws:
-            hints = self._routing.hints(raw, topic_of(raw.key.source))
-            early = None if hints is NO_HINTS else self._admission.presample(hints)
-            if early is not None and self._may_be_half(raw):
-                early = None
+            hints, early = NO_HINTS, None
+            if self._routing is not None:
+                hints = self._routing.hints(raw, topic_of(raw.key.source))
+                early = None if self._may_be_half(raw) else self._reader.presample(hints)
             taken.append((raw, hints, early))
             if early is None:
                 size += len(raw.value or b"")
@@ -173,7 +174,7 @@ class Pipeline:
         messages = [open_message(raw, self._format) for raw, _, early in taken if early is None]
         hints_of = [hints for _, hints, early in taken if early is None]
         readings = iter(
-            self._admission.read(
+            self._reader.read(
                 (each, hints)
                 for opened, hints in zip(messages, hints_of, strict=True)
                 for each in opened
@@ -196,7 +197,7 @@ class Pipeline:
                     self._pass_time(each.half.event_time)
                     continue
                 reading = next(readings)
-                if is_new or tracker.is_read_anew:  # else the ledger has passed it, and only halves are wanted
+                if is_new or tracker.is_reread:  # else the ledger has passed it, and only halves are wanted
                     self._end(self._admission.decide(reading), raw)
 
     def _pass_over(self, tracker: PartitionTracker, key: RecordKey, counted: FunnelKey) -> None:
@@ -234,7 +235,7 @@ class Pipeline:
                 if member != each.key:
                     self.outbox.end_half(member, each.key)
             tracker = self.outbox.tracker(each.key)
-            if tracker is not None and tracker.was_passed(each.key.offset) and not tracker.is_read_anew:
+            if tracker is not None and tracker.was_passed(each.key.offset) and not tracker.is_reread:
                 continue  # counted already; it was read again for its other half
             self._end(self._admission.admit(each, hints), raw)
 
@@ -270,7 +271,7 @@ class Pipeline:
         record = fate.record
         if record.counter is FunnelCounter.MALFORMED:
             self._send(raw, "tap", record.reason or "malformed")
-        is_kept = record.counter in KEPT and record.unit_key is not None
+        is_kept = record.counter in COUNTERS_WITH_ROWS and record.unit_key is not None
         self.outbox.end(record, row=record if is_kept else None)
         if record.event_time is not None:
             self._pass_time(record.event_time)

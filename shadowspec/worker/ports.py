@@ -31,7 +31,7 @@ class Lost(Protocol):
 
 
 class Changes(Protocol):
-    """Partitions that came and went since one last asked; one that went and came back stands in both."""
+    """Partitions that came and went since one last asked; one that went and came back is in both."""
 
     @property
     def assigned(self) -> Sequence[PartitionId]: ...

@@ -30,13 +30,13 @@ class SliceRates:
     """The rates as of the last decisions that were read; until the engines say what they measure, the full ones."""
 
     def __init__(self, loads: Mapping[str, Collection[int]]) -> None:
-        self._scopes = {endpoint: Scope((), own) for endpoint, own in loads.items()}
+        self._scopes = {endpoint: Scope((), item) for endpoint, item in loads.items()}
         self._decided: frozenset[tuple[str, str]] = frozenset()
 
     def measure_with(self, fingerprints: Mapping[str, Collection[str]]) -> None:
         """The engines are built: what each endpoint is measured with."""
-        for endpoint, own in fingerprints.items():
-            self._scopes[endpoint] = replace(self._scopes[endpoint], fingerprints=tuple(own))
+        for endpoint, fingerprint in fingerprints.items():
+            self._scopes[endpoint] = replace(self._scopes[endpoint], fingerprints=tuple(fingerprint))
 
     def __call__(self, rule: EndpointRule, slice_key: str) -> float:
         """The rate of a slice that begins now."""
@@ -44,11 +44,11 @@ class SliceRates:
         return min(rule.min_rate, rule.sample_rate) if is_decided else rule.sample_rate
 
     def refresh(self, verdicts: Mapping[str, Verdicts]) -> None:
-        """Take up the standing verdicts of each endpoint."""
+        """Take up the current verdicts of each endpoint."""
         self._decided = frozenset(
             (endpoint, slice_key)
-            for endpoint, own in verdicts.items()
-            for slice_key in decided_slices(own, self._scopes[endpoint])
+            for endpoint, verdict in verdicts.items()
+            for slice_key in decided_slices(verdict, self._scopes[endpoint])
         )
 
 
@@ -61,4 +61,4 @@ def decided_slices(verdicts: Verdicts, scope: Scope) -> set[str]:
             decided[slice_key].add((load, fingerprint))
     if not wanted or not wanted <= decided[WHOLE_ENDPOINT]:
         return set()
-    return {slice_key for slice_key, own in decided.items() if wanted <= own} - {WHOLE_ENDPOINT}
+    return {slice_key for slice_key, item in decided.items() if wanted <= item} - {WHOLE_ENDPOINT}

@@ -1,6 +1,6 @@
 """A block on its way through an engine that may die of it: who is suspected, who is poisoned, what remains.
 
-Once the engine has failed at a block, each of its own requests is tried alone: beside it stand only copies
+Once the engine has failed at a block, each of its own requests is tried alone: beside it are only copies
 of prompts that were measured well.  A request at which the engine fails alone too often is poisoned.  Then
 the block is measured with the others, fillers in the places of the poisoned ones, so that the load is true.
 
@@ -18,6 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
+
+from msgspec import structs
 
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.tap.blocks import REMEMBERED_PROMPTS
@@ -112,20 +114,20 @@ class MeasuredPrompts:
             fillers = [prompt for prompt in block.fillers if prompt.key in good]
         missing = block.n_max - len(survivors) - len(fillers)
         fillers += _repeat(self._others(block) or survivors, missing)
-        return replace(block, requests=survivors, fillers=tuple(fillers))
+        return structs.replace(block, requests=survivors, fillers=tuple(fillers))
 
     def trial(self, block: Block, suspect: ShadowPrompt) -> Block:
         """A block of which only the suspect is new; smaller than the load where nothing was measured well yet."""
         fillers = _repeat(self._others(block), block.concurrency - 1)
-        return replace(block, requests=(suspect,), fillers=tuple(fillers))
+        return structs.replace(block, requests=(suspect,), fillers=tuple(fillers))
 
     def _others(self, block: Block) -> Sequence[ShadowPrompt]:
         """Good prompts that are not the block's own: of its slice, else of its endpoint."""
-        own = {prompt.key for prompt in block.requests}
+        timed_keys = {prompt.key for prompt in block.requests}
         place = (block.endpoint, block.slice_key)
         elsewhere = [kept for (endpoint, _), kept in self._prompts.items() if endpoint == block.endpoint]
-        alike = [prompt for prompt in self._prompts.get(place, ()) if prompt.key not in own]
-        return alike or [prompt for kept in elsewhere for prompt in kept if prompt.key not in own]
+        alike = [prompt for prompt in self._prompts.get(place, ()) if prompt.key not in timed_keys]
+        return alike or [prompt for kept in elsewhere for prompt in kept if prompt.key not in timed_keys]
 
 
 def _repeat(prompts: Sequence[ShadowPrompt], count: int) -> list[ShadowPrompt]:

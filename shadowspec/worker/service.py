@@ -18,6 +18,7 @@ from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import FingerprintedConfig, LedgerEntry, PartitionId, RecordKey, StoredRecord, UnitMemory
+from shadowspec.types.measuring_settings import WorkerSettings
 from shadowspec.worker.background import Background, Call
 from shadowspec.worker.outbox import Writer
 from shadowspec.worker.pipeline import Pipeline
@@ -28,18 +29,6 @@ from shadowspec.worker.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05  # longest wait for messages: what the engine and the database give back is taken up at least as often
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When the loop stops taking messages, and how long it waits at the end."""
-
-    max_unfinished_messages: int
-    flush_interval_s: float
-    refresh_rates_s: float
-    drain_timeout_s: float
-    block_max_wait_s: float  # of the wall clock, where no message comes to move event time
-    sheds: bool  # where the engine is behind: shed admitted requests instead of pausing the partitions
 
 
 class Service:
@@ -57,14 +46,16 @@ class Service:
         rules: Sequence[EndpointRule],
         *,
         consumer: str,
-        limits: Limits,
+        settings: WorkerSettings,
         telemetry: Telemetry,
     ) -> None:
         self.source, self._pipeline, self._outbox = source, pipeline, pipeline.outbox
         self._admission = admission
         self._supervisor, self._store = supervisor, store
         self._rates, self._rules = rates, tuple(rules)
-        self._consumer, self._limits, self._telemetry = consumer, limits, telemetry
+        # Of the wall clock, where no message comes to move event time.
+        self._block_max_wait_s = min(rule.block_max_wait for rule in rules).total_seconds()
+        self._consumer, self._settings, self._telemetry = consumer, settings, telemetry
         self._database = Background("shadowspec-database")
         self._starting: dict[PartitionId, Call[PartitionPast]] = {}
         self._refresh: Call[Mapping[str, Verdicts]] | None = None
@@ -76,6 +67,7 @@ class Service:
             dead_letters,
             telemetry,
             consumer=consumer,
+            flush_interval_s=settings.flush_interval_s,
             on_fenced=self._read_again,
         )
         self._refreshed_at = self._taken_at = time.monotonic()
@@ -95,7 +87,7 @@ class Service:
         }
 
     def run(self) -> None:
-        """Poll until asked to stop, then drain: finish what is begun, write it, commit it.
+        """Poll until asked to stop, then drain: finish what is started, write it, commit it.
 
         Raises:
             ServiceUnavailableError: broker or database refuse for good.
@@ -114,7 +106,7 @@ class Service:
         self._follow_assignment()
         self._take_messages()
         self._measure()
-        self._write()
+        self._writer.step(self._configs, may_begin=not self._starting)
         self._refresh_rates()
         self._apply_backpressure()
         self._observe()
@@ -156,7 +148,7 @@ class Service:
         if taken := [raw for raw in self.source.poll(POLL_S) if self._pipeline.reads(raw.key)]:
             self._pipeline.take_all(taken, self.source.topic_of)
             self._taken_at = time.monotonic()
-        if time.monotonic() - self._taken_at >= self._limits.block_max_wait_s:
+        if time.monotonic() - self._taken_at >= self._block_max_wait_s:
             self._taken_at = time.monotonic()
             self._pipeline.end_waiting()
 
@@ -168,12 +160,6 @@ class Service:
             self._pipeline.finish(outcome.result, outcome.poisoned)
             self._telemetry.record_block(outcome.result, outcome.poisoned, outcome.seconds)
 
-    def _write(self) -> None:
-        """Rows first, then the ledger (one transaction), then the broker's offsets: see `Writer`."""
-        is_due = self._writer.seconds_since_write >= self._limits.flush_interval_s or self._is_stopping
-        # Nothing is in the ledger before every partition that is assigned here.
-        self._writer.step(self._configs, may_begin=is_due and not self._starting)
-
     @property
     def _configs(self) -> list[FingerprintedConfig]:
         """What the engines measure with, endpoint by endpoint."""
@@ -181,11 +167,11 @@ class Service:
 
     def _refresh_rates(self) -> None:
         if self._refresh is None:
-            if time.monotonic() - self._refreshed_at >= self._limits.refresh_rates_s:
+            if time.monotonic() - self._refreshed_at >= self._settings.refresh_rates_s:
                 self._refresh = self._database.call("reading verdicts", self._read_verdicts)
         elif self._refresh.is_done():
             measured = self._supervisor.configs_by_endpoint.items()
-            self._rates.measure_with({name: [config.fingerprint for config in own] for name, own in measured})
+            self._rates.measure_with({name: [config.fingerprint for config in configs] for name, configs in measured})
             self._rates.refresh(self._refresh.result())
             self._refresh, self._refreshed_at = None, time.monotonic()
 
@@ -195,9 +181,9 @@ class Service:
     def _apply_backpressure(self) -> None:
         """Pause every partition while there is more in hand than can be held; poll() goes on."""
         is_engine_behind = bool(self._pipeline.ready)  # the engine's own queue is full
-        is_held = self._outbox.num_unfinished >= self._limits.max_unfinished_messages
-        self._pipeline.is_shedding = self._limits.sheds and is_engine_behind
-        is_paused = is_held or (is_engine_behind and not self._limits.sheds)
+        is_held = self._outbox.num_unfinished >= self._settings.max_unfinished_messages
+        self._pipeline.is_shedding = is_engine_behind and self._settings.overload == "shed"
+        is_paused = is_held or (is_engine_behind and not self._pipeline.is_shedding)
         if is_paused:
             self.source.pause_all()
         else:
@@ -219,21 +205,21 @@ class Service:
 
     def _drain(self) -> None:
         """Take no more messages; start what is open, and end once it is written or the time is up."""
-        deadline = time.monotonic() + self._limits.drain_timeout_s
+        deadline = time.monotonic() + self._settings.drain_timeout_s
         self.source.pause_all()
         self._pipeline.drain()
         while time.monotonic() < deadline:
             self._follow_assignment()
             self.source.poll(0.0)  # keeps the membership; everything is paused
             self._measure()
-            self._write()
+            self._writer.step(self._configs, may_begin=not self._starting, at_once=True)
             self._telemetry.beat()
             if not self._pipeline.ready and self._supervisor.in_flight == 0 and self._writer.is_idle:
                 return
             time.sleep(POLL_S)
         log.warning(
             "drained for %.0f s; %d requests are unfinished and will be delivered again",
-            self._limits.drain_timeout_s,
+            self._settings.drain_timeout_s,
             self._pipeline.num_waiting,
         )
 
@@ -257,7 +243,7 @@ class PartitionPast:
     @property
     def resume_offset(self) -> int | None:
         """Where to read from; None: the ledger does not know it."""
-        if self.entry is None or not self.entry.has_begun:
+        if self.entry is None or not self.entry.has_position:
             return None
         return self.entry.next_offset if self.entry.resume_offset is None else self.entry.resume_offset
 

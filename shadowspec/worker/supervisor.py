@@ -17,6 +17,7 @@ from typing import Self
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.types import Block, BlockResult, FingerprintedConfig, RecordKey
+from shadowspec.types.measuring_settings import WorkerSettings
 from shadowspec.worker.engine_process import BuildFailed, Died, EngineFactory, EngineProcess, Event, Failed, Ready
 from shadowspec.worker.recovery import AttemptLog, Attempts, BlockOutcome, Case, MeasuredPrompts
 
@@ -53,26 +54,20 @@ class Supervisor:
         self,
         factories: Sequence[EngineFactory],
         attempt_log: AttemptLog,
-        *,
-        max_queued_blocks: int = 8,
-        build_timeout_s: float = 1_800.0,
-        block_timeout_s: float = 600.0,
-        max_attempts: int = 3,
+        settings: WorkerSettings,
         on_restart: Callable[[str], None] = lambda _: None,
     ) -> None:
         """
         Args:
             factories: one for each child process; each runs on a device of its own.
-            build_timeout_s: a child that is not built after so long is killed; at its first start that is an error.
-            block_timeout_s: a child that gives no result of a block for so long is killed.
-            max_attempts: so many failures of a request alone, or of a block after that, are its last.
+            settings: a child that is not built after `build_timeout_s` is killed; at its first start that is an error.
+                So is one that gives no result of a block for `block_timeout_s`.  `max_attempts` failures of a request
+                alone, or of a block after that, are its last.
             on_restart: called with a short reason whenever a child has ended and another is to be started.
         """
         self._slots = [_Slot(factory, f"engine-{index}") for index, factory in enumerate(factories)]
         self._attempts = Attempts(attempt_log)
-        self._max_queued_blocks, self._max_attempts = max_queued_blocks, max_attempts
-        self._build_timeout_s, self._block_timeout_s = build_timeout_s, block_timeout_s
-        self._on_restart = on_restart
+        self._settings, self._on_restart = settings, on_restart
         self._queue: deque[Case] = deque()
         self._outcomes: list[BlockOutcome] = []
         self._measured = MeasuredPrompts()
@@ -95,7 +90,7 @@ class Supervisor:
     @property
     def is_full(self) -> bool:
         """No block is taken now."""
-        return len(self._queue) >= self._max_queued_blocks
+        return len(self._queue) >= self._settings.max_queued_blocks
 
     @property
     def is_idle(self) -> bool:
@@ -116,7 +111,7 @@ class Supervisor:
     @property
     def configs_by_endpoint(self) -> dict[str, tuple[FingerprintedConfig, ...]]:
         """The configs that each endpoint is measured with, as last announced; empty until an engine is built."""
-        return {endpoint: own for slot in self._slots for endpoint, own in slot.configs.items()}
+        return {endpoint: config for slot in self._slots for endpoint, config in slot.configs.items()}
 
     def start(self) -> None:
         """Start the children; the calling thread must live as long as they are wanted."""
@@ -185,8 +180,10 @@ class Supervisor:
                 self._measured.remember(event)
                 if case.attempt:
                     self._attempts.clear(case.clear_suspect())
-                else:
+                elif self._poisoned or case.suspects is not None:
                     self._finish(slot, case, event, seconds)
+                else:  # no engine has failed at it, and it was sent as it was offered
+                    self._outcomes.append(BlockOutcome(event, {}, seconds))
             case Failed():
                 slot.blame = "engine_failed"
             case BuildFailed(message, exit_code):
@@ -205,8 +202,9 @@ class Supervisor:
         if slot.process is None:
             if now >= slot.restart_at:
                 self._start(slot)
-        elif not slot.is_ready and slot.blame is None and now - slot.since > self._build_timeout_s:
-            message = f"{slot.name} was not built within {self._build_timeout_s:g} s ([worker] build_timeout_s)"
+        elif not slot.is_ready and slot.blame is None and now - slot.since > self._settings.build_timeout_s:
+            limit = f"{self._settings.build_timeout_s:g} s ([worker] build_timeout_s)"
+            message = f"{slot.name} was not built within {limit}"
             slot.process.kill()
             if not slot.has_been_ready:
                 raise ServiceUnavailableError(
@@ -214,7 +212,7 @@ class Supervisor:
                 )
             log.error("%s", message)
             slot.blame = "build_stalled"
-        elif slot.sent and slot.blame is None and now - slot.since > self._block_timeout_s:
+        elif slot.sent and slot.blame is None and now - slot.since > self._settings.block_timeout_s:
             slot.blame = "engine_stalled"
             slot.process.kill()
 
@@ -238,13 +236,13 @@ class Supervisor:
         """The engine failed at what was sent: a suspect alone, a block as it came, or what was left of one."""
         slot.case = case
         if case.attempt:
-            if case.attempt >= self._max_attempts:
+            if case.attempt >= self._settings.max_attempts:
                 self._poison(case, reason)
         elif case.suspects is None:
             case.suspect_all(reason)
         else:
             case.num_retries += 1
-            if case.num_retries >= self._max_attempts:
+            if case.num_retries >= self._settings.max_attempts:
                 case.poison_survivors(reason)
                 self._finish(slot, case)
 
@@ -256,7 +254,7 @@ class Supervisor:
                 self._recover(slot, slot.case)
         elif self._queue:
             case = self._queue.popleft()
-            self._send(slot, case, self._measured.whole(case, self._poisoned))
+            self._send(slot, case, self._measured.whole(case, self._poisoned) if self._poisoned else case.block)
 
     def _recover(self, slot: _Slot, case: Case) -> None:
         """The next step of a recovery: a suspect alone, or, when all were tried, the block with those left."""
@@ -265,7 +263,7 @@ class Supervisor:
             attempt = self._attempts.number(suspect.key)
             if attempt is None:
                 return  # it is being written down
-            if attempt <= self._max_attempts:
+            if attempt <= self._settings.max_attempts:
                 self._send(slot, case, self._measured.trial(case.block, suspect), attempt)
                 return
             self._poison(case, case.reason)  # an earlier worker has tried it often enough

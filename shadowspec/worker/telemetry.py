@@ -30,7 +30,7 @@ from shadowspec.types import (
 )
 
 MAX_LABEL_VALUES = 100  # of one label; each is a time series of its own in somebody's database
-OTHER = "other"  # stands for all further values
+OTHER = "other"  # replaces all further values
 CONFIG_CHARACTERS = 12  # of a fingerprint: enough to tell an operator's configs apart
 
 _STEP_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -73,7 +73,7 @@ class Telemetry:
         self._first_accepted = counter("first_position_accepted_total", "Steps whose first token stood", *by_slice)
         self._runs = counter("runs_total", "Runs measured or failed", *by_slice, "failure")
         self._config = gauge(
-            "config_info", "What a config label stands for; always 1", "config", "name", "engine", "device"
+            "config_info", "What a config label refers to; always 1", "config", "name", "engine", "device"
         )
         self._restarts = counter("engine_restarts_total", "Engine processes that ended unasked", "reason")
         self._poisoned = counter("poisoned_requests_total", "Requests given up", "endpoint", "reason")
@@ -85,7 +85,7 @@ class Telemetry:
         self._lost_ranges = counter("lost_ranges_total", "Ranges deleted before they were polled", "topic", "partition")
         self._lost_offsets = counter("lost_offsets_total", "Offsets in those ranges", "topic", "partition")
 
-        self._kept: dict[str, set[str]] = {}
+        self._label_values: dict[str, set[str]] = {}
         self._partitions: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._beat_at = time.monotonic()
@@ -197,7 +197,7 @@ class Telemetry:
     def _bound_label(self, label: str, value: str) -> str:
         """The value, or `OTHER` where the label has as many as may be."""
         with self._lock:
-            kept = self._kept.setdefault(label, set())
+            kept = self._label_values.setdefault(label, set())
             if value in kept or len(kept) < MAX_LABEL_VALUES:
                 kept.add(value)
                 return value

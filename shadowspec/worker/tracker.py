@@ -54,14 +54,14 @@ class LedgerStep:
 
 
 class PartitionTracker:
-    """One partition, from the place where its ledger stands.  Messages below it are known and ignored."""
+    """One partition, from its ledger's place.  Messages below it are known and ignored."""
 
-    def __init__(self, partition: PartitionId, entry: LedgerEntry | None, *, is_read_anew: bool = False) -> None:
+    def __init__(self, partition: PartitionId, entry: LedgerEntry | None, *, is_reread: bool = False) -> None:
         self.partition = partition
-        self.is_read_anew = is_read_anew
+        self.is_reread = is_reread
         self.position = self._begin = 0 if entry is None else entry.next_offset
-        has_begun = entry is not None and entry.has_begun
-        self._first: int | None = 0 if has_begun else None  # where the ledger begins; told with its first step
+        has_position = entry is not None and entry.has_position
+        self._first: int | None = 0 if has_position else None  # where the ledger begins; reported with its first step
         self._expected = None if entry is None else entry.next_offset
         self._watermark = None if entry is None else entry.watermark
         self._was_ended = entry is not None and entry.is_ended

@@ -102,7 +102,7 @@ class Bucket:
         """The address of a key, as it is written in addresses."""
         return f"s3://bucket/{key}?{self.query}"
 
-    def put(self, key: str, content: bytes) -> None:
+    def upload(self, key: str, content: bytes) -> None:
         with self.files.open_output_stream(f"bucket/{key}", compression=None) as stream:
             stream.write(content)
 

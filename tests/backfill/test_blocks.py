@@ -64,12 +64,12 @@ def test_blocks_are_cut_as_records_come() -> None:
     """A file is never held whole: a block is out as soon as the next one is full."""
     taken: list[int] = []
 
-    def found() -> Iterator[tuple[str, int]]:
+    def read_all() -> Iterator[tuple[str, int]]:
         for number in range(1000):
             taken.append(number)
             yield "chat", number
 
-    first = next(parts("digest", found(), 2))
+    first = next(parts("digest", read_all(), 2))
     assert first.calls == (0, 1)
     assert len(taken) == 4
 
@@ -87,12 +87,12 @@ def test_every_record_is_in_one_block(found: list[Found], size: int) -> None:
     assert [part.is_last for part in made] == [False] * (len(made) - 1) + [True]
     assert sum(part.num_records for part in made) == len(found)
     for endpoint in ("chat", "sql", "sum"):
-        own = [part for part in made if part.endpoint == endpoint]
-        assert [call for part in own for call in part.calls] == [
+        parts = [part for part in made if part.endpoint == endpoint]
+        assert [call for part in parts for call in part.calls] == [
             each[1] for each in found if not isinstance(each, Unused) and each[0] == endpoint
         ]
-        assert all(len(part.calls) == size for part in own[:-1])
-        assert all(1 <= len(part.calls) <= size for part in own[-1:])
+        assert all(len(part.calls) == size for part in parts[:-1])
+        assert all(1 <= len(part.calls) <= size for part in parts[-1:])
     assert all(not part.calls for part in made if part.endpoint is None)
     ends: Counter[FunnelKey] = Counter()
     for part in made:

@@ -56,8 +56,8 @@ def test_a_row_that_ends_its_actors_is_given_up_and_the_others_come_through() ->
 def test_a_node_that_is_stuck_is_waited_for() -> None:
     with temporary_folder() as folder, judging(folder, "harmless", **IMPATIENT) as process:
         raylet = raylet_of(folder)
-        actors = [own for own, line in processes_of(folder).items() if "_Judged" in line]
-        assert {psutil.Process(own).nice() for own in actors} == {psutil.Process().nice()}, "they yield to nobody"
+        actors = [number for number, line in processes_of(folder).items() if "_Judged" in line]
+        assert {psutil.Process(actor).nice() for actor in actors} == {psutil.Process().nice()}, "they yield to nobody"
         os.kill(raylet, signal.SIGSTOP)
         time.sleep(8)
         os.kill(raylet, signal.SIGCONT)

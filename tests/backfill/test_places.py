@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from shadowspec.backfill.logs import read_log
-from shadowspec.backfill.places import find_files, open_stream, shown
+from shadowspec.backfill.places import describe_place, find_files, open_stream
 from shadowspec.errors import InputError, NoDataError
 from tests.backfill.servers import Bucket, Web, bucket, web_server
 
@@ -106,7 +106,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_what_may_be_secret_is_not_shown(place: str, says: str) -> None:
-    assert shown(place) == says
+    assert describe_place(place) == says
 
 
 # S3
@@ -124,11 +124,11 @@ def s3() -> Iterator[Bucket]:
 
 def test_a_folder_of_s3_is_searched_and_read(s3: Bucket) -> None:
     lines, rows = LINE * 3, [b"%d" % number for number in range(1000)]
-    s3.put("logs/dt=2026-01-01/a.jsonl", lines)
-    s3.put("logs/dt=2026-01-01/b.jsonl.gz", gzip.compress(lines))
-    s3.put("logs/c.parquet", parquet_of(rows))
-    s3.put("logs/readme.txt", b"none")
-    s3.put("elsewhere/d.jsonl", lines)
+    s3.upload("logs/dt=2026-01-01/a.jsonl", lines)
+    s3.upload("logs/dt=2026-01-01/b.jsonl.gz", gzip.compress(lines))
+    s3.upload("logs/c.parquet", parquet_of(rows))
+    s3.upload("logs/readme.txt", b"none")
+    s3.upload("elsewhere/d.jsonl", lines)
     expected = [s3.url(f"logs/{name}") for name in ("c.parquet", "dt=2026-01-01/a.jsonl", "dt=2026-01-01/b.jsonl.gz")]
     for folder in ("logs", "logs/"):
         assert find_files([s3.url(folder), expected[0]]) == expected
@@ -143,7 +143,7 @@ def test_a_folder_of_s3_is_searched_and_read(s3: Bucket) -> None:
 def test_keys_may_hold_what_addresses_do_not(s3: Bucket) -> None:
     names = ["100%25", "a b", "h#1", "p+q", "x?y", "ü", "a=b&c"]
     for name in names:
-        s3.put(f"odd/{name}.jsonl", b'{"name": "%b"}\n' % name.encode())
+        s3.upload(f"odd/{name}.jsonl", b'{"name": "%b"}\n' % name.encode())
     assert sorted(all_values([s3.url("odd")]), key=str) == sorted(
         (b'{"name": "%b"}' % name.encode() for name in names), key=str
     )
@@ -175,7 +175,9 @@ def test_lines_are_read_from_any_web_server(web: Web) -> None:
         assert find_files([place, place]) == [place]
         expected = [LINE.strip()] if name == "s.jsonl" else [*content.split()[:1], LINE.strip()]
         assert values_at(place) == expected
-        asked = [own for own in web.requests if own[0] == f"/{name}" and own[1] not in ("bytes=0-0", None)]
+        asked = [
+            request for request in web.requests if request[0] == f"/{name}" and request[1] not in ("bytes=0-0", None)
+        ]
         assert bool(asked) == web.has_ranges
     empty = web.add("e.jsonl", b"")
     with pytest.raises(NoDataError, match="is empty"):
@@ -214,6 +216,24 @@ def test_user_and_query_reach_the_server_and_no_log(web: Web, caplog: pytest.Log
     assert not any(secret in caplog.text for secret in SECRETS)
 
 
+def test_names_of_web_addresses_may_be_unquoted(web: Web) -> None:
+    web.add("a%20b%C3%BC.jsonl", LINE)
+    assert values_at(web.url("a bü.jsonl?c d")) == [LINE.strip()]
+    assert {path for path, _, _ in web.requests} == {"/a%20b%C3%BC.jsonl?c%20d"}
+
+
+def test_a_part_that_is_no_part_is_not_the_end_of_the_file() -> None:
+    with web_server(has_ranges=True) as web, open_stream(web.add("t.jsonl", LINE * 1_000_000)) as stream:
+        stream.read(10)
+        web.files["/t.jsonl"] = LINE
+        with pytest.raises(OSError, match="another part"):
+            stream.read()
+        web.has_ranges = False
+        web.add("t.jsonl", LINE * 1_000_000)
+        with pytest.raises(ValueError, match="range requests"):
+            stream.read()
+
+
 def test_an_answer_that_breaks_off_is_an_error(web: Web) -> None:
     place = web.add("t.jsonl", LINE * 1000)
     web.cut_off = 100
@@ -224,7 +244,7 @@ def test_nobody_answers() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         place = f"http://127.0.0.1:{closed.getsockname()[1]}/t.jsonl"
-        assert refusal(f"{place}?signature") == f"{place}: cannot be read (ConnectError)"
+        assert refusal(f"{place}?signature") == f"{place}: cannot be read (ClientConnectorError)"
 
 
 def test_a_stream_can_begin_again_and_nothing_else(web: Web) -> None:

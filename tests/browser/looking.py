@@ -171,10 +171,10 @@ class Reader:
         options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"]}
         found: dict[str, Any] = Axe().run(self.page, options=options).response
         return [
-            f"{own['id']} ({own['impact']}) at {node['target']}: {node['html'][:160]}"
-            for own in found["violations"]
-            if own["impact"] in ("serious", "critical")
-            for node in own["nodes"]
+            f"{item['id']} ({item['impact']}) at {node['target']}: {node['html'][:160]}"
+            for item in found["violations"]
+            if item["impact"] in ("serious", "critical")
+            for node in item["nodes"]
         ]
 
 
@@ -216,12 +216,14 @@ def reader(opened: Browser, *, width: int = 1280, theme: str = "light") -> Itera
         reduced_motion="reduce",
     )
     context.add_init_script(f"({_WATCH})()")
-    own = Reader(context.new_page())
-    own.page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: own.frames.append(_bytes(frame))))
-    own.page.on("request", lambda request: _note_foreign(own, request.url))
-    own.page.on("pageerror", lambda error: own.errors.append(str(error)))
+    page_reader = Reader(context.new_page())
+    page_reader.page.on(
+        "websocket", lambda socket: socket.on("framereceived", lambda frame: page_reader.frames.append(_bytes(frame)))
+    )
+    page_reader.page.on("request", lambda request: _note_foreign(page_reader, request.url))
+    page_reader.page.on("pageerror", lambda error: page_reader.errors.append(str(error)))
     try:
-        yield own
+        yield page_reader
     finally:
         context.close()
 
@@ -230,6 +232,6 @@ def _bytes(frame: str | bytes) -> bytes:
     return frame.encode() if isinstance(frame, str) else frame
 
 
-def _note_foreign(own: Reader, url: str) -> None:
+def _note_foreign(reader: Reader, url: str) -> None:
     if not url.startswith(("http://127.0.0.1", "data:", "blob:")):
-        own.foreign.append(url)
+        reader.foreign.append(url)

@@ -28,24 +28,24 @@ PAGES = {"board": ("light", 900), "evidence": ("dark", 1000), "changes": ("light
 
 def of_report(opened: Browser, path: Path) -> None:
     """The top of a report, down to its verdicts."""
-    with reader(opened, width=WIDTH) as own:
-        own.page.set_viewport_size({"width": WIDTH, "height": REPORT_HEIGHT})
-        own.page.goto(path.resolve().as_uri())
-        own.page.screenshot(path=FOLDER / "report.png")
+    with reader(opened, width=WIDTH) as page_reader:
+        page_reader.page.set_viewport_size({"width": WIDTH, "height": REPORT_HEIGHT})
+        page_reader.page.goto(path.resolve().as_uri())
+        page_reader.page.screenshot(path=FOLDER / "report.png")
 
 
 def of_dashboard(opened: Browser, config: Path) -> None:
     """The top of three pages; the evidence is that of the first whole endpoint that is enabled."""
     with Store.open(load_config(config).database_url) as store:
         decisions = store.latest_decisions()
-    enabled = next(own for own in decisions if own.verdict is Verdict.ENABLE and not own.slice_key)
+    enabled = next(decision for decision in decisions if decision.verdict is Verdict.ENABLE and not decision.slice_key)
     chosen = {"evidence": {"endpoint": enabled.endpoint, "load": str(enabled.concurrency)}}
     with served(config) as site:
         for name, (theme, height) in PAGES.items():
-            with reader(opened, width=WIDTH, theme=theme) as own:
-                own.page.set_viewport_size({"width": WIDTH, "height": height})
-                own.open(site.address(name, **chosen.get(name, {})))
-                own.page.screenshot(path=FOLDER / f"dashboard-{name}.png")
+            with reader(opened, width=WIDTH, theme=theme) as page_reader:
+                page_reader.page.set_viewport_size({"width": WIDTH, "height": height})
+                page_reader.open(site.address(name, **chosen.get(name, {})))
+                page_reader.page.screenshot(path=FOLDER / f"dashboard-{name}.png")
 
 
 def main() -> None:

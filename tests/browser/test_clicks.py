@@ -149,9 +149,9 @@ def test_the_board_is_come_back_to_as_it_was_left(site: Served, reader: Reader) 
 def test_a_phone_shows_every_label_of_a_heat_map(site: Served, new_reader: Callable[..., Reader]) -> None:
     written = {}
     for width in (1280, 390):
-        own = new_reader(width=width)
-        own.open(site.address("explorer"))
-        labels = own.page.locator("svg.marks .role-axis-label text").all()
+        reader = new_reader(width=width)
+        reader.open(site.address("explorer"))
+        labels = reader.page.locator("svg.marks .role-axis-label text").all()
         written[width] = sorted(label.text_content() or "" for label in labels if label.get_attribute("opacity") != "0")
     assert len(written[1280]) > 4
     assert written[390] == written[1280]
@@ -202,9 +202,9 @@ def test_the_kill_switch(site: Served, reader: Reader, tmp_path: Path) -> None:
     config = load_config(site.config, environment={})
     with Store.open(config.database_url) as store:
         enabled = [
-            own
-            for own in store.latest_decisions()
-            if own.verdict is Verdict.ENABLE and not own.slice_key and own.endpoint != "assistant"
+            decision
+            for decision in store.latest_decisions()
+            if decision.verdict is Verdict.ENABLE and not decision.slice_key and decision.endpoint != "assistant"
         ]
     endpoint = enabled[0].endpoint
     assert _check(site.config, endpoint).returncode == 0

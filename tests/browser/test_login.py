@@ -99,8 +99,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], S
                 store.save_fingerprints([examples.config()])
                 store.append_decisions([examples.decision(Verdict.ENABLE)])
             auth = folder / "auth.toml"
-            own = stack.enter_context(provider(max_age_s))
-            auth.write_text(AUTH.format(port=port, provider=own, secret=CANARY), encoding="utf-8")
+            enter_context = stack.enter_context(provider(max_age_s))
+            auth.write_text(AUTH.format(port=port, provider=enter_context, secret=CANARY), encoding="utf-8")
             config = folder / "shadowspec.toml"
             config.write_text(CONFIG.format(url=json.dumps(url), auth=json.dumps(str(auth))), encoding="utf-8")
             known[max_age_s] = stack.enter_context(served(config, port=port))
@@ -128,65 +128,65 @@ def orders(site: Served) -> int:
 def test_without_a_login_nothing_is_seen(
     site: Callable[[int], Served], new_reader: Callable[..., Reader], page: str
 ) -> None:
-    own, where = new_reader(), site(3600)
-    own.open(where.address(page))
-    assert "Log in to see this dashboard" in own.words
-    received = own.received()
-    assert "chat" not in own.words
+    reader, where = new_reader(), site(3600)
+    reader.open(where.address(page))
+    assert "Log in to see this dashboard" in reader.words
+    received = reader.received()
+    assert "chat" not in reader.words
     assert "ENABLE" not in received
     assert CANARY not in received
 
 
 def test_a_viewer_looks_and_cannot_order(site: Callable[[int], Served], new_reader: Callable[..., Reader]) -> None:
-    own, where = new_reader(), site(3600)
-    log_in(own, where, BOB)
-    own.open(where.address("audit"))
-    assert f"{BOB} (viewer)" in own.words
-    assert "You may look." in own.words
-    assert own.page.get_by_role("button", name="Switch off").count() == 0
+    reader, where = new_reader(), site(3600)
+    log_in(reader, where, BOB)
+    reader.open(where.address("audit"))
+    assert f"{BOB} (viewer)" in reader.words
+    assert "You may look." in reader.words
+    assert reader.page.get_by_role("button", name="Switch off").count() == 0
     assert orders(where) == 0
 
 
 def test_an_operator_orders_under_the_name_of_the_login(
     site: Callable[[int], Served], new_reader: Callable[..., Reader]
 ) -> None:
-    own, where = new_reader(), site(3600)
-    log_in(own, where, ADA)
-    own.open(where.address("audit"))
-    assert f"{ADA} (operator)" in own.words
-    own.page.get_by_role("textbox", name="Reason").first.fill("it answers nonsense")
-    own.page.keyboard.press("Tab")
-    own.settle()
-    assert own.page.get_by_role("textbox", name="Author").first.is_disabled()
-    own.page.get_by_role("textbox", name="Type chat to confirm").fill("chat")
-    own.page.keyboard.press("Enter")
-    own.settle()
-    own.page.get_by_role("button", name="Switch off chat").click()
-    own.settle()
-    assert "Override 1: chat is DISABLE" in own.words
+    reader, where = new_reader(), site(3600)
+    log_in(reader, where, ADA)
+    reader.open(where.address("audit"))
+    assert f"{ADA} (operator)" in reader.words
+    reader.page.get_by_role("textbox", name="Reason").first.fill("it answers nonsense")
+    reader.page.keyboard.press("Tab")
+    reader.settle()
+    assert reader.page.get_by_role("textbox", name="Author").first.is_disabled()
+    reader.page.get_by_role("textbox", name="Type chat to confirm").fill("chat")
+    reader.page.keyboard.press("Enter")
+    reader.settle()
+    reader.page.get_by_role("button", name="Switch off chat").click()
+    reader.settle()
+    assert "Override 1: chat is DISABLE" in reader.words
     with Store.open(f"sqlite:///{where.config.parent / 'store.db'}") as store:
         (record,) = store.overrides()
         assert record.override.author == ADA
-    received = own.received()
+    received = reader.received()
     assert CANARY not in received
-    assert own.exceptions() == [], where.said
+    assert reader.exceptions() == [], where.said
 
 
 def test_who_is_on_no_list_stays_outside(site: Callable[[int], Served], new_reader: Callable[..., Reader]) -> None:
-    own, where = new_reader(), site(3600)
-    log_in(own, where, EVE)
-    assert f"You are logged in as {EVE}, who may not open this dashboard" in own.words
-    assert "ENABLE" not in own.received()
+    reader, where = new_reader(), site(3600)
+    log_in(reader, where, EVE)
+    assert f"You are logged in as {EVE}, who may not open this dashboard" in reader.words
+    assert "ENABLE" not in reader.received()
 
 
 def test_a_login_ends_while_the_page_is_open(site: Callable[[int], Served], new_reader: Callable[..., Reader]) -> None:
-    own, where = new_reader(), site(SHORT_S)
-    log_in(own, where, ADA)
-    own.page.get_by_text("login has ended").wait_for(timeout=SETTLE_TIMEOUT_MS)
-    own.settle()
-    assert "Switch off" not in own.words
+    reader, where = new_reader(), site(SHORT_S)
+    log_in(reader, where, ADA)
+    reader.page.get_by_text("login has ended").wait_for(timeout=SETTLE_TIMEOUT_MS)
+    reader.settle()
+    assert "Switch off" not in reader.words
     # The cookie is still there: Streamlit would let it in for 30 days.
-    other = own.page.context.new_page()
+    other = reader.page.context.new_page()
     other.goto(where.address("audit"))
     other.get_by_text("login has ended").wait_for(timeout=SETTLE_TIMEOUT_MS)
 

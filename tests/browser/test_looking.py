@@ -18,15 +18,15 @@ PAGE = """<html lang="en"><head><title>t</title>
 def test_what_sticks_out_is_found_and_what_scrolls_by_itself_is_not(
     new_reader: Callable[..., Reader], width: int
 ) -> None:
-    own = new_reader(width=width)
-    own.page.set_content(PAGE.format('<div style="width: 2000px; height: 9px">wide</div>'))
-    assert own.overflow()
-    own.page.set_content(PAGE.format('<div style="overflow-x: auto"><div style="width: 2000px">wide</div></div>'))
-    assert own.overflow() == []
+    reader = new_reader(width=width)
+    reader.page.set_content(PAGE.format('<div style="width: 2000px; height: 9px">wide</div>'))
+    assert reader.overflow()
+    reader.page.set_content(PAGE.format('<div style="overflow-x: auto"><div style="width: 2000px">wide</div></div>'))
+    assert reader.overflow() == []
 
 
 def test_failures_and_pale_words_are_found(new_reader: Callable[..., Reader]) -> None:
-    own = new_reader()
-    own.page.set_content(PAGE.format('<div data-testid="stException">boom</div><p style="color: #bbb">pale</p>'))
-    assert own.exceptions() == ["boom"]
-    assert any("color-contrast" in each for each in own.violations())
+    reader = new_reader()
+    reader.page.set_content(PAGE.format('<div data-testid="stException">boom</div><p style="color: #bbb">pale</p>'))
+    assert reader.exceptions() == ["boom"]
+    assert any("color-contrast" in each for each in reader.violations())

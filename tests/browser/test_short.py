@@ -20,18 +20,18 @@ pytestmark = pytest.mark.integration
 def test_the_board_opens(
     dashboards: Callable[[str], Served], new_reader: Callable[..., Reader], state: str, width: int, theme: str
 ) -> None:
-    own = new_reader(width=width, theme=theme)
+    reader = new_reader(width=width, theme=theme)
     site = dashboards(state)
-    own.open(site.address())
-    assert own.exceptions() == [], site.said
-    assert own.errors == []
-    assert own.overflow() == []
-    assert own.foreign == []
+    reader.open(site.address())
+    assert reader.exceptions() == [], site.said
+    assert reader.errors == []
+    assert reader.overflow() == []
+    assert reader.foreign == []
     if state == "empty":
-        assert "nothing consumed yet" in own.words
+        assert "nothing consumed yet" in reader.words
     else:
-        assert DATA_NOTE in own.words
-        assert "ENABLE" in own.words
-        assert "HOLD" in own.words
-    assert stores.PASSWORD not in own.received()
-    assert own.violations() == []
+        assert DATA_NOTE in reader.words
+        assert "ENABLE" in reader.words
+        assert "HOLD" in reader.words
+    assert stores.PASSWORD not in reader.received()
+    assert reader.violations() == []

@@ -55,18 +55,18 @@ def test_a_page_in_a_state(
     site = dashboards(state)
     for theme in THEMES:
         for width in WIDTHS:
-            own = new_reader(width=width, theme=theme)
-            own.open(site.address(page, **(DEMO_CHOICE if state == "demo" else {})))
+            reader = new_reader(width=width, theme=theme)
+            reader.open(site.address(page, **(DEMO_CHOICE if state == "demo" else {})))
             where = f"{page or 'board'} on {state}, {theme}, {width} px"
-            assert own.exceptions() == [], f"{where}: {site.said}"
-            assert own.errors == [], where
-            assert own.overflow() == [], where
-            assert own.foreign == [], where
+            assert reader.exceptions() == [], f"{where}: {site.said}"
+            assert reader.errors == [], where
+            assert reader.overflow() == [], where
+            assert reader.foreign == [], where
             for word in _expected(state, page):
-                assert word in own.words, f"{where}: {word!r} is not said"
-            received = own.received()
+                assert word in reader.words, f"{where}: {word!r} is not said"
+            received = reader.received()
             assert [each for each in CANARIES if each in received] == [], where
-            own.page.context.close()
+            reader.page.context.close()
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -75,9 +75,9 @@ def test_a_page_in_a_state(
 def test_axe_finds_nothing_serious(
     dashboards: Callable[[str], Served], new_reader: Callable[..., Reader], state: str, theme: str, page: str
 ) -> None:
-    own = new_reader(theme=theme, width=1280 if theme == "light" else 390)
-    own.open(dashboards(state).address(page))
-    assert own.violations() == []
+    reader = new_reader(theme=theme, width=1280 if theme == "light" else 390)
+    reader.open(dashboards(state).address(page))
+    assert reader.violations() == []
 
 
 def _expected(state: str, page: str) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from shadowspec.app.backfill_judge import (
     Judged,
     build_judge,
     chosen_parallel,
-    given_up,
+    fail_part,
     read_file,
 )
 from shadowspec.app.backfill_replay import work_id
@@ -107,10 +107,10 @@ def mixed(target: LoadedModel) -> list[Any]:
     records: list[Any] = []
     for number in range(11):
         temperature = 0.0 if number % 3 else 0.8
-        own = answered(target, number, temperature=temperature) | {"session_id": f"session-{number % 4}"}
+        entry = answered(target, number, temperature=temperature) | {"session_id": f"session-{number % 4}"}
         if number % 4 == 3:
-            own["request"]["model"] = own["response"]["model"] = "n"
-        records.append(own)
+            entry["request"]["model"] = entry["response"]["model"] = "n"
+        records.append(entry)
     other = answered(target, 12)
     ids = other["response"]["choices"][0]["token_ids"]
     ids[0] = 2 if ids[0] != 2 else 3  # not what a greedy target says
@@ -134,8 +134,8 @@ def judged(config: Config, parts: Iterable[Part[Call]], asked: Asked = ASKED) ->
     return done
 
 
-def by_key(own: ReplayedRecord) -> RecordKey:
-    return own.key
+def by_key(replayed_record: ReplayedRecord) -> RecordKey:
+    return replayed_record.key
 
 
 # the same as one process
@@ -155,22 +155,22 @@ def test_blocks_give_what_one_process_replays(
     )
     parts, read = blocks_of(config, traffic, asked)
     done = judged(config, parts, asked)
-    assert sorted((record for own in done for record in own.records), key=by_key) == sorted(alone, key=by_key)
+    assert sorted((record for judged in done for record in judged.records), key=by_key) == sorted(alone, key=by_key)
     assert len(alone) == outcome.num_replayed == 11
     assert [part.endpoint for part in parts] == ["letters", "letters", "second", "letters", None][: len(parts)]
     assert (read.num_blocks, read.error) == (len(parts), None)
-    assert {own.block.place.source for own in done} == {hashlib.sha256(Path(traffic).read_bytes()).hexdigest()}
+    assert {judged.block.place.source for judged in done} == {hashlib.sha256(Path(traffic).read_bytes()).hexdigest()}
     assert read.source == parts[0].place.source
-    assert sum(own.block.num_records for own in done) == len(mixed(target))
-    assert sum(own.block.num_near_ties for own in done) == outcome.num_near_ties
+    assert sum(judged.block.num_records for judged in done) == len(mixed(target))
+    assert sum(judged.block.num_near_ties for judged in done) == outcome.num_near_ties
     funnel: Counter[FunnelKey] = Counter()
     messages: dict[str, str] = {}
-    for own in done:
-        funnel.update(own.block.funnel)
-        messages = {**own.messages, **messages}
-        times = [record.event_time for record in own.records]
-        assert own.block.last_event == (max(times) if times else None)
-        assert own.block.num_replayed == len(own.records)
+    for item in done:
+        funnel.update(item.block.funnel)
+        messages = {**item.messages, **messages}
+        times = [record.event_time for record in item.records]
+        assert item.block.last_event == (max(times) if times else None)
+        assert item.block.num_replayed == len(item.records)
     assert funnel == outcome.funnel
     assert {"not_argmax", "no_token_ids", "no_response", "seen_before"} <= {key[2] for key in funnel}
     assert messages == outcome.refusals
@@ -246,19 +246,19 @@ def test_a_block_that_raises_is_said_by_its_kind(
     assert first == Failed(parts[0].place, "RuntimeError")
     assert isinstance(second, Judged)
     assert "prompt" not in caplog.text + repr(first)
-    assert given_up(parts[0]) == Failed(parts[0].place, "a process that died")
+    assert fail_part(parts[0]) == Failed(parts[0].place, "a process that died")
     read = FileRead("t.jsonl", "digest", 2)
-    assert judge(read) == given_up(read) == read
+    assert judge(read) == fail_part(read) == read
 
 
 def test_candidates_that_remember_are_left_out(workspace: Workspace, caplog: pytest.LogCaptureFixture) -> None:
     text = (workspace.folder / "shadowspec.toml").read_text(encoding="utf-8")
     add_to_config(workspace, SUFFIX + SUFFIX.replace('"memory"', '"without"') + "suffix_memory_tokens = 0\n")
     chosen = chosen_parallel(loaded(workspace), None)
-    assert [own.name for own in chosen["letters"].candidates] == ["draft", "without"]
+    assert [candidate.name for candidate in chosen["letters"].candidates] == ["draft", "without"]
     assert "left out: candidate 'memory' of letters drafts from the outputs before" in caplog.text
-    own = text[: text.index("[[endpoints.letters.candidates]]")] + SUFFIX
-    (workspace.folder / "shadowspec.toml").write_text(own, encoding="utf-8")
+    name = text[: text.index("[[endpoints.letters.candidates]]")] + SUFFIX
+    (workspace.folder / "shadowspec.toml").write_text(name, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"endpoints\.letters: its candidates draft from the outputs before"):
         chosen_parallel(loaded(workspace), None)
     refused = workspace.run("backfill", "none.jsonl")
@@ -276,7 +276,7 @@ def fingerprints(*names: str) -> Mapping[str, tuple[tuple[FingerprintedConfig, .
 def test_work_is_told_by_all_that_its_rows_depend_on(workspace: Workspace) -> None:
     config = loaded(workspace)
     configs = fingerprints("a", "b")
-    (rule,) = (own.rule for own in config.endpoints.values())
+    (rule,) = (endpoint.rule for endpoint in config.endpoints.values())
     others = [
         work_id(config, replace(ASKED, depths=(1, 2)), SECRET, configs),
         work_id(config, replace(ASKED, verify_rules=(VerifyRule.EXACT_MATCH,)), SECRET, configs),
@@ -295,10 +295,10 @@ def test_work_is_told_by_all_that_its_rows_depend_on(workspace: Workspace) -> No
             configs,
         ),
     ]
-    own = work_id(config, ASKED, SECRET, configs)
-    assert own == work_id(loaded(workspace), Asked((1, 3)), SECRET, fingerprints("a", "b"))
-    assert len({own, *others}) == len(others) + 1
-    assert SECRET.decode() not in own
+    text = work_id(config, ASKED, SECRET, configs)
+    assert text == work_id(loaded(workspace), Asked((1, 3)), SECRET, fingerprints("a", "b"))
+    assert len({text, *others}) == len(others) + 1
+    assert SECRET.decode() not in text
 
 
 @pytest.mark.parametrize(
@@ -308,8 +308,8 @@ def test_work_is_told_by_all_that_its_rows_depend_on(workspace: Workspace) -> No
 )
 def test_how_much_is_measured_makes_no_other_work(workspace: Workspace, changed: dict[str, Any]) -> None:
     config = loaded(workspace)
-    own = config.endpoints["letters"]
-    other = replace(config, endpoints={"letters": replace(own, rule=replace(own.rule, **changed))})
+    endpoint = config.endpoints["letters"]
+    other = replace(config, endpoints={"letters": replace(endpoint, rule=replace(endpoint.rule, **changed))})
     configs = fingerprints("a", "b")
     assert work_id(other, ASKED, SECRET, configs) == work_id(config, ASKED, SECRET, configs)
 
@@ -325,7 +325,7 @@ def test_weights_are_part_of_the_work(workspace: Workspace, target: LoadedModel)
     content[-1] ^= 1
     weights.write_bytes(content)
     changed = judging.fingerprints(loaded(workspace), ASKED)
-    ids = [work_id(loaded(workspace), ASKED, SECRET, own) for own in (configs, moved, changed)]
+    ids = [work_id(loaded(workspace), ASKED, SECRET, item) for item in (configs, moved, changed)]
     assert ids[2] not in ids[:2]
 
 
@@ -349,7 +349,7 @@ default_sampling = { temperature = 0.5, top_p = 0.9, top_k = 20 }
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_another_process_says_the_same_of_work(workspace: Workspace, seed: str) -> None:
     workspace.replace_in_config('match = { model = "m" }', f'match = {{ model = "m" }}{RULES}')
-    own = work_id(loaded(workspace), ASKED, SECRET, fingerprints("a", "b"))
+    text = work_id(loaded(workspace), ASKED, SECRET, fingerprints("a", "b"))
     done = subprocess.run(
         [sys.executable, "-c", WORK],
         env=environment(PYTHONHASHSEED=seed),
@@ -357,7 +357,7 @@ def test_another_process_says_the_same_of_work(workspace: Workspace, seed: str) 
         text=True,
         check=False,
     )
-    assert done.stdout.strip() == own, done.stderr
+    assert done.stdout.strip() == text, done.stderr
 
 
 # the command

@@ -49,9 +49,9 @@ def logs(workspace: Workspace) -> Path:
     folder.mkdir()
     for file in range(NUM_FILES):
         records: list[Any] = [
-            own | {"session_id": f"session-{file}-{number % 5}-{place}", "request_id": f"{file}-{number}-{place}"}
+            answer | {"session_id": f"session-{file}-{number % 5}-{place}", "request_id": f"{file}-{number}-{place}"}
             for place in range(REPEATS)
-            for number, own in enumerate(answers)
+            for number, answer in enumerate(answers)
         ]
         write_traffic(folder / f"{file}.jsonl", [*records, "no record"] if file == 3 else records)
     (folder / "empty.jsonl").touch()
@@ -98,8 +98,8 @@ def test_an_actor_is_killed_and_the_rows_are_those_of_one_process(
     assert (document["records"], document["requests_replayed"]) == (number + 1, number)
     assert (document["blocks"], document["blocks_found"]) == (NUM_FILES, 0)
     assert document["unfinished_files"] == []
-    assert all(own["is_finished"] for own in document["files"]), "nothing of the empty one is left to do"
-    assert [own["error"] is None for own in document["files"]] == [True] * NUM_FILES + [False]
+    assert all(item["is_finished"] for item in document["files"]), "nothing of the empty one is left to do"
+    assert [item["error"] is None for item in document["files"]] == [True] * NUM_FILES + [False]
     assert "passed over: " in said
     assert "Traceback" not in said
 
@@ -118,12 +118,12 @@ def test_an_actor_is_killed_and_the_rows_are_those_of_one_process(
     names = ("slice", "config", "num_speculative_tokens", "verify_rule", "num_requests", "num_sessions")
     figures = ("mean_acceptance_length", "mean_acceptance_length_lower", "first_position_acceptance_rate",
                "draft_acceptance_rate")  # fmt: skip
-    told, expected = (
-        {repr([cell[name] for name in names]): [cell[name] for name in figures] for cell in own["replays"]}
-        for own in (document, alone.document)
+    reported, expected = (
+        {repr([cell[name] for name in names]): [cell[name] for name in figures] for cell in item["replays"]}
+        for item in (document, alone.document)
     )
-    assert told.keys() == expected.keys()
-    for cell, values in told.items():
+    assert reported.keys() == expected.keys()
+    for cell, values in reported.items():
         assert values == pytest.approx(expected[cell], rel=1e-9)
 
     with temporary_folder() as temporary, started(workspace.folder, temporary) as again:

@@ -87,9 +87,9 @@ def test_a_report_says_of_its_data_what_it_was_told(workspace: Workspace, span: 
 def test_the_report_on_a_span_leaves_the_gating_report_alone(workspace: Workspace) -> None:
     workspace.run("db", "upgrade")
     assert "written: report.html" in workspace.run("report").err
-    own = (workspace.folder / "report.html").read_bytes()
+    data = (workspace.folder / "report.html").read_bytes()
     assert "written: report-changes.html" in workspace.run("report", "--period", "day").err
-    assert (workspace.folder / "report.html").read_bytes() == own
+    assert (workspace.folder / "report.html").read_bytes() == data
     assert b"what changed" in (workspace.folder / "report-changes.html").read_bytes()
 
 
@@ -237,8 +237,8 @@ def test_junk_long_lines_and_long_prompts_land_in_the_funnel(workspace: Workspac
     path.write_bytes(b"\n".join([bytes(range(256)).replace(b"\n", b""), b"\xff\xfe\x00", *content]) + b"\n")
     done = workspace.run("run", str(path), "--json")
     assert done.code == 0, done.err
-    told = [line.rsplit(": ", 1)[1] for line in done.err.splitlines() if f": {path}, line" in line]
-    assert told == [f"{path}, line 1, and 1 more line"]
+    reported = [line.rsplit(": ", 1)[1] for line in done.err.splitlines() if f": {path}, line" in line]
+    assert reported == [f"{path}, line 1, and 1 more line"]
     with Store.open("sqlite:///shadow.db") as store:
         counted = {(counter.value, reason): n for (_, counter, reason), n in store.funnel().items()}
         assert sum(counted.values()) == 5
@@ -248,7 +248,7 @@ def test_junk_long_lines_and_long_prompts_land_in_the_funnel(workspace: Workspac
 
 def test_a_model_that_is_not_there_is_told_with_the_file_and_the_endpoint_that_ask_for_it(workspace: Workspace) -> None:
     workspace.run("db", "upgrade")
-    (draft,) = (own.draft for own in load_config(Path("shadowspec.toml")).endpoints["letters"].candidates)
+    (draft,) = (candidate.draft for candidate in load_config(Path("shadowspec.toml")).endpoints["letters"].candidates)
     workspace.replace_in_config(f'draft = "{draft}"', 'draft = "nowhere"')
     write_traffic(workspace.folder / "traffic.jsonl", [record(0)])
     done = workspace.run("run", "traffic.jsonl")
@@ -289,8 +289,8 @@ def test_an_unforeseen_failure_is_70_with_its_traceback_too(
     monkeypatch.setattr("shadowspec.config.find_config", fail)
     assert workspace.run("gate").code == 70
     assert "Traceback" not in workspace.run("gate").err
-    told = workspace.run("--verbose", "gate")
-    assert (told.code, "ZeroDivisionError" in told.err) == (70, True)
+    reported = workspace.run("--verbose", "gate")
+    assert (reported.code, "ZeroDivisionError" in reported.err) == (70, True)
 
 
 def test_a_draft_with_another_tokenizer_is_refused(workspace: Workspace, traffic: str, tmp_path: Path) -> None:

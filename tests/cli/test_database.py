@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy
+from msgspec import structs
 from sqlalchemy import NullPool
 
 from shadowspec.store import Store
@@ -23,7 +24,7 @@ def fill(url: str, verdict: Verdict | None) -> None:
         store.save_fingerprints([examples.config()])
         for number, age in enumerate((timedelta(days=40), timedelta(hours=1))):
             lines, time = range(number * 2, number * 2 + 2), datetime.now(UTC) - age
-            records = tuple(replace(examples.record(line), event_time=time) for line in lines)
+            records = tuple(structs.replace(examples.record(line), event_time=time) for line in lines)
             result = replace(examples.block(f"b{number}", lines, sequence=number), started_at=time)
             store.save_batch(WriteBatch((), ((result, records),)), "group")
         if verdict is not None:

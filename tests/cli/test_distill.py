@@ -30,13 +30,13 @@ def traffic(target: LoadedModel) -> list[dict[str, Any]]:
     """Records with what the target answers to them, sampled."""
     asked = [record(number, max_tokens=12, temperature=0.9) for number in range(NUM_RECORDS)]
     sampling = SamplingParameters(temperature=0.9, max_tokens=12)
-    prompts = [tuple(target.tokenizer.encode(own["request"]["prompt"])) for own in asked]
+    prompts = [tuple(target.tokenizer.encode(entry["request"]["prompt"])) for entry in asked]
     answers = decode_batch(
         target.model, [Request(prompt, sampling, number) for number, prompt in enumerate(prompts)], proposer=None,
         num_speculative_tokens=0, verify_rule=VerifyRule.REJECTION, end_token_ids=target.end_token_ids,
     ).decoded  # fmt: skip
     return [
-        own
+        entry
         | {
             "response": {
                 "model": "m",
@@ -44,7 +44,7 @@ def traffic(target: LoadedModel) -> list[dict[str, Any]]:
                 "usage": {"completion_tokens": len(answer.output)},
             }
         }
-        for own, answer in zip(asked, answers, strict=True)
+        for entry, answer in zip(asked, answers, strict=True)
     ]
 
 
@@ -68,8 +68,8 @@ def test_a_draft_is_written_and_gains_what_replay_says_of_it(workspace: Workspac
 
     # The folder is a candidate's draft like any other: replay of all the traffic finds it nearer than the old one.
     toml = workspace.folder / "shadowspec.toml"
-    own = '[[endpoints.letters.candidates]]\nname = "new"\nproposer = "draft_model"\ndraft = "new"\n'
-    toml.write_text(toml.read_text("utf-8") + own + "num_speculative_tokens = 3\n", encoding="utf-8")
+    text = '[[endpoints.letters.candidates]]\nname = "new"\nproposer = "draft_model"\ndraft = "new"\n'
+    toml.write_text(toml.read_text("utf-8") + text + "num_speculative_tokens = 3\n", encoding="utf-8")
     replayed = workspace.run("replay", file, "--k", "3", "--json")
     assert replayed.code == 0, replayed.err
     rates = {cell["config"]: cell["first_position_acceptance_rate"] for cell in replayed.document["replays"]}
@@ -95,8 +95,8 @@ def test_a_rare_slices_prompts_are_answered_anew_and_learnt_from(
     workspace: Workspace, traffic: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cooler = [
-        own | {"request": own["request"] | {"temperature": 0.4}} if number % 10 == 0 else own
-        for number, own in enumerate(traffic)
+        entry | {"request": entry["request"] | {"temperature": 0.4}} if number % 10 == 0 else entry
+        for number, entry in enumerate(traffic)
     ]
     path = str(write_traffic(tmp_path / "cooler.jsonl", cooler))
     arguments = ("distill", path, "-e", "letters", *CONSENT, *QUICK, "--json")
@@ -105,7 +105,7 @@ def test_a_rare_slices_prompts_are_answered_anew_and_learnt_from(
     card = " ".join((workspace.folder / "new" / "README.md").read_text("utf-8").split())
     assert f"it learnt from {found['answered_anew']} answers (" in card
 
-    monkeypatch.setattr("shadowspec.app.distill_draft.answered_anew", lambda *_, **__: [])
+    monkeypatch.setattr("shadowspec.app.distill_draft.sample_answers", lambda *_, **__: [])
     without = workspace.run(*arguments, "--out", "other").document
     assert without["answered_anew"] == 0
     assert without["output_tokens_learnt_from"] < found["output_tokens_learnt_from"]
@@ -163,7 +163,7 @@ def test_only_records_with_the_label_are_learnt_from(workspace: Workspace, traff
     head = "[endpoints.letters]\n"
     assert head in toml.read_text("utf-8")
     toml.write_text(toml.read_text("utf-8").replace(head, f'{head}labels = ["consent"]\n'), encoding="utf-8")
-    mixed = [own | {"metadata": {"consent": "yes" if row % 2 else "no"}} for row, own in enumerate(traffic)]
+    mixed = [entry | {"metadata": {"consent": "yes" if row % 2 else "no"}} for row, entry in enumerate(traffic)]
     path = write_traffic(workspace.folder / "mixed.jsonl", mixed)
     result = workspace.run(
         "distill", str(path), "-e", "letters", "--where", "consent=yes", "--out", "new", *CONSENT, *QUICK, "--json"
@@ -227,8 +227,8 @@ def test_too_few_sessions_say_so(workspace: Workspace, traffic: list[dict[str, A
 
 def test_lookup_has_nothing_to_train(workspace: Workspace, file: str) -> None:
     toml = workspace.folder / "shadowspec.toml"
-    own = '[[endpoints.letters.candidates]]\nname = "lookup"\nproposer = "ngram"\nnum_speculative_tokens = 3\n'
-    toml.write_text(toml.read_text("utf-8") + own, encoding="utf-8")
+    text = '[[endpoints.letters.candidates]]\nname = "lookup"\nproposer = "ngram"\nnum_speculative_tokens = 3\n'
+    toml.write_text(toml.read_text("utf-8") + text, encoding="utf-8")
     result = workspace.run("distill", file, "-e", "letters", "--candidate", "lookup", "--out", "new", *CONSENT)
     assert result.code == 2
     assert "only a candidate with proposer = 'draft_model' can be distilled" in result.err

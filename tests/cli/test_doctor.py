@@ -38,12 +38,12 @@ url_file = "chat_url"
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
     """One mail server whose name is known."""
 
-    def found(host: str, *_: object, **__: object) -> list[object]:
+    def resolve(host: str, *_: object, **__: object) -> list[object]:
         if host != "mail.example.org":
             raise socket.gaierror(socket.EAI_NONAME, "unknown")
         return []
 
-    monkeypatch.setattr("shadowspec.scheduler.receivers.socket.getaddrinfo", found)
+    monkeypatch.setattr("shadowspec.scheduler.receivers.socket.getaddrinfo", resolve)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be(scheduled: Workspace) -> None:
 
 def test_a_folder_that_may_not_be_written_to(scheduled: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     may = os.access
-    monkeypatch.setattr("shadowspec.scheduler.receivers.os.access", lambda *own: own[1] == os.R_OK and may(*own))
+    monkeypatch.setattr("shadowspec.scheduler.receivers.os.access", lambda *item: item[1] == os.R_OK and may(*item))
     assert "cannot be written to" in wrong(scheduled, 2)["receiver here"]  # the system lets root write anywhere
 
 

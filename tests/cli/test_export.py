@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec import structs
 
 from shadowspec.store import Store
 from shadowspec.types import SpeculationConfig, Verdict, VerifyRule
@@ -25,9 +26,11 @@ def fill(verdict: Verdict, *, evidence_age: timedelta = timedelta(hours=1), endp
     with Store.open("sqlite:///shadow.db") as store:
         store.save_fingerprints([replace(examples.config(), config=DRAFT)])
         block = examples.block("b", range(1, 3))
-        own = replace(block, block=replace(block.block, endpoint=endpoint))
-        records = [replace(examples.record(line, endpoint), event_time=now - evidence_age) for line in range(1, 3)]
-        save_block(store, own, records)
+        result = replace(block, block=structs.replace(block.block, endpoint=endpoint))
+        records = [
+            structs.replace(examples.record(line, endpoint), event_time=now - evidence_age) for line in range(1, 3)
+        ]
+        save_block(store, result, records)
         plain = examples.decision(verdict, endpoint=endpoint)
         decided = replace(plain, config=DRAFT, decided_at=now, engine="vllm/0.32.0")
         store.append_decisions([decided])

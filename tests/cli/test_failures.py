@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shadowspec import demo
 from shadowspec.engine import Engine, Models
@@ -26,6 +26,7 @@ from shadowspec.types import (
     Validity,
     VerifyRule,
 )
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.cli.conftest import Workspace, record, write_traffic
 from tests.store.saving import save_block
 from tests.worker.blocks import block, prompt
@@ -94,7 +95,7 @@ def test_from_traffic_to_the_report(workspace: Workspace, caplog: pytest.LogCapt
 def test_no_output_reaches_the_database_or_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The bundled pair writes texts, each contract judges them, and none is found again."""
     config = SpeculationConfig("draft", "t", str(demo.DRAFT), "draft_model", 4, VerifyRule.REJECTION)
-    target, candidates = Models("cpu").candidates(str(demo.TARGET), [config], lambda _: None)
+    target, candidates = Models(EngineSettings("cpu")).candidates(str(demo.TARGET), [config], lambda _: None, 1, {})
     seen: list[str] = []
 
     def score(text: str) -> float:
@@ -120,7 +121,7 @@ def test_no_output_reaches_the_database_or_the_log(tmp_path: Path, caplog: pytes
     upgrade(url)
     names = (tmp_path / "store.db").read_bytes()  # of tables and columns
     with caplog.at_level(logging.DEBUG), Store.open(url) as store:
-        engine = Engine(target, candidates, warmup_blocks=0, scorers={"chat": Scorer({"score": score})})
+        engine = Engine(target, candidates, EngineSettings(warmup_blocks=0), scorers={"chat": Scorer({"score": score})})
         result = engine.measure(block(*asked))
         store.save_fingerprints(engine.configs)
         now = datetime.now(UTC)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from shadowspec.live.guard import windows_to_alarm
 from shadowspec.store import RoleKind, Store
@@ -47,9 +48,9 @@ Shell = Callable[..., Result]
 
 @pytest.fixture
 def production() -> Iterator[Production]:
-    own = Production()
-    with producing(own):
-        yield own
+    watched = Production()
+    with producing(watched):
+        yield watched
 
 
 @pytest.fixture
@@ -69,14 +70,14 @@ def shell(
     with Store.open(url) as store:
         store.save_fingerprints([replace(examples.config(), config=DRAFT)])
         measured = examples.block("b", range(1, 3))
-        block = replace(measured, block=replace(measured.block, slice_key=SLICE))
+        block = replace(measured, block=structs.replace(measured.block, slice_key=SLICE))
         records = [
-            replace(examples.record(line), event_time=now, slice_key=SLICE, labels=LABELS, sampling_rate=1.0)
+            structs.replace(examples.record(line), event_time=now, slice_key=SLICE, labels=LABELS, sampling_rate=1.0)
             for line in (1, 2)
         ]
         save_block(store, block, records)
         tests = (TestResult("speedup", "pass", 1.3, 1.2, 1.5, 1.05, 0.003, "block", 60, 27),)
-        own = replace(
+        decision = replace(
             examples.decision(Verdict.ENABLE),
             config=DRAFT,
             decided_at=now,
@@ -86,7 +87,7 @@ def shell(
             evidence=EvidenceSummary(newest_evidence=now),
             composition=Composition(is_named=True),
         )
-        store.append_decisions([own])
+        store.append_decisions([decision])
 
     def run(*arguments: str) -> Result:
         return run_command(monkeypatch, capsys, *arguments)
@@ -95,13 +96,13 @@ def shell(
 
 
 def read(shell: Shell) -> dict[str, Any]:
-    (own,) = shell("live", "--json").document["endpoints"]
-    return dict(own)
+    (entry,) = shell("live", "--json").document["endpoints"]
+    return dict(entry)
 
 
 def flags(shell: Shell) -> dict[str, Any]:
-    own = shell("export", "--format", "flagd").document["flags"]["chat.speculation"]
-    return dict(own)
+    flag = shell("export", "--format", "flagd").document["flags"]["chat.speculation"]
+    return dict(flag)
 
 
 @pytest.mark.integration
@@ -119,24 +120,24 @@ def test_a_bad_draft_in_production_is_switched_off(shell: Shell, production: Pro
             production.answer = None
             production.restart(started_at=datetime.now(UTC).timestamp())
         production.serve(drafts=1_000, rate=0.7)
-        own = read(shell)
-        replica = own["replicas"][0]
+        entry = read(shell)
+        replica = entry["replicas"][0]
         assert replica["window"]["num_drafts"] == 1_000, "nothing is counted twice, nothing made up"
         assert replica["outcome"] == ("reset" if turn == 3 else "window")
         assert replica["window"]["num_failed_scrapes"] == (1 if turn == 3 else 0)
-        assert own["override_id"] is None
-    assert own["promise"]["rate"] == PROMISE
+        assert entry["override_id"] is None
+    assert entry["promise"]["rate"] == PROMISE
     assert replica["since_enable"]["rate"] == pytest.approx(0.7)
 
     # 2. A bad draft, as deep as another: other labels, another series.
     production.restart(depth=6, started_at=datetime.now(UTC).timestamp())
     stated = windows_to_alarm(PROMISE, 0.05, GuardPolicy(run_length=1_000))
-    assert stated == own["promise"]["windows_to_alarm"]["at_zero"] + 1
+    assert stated == entry["promise"]["windows_to_alarm"]["at_zero"] + 1
     number = 0
-    while own["override_id"] is None and number < stated:
+    while entry["override_id"] is None and number < stated:
         production.serve(drafts=1_000, rate=0.05)
-        own, number = read(shell), number + 1
-    assert own["override_id"] is not None
+        entry, number = read(shell), number + 1
+    assert entry["override_id"] is not None
     assert number >= 5
 
     # 3. Everything that acts on verdicts says off.
@@ -157,7 +158,7 @@ def test_a_bad_draft_in_production_is_switched_off(shell: Shell, production: Pro
     assert [each["kind"] for each in changes if "live guard" in each["why"]] == ["alarm"]
 
     # 4. Cleared, with a good draft: on again, and quiet.
-    shell("override", "clear", str(own["override_id"]), "--reason", "mended", "--author", "ada")
+    shell("override", "clear", str(entry["override_id"]), "--reason", "mended", "--author", "ada")
     production.restart(started_at=datetime.now(UTC).timestamp())
     for _ in range(3):
         production.serve(drafts=1_000, rate=0.7)
@@ -179,11 +180,11 @@ def test_what_it_prints(shell: Shell, production: Production) -> None:
     assert "points to elsewhere.example" in refused.out
     assert "points to elsewhere.example" in refused.err
     found = shell("doctor", "--json").document["checks"]
-    (own,) = [each for each in found if each["check"] == "live chat"]
-    assert (own["ok"], "points to elsewhere.example" in own["found"]) == (False, True)
+    (entry,) = [each for each in found if each["check"] == "live chat"]
+    assert (entry["ok"], "points to elsewhere.example" in entry["found"]) == (False, True)
     production.answer = None
-    (own,) = [each for each in shell("doctor", "--json").document["checks"] if each["check"] == "live chat"]
-    assert (own["ok"], own["found"]) == (True, "1 replica of vllm read; 1 count drafts")
+    (entry,) = [each for each in shell("doctor", "--json").document["checks"] if each["check"] == "live chat"]
+    assert (entry["ok"], entry["found"]) == (True, "1 replica of vllm read; 1 count drafts")
 
 
 @pytest.mark.integration
@@ -203,8 +204,8 @@ def test_the_scheduler_reads_too(shell: Shell, production: Production) -> None:
     shell("live")
     production.serve(drafts=1_000, rate=0.7)
     assert shell("schedule", "--once").code == 0
-    own = read(shell)
-    assert own["replicas"][0]["since_enable"]["num_windows"] == 1
+    entry = read(shell)
+    assert entry["replicas"][0]["since_enable"]["num_windows"] == 1
     listed = shell("schedule", "--list", "--json").document
     assert [each["endpoint"] for each in listed["live"]] == ["chat"]
     assert listed["live"][0]["interval_s"] == 1.0
@@ -226,8 +227,9 @@ def test_a_scheduler_that_leads_reads_again_and_again(
 
     config, stopped = load_config(tmp_path / "shadowspec.toml", {}), threading.Event()
     with Store.open(config.database_url) as store:
-        own = Scheduler(store, config.schedule, {}, GatePolicies({}, {}), period_settings(config), live_jobs(config))
-        thread = threading.Thread(target=own.run, args=(stopped,))
+        policies = GatePolicies({"chat": config.endpoints["chat"].policy}, {})
+        scheduler = Scheduler(store, config.schedule, {}, policies, period_settings(config), live_jobs(config))
+        thread = threading.Thread(target=scheduler.run, args=(stopped,))
         thread.start()
         deadline = time.monotonic() + PATIENCE_S
         while len(store.live_windows("chat")) < 3 and time.monotonic() < deadline:
@@ -256,13 +258,13 @@ def test_the_gates_role_may_read_and_order(shell: Shell, production: Production,
             connection.execute(sqlalchemy.text(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'x'"))
         engine.dispose()
         store.grant(RoleKind.GATE, role)
-    own = owner.set(username=role, password="x").render_as_string(hide_password=False)
+    render_as_string = owner.set(username=role, password="x").render_as_string(hide_password=False)
     text = (tmp_path / "shadowspec.toml").read_text(encoding="utf-8")
-    (tmp_path / "shadowspec.toml").write_text(text.replace(url, own), encoding="utf-8")
+    (tmp_path / "shadowspec.toml").write_text(text.replace(url, render_as_string), encoding="utf-8")
     for _ in range(16):
         assert shell("live").code == 0
         production.serve(drafts=1_000, rate=0.0)
-    with Store.open(own) as store:
+    with Store.open(render_as_string) as store:
         assert [each.override.author for each in store.overrides("chat")] == ["live guard"]
-        watched = watch(store, "chat", ["a"], GuardPolicy(), datetime.now(UTC))
+        watched = watch(store, "chat", ["a"], None, GuardPolicy(), datetime.now(UTC))
     assert watched.promise is None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shadowspec.app import backfill_loop as looping
-from shadowspec.app.backfill_loop import _build, _given_up, require_measurable
+from shadowspec.app.backfill_loop import _build, _fail_block, require_measurable
 from shadowspec.backfill.cluster import Actors
 from shadowspec.config import load_config
 from shadowspec.errors import ConfigError
@@ -108,7 +108,7 @@ def test_what_an_engine_raises_is_a_failed_block_and_its_text_nowhere(
 
 def test_a_block_that_is_given_up_has_failed_runs_of_every_config() -> None:
     block = a_block(prompt(1, endpoint="letters"), prompt(2, endpoint="letters"))
-    found = _given_up({"letters": (CONFIG, CONFIG)}, "engine_died", block)
+    found = _fail_block({"letters": (CONFIG, CONFIG)}, "engine_died", block)
     assert [run.failure for run in found.runs] == ["engine_died"] * 2 * len(block.requests)
 
 

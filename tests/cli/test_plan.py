@@ -35,14 +35,14 @@ def test_a_plan_says_what_is_wanted_and_writes_nothing(measured: Workspace) -> N
     assert done.document["schema_version"] == 1
     assert (plan["endpoint"], plan["capacity_per_s"], plan["sample_rate"]) == ("letters", 0.5, 1.0)
     assert 0.0 < plan["recommended_sample_rate"] <= 1.0
-    assert [own["slice"] for own in plan["hypotheses"]] == [own["slice"] for own in plan["slices"]]
-    assert {tuple(own["slice"]) for own in plan["slices"]} == {(), ("prompt_class", "sampling_regime")}
-    for own in plan["hypotheses"]:
-        assert own["verdict"] in {"HOLD", "DISABLE"}
-        if own["is_open"]:
-            assert {"speedup", "acceptance", "tail"} <= {test["name"] for test in own["tests"]}
-            assert 0.0 <= own["enable_share"] + own["disable_share"] <= 1.0
-            assert own["clusters_p90"] is None or own["clusters_median"] <= own["clusters_p90"]
+    assert [item["slice"] for item in plan["hypotheses"]] == [item["slice"] for item in plan["slices"]]
+    assert {tuple(item["slice"]) for item in plan["slices"]} == {(), ("prompt_class", "sampling_regime")}
+    for item in plan["hypotheses"]:
+        assert item["verdict"] in {"HOLD", "DISABLE"}
+        if item["is_open"]:
+            assert {"speedup", "acceptance", "tail"} <= {test["name"] for test in item["tests"]}
+            assert 0.0 <= item["enable_share"] + item["disable_share"] <= 1.0
+            assert item["clusters_p90"] is None or item["clusters_median"] <= item["clusters_p90"]
     with Store.open("sqlite:///shadow.db") as store:
         assert (store.latest_decisions(), len(store.snapshots("letters"))) == before
     assert plan["requests_per_s"] == pytest.approx(1.0)
@@ -63,12 +63,12 @@ def test_a_shadow_is_sized_for_a_time_and_a_traffic(measured: Workspace) -> None
     asked = ("plan", "--endpoint", "letters", "--decide-within", "30d")
     sizing = measured.run(*asked, "--json").document["sizing"]
     assert sizing["decide_within_s"] == 30 * 86_400
-    (own,) = sizing["endpoints"]
-    assert own["requests_per_s"] == pytest.approx(1.0)
+    (sized,) = sizing["endpoints"]
+    assert sized["requests_per_s"] == pytest.approx(1.0)
     more = measured.run(*asked, "--json", "--traffic", "50").document["sizing"]["endpoints"][0]
     assert more["requests_per_s"] == 50.0
-    assert {len(own[way]["too_slow"]) > 0 for way in ("median", "p90") if own[way]["sample_rate"] is None} <= {True}
-    rates = [(own[way]["sample_rate"], more[way]["sample_rate"]) for way in ("median", "p90")]
+    assert {len(sized[way]["too_slow"]) > 0 for way in ("median", "p90") if sized[way]["sample_rate"] is None} <= {True}
+    rates = [(sized[way]["sample_rate"], more[way]["sample_rate"]) for way in ("median", "p90")]
     for few, many in rates:
         if few is not None:
             assert many == pytest.approx(few / 50)
@@ -102,10 +102,10 @@ def test_a_dry_run_decides_and_keeps_nothing(fed: Workspace) -> None:
     first = fed.run("gate", "--dry-run", "--json")
     assert first.code == 0, first.err
     assert first.document["dry_run"] is True
-    assert "too_few_clusters" not in {own["reason_code"] for own in first.document["decisions"]}
+    assert "too_few_clusters" not in {item["reason_code"] for item in first.document["decisions"]}
     fed.replace_in_config("entry_clusters = 2", "entry_clusters = 5000")
     tried = fed.run("gate", "--dry-run", "--json").document
-    assert {own["reason_code"] for own in tried["decisions"]} == {"too_few_clusters"}
+    assert {item["reason_code"] for item in tried["decisions"]} == {"too_few_clusters"}
     shown = fed.run("gate", "--dry-run")
     assert "letters" in shown.out
     assert "nothing was folded, decided or moved" in shown.err
@@ -117,7 +117,7 @@ def test_a_dry_run_decides_and_keeps_nothing(fed: Workspace) -> None:
 def test_a_gate_run_shows_where_the_rollout_stands(measured: Workspace) -> None:
     (rollout,) = measured.run("gate", "--json").document["rollouts"]
     assert (rollout["endpoint"], rollout["stage"], rollout["share"]) == ("letters", "shadow", 0.0)
-    assert rollout["waits_for"] == "a standing ENABLE"
+    assert rollout["waits_for"] == "a current ENABLE"
     with Store.open("sqlite:///shadow.db") as store:
-        assert [own.reason_code for own in store.rollout_history("letters")] == ["began"]
-    assert "a standing ENABLE" in measured.run("gate").out
+        assert [rollout.reason_code for rollout in store.rollout_history("letters")] == ["began"]
+    assert "a current ENABLE" in measured.run("gate").out

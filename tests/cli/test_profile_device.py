@@ -16,6 +16,7 @@ from shadowspec.engine.profiling import Grid, profile
 from shadowspec.errors import InputError
 from shadowspec.store import Store
 from shadowspec.types import SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.cli.conftest import Workspace
 
 NGRAM = """
@@ -50,13 +51,13 @@ def test_every_point_of_the_grid_has_its_costs(
     assert result.code == 0, result.err
     assert json.loads((workspace.folder / "costs.json").read_text(encoding="utf-8")) == result.document
     profiles = result.document["profiles"]
-    assert [own["is_greedy"] for own in profiles] == regimes
-    for own in profiles:
-        assert (own["endpoints"], own["config"]) == (["letters"], "draft")
-        places = {(each["concurrency"], each["num_speculative_tokens"], each["context"]) for each in own["points"]}
+    assert [document["is_greedy"] for document in profiles] == regimes
+    for document in profiles:
+        assert (document["endpoints"], document["config"]) == (["letters"], "draft")
+        places = {(each["concurrency"], each["num_speculative_tokens"], each["context"]) for each in document["points"]}
         assert places == {(b, k, c) for b in (1, 3) for k in (0, 1, 2) for c in (8, 16)}
         baseline = {}
-        for each in own["points"]:
+        for each in document["points"]:
             place = (each["concurrency"], each["context"])
             assert each["step_ms"] == pytest.approx(each["draft_ms"] + each["verify_ms"] + each["other_ms"])
             assert each["prefill_ms"] > 0
@@ -83,14 +84,14 @@ def test_costs_are_kept_for_report_and_dashboard(workspace: Workspace) -> None:
     assert result.code == 0, result.err
     with Store.open(f"sqlite:///{workspace.folder / 'shadow.db'}") as store:
         stored = {key.is_greedy: costs for key, costs in store.costs().items()}
-    for own in result.document["profiles"]:
-        costs = stored[own["is_greedy"]]
+    for item in result.document["profiles"]:
+        costs = stored[item["is_greedy"]]
         assert [(each.place, each.step_ms) for each in costs.points] == [
             ((point["concurrency"], point["num_speculative_tokens"], point["context"]), pytest.approx(point["step_ms"]))
-            for point in own["points"]
+            for point in item["points"]
         ]
-        assert (costs.key.engine, costs.key.device) == (own["engine"], own["device"])
-        assert costs.profiled_at.isoformat() == own["profiled_at"]
+        assert (costs.key.engine, costs.key.device) == (item["engine"], item["device"])
+        assert costs.profiled_at.isoformat() == item["profiled_at"]
 
 
 def test_the_table_says_from_where_on_speculation_pays(workspace: Workspace) -> None:
@@ -105,9 +106,9 @@ def test_every_way_of_drafting_has_a_surface_of_its_own(workspace: Workspace) ->
     config.write_text(config.read_text(encoding="utf-8") + NGRAM + SUFFIX, encoding="utf-8")
     result = workspace.run("profile-device", *SMALL, "--greedy", "--no-store", "--json")
     assert result.code == 0, result.err
-    own = {each["config"]: each["points"] for each in result.document["profiles"]}
-    assert set(own) == {"draft", "lookup", "suffixes"}
-    for points in own.values():
+    entry = {each["config"]: each["points"] for each in result.document["profiles"]}
+    assert set(entry) == {"draft", "lookup", "suffixes"}
+    for points in entry.values():
         assert len(points) == 2 * 3 * 2
         assert all(each["draft_ms"] > 0 for each in points if each["num_speculative_tokens"])
 
@@ -122,8 +123,8 @@ def test_depths_that_heads_do_not_reach_are_left_out_and_told(
     most = load_most()
     result = workspace.run("profile-device", "--k", f"1,{most},{most + 1}", *loads)
     assert result.code == 0, result.err
-    (own,) = result.document["profiles"]
-    assert {each["num_speculative_tokens"] for each in own["points"]} == {0, 1, most}
+    (profile_document,) = result.document["profiles"]
+    assert {each["num_speculative_tokens"] for each in profile_document["points"]} == {0, 1, most}
     assert f"medusa drafts {most} tokens at most: greater depths are not profiled" in caplog.text
     beyond = workspace.run("profile-device", "--k", str(most + 1), *loads)
     assert beyond.code == 4
@@ -156,7 +157,9 @@ def test_a_step_that_depends_on_the_text_has_no_surface(
     tiny_pair: tuple[Path, Path], changes: dict[str, Any], says: str
 ) -> None:
     config = SpeculationConfig("k3", "t", str(tiny_pair[1]), "draft_model", 3, VerifyRule.GREEDY_DRAFT)
-    target, (candidate,) = Models("cpu").candidates(str(tiny_pair[0]), [replace(config, **changes)], print)
+    target, (candidate,) = Models(EngineSettings("cpu")).candidates(
+        str(tiny_pair[0]), [replace(config, **changes)], print, 1, {}
+    )
     with pytest.raises(InputError, match=says):
         profile(target, candidate, Grid((1,), (2,), (8,)))
 

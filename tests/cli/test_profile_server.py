@@ -18,9 +18,9 @@ SMALL = ("--loads", "2", "--contexts", "4,40", "--rounds", "2", "--greedy")
 
 @pytest.fixture
 def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
-    own = FakeServer(step_s=0.002), FakeServer(3, step_s=0.003)
-    with running(*own):
-        yield own
+    pair = FakeServer(step_s=0.002), FakeServer(3, step_s=0.003)
+    with running(*pair):
+        yield pair
 
 
 def serve(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> None:
@@ -43,16 +43,22 @@ def test_costs_are_told_written_and_kept(served: Workspace) -> None:
     done = served.run("profile-server", *SMALL, "--json", "--out", "costs.json")
     assert done.code == 0, done.err
     assert json.loads((served.folder / "costs.json").read_text(encoding="utf-8")) == done.document
-    (own,) = done.document["profiles"]
-    assert (own["endpoints"], own["engine"], own["device"]) == (["letters"], "vllm/0.32.0", "a fake")
-    assert {(each["concurrency"], each["num_speculative_tokens"], each["context"]) for each in own["points"]} == {
-        (2, depth, context) for depth in (0, 3) for context in (4, 40)
-    }
-    for each in own["points"]:
+    (profile_document,) = done.document["profiles"]
+    assert (profile_document["endpoints"], profile_document["engine"], profile_document["device"]) == (
+        ["letters"],
+        "vllm/0.32.0",
+        "a fake",
+    )
+    assert {
+        (each["concurrency"], each["num_speculative_tokens"], each["context"]) for each in profile_document["points"]
+    } == {(2, depth, context) for depth in (0, 3) for context in (4, 40)}
+    for each in profile_document["points"]:
         assert each["step_ms"] >= 2.0
         assert each["step_error_ms"] >= 0.0
-    assert own["num_same_outputs"] == own["num_compared_outputs"] > 0
-    assert [each["mean_acceptance_length"] for each in own["acceptance"]] == [pytest.approx(2.5, abs=0.1)] * 2
+    assert profile_document["num_same_outputs"] == profile_document["num_compared_outputs"] > 0
+    assert [each["mean_acceptance_length"] for each in profile_document["acceptance"]] == [
+        pytest.approx(2.5, abs=0.1)
+    ] * 2
     with Store.open("sqlite:///shadow.db") as store:
         (key,) = store.costs()
     assert (key.engine, key.proposer, key.is_greedy) == ("vllm/0.32.0", "draft_model", True)
@@ -69,8 +75,8 @@ def test_depths_add_up_as_the_server_is_changed(served: Workspace, servers: tupl
     served.replace_in_config("num_speculative_tokens = 3", "num_speculative_tokens = 2")
     second = served.run("profile-server", *SMALL, "--json")
     assert second.code == 0, second.err
-    (own,) = second.document["profiles"]
-    assert {each["num_speculative_tokens"] for each in own["points"]} == {0, 2, 3}
+    (profile_document,) = second.document["profiles"]
+    assert {each["num_speculative_tokens"] for each in profile_document["points"]} == {0, 2, 3}
     other = served.run("profile-server", *SMALL, "--contexts", "4,50", "--json")
     assert {each["num_speculative_tokens"] for each in other.document["profiles"][0]["points"]} == {0, 2}
 
@@ -86,7 +92,7 @@ def test_both_kinds_of_requests_by_default_at_the_endpoints_own_loads(served: Wo
     done = served.run("profile-server", "--contexts", "4", "--rounds", "2", "--no-store", "--json")
     assert done.code == 0, done.err
     assert [each["is_greedy"] for each in done.document["profiles"]] == [True, False]
-    assert {each["concurrency"] for own in done.document["profiles"] for each in own["points"]} == {2}
+    assert {each["concurrency"] for item in done.document["profiles"] for each in item["points"]} == {2}
     with Store.open("sqlite:///shadow.db") as store:
         assert store.costs() == {}
 
@@ -132,23 +138,23 @@ def test_acceptance_of_the_loop_times_the_servers_costs_predicts_the_server_and_
     serve(workspace, servers)
     assert workspace.run("profile-server", *SMALL).code == 0
 
-    def told() -> list[dict[str, object]]:
+    def read_messages() -> list[dict[str, object]]:
         reported = workspace.run("report", "--format", "json")
         assert reported.code == 0, reported.err
         (endpoint,) = reported.document["endpoints"]
         return [each for each in endpoint["predictions"] if each["slice"]]
 
-    own, there = told()
-    assert str(own["engine"]).startswith("shadowspec-torch/")
-    assert (own["predicted_speedup"], own["why_not"]) == (None, "not profiled: run shadowspec profile-device")
+    entry, there = read_messages()
+    assert str(entry["engine"]).startswith("shadowspec-torch/")
+    assert (entry["predicted_speedup"], entry["why_not"]) == (None, "not profiled: run shadowspec profile-device")
     assert (there["engine"], there["device"]) == ("vllm/0.32.0", "a fake")
     assert there["predicted_speedup"] is not None
     assert (there["measured_speedup"], there["relative_error"]) == (None, None), "nothing was timed there yet"
-    assert there["mean_acceptance_length"] == own["mean_acceptance_length"]
+    assert there["mean_acceptance_length"] == entry["mean_acceptance_length"]
 
     more = write_traffic(workspace.folder / "b.jsonl", [record(number, max_tokens=24) for number in range(20, 28)])
     assert workspace.run("run", str(more)).code == 0
-    found = {(str(each["engine"]).partition("/")[0], each["fingerprint"]): each for each in told()}
+    found = {(str(each["engine"]).partition("/")[0], each["fingerprint"]): each for each in read_messages()}
     with Store.open("sqlite:///shadow.db") as store:
         backends = {key: config.config.backend for key, config in store.fingerprints().items()}
     assert len(found) == 3

@@ -96,10 +96,10 @@ def test_greedy_traffic_is_replayed_to_the_counters_that_run_stores(
     lines = [json.loads(line) for line in (workspace.folder / "each.jsonl").read_text("utf-8").splitlines()]
     assert len(lines) == NUM_RECORDS
     drafts = sum(
-        own["expected"]["num_drafts"]
+        item["expected"]["num_drafts"]
         for line in lines
-        for own in line["replays"]
-        if (own["config"], own["num_speculative_tokens"]) == ("draft", 3)
+        for item in line["replays"]
+        if (item["config"], item["num_speculative_tokens"]) == ("draft", 3)
     )
     assert drafts == pytest.approx(cells(document, "draft")[1]["expected"]["num_drafts"])
     shown = workspace.run("replay", str(traffic))
@@ -153,8 +153,8 @@ def test_max_requests_is_of_all_files_together(workspace: Workspace, target: Loa
 
 def test_what_replay_refuses_is_none_of_max_requests(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:
     records = [answered(target, number) for number in range(12)]
-    for own in records[:6:2]:
-        token_ids = own["response"]["choices"][0]["token_ids"]
+    for answer in records[:6:2]:
+        token_ids = answer["response"]["choices"][0]["token_ids"]
         token_ids[0] = 2 + (token_ids[0] - 1) % 8  # another than the target's
     traffic = write_traffic(tmp_path / "t.jsonl", records)
     result = workspace.run("replay", str(traffic), "--k", "2", "--max-requests", "6", "--json")
@@ -177,8 +177,8 @@ def test_what_cannot_be_replayed_keeps_nothing_else_from_it(
 ) -> None:
     path = workspace.folder / "shadowspec.toml"
     text = path.read_text(encoding="utf-8")
-    own = text[text.index("[[endpoints.letters.candidates]]") :].replace('name = "draft"', 'name = "adaptive"')
-    path.write_text(f"{text}\n{own}draft_confidence_threshold = 0.4\n", encoding="utf-8")
+    replace = text[text.index("[[endpoints.letters.candidates]]") :].replace('name = "draft"', 'name = "adaptive"')
+    path.write_text(f"{text}\n{replace}draft_confidence_threshold = 0.4\n", encoding="utf-8")
     traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(2)])
     result = workspace.run("replay", str(traffic), "--json")
     assert result.code == 0, result.err
@@ -202,8 +202,8 @@ def test_counts_are_kept_beside_the_loops_under_the_same_fingerprint(
     assert f"stored: {3 * NUM_RECORDS} new rows of expected counts, of {NUM_RECORDS} replayed responses" in result.err
     totals = "select sum(num_drafts), sum(num_accepted_tokens), count(*) from"
     (loop,) = stored(workspace, f"{totals} runs")
-    (own,) = stored(workspace, f"{totals} replays where fingerprint in (select fingerprint from fingerprints)")
-    assert own == pytest.approx(loop)
+    (totals_row,) = stored(workspace, f"{totals} replays where fingerprint in (select fingerprint from fingerprints)")
+    assert totals_row == pytest.approx(loop)
     depths = stored(workspace, "select num_speculative_tokens, count(*) from replays group by 1 order by 1")
     assert depths == [(2, NUM_RECORDS), (3, NUM_RECORDS), (4, NUM_RECORDS)]
     again = workspace.run("replay", str(traffic), "--k", "3..5", "--store", "--json")
@@ -220,6 +220,18 @@ def test_counts_are_kept_beside_the_loops_under_the_same_fingerprint(
     ]
     assert rows[1]["mean_acceptance_length"] == pytest.approx(rows[1]["loop_mean_acceptance_length"])
     assert [row["loop_num_requests"] for row in rows] == [0, NUM_RECORDS, 0, 0]
+
+
+def test_replays_stand_beside_the_runs_of_a_queue(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:
+    """A queue and sampling defaults are part of the fingerprint, which is that of the loop's runs."""
+    workspace.replace_in_config("loads =", "requests_per_slot = 2\ndefault_sampling = { top_p = 0.9 }\nloads =")
+    traffic = write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(6)])
+    workspace.run("db", "upgrade")
+    workspace.run("run", str(traffic))
+    assert workspace.run("replay", str(traffic), "--k", "3").code == 0
+    assert workspace.run("gate").code == 0
+    document = json.loads(workspace.run("report", "--format", "json").out)
+    assert [row["loop_num_requests"] for row in document["endpoints"][0]["replays"] if not row["slice"]] == [6]
 
 
 def test_nothing_is_kept_where_that_is_said_or_cannot_be(
@@ -255,7 +267,7 @@ def test_the_loop_is_audited_and_an_alarm_holds_the_endpoint(
     workspace.run("db", "upgrade")
     assert workspace.run("run", str(write_traffic(tmp_path / "t.jsonl", records))).code == 0
     audits = workspace.run("gate", "--json").document["audits"]
-    assert [(own["endpoint"], own["num_units"], own["is_alarm"]) for own in audits] == [
+    assert [(audit["endpoint"], audit["num_units"], audit["is_alarm"]) for audit in audits] == [
         ("letters", 2 * NUM_RECORDS, False)
     ] * 2
     assert "no alarm in 48 outputs" in workspace.run("gate", "--tests").out
@@ -347,9 +359,9 @@ def test_what_cannot_be_replayed_is_counted_and_told(workspace: Workspace, targe
     assert funnel == refused
     reasons = [json.loads(line).get("reason") for line in (workspace.folder / "each.jsonl").read_text().splitlines()]
     assert sorted(filter(None, reasons)) == sorted(funnel)
-    told = workspace.run("replay", str(traffic))
-    assert "first not_argmax: " in told.err
-    assert "]@2/0: output token 0 is not the target's arg-max" in told.err
+    reported = workspace.run("replay", str(traffic))
+    assert "first not_argmax: " in reported.err
+    assert "]@2/0: output token 0 is not the target's arg-max" in reported.err
 
 
 def test_nothing_to_replay_is_no_data(workspace: Workspace, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from shadowspec import demo
 from shadowspec.engine import Engine, Models
@@ -36,6 +37,7 @@ from shadowspec.types import (
     Validity,
     VerifyRule,
 )
+from shadowspec.types.measuring_settings import EngineSettings
 from shadowspec.worker.files import FileRun, InProcess
 from shadowspec.worker.pipeline import Pipeline
 from tests.cli.conftest import Workspace, record, write_traffic
@@ -212,7 +214,7 @@ def test_a_contract_that_the_speculative_arm_breaks_fails_the_guardrail(store: S
 def test_the_real_pair_scores_both_arms_outputs() -> None:
     """Greedy, so that both arms say the same; sampled, so that they do not."""
     config = SpeculationConfig("draft", "t", str(demo.DRAFT), "draft_model", 2, VerifyRule.REJECTION)
-    target, candidates = Models("cpu").candidates(str(demo.TARGET), [config], lambda _: None)
+    target, candidates = Models(EngineSettings("cpu")).candidates(str(demo.TARGET), [config], lambda _: None, 1, {})
     seen: list[str] = []
 
     def share_of_spaces(text: str) -> float:
@@ -220,14 +222,14 @@ def test_the_real_pair_scores_both_arms_outputs() -> None:
         return text.count(" ") / (1 + len(text))
 
     asked = [
-        replace(
+        structs.replace(
             prompt(place, *target.tokenizer.encode("def add(first, second):"), length=0),
             sampling=SamplingParameters(temperature=1.2 * place, max_tokens=12, ignore_eos=True),
         )
         for place in (0, 1)
     ]
     scorers: Mapping[str, Scorer] = {"chat": Scorer({"score": share_of_spaces, "structured_validity": is_json})}
-    engine = Engine(target, candidates, warmup_blocks=0, scorers=scorers)
+    engine = Engine(target, candidates, EngineSettings(warmup_blocks=0), scorers=scorers)
     greedy, sampled = engine.measure(block(*asked)).runs
     assert len(seen) == 4
     assert seen[0] == seen[2]
@@ -237,7 +239,7 @@ def test_the_real_pair_scores_both_arms_outputs() -> None:
             *(pytest.approx(text.count(" ") / (1 + len(text))) for text in (base, spec))
         )
         assert run.scores["structured_validity"] == PairedScore(is_json(base), is_json(spec))
-    assert engine.measure(block(replace(asked[0], endpoint="code"))).runs[0].scores == {}
+    assert engine.measure(block(structs.replace(asked[0], endpoint="code"))).runs[0].scores == {}
 
 
 def test_a_configured_function_scores_what_run_measures(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +272,7 @@ def test_a_configured_function_scores_what_run_measures(workspace: Workspace, mo
         ('["json"]', "endpoints.letters.scores"),
         ('["a.b"]', "endpoints.letters.scores"),
         ('["a:b", "a:c"]', "one function of yours at most"),
-        ('["json_valid", "json_valid"]', "scores: the same one stands there twice"),
+        ('["json_valid", "json_valid"]', "scores: the same value is listed twice"),
         ('["os:system(1)"]', "endpoints.letters.scores"),
         ('["json_valid", "contract_valid"]', "both give the same figure"),
     ],

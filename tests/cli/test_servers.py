@@ -36,9 +36,9 @@ max_model_len = {length}
 
 @pytest.fixture
 def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
-    own = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
-    with running(*own):
-        yield own
+    pair = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
+    with running(*pair):
+        yield pair
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def test_traffic_is_measured_and_says_by_which_engine(
     gated = served.run("gate", "--json")
     assert gated.code == 0, gated.err
     assert {each["verdict"] for each in gated.document["decisions"]} == {"HOLD"}
-    told = {(each["engine"], each["serving_engine"]) for each in gated.document["decisions"]}
-    assert told == {("vllm/0.32.0", None)}
+    reported = {(each["engine"], each["serving_engine"]) for each in gated.document["decisions"]}
+    assert reported == {("vllm/0.32.0", None)}
     assert "latency measured on vllm/0.32.0" in served.run("gate").out
     assert "abcdefgh" not in done.err + done.out
     reported = served.run("report", "--format", "json")
@@ -173,18 +173,18 @@ def test_doctor_says_what_both_servers_are(served: Workspace) -> None:
 def test_doctor_looks_at_servers_that_speak_sglangs_api(
     served: Workspace, servers: tuple[FakeServer, FakeServer]
 ) -> None:
-    with running(*(own := (FakeSglang(), FakeSglang(3)))):
-        for before, after in zip(servers, own, strict=True):
+    with running(*(pair := (FakeSglang(), FakeSglang(3)))):
+        for before, after in zip(servers, pair, strict=True):
             served.replace_in_config(before.url, after.url)
         assert checks(served)["servers letters"] == (
             True,
             "m on sglang/0.5.9, and with 3 speculative tokens on sglang/0.5.9; acceptance from each answer's "
-            "meta_info; queue times are not told apart",
+            "meta_info; queue times are not reported separately",
         )
-        own[1].branches = 8
+        pair[1].branches = 8
         is_ok, found = checks(served)["servers letters"]
         assert (is_ok, "--speculative-eagle-topk 1" in found) == (False, True)
-        own[1].owner = "tensorrt_llm"
+        pair[1].owner = "tensorrt_llm"
         is_ok, found = checks(served)["servers letters"]
         assert (is_ok, "avg_decoded_tokens_per_iter" in found) == (False, True)
 
@@ -207,7 +207,7 @@ def test_doctor_looks_at_servers_that_speak_sglangs_api(
         (1, {"has_metrics": False}, True, "shows no /metrics"),
         (0, {"returns_token_ids": False}, True, "parity stays unknown"),
         (0, {"max_logprobs": 19}, True, "sampled outputs cannot be scored"),
-        (0, {"told": lambda told: None}, True, "--logprobs-mode"),
+        (0, {"reported": lambda reported: None}, True, "--logprobs-mode"),
     ],
 )
 def test_doctor_says_what_is_missing(
@@ -230,5 +230,5 @@ def test_doctor_compares_lengths(served: Workspace, servers: tuple[FakeServer, F
     assert checks(served)["servers letters"] == (
         False,
         "shadowspec.toml: endpoints.letters.servers: a server takes 32 tokens of prompt and output, and the target "
-        "64: set max_model_len = 32, so that longer requests are told apart beforehand",
+        "64: set max_model_len = 32, so that longer requests are recognised beforehand",
     )

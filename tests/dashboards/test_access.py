@@ -65,8 +65,8 @@ def test_an_unverified_address_is_nobodys() -> None:
     with pytest.raises(AccessError, match="not verified"):
         identify(claims(email_verified=False), SETTINGS, NOW)
     by_group = replace(SETTINGS, roles=replace(SETTINGS.roles, claim="groups", operators=frozenset({"sre"})))
-    own = identify(claims(groups=["all", "sre"], email_verified=False, preferred_username="ada"), by_group, NOW)
-    assert (own.name, own.role) == ("ada", Role.OPERATOR)
+    identity = identify(claims(groups=["all", "sre"], email_verified=False, preferred_username="ada"), by_group, NOW)
+    assert (identity.name, identity.role) == ("ada", Role.OPERATOR)
     with pytest.raises(AccessError, match="who may not open"):
         identify(claims(groups={"sre": True}), by_group, NOW)
     with pytest.raises(AccessError, match="neither an e-mail nor a name"):
@@ -80,7 +80,7 @@ def test_without_a_login_nobody_is_vouched_for() -> None:
 
 
 def order(**changes: Any) -> Any:
-    own: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "endpoint": "assistant",
         "slice_key": "",
         "concurrency": None,
@@ -90,7 +90,7 @@ def order(**changes: Any) -> Any:
         "expires_in": None,
         "confirmation": "assistant",
     }
-    return kill_switch.set_override(**(own | changes))
+    return kill_switch.set_override(**(entry | changes))
 
 
 @pytest.fixture
@@ -154,8 +154,8 @@ def role_of(server: str, database: str, kind: RoleKind) -> Iterator[str]:
     try:
         yield make_url(database).set(username=name).render_as_string(hide_password=False)
     finally:
-        own = sqlalchemy.create_engine(database, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-        with own.connect() as connection:
+        admin_engine = sqlalchemy.create_engine(database, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        with admin_engine.connect() as connection:
             connection.exec_driver_sql(f"DROP OWNED BY {name}")
         with engine.connect() as connection:
             connection.exec_driver_sql(f"DROP ROLE {name}")
@@ -181,7 +181,7 @@ def test_the_database_refuses_too(
                 kill_switch.writer().append_decisions([examples.decision()])
             st.cache_resource.clear()
     with Store.open(database) as store:
-        assert [own.override.author for own in store.overrides()] == ["ada"]
+        assert [override.override.author for override in store.overrides()] == ["ada"]
 
 
 def test_a_viewers_page_has_no_switch(configured: Configure, filled_url: str, open_page: Open) -> None:
@@ -189,7 +189,7 @@ def test_a_viewers_page_has_no_switch(configured: Configure, filled_url: str, op
     app = open_page("audit")
     assert not app.exception
     assert "You may look." in said(app)
-    assert not [own for own in app.button if str(own.key).startswith("order")]
+    assert not [item for item in app.button if str(item.key).startswith("order")]
     assert "Policy in force" in said(app)
     assert "max_hypotheses" in set(app.dataframe[-1].value["Parameter"])
 
@@ -206,7 +206,7 @@ def test_an_operator_switches_off_after_typing_the_name(configured: Configure, b
     assert not app.button(key="order_set").disabled
     app.button(key="order_set").click().run()
     assert not app.exception
-    assert "Override 1: assistant is DISABLE. It covers 1 standing decision." in next(own.value for own in app.success)
+    assert "Override 1: assistant is DISABLE. It covers 1 current decision." in next(item.value for item in app.success)
     app.text_input(key="clear_reason").set_value("mended")
     app.text_input(key="clear_author").set_value("grace").run()
     app.button(key="order_clear").click().run()
@@ -249,11 +249,11 @@ def test_settings_of_access_come_from_the_file_and_the_environment(configured: C
     path = configured(blank)
     text = path.read_text(encoding="utf-8")
     path.write_text(text + '\n[dashboard.roles]\noperators = ["ada@example.com"]\n', encoding="utf-8")
-    own = load_config(path, environment={"SHADOWSPEC_OVERRIDE_URL": "sqlite:///other.db"}).dashboard.access
-    assert own.roles.operators == {"ada@example.com"}
-    assert own.override_url == "sqlite:///other.db"
-    assert "other.db" not in repr(own)
-    assert own.roles.viewers is None
+    access_settings = load_config(path, environment={"SHADOWSPEC_OVERRIDE_URL": "sqlite:///other.db"}).dashboard.access
+    assert access_settings.roles.operators == {"ada@example.com"}
+    assert access_settings.override_url == "sqlite:///other.db"
+    assert "other.db" not in repr(access_settings)
+    assert access_settings.roles.viewers is None
 
 
 def test_an_address_that_others_reach_needs_a_login(

@@ -32,8 +32,8 @@ def test_every_row_with_verdict_bounds_and_what_is_needed(
     table = board_html(app)
     assert endpoints_shown(app) == sorted({decision.endpoint for decision in decisions})
     rows = re.findall(r'<tr class="ss-(?:head|child)"', table)
-    assert len(rows) == len([own for own in decisions if own.supersession is None])
-    enabled = next(own for own in decisions if own.verdict is Verdict.ENABLE)
+    assert len(rows) == len([decision for decision in decisions if decision.supersession is None])
+    enabled = next(decision for decision in decisions if decision.verdict is Verdict.ENABLE)
     test = next(test for test in enabled.tests if test.name == "speedup")
     assert f"<b>{test.estimate:.2f}\u00d7</b> <small>{test.lower:.2f}\u2013{test.upper:.2f}</small>" in table
     assert "\u25cf ENABLE" in table
@@ -61,7 +61,7 @@ def test_filters_search_and_sort_stand_in_the_address(filled_url: str, configure
     app.multiselect(key="label.tier").set_value(["pro"]).run()
     slices = re.findall(r"slice=([^&]+)&amp;load", board_html(app))
     assert slices
-    assert all("tier%3Dpro" in own for own in slices)
+    assert all("tier%3Dpro" in item for item in slices)
 
 
 def test_an_empty_store_says_what_to_do_next(
@@ -118,8 +118,8 @@ def test_an_override_stands_before_the_verdict_and_above_every_page(
     table = board_html(app)
     assert '<small class="ss-flag">override</small>' in table
     assert "<b>nonsense</b>" not in table
-    own = table[table.index(f'data-endpoint="{endpoint}"') :].partition("</tbody>")[0]
-    assert set(re.findall(r'class="ss-verdict ss-(\w+)"', own)) == {"disable"}
+    text = table[table.index(f'data-endpoint="{endpoint}"') :].partition("</tbody>")[0]
+    assert set(re.findall(r'class="ss-verdict ss-(\w+)"', text)) == {"disable"}
 
 
 def test_a_database_that_is_away_is_said_and_tried_again(

@@ -61,9 +61,9 @@ def test_the_column_that_it_is_sorted_by_says_so() -> None:
     [(1.1, 1.5, "ss-above"), (0.6, 0.9, "ss-below"), (0.9, 1.2, "ss-across"), (None, None, "ss-across")],
 )
 def test_intervals_lie_on_their_axis_and_on_a_side(lower: float | None, upper: float | None, wanted: str) -> None:
-    own = TestResult("speedup", "open", 1.0, lower, upper, 1.05, 0.05, "block", 10, 5)
-    assert side(own) == wanted
-    svg = interval_svg(own, 0.5, 2.0, is_log=True)
+    result = TestResult("speedup", "open", 1.0, lower, upper, 1.05, 0.05, "block", 10, 5)
+    assert side(result) == wanted
+    svg = interval_svg(result, 0.5, 2.0, is_log=True)
     places = [float(place) for place in re.findall(r'(?:x1|x2|cx)="([\d.]+)"', svg)]
     assert all(0.0 <= place <= WIDTH for place in places)
     middle = float(re.findall(r'cx="([\d.]+)"', svg)[0])

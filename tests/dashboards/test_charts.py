@@ -53,6 +53,6 @@ def test_rows_that_several_layers_draw_are_sent_once() -> None:
 def test_layers_share_their_scales_unless_told_otherwise() -> None:
     cells = alt.Chart(charts.frame([{"x": 1}])).mark_rect().encode(x="x:Q")
     assert charts.specification(charts.layer(cells, cells), 200)["resolve"] == {"scale": {}}
-    own = charts.specification(charts.layer(cells, cells, independent=("color",)), 200)
-    assert own["resolve"] == {"scale": {"color": "independent"}}
-    assert [each["mark"]["type"] for each in own["layer"]] == ["rect", "rect"]
+    specification = charts.specification(charts.layer(cells, cells, independent=("color",)), 200)
+    assert specification["resolve"] == {"scale": {"color": "independent"}}
+    assert [each["mark"]["type"] for each in specification["layer"]] == ["rect", "rect"]

@@ -27,7 +27,7 @@ Configure = Callable[..., Path]
 def decision(filled_url: str) -> Decision:
     """Of a slice, with a sequence of several looks."""
     with Store.open(filled_url) as store:
-        return next(own for own in store.latest_decisions() if own.slice_key and own.num_blocks)
+        return next(decision for decision in store.latest_decisions() if decision.slice_key and decision.num_blocks)
 
 
 def opened(open_page: Open, decision: Decision) -> AppTest:
@@ -202,7 +202,7 @@ def test_units_are_drawn_only_where_the_endpoints_records_are_few(
     page = sys.modules["shadowspec._dashboards.views.evidence"]
     for limit, is_offered in ((10**9, True), (0, False)):
         monkeypatch.setattr(page, "MAX_UNIT_RECORDS", limit)
-        assert ("by_unit" in {own.key for own in opened(open_page, decision).toggle}) is is_offered
+        assert ("by_unit" in {item.key for item in opened(open_page, decision).toggle}) is is_offered
 
 
 def test_prompt_lengths_are_read_when_they_are_asked_for(
@@ -211,12 +211,12 @@ def test_prompt_lengths_are_read_when_they_are_asked_for(
     configured(filled_url)
     with Store.open(filled_url) as store:
         newest = store.run_page(RunFilter("assistant"), limit=1).rows[0]
-    own = {"load": str(newest["concurrency"]), "config": newest["fingerprint"]}
-    app = open_page("evidence", endpoint="assistant", slice="", measured="all", **own)
-    assert not any("Prompt tokens" in own.value for own in app.dataframe)
+    entry = {"load": str(newest["concurrency"]), "config": newest["fingerprint"]}
+    app = open_page("evidence", endpoint="assistant", slice="", measured="all", **entry)
+    assert not any("Prompt tokens" in item.value for item in app.dataframe)
     app.toggle(key="by_context").set_value(True).run()
     assert not app.exception
-    table = next(own.value for own in app.dataframe if "Prompt tokens" in own.value)
+    table = next(item.value for item in app.dataframe if "Prompt tokens" in item.value)
     assert (table["Requests"] > 0).all()
     assert table["Tokens per step"].str.match(r"\d\.\d\d").all()
     assert table["Cache, speculative"].str.contains("B").all()

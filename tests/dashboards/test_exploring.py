@@ -44,7 +44,7 @@ def test_a_database_that_is_away_is_said(configured: Configure, open_page: Open)
     configured("sqlite:////nowhere/at/all.db")
     app = open_page("loads")
     assert ":material/error:" in words(app)
-    assert app.button(key=next(own.key for own in app.button if str(own.key).startswith("retry")))
+    assert app.button(key=next(item.key for item in app.button if str(item.key).startswith("retry")))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_explorer_draws_what_the_address_asks_for(filled: str, open_page: Open) 
 
 def test_explorer_by_a_label_says_that_only_the_newest_runs_are_in(filled: str, open_page: Open) -> None:
     app = open_page("explorer")
-    labelled = [own for own in app.selectbox(key="x").options if "newest runs" in own]
+    labelled = [option for option in app.selectbox(key="x").options if "newest runs" in option]
     assert labelled
     app.selectbox(key="x").set_value(labelled[0].removesuffix(" (newest runs)").replace(" ", "_")).run()
     assert "newest" in words(app)
@@ -82,7 +82,7 @@ def test_explorer_filters(filled: str, open_page: Open) -> None:
 
 def test_downloads_hold_every_run_page_by_page(filled: str) -> None:
     with Store.open(filled) as store:
-        endpoint = max(store.endpoints(), key=lambda own: len(store.run_page(RunFilter(own), limit=1000).rows))
+        endpoint = max(store.endpoints(), key=lambda text: len(store.run_page(RunFilter(text), limit=1000).rows))
         wanted = RunFilter(endpoint)
         rows = store.run_page(wanted, limit=1000).rows
         assert len(rows) > 2
@@ -113,7 +113,7 @@ def test_loads_show_verdict_break_even_and_cost(filled: str, open_page: Open) ->
     assert "**Not a decision.**" in text
     assert "Break-even" in text
     assert "Speedup by load" in text
-    costs = {own.label: own.value for own in app.metric}
+    costs = {item.label: item.value for item in app.metric}
     assert set(costs) == {"Baseline", "Speculative", "Saved", "Saved per month"}  # the store's file names a price
     assert app.slider(key="margin").value == 5.0
 
@@ -128,15 +128,15 @@ def test_loads_show_what_the_cost_model_predicts(
     shutil.copy(filled_url.removeprefix("sqlite:///"), tmp_path / "costs.db")
     url = f"sqlite:///{tmp_path / 'costs.db'}"
     with Store.open(url) as store:
-        fingerprints = {own.fingerprint for own in store.latest_decisions("assistant")}
-        own = next(config for name, config in store.fingerprints().items() if name in fingerprints)
+        fingerprints = {decision.fingerprint for decision in store.latest_decisions("assistant")}
+        fingerprinted = next(config for name, config in store.fingerprints().items() if name in fingerprints)
         points = tuple(
             StepCost(b, k, c, prefill_ms=0.1 * c, draft_ms=1.0 * k, verify_ms=9.0 + 0.2 * b * (k + 1), other_ms=0.1)
             for b in (1, 4, 16)
             for k in (0, 2, 8)
             for c in (16, 16_384)
         )
-        store.append_costs(ProfiledCosts(CostKey.of(own, is_greedy=True), datetime.now(UTC), points))
+        store.append_costs(ProfiledCosts(CostKey.of(fingerprinted, is_greedy=True), datetime.now(UTC), points))
     configured(url)
     app = open_page("loads", endpoint="assistant")
     text = words(app)
@@ -190,7 +190,7 @@ def test_a_slider_changes_what_is_tried_and_nothing_else(filled: str, open_page:
 
 def test_without_a_price_there_is_device_time(filled: str, open_page: Open) -> None:
     app = open_page("loads", endpoint="assistant", price="0")
-    assert [own.value.endswith(" s") for own in app.metric] == [True, True, True]
+    assert [item.value.endswith(" s") for item in app.metric] == [True, True, True]
     assert "No price is set" in words(app)
 
 
@@ -218,7 +218,7 @@ def test_before_and_after_marks_the_moment_or_says_that_there_is_none(filled: st
     app = open_page("before_after")
     text = words(app)
     with Store.open(filled) as store:
-        enabled = [own for own in store.verdict_changes(limit=500) if own.verdict.value == "ENABLE"]
+        enabled = [change for change in store.verdict_changes(limit=500) if change.verdict.value == "ENABLE"]
     if enabled:
         last = open_page("before_after", decision=str(enabled[-1].decision_id))
         assert last.selectbox(key="enabling").value == str(enabled[-1].decision_id)

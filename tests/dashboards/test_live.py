@@ -85,11 +85,14 @@ def test_a_week_on_either_side_is_read_by_the_hour(
     with Store.open(filled_url) as store:
         found = enablings(store.verdict_changes(limit=1_000), store.fingerprints())
         windows = {name: store.live_windows(name) for name in store.endpoints()}
-    enabling = max((own for own in found if own.decided_at < datetime.now(UTC) - SPAN), key=lambda own: own.decided_at)
-    own = [each for each in windows[enabling.endpoint] if each.ended_at < enabling.decided_at + SPAN]
-    on = min(each.began_at for each in own if each.counts.num_drafts)
-    before = live_period(hour_of_window(each) for each in own if each.ended_at <= on)
-    after = live_period(hour_of_window(each) for each in own if each.began_at >= on)
+    enabling = max(
+        (enabling for enabling in found if enabling.decided_at < datetime.now(UTC) - SPAN),
+        key=lambda enabling: enabling.decided_at,
+    )
+    live_windows = [each for each in windows[enabling.endpoint] if each.ended_at < enabling.decided_at + SPAN]
+    on = min(each.began_at for each in live_windows if each.counts.num_drafts)
+    before = live_period(hour_of_window(each) for each in live_windows if each.ended_at <= on)
+    after = live_period(hour_of_window(each) for each in live_windows if each.began_at >= on)
     assert before.num_windows + after.num_windows > 1_000
     read: list[int] = []
     whole = Store.live_windows

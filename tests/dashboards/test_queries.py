@@ -38,8 +38,8 @@ def test_another_question_of_the_same_values_has_another_answer(
     configured(filled_url)
     endpoint = queries.endpoints()[0]
     other = queries.endpoints()[1]
-    assert {own.endpoint for own in queries.measured_decisions(endpoint)} == {endpoint}
-    assert {own.endpoint for own in queries.measured_decisions(other)} == {other}
+    assert {measured.endpoint for measured in queries.measured_decisions(endpoint)} == {endpoint}
+    assert {measured.endpoint for measured in queries.measured_decisions(other)} == {other}
     assert isinstance(queries.hours(endpoint), tuple)
 
 
@@ -49,7 +49,7 @@ def test_an_answer_is_kept_until_it_is_forgotten(
     configured(filled_url)
     asked = []
     ask = Store.rollup_hours
-    monkeypatch.setattr(Store, "rollup_hours", lambda own, endpoint: asked.append(endpoint) or ask(own, endpoint))
+    monkeypatch.setattr(Store, "rollup_hours", lambda item, endpoint: asked.append(endpoint) or ask(item, endpoint))
     (endpoint, *_) = queries.endpoints()
     for _ in range(2):
         queries.hours(endpoint)

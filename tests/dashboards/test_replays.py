@@ -27,7 +27,10 @@ NOW = datetime.now(UTC)
 @pytest.fixture
 def decision(filled_url: str) -> Decision:
     with Store.open(filled_url) as store:
-        return max((own for own in store.latest_decisions() if own.slice_key), key=lambda own: own.num_blocks)
+        return max(
+            (decision for decision in store.latest_decisions() if decision.slice_key),
+            key=lambda decision: decision.num_blocks,
+        )
 
 
 @pytest.fixture
@@ -120,8 +123,8 @@ def test_changes_ask_no_more_of_many_endpoints_than_of_one(
         (fingerprint, config), *_ = store.fingerprints().items()
         counts = ExpectedCounts(20.0, 60.0, 1.0, (1.0, 0.0), (19.0, 1.0, 0.0), 22, 90)
         for name in others:  # so that everything is asked of each: replays, the loop beside them, audits
-            own = RecordKey(name, 0, 1)
-            store.save_replays([ReplayedRecord(own, name, decision.slice_key, "s", NOW, ((config, counts),))])
+            record_key = RecordKey(name, 0, 1)
+            store.save_replays([ReplayedRecord(record_key, name, decision.slice_key, "s", NOW, ((config, counts),))])
             with store.audit_session(name) as session:
                 session.save([StoredAudit("", fingerprint, AuditState(1).document())])
     assert len(others) > 1

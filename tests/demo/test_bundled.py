@@ -136,7 +136,9 @@ def test_few_answers_are_stuck_in_a_loop() -> None:
 
 
 def test_the_target_had_the_lowest_held_out_loss() -> None:
-    assert "The target has the lowest loss in every domain." in demo.MODEL_CARD.read_text(encoding="utf-8")
+    assert "The target has the lowest loss in every domain." in (demo.TRAFFIC.parent / "MODEL_CARD.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_files_are_small() -> None:

@@ -66,8 +66,8 @@ def test_the_engine_runs_what_is_trained(learners: Learners, target: LoadedModel
     medusa = load_heads(str(tmp_path / "medusa"), "medusa", target).heads
     assert not isinstance(medusa, Eagle3Draft)
     final = states[-1][0, :length]
-    for trained, own in zip(learners.medusa(final[None]), medusa.start(final, NUM_HEADS), strict=True):
-        torch.testing.assert_close(own[:, learners.drafted], trained[0], **CLOSE)
+    for trained, item in zip(learners.medusa(final[None]), medusa.start(final, NUM_HEADS), strict=True):
+        torch.testing.assert_close(item[:, learners.drafted], trained[0], **CLOSE)
 
     eagle = load_heads(str(tmp_path / "eagle3"), "eagle3", target).heads
     assert isinstance(eagle, Eagle3Draft)
@@ -80,13 +80,13 @@ def test_the_engine_runs_what_is_trained(learners: Learners, target: LoadedModel
         angles = eagle.angles(span.columns)
         mask = cache.begin_step(span, 0, start + 1)
         fused = eagle.fuse(auxiliary[:, : start + 1])
-        own = eagle.forward(tokens[:, 1 : start + 2], fused, angles[:, : start + 1], mask, cache)[:, -1:]
+        forward = eagle.forward(tokens[:, 1 : start + 2], fused, angles[:, : start + 1], mask, cache)[:, -1:]
         for depth, trained in enumerate(unrolled):
-            torch.testing.assert_close(eagle.logits(own[:, 0])[0, learners.drafted], trained[0, start], **CLOSE)
+            torch.testing.assert_close(eagle.logits(forward[:, 0])[0, learners.drafted], trained[0, start], **CLOSE)
             place = start + 1 + depth
             if depth < NUM_HEADS - 1:
                 mask = cache.begin_step(span, place, place + 1)
-                own = eagle.forward(tokens[:, place + 1, None], own, angles[:, place : place + 1], mask, cache)
+                forward = eagle.forward(tokens[:, place + 1, None], forward, angles[:, place : place + 1], mask, cache)
 
 
 def test_training_lowers_both_losses(learners: Learners) -> None:
@@ -118,7 +118,7 @@ def test_greedy_output_equals_the_baseline(kind: str, target: LoadedModel) -> No
     requests = [Request(prompt, GREEDY, row) for row, prompt in enumerate(traffic_prompts(12))]
     config = SpeculationConfig(kind, "", str(demo.HEADS / kind), kind, NUM_HEADS, VerifyRule.GREEDY)
     proposer = Candidate(
-        fingerprint_candidate(config, target, None), load_heads(config.draft or "", kind, target)
+        fingerprint_candidate(config, target, None, 1, {}), load_heads(config.draft or "", kind, target)
     ).proposer()
     plain = decode_greedy(target.model, requests, None, 0)
     drafted = decode_greedy(target.model, requests, proposer, NUM_HEADS)
@@ -141,7 +141,7 @@ def test_they_beat_ngram_on_the_bundled_traffic() -> None:
     found = measure(demo.HEADS, requests)
     assert found[TOGETHER][NGRAM].num_requests == SAMPLE * len(demo.SERVED_MODELS)
     for endpoint, kind in [(TOGETHER, "medusa"), *((each, "eagle3") for each in found if each != "translate")]:
-        own, lookup = (found[endpoint][name].tokens_per_pass for name in (kind, NGRAM))
-        assert own is not None
+        value, lookup = (found[endpoint][name].tokens_per_pass for name in (kind, NGRAM))
+        assert value is not None
         assert lookup is not None
-        assert own > lookup, f"{endpoint}: {kind} gives {own:.2f} tokens a pass, n-gram {lookup:.2f}"
+        assert value > lookup, f"{endpoint}: {kind} gives {value:.2f} tokens a pass, n-gram {lookup:.2f}"

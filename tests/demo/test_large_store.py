@@ -28,7 +28,7 @@ from shadowspec.store import table_definitions as tables
 from shadowspec.store.histograms import bin_of
 from shadowspec.store.rollups import METRICS, additions
 from shadowspec.types import END_TO_END, LATENCIES, Block, BlockResult, Verdict
-from shadowspec.types.failures import NAMES
+from tests.store.strategies import FAILURE_NAMES
 
 NOW = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -58,7 +58,7 @@ def test_failures_are_never_more_than_runs(filled: tuple[str, Filled]) -> None:
                 for each in store.group_sums(endpoint)
             }
             for key, counts in store.failure_counts(endpoint).items():
-                assert set(counts) <= set(NAMES)
+                assert set(counts) <= set(FAILURE_NAMES)
                 assert counts["looked_at"] == answered[key]
                 assert counts["early_rejections"] <= counts["early_known"] <= counts["looked_at"]
                 assert counts["filtered"] + counts["rewritten"] + counts["rejected"] <= counts["looked_at"]
@@ -68,9 +68,13 @@ def test_rows_are_what_was_said(filled: tuple[str, Filled]) -> None:
     url, said = filled
     engine = session.create_engine(session.parse_url(url))
     with session.read(engine) as connection:
-        rollups, own = tables.rollups.c, tables.rollup_bins
+        rollups, rollup_bins = tables.rollups.c, tables.rollup_bins
         num_runs, timed = connection.execute(select(func.sum(rollups.num_runs), func.sum(rollups.num_timed))).one()
-        binned = dict(connection.execute(select(own.c.metric, func.sum(own.c.num_runs)).group_by(own.c.metric)).all())
+        binned = dict(
+            connection.execute(
+                select(rollup_bins.c.metric, func.sum(rollup_bins.c.num_runs)).group_by(rollup_bins.c.metric)
+            ).all()
+        )
         decisions = connection.scalar(select(func.count()).select_from(tables.decisions))
     engine.dispose()
     assert num_runs == said.num_runs + said.num_raw_runs
@@ -105,13 +109,13 @@ def test_the_last_days_runs_add_up_as_the_store_adds_them(filled: tuple[str, Fil
         assert all(
             run.baseline and run.speculative and (speedup(run.baseline, run.speculative) or 0) > 0 for run in runs
         )
-        own = []
+        collected = []
         for run in runs:
             block = blocks[run.block_id]
             shape = Block(block.block_id, 0, endpoint, block.slice_key, block.concurrency, (), (), block.first_arm)
-            own.append((run, BlockResult(shape, block.started_at, (run,), {}), records[run.key]))
+            collected.append((run, BlockResult(shape, block.started_at, (run,), {}), records[run.key]))
         stored = {rollup.key: rollup for rollup in store.rollups(endpoint)}
-        for key, added in additions(own).items():
+        for key, added in additions(collected).items():
             assert stored[key].sums.num_runs >= added.sums[0]
 
 
@@ -120,15 +124,20 @@ def test_the_gate_goes_on_where_the_history_ends(filled: tuple[str, Filled]) -> 
     name = world.endpoints[1].name
     with Store.open(filled[0]) as store:
         before = store.latest_decisions(name)
-        verdicts = {(own.slice_key, own.concurrency, own.fingerprint): own.verdict for own in before}
+        verdicts = {
+            (decision.slice_key, decision.concurrency, decision.fingerprint): decision.verdict for decision in before
+        }
         after = run_gate(store, {name: world.policy}, now=NOW)
-    assert {own.verdict for own in before} >= {Verdict.ENABLE, Verdict.HOLD}
-    assert {(own.slice_key, own.concurrency, own.fingerprint): own.verdict for own in after} == verdicts
+    assert {decision.verdict for decision in before} >= {Verdict.ENABLE, Verdict.HOLD}
+    assert {
+        (decision.slice_key, decision.concurrency, decision.fingerprint): decision.verdict for decision in after
+    } == verdicts
     for old in before:
         new = next(
-            own
-            for own in after
-            if (own.slice_key, own.concurrency, own.fingerprint) == (old.slice_key, old.concurrency, old.fingerprint)
+            decision
+            for decision in after
+            if (decision.slice_key, decision.concurrency, decision.fingerprint)
+            == (old.slice_key, old.concurrency, old.fingerprint)
         )
         assert [(test.name, test.lower, test.upper, test.num_units) for test in new.tests] == [
             (test.name, test.lower, test.upper, test.num_units) for test in old.tests
@@ -143,12 +152,16 @@ def test_bounds_hold_the_truth_that_was_drawn_from(filled: tuple[str, Filled]) -
     checked = 0
     with Store.open(filled[0]) as store:
         for endpoint in world.endpoints:
-            slices = {own.key: own for own in endpoint.slices if not own.drifts}
+            slices = {
+                synthetic_slice.key: synthetic_slice
+                for synthetic_slice in endpoint.slices
+                if not synthetic_slice.drifts
+            }
             for decision in store.latest_decisions(endpoint.name):
-                own, depth = slices.get(decision.slice_key), decision.config.num_speculative_tokens
-                if own is None or len(endpoint.configs[0]) > 1:
+                synthetic, depth = slices.get(decision.slice_key), decision.config.num_speculative_tokens
+                if synthetic is None or len(endpoint.configs[0]) > 1:
                     continue
-                chance = acceptance_at(own, 1, 0.0)
+                chance = acceptance_at(synthetic, 1, 0.0)
                 truth = {
                     "acceptance": chance,
                     # Clipping at log 2 pulls the mean in by little; the bound is of the clipped mean.
@@ -168,21 +181,23 @@ def test_production_is_read_around_an_enabling(filled: tuple[str, Filled]) -> No
     total = 0
     with Store.open(url) as store:
         found = enablings(store.verdict_changes(limit=1_000), store.fingerprints())
-        for endpoint in sorted({own.endpoint for own in found}):
+        for endpoint in sorted({enabling.endpoint for enabling in found}):
             windows = store.live_windows(endpoint)
             total += len(windows)
             if not windows:
-                assert all(own.decided_at > NOW - SPAN - HOUR for own in found if own.endpoint == endpoint)
+                assert all(
+                    enabling.decided_at > NOW - SPAN - HOUR for enabling in found if enabling.endpoint == endpoint
+                )
                 continue
             enabled_at = windows[0].began_at + SPAN
-            assert enabled_at in {own.decided_at for own in found if own.endpoint == endpoint}
-            own = around(store, endpoint, enabled_at, SPAN)
-            assert own is not None
-            assert own.switched_on is not None
-            assert own.switched_on >= enabled_at + SWITCHED_AFTER
-            assert (own.before.first_position_acceptance_rate, own.before.num_resets) == (None, 0)
-            assert 0.1 < (own.after.first_position_acceptance_rate or 0.0) < 0.9
-            old, new = (side.latencies[END_TO_END][0.5] for side in (own.before, own.after))
+            assert enabled_at in {enabling.decided_at for enabling in found if enabling.endpoint == endpoint}
+            production = around(store, endpoint, enabled_at, SPAN)
+            assert production is not None
+            assert production.switched_on is not None
+            assert production.switched_on >= enabled_at + SWITCHED_AFTER
+            assert (production.before.first_position_acceptance_rate, production.before.num_resets) == (None, 0)
+            assert 0.1 < (production.after.first_position_acceptance_rate or 0.0) < 0.9
+            old, new = (side.latencies[END_TO_END][0.5] for side in (production.before, production.after))
             assert old is not None
             assert new is not None
             assert new.lower <= new.estimate < old.estimate

@@ -45,8 +45,8 @@ def count_tokens(text: str) -> int:
 
 def sessions_of(domain: str, documents: Sequence[Document]) -> list[Session]:
     rng = random.Random(4)
-    own = [document for document in documents if document.domain == domain]
-    return list(SESSION_BUILDERS[domain](own, UNCHECKED, count_tokens, rng))
+    in_domain = [document for document in documents if document.domain == domain]
+    return list(SESSION_BUILDERS[domain](in_domain, UNCHECKED, count_tokens, rng))
 
 
 def test_endpoints_are_those_that_the_demo_serves() -> None:

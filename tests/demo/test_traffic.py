@@ -26,11 +26,12 @@ from kernels.benchmarks.bundled_pair.responses import load_model, load_tokenizer
 from kernels.benchmarks.bundled_pair.traffic import TrafficMaker, make_traffic, summary_path
 from shadowspec.engine.batch import Request
 from shadowspec.tap.admission import Admission
-from shadowspec.tap.endpoints import EndpointRule, MatchRule
+from shadowspec.tap.endpoints import MatchRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey, SamplingParameters
 from tests.demo.conftest import training_document
+from tests.fakes import endpoint_rule
 from tests.tap.mirror import admit
 
 NUM_SESSIONS = 6
@@ -115,7 +116,7 @@ def good_records(path: Path) -> list[dict[str, Any]]:
 def test_every_line_ends_where_it_is_meant_to(make: Callable[..., Path], pair_folder: Path) -> None:
     lines = lines_of(make("a"))
     rules = [
-        EndpointRule(plan.name, (plan.served_model,), MatchRule(model=plan.served_model), timed_positions=2)
+        endpoint_rule(plan.name, (plan.served_model,), MatchRule(model=plan.served_model), timed_positions=2)
         for plan in ENDPOINTS
     ]
     tokenizer = PairTokenizer(pair_folder / "target")

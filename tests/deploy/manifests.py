@@ -25,14 +25,14 @@ def build(name: str) -> list[Document]:
 
 
 def named(documents: list[Document], kind: str, name: str) -> Document:
-    (found,) = [own for own in documents if (own["kind"], own["metadata"]["name"]) == (kind, name)]
+    (found,) = [document for document in documents if (document["kind"], document["metadata"]["name"]) == (kind, name)]
     return found
 
 
 def pods(documents: list[Document]) -> Iterator[tuple[str, Document]]:
     """Component and pod template of everything that runs."""
-    for own in documents:
-        spec = own.get("spec", {})
+    for document in documents:
+        spec = document.get("spec", {})
         template = spec.get("jobTemplate", {}).get("spec", spec).get("template")
         if template is not None:
             yield template["metadata"]["labels"]["app.kubernetes.io/component"], template
@@ -40,7 +40,7 @@ def pods(documents: list[Document]) -> Iterator[tuple[str, Document]]:
 
 def pod(documents: list[Document], component: str) -> Document:
     """The pod's spec of a component."""
-    (found,) = [template["spec"] for own, template in pods(documents) if own == component]
+    (found,) = [template["spec"] for text, template in pods(documents) if text == component]
     return dict(found)
 
 
@@ -53,31 +53,31 @@ def container(documents: list[Document], component: str) -> Document:
 def probed_port(container: Document, probe: str) -> tuple[str, int]:
     """Path and number of the port that a probe asks."""
     asked = container[probe]["httpGet"]
-    ports = {own["name"]: own["containerPort"] for own in container["ports"]}
+    ports = {item["name"]: item["containerPort"] for item in container["ports"]}
     return asked["path"], ports[asked["port"]]
 
 
 def _build(folder: Path) -> list[Document]:
-    own = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    safe_load = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
     known = {"apiVersion", "kind", "resources", "configMapGenerator", "images", "patches"}
-    assert own.keys() <= known, own.keys() - known
+    assert safe_load.keys() <= known, safe_load.keys() - known
     documents: list[Document] = []
-    for resource in own["resources"]:
+    for resource in safe_load["resources"]:
         path = folder / resource
         documents += _build(path) if path.is_dir() else yaml.safe_load_all(path.read_text(encoding="utf-8"))
-    for made in own.get("configMapGenerator", ()):
+    for made in safe_load.get("configMapGenerator", ()):
         data = {file: (folder / file).read_text(encoding="utf-8") for file in made["files"]}
         metadata = {"name": made["name"], "namespace": made["namespace"]}
         if made.get("behavior") == "replace":
             named(documents, "ConfigMap", made["name"])["data"] = data
         else:
             documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
-    for image in own.get("images", ()):
+    for image in safe_load.get("images", ()):
         for _, template in pods(documents):
             for each in template["spec"]["containers"]:
                 if each["image"] == image["name"]:
                     each["image"] = f"{image['newName']}:{image['newTag']}"
-    for patch in own.get("patches", ()):
+    for patch in safe_load.get("patches", ()):
         target = named(documents, patch["target"]["kind"], patch["target"]["name"])
         for operation in yaml.safe_load(patch["patch"]):
             _apply(target, operation)

@@ -33,16 +33,20 @@ class Recorded:
         if shutil.which("strace") is None:
             raise ServiceMissingError("no strace: run .ci/strace")
         self._trace, self._log = folder / f"{name}.trace", folder / f"{name}.log"
-        found = {own: os.environ[own] for own in ("PYTHONPATH", "LANG", "OMP_NUM_THREADS") if own in os.environ}
+        found = {
+            literal: os.environ[literal]
+            for literal in ("PYTHONPATH", "LANG", "OMP_NUM_THREADS")
+            if literal in os.environ
+        }
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        own = {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1", **found, **environment}
+        entry = {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1", **found, **environment}
         # -D: the command is our own child, and gets our signals.
         tracer = ["strace", "-D", "-f", "--seccomp-bpf", "-qq", "-s", "0", "-e", f"trace={CALLS}"]
         (folder / "data").mkdir(exist_ok=True)
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*tracer, "-e", "signal=none", "-o", str(self._trace), *command],
-                env=own, cwd=folder / "data", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=entry, cwd=folder / "data", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
     def __enter__(self) -> Recorded:

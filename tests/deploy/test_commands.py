@@ -84,11 +84,11 @@ class Place:
             (self.folder / folder).mkdir(exist_ok=True)
         (self.folder / "login" / "auth.toml").write_text(LOGIN, encoding="utf-8")
         for file, text in named(documents, "ConfigMap", name)["data"].items():
-            for there, own in here.items():
-                text = text.replace(there, own)
+            for there, item in here.items():
+                text = text.replace(there, item)
             (self.folder / "config" / file).write_text(text, encoding="utf-8")
 
-    def environment(self, own: Document) -> dict[str, str]:
+    def environment(self, document: Document) -> dict[str, str]:
         """The container's, with the secrets' values."""
         secrets = {
             ("shadowspec-owner", "database-url"): self.urls["owner"],
@@ -102,7 +102,7 @@ class Place:
             ("shadowspec-dashboard", "override-url"): self.urls["operator"],
         }
         found = {}
-        for variable in own["env"]:
+        for variable in document["env"]:
             if "value" in variable:
                 value = variable["value"].replace("/etc/shadowspec/", f"{self.folder}/config/")
                 found[variable["name"]] = str(self.folder / "tmp") if value == "/tmp" else value
@@ -112,8 +112,8 @@ class Place:
         return found | {"TMPDIR": str(self.folder / "tmp")}  # the volume at /tmp
 
     def start(self, documents: list[Document], component: str, name: str | None = None) -> Recorded:
-        own = container(documents, component)
-        return Recorded(own["command"], self.environment(own), self.folder, name or component)
+        entry = container(documents, component)
+        return Recorded(entry["command"], self.environment(entry), self.folder, name or component)
 
     def require_nothing_else(self, recorded: Recorded, *ports: int) -> None:
         """It spoke to these ports of this machine, and wrote to its volume alone."""
@@ -188,12 +188,12 @@ def test_the_worker_gets_ready_measures_and_drains(name: str, place: Place) -> N
         place.servers = servers[0].url, servers[1].url
         place.configured(documents)
         save_pair(place.folder / "models")
-        own = container(documents, "worker")
-        path, port = probed_port(own, "readinessProbe")
+        entry = container(documents, "worker")
+        path, port = probed_port(entry, "readinessProbe")
         assert port == 8080
         with place.start(documents, "worker") as recorded:
             recorded.wait_until(lambda: answers(place.health_port, path), PATIENCE_S)
-            assert answers(place.health_port, probed_port(own, "livenessProbe")[0])
+            assert answers(place.health_port, probed_port(entry, "livenessProbe")[0])
             with Store.open(place.urls["owner"]) as store:
                 before = store.funnel()
                 topics.write("shadow.prompts", [message(name, number) for number in range(NUM_MESSAGES)])
@@ -275,8 +275,8 @@ def leaders(place: Place) -> int:
 def test_the_dashboard_answers_its_probes(place: Place) -> None:
     documents = build("base")
     place.configured(documents)
-    own = container(documents, "dashboard")
-    path, port = probed_port(own, "readinessProbe")
+    entry = container(documents, "dashboard")
+    path, port = probed_port(entry, "readinessProbe")
     assert port == 8501
     with place.start(documents, "dashboard") as recorded:
         recorded.wait_until(lambda: answers(place.dashboard_port, path), PATIENCE_S)

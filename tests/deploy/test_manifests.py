@@ -26,10 +26,10 @@ def check(document: Document) -> None:
 @pytest.mark.parametrize("name", KUSTOMIZATIONS)
 def test_every_document_is_valid(name: str) -> None:
     documents = build(name)
-    assert {own["kind"] for own in documents} >= {"ConfigMap"}
-    for own in documents:
-        check(own)
-        assert own["kind"] == "Namespace" or own["metadata"]["namespace"] == "shadowspec"
+    assert {document["kind"] for document in documents} >= {"ConfigMap"}
+    for document in documents:
+        check(document)
+        assert document["kind"] == "Namespace" or document["metadata"]["namespace"] == "shadowspec"
 
 
 def mistaken(change: Callable[[Document], object], kind: str, name: str) -> Document:
@@ -66,10 +66,10 @@ def test_pods_keep_to_the_restricted_standard(name: str) -> None:
     assert found
     for component, template in found:
         spec = template["spec"]
-        own = spec["securityContext"]
-        assert own["runAsNonRoot"] is True, component
-        assert own["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert f"--uid {own['runAsUser']} " in dockerfile
+        context = spec["securityContext"]
+        assert context["runAsNonRoot"] is True, component
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert f"--uid {context['runAsUser']} " in dockerfile
         assert spec["automountServiceAccountToken"] is False
         assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}
         for each in spec["containers"]:
@@ -80,10 +80,12 @@ def test_pods_keep_to_the_restricted_standard(name: str) -> None:
             }
             assert each["resources"]["requests"].keys() == {"cpu", "memory"}
             assert "memory" in each["resources"]["limits"]
-            writable = {own["mountPath"] for own in each["volumeMounts"] if not own.get("readOnly")}
+            writable = {item["mountPath"] for item in each["volumeMounts"] if not item.get("readOnly")}
             assert writable == {"/tmp"}
-        kinds = {frozenset(own.keys() - {"name"}) for own in spec["volumes"]}
-        assert kinds <= {frozenset({own}) for own in ("configMap", "secret", "persistentVolumeClaim", "emptyDir")}
+        kinds = {frozenset(item.keys() - {"name"}) for item in spec["volumes"]}
+        assert kinds <= {
+            frozenset({literal}) for literal in ("configMap", "secret", "persistentVolumeClaim", "emptyDir")
+        }
     if name == "base":
         labels = named(build(name), "Namespace", "shadowspec")["metadata"]["labels"]
         assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
@@ -92,26 +94,28 @@ def test_pods_keep_to_the_restricted_standard(name: str) -> None:
 @pytest.mark.parametrize("name", KUSTOMIZATIONS)
 def test_volumes_and_claims_are_there(name: str) -> None:
     documents = build(name)
-    maps = {own["metadata"]["name"] for own in documents if own["kind"] == "ConfigMap"}
+    maps = {document["metadata"]["name"] for document in documents if document["kind"] == "ConfigMap"}
     for component, template in pods(documents):
         spec = template["spec"]
-        volumes = {own["name"]: own for own in spec["volumes"]}
-        assert {own["name"] for each in spec["containers"] for own in each["volumeMounts"]} == volumes.keys(), component
-        assert {own["configMap"]["name"] for own in volumes.values() if "configMap" in own} <= maps
-        for own in volumes.values():
-            if "persistentVolumeClaim" in own:
-                assert f"`{own['persistentVolumeClaim']['claimName']}`" in DOCS
+        volumes = {item["name"]: item for item in spec["volumes"]}
+        assert {item["name"] for each in spec["containers"] for item in each["volumeMounts"]} == volumes.keys(), (
+            component
+        )
+        assert {volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume} <= maps
+        for volume in volumes.values():
+            if "persistentVolumeClaim" in volume:
+                assert f"`{volume['persistentVolumeClaim']['claimName']}`" in DOCS
 
 
 def test_every_secret_is_by_reference_and_documented() -> None:
     wanted: set[tuple[str, str]] = set()
     for name in KUSTOMIZATIONS:
         documents = build(name)
-        assert not [own for own in documents if own["kind"] == "Secret"]
+        assert not [document for document in documents if document["kind"] == "Secret"]
         for _, template in pods(documents):
-            for own in template["spec"]["volumes"]:
-                if "secret" in own:
-                    wanted |= {(own["secret"]["secretName"], item["key"]) for item in own["secret"]["items"]}
+            for entry in template["spec"]["volumes"]:
+                if "secret" in entry:
+                    wanted |= {(entry["secret"]["secretName"], item["key"]) for item in entry["secret"]["items"]}
             for each in template["spec"]["containers"]:
                 for variable in each["env"]:
                     is_plain = variable["name"] in {"SHADOWSPEC_CONFIG", "HOME", "HF_HUB_OFFLINE"}
@@ -134,29 +138,29 @@ def test_probes_and_grace_fit_the_configuration(name: str, tmp_path: Path) -> No
     assert probed_port(worker, "livenessProbe") == probed_port(worker, "startupProbe")
     assert probed_port(dashboard, "readinessProbe")[1] == config.dashboard.port
     service = named(documents, "Service", "shadowspec-dashboard")["spec"]
-    assert [own["targetPort"] for own in service["ports"]] == [own["name"] for own in dashboard["ports"]]
+    assert [item["targetPort"] for item in service["ports"]] == [item["name"] for item in dashboard["ports"]]
     assert service["selector"].items() <= dict(pods_labels(documents))["dashboard"].items()
     assert pod(documents, "worker")["terminationGracePeriodSeconds"] > config.worker.drain_timeout_s + 10
     assert pod(documents, "scheduler")["terminationGracePeriodSeconds"] > config.schedule.timeout_s + 10
-    mounts = [own["mountPath"] for own in worker["volumeMounts"]]
+    mounts = [item["mountPath"] for item in worker["volumeMounts"]]
     named_files = [config.endpoints["chat"].target, config.kafka and config.kafka.security.ca_file]
     assert all(any(str(file).startswith(f"{mount}/") for mount in mounts) for file in named_files)
-    for own in documents:
-        if own["kind"] == "PodDisruptionBudget":
-            component = own["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
+    for document in documents:
+        if document["kind"] == "PodDisruptionBudget":
+            component = document["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
             assert component in {"worker", "scheduler"}
-            assert own["spec"]["maxUnavailable"] == 1
+            assert document["spec"]["maxUnavailable"] == 1
 
 
 def test_the_gpu_overlay_asks_for_a_gpu_each_and_leaves_the_servers() -> None:
     worker = container(build("gpu"), "worker")
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert "SERVERS_API_KEY" not in {own["name"] for own in worker["env"]}
+    assert "SERVERS_API_KEY" not in {item["name"] for item in worker["env"]}
     spec = named(build("gpu"), "Deployment", "shadowspec-worker")["spec"]
     assert (spec["replicas"], spec["strategy"]["rollingUpdate"]["maxSurge"]) == (2, 0)
     assert "nvidia.com/gpu" not in container(build("base"), "worker")["resources"]["limits"]
-    base, own = ((FOLDER / name / "shadowspec.toml").read_text(encoding="utf-8") for name in ("base", "gpu"))
-    assert base.partition("[endpoints.")[0] == own.partition("[endpoints.")[0]
+    base, text = ((FOLDER / name / "shadowspec.toml").read_text(encoding="utf-8") for name in ("base", "gpu"))
+    assert base.partition("[endpoints.")[0] == text.partition("[endpoints.")[0]
 
 
 def pods_labels(documents: list[Document]) -> list[tuple[str, dict[str, Any]]]:

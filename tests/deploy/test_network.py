@@ -44,8 +44,10 @@ def contacted(component: str, config: Config | None) -> set[Peer]:
     if component == "worker":
         assert config.kafka is not None
         found |= {peer_of(server) for server in config.kafka.bootstrap_servers}
-        for own in config.endpoints.values():
-            for url in () if own.servers is None else (own.servers.baseline_url, own.servers.speculative_url):
+        for endpoint in config.endpoints.values():
+            for url in (
+                () if endpoint.servers is None else (endpoint.servers.baseline_url, endpoint.servers.speculative_url)
+            ):
                 found.add(peer_of(urlsplit(url).netloc))
     elif component == "scheduler":
         for receiver in config.schedule.receivers.values():
@@ -60,10 +62,10 @@ def contacted(component: str, config: Config | None) -> set[Peer]:
 
 def allowed(documents: list[Document], labels: dict[str, str]) -> set[Peer]:
     """Every peer that the policies of a pod let it reach."""
-    policies = [own["spec"] for own in documents if own["kind"] == "NetworkPolicy"]
-    own = [spec for spec in policies if spec["podSelector"].get("matchLabels", {}).items() <= labels.items()]
-    assert any("Egress" in spec["policyTypes"] for spec in own), "nothing is denied"
-    return {peer for spec in own for rule in spec.get("egress", ()) for peer in _peers(rule)}
+    policies = [document["spec"] for document in documents if document["kind"] == "NetworkPolicy"]
+    rows = [spec for spec in policies if spec["podSelector"].get("matchLabels", {}).items() <= labels.items()]
+    assert any("Egress" in spec["policyTypes"] for spec in rows), "nothing is denied"
+    return {peer for spec in rows for rule in spec.get("egress", ()) for peer in _peers(rule)}
 
 
 def _peers(rule: Document) -> Iterator[Peer]:
@@ -100,7 +102,7 @@ def test_the_peers_allowed_are_the_hosts_contacted(name: str, tmp_path: Path) ->
     for component, template in found:
         labels = template["metadata"]["labels"]
         assert allowed(documents, labels) == contacted(component, config), component
-    assert any(own.name == "chat-baseline" for own in contacted("worker", config)) == (name == "base")
+    assert any(peer.name == "chat-baseline" for peer in contacted("worker", config)) == (name == "base")
 
 
 def test_the_peers_are_those_of_the_docs() -> None:
@@ -115,8 +117,8 @@ def test_the_peers_are_those_of_the_docs() -> None:
 
 
 def test_everything_is_denied_first() -> None:
-    own = named(build("base"), "NetworkPolicy", "default-deny")["spec"]
-    assert own == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    denied = named(build("base"), "NetworkPolicy", "default-deny")["spec"]
+    assert denied == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     # No policy that lets somebody in or out leaves the direction open by not naming it.
     for each in build("base"):
         if each["kind"] == "NetworkPolicy":

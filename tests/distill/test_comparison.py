@@ -56,7 +56,7 @@ def test_the_interval_is_that_of_sessions(
     whole = compare(examples, target, draft, target, CONFIG).gains[0]
     units = {}
     for each in examples:
-        found = np.array([firsts_and_steps(target, own, each)[:2] for own in (draft, target)])
+        found = np.array([firsts_and_steps(target, model, each)[:2] for model in (draft, target)])
         units[each.unit_key] = units.get(each.unit_key, 0.0) + found
     sums = np.stack(list(units.values()))  # [sessions, 2 drafts, (firsts, steps)]
     rng = np.random.default_rng(0)

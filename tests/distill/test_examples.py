@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shadowspec.distill.examples import MAX_TIMES, Example, Shares, split, times
+from shadowspec.distill.examples import MAX_TIMES, Example, split, times
+from shadowspec.distill.training_settings import Shares
 from shadowspec.errors import NoDataError
 
 
@@ -16,9 +17,9 @@ def sessions(examples: tuple[Example, ...]) -> set[str]:
 
 def test_a_session_is_in_one_part_and_nothing_is_lost(examples: tuple[Example, ...]) -> None:
     parts = split(examples, Shares(), seed=0)
-    assert sorted(each.response.key for own in (parts.training, parts.validation, parts.held_out) for each in own) == [
-        each.response.key for each in examples
-    ]
+    assert sorted(
+        each.response.key for examples in (parts.training, parts.validation, parts.held_out) for each in examples
+    ) == [each.response.key for each in examples]
     assert not sessions(parts.training) & sessions(parts.held_out)
     assert not sessions(parts.training) & sessions(parts.validation)
     assert not sessions(parts.validation) & sessions(parts.held_out)
@@ -69,8 +70,8 @@ def of_slice(example: Example, name: str, number: int) -> list[Example]:
 def test_rare_slices_count_more_often(
     examples: tuple[Example, ...], numbers: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    own = [each for place, number in enumerate(numbers) for each in of_slice(examples[0], str(place), number)]
-    assert times(own) == {f"letters {place}": number for place, number in enumerate(expected)}
+    in_slices = [each for place, number in enumerate(numbers) for each in of_slice(examples[0], str(place), number)]
+    assert times(in_slices) == {f"letters {place}": number for place, number in enumerate(expected)}
 
 
 def test_slices_of_one_name_at_two_endpoints_are_two(examples: tuple[Example, ...]) -> None:

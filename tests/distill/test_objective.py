@@ -30,10 +30,10 @@ def plain_logits(path: Path, responses: list[Response]) -> torch.Tensor:
 
 @pytest.fixture
 def responses(examples: tuple[Example, ...]) -> list[Response]:
-    own = [each.response for each in examples[:9]]
-    assert len({len(each.request.prompt) for each in own}) > 2, "prompts differ in length, so that padding shows"
-    assert len({len(each.output) for each in own}) > 2
-    return own
+    logged = [each.response for each in examples[:9]]
+    assert len({len(each.request.prompt) for each in logged}) > 2, "prompts differ in length, so that padding shows"
+    assert len({len(each.output) for each in logged}) > 2
+    return logged
 
 
 def test_the_targets_logits_are_those_of_a_plain_pass(
@@ -73,10 +73,10 @@ def test_a_token_overlaps_at_the_temperature_of_its_request() -> None:
     draft[5] = target[5] + torch.linspace(-0.1, 0.1, 7) * (target[5] < target[5].max())  # the same likeliest
     found = overlaps(target, draft, [answered(2, 1.0), answered(1, 0.3), answered(3, 0.0)])
     for row, temperature in ((0, 1.0), (1, 1.0), (2, 0.3)):
-        own, wanted = ((logits[row].double() / temperature).softmax(-1) for logits in (draft, target))
-        assert float(found[row]) == pytest.approx(float(torch.minimum(own, wanted).sum()), rel=1e-5)
+        draft_probs, wanted = ((logits[row].double() / temperature).softmax(-1) for logits in (draft, target))
+        assert float(found[row]) == pytest.approx(float(torch.minimum(draft_probs, wanted).sum()), rel=1e-5)
     same = [int(target[row].argmax()) == int(draft[row].argmax()) for row in (3, 4, 5)]
-    assert found[3:].tolist() == [float(own) for own in same]
+    assert found[3:].tolist() == [float(item) for item in same]
     assert set(same) == {True, False}
 
 

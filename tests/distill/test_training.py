@@ -12,7 +12,8 @@ import torch
 from shadowspec.distill.draft_folder import load_trainable
 from shadowspec.distill.examples import Example
 from shadowspec.distill.objective import draft_logits, overlaps, target_logits
-from shadowspec.distill.training import SHARES, TOLERANCE, Course, Look, Settings, Trainer, interpolate, rate_factor
+from shadowspec.distill.training import SHARES, Course, Look, Trainer, interpolate, rate_factor
+from shadowspec.distill.training_settings import TOLERANCE, Settings
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.replay.response_tokens import Response
 
@@ -20,11 +21,11 @@ QUICK = Settings(epochs=3, learning_rate=1e-3, tokens_per_step=128, looks_per_ep
 
 
 def trained(
-    pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...], own: Settings
+    pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...], settings: Settings
 ) -> tuple[Any, Course]:
     draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
     responses = [each.response for each in examples]
-    course = Trainer(target.model, draft, own).train(responses[24:], examples[:24], lambda *_: None)
+    course = Trainer(target.model, draft, settings).train(responses[24:], examples[:24], lambda *_: None)
     return draft, course
 
 
@@ -56,23 +57,25 @@ def test_a_look_tells_what_each_slice_overlaps(
 ) -> None:
     first = trained(pair, target, examples, QUICK)[1].looks[0]
     draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
-    own = {
+    by_part = {
         place: [each.response for each in examples[:24] if each.place == place]
         for place in ("letters prompt_class=code", "letters prompt_class=prose")
     }
-    assert first.by_slice == pytest.approx({place: overlap(target, draft, each) for place, each in own.items()})
+    assert first.by_slice == pytest.approx({place: overlap(target, draft, each) for place, each in by_part.items()})
 
 
 def test_a_rare_slice_counts_more_often_in_the_overlap(
     pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]
 ) -> None:
     (code, many), (prose, few) = (
-        (place, [own for own in examples if own.place == place][:number])
+        (place, [example for example in examples if example.place == place][:number])
         for place, number in (("letters prompt_class=code", 40), ("letters prompt_class=prose", 4))
     )
     draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
     first = Trainer(target.model, draft, QUICK)._look([*many, *few], 0, 0.0)
-    tokens = {place: sum(len(own.response.output) for own in each) for place, each in ((code, many), (prose, few))}
+    tokens = {
+        place: sum(len(example.response.output) for example in each) for place, each in ((code, many), (prose, few))
+    }
     assert sum(tokens.values()) / 2 > 3.5 * tokens[prose], "so rare that it counts four times"
     weights = {code: tokens[code], prose: 4 * tokens[prose]}
     wanted = sum(weights[place] * first.by_slice[place] for place in weights) / sum(weights.values())
@@ -93,8 +96,8 @@ def test_no_slice_is_to_lose_what_another_gains(
         shares = iter((0.0, 1.0, *SHARES))
 
         def look(_trainer: Trainer, _examples: object, step: int, epoch: float) -> Look:
-            own = next(shares)
-            return Look(step, epoch, 1.0, 0.5 + own / 10, {"common": 0.5 + own / 5, "rare": 0.5 - fall * own**2})
+            value = next(shares)
+            return Look(step, epoch, 1.0, 0.5 + value / 10, {"common": 0.5 + value / 5, "rare": 0.5 - fall * value**2})
 
         monkeypatch.setattr(Trainer, "_look", look)
         return trained(pair, target, examples, Settings(epochs=1, tokens_per_step=128, looks_per_epoch=1))
@@ -104,8 +107,10 @@ def test_no_slice_is_to_lose_what_another_gains(
     start, _ = load_trainable(str(pair[1]), torch.device("cpu"))
     end, _ = trained_by_looks(0.0)
     wanted = interpolate(start.state_dict(), end.state_dict(), share)
-    assert all(torch.equal(own, wanted[name]) for name, own in draft.state_dict().items())
-    assert share == 1.0 or not all(torch.equal(own, end.state_dict()[name]) for name, own in draft.state_dict().items())
+    assert all(torch.equal(item, wanted[name]) for name, item in draft.state_dict().items())
+    assert share == 1.0 or not all(
+        torch.equal(item, end.state_dict()[name]) for name, item in draft.state_dict().items()
+    )
 
 
 def test_what_only_gets_worse_stops_and_is_what_it_was(
@@ -116,7 +121,7 @@ def test_what_only_gets_worse_stops_and_is_what_it_was(
     before, _ = load_trainable(str(pair[1]), torch.device("cpu"))
     assert course.stopped_early
     assert (course.best, len(course.looks)) == (0, 3)
-    assert all(torch.equal(own, draft.state_dict()[name]) for name, own in before.state_dict().items())
+    assert all(torch.equal(item, draft.state_dict()[name]) for name, item in before.state_dict().items())
 
 
 def test_a_seed_decides_everything(pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]) -> None:
@@ -147,27 +152,29 @@ def test_how_much_is_run_at_a_time_changes_nothing(
 def test_progress_is_told_after_every_step(
     pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]
 ) -> None:
-    told: list[tuple[int, int, Look]] = []
+    reported: list[tuple[int, int, Look]] = []
     draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
     responses = [each.response for each in examples]
     course = Trainer(target.model, draft, Settings(epochs=1, tokens_per_step=128)).train(
-        responses[24:], examples[:24], lambda *own: told.append(own)
+        responses[24:], examples[:24], lambda *item: reported.append(item)
     )
-    assert [step for step, _, _ in told] == list(range(1, course.num_steps + 1))
-    assert {total for _, total, _ in told} == {course.num_steps}
-    assert told[-1][2] == course.looks[-1]
+    assert [step for step, _, _ in reported] == list(range(1, course.num_steps + 1))
+    assert {total for _, total, _ in reported} == {course.num_steps}
+    assert reported[-1][2] == course.looks[-1]
 
 
 def test_epochs_of_unequal_numbers_of_steps_are_counted_as_they_are(
     pair: tuple[Path, Path], target: LoadedModel, examples: tuple[Example, ...]
 ) -> None:
     """How many steps an epoch has depends on the order of its batches, which is drawn."""
-    told: list[tuple[int, int, Look]] = []
+    reported: list[tuple[int, int, Look]] = []
     draft, _ = load_trainable(str(pair[1]), torch.device("cpu"))
     responses = [each.response for each in examples]
     uneven = Settings(epochs=6, tokens_per_step=200, patience=99, logits_per_pass=12 * 150, learning_rate=1e-5)
-    course = Trainer(target.model, draft, uneven).train(responses[24:], examples[:24], lambda *own: told.append(own))
-    assert {total for _, total, _ in told} == {course.num_steps}
+    course = Trainer(target.model, draft, uneven).train(
+        responses[24:], examples[:24], lambda *item: reported.append(item)
+    )
+    assert {total for _, total, _ in reported} == {course.num_steps}
     assert course.looks[-1].step == course.num_steps
     assert not course.stopped_early
     assert course.num_tokens == 6 * sum(len(each.output) for each in responses[24:])

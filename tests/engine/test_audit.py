@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from transformers import AutoModelForCausalLM
 
 from kernels.benchmarks.shifted import Shifted
@@ -28,6 +29,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
+from shadowspec.types.measuring_settings import EngineSettings
 
 pytestmark = pytest.mark.slow  # all of them together
 
@@ -37,13 +39,15 @@ NUM_BLOCKS, BLOCK = 5, 8
 
 @pytest.fixture(scope="module")
 def pair() -> tuple[LoadedModel, tuple[Candidate, ...]]:
-    return Models("cpu").candidates(
+    return Models(EngineSettings("cpu")).candidates(
         str(demo.TARGET),
         [
             SpeculationConfig("draft", "t", str(demo.DRAFT), "draft_model", 4, VerifyRule.REJECTION),
             SpeculationConfig("ngram", "t", None, "ngram", 3, VerifyRule.GREEDY_DRAFT),
         ],
         lambda _: None,
+        1,
+        {},
     )
 
 
@@ -66,8 +70,8 @@ def blocks() -> list[Block]:
     with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as lines:
         for line in lines:
             try:
-                own = json.loads(line)["response"]
-                ids = own.get("prompt_token_ids") or own["choices"][0]["prompt_token_ids"]
+                response_body = json.loads(line)["response"]
+                ids = response_body.get("prompt_token_ids") or response_body["choices"][0]["prompt_token_ids"]
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # bad on purpose
             if len(ids) < 200:
@@ -77,7 +81,7 @@ def blocks() -> list[Block]:
             if len(found) == NUM_BLOCKS * BLOCK:
                 break
     groups = [tuple(found[start : start + BLOCK]) for start in range(0, len(found), BLOCK)]
-    return [Block(f"b{place}", place, "e", "", BLOCK, own, (), Arm.BASELINE) for place, own in enumerate(groups)]
+    return [Block(f"b{place}", place, "e", "", BLOCK, group, (), Arm.BASELINE) for place, group in enumerate(groups)]
 
 
 class Repeated(Auditor):
@@ -99,8 +103,8 @@ def test_the_sound_engine_agrees_and_the_shifted_draft_alarms(
 ) -> None:
     """The promise: shifted logits are caught within 300 requests, here in 40, and a sound engine raises no alarm."""
     target, candidates = pair
-    auditor = Repeated(target, candidates, Auditor(target, shifted, share=1.0))
-    engine = Engine(target, candidates, warmup_blocks=0, auditor=auditor)
+    auditor = Repeated(target, candidates, Auditor(target, shifted, EngineSettings(audit_share=1.0)))
+    engine = Engine(target, candidates, EngineSettings(warmup_blocks=0), auditor=auditor)
     sound = [run for block in blocks() for run in engine.measure(block).audits]
     of_draft, of_lookup = (
         [run for run in sound if run.fingerprint == candidate.config.fingerprint] for candidate in candidates
@@ -121,21 +125,28 @@ def test_requests_are_drawn_by_their_keys_and_never_with_a_seed_of_their_own(
 ) -> None:
     target, _ = pair
     sampled, greedy = SamplingParameters(temperature=0.8), SamplingParameters(temperature=0.0)
-    some = Auditor(target, [], share=0.2, seed=3)
+    some = Auditor(target, [], EngineSettings(audit_share=0.2, seed=3))
     drawn = [line for line in range(2_000) if some.draws(prompt(line, (1,), sampled))]
     assert 300 < len(drawn) < 500
     assert drawn == [line for line in range(2_000) if some.draws(prompt(line, (1, 2), greedy))]
-    assert drawn != [line for line in range(2_000) if Auditor(target, [], share=0.2).draws(prompt(line, (1,), sampled))]
-    every, none = Auditor(target, [], share=1.0), Auditor(target, [], share=0.0)
+    assert drawn != [
+        line
+        for line in range(2_000)
+        if Auditor(target, [], EngineSettings(audit_share=0.2)).draws(prompt(line, (1,), sampled))
+    ]
+    every, none = (
+        Auditor(target, [], EngineSettings(audit_share=1.0)),
+        Auditor(target, [], EngineSettings(audit_share=0.0)),
+    )
     assert not any(none.draws(prompt(line, (1,), sampled)) for line in range(100))
     assert all(every.draws(prompt(line, (1,), sampled)) for line in range(100))
-    assert every.draws(prompt(1, (1,), replace(greedy, seed=7)))
-    assert not every.draws(prompt(1, (1,), replace(sampled, seed=7)))
+    assert every.draws(prompt(1, (1,), structs.replace(greedy, seed=7)))
+    assert not every.draws(prompt(1, (1,), structs.replace(sampled, seed=7)))
 
 
 def test_an_engine_without_an_auditor_audits_nothing(pair: tuple[LoadedModel, tuple[Candidate, ...]]) -> None:
     target, candidates = pair
-    engine = Engine(target, candidates[1:], warmup_blocks=0)
+    engine = Engine(target, candidates[1:], EngineSettings(warmup_blocks=0))
     assert engine.measure(blocks()[0]).audits == ()
 
 
@@ -144,8 +155,13 @@ def test_what_did_not_fit_into_memory_is_not_audited(
 ) -> None:
     """Neither a run that failed, nor a block whose audit itself finds no memory; its runs stand."""
     target, candidates = pair
-    engine = Engine(target, candidates[1:], warmup_blocks=0, auditor=Auditor(target, candidates, share=1.0))
-    block = replace(blocks()[0], requests=blocks()[0].requests[:2])
+    engine = Engine(
+        target,
+        candidates[1:],
+        EngineSettings(warmup_blocks=0),
+        auditor=Auditor(target, candidates, EngineSettings(audit_share=1.0)),
+    )
+    block = structs.replace(blocks()[0], requests=blocks()[0].requests[:2])
 
     def starved(*_: Any) -> Any:
         raise torch.OutOfMemoryError("none left")
@@ -173,7 +189,7 @@ def test_what_replay_cannot_know_is_not_audited(pair: tuple[LoadedModel, tuple[C
     """What a candidate drafts from a memory, stops at by its confidence or cannot draft any more is in no output."""
     target, (draft, ngram) = pair
     remembering = replace(ngram.config.config, proposer="suffix", suffix_memory_tokens=100)
-    own = [
+    candidates = [
         replace(ngram, config=replace(ngram.config, config=remembering, fingerprint="remembers")),
         replace(
             draft,
@@ -189,7 +205,12 @@ def test_what_replay_cannot_know_is_not_audited(pair: tuple[LoadedModel, tuple[C
             ),
         ),
     ]
-    engine = Engine(target, own, warmup_blocks=0, auditor=Auditor(target, own, share=1.0))
+    engine = Engine(
+        target,
+        candidates,
+        EngineSettings(warmup_blocks=0),
+        auditor=Auditor(target, candidates, EngineSettings(audit_share=1.0)),
+    )
     audited = engine.measure(blocks()[0]).audits
     assert {each.fingerprint for each in audited} == {"of the request alone"}
     assert all(each.expected_accepted_tokens == pytest.approx(each.num_accepted_tokens) for each in audited)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shadowspec import demo
 from shadowspec.engine import Engine, Models
@@ -35,6 +35,7 @@ from shadowspec.types import (
     VerifyRule,
 )
 from shadowspec.types.failures import EARLY_STEPS, MIN_EARLY_REJECTIONS, is_early_rejection
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.engine.test_measure import block, prompt
 from tests.identities import check_identities
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
@@ -90,9 +91,9 @@ def short_draft(tmp_path_factory: pytest.TempPathFactory, pair_folders: tuple[Pa
         SpeculationConfig("ngram", "t", None, "ngram", 3, VerifyRule.GREEDY_DRAFT),
     ]
     said: list[str] = []
-    target, candidates = Models("cpu").candidates(str(pair_folders[0]), configs, said.append)
+    target, candidates = Models(EngineSettings("cpu")).candidates(str(pair_folders[0]), configs, said.append, 1, {})
     assert any("its context of 40 tokens is shorter than the target's 256" in each for each in said)
-    return Engine(target, candidates, warmup_blocks=0)
+    return Engine(target, candidates, EngineSettings(warmup_blocks=0))
 
 
 def long_prompt(line: int, length: int, temperature: float = 0.0, max_tokens: int = 20) -> ShadowPrompt:
@@ -129,7 +130,7 @@ def test_a_draft_that_no_request_can_use_is_not_run(short_draft: Engine, monkeyp
 
     monkeypatch.setattr(Runner, "append", counted)
     (candidate, _) = short_draft.candidates
-    engine = Engine(short_draft.target, [candidate], warmup_blocks=0)
+    engine = Engine(short_draft.target, [candidate], EngineSettings(warmup_blocks=0))
     (run,) = engine.measure(block([long_prompt(1, 60)])).runs
     assert run.counts is not None
     assert (run.counts.num_drafts, run.counts.num_plain_steps) == (0, 19)
@@ -138,8 +139,8 @@ def test_a_draft_that_no_request_can_use_is_not_run(short_draft: Engine, monkeyp
 
 def bundled(rule: VerifyRule = VerifyRule.REJECTION) -> Engine:
     config = SpeculationConfig("draft", "t", str(demo.DRAFT), "draft_model", 4, rule)
-    target, candidates = Models("cpu").candidates(str(demo.TARGET), [config], lambda _: None)
-    return Engine(target, candidates, warmup_blocks=0)
+    target, candidates = Models(EngineSettings("cpu")).candidates(str(demo.TARGET), [config], lambda _: None, 1, {})
+    return Engine(target, candidates, EngineSettings(warmup_blocks=0))
 
 
 def sql_prompts(engine: Engine, number: int) -> list[ShadowPrompt]:

@@ -27,6 +27,7 @@ from shadowspec.engine.shared_vocabulary import SharedVocabulary, translate_mode
 from shadowspec.engine.static_passes import StaticPasses
 from shadowspec.errors import ModelError
 from shadowspec.types import RecordKey, SamplingParameters, SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 from shadowspec_kernels import backends
 from shadowspec_kernels.dispatch import Kernels
 from tests.engine.test_measure import block, prompt
@@ -58,11 +59,11 @@ def pair(pair_folders: tuple[Path, Path]) -> tuple[LoadedModel, LoadedModel]:
     return target, draft
 
 
-def fusing(own: LoadedModel, kernels: Kernels, *, is_static: bool = False) -> LoadedModel:
-    own = replace(own, kernels=kernels)
+def fusing(model: LoadedModel, kernels: Kernels, *, is_static: bool = False) -> LoadedModel:
+    model = replace(model, kernels=kernels)
     if not is_static:
-        return own
-    return replace(own, passes=StaticPasses(own.model, new_recorder, kernels))
+        return model
+    return replace(model, passes=StaticPasses(model.model, new_recorder, kernels))
 
 
 def requests(*kinds: str) -> list[Request]:
@@ -76,7 +77,12 @@ def requests(*kinds: str) -> list[Request]:
 
 
 def decoded(
-    target: LoadedModel, draft: LoadedModel | None, own: list[Request], rule: VerifyRule, *, is_lookup: bool = False
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    requests: list[Request],
+    rule: VerifyRule,
+    *,
+    is_lookup: bool = False,
 ) -> list[tuple[object, ...]]:
     proposer: Proposer | None = None
     if is_lookup:
@@ -88,7 +94,7 @@ def decoded(
         )
     result = decode_batch(
         target.model,
-        own,
+        requests,
         proposer=proposer,
         num_speculative_tokens=DEPTH,
         verify_rule=rule,
@@ -116,11 +122,11 @@ def test_the_same_tokens_under_every_rule(
     rule: VerifyRule, kinds: tuple[str, ...], pair: tuple[LoadedModel, LoadedModel]
 ) -> None:
     kernels = Kernels("triton", DEVICE)
-    target, draft = (fusing(own, kernels) for own in pair)
-    own = requests(*kinds)
-    assert decoded(target, draft, own, rule) == decoded(*pair, own, rule)
+    target, draft = (fusing(model, kernels) for model in pair)
+    block_requests = requests(*kinds)
+    assert decoded(target, draft, block_requests, rule) == decoded(*pair, block_requests, rule)
     ran = kernels.ran()
-    assert ran["verify"]["triton"] > len(own)
+    assert ran["verify"]["triton"] > len(block_requests)
     assert ran["append"].keys() == {"triton"}
     if "truncated" in kinds:
         assert ran["verify"]["torch"] > 3
@@ -133,20 +139,22 @@ def test_the_same_tokens_under_every_rule(
 @pytest.mark.parametrize("kind", ["baseline", "draft", "ngram"])
 def test_both_arms_and_lookups(kind: str, is_static: bool, pair: tuple[LoadedModel, LoadedModel]) -> None:
     kernels = Kernels("triton", DEVICE)
-    target, draft = (fusing(own, kernels, is_static=is_static) for own in pair)
-    own = requests("sampled", "penalties", "greedy")
+    target, draft = (fusing(model, kernels, is_static=is_static) for model in pair)
+    block_requests = requests("sampled", "penalties", "greedy")
     rule = VerifyRule.GREEDY_DRAFT if kind == "ngram" else VerifyRule.REJECTION
     drafts = (draft, pair[1]) if kind == "draft" else (None, None)
-    found = decoded(target, drafts[0], own, rule, is_lookup=kind == "ngram")
-    assert found == decoded(pair[0], drafts[1], own, rule, is_lookup=kind == "ngram")
+    found = decoded(target, drafts[0], block_requests, rule, is_lookup=kind == "ngram")
+    assert found == decoded(pair[0], drafts[1], block_requests, rule, is_lookup=kind == "ngram")
     assert kernels.ran()["append"]["triton"] > 0
 
 
 def test_a_batch_that_is_truncated_throughout_runs_on_torch(pair: tuple[LoadedModel, LoadedModel]) -> None:
     kernels = Kernels("triton", DEVICE)
-    target, draft = (fusing(own, kernels) for own in pair)
-    own = requests("truncated", "few", "likely")  # the latter with top-k and min-p alone
-    assert decoded(target, draft, own, VerifyRule.REJECTION) == decoded(*pair, own, VerifyRule.REJECTION)
+    target, draft = (fusing(model, kernels) for model in pair)
+    block_requests = requests("truncated", "few", "likely")  # the latter with top-k and min-p alone
+    assert decoded(target, draft, block_requests, VerifyRule.REJECTION) == decoded(
+        *pair, block_requests, VerifyRule.REJECTION
+    )
     assert kernels.ran()["verify"].keys() == {"torch"}
 
 
@@ -173,16 +181,20 @@ def test_what_is_chosen_is_what_can_run(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_backend_is_in_the_fingerprint(pair_folders: tuple[Path, Path]) -> None:
     config = SpeculationConfig("draft", "t", str(pair_folders[1]), "draft_model", 2, VerifyRule.REJECTION)
-    target, (own,) = Models(str(DEVICE), "float32", kernels="triton").candidates(str(pair_folders[0]), [config], print)
-    _, (plain,) = Models(str(DEVICE), "float32", kernels="torch").candidates(str(pair_folders[0]), [config], print)
-    assert own.config.config.backend == "triton"
+    target, (candidate,) = Models(EngineSettings(str(DEVICE), "float32", kernels="triton")).candidates(
+        str(pair_folders[0]), [config], print, 1, {}
+    )
+    _, (plain,) = Models(EngineSettings(str(DEVICE), "float32", kernels="torch")).candidates(
+        str(pair_folders[0]), [config], print, 1, {}
+    )
+    assert candidate.config.config.backend == "triton"
     assert plain.config.config.backend == "torch"
-    assert own.config.fingerprint != plain.config.fingerprint
-    assert own.config.details == plain.config.details
-    assert isinstance(own.draft, LoadedModel)
-    assert own.draft.kernels is target.kernels is not None
-    assert fingerprint_candidate(config, target, own.draft) == own.config
-    engine = Engine(target, [own], warmup_blocks=0)
+    assert candidate.config.fingerprint != plain.config.fingerprint
+    assert candidate.config.details == plain.config.details
+    assert isinstance(candidate.draft, LoadedModel)
+    assert candidate.draft.kernels is target.kernels is not None
+    assert fingerprint_candidate(config, target, candidate.draft, 1, {}) == candidate.config
+    engine = Engine(target, [candidate], EngineSettings(warmup_blocks=0))
     assert engine.kernels_ran() == {}
     result = engine.measure(block([prompt(1, max_tokens=3), prompt(2, 0.7, max_tokens=3)]))
     assert {run.failure for run in result.runs} == {None}
@@ -194,7 +206,11 @@ def test_the_backend_is_in_the_fingerprint(pair_folders: tuple[Path, Path]) -> N
 
 def test_without_kernels_none_are_imported() -> None:
     """The extra need not be installed."""
-    code = "import sys; from shadowspec.engine import Models; Models('cpu'); print(*sys.modules)"
+    code = (
+        "import sys; from shadowspec.engine import Models; "
+        "from shadowspec.types.measuring_settings import EngineSettings; "
+        "Models(EngineSettings('cpu')); print(*sys.modules)"
+    )
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -215,9 +231,9 @@ def test_replay_is_scored_from_hidden_states(budget: Budget, pair: tuple[LoadedM
         )
         for row in range(12)
     ]
-    for own in pair:
-        expected = token_scores(own.model, responses, frozenset({1}), with_probs=True, budget=budget)
-        found = token_scores(own.model, responses, frozenset({1}), with_probs=True, budget=budget, kernels=kernels)
+    for model in pair:
+        expected = token_scores(model.model, responses, frozenset({1}), with_probs=True, budget=budget)
+        found = token_scores(model.model, responses, frozenset({1}), with_probs=True, budget=budget, kernels=kernels)
         for one, other in zip(found, expected, strict=True):
             assert (one.is_best == other.is_best).all()
             assert np.allclose(one.gaps, other.gaps, rtol=1e-5, atol=1e-4)

@@ -224,7 +224,7 @@ def test_the_forward_in_use_is_part_of_the_fingerprint(tmp_path: Path, changed: 
     folder = save_model(tmp_path / "model", model, letter_tokenizer())
     loaded = load_model(str(folder), torch.device("cpu"), torch.float32)
     config = SpeculationConfig("a", "t", None, "ngram", 2, VerifyRule.GREEDY_DRAFT)
-    assert fingerprint_candidate(config, loaded, None).details["target_forward"] == name
+    assert fingerprint_candidate(config, loaded, None, 1, {}).details["target_forward"] == name
     weights = sum(parameter.numel() * 4 for parameter in model.parameters())
     # What is multiplied with is held in two forms by the direct one, beside a table of angles.
     assert weights <= loaded.weight_bytes <= (2 * weights if name == "direct_llama" else weights) + CONTEXT * 16 * 4

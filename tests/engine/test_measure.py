@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from shadowspec.engine import Candidate, Engine, Models, arms, decode, verify
 from shadowspec.engine.candidate import fingerprint_candidate
@@ -27,6 +28,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.identities import check_identities
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -44,13 +46,13 @@ def prompt(line: int, temperature: float = 0.0, max_tokens: int = 12) -> ShadowP
 
 
 def block(prompts: Iterable[ShadowPrompt], fillers: Iterable[ShadowPrompt] = (), first: Arm = Arm.BASELINE) -> Block:
-    own, copies = tuple(prompts), tuple(fillers)
-    return Block("b" * 64, 0, "e", "", len(own) + len(copies), own, copies, first)
+    shadow_prompts, copies = tuple(prompts), tuple(fillers)
+    return Block("b" * 64, 0, "e", "", len(shadow_prompts) + len(copies), shadow_prompts, copies, first)
 
 
 @pytest.fixture(scope="module")
 def engine(pair_folders: tuple[Path, Path]) -> Engine:
-    models = Models("cpu")
+    models = Models(EngineSettings("cpu"))
     target, candidates = models.candidates(
         str(pair_folders[0]),
         [
@@ -58,8 +60,10 @@ def engine(pair_folders: tuple[Path, Path]) -> Engine:
             SpeculationConfig("ngram", "t", None, "ngram", 3, VerifyRule.GREEDY_DRAFT),
         ],
         lambda _: None,
+        1,
+        {},
     )
-    return Engine(target, candidates)
+    return Engine(target, candidates, EngineSettings())
 
 
 def test_every_own_request_has_a_run_per_candidate(engine: Engine) -> None:
@@ -94,9 +98,9 @@ def test_a_queue_gives_what_a_batch_does_at_its_concurrency(engine: Engine, monk
         slots.append(num_slots)
         return decode_batch(*args, num_slots=num_slots, **kwargs)
 
-    own, copies = [prompt(line, 0.7 * (line % 2), 4 + line) for line in range(5)], [prompt(9)]
-    batch = engine.measure(block(own, copies))
-    queue = replace(block(own, copies), concurrency=2, requests_per_slot=3)
+    prompts, copies = [prompt(line, 0.7 * (line % 2), 4 + line) for line in range(5)], [prompt(9)]
+    batch = engine.measure(block(prompts, copies))
+    queue = structs.replace(block(prompts, copies), concurrency=2, requests_per_slot=3)
     assert queue.n_max == 6
     monkeypatch.setattr(arms, "decode_batch", watched)
     found = engine.measure(queue)
@@ -114,7 +118,9 @@ def test_a_queue_gives_what_a_batch_does_at_its_concurrency(engine: Engine, monk
 def test_the_fingerprint_tells_a_queue_from_a_batch(engine: Engine, pair_folders: tuple[Path, Path]) -> None:
     config = engine.candidates[1].config.config
     batch, queue = (
-        Models("cpu").candidates(str(pair_folders[0]), [config], lambda _: None, number)[1][0].config
+        Models(EngineSettings("cpu"))
+        .candidates(str(pair_folders[0]), [config], lambda _: None, number, {})[1][0]
+        .config
         for number in (1, 4)
     )
     assert batch.fingerprint == engine.candidates[1].config.fingerprint
@@ -125,7 +131,7 @@ def test_the_fingerprint_tells_a_queue_from_a_batch(engine: Engine, pair_folders
 
 def test_measuring_twice_gives_the_same_counts(engine: Engine) -> None:
     shape = block([prompt(5), prompt(6, 0.9)], [prompt(7)])
-    first, second = engine.measure(shape), engine.measure(replace(shape, first_arm=Arm.SPECULATIVE))
+    first, second = engine.measure(shape), engine.measure(structs.replace(shape, first_arm=Arm.SPECULATIVE))
     assert [run.counts for run in first.runs] == [run.counts for run in second.runs]
 
 
@@ -201,15 +207,17 @@ def test_repetition_loop(tokens: list[int], is_loop: bool) -> None:
 
 def suffix_engine(folders: tuple[Path, Path], **options: Any) -> Engine:
     """Two suffix candidates, of different depth, beside each other."""
-    target, candidates = Models("cpu").candidates(
+    target, candidates = Models(EngineSettings("cpu")).candidates(
         str(folders[0]),
         [
             SpeculationConfig(f"suffix-{depth}", "t", None, "suffix", depth, VerifyRule.GREEDY_DRAFT, **options)
             for depth in (3, 6)
         ],
         lambda _: None,
+        1,
+        {},
     )
-    return Engine(target, candidates, warmup_blocks=1)
+    return Engine(target, candidates, EngineSettings(warmup_blocks=1))
 
 
 def counts_of(engine: Engine, measured: Block) -> list[Any]:
@@ -222,12 +230,12 @@ def accepted(counts: list[Any]) -> int:
 
 def again(line: int) -> ShadowPrompt:
     """Another record with the prompt of `prompt(5)`."""
-    return replace(prompt(5, max_tokens=20), key=RecordKey("f" * 64, 0, line))
+    return structs.replace(prompt(5, max_tokens=20), key=RecordKey("f" * 64, 0, line))
 
 
 def test_suffix_candidates_draft_from_what_they_emitted_before(pair_folders: tuple[Path, Path]) -> None:
     """Only from own requests of blocks before, at the same endpoint; whichever arm goes first."""
-    cold, other = block([again(1)]), replace(block([again(2)]), endpoint="other")
+    cold, other = block([again(1)]), structs.replace(block([again(2)]), endpoint="other")
     engine = suffix_engine(pair_folders)
     first = counts_of(engine, cold)
     assert counts_of(engine, other) == first, "nothing is remembered of another endpoint, nor of the warm-up"
@@ -235,7 +243,7 @@ def test_suffix_candidates_draft_from_what_they_emitted_before(pair_folders: tup
     assert accepted(warm) > accepted(first)
     reversed_engine = suffix_engine(pair_folders)
     for measured, wanted in ((cold, first), (block([again(3)]), warm)):
-        assert counts_of(reversed_engine, replace(measured, first_arm=Arm.SPECULATIVE)) == wanted
+        assert counts_of(reversed_engine, structs.replace(measured, first_arm=Arm.SPECULATIVE)) == wanted
     forgetful = suffix_engine(pair_folders, suffix_memory_tokens=0)
     assert counts_of(forgetful, cold) == counts_of(forgetful, block([again(3)])) == first
 
@@ -269,22 +277,22 @@ def test_the_fingerprint_covers_the_options_that_are_used(engine: Engine) -> Non
     }
     assert set(changed) == set(SUFFIX_OPTIONS)
     found = {
-        fingerprint_candidate(replace(suffix, **{name: value}), target, None).fingerprint
+        fingerprint_candidate(replace(suffix, **{name: value}), target, None, 1, {}).fingerprint
         for name, value in changed.items()
     }
-    assert len(found | {fingerprint_candidate(suffix, target, None).fingerprint}) == 1 + len(changed)
+    assert len(found | {fingerprint_candidate(suffix, target, None, 1, {}).fingerprint}) == 1 + len(changed)
     model = engine.candidates[0].config.config
-    own = fingerprint_candidate(model, target, draft)
+    config = fingerprint_candidate(model, target, draft, 1, {})
     assert (
-        fingerprint_candidate(replace(model, draft_confidence_threshold=0.4), target, draft).fingerprint
-        != own.fingerprint
+        fingerprint_candidate(replace(model, draft_confidence_threshold=0.4), target, draft, 1, {}).fingerprint
+        != config.fingerprint
     )
-    assert fingerprint_candidate(replace(model, **changed), target, draft).fingerprint == own.fingerprint
+    assert fingerprint_candidate(replace(model, **changed), target, draft, 1, {}).fingerprint == config.fingerprint
 
 
 def test_new_options_changed_no_fingerprint(engine: Engine) -> None:
     """As it was taken before there were suffix drafts and adaptive depth: evidence goes on."""
-    own = engine.candidates[1].config
+    config = engine.candidates[1].config
     identity = {
         "proposer": "ngram",
         "num_speculative_tokens": 3,
@@ -292,9 +300,9 @@ def test_new_options_changed_no_fingerprint(engine: Engine) -> None:
         "backend": "torch",
         "ngram_min": 2,
         "ngram_max": 4,
-        "details": own.details,
-        "engine": own.engine,
-        "device": own.device,
-        "dtype": own.dtype,
+        "details": config.details,
+        "engine": config.engine,
+        "device": config.device,
+        "dtype": config.dtype,
     }
-    assert own.fingerprint == hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    assert config.fingerprint == hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

@@ -22,6 +22,7 @@ from shadowspec.engine.models import (
 from shadowspec.engine.tokenizer import check_contexts, load_tokenizer
 from shadowspec.errors import ModelError, RecordError
 from shadowspec.types import SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
 
 CPU = torch.device("cpu")
@@ -99,21 +100,23 @@ def test_a_fingerprint_covers_weights_and_settings_but_not_paths(
     copy = load(save_model(tmp_path / "copy", target, letter_tokenizer()))
     other = load(save_model(tmp_path / "other", tiny_llama(9), letter_tokenizer()))
     config = SpeculationConfig("a", "t", "d", "draft_model", 4, VerifyRule.REJECTION)
-    base = fingerprint_candidate(config, first, draft).fingerprint
-    assert fingerprint_candidate(config, copy, draft).fingerprint == base
-    assert fingerprint_candidate(config, other, draft).fingerprint != base
+    base = fingerprint_candidate(config, first, draft, 1, {}).fingerprint
+    assert fingerprint_candidate(config, copy, draft, 1, {}).fingerprint == base
+    assert fingerprint_candidate(config, other, draft, 1, {}).fingerprint != base
     deeper = SpeculationConfig("a", "t", "d", "draft_model", 5, VerifyRule.REJECTION)
-    assert fingerprint_candidate(deeper, first, draft).fingerprint != base
+    assert fingerprint_candidate(deeper, first, draft, 1, {}).fingerprint != base
 
 
 def test_models_are_loaded_once(pair_folders: tuple[Path, Path]) -> None:
-    models = Models("cpu")
+    models = Models(EngineSettings("cpu"))
     assert models.load(str(pair_folders[0])) is models.load(str(pair_folders[0]))
     with pytest.raises(ModelError, match="backend"):
         models.candidates(
             str(pair_folders[0]),
             [SpeculationConfig("a", "t", None, "ngram", 2, VerifyRule.GREEDY_DRAFT, backend="triton")],
             print,
+            1,
+            {},
         )
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from shadowspec.engine import Engine, Models, arms
 from shadowspec.engine.runner import Runner
 from shadowspec.types import Arm, BlockResult, Run, SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.engine.test_measure import block, prompt
 from tests.identities import check_identities
 
@@ -24,7 +26,7 @@ PROMPTS = [prompt(line, 0.8 * (line % 2)) for line in range(8)]
 
 @pytest.fixture(scope="module")
 def engine(pair_folders: tuple[Path, Path]) -> Engine:
-    models = Models("cpu")
+    models = Models(EngineSettings("cpu"))
     target, candidates = models.candidates(
         str(pair_folders[0]),
         [
@@ -32,8 +34,10 @@ def engine(pair_folders: tuple[Path, Path]) -> Engine:
             SpeculationConfig("ngram", "t", None, "ngram", 3, VerifyRule.GREEDY_DRAFT),
         ],
         lambda _: None,
+        1,
+        {},
     )
-    return Engine(target, candidates, warmup_blocks=1)
+    return Engine(target, candidates, EngineSettings(warmup_blocks=1))
 
 
 @contextmanager
@@ -111,7 +115,7 @@ def test_a_quarter_has_waited_for_all_before_it(engine: Engine) -> None:
 
 def test_only_the_request_that_does_not_fit_alone_fails(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    large = replace(prompt(99), prompt_token_ids=(3,) * LARGE)
+    large = structs.replace(prompt(99), prompt_token_ids=(3,) * LARGE)
     given = block([PROMPTS[0], large, PROMPTS[1], PROMPTS[2]], fillers=[PROMPTS[3]])
     with small_memory(engine.target.model, lambda slots, capacity: capacity < LARGE):
         result = engine.measure(given)
@@ -180,7 +184,7 @@ def test_of_a_queue_only_what_arrives_together_waits(engine: Engine, monkeypatch
         return replace(result, decoded=decoded, duration_ms=1_000.0)
 
     monkeypatch.setattr(arms, "decode_batch", timed)
-    queue = replace(block(PROMPTS[:4]), concurrency=2, requests_per_slot=2)
+    queue = structs.replace(block(PROMPTS[:4]), concurrency=2, requests_per_slot=2)
     with small_memory(engine.target.model, at_most(1)):
         result = engine.measure(queue)
     for fingerprint in (config.fingerprint for config in engine.configs):

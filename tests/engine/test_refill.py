@@ -56,11 +56,11 @@ def requests(temperature: float, count: int = 11) -> list[Request]:
 
 
 def decoded(
-    target: Any, own: list[Request], drafting: Proposer | None, slots: int | None, **more: Any
+    target: Any, requests: list[Request], drafting: Proposer | None, slots: int | None, **more: Any
 ) -> list[Decoded]:
     result = decode_batch(
         target,
-        own,
+        requests,
         proposer=drafting,
         num_speculative_tokens=DEPTH,
         verify_rule=VerifyRule.REJECTION if isinstance(drafting, DraftModelProposer) else VerifyRule.GREEDY_DRAFT,
@@ -81,9 +81,9 @@ def test_each_request_is_decoded_as_in_one_batch(
     kind: str, slots: int, temperature: float, target: Any, draft: Any
 ) -> None:
     """The same tokens, counts and reasons to finish: random numbers and penalties are the request's own."""
-    own = requests(temperature)
-    whole = decoded(target, own, proposer(kind, draft, is_sampling=True), None)
-    queue = decoded(target, own, proposer(kind, draft, is_sampling=True), slots)
+    block_requests = requests(temperature)
+    whole = decoded(target, block_requests, proposer(kind, draft, is_sampling=True), None)
+    queue = decoded(target, block_requests, proposer(kind, draft, is_sampling=True), slots)
     assert [each.output for each in queue] == [each.output for each in whole]
     assert [each.finish_reason for each in queue] == [each.finish_reason for each in whole]
     assert [each.counts for each in queue] == [each.counts for each in whole]
@@ -99,8 +99,8 @@ def test_each_request_is_decoded_as_in_one_batch(
 def test_released_slots_give_the_same_and_none_is_released_that_somebody_waits_for(
     target: Any, draft: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = requests(0.8)
-    kept = decoded(target, own, proposer("draft", draft, is_sampling=True), 4)
+    block_requests = requests(0.8)
+    kept = decoded(target, block_requests, proposer("draft", draft, is_sampling=True), 4)
     released_while_waiting: list[bool] = []
     keep = Batch.keep
 
@@ -109,7 +109,7 @@ def test_released_slots_give_the_same_and_none_is_released_that_somebody_waits_f
         keep(batch, slots)
 
     monkeypatch.setattr(Batch, "keep", watched)
-    released = decoded(target, own, proposer("draft", draft, is_sampling=True), 4, releases_slots=True)
+    released = decoded(target, block_requests, proposer("draft", draft, is_sampling=True), 4, releases_slots=True)
     assert [each.counts for each in released] == [each.counts for each in kept]
     assert released_while_waiting
     assert not any(released_while_waiting)
@@ -117,37 +117,38 @@ def test_released_slots_give_the_same_and_none_is_released_that_somebody_waits_f
 
 def test_a_request_takes_the_slot_that_is_free_at_once(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits while a slot is free, no row is put aside, and the first ones stand in the slots in their order."""
-    admissions: list[list[int]] = []
-    admit = Batch.admit
+    begun: list[list[int]] = []
+    admit, begin = Batch.admit, Batch.begin
 
-    def watched(batch: Batch) -> list[int]:
+    def watched_admission(batch: Batch) -> list[int]:
         before = list(batch.rows)
         slots = admit(batch)
-        if slots:
-            numbers = [batch.all_rows.index(batch.rows[slot]) for slot in slots]
-            admissions.append(numbers)
-            replaced = [before[slot] for slot in slots if before[slot] is not batch.rows[slot]]
-            assert all(row.finish_reason is not None for row in replaced)
+        assert all(before[slot].finish_reason is not None for slot in slots)
         if batch.has_waiting:
             assert all(row.finish_reason is None for row in batch.rows)
         return slots
 
-    monkeypatch.setattr(Batch, "admit", watched)
+    def watched_begin(batch: Batch, slots: list[int], first_tokens: torch.Tensor) -> None:
+        begun.append([batch.all_rows.index(batch.rows[slot]) for slot in slots])
+        begin(batch, slots, first_tokens)
+
+    monkeypatch.setattr(Batch, "admit", watched_admission)
+    monkeypatch.setattr(Batch, "begin", watched_begin)
     decoded(target, requests(0.0), None, 3)
-    assert admissions[0] == [0, 1, 2]
-    assert list(itertools.chain(*admissions)) == list(range(11))
-    assert len(admissions) > 3
+    assert begun[0] == [0, 1, 2]
+    assert list(itertools.chain(*begun)) == list(range(11))
+    assert len(begun) > 3
 
 
 def test_a_queue_keeps_the_load_up(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that counts marks, a batch of ragged outputs runs half empty and a queue does not."""
     monkeypatch.setattr(Timeline, "mark", _counted_mark)
-    own = [
+    requests = [
         Request((2, 3), SamplingParameters(temperature=0.0, max_tokens=1 + 30 * (row % 2), ignore_eos=True), row)
         for row in range(32)
     ]
-    batch = [each.timing.concurrency or 0.0 for each in decoded(target, own[:4], None, None)]
-    queue = [each.timing.concurrency or 0.0 for each in decoded(target, own, None, 4)]
+    batch = [each.timing.concurrency or 0.0 for each in decoded(target, requests[:4], None, None)]
+    queue = [each.timing.concurrency or 0.0 for each in decoded(target, requests, None, 4)]
     assert max(batch[1::2]) < 2.3
     in_the_middle = queue[1:24:2]
     assert min(in_the_middle) > 3.8
@@ -202,8 +203,8 @@ def test_the_clock_tells_the_times_of_a_queue(data: st.DataObject) -> None:
     left = dict(enumerate(steps))
     slots: list[int | None] = [None, None]
     waiting = list(range(len(steps)))
-    while waiting or any(own is not None for own in slots):
-        free = [slot for slot, own in enumerate(slots) if own is None][: len(waiting)]
+    while waiting or any(slot is not None for slot in slots):
+        free = [slot for slot, item in enumerate(slots) if item is None][: len(waiting)]
         if free:
             for slot in free:
                 slots[slot] = waiting.pop(0)
@@ -211,32 +212,32 @@ def test_the_clock_tells_the_times_of_a_queue(data: st.DataObject) -> None:
                 rows.rows[slot] = rows.all_rows[slots[slot]]  # type: ignore[index]
             now += 1
             for slot in free:
-                own = slots[slot]
-                assert own is not None
-                first[own] = times[now]
-                arrived[own] = [times[now]]
-                if left[own] == 0:
-                    rows.all_rows[own].finish_reason, ended[own], slots[slot] = "length", times[now], None
+                slot_rows = slots[slot]
+                assert slot_rows is not None
+                first[slot_rows] = times[now]
+                arrived[slot_rows] = [times[now]]
+                if left[slot_rows] == 0:
+                    rows.all_rows[slot_rows].finish_reason, ended[slot_rows], slots[slot] = "length", times[now], None
             clock.mark_prefilled(free)
             continue
         clock.mark_drafted()
         clock.mark_verified()
-        for slot, own in enumerate(slots):
-            if own is not None:
-                drafting[own] += times[now + 1] - times[now]
-                arrived[own].append(times[now + 3])
-                left[own] -= 1
-                if left[own] == 0:
-                    rows.all_rows[own].finish_reason, ended[own], slots[slot] = "length", times[now + 3], None
+        for slot, item in enumerate(slots):
+            if item is not None:
+                drafting[item] += times[now + 1] - times[now]
+                arrived[item].append(times[now + 3])
+                left[item] -= 1
+                if left[item] == 0:
+                    rows.all_rows[item].finish_reason, ended[item], slots[slot] = "length", times[now + 3], None
         now += 3
         clock.mark_committed()
-    for own, timing in enumerate(clock.timings()):
-        assert timing.prefill_ms == pytest.approx(first[own] - begun[own])
-        assert timing.decode_ms == pytest.approx(ended[own] - first[own])
-        assert timing.draft_ms == pytest.approx(drafting[own])
-        waits = [later - earlier for earlier, later in itertools.pairwise(arrived[own])]
+    for item, timing in enumerate(clock.timings()):
+        assert timing.prefill_ms == pytest.approx(first[item] - begun[item])
+        assert timing.decode_ms == pytest.approx(ended[item] - first[item])
+        assert timing.draft_ms == pytest.approx(drafting[item])
+        waits = [later - earlier for earlier, later in itertools.pairwise(arrived[item])]
         assert timing.longest_gap_ms == (pytest.approx(max(waits)) if waits else None)
-        shared = [min(ended[own], ended[i]) - max(begun[own], begun[i]) for i in range(len(steps))]
-        expected = sum(max(0.0, each) for each in shared) / (ended[own] - begun[own])
+        shared = [min(ended[item], ended[i]) - max(begun[item], begun[i]) for i in range(len(steps))]
+        expected = sum(max(0.0, each) for each in shared) / (ended[item] - begun[item])
         assert timing.concurrency == pytest.approx(expected)
     assert clock.duration_ms == pytest.approx(max(ended.values()))

@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from kernels.benchmarks.rerun import Rerun
 from shadowspec.engine import candidate as candidates
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Models, fingerprint_candidate
@@ -22,10 +23,10 @@ from shadowspec.engine.replay.replayer import Drafting, Replayer
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import token_scores
 from shadowspec.engine.shared_vocabulary import meanings, shared_vocabulary, translate_model
-from shadowspec.engine.static_passes import Rerun
 from shadowspec.engine.tokenizer import FolderTokenizer
 from shadowspec.errors import ModelError
 from shadowspec.types import RecordKey, SamplingParameters, SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.engine.test_decode import decode_greedy
 from tests.engine.test_verify import LEVEL, SAMPLING, draw, exact_distribution, p_value
 from tests.small_models import disturbed, letter_tokenizer, save_model, tiny_llama
@@ -47,9 +48,9 @@ def foreign() -> Any:
     draft, like = tiny_llama(7, vocabulary=DRAFT_SIZE), disturbed(tiny_llama(1))
     weights = like.state_dict()
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        own = draft.state_dict()[name].clone()
-        own[list(SHARED.values())] = weights[name][list(SHARED)]
-        weights[name] = own
+        clone = draft.state_dict()[name].clone()
+        clone[list(SHARED.values())] = weights[name][list(SHARED)]
+        weights[name] = clone
     draft.load_state_dict(weights)
     return draft
 
@@ -268,26 +269,26 @@ def test_its_recorded_passes_are_its_own(folders: tuple[Path, Path], monkeypatch
     found = []
     for new_recorder in (None, Rerun):
         monkeypatch.setattr(candidates, "choose_recorder", lambda *_, new=new_recorder: new)
-        ready = Models("cpu", "float32")
-        target, (own,) = ready.candidates(str(folders[0]), [config], lambda _: None)
+        ready = Models(EngineSettings("cpu", "float32"))
+        target, (candidate,) = ready.candidates(str(folders[0]), [config], lambda _: None, 1, {})
         result = decode_batch(
             target.model,
             [Request((5, 6, 7, 2 + seed), sampling, seed) for seed in range(8)],
-            proposer=own.proposer(),
+            proposer=candidate.proposer(),
             num_speculative_tokens=3,
             verify_rule=VerifyRule.REJECTION,
             end_token_ids=frozenset({1}),
             passes=target.passes,
         )
         found.append([(each.output, each.counts) for each in result.decoded])
-    assert own.config.details["draft_passes"] == "rerun"
+    assert candidate.config.details["draft_passes"] == "rerun"
     assert found[0] == found[1]
 
 
 def test_candidates_share_weights_warn_and_are_told_apart(folders: tuple[Path, Path]) -> None:
-    ready, warnings = Models("cpu", "float32"), list[str]()
+    ready, warnings = Models(EngineSettings("cpu", "float32")), list[str]()
     config = SpeculationConfig("h", "t", str(folders[1]), "heterogeneous_draft_model", 3, VerifyRule.REJECTION)
-    target, (candidate,) = ready.candidates(str(folders[0]), [config], warnings.append)
+    target, (candidate,) = ready.candidates(str(folders[0]), [config], warnings.append, 1, {})
     assert any("has 9 of the 12 tokens of its target and drafts no others" in warning for warning in warnings)
     draft, alone = candidate.draft, ready.load(str(folders[1]))
     assert isinstance(draft, LoadedModel)
@@ -299,9 +300,9 @@ def test_candidates_share_weights_warn_and_are_told_apart(folders: tuple[Path, P
     assert {"shared_tokens", "draft_tokenizer", "target_weights", "draft_weights"} <= set(candidate.config.details)
     assert candidate.config.details["shared_tokens"] == "9"
     same = replace(config, proposer="draft_model")
-    assert fingerprint_candidate(same, target, alone).fingerprint != candidate.config.fingerprint
+    assert fingerprint_candidate(same, target, alone, 1, {}).fingerprint != candidate.config.fingerprint
     with pytest.raises(ModelError, match="vocabulary sizes differ"):
-        ready.candidates(str(folders[0]), [same], warnings.append)
+        ready.candidates(str(folders[0]), [same], warnings.append, 1, {})
     assert not [each for each in check_pair(target, draft) if "tokenizers" in each]
 
 
@@ -309,4 +310,4 @@ def test_models_of_equal_size_name_the_proposer_that_would_do(tmp_path: Path, fo
     other = save_model(tmp_path, tiny_llama(2), letter_tokenizer(first="b"))
     config = SpeculationConfig("h", "t", str(other), "draft_model", 3, VerifyRule.REJECTION)
     with pytest.raises(ModelError, match="heterogeneous_draft_model drafts the tokens that both have"):
-        Models("cpu", "float32").candidates(str(folders[0]), [config], lambda _: None)
+        Models(EngineSettings("cpu", "float32")).candidates(str(folders[0]), [config], lambda _: None, 1, {})

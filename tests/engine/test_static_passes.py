@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
+from kernels.benchmarks.rerun import Rerun
 from shadowspec.engine import Engine, Models, arms, candidate, static_passes
 from shadowspec.engine.arms import Gauge, record_ahead
 from shadowspec.engine.batch import Batch, Request
@@ -30,13 +32,13 @@ from shadowspec.engine.static_passes import (
     CudaGraphs,
     Reach,
     Recorder,
-    Rerun,
     StaticPasses,
     choose_recorder,
     rounded_up,
 )
 from shadowspec.errors import ModelError
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.engine.test_measure import block, prompt
 from tests.engine.test_transfer import watched
 from tests.small_models import VOCABULARY
@@ -56,7 +58,9 @@ class Pair:
 
     def recorded(self) -> Pair:
         """The same models with passes that nothing has run yet."""
-        return Pair(*(replace(own, passes=StaticPasses(own.model, new_recorder)) for own in (self.target, self.draft)))
+        return Pair(
+            *(replace(model, passes=StaticPasses(model.model, new_recorder)) for model in (self.target, self.draft))
+        )
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +116,11 @@ def requests(temperature: float, count: int = 9, *, longest: int = 9, first: int
     ]
 
 
-def decoded(pair: Pair, kind: str, own: list[Request], depth: int = 3, slots: int | None = None) -> list[Decoded]:
+def decoded(pair: Pair, kind: str, requests: list[Request], depth: int = 3, slots: int | None = None) -> list[Decoded]:
     is_lookup = kind in ("ngram", "suffix")
     result = decode_batch(
         pair.target.model,
-        own,
+        requests,
         proposer=proposer(kind, pair, depth),
         num_speculative_tokens=depth,
         verify_rule=VerifyRule.GREEDY_DRAFT if is_lookup else VerifyRule.REJECTION,
@@ -149,8 +153,8 @@ def test_batches_one_after_the_other_are_decoded_as_without(
         requests(temperature, 10, longest=40, first=2),
         requests(temperature, first=5),
     ]
-    for own in batches:
-        assert seen(decoded(recorded, kind, own, slots=slots)) == seen(decoded(pair, kind, own, slots=slots))
+    for batch in batches:
+        assert seen(decoded(recorded, kind, batch, slots=slots)) == seen(decoded(pair, kind, batch, slots=slots))
     for model in (recorded.target, recorded.draft) if kind in ("draft", "adaptive") else (recorded.target,):
         assert model.passes is not None
         assert model.passes.num_recorded > 2
@@ -164,8 +168,8 @@ def test_batches_one_after_the_other_are_decoded_as_without(
 def test_every_depth(kind: str, depth: int, pair: Pair) -> None:
     recorded = pair.recorded()
     for first in (0, 3):
-        own = requests(0.8, 5, first=first)
-        assert seen(decoded(recorded, kind, own, depth)) == seen(decoded(pair, kind, own, depth))
+        block_requests = requests(0.8, 5, first=first)
+        assert seen(decoded(recorded, kind, block_requests, depth)) == seen(decoded(pair, kind, block_requests, depth))
 
 
 def test_rows_that_are_dropped_need_other_passes(pair: Pair) -> None:
@@ -186,8 +190,8 @@ def test_rows_that_are_dropped_need_other_passes(pair: Pair) -> None:
 @pytest.mark.parametrize("kind", ["baseline", "draft", "ngram"])
 def test_a_recorded_step_waits_for_the_device_once(kind: str, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = pair.recorded()
-    own = [Request((2, 3 + row, 4, 2, 3 + row), SamplingParameters(0.8, max_tokens=20), row) for row in range(4)]
-    expected = seen(decoded(recorded, kind, own))
+    requests = [Request((2, 3 + row, 4, 2, 3 + row), SamplingParameters(0.8, max_tokens=20), row) for row in range(4)]
+    expected = seen(decoded(recorded, kind, requests))
     commits: list[int] = []
     commit = Batch.commit
     with watched() as waits:
@@ -197,7 +201,7 @@ def test_a_recorded_step_waits_for_the_device_once(kind: str, pair: Pair, monkey
             commit(batch, outcomes)
 
         monkeypatch.setattr(Batch, "commit", counted)
-        assert seen(decoded(recorded, kind, own)) == expected
+        assert seen(decoded(recorded, kind, requests)) == expected
     assert len(commits) > 3
     assert {after - before for before, after in pairwise(commits)} == {1}, f"{waits}"
 
@@ -222,15 +226,15 @@ CONFIGS = [
 
 
 def candidates(pair: Pair) -> list[Candidate]:
-    drafts = [pair.draft if own.draft is not None else None for own in CONFIGS]
+    drafts = [pair.draft if config.draft is not None else None for config in CONFIGS]
     return [
-        Candidate(fingerprint_candidate(own, pair.target, draft), draft)
-        for own, draft in zip(CONFIGS, drafts, strict=True)
+        Candidate(fingerprint_candidate(config, pair.target, draft, 1, {}), draft)
+        for config, draft in zip(CONFIGS, drafts, strict=True)
     ]
 
 
 def engine(pair: Pair, **more: Any) -> Engine:
-    return Engine(pair.target, candidates(pair), warmup_blocks=1, **more)
+    return Engine(pair.target, candidates(pair), EngineSettings(warmup_blocks=1), **more)
 
 
 @pytest.mark.parametrize("concurrency", [6, 2])
@@ -238,8 +242,8 @@ def test_a_block_is_measured_as_without_and_nothing_is_recorded_while_it_is_time
     concurrency: int, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = pair.recorded()
-    own = [prompt(line, 0.7 * (line % 2), 4 + 5 * line) for line in range(6)]
-    given = replace(block(own), concurrency=concurrency, requests_per_slot=6 // concurrency)
+    prompts = [prompt(line, 0.7 * (line % 2), 4 + 5 * line) for line in range(6)]
+    given = structs.replace(block(prompts), concurrency=concurrency, requests_per_slot=6 // concurrency)
     expected = engine(pair).measure(given)
     inside: list[int] = []
     timed = arms.decode_batch
@@ -279,19 +283,21 @@ def test_models_are_loaded_with_the_passes_that_are_asked_for(
         made = choose_recorder(name, torch.device("cuda"))
         assert made is not None
         assert made().name == "graphs"
-    assert Models("cpu").load(target).passes is None
+    assert Models(EngineSettings("cpu")).load(target).passes is None
     with pytest.raises(ModelError, match='passes = "graphs" is configured, but CUDA graphs need a GPU'):
-        Models("cpu", passes="graphs")
+        Models(EngineSettings("cpu", passes="graphs"))
     monkeypatch.setattr(candidate, "choose_recorder", lambda name, device: Rerun)
-    loaded, (ready,) = Models("cpu", passes="graphs").candidates(target, [replace(CONFIGS[0], draft=draft)], print)
+    loaded, (ready,) = Models(EngineSettings("cpu", passes="graphs")).candidates(
+        target, [replace(CONFIGS[0], draft=draft)], print, 1, {}
+    )
     assert loaded.passes is not None
     assert isinstance(ready.draft, LoadedModel)
     assert ready.draft.passes is not None
     assert ready.config.details["draft_passes"] == "rerun"
     monkeypatch.setattr("shadowspec.engine.models.why_not_direct", lambda model: "for a test")
-    assert Models("cpu", passes="auto").load(target).passes is None
+    assert Models(EngineSettings("cpu", passes="auto")).load(target).passes is None
     with pytest.raises(ModelError, match="the forward pass of transformers, which is not recorded"):
-        Models("cpu", passes="graphs").load(target)
+        Models(EngineSettings("cpu", passes="graphs")).load(target)
 
 
 def test_a_target_that_drafts_for_itself_has_two_caches(
@@ -300,17 +306,19 @@ def test_a_target_that_drafts_for_itself_has_two_caches(
     monkeypatch.setattr(candidate, "choose_recorder", lambda name, device: new_recorder)
     target = str(pair_folders[0])
     config = replace(CONFIGS[0], draft=target)
-    models = Models(str(DEVICE), "float32")
-    loaded, (own, same) = models.candidates(target, [config, replace(config, name="other")], lambda _: None)
-    assert isinstance(own.draft, LoadedModel)
-    assert own.draft is same.draft
-    assert own.draft.model is loaded.model
+    models = Models(EngineSettings(str(DEVICE), "float32"))
+    loaded, (first_candidate, same) = models.candidates(
+        target, [config, replace(config, name="other")], lambda _: None, 1, {}
+    )
+    assert isinstance(first_candidate.draft, LoadedModel)
+    assert first_candidate.draft is same.draft
+    assert first_candidate.draft.model is loaded.model
     given = requests(0.8)
-    found = seen(decoded(Pair(loaded, own.draft), "draft", given))
-    for each in (loaded.passes, own.draft.passes):
+    found = seen(decoded(Pair(loaded, first_candidate.draft), "draft", given))
+    for each in (loaded.passes, first_candidate.draft.passes):
         assert each is not None
         assert each.allocated_bytes() > 0, "it is counted as the two caches that another draft would make it"
-    assert own.draft.passes is not loaded.passes
+    assert first_candidate.draft.passes is not loaded.passes
     assert found == seen(decoded(Pair(pair.target, pair.target), "draft", given))
 
 
@@ -322,7 +330,7 @@ class FakeAllocator:
         self.num_begun = 0
 
     def allocated_bytes(self) -> int:
-        return self._rest + sum(own.passes.allocated_bytes() for own in self._models if own.passes is not None)
+        return self._rest + sum(model.passes.allocated_bytes() for model in self._models if model.passes is not None)
 
     def begin(self) -> None:
         self.num_begun += 1
@@ -335,14 +343,17 @@ def test_the_memory_of_an_arm_is_its_own(pair: Pair) -> None:
     """Neither weights nor caches that lie there for others count, and of its own cache what it has use for."""
     recorded = pair.recorded()
     models = [recorded.target, recorded.draft]
-    target_weights, draft_weights = (own.weight_bytes for own in models)
-    own = engine(recorded)
+    target_weights, draft_weights = (loaded_model.weight_bytes for loaded_model in models)
+    recorded_engine = engine(recorded)
     allocator = FakeAllocator(models, rest=target_weights + draft_weights + 12_345, passing=777)
-    own._arms._allocator = allocator
+    recorded_engine._arms._allocator = allocator
     large = block([prompt(line, max_tokens=60) for line in range(8)])
     small = block([prompt(line) for line in range(2)])
-    first, _ = own.measure(small), own.measure(large)  # the caches grow between two arms, and within one
-    again = own.measure(small)
+    first, _ = (
+        recorded_engine.measure(small),
+        recorded_engine.measure(large),
+    )  # the caches grow between two arms, and within one
+    again = recorded_engine.measure(small)
     assert allocator.num_begun > 6
     assert first.memory.keys() == again.memory.keys()
     slots = 2
@@ -356,7 +367,7 @@ def test_the_memory_of_an_arm_is_its_own(pair: Pair) -> None:
         given, kept = (sum({pair[which] for pair in passes}) for which in (0, 1))
         return slots * (2 * 8 * given + 4 * VOCABULARY * kept)
 
-    for config, own_candidate in zip(CONFIGS, own.candidates, strict=True):
+    for config, own_candidate in zip(CONFIGS, recorded_engine.candidates, strict=True):
         memory = again.memory[own_candidate.config.fingerprint]
         assert memory.source == "cuda_peak"
         assert memory.baseline_peak_bytes == target_weights + 777 + cache(recorded.target, capacity) + buffers((1, 1))

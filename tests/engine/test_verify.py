@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from scipy import stats
 
 from shadowspec.engine import verify
@@ -104,7 +105,9 @@ def proposer_for(rule: VerifyRule, draft: Any) -> Callable[[], Any]:
 
 
 @pytest.mark.representative("rejection-t0.8", "greedy_draft-top_p", "exact_match-t0.8")
-@pytest.mark.parametrize("sampling", [SAMPLING, replace(SAMPLING, temperature=1.2, top_p=0.9)], ids=["t0.8", "top_p"])
+@pytest.mark.parametrize(
+    "sampling", [SAMPLING, structs.replace(SAMPLING, temperature=1.2, top_p=0.9)], ids=["t0.8", "top_p"]
+)
 @pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
 def test_outputs_follow_the_targets_distribution(
     target: Any, draft: Any, rule: VerifyRule, sampling: SamplingParameters
@@ -141,7 +144,7 @@ def test_suffix_drafts_follow_the_targets_distribution(target: Any, rule: Verify
 @pytest.mark.representative("rejection-top_p", "exact_match-t0.8")
 @pytest.mark.parametrize(
     ("sampling", "threshold"),
-    [(SAMPLING, 0.6), (replace(SAMPLING, temperature=1.2, top_p=0.9), 0.45)],
+    [(SAMPLING, 0.6), (structs.replace(SAMPLING, temperature=1.2, top_p=0.9), 0.45)],
     ids=["t0.8", "top_p"],
 )
 @pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH])
@@ -170,8 +173,8 @@ class OwnProbability(DraftModelProposer):
     def propose(self, batch: Batch, span: Span) -> Proposal:
         proposal = super().propose(batch, span)
         assert proposal.draft_probs is not None
-        own = proposal.draft_probs.gather(2, proposal.tokens[:, :, None])[..., 0]
-        return replace(proposal, num_drafted=(own >= 0.45).to(torch.int64).cumprod(1).sum(1))
+        draft_chances = proposal.draft_probs.gather(2, proposal.tokens[:, :, None])[..., 0]
+        return replace(proposal, num_drafted=(draft_chances >= 0.45).to(torch.int64).cumprod(1).sum(1))
 
 
 @pytest.mark.all
@@ -220,7 +223,7 @@ def test_a_broken_rule_fails_chi_square_and_z(
 
 
 def test_exact_match_gives_the_baselines_own_samples(target: Any, draft: Any) -> None:
-    sampling = replace(SAMPLING, max_tokens=20)
+    sampling = structs.replace(SAMPLING, max_tokens=20)
     requests = [Request(PROMPT[: 2 + seed % 4], sampling, seed) for seed in range(64)]
     arguments: dict[str, Any] = {"verify_rule": VerifyRule.EXACT_MATCH, "end_token_ids": frozenset({1})}
     plain = decode_batch(target, requests, proposer=None, num_speculative_tokens=0, **arguments)

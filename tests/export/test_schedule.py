@@ -120,10 +120,10 @@ def test_an_order_for_a_load_that_was_not_measured_reaches_to_the_loads_beside_i
 
 
 def test_a_slice_schedule_heeds_the_orders_that_cover_it() -> None:
-    own = judged([decision(load=load, slice_key="prompt_class=code") for load in (2, 6)])
+    served_decisions = judged([decision(load=load, slice_key="prompt_class=code") for load in (2, 6)])
 
     def depths_of_slice(given: Override) -> list[int]:
-        (schedule,) = slice_schedules("chat", own, overrides=[given])
+        (schedule,) = slice_schedules("chat", served_decisions, overrides=[given])
         return [schedule.num_speculative_tokens(size) for size in range(1, 7)]
 
     assert depths_of_slice(order("prompt_class=code", load=4)) == [4, 4, 0, 0, 0, 4]

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from shadowspec.gate.verdict.current_decision import endpoint_decisions
 from shadowspec.gate.verdict.effective_decisions import effective
 from shadowspec.rollout.export.endpoint_state import Off, describe, judge_decisions
 from shadowspec.store import Traffic
@@ -37,14 +38,15 @@ def test_old_evidence_and_an_old_decision_are_stale() -> None:
     assert judged([decision()], evidence_at=NOW - WEEK - second)[0].off is Off.STALE
     assert judged([decision()], evidence_at=NOW - WEEK)[0].is_on
     assert judged([decision(decided_at=NOW - WEEK - second)])[0].off is Off.STALE
-    assert judge_decisions([decision()], measured=(), now=NOW, max_age=WEEK)[0].off is Off.STALE
+    unknown = endpoint_decisions([decision()], None, (), NOW, measured=(), configs={}).latest
+    assert judge_decisions(unknown, now=NOW, max_age=WEEK)[0].off is Off.STALE
 
 
 def test_what_a_decision_rests_on_is_dated_by_the_decision_itself() -> None:
     """What was measured since may say something else, and is not in evidence yet."""
     newest = NOW - timedelta(days=2)
-    own = replace(decision(), evidence=EvidenceSummary(newest_evidence=newest))
-    (standing,) = judged([own], evidence_at=NOW)
+    old_decision = replace(decision(), evidence=EvidenceSummary(newest_evidence=newest))
+    (standing,) = judged([old_decision], evidence_at=NOW)
     assert standing.expires_at == newest + WEEK
 
 
@@ -70,10 +72,12 @@ def test_one_fingerprint_of_a_candidate_is_on_at_most() -> None:
 
 
 def test_a_fingerprint_that_is_no_longer_measured_is_off_before_the_gate_has_said_so() -> None:
-    own = decision(fingerprint="old")
-    names = {"old": own.config.name, "new": own.config.name, "other": "another candidate"}
+    old_decision = decision(fingerprint="old")
+    names = {"old": old_decision.config.name, "new": old_decision.config.name, "other": "another candidate"}
     configs = {
-        each: FingerprintedConfig(replace(own.config, name=name), own.engine, "cpu", "float32", {}, each)
+        each: FingerprintedConfig(
+            replace(old_decision.config, name=name), old_decision.engine, "cpu", "float32", {}, each
+        )
         for each, name in names.items()
     }
 
@@ -82,7 +86,8 @@ def test_a_fingerprint_that_is_no_longer_measured_is_off_before_the_gate_has_sai
             Traffic("", each, 4, 1.0, NOW.replace(hour=first), NOW.replace(hour=newest))
             for each, (first, newest) in hours.items()
         ]
-        return judge_decisions([own], measured=measured, now=NOW, max_age=WEEK, configs=configs)[0].off
+        found = endpoint_decisions([old_decision], None, (), NOW, measured=measured, configs=configs)
+        return judge_decisions(found.latest, now=NOW, max_age=WEEK, configs=configs)[0].off
 
     assert off(old=(1, 8), new=(9, 9)) is Off.SUPERSEDED
     assert off(old=(1, 9), new=(9, 9)) is Off.SUPERSEDED, "both are measured while one takes over from the other"
@@ -126,6 +131,6 @@ def test_a_rollout_says_what_is_served() -> None:
 
 
 def test_a_slice_of_one_context_has_its_own_cap() -> None:
-    own = decision(slice_key="context_bucket=long")
-    (standing,) = judged([own], rollouts=[rollout(Stage.BROAD, any=1, long=3, share=1.0)])
+    old_decision = decision(slice_key="context_bucket=long")
+    (standing,) = judged([old_decision], rollouts=[rollout(Stage.BROAD, any=1, long=3, share=1.0)])
     assert standing.num_speculative_tokens == 3

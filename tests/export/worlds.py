@@ -10,7 +10,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from shadowspec.gate.verdict.current_decision import Expectation
+from shadowspec.gate.verdict.current_decision import Expectation, endpoint_decisions
 from shadowspec.rollout.export.endpoint_state import ServedDecision, judge_decisions
 from shadowspec.store import Traffic
 from shadowspec.types import Decision, Rollout, SpeculationConfig, TestResult, Verdict, VerifyRule
@@ -83,10 +83,9 @@ def judged(
     by_endpoint = groupby(sorted(decisions, key=lambda d: d.endpoint), key=lambda d: d.endpoint)
     found = [
         standing
-        for _, own in by_endpoint
+        for _, decisions in by_endpoint
         for standing in judge_decisions(
-            own,
-            measured=measured,
+            endpoint_decisions(list(decisions), None, (), NOW, measured=measured, configs={}).latest,
             now=NOW,
             max_age=WEEK,
             expected=Expectation(engine=engine),

@@ -84,9 +84,9 @@ def fakes(num_messages: int, seed: int) -> Cast:
 
 def real_pair(num_messages: int, _seed: int) -> Cast:
     """The bundled models, and the first messages of the bundled traffic, keyed by session."""
-    own = demo.demo_config(Path("unused"), 0)
-    endpoints = own[own.index("[endpoints.") :].replace("{", "{{").replace("}", "}}")
-    policy = tomllib.loads(own)["gate"]
+    demo_config = demo.demo_config(Path("unused"), 0)
+    endpoints = demo_config[demo_config.index("[endpoints.") :].replace("{", "{{").replace("}", "}}")
+    policy = tomllib.loads(demo_config)["gate"]
     gate = f"[gate]\nblock_max_wait_s = 5.0\ntimed_positions = {policy['timed_positions']}\n"
     traffic: list[Message] = []
     with gzip.open(demo.TRAFFIC, "rb") as lines:

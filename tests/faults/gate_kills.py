@@ -45,20 +45,20 @@ BLOCKS_A_LOOK = 8
 GATES_AT_ONCE = 4
 
 
-def one_gate(url: str, has_begun: Any) -> None:
+def one_gate(url: str, started: Any) -> None:
     """A gate run in this process, in small transactions."""
     spans.next_plan.__defaults__ = (OFFSETS_AT_ONCE,)  # type: ignore[attr-defined]
     with Store.open(url) as store:
-        has_begun.set()
+        started.set()
         run_gate(store, {ENDPOINT: POLICY}, input_ended=False, now=START)
 
 
 def attempt(url: str, kill_after_s: float) -> int | None:
     """Start a gate, kill it after this time if it still runs; its exit code."""
-    has_begun = FORKSERVER.Event()
-    process = FORKSERVER.Process(target=one_gate, args=(url, has_begun))
+    started = FORKSERVER.Event()
+    process = FORKSERVER.Process(target=one_gate, args=(url, started))
     process.start()
-    assert has_begun.wait(PATIENCE_S)
+    assert started.wait(PATIENCE_S)
     process.join(kill_after_s)
     if process.is_alive() and process.pid is not None:
         os.kill(process.pid, signal.SIGKILL)
@@ -149,17 +149,19 @@ def _name(stored: StoredEvidence) -> tuple[str, int]:
 
 def _unequal(one: StoredEvidence, other: StoredEvidence) -> list[str]:
     first, second = (codec.decode(each.document, each.tables) for each in (one, other))
-    counts = [(own.runs, own.latencies.counts) for own in (first, second)]
+    counts = [
+        (hypothesis_evidence.runs, hypothesis_evidence.latencies.counts) for hypothesis_evidence in (first, second)
+    ]
     found = [] if counts[0] == counts[1] else ["counts"]
-    for arm, own in first.latencies.moments.items():
-        if not np.allclose(astuple(own), astuple(second.latencies.moments[arm]), rtol=1e-9, atol=1e-9):
+    for arm, moment in first.latencies.moments.items():
+        if not np.allclose(astuple(moment), astuple(second.latencies.moments[arm]), rtol=1e-9, atol=1e-9):
             found.append(f"moments of {arm}")
-    for name, own in first.tests.items():
+    for name, test in first.tests.items():
         its = second.tests[name]
-        if (own.num_units, own.num_seen) != (its.num_units, its.num_seen):
-            found.append(f"{name}: {own.num_units} and {its.num_units} units")
+        if (test.num_units, test.num_seen) != (its.num_units, its.num_seen):
+            found.append(f"{name}: {test.num_units} and {its.num_units} units")
         gap = max(
-            float(np.abs(own.lower.logs - its.lower.logs).max()), float(np.abs(own.upper.logs - its.upper.logs).max())
+            float(np.abs(test.lower.logs - its.lower.logs).max()), float(np.abs(test.upper.logs - its.upper.logs).max())
         )
         if gap > 1e-9:
             found.append(f"{name}: log capitals {gap:.1e} apart")

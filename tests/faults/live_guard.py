@@ -62,9 +62,9 @@ class Command:
     folder: Path
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        own = [sys.executable, "-m", "shadowspec", *arguments, "--config", str(self.folder / "shadowspec.toml")]
+        rows = [sys.executable, "-m", "shadowspec", *arguments, "--config", str(self.folder / "shadowspec.toml")]
         environment = {**os.environ, "SHADOWSPEC_DATABASE_URL": f"sqlite:///{self.folder}/shadowspec.db"}
-        return subprocess.run(own, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(rows, env=environment, capture_output=True, text=True, check=False)
 
     def document(self, *arguments: str) -> dict[str, Any]:
         done = self(*arguments)
@@ -74,14 +74,14 @@ class Command:
 
     def live(self) -> dict[str, Any]:
         """One reading: the endpoint's, with that of its replica under `replica`."""
-        own = self.document("live", "--json")["endpoints"][0]
-        return {**own, "replica": own["replicas"][0]}
+        entry = self.document("live", "--json")["endpoints"][0]
+        return {**entry, "replica": entry["replicas"][0]}
 
     def is_on(self) -> bool:
         """Whether any request would be speculated on by the exported flags."""
         flags = self.document("export", "--format", "flagd", "--max-age", ANY_AGE)["flags"]
-        own = flags[f"{ENDPOINT}.speculation"]
-        return own["targeting"] != {} or own["defaultVariant"] != "off"
+        flag = flags[f"{ENDPOINT}.speculation"]
+        return flag["targeting"] != {} or flag["defaultVariant"] != "off"
 
     def check(self) -> int:
         return self("check", "--endpoint", ENDPOINT, "--max-age", ANY_AGE).returncode
@@ -101,9 +101,9 @@ def bad_draft(folder: Path) -> Path:
 def bodies() -> Iterator[dict[str, Any]]:
     """Requests of the endpoint's bundled traffic, without end."""
     with gzip.open(demo.TRAFFIC, "rt", encoding="utf-8") as lines:
-        own = [found for line in lines if (found := _body(line)) is not None]
+        rows = [found for line in lines if (found := _body(line)) is not None]
     while True:
-        for body in own:
+        for body in rows:
             length = {"max_completion_tokens": None, "max_tokens": MAX_TOKENS, "stream": False}
             yield {name: value for name, value in (body | length).items() if value is not None}
 
@@ -171,9 +171,9 @@ class Traffic:
     num_sent: int = 0
 
     def send(self, number: int = NUM_REQUESTS) -> None:
-        own = [next(self.requests) for _ in range(number)]
+        rows = [next(self.requests) for _ in range(number)]
         with ThreadPoolExecutor(CONCURRENCY) as pool:
-            list(pool.map(self._send, own))
+            list(pool.map(self._send, rows))
         self.num_sent += number
 
     def _send(self, body: dict[str, Any]) -> None:
@@ -203,14 +203,15 @@ class Guard:
         """Requests, then a reading, which must be of these and no others."""
         self._traffic.send()
         found = self.command.live()
-        own = found["replica"]["window"]
+        last_window = found["replica"]["window"]
         self.expect(
-            f"{phase}: a window of {NUM_REQUESTS} requests", own is not None and own["num_requests"] == NUM_REQUESTS
+            f"{phase}: a window of {NUM_REQUESTS} requests",
+            last_window is not None and last_window["num_requests"] == NUM_REQUESTS,
         )
-        if own is not None:
+        if last_window is not None:
             kept = ("num_requests", "num_drafts", "first_position_acceptance_rate", "mean_acceptance_length")
             self.windows.append(
-                {"phase": phase, "outcome": found["replica"]["outcome"], **{name: own[name] for name in kept}}
+                {"phase": phase, "outcome": found["replica"]["outcome"], **{name: last_window[name] for name in kept}}
             )
         return found
 
@@ -257,7 +258,7 @@ def play(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         while ordered is None and number < 100:
             found, number = guard.window("bad"), number + 1
             ordered = found["override_id"]
-    highest = max(own["first_position_acceptance_rate"] for own in guard.windows if own["phase"] == "bad")
+    highest = max(window["first_position_acceptance_rate"] for window in guard.windows if window["phase"] == "bad")
     stated = windows_to_alarm(promise, highest, threshold)
     guard.expect("it sounds", ordered is not None)
     guard.expect(f"within the {stated} windows stated", stated is not None and number <= stated)
@@ -277,7 +278,7 @@ def play(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "num_requests_of_a_window": NUM_REQUESTS,
         "windows_until_alarm": number,
         "windows_stated": stated,
-        "alarm": [own["reason"].replace(f":{port}", "") for own in orders],
+        "alarm": [order["reason"].replace(f":{port}", "") for order in orders],
         "rates": rates(guard.windows),
         "windows": guard.windows,
         "wrong": guard.wrong,
@@ -286,11 +287,12 @@ def play(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def rates(windows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     """The least and the most that a window of each phase accepted at the first position."""
-    phases = dict.fromkeys(own["phase"] for own in windows)
+    phases = dict.fromkeys(window["phase"] for window in windows)
     found = {
-        phase: [own["first_position_acceptance_rate"] for own in windows if own["phase"] == phase] for phase in phases
+        phase: [window["first_position_acceptance_rate"] for window in windows if window["phase"] == phase]
+        for phase in phases
     }
-    return {phase: [round(min(own), 4), round(max(own), 4)] for phase, own in found.items()}
+    return {phase: [round(min(rows), 4), round(max(rows), 4)] for phase, rows in found.items()}
 
 
 def main() -> None:

@@ -228,9 +228,9 @@ def _drain(store: Store, last_due: datetime) -> None:
     """Wait until everything up to that time is sent, or nothing has been for too long: a busy machine has much left."""
     num_sent, deadline = 0, time.monotonic() + DRAIN_TIMEOUT_S
     while time.monotonic() < deadline:
-        own = [each for each in store.deliveries("often", limit=100_000) if each.due_at <= last_due]
-        sent = sum(each.state is DeliveryState.SENT for each in own)
-        if any(each.due_at == last_due for each in own) and sent == len(own):
+        deliveries = [each for each in store.deliveries("often", limit=100_000) if each.due_at <= last_due]
+        sent = sum(each.state is DeliveryState.SENT for each in deliveries)
+        if any(each.due_at == last_due for each in deliveries) and sent == len(deliveries):
             return
         if sent > num_sent:
             num_sent, deadline = sent, time.monotonic() + DRAIN_TIMEOUT_S

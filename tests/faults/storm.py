@@ -311,8 +311,8 @@ def run(
             stack.callback(each.end)
 
         def produce(share: list[Message]) -> None:
-            with Topics(broker.bootstrap) as own:
-                places.extend(own.write(topic, share))
+            with Topics(broker.bootstrap) as storm_topics:
+                places.extend(storm_topics.write(topic, share))
 
         say(f"seed {seed}: {len(cast.traffic)} messages of {cast.name}, {num_faults} faults, {minutes} minutes")
         storm.wait(5.0)

@@ -16,6 +16,7 @@ from shadowspec.tap.formats import MessageFormat, Opened, open_message
 from shadowspec.tap.joining import Joiner
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey
+from tests.fakes import endpoint_rule
 from tests.tap.mirror import RULE, admission, first_only
 
 HEADERS: Final[tuple[tuple[tuple[str, bytes | None], ...], ...]] = (
@@ -44,7 +45,7 @@ REASON: Final = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 WINDOW: Final = timedelta(minutes=5)
 ANY_MODEL: Final = ("model-a", "m", "public-chat")
 RULES: Final[tuple[EndpointRule, ...]] = (
-    first_only(EndpointRule(name="any", served_models=ANY_MODEL, labels=("tier",), timed_positions=1)),
+    first_only(endpoint_rule(name="any", served_models=ANY_MODEL, labels=("tier",), timed_positions=1)),
     RULE,
 )
 

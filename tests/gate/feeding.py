@@ -50,7 +50,7 @@ class Feed:
 
     def write(self, records: Sequence[StoredRecord], block_ids: set[str], *, is_last: bool = False) -> None:
         """Write records, and the blocks that are named, in one transaction."""
-        own = {record.key: record for record in records}
+        by_key = {record.key: record for record in records}
         blocks = []
         for stored in self.world.blocks:
             if stored.block_id in block_ids:
@@ -67,7 +67,7 @@ class Feed:
         times = [record.event_time for record in records if record.event_time is not None]
         self._watermark = max([*times, *([self._watermark] if self._watermark else [])], default=None)
         advances = []
-        for partition in sorted({key.partition for key in own} | (set(self._places) if is_last else set())):
+        for partition in sorted({key.partition for key in by_key} | (set(self._places) if is_last else set())):
             mine = [record for record in records if record.key.partition == partition]
             funnel = Counter((record.endpoint, record.counter, record.reason) for record in mine)
             before = self._places.get(partition)
@@ -135,10 +135,10 @@ def assert_same_value(value: object, expected: object, name: str) -> None:
         assert_same_value(json.loads(value), json.loads(expected), name)
     elif isinstance(value, dict) and isinstance(expected, dict):
         assert value.keys() == expected.keys(), name
-        for key, own in value.items():
-            assert_same_value(own, expected[key], f"{name} {key}")
+        for key, item in value.items():
+            assert_same_value(item, expected[key], f"{name} {key}")
     elif isinstance(value, list) and isinstance(expected, list):
-        for own, other in zip(value, expected, strict=True):
-            assert_same_value(own, other, name)
+        for item, other in zip(value, expected, strict=True):
+            assert_same_value(item, other, name)
     else:
         assert value == expected, (name, value, expected)

@@ -16,10 +16,9 @@ import numpy as np
 
 from shadowspec.errors import InputError
 from shadowspec.gate.evidence.betting_tests import score_units
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states, watch_start, watch_states
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.units import (
-    CLUSTERED,
     BlockUnit,
     Cluster,
     ClusterUnit,
@@ -37,8 +36,17 @@ from shadowspec.gate.evidence.units import (
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import Look
 from shadowspec.gate.run.traffic_counts import Traffic, TrafficCounts, traffic_of
-from shadowspec.gate.run.trial_levels import (
+from shadowspec.gate.stats import betting
+from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
+from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
+from shadowspec.gate.verdict.composition import compose_endpoint, group_key
+from shadowspec.gate.verdict.curves import SequencePoint
+from shadowspec.gate.verdict.decision import Hypothesis
+from shadowspec.gate.verdict.required_tests import NUM_DISABLING_TESTS
+from shadowspec.gate.verdict.trial_levels import (
+    FIRST_RUN_SHARE,
     HypothesisId,
+    Seen,
     assign_trials,
     current_configs,
     entered_in_order,
@@ -46,18 +54,9 @@ from shadowspec.gate.run.trial_levels import (
     hypothesis_id,
     superseded_rows,
 )
-from shadowspec.gate.stats import betting
-from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
-from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
-from shadowspec.gate.stats.levels import FIRST_RUN_SHARE
-from shadowspec.gate.verdict.composition import compose_endpoint, group_key
-from shadowspec.gate.verdict.curves import SequencePoint
-from shadowspec.gate.verdict.decision import Hypothesis, restarted_states
-from shadowspec.gate.verdict.lifecycle import watch_start, watch_states
-from shadowspec.gate.verdict.required_tests import NUM_DISABLING_TESTS
-from shadowspec.gate.verdict.trial import Seen
 from shadowspec.metrics import ratio
 from shadowspec.types import (
+    ARRIVING,
     Decision,
     FingerprintedConfig,
     FunnelCounter,
@@ -129,12 +128,17 @@ def decide_endpoint(
     Raises:
         InputError: rows contradict each other (a run without its record, a usable record without event time).
     """
-    own = [row for row in standing if row.endpoint == evidence.endpoint]
-    looks = endpoint_looks(evidence, policy, configs, loads, own, input_ended=input_ended)
+    at_endpoint = [row for row in standing if row.endpoint == evidence.endpoint]
+    looks = endpoint_looks(evidence, policy, configs, loads, at_endpoint, input_ended=input_ended)
     decisions = [look.decide(now) for look in looks]
-    previous = {group_key(row): row for row in own if not row.slice_key}
+    previous = {group_key(row): row for row in at_endpoint if not row.slice_key}
     traffic = current_traffic(evidence.records, evidence.runs, policy, evidence.watermark)
-    replaced = superseded_rows({_id(look.hypothesis): look.trial for look in looks}, configs, own, now)
+    replaced = superseded_rows(
+        {_id(look.hypothesis): look.trial for look in looks},
+        configs,
+        {hypothesis_id(row): row for row in at_endpoint},
+        now,
+    )
     return [*compose_endpoint(decisions, previous, traffic, policy), *replaced]
 
 
@@ -145,11 +149,11 @@ def endpoint_sequences(
 
     `decisions` are the endpoint's latest; the sequences are recomputed from the same rows.
     """
-    own = [decision for decision in decisions if decision.endpoint == evidence.endpoint]
-    configs = {d.fingerprint: FingerprintedConfig(d.config, d.engine, "", "", {}, d.fingerprint) for d in own}
-    loads = sorted({decision.concurrency for decision in own})
+    at_endpoint = [decision for decision in decisions if decision.endpoint == evidence.endpoint]
+    configs = {d.fingerprint: FingerprintedConfig(d.config, d.engine, "", "", {}, d.fingerprint) for d in at_endpoint}
+    loads = sorted({decision.concurrency for decision in at_endpoint})
     sequences: dict[HypothesisId, dict[str, list[SequencePoint]]] = {}
-    for look in endpoint_looks(evidence, policy, configs, loads, own, input_ended=input_ended, as_decided=True):
+    for look in endpoint_looks(evidence, policy, configs, loads, at_endpoint, input_ended=input_ended, as_decided=True):
         if look.previous is not None:
             states = restarted_states(look.previous)
             level = look.level or look.policy.alpha / look.policy.max_hypotheses * FIRST_RUN_SHARE
@@ -193,12 +197,12 @@ def endpoint_looks(
 
     # 2. Clusters in folding order, once for each way of making them.
     foldings: dict[tuple[float, ...], Folding] = {}
-    for own in policies.values():
-        if own.unit_parameters() not in foldings:
-            foldings[own.unit_parameters()] = fold_clusters(
-                evidence.records, own, input_ended=input_ended, watermark=evidence.watermark
+    for item in policies.values():
+        if item.unit_parameters() not in foldings:
+            foldings[item.unit_parameters()] = fold_clusters(
+                evidence.records, item, input_ended=input_ended, watermark=evidence.watermark
             )
-    folding_of = {key: foldings[own.unit_parameters()] for key, own in policies.items()}
+    folding_of = {key: foldings[policy.unit_parameters()] for key, policy in policies.items()}
 
     # 3. Runs and their levels, in the order of entry.
     entries = {key: folding_of[key].entries.get(key[0]) for key in hypotheses}
@@ -212,21 +216,21 @@ def endpoint_looks(
     greedy = {record.key: is_greedy(record) for record in evidence.records if "sampling_regime" in record.labels}
     looks = []
     for key, hypothesis in hypotheses.items():
-        own, before = policies[key], previous.get(key)
+        gate_policy, before = policies[key], previous.get(key)
         trial = trials.get(key)
         if as_decided and before is not None:
             trial = before.run
         in_run = before if before is not None and (as_decided or not before.ends_run) else None
-        uncapped = replace(own, max_clusters=len(evidence.records) + 1)
+        uncapped = replace(gate_policy, max_clusters=len(evidence.records) + 1)
         clusters, blocks = hypothesis_units(evidence, hypothesis, folding_of[key], uncapped, greedy, newest, waiting)
         clusters, blocks = _units_of_run(clusters, blocks, trial)
         counted = _slice_counts(evidence, hypothesis.slice_key, folding_of[key])
         if trial is not None:
             counted = replace(counted, num_lost=counted.num_lost - trial.start_lost)
-        folded = _folded(counted, clusters, blocks, own, in_run)
+        folded = _folded(counted, clusters, blocks, gate_policy, in_run)
         is_watched = in_run is not None and bool(watch_states(in_run))
-        shown = clusters if is_watched else clusters[: own.max_clusters]
-        looks.append(UnitsLook(hypothesis, folded, own, trial, key in trials, before, shown, blocks))
+        shown = clusters if is_watched else clusters[: gate_policy.max_clusters]
+        looks.append(UnitsLook(hypothesis, folded, gate_policy, trial, key in trials, before, shown, blocks))
     return looks
 
 
@@ -283,14 +287,14 @@ def hypothesis_units(
         for block in evidence.blocks
         if block.concurrency == hypothesis.concurrency and slice_key in ("", block.slice_key)
     ]
-    own = {block.block_id for block in blocks}
+    block_ids = {block.block_id for block in blocks}
     runs: dict[RecordKey, MeasuredRun] = {}
     for run in evidence.runs:
         if run.block_id not in all_blocks or run.key not in greedy:
             raise InputError(
                 f"run of {run.key} at endpoint {evidence.endpoint} has no block, no record or no sampling regime"
             )
-        if run.fingerprint == fingerprint and run.block_id in own:
+        if run.fingerprint == fingerprint and run.block_id in block_ids:
             runs[run.key] = MeasuredRun(run, greedy[run.key])
     units = cluster_units(folding.of_slice(slice_key), runs, policy.max_clusters)
     return units, block_units([block for block in blocks if block.block_id not in waiting], runs, newest)
@@ -345,7 +349,7 @@ def fold_clusters(
         name = waiting[0][1]
         judged |= {other: entry for other, entry in entries.items() if entry.position <= entries[name].position}
         until = entries[name].at
-        held = Counter(own_key(r) for at, r in timed if r.slice_key == name and r.counter in CLUSTERED and at <= until)
+        held = Counter(own_key(r) for at, r in timed if r.slice_key == name and r.counter in ARRIVING and at <= until)
         cut = dominant_keys(name, held, policy)
         if cut:
             dominant |= cut
@@ -361,7 +365,7 @@ def _fold(
     """`closed_by`: the watermark; None: everything is closed."""
     by_key: dict[tuple[str, str], list[tuple[datetime, RecordKey]]] = defaultdict(list)
     for at, record in timed:
-        if record.counter in CLUSTERED:
+        if record.counter in ARRIVING:
             slice_key = record.slice_key or ""
             is_dominant = (slice_key, own_key(record)) in dominant
             key = cluster_key(record, at, policy, is_dominant=is_dominant)
@@ -450,7 +454,7 @@ def _points(test: BettingTest, state: TestState, level: float) -> list[SequenceP
     for num_units, lower, upper in zip(moments.tolist(), lowers, uppers, strict=True):
         mean = ratio(float(values[num_units - 1]), float(weights[num_units - 1]))
         estimate = None if mean is None else math.exp(mean) if test.is_log else mean
-        points.append(SequencePoint(num_units, estimate, test.shown(lower), test.shown(upper)))
+        points.append(SequencePoint(num_units, estimate, test.to_readable(lower), test.to_readable(upper)))
     return points
 
 

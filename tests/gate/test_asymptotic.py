@@ -15,6 +15,7 @@ from shadowspec.gate.evidence import asymptotic
 from shadowspec.gate.evidence.asymptotic import BURN_IN, RatioMoments
 from shadowspec.gate.verdict import decision
 from shadowspec.gate.verdict import required_tests as results
+from tests.gate.coverage import running_moments
 
 LEVELS = st.floats(0.001, 0.3)
 SIZES = st.integers(2, 5_000)
@@ -81,7 +82,7 @@ def test_influence_is_what_leaving_one_unit_out_changes(pairs: list[tuple[float,
 @given(PAIRS, st.integers(1, 59))
 def test_moments_add_up_whatever_the_cut(pairs: list[tuple[float, float]], cut: int) -> None:
     a, d = np.array(pairs).T
-    whole, running = RatioMoments.of(a, d), RatioMoments.running(a, d)
+    whole, running = RatioMoments.of(a, d), running_moments(a, d)
     parts = RatioMoments.of(a[:cut], d[:cut]) + RatioMoments.of(a[cut:], d[cut:])
     for name in RatioMoments.__slots__:
         assert float(getattr(parts, name)) == pytest.approx(float(getattr(whole, name)), abs=1e-9)
@@ -91,7 +92,7 @@ def test_moments_add_up_whatever_the_cut(pairs: list[tuple[float, float]], cut: 
 def test_leading_axes_are_paths_of_their_own() -> None:
     rng = np.random.default_rng(4)
     a, d = rng.normal(0.3, 1.0, (3, 2, 400)), rng.uniform(0.2, 1.0, (3, 2, 400))
-    lower, upper = asymptotic.bounds(RatioMoments.running(a, d), 0.05)
+    lower, upper = asymptotic.bounds(running_moments(a, d), 0.05)
     assert lower.shape == upper.shape == (3, 2, 400)
     one = asymptotic.bounds(RatioMoments.of(a[1, 1, :300], d[1, 1, :300]), 0.05)
     assert (lower[1, 1, 299], upper[1, 1, 299]) == pytest.approx((float(one[0]), float(one[1])))
@@ -99,7 +100,7 @@ def test_leading_axes_are_paths_of_their_own() -> None:
 
 def test_nothing_is_said_before_burn_in_or_of_a_ratio_without_denominator() -> None:
     rng = np.random.default_rng(5)
-    moments = RatioMoments.running(rng.normal(size=200), np.ones(200))
+    moments = running_moments(rng.normal(size=200), np.ones(200))
     lower, upper = asymptotic.bounds(moments, 0.05)
     assert np.isneginf(lower[: BURN_IN - 1]).all()
     assert np.isposinf(upper[: BURN_IN - 1]).all()
@@ -115,7 +116,7 @@ def test_rare_large_slowdowns_are_why_no_verdict_reads_them() -> None:
     share, loss = 0.02, -0.6
     gain = -share * loss / (1.0 - share)
     values = np.where(rng.random((num_runs, 400)) < share, loss, gain) + rng.normal(0.0, 0.01, (num_runs, 400))
-    lower, _ = asymptotic.bounds(RatioMoments.running(values, np.ones_like(values)), level)
+    lower, _ = asymptotic.bounds(running_moments(values, np.ones_like(values)), level)
     assert (lower > 0.0).any(axis=1).mean() > level
     for module in (decision, results):
         judging = [line for line in inspect.getsource(module).splitlines() if "asymptotic" in line]

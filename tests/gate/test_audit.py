@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,8 +109,8 @@ def test_shifted_logits_are_found_within_300_units(world: World) -> None:
 
 def runs(accepted: Reals, wanted: Reals) -> list[AuditedRun]:
     return [
-        AuditedRun(RecordKey("file", 0, row), "f" * 64, TOKENS, int(own), float(each))
-        for row, (own, each) in enumerate(zip(accepted, wanted, strict=True))
+        AuditedRun(RecordKey("file", 0, row), "f" * 64, TOKENS, int(item), float(each))
+        for row, (item, each) in enumerate(zip(accepted, wanted, strict=True))
     ]
 
 
@@ -161,8 +162,14 @@ def test_bets_cannot_go_bankrupt_and_nothing_is_clipped() -> None:
     assert max(more.max(), fewer.max()) < 1.0 / audit.LEAST_WORST
 
 
-@pytest.mark.parametrize("change", [{"place": None}, {"num_units": "many"}, {"alarmed_at": "soon"}])
-def test_a_document_that_is_none_is_refused(change: dict[str, str | None]) -> None:
+def test_a_document_without_a_version_is_of_the_first() -> None:
+    document = dict(AuditState(1).document())
+    assert document.pop("version") == 1
+    assert AuditState.of(document) == AuditState(1)
+
+
+@pytest.mark.parametrize("change", [{"place": None}, {"num_units": "many"}, {"alarmed_at": "soon"}, {"version": 2}])
+def test_a_document_that_is_none_is_refused(change: dict[str, Any]) -> None:
     document = {**AuditState(1).document(), **change}
     if change == {"place": None}:
         del document["place"]

@@ -11,7 +11,7 @@ import pytest
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.composition import compose_endpoint, group_key, since, slice_state, split
 from shadowspec.gate.verdict.endpoint_bounds import SliceTraffic
-from shadowspec.gate.verdict.trial import supersede
+from shadowspec.gate.verdict.trial_levels import supersede
 from shadowspec.types import BettingFigures, Decision, EvidenceSummary, TestResult, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START
 
@@ -165,4 +165,4 @@ def test_a_slice_that_was_not_measured_again_keeps_its_rate() -> None:
     }
     change = split("acceptance", then, now)
     assert change is not None
-    assert {own.slice_key: own.within_part for own in change.slices}["a"] == 0.0
+    assert {shift.slice_key: shift.within_part for shift in change.slices}["a"] == 0.0

@@ -1,30 +1,39 @@
-"""Which decision is current, as every surface says it: board, `check` and `export` on generated histories."""
+"""Which decision is current, as every surface says it, on generated histories."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
-from hypothesis import event, given
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import (
+    EndpointDecisions,
     current_fingerprints,
-    decisions_in_force,
     evidence_time,
     is_stale,
+    read_endpoint_decisions,
 )
-from shadowspec.gate.verdict.trial import Seen, current_fingerprint, supersede
+from shadowspec.gate.verdict.trial_levels import Seen, current_fingerprint, supersede
+from shadowspec.live.watch import watch
 from shadowspec.reports.pages.board import BoardRow, build_board
 from shadowspec.reports.pages.board_values import BoardValues
+from shadowspec.reports.pages.load_cells import load_cells
+from shadowspec.reports.period.period_build import PeriodSettings, build_period_report
+from shadowspec.reports.report import build_report
+from shadowspec.rollout.advance import advance_rollouts
 from shadowspec.rollout.check.judge import judge
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.rollout.check.question import CheckInput, Question
 from shadowspec.rollout.export.endpoint_state import Off, judge_decisions
+from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.store import Traffic
 from shadowspec.types import (
     Clearing,
@@ -35,30 +44,39 @@ from shadowspec.types import (
     Verdict,
     parse_slice_key,
 )
+from shadowspec.types.live_windows import GuardPolicy
 from tests.promote.worlds import CHAT, CODE, NOW, config, decision
+from tests.reports.worlds import MemorySource
+from tests.store import examples
 
 SLICES, LOADS, NAMES, REVISIONS = ("", CODE, CHAT), (2, 16), ("draft", "other"), ("a", "b", "c")
 ENGINES = {"a": "vllm/0.32.0", "b": "sglang/0.5.23", "c": "vllm/0.33.0"}
 HOUR = timedelta(hours=1)
 CONFIGS = {
-    own.fingerprint: own
+    fingerprinted.fingerprint: fingerprinted
     for name in NAMES
     for revision in REVISIONS
-    for own in [config(name, revision, engine=ENGINES[revision])]
+    for fingerprinted in [config(name, revision, engine=ENGINES[revision])]
 }
-BEGIN = NOW - timedelta(days=6)  # all of what is measured lies within the week that every surface reads
+BEGIN = NOW - timedelta(days=40)
+AT_ONCE = RolloutPolicy(shadow_soak_s=0.0, min_soak_blocks=0)
 
 
 @dataclass
 class History:
-    """What an endpoint's gate runs left, and what was measured between them, in the order of time."""
+    """What an endpoint's gate runs left, and what was measured between them, in the order of time.
 
-    now: datetime = BEGIN
+    `lag` is how long before its measuring everything happened: years for files that were recorded and have ended.
+    """
+
+    lag: timedelta
+    now: datetime
     seen: dict[tuple[str, str], list[datetime]] = field(default_factory=dict)  # by name and revision: first, newest
     latest: dict[tuple[str, int, str], Decision] = field(default_factory=dict)
 
     def measure(self, name: str, revision: str) -> None:
-        self.seen.setdefault((name, revision), [self.now, self.now])[1] = self.now
+        happened = self.now - self.lag
+        self.seen.setdefault((name, revision), [happened, happened])[1] = happened
 
     def run_gate(self, verdicts: Sequence[Verdict], *, has_time: bool) -> None:
         """A look at every hypothesis of the config that each name stands for; verdicts in turn."""
@@ -88,6 +106,7 @@ class History:
                         decided_at=self.now,
                         engine=ENGINES[revision],
                         evidence=evidence,
+                        watch=examples.watched(drift_acceptance=0.4),
                     )
                     turn += 1
 
@@ -109,23 +128,35 @@ gate_runs = st.tuples(
     st.booleans(),
 )
 measurings = st.tuples(st.just("measure"), st.sampled_from(NAMES), st.sampled_from(REVISIONS))
-pauses = st.tuples(st.just("pause"), st.integers(1, 300), st.none())  # minutes
+pauses = st.tuples(st.just("pause"), st.integers(1, 300) | st.sampled_from([2 * 1_440, 10 * 1_440]), st.none())
+
+
+Step = tuple[str, Any, Any]
+
+
+def history_of(steps: Sequence[Step], days: float = 1, lag: timedelta = timedelta(0)) -> History:
+    """What became of these steps, the first so many days ago."""
+    history = History(lag, NOW - timedelta(days=days))
+    for kind, one, other in steps:
+        history.now += timedelta(minutes=1)
+        if history.now >= NOW:
+            break
+        if kind == "gate":
+            history.run_gate(one, has_time=other)
+        elif kind == "measure":
+            history.measure(one, other)
+        else:
+            history.now += timedelta(minutes=one)
+    return history
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    own = History()
     enabled = ("gate", [Verdict.ENABLE, draw(st.sampled_from(list(Verdict)))], draw(st.booleans()))
     begin = [("measure", draw(st.sampled_from(NAMES)), draw(st.sampled_from(REVISIONS))), enabled]
-    for kind, one, other in begin + draw(st.lists(st.one_of(gate_runs, measurings, pauses), max_size=20)):
-        own.now += timedelta(minutes=1)
-        if kind == "gate":
-            own.run_gate(one, has_time=other)
-        elif kind == "measure":
-            own.measure(one, other)
-        else:
-            own.now += timedelta(minutes=one)
-    return own
+    steps = begin + draw(st.lists(st.one_of(gate_runs, measurings, pauses), max_size=20))
+    lag = draw(st.sampled_from([timedelta(0), timedelta(0), timedelta(days=3), timedelta(days=900)]))
+    return history_of(steps, draw(st.sampled_from([1, 6, 13, 40])), lag)
 
 
 overrides = st.builds(
@@ -142,83 +173,180 @@ overrides = st.builds(
     st.sampled_from([None, HOUR, -HOUR]),
 )
 policies = st.sampled_from([GatePolicy(), GatePolicy(serving_engine="vllm"), GatePolicy(serving_engine="sglang")])
-max_ages = st.sampled_from([timedelta(days=7), timedelta(days=6), timedelta(days=5), HOUR])
+max_ages = st.sampled_from([timedelta(days=days) for days in (7, 20, 39, 41, 2_000)] + [HOUR])
+
+
+@dataclass
+class Memory(MemorySource):
+    """A store that holds a history."""
+
+    spans: list[Traffic] = field(default_factory=list)
+
+    def latest_decisions(self, endpoint: str = "chat") -> list[Decision]:
+        return self.decisions
+
+    def decisions_at(self, moment: datetime) -> list[Decision]:
+        return self.decisions
+
+    def overrides(self, endpoint: str = "chat") -> list[OverrideRecord]:
+        return self.orders
+
+    def traffic(self, endpoint: str, until: datetime | None = None) -> list[Traffic]:
+        return self.spans
+
+    def endpoint_lock(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def nothing(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+    rollouts = rollout_history = append_rollouts = live_windows = nothing
+    verdict_changes = advice_changes = group_sums = nothing
+
+
+Verdicts = set[tuple[str, int, str, Verdict]]  # slice, load, fingerprint
+
+
+WEEK, YEARS = timedelta(days=7), timedelta(days=2_000)
+ENABLED: list[Step] = [("measure", "draft", "a"), ("gate", [Verdict.ENABLE], True)]
+REPLACED: list[Step] = [*ENABLED, ("pause", 90, None), ("measure", "draft", "b")]
+LONG_AGO: list[Step] = [*REPLACED, ("pause", 20 * 1_440, None), ("measure", "other", "a")]
+BACK: list[Step] = [*REPLACED, ("gate", [Verdict.ENABLE], True), ("pause", 300, None), ("measure", "draft", "a")]
+KILLED = OverrideRecord(Override(1, "chat", "", None, Verdict.DISABLE, "incident", "ops", BEGIN, None), None)
 
 
 @given(histories(), st.lists(overrides, max_size=2), policies, max_ages)
-def test_board_check_and_export_agree(
+@example(history_of(ENABLED), [], GatePolicy(serving_engine="sglang"), WEEK)
+@example(history_of(ENABLED, lag=timedelta(days=900)), [], GatePolicy(), WEEK)
+@example(history_of(REPLACED), [], GatePolicy(), WEEK)
+@example(history_of(LONG_AGO, days=30), [], GatePolicy(), YEARS)
+@example(history_of(BACK), [KILLED], GatePolicy(), WEEK)
+def test_all_surfaces_agree(
     history: History, records: list[OverrideRecord], policy: GatePolicy, max_age: timedelta
 ) -> None:
     """On the same slices, loads and candidates speculation may be on, and harm is shown, with the same fingerprint."""
-    decisions, traffic = list(history.latest.values()), history.traffic()
-    in_force = decisions_in_force(decisions, policy, records, NOW)
-    exported = judge_decisions(in_force, measured=traffic, now=NOW, max_age=max_age, configs=CONFIGS)
-    board = board_rows(decisions, traffic, records, policy)
+    store: Any = Memory(
+        configs=CONFIGS, decisions=list(history.latest.values()), orders=records, spans=history.traffic()
+    )
+    found = read_endpoint_decisions(store, "chat", policy, NOW)
+    exported = judge_decisions(found.latest, now=NOW, max_age=max_age, configs=CONFIGS)
+    board = board_rows(store, policy)
     for name in NAMES:
         for slice_key in SLICES:
             for load in LOADS:
                 place = slice_key, load, name
                 on_export = {s.decision.fingerprint for s in exported if place_of(s.decision) == place and s.is_on}
-                found = checked(history, in_force, records, place, max_age)
+                outcomes = checked(store, found, place, max_age)
                 shown = [row for row in board if (row.slice_key, row.concurrency) == place[:2] and of(row) == name]
                 on_board = {
                     row.fingerprint for row in shown if row.verdict is Verdict.ENABLE and not row.is_stale(max_age, NOW)
                 }
-                on_check = {each for each, outcome in found.items() if outcome is Outcome.ENABLE}
+                on_check = {each for each, outcome in outcomes.items() if outcome is Outcome.ENABLE}
                 assert on_board == on_check == on_export
                 assert len(on_export) <= 1
                 event(f"on: {bool(on_export)}")
-                disabled = {each for each, outcome in found.items() if outcome is Outcome.DISABLE}
+                disabled = {each for each, outcome in outcomes.items() if outcome is Outcome.DISABLE}
                 assert disabled == {row.fingerprint for row in shown if row.verdict is Verdict.DISABLE}
                 off = {s.decision.fingerprint: s.off for s in exported if place_of(s.decision) == place}
                 assert all(off[each] in (Off.DISABLED, Off.OVERRIDDEN) for each in disabled if each in off)
+    said = {
+        (row.slice_key, row.concurrency, row.fingerprint, row.verdict) for row in board if row.verdict and row.config
+    }
+    assert on_report(store, policy) == on_period_report(store, policy) == on_loads_page(found) == said
+    follow_rollouts(store, policy, max_age, board)
+    follow_live_guard(store, policy, board)
 
 
-def place_of(own: Decision) -> tuple[str, int, str]:
-    return own.slice_key, own.concurrency, own.config.name
+def on_report(store: Any, policy: GatePolicy) -> Verdicts:
+    report = build_report(store, {"chat": policy}, NOW, data_note="Made up.")
+    return {
+        (each.slice_key, each.concurrency, each.fingerprint, each.decision.verdict)
+        for each in report.hypotheses
+        if each.decision is not None
+    }
+
+
+def on_period_report(store: Any, policy: GatePolicy) -> Verdicts:
+    report = build_period_report(store, PeriodSettings({"chat": policy}), BEGIN, NOW, NOW + HOUR)
+    return {(each.slice_key, each.concurrency, each.fingerprint, each.verdict) for each in report.board}
+
+
+def on_loads_page(found: EndpointDecisions) -> Verdicts:
+    return {
+        (slice_key, cell.concurrency, cell.fingerprint, cell.verdict)
+        for slice_key in SLICES
+        for cell in load_cells(found.current, slice_key)
+    }
+
+
+def follow_rollouts(store: Any, policy: GatePolicy, max_age: timedelta, board: Sequence[BoardRow]) -> None:
+    """What is chosen is enabled on the board, and waits for fresh evidence where the board says that it is stale."""
+    rollout_policy = replace(AT_ONCE, max_decision_age_s=max_age.total_seconds())
+    steps = {each.rollout.concurrency: each for each in advance_rollouts(store, "chat", policy, rollout_policy, NOW)}
+    for load in LOADS:
+        enabled = {
+            row.fingerprint: row.is_stale(max_age, NOW)
+            for row in board
+            if (row.slice_key, row.concurrency, row.verdict) == ("", load, Verdict.ENABLE)
+        }
+        step = steps.get(load)
+        chosen = None if step is None else step.rollout.fingerprint
+        assert chosen in enabled if enabled else chosen is None
+        if step is not None and chosen is not None:
+            event(f"rolled out: {step.rollout.stage}")
+            assert (step.waits_for or "").startswith("a fresh decision") == enabled[chosen]
+
+
+def follow_live_guard(store: Any, policy: GatePolicy, board: Sequence[BoardRow]) -> None:
+    """It holds production to what is enabled on the board, fresh or not."""
+    enabled = [row for row in board if row.verdict is Verdict.ENABLE]
+    promise = watch(store, "chat", ["a"], policy, GuardPolicy(), NOW).promise
+    speaking = [row for row in enabled if not row.slice_key] or enabled
+    assert set(() if promise is None else promise.config_names) == {of(row) for row in speaking}
+
+
+def place_of(decision: Decision) -> tuple[str, int, str]:
+    return decision.slice_key, decision.concurrency, decision.config.name
 
 
 def of(row: BoardRow) -> str:
     return CONFIGS[row.fingerprint].config.name if row.fingerprint in CONFIGS else ""
 
 
-def board_rows(
-    decisions: Sequence[Decision], traffic: Sequence[Traffic], records: Sequence[OverrideRecord], policy: GatePolicy
-) -> list[BoardRow]:
+def board_rows(store: Any, policy: GatePolicy) -> list[BoardRow]:
     values = BoardValues(
         endpoints=["chat"],
-        decisions=decisions,
+        decisions=store.latest_decisions(),
         configs=CONFIGS,
         days=[],
-        inputs={},
         rollouts=[],
         newest_day=None,
         prices={},
         loads={"chat": dict.fromkeys(LOADS, 0.5)},
         policies={"chat": policy},
-        traffic={"chat": traffic},
+        traffic={"chat": store.traffic("chat")},
     )
-    active = [record.override for record in records if record.is_active(NOW)]
+    active = [record.override for record in store.overrides() if record.is_active(NOW)]
     return list(build_board(values, active, NOW).rows)
 
 
 def checked(
-    history: History,
-    in_force: Sequence[Decision],
-    records: Sequence[OverrideRecord],
-    place: tuple[str, int, str],
-    max_age: timedelta,
+    store: Any, found: EndpointDecisions, place: tuple[str, int, str], max_age: timedelta
 ) -> dict[str, Outcome]:
     """What `check` finds of one hypothesis, by the fingerprint that it found it on; nothing where it refuses."""
     slice_key, load, name = place
     question = Question("chat", parse_slice_key(slice_key), load, max_age)
-    standing = CheckInput(in_force, CONFIGS, history.traffic(), dict.fromkeys(LOADS, 0.5), [name], 0.6931)
+    standing = CheckInput(found, CONFIGS, store.traffic("chat"), dict.fromkeys(LOADS, 0.5), [name], 0.6931)
     try:
         answer = judge(question, standing, NOW)
     except NoDataError:
         return {}
     finding = next(each for each in answer.findings if each.slice_key == slice_key)
-    return {own.decision.fingerprint: own.outcome for own in finding.loads if own.decision is not None}
+    return {
+        load_finding.decision.fingerprint: load_finding.outcome
+        for load_finding in finding.loads
+        if load_finding.decision is not None
+    }
 
 
 @given(histories())

@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 import numpy as np
 import pytest
 
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.decision import Hypothesis, decide, restarted_states
+from shadowspec.gate.verdict.decision import Hypothesis, decide
 from shadowspec.types import Decision, Memory, Parity, Run, TestResult, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run, run_of
 
@@ -64,7 +64,7 @@ def look(
     return decide(hypothesis, folded, policy, trial=trial, has_entered=has_entered, previous=previous, now=now)
 
 
-def drawn(num_runs: int, seed: int = 0, **world: float) -> list[Run]:
+def draw_runs(num_runs: int, seed: int = 0, **world: float) -> list[Run]:
     rng, draw = np.random.default_rng(seed), noisy_run(**world)
     return [draw(rng, index, f"b{index // 4:05d}") for index in range(num_runs)]
 
@@ -74,7 +74,7 @@ def result(decision: Decision, name: str) -> TestResult:
 
 
 def test_a_clearly_faster_hypothesis_is_enabled_and_names_every_test() -> None:
-    decision = look(evidence_of(drawn(400)))
+    decision = look(evidence_of(draw_runs(400)))
     assert decision.verdict is Verdict.ENABLE
     assert decision.reason_code == "all_tests_pass"
     assert {test.name for test in decision.tests} == {
@@ -100,7 +100,7 @@ def test_the_size_of_an_enable_is_the_designs() -> None:
     """Speedup 1.3, 2 hypotheses, nothing slowed: 53 blocks in the median, 80 for nine of ten."""
     looks, first = (51, 52, 53, 57, 62, 68, 74, 80), []
     for seed in range(30):
-        runs = drawn(320, seed)
+        runs = draw_runs(320, seed)
         enabled = [n for n in looks if look(evidence_of(runs[: 4 * n])).verdict is Verdict.ENABLE]
         first.append(enabled[0] if enabled else 999)
     assert 52 <= np.median(first) <= 57
@@ -117,14 +117,14 @@ def test_false_verdicts_at_the_boundary_under_peeking() -> None:
     """ENABLE at a speedup that is not above the margin happens at most at the level, whenever one looks."""
     num_worlds, false = 40, 0
     for seed in range(num_worlds):
-        runs = drawn(480, 1_000 + seed, speedup=1.05, noise=0.1)
+        runs = draw_runs(480, 1_000 + seed, speedup=1.05, noise=0.1)
         looks = range(240, 481, 80)
         false += any(look(evidence_of(runs[:size])).verdict is Verdict.ENABLE for size in looks)
     assert false / num_worlds <= 0.0125 + 3 * math.sqrt(0.0125 / num_worlds)
 
 
 def test_a_slower_hypothesis_is_disabled() -> None:
-    decision = look(evidence_of(drawn(400, speedup=0.9)))
+    decision = look(evidence_of(draw_runs(400, speedup=0.9)))
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "slowdown")
 
 
@@ -138,21 +138,21 @@ def test_disable_needs_a_third_of_the_level() -> None:
 
 
 def test_many_slowed_requests_disable_even_if_the_mean_is_fast() -> None:
-    decision = look(evidence_of(drawn(800, speedup=1.8, slowed_share=0.25)))
+    decision = look(evidence_of(draw_runs(800, speedup=1.8, slowed_share=0.25)))
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "tail_slowed")
     assert result(decision, "speedup").outcome == "pass"
 
 
 def test_low_acceptance_alone_holds_and_never_disables() -> None:
-    decision = look(evidence_of(drawn(400, acceptance=0.25)))
+    decision = look(evidence_of(draw_runs(400, acceptance=0.25)))
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "low_acceptance")
-    slow = look(evidence_of(drawn(400, acceptance=0.25, speedup=0.9)))
+    slow = look(evidence_of(draw_runs(400, acceptance=0.25, speedup=0.9)))
     assert (slow.verdict, slow.reason_code) == (Verdict.DISABLE, "slowdown")
     assert "acceptance" in slow.reason
 
 
 def test_one_greedy_fault_disables_and_a_near_tie_does_not() -> None:
-    runs = drawn(400)
+    runs = draw_runs(400)
     near = Parity(first_divergence=5, divergence_gap=0.0009, rerun_differs=False)
     fault = replace(near, divergence_gap=0.0011)
     runs[7] = replace(runs[7], parity=near)
@@ -168,18 +168,18 @@ def test_one_greedy_fault_disables_and_a_near_tie_does_not() -> None:
 def test_requests_that_exclude_faults_are_the_designs(max_hypotheses: int, smallest: int) -> None:
     level = 0.05 / max_hypotheses / 2
     policy = replace(POLICY, max_hypotheses=max_hypotheses)
-    assert result(look(evidence_of(drawn(smallest)), policy, level=level), "parity_faults").outcome == "pass"
-    short = result(look(evidence_of(drawn(smallest - 1)), policy, level=level), "parity_faults")
+    assert result(look(evidence_of(draw_runs(smallest)), policy, level=level), "parity_faults").outcome == "pass"
+    short = result(look(evidence_of(draw_runs(smallest - 1)), policy, level=level), "parity_faults")
     assert (short.outcome, short.min_units, short.units_needed) == ("open", smallest, 1)
 
 
 def test_many_near_ties_hold() -> None:
     near = Parity(first_divergence=5, divergence_gap=0.0, rerun_differs=False)
-    runs = [replace(run, parity=near) if index % 4 == 0 else run for index, run in enumerate(drawn(400))]
+    runs = [replace(run, parity=near) if index % 4 == 0 else run for index, run in enumerate(draw_runs(400))]
     decision = look(evidence_of(runs))
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "near_ties")
     same = replace(near, rerun_differs=True)
-    runs = [replace(run, parity=same) if index % 4 == 0 else run for index, run in enumerate(drawn(400))]
+    runs = [replace(run, parity=same) if index % 4 == 0 else run for index, run in enumerate(draw_runs(400))]
     assert look(evidence_of(runs)).verdict is Verdict.ENABLE, "the baseline differs from itself as often"
 
 
@@ -188,7 +188,7 @@ def sampled(num_runs: int, shift: float, seed: int = 0) -> list[Run]:
     rng = np.random.default_rng(seed)
     return [
         replace(run, parity=Parity(z_sum=48 * shift + 3.0 * float(rng.standard_normal()), z_tokens=48))
-        for run in drawn(num_runs, seed)
+        for run in draw_runs(num_runs, seed)
     ]
 
 
@@ -201,7 +201,7 @@ def test_sampled_parity_passes_within_its_bound_and_disables_outside() -> None:
 
 
 def test_both_sampling_regimes_must_pass() -> None:
-    greedy, few = drawn(400), sampled(8, 0.0)
+    greedy, few = draw_runs(400), sampled(8, 0.0)
     few = [replace(run, key=run.key._replace(partition=1)) for run in few]
     one, other = evidence_of(greedy), evidence_of(few, is_greedy=False)
     both = replace(one, clusters=one.clusters + other.clusters, blocks=one.blocks + other.blocks)
@@ -212,7 +212,7 @@ def test_both_sampling_regimes_must_pass() -> None:
 
 
 def test_unknown_parity_holds() -> None:
-    decision = look(evidence_of([replace(run, parity=None) for run in drawn(400)]))
+    decision = look(evidence_of([replace(run, parity=None) for run in draw_runs(400)]))
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "unknown_parity")
 
 
@@ -247,20 +247,20 @@ def test_sampled_parity_that_is_known_too_loosely_holds_but_a_larger_fault_disab
     ],
 )
 def test_memory_over_budget_disables(policy: GatePolicy, outcome: str) -> None:
-    decision = look(evidence_of(drawn(400)), policy)  # 1.0 MB and 1.1 MB peak, 1,000 bytes a token
+    decision = look(evidence_of(draw_runs(400)), policy)  # 1.0 MB and 1.1 MB peak, 1,000 bytes a token
     assert result(decision, "memory").outcome == outcome
     assert decision.verdict is (Verdict.ENABLE if outcome == "pass" else Verdict.DISABLE)
 
 
 def test_one_block_over_budget_is_enough() -> None:
-    evidence = evidence_of(drawn(400))
+    evidence = evidence_of(draw_runs(400))
     heavy = replace(evidence.blocks[3].block, memory={CONFIG.fingerprint: Memory(100, 200, 1, 0, 0)})
     blocks = (*evidence.blocks[:3], replace(evidence.blocks[3], block=heavy), *evidence.blocks[4:])
     assert look(replace(evidence, blocks=blocks)).reason_code == "memory_over_budget"
 
 
 def test_missing_requests_are_folded_at_the_worst_and_too_many_of_them_hold() -> None:
-    runs = drawn(400)
+    runs = draw_runs(400)
     some = [run_of(i, run.block_id, failure="timeout") if i % 25 == 0 else run for i, run in enumerate(runs)]
     folded = look(evidence_of(some))
     assert folded.evidence.missing_share == pytest.approx(0.04)
@@ -279,7 +279,7 @@ def test_missing_requests_are_folded_at_the_worst_and_too_many_of_them_hold() ->
 
 def test_requests_that_their_clusters_missed_hold_beyond_the_same_share() -> None:
     """Clusters without what came out of order are not those of the traffic; what is late by the rules holds nothing."""
-    seen = evidence_of(drawn(380))
+    seen = evidence_of(draw_runs(380))
     within = look(replace(seen, num_left_out=20))
     assert (within.verdict, within.evidence.late_share) == (Verdict.ENABLE, 0.05)
     beyond = look(replace(seen, num_left_out=21))
@@ -293,9 +293,9 @@ def test_requests_that_their_clusters_missed_hold_beyond_the_same_share() -> Non
 
 
 def test_enable_needs_the_traffic_of_a_whole_span() -> None:
-    decision = look(evidence_of(drawn(400)), replace(POLICY, min_span_s=400.0))
+    decision = look(evidence_of(draw_runs(400)), replace(POLICY, min_span_s=400.0))
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "min_span")
-    assert look(evidence_of(drawn(400)), replace(POLICY, min_span_s=399.0)).verdict is Verdict.ENABLE
+    assert look(evidence_of(draw_runs(400)), replace(POLICY, min_span_s=399.0)).verdict is Verdict.ENABLE
 
 
 def costly_tail(num_runs: int) -> list[Run]:
@@ -312,40 +312,40 @@ def test_proven_costlier_blocks_enable_and_objective_both_needs_proof_of_less() 
     costly = look(evidence_of(costly_tail(1_600)))
     assert result(costly, "total_time").outcome == "fail"
     assert (costly.verdict, costly.reason_code) == (Verdict.HOLD, "costlier")
-    short = evidence_of(drawn(300))
+    short = evidence_of(draw_runs(300))
     assert result(look(short), "total_time").outcome == "open"
     assert look(short).verdict is Verdict.ENABLE
     assert look(short, replace(POLICY, objective="both")).verdict is Verdict.HOLD
 
 
 def test_too_few_units_say_how_many_more() -> None:
-    decision = look(evidence_of(drawn(60)))
+    decision = look(evidence_of(draw_runs(60)))
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "too_few_units")
     assert decision.clusters_needed is not None
     assert decision.clusters_needed > 0
-    full = look(evidence_of(drawn(60 + decision.clusters_needed)))
+    full = look(evidence_of(draw_runs(60 + decision.clusters_needed)))
     assert full.verdict is Verdict.ENABLE or full.reason_code == "dependent"
 
 
 def test_an_interval_about_the_threshold_is_undecidable() -> None:
-    decision = look(evidence_of(drawn(24_000, speedup=1.05, noise=0.05)))
+    decision = look(evidence_of(draw_runs(24_000, speedup=1.05, noise=0.05)))
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "undecidable")
-    at_end = look(evidence_of(drawn(100, speedup=1.05)), replace(POLICY, max_clusters=100))
+    at_end = look(evidence_of(draw_runs(100, speedup=1.05)), replace(POLICY, max_clusters=100))
     assert at_end.reason_code == "undecidable"
 
 
 def test_no_level_left_and_not_entered_hold() -> None:
-    assert look(evidence_of(drawn(400)), level=None).reason_code == "no_level_left"
-    evidence = evidence_of(drawn(12))
+    assert look(evidence_of(draw_runs(400)), level=None).reason_code == "no_level_left"
+    evidence = evidence_of(draw_runs(12))
     decision = look(evidence, level=None, has_entered=False)
     assert (decision.reason_code, decision.clusters_needed) == ("too_few_clusters", 8)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.ENABLE, Verdict.DISABLE])
 def test_verdicts_stand_and_later_looks_only_refresh_the_figures(verdict: Verdict) -> None:
-    first = look(evidence_of(drawn(400, speedup=1.3 if verdict is Verdict.ENABLE else 0.9)))
+    first = look(evidence_of(draw_runs(400, speedup=1.3 if verdict is Verdict.ENABLE else 0.9)))
     assert first.verdict is verdict
-    opposite = evidence_of(drawn(800, speedup=0.9 if verdict is Verdict.ENABLE else 1.3))
+    opposite = evidence_of(draw_runs(800, speedup=0.9 if verdict is Verdict.ENABLE else 1.3))
     later = look(opposite, previous=first, now=START + timedelta(days=1))
     assert (later.verdict, later.reason) == (first.verdict, first.reason)
     assert later.verdict_since == START
@@ -401,7 +401,7 @@ CLASHING = replace(POLICY, log_speedup_clip=1.5, margin=1.5).with_frozen_paramet
 
 @pytest.mark.parametrize("speedup", [3.0, 1.3, 0.7])
 def test_a_limit_beyond_the_clip_that_was_fixed_at_entry_holds_with_its_own_reason(speedup: float) -> None:
-    decision = look(evidence_of(drawn(400, speedup=speedup)), CLASHING)
+    decision = look(evidence_of(draw_runs(400, speedup=speedup)), CLASHING)
     assert decision.verdict is Verdict.HOLD or decision.reason_code == "tail_slowed"
     if speedup > 1.0:
         assert decision.reason_code == "unprovable"
@@ -409,15 +409,15 @@ def test_a_limit_beyond_the_clip_that_was_fixed_at_entry_holds_with_its_own_reas
             "margin = 1.5 cannot be proven with log_speedup_clip = 0.693147, "
             "which was fixed when the hypothesis entered"
         )
-    own = result(decision, "speedup")
-    assert (own.outcome, own.units_needed) == ("open", None)
-    assert own.threshold == pytest.approx(2.5)
-    assert own.lower is not None
-    assert own.lower > 0.5
+    test_result = result(decision, "speedup")
+    assert (test_result.outcome, test_result.units_needed) == ("open", None)
+    assert test_result.threshold == pytest.approx(2.5)
+    assert test_result.lower is not None
+    assert test_result.lower > 0.5
 
 
 def test_a_fault_disables_whatever_cannot_be_proven() -> None:
-    runs = drawn(400)
+    runs = draw_runs(400)
     runs[7] = replace(runs[7], parity=Parity(first_divergence=3, divergence_gap=5.0, rerun_differs=True))
     assert look(evidence_of(runs), CLASHING).reason_code == "parity_fault"
 
@@ -430,7 +430,7 @@ def test_every_clash_holds(fixed: dict[str, float], today: dict[str, float], is_
     entered = replace(POLICY, **fixed).frozen_parameters()  # type: ignore[arg-type]
     policy = replace(POLICY, **today).with_frozen_parameters(entered)  # type: ignore[arg-type]
     parity = Parity() if is_greedy else Parity(z_sum=0.0, z_tokens=64, baseline_z_sum=0.0, baseline_z_tokens=64)
-    runs = [replace(run, parity=parity) for run in drawn(400)]
+    runs = [replace(run, parity=parity) for run in draw_runs(400)]
     decision = look(evidence_of(runs, is_greedy=is_greedy), policy)
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "unprovable"), decision.reason
     without = replace(POLICY, **(today if is_greedy else {}))  # type: ignore[arg-type]
@@ -439,7 +439,7 @@ def test_every_clash_holds(fixed: dict[str, float], today: dict[str, float], is_
 
 @pytest.mark.parametrize("speedup", [1.3, 0.7])
 def test_no_verdict_begins_on_stale_evidence_and_one_that_stands_stays(speedup: float) -> None:
-    seen = evidence_of(drawn(400, speedup=speedup))
+    seen = evidence_of(draw_runs(400, speedup=speedup))
     newest = START + timedelta(seconds=399)
     limited = replace(POLICY, max_evidence_age_s=3_600.0)
     fresh = look(seen, limited, now=newest + timedelta(seconds=3_600))

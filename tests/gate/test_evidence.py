@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from shadowspec.errors import InputError
 from shadowspec.gate.evidence import codec
 from shadowspec.gate.evidence.betting_tests import betting_tests
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence, restarted_states
 from shadowspec.gate.evidence.speedup import speedup_test
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.autocorrelation import Moments
 from shadowspec.gate.stats.betting import GRID_STEP, Sums
 from shadowspec.gate.stats.capital import CapitalTable, geometric_grid, grid
-from shadowspec.gate.verdict.decision import Hypothesis, decide, restarted_states, test_results
+from shadowspec.gate.verdict.decision import Hypothesis, decide, test_results
 from shadowspec.types import Parity, Run, TestState, Trial
 from shadowspec.types.decision_documents import shown_test_details
 from tests.gate.coverage import lag_one_autocorrelation
@@ -167,9 +167,9 @@ def assert_same(one: HypothesisEvidence, other: HypothesisEvidence) -> None:
         assert (a.outcome, a.num_units, a.lower, a.upper) == (b.outcome, b.num_units, b.lower, b.upper)
     assert (one.runs, one.latencies.counts) == (other.runs, other.latencies.counts)
     assert one.latencies.autocorrelation == pytest.approx(other.latencies.autocorrelation, abs=1e-9)
-    for name, own in one.tests.items():
-        assert np.abs(own.lower.logs - other.tests[name].lower.logs).max() < 1e-9
-        assert np.abs(own.upper.logs - other.tests[name].upper.logs).max() < 1e-9
+    for name, evidence in one.tests.items():
+        assert np.abs(evidence.lower.logs - other.tests[name].lower.logs).max() < 1e-9
+        assert np.abs(evidence.upper.logs - other.tests[name].upper.logs).max() < 1e-9
 
 
 def stored(evidence: HypothesisEvidence) -> HypothesisEvidence:

@@ -32,20 +32,20 @@ POLICY = GuardPolicy(run_length=1_000)
 
 
 def counts(drafts: int, first: int, *, more: int = 0, **changes: Any) -> LiveCounts:
-    own = LiveCounts(
+    live_counts = LiveCounts(
         drafts, 2 * drafts, first + more, (first, more), 3 * drafts, drafts // 10, 50 * drafts, 5 * drafts,
         {"end_to_end_s": Buckets((1.0,), (drafts, 1))},
     )  # fmt: skip
-    return replace(own, **changes)
+    return replace(live_counts, **changes)
 
 
-def scrape(minutes: float, own: LiveCounts, *, series: str = "vllm m", started: float | None = None) -> LiveScrape:
+def scrape(minutes: float, counts: LiveCounts, *, series: str = "vllm m", started: float | None = None) -> LiveScrape:
     started_at = None if started is None else NOON + started * MINUTE
-    return LiveScrape("a", series, NOON + minutes * MINUTE, started_at, own)
+    return LiveScrape("a", series, NOON + minutes * MINUTE, started_at, counts)
 
 
-def after(own: LiveScrape, **changes: Any) -> LiveReplica:
-    return LiveReplica("a", own, **changes)
+def after(live_scrape: LiveScrape, **changes: Any) -> LiveReplica:
+    return LiveReplica("a", live_scrape, **changes)
 
 
 def windows(pairs: Iterable[tuple[int, int]], start: datetime = NOON) -> list[LiveWindow]:
@@ -124,17 +124,17 @@ def test_what_is_unknown_in_either_stays_unknown() -> None:
 
 
 def test_what_is_scored() -> None:
-    own = counts(100, 70, more=30)
-    assert score_counts(own, "first_position_acceptance_rate") == (70, 100)
-    assert score_counts(own, "draft_acceptance_rate") == (100, 200)
-    assert score_counts(replace(own, num_drafts=0), "first_position_acceptance_rate") is None
+    live_counts = counts(100, 70, more=30)
+    assert score_counts(live_counts, "first_position_acceptance_rate") == (70, 100)
+    assert score_counts(live_counts, "draft_acceptance_rate") == (100, 200)
+    assert score_counts(replace(live_counts, num_drafts=0), "first_position_acceptance_rate") is None
     # SGLang: 300 tokens of 10 requests in 100 verifications leave 190 accepted ones, and at most every step's first.
-    told = LiveCounts(num_drafts=100, num_output_tokens=300, num_requests=10)
-    assert told.accepted_tokens == 190
-    assert score_counts(told, "first_position_acceptance_rate") == (100, 100)
-    assert score_counts(replace(told, num_output_tokens=130), "first_position_acceptance_rate") == (20, 100)
-    assert score_counts(told, "draft_acceptance_rate") is None
-    assert replace(told, num_output_tokens=100).accepted_tokens is None, "it contradicts itself"
+    reported = LiveCounts(num_drafts=100, num_output_tokens=300, num_requests=10)
+    assert reported.accepted_tokens == 190
+    assert score_counts(reported, "first_position_acceptance_rate") == (100, 100)
+    assert score_counts(replace(reported, num_output_tokens=130), "first_position_acceptance_rate") == (20, 100)
+    assert score_counts(reported, "draft_acceptance_rate") is None
+    assert replace(reported, num_output_tokens=100).accepted_tokens is None, "it contradicts itself"
 
 
 def test_the_bound_of_an_engine_without_positions_is_never_too_low() -> None:
@@ -142,8 +142,8 @@ def test_the_bound_of_an_engine_without_positions_is_never_too_low() -> None:
     drawn = np.random.default_rng(0)
     for _ in range(200):
         depth = drawn.integers(0, 5, size=40)  # accepted in each step
-        told = LiveCounts(num_drafts=40, num_output_tokens=int(depth.sum()) + 40 + 3, num_requests=3)
-        found = score_counts(told, "first_position_acceptance_rate")
+        reported = LiveCounts(num_drafts=40, num_output_tokens=int(depth.sum()) + 40 + 3, num_requests=3)
+        found = score_counts(reported, "first_position_acceptance_rate")
         assert found is not None
         assert found[0] >= (depth > 0).sum()
 
@@ -165,8 +165,8 @@ def test_the_delay_by_hand() -> None:
     fractions, mean, number, m0, rate = (0.1, 0.3, 0.6, 0.95), 0.0, 0, 0.5, 0.2
     statistics = [0.0] * 4
     while mean < 1_000:
-        factors = [1 + own * (m0 - rate) / (1 - m0) for own in fractions]
-        statistics = [factor * (own + 1) for factor, own in zip(factors, statistics, strict=True)]
+        factors = [1 + fraction * (m0 - rate) / (1 - m0) for fraction in fractions]
+        statistics = [factor * (statistic + 1) for factor, statistic in zip(factors, statistics, strict=True)]
         mean, number = sum(statistics) / 4, number + 1
     assert windows_to_alarm(m0, rate, POLICY) == number
     assert windows_to_alarm(m0, 0.7, POLICY) is None
@@ -197,10 +197,10 @@ def test_of_more_windows_than_are_folded_the_newest_testify(monkeypatch: pytest.
 
 
 def test_what_came_before_the_promise_does_not_testify() -> None:
-    own = windows([(1_000, 0)] * 40)
-    assert watch_replica("a", own, promise(), POLICY).alarmed_at is not None
+    live_windows = windows([(1_000, 0)] * 40)
+    assert watch_replica("a", live_windows, promise(), POLICY).alarmed_at is not None
     later = from_then(promise(), NOON + 39.5 * MINUTE)
-    assert watch_replica("a", own, later, POLICY).detector.num_units == 0, (
+    assert watch_replica("a", live_windows, later, POLICY).detector.num_units == 0, (
         "a window that straddles the moment is out too"
     )
     assert from_then(promise(), None) == promise()
@@ -208,14 +208,14 @@ def test_what_came_before_the_promise_does_not_testify() -> None:
 
 
 def test_a_rate_over_drafted_tokens_speaks_of_the_depth_that_was_enabled() -> None:
-    own, policy = windows([(1_000, 0)] * 40), replace(POLICY, metric="draft_acceptance_rate")
-    assert watch_replica("a", own, promise(), policy).alarmed_at is not None
-    assert watch_replica("a", own, replace(promise(), depths=frozenset({4})), policy).detector.num_units == 0
+    live_windows, policy = windows([(1_000, 0)] * 40), replace(POLICY, metric="draft_acceptance_rate")
+    assert watch_replica("a", live_windows, promise(), policy).alarmed_at is not None
+    assert watch_replica("a", live_windows, replace(promise(), depths=frozenset({4})), policy).detector.num_units == 0
 
 
 def enabled(rates: dict[str, float], **changes: Any) -> Decision:
-    own = replace(examples.decision(Verdict.ENABLE), watch=examples.watched(**rates), verdict_since=NOON)
-    return replace(own, **changes)
+    decision = replace(examples.decision(Verdict.ENABLE), watch=examples.watched(**rates), verdict_since=NOON)
+    return replace(decision, **changes)
 
 
 def test_the_promise_is_the_lowest_of_what_stands() -> None:

@@ -31,36 +31,36 @@ def test_the_same_acceptance_is_no_mismatch() -> None:
     rng = np.random.default_rng(4)
     inside = 0
     for _ in range(200):
-        (own,) = mismatches([sums(rng, 2.5, 400)], [sums(rng, 2.5, 300)])
-        assert not own.is_alarm
-        assert own.lower is not None
-        assert own.upper is not None
-        inside += own.lower <= 0.0 <= own.upper
+        (mismatch,) = mismatches([sums(rng, 2.5, 400)], [sums(rng, 2.5, 300)])
+        assert not mismatch.is_alarm
+        assert mismatch.lower is not None
+        assert mismatch.upper is not None
+        inside += mismatch.lower <= 0.0 <= mismatch.upper
     assert inside / 200 >= 1.0 - MISMATCH_LEVEL
 
 
 @pytest.mark.parametrize(("length", "sign"), [(3.0, 1.0), (2.0, -1.0)])
 def test_another_acceptance_is_one(length: float, sign: float) -> None:
     rng = np.random.default_rng(5)
-    (own,) = mismatches([sums(rng, length, 600)], [sums(rng, 2.5, 500)])
-    assert own.is_alarm
-    assert own.difference * sign == pytest.approx(0.5, abs=0.05)
-    assert own.limit == pytest.approx(0.05 * own.loop_length)
+    (mismatch,) = mismatches([sums(rng, length, 600)], [sums(rng, 2.5, 500)])
+    assert mismatch.is_alarm
+    assert mismatch.difference * sign == pytest.approx(0.5, abs=0.05)
+    assert mismatch.limit == pytest.approx(0.05 * mismatch.loop_length)
 
 
 def test_a_difference_within_the_limit_is_none_however_sure() -> None:
     rng = np.random.default_rng(6)
-    (own,) = mismatches([sums(rng, 2.55, 200_000)], [sums(rng, 2.5, 200_000)])
-    assert own.lower is not None
-    assert own.lower > 0.0
-    assert not own.is_alarm
+    (mismatch,) = mismatches([sums(rng, 2.55, 200_000)], [sums(rng, 2.5, 200_000)])
+    assert mismatch.lower is not None
+    assert mismatch.lower > 0.0
+    assert not mismatch.is_alarm
 
 
 def test_few_sessions_say_nothing() -> None:
     rng = np.random.default_rng(7)
     for sizes in ((BURN_IN - 1, 500), (500, BURN_IN - 1)):
-        (own,) = mismatches([sums(rng, 4.0, sizes[0])], [sums(rng, 2.0, sizes[1])])
-        assert (own.lower, own.upper, own.is_alarm) == (None, None, False)
+        (mismatch,) = mismatches([sums(rng, 4.0, sizes[0])], [sums(rng, 2.0, sizes[1])])
+        assert (mismatch.lower, mismatch.upper, mismatch.is_alarm) == (None, None, False)
 
 
 def test_only_what_both_have_is_compared_and_shares_the_level() -> None:
@@ -68,6 +68,6 @@ def test_only_what_both_have_is_compared_and_shares_the_level() -> None:
     replayed = [sums(rng, 2.0, 200, name, print_) for name in ("b=1", "a=1") for print_ in ("f", "g")]
     looped = [sums(rng, 2.0, 200, "a=1", "g"), sums(rng, 2.0, 200, "b=1", "f"), sums(rng, 2.0, 200, "c=1", "f")]
     found = mismatches(replayed, looped)
-    assert [(own.slice_key, own.fingerprint) for own in found] == [("a=1", "g"), ("b=1", "f")]
-    assert {own.level for own in found} == {MISMATCH_LEVEL / 2}
+    assert [(mismatch.slice_key, mismatch.fingerprint) for mismatch in found] == [("a=1", "g"), ("b=1", "f")]
+    assert {mismatch.level for mismatch in found} == {MISMATCH_LEVEL / 2}
     assert mismatches(replayed, []) == []

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.gate.evidence.clusters import ClusterProgress, MemoryKeys, step
-from shadowspec.gate.evidence.units import CLUSTERED, Cluster, own_key
+from shadowspec.gate.evidence.units import Cluster, own_key
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.types import StoredRecord
+from shadowspec.types import ARRIVING, StoredRecord
 from tests.gate.oracle import fold_clusters
 from tests.gate.worlds import START, key_of, record_of
 
@@ -57,14 +57,14 @@ class Looks:
         if result.new_dominant:
             kept = ClusterProgress(entries=result.progress.entries, dominant=result.progress.dominant)
             self.table, self.progress, self.entered = MemoryKeys(), kept, []
-            self._step([record for own, _ in self.seen for record in own], closed_by)
+            self._step([record for stored_records, _ in self.seen for record in stored_records], closed_by)
 
     def _counts(self, slice_key: str, until: datetime) -> Counter[str]:
-        every = (record for own, _ in self.seen for record in own)
+        every = (record for records, _ in self.seen for record in records)
         return Counter(
             own_key(r)
             for r in every
-            if r.slice_key == slice_key and r.counter in CLUSTERED and r.event_time and r.event_time <= until
+            if r.slice_key == slice_key and r.counter in ARRIVING and r.event_time and r.event_time <= until
         )
 
 

@@ -59,8 +59,8 @@ def test_capital_is_that_of_confseq_at_every_unit(case: dict[str, Any]) -> None:
 def test_the_quantile_mixture_is_that_of_confseq() -> None:
     assert len(CONFSEQ["mixtures"]) > 60
     for case in CONFSEQ["mixtures"]:
-        own = quantiles._log_mixture(case["count"], case["total"], case["probability"])
-        assert own == pytest.approx(case["log"], abs=1e-6), case
+        log_mixture = quantiles._log_mixture(case["count"], case["total"], case["probability"])
+        assert log_mixture == pytest.approx(case["log"], abs=1e-6), case
 
 
 @pytest.mark.parametrize(("probability", "count", "total"), [(0.95, 130, 150), (0.99, 600, 600), (0.5, 10, 60)])

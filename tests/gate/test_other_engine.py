@@ -7,19 +7,20 @@ from datetime import timedelta
 
 import pytest
 
+from shadowspec.gate.evidence.hypothesis import watch_states
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.endpoint_look import Look
 from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.gate.run.recompute import explain
 from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.effective_decisions import for_what_serves
-from shadowspec.gate.verdict.lifecycle import watch_states
 from shadowspec.planning.forecasts import HypothesisPlan, plan_hypothesis
 from shadowspec.store import Store
-from shadowspec.types import Decision, Memory, Parity, Verdict
+from shadowspec.types import Decision, Memory, Parity, Trial, Verdict
 from tests.gate.feeding import Feed
-from tests.gate.test_decision import HYPOTHESIS, POLICY, drawn, evidence_of, look, result, sampled
+from tests.gate.test_decision import HYPOTHESIS, POLICY, draw_runs, evidence_of, look, result, sampled
 from tests.gate.test_standing import Gate, enabled
-from tests.gate.test_standing import drawn as drawn_blocks
+from tests.gate.test_standing import draw_runs as drawn_blocks
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
 
 ON_VLLM = Hypothesis(ENDPOINT, "prompt_class=code", 4, replace(CONFIG, engine="vllm/0.32.0"))
@@ -44,7 +45,7 @@ def word(decision: Decision) -> tuple[Verdict, str]:
 def test_enable_needs_evidence_from_the_engine_that_serves(
     policy: GatePolicy, hypothesis: Hypothesis, code: str
 ) -> None:
-    decision = look(evidence_of(drawn(400)), policy, hypothesis=hypothesis)
+    decision = look(evidence_of(draw_runs(400)), policy, hypothesis=hypothesis)
     assert decision.reason_code == code
     assert decision.verdict is (Verdict.HOLD if code == "other_engine" else Verdict.ENABLE)
     assert decision.serving_engine == policy.serving_engine
@@ -52,38 +53,38 @@ def test_enable_needs_evidence_from_the_engine_that_serves(
 
 
 def test_the_reason_names_both_engines_and_no_amount_of_evidence() -> None:
-    decision = look(evidence_of(drawn(400)), SERVED_BY_VLLM)
+    decision = look(evidence_of(draw_runs(400)), SERVED_BY_VLLM)
     assert decision.reason == f"its latency was measured on {CONFIG.engine}; vllm 0.32 serves"
     assert decision.clusters_needed is None
 
 
 @pytest.mark.parametrize(("has_entered", "level"), [(False, None), (True, None)])
 def test_it_is_told_before_anything_that_more_evidence_would_mend(has_entered: bool, level: float | None) -> None:
-    decision = look(evidence_of(drawn(12)), SERVED_BY_VLLM, has_entered=has_entered, level=level)
+    decision = look(evidence_of(draw_runs(12)), SERVED_BY_VLLM, has_entered=has_entered, level=level)
     assert (word(decision), decision.clusters_needed) == (HELD, None)
-    assert word(look(evidence_of(drawn(40)), SERVED_BY_VLLM)) == HELD, "too few units"
+    assert word(look(evidence_of(draw_runs(40)), SERVED_BY_VLLM)) == HELD, "too few units"
 
 
 def test_data_that_cannot_be_judged_is_told_first() -> None:
-    assert look(evidence_of(drawn(400), num_lost=30), SERVED_BY_VLLM).reason_code == "missing_data"
+    assert look(evidence_of(draw_runs(400), num_lost=30), SERVED_BY_VLLM).reason_code == "missing_data"
 
 
 @pytest.mark.parametrize("changes", [{"speedup": 0.9}, {"speedup": 1.8, "slowed_share": 0.25}])
 def test_no_slowdown_of_another_engine_disables(changes: dict[str, float]) -> None:
-    evidence = evidence_of(drawn(800, **changes))
+    evidence = evidence_of(draw_runs(800, **changes))
     assert look(evidence).verdict is Verdict.DISABLE
     assert word(look(evidence, SERVED_BY_VLLM)) == HELD
     assert look(evidence, SERVED_BY_VLLM, hypothesis=ON_VLLM).verdict is Verdict.DISABLE
 
 
 def test_a_fault_disables_on_whatever_engine_it_was_seen() -> None:
-    runs = drawn(400)
+    runs = draw_runs(400)
     runs[7] = replace(runs[7], parity=Parity(first_divergence=5, divergence_gap=0.5, rerun_differs=False))
     assert word(look(evidence_of(runs), SERVED_BY_VLLM)) == (Verdict.DISABLE, "parity_fault")
 
 
 def test_memory_over_its_budget_disables_on_whatever_engine_it_was_taken() -> None:
-    evidence = evidence_of(drawn(400))
+    evidence = evidence_of(draw_runs(400))
     heavy = [
         replace(u, block=replace(u.block, memory={CONFIG.fingerprint: Memory(1, 9, 1, 0, 0)})) for u in evidence.blocks
     ]
@@ -92,7 +93,7 @@ def test_memory_over_its_budget_disables_on_whatever_engine_it_was_taken() -> No
 
 
 def test_biased_outputs_disable_though_a_slowdown_crosses_before_them() -> None:
-    slow = {run.key: run for run in drawn(1_200, speedup=0.9)}
+    slow = {run.key: run for run in draw_runs(1_200, speedup=0.9)}
     runs = [replace(slow[run.key], parity=run.parity) for run in sampled(1_200, 0.06)]
     evidence = evidence_of(runs, is_greedy=False)
     assert word(look(evidence)) == (Verdict.DISABLE, "slowdown")
@@ -101,7 +102,7 @@ def test_biased_outputs_disable_though_a_slowdown_crosses_before_them() -> None:
 
 @pytest.mark.parametrize(("speedup", "verdict"), [(1.3, Verdict.ENABLE), (0.9, Verdict.DISABLE)])
 def test_what_stood_on_latency_stands_no_longer_once_the_engine_is_named(speedup: float, verdict: Verdict) -> None:
-    evidence = evidence_of(drawn(400, speedup=speedup))
+    evidence = evidence_of(draw_runs(400, speedup=speedup))
     first = look(evidence)
     assert first.verdict is verdict
     second = look(evidence, SERVED_BY_VLLM, previous=first, now=START + timedelta(days=1))
@@ -112,10 +113,10 @@ def test_what_stood_on_latency_stands_no_longer_once_the_engine_is_named(speedup
 
 
 def test_a_disable_that_carries_over_stands() -> None:
-    runs = drawn(400)
+    runs = draw_runs(400)
     runs[7] = replace(runs[7], parity=Parity(first_divergence=5, divergence_gap=0.5, rerun_differs=False))
     first = look(evidence_of(runs))
-    later = look(evidence_of(drawn(400)), SERVED_BY_VLLM, previous=first)
+    later = look(evidence_of(draw_runs(400)), SERVED_BY_VLLM, previous=first)
     assert word(later) == (Verdict.DISABLE, "parity_fault")
 
 
@@ -135,7 +136,7 @@ def test_a_disable_that_carries_over_stands() -> None:
 def test_who_acts_on_a_decision_made_before_the_naming_sees_what_stands(
     verdict: Verdict, code: str, is_held: bool
 ) -> None:
-    decision = replace(look(evidence_of(drawn(400))), verdict=verdict, reason_code=code)
+    decision = replace(look(evidence_of(draw_runs(400))), verdict=verdict, reason_code=code)
     (found,) = for_what_serves([decision], SERVED_BY_VLLM)
     assert (word(found) == HELD) is is_held
     assert found.tests == decision.tests
@@ -144,18 +145,17 @@ def test_who_acts_on_a_decision_made_before_the_naming_sees_what_stands(
 
 
 def test_a_plan_promises_nothing_of_evidence_that_decides_nothing() -> None:
-    folded = evidence_of(drawn(200)).folded(SERVED_BY_VLLM)
+    folded = evidence_of(draw_runs(200)).folded(SERVED_BY_VLLM)
 
     def planned(hypothesis: Hypothesis, previous: Decision | None = None) -> HypothesisPlan:
-        return plan_hypothesis(
-            hypothesis, folded, SERVED_BY_VLLM, level=0.0125, has_entered=True, previous=previous, num_paths=20
-        )
+        asked = Look(hypothesis, folded, SERVED_BY_VLLM, Trial(0.025, 0.0125), has_entered=True, previous=previous)
+        return plan_hypothesis(asked, asked.decide(START), num_paths=20)
 
     held = planned(HYPOTHESIS)
     assert (held.verdict, held.clusters_median, held.enable_share) == (Verdict.HOLD, None, 0.0)
     assert held.note == f"held: its latency was measured on {CONFIG.engine}; vllm 0.32 serves"
     assert planned(ON_VLLM).enable_share > 0.5
-    enabled_before = replace(look(evidence_of(drawn(400))), verdict=Verdict.ENABLE)
+    enabled_before = replace(look(evidence_of(draw_runs(400))), verdict=Verdict.ENABLE)
     assert planned(HYPOTHESIS, enabled_before).note == held.note
     assert planned(ON_VLLM, enabled_before).note == "decided"
     fault = replace(enabled_before, verdict=Verdict.DISABLE, reason_code="parity_fault")

@@ -56,8 +56,8 @@ def test_the_forced_verdict_replaces_the_gates_and_says_who_and_why(before: Verd
     ],
 )
 def test_what_an_override_covers(slice_key: str, concurrency: int | None, endpoint: str, is_covered: bool) -> None:
-    own = replace(override(1, slice_key=slice_key), concurrency=concurrency, endpoint=endpoint)
-    assert (effective(decided(), [own], NOON).verdict is Verdict.DISABLE) == is_covered
+    order = replace(override(1, slice_key=slice_key), concurrency=concurrency, endpoint=endpoint)
+    assert (effective(decided(), [order], NOON).verdict is Verdict.DISABLE) == is_covered
 
 
 def test_an_override_of_a_slice_leaves_the_endpoint_alone() -> None:
@@ -70,7 +70,9 @@ def test_of_several_disable_counts_and_then_the_newest() -> None:
     newer = replace(override(1), created_at=NOON + timedelta(hours=1))
     for order in ([hold, disable, newer], [newer, disable, hold]):
         assert effective(decided(), order, NOON).override.override_id == 1
-        assert effective(decided(), [own for own in order if own != newer], NOON).verdict is Verdict.DISABLE
+        assert (
+            effective(decided(), [override for override in order if override != newer], NOON).verdict is Verdict.DISABLE
+        )
 
 
 def test_it_ends_when_it_is_cleared_or_over() -> None:

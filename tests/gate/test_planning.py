@@ -34,9 +34,9 @@ def of_values(name: str, values: Floats) -> BettingTest:
     """The test over units of weight 1 with these sums."""
     test = definition(name)
     sums = Sums(values, np.ones(len(values)))
-    own = test.series
-    dependence = None if own.dependence is None else values
-    series = UnitSeries(sums, sums, sums, own.lowest, own.highest, own.upper_worst, dependence)
+    unit_series = test.series
+    dependence = None if unit_series.dependence is None else values
+    series = UnitSeries(sums, sums, sums, unit_series.lowest, unit_series.highest, unit_series.upper_worst, dependence)
     return replace(test, series=series)
 
 
@@ -90,8 +90,8 @@ def test_a_plan_agrees_with_futures_drawn_from_the_truth(name: str, draw: Draw, 
     learnt = outlook(definition(name), evidence_of(name, draw(rng, 4_000)), LEVEL)
     begun = draw(rng, num_seen)
     now = outlook(definition(name), evidence_of(name, begun), LEVEL)
-    own = replace(learnt, passes=now.passes, fails=now.fails)
-    found = first_passage_times(own, 2_000, np.random.default_rng(1), 300, is_certain=True)
+    forecast = replace(learnt, passes=now.passes, fails=now.fails)
+    found = first_passage_times(forecast, 2_000, np.random.default_rng(1), 300, is_certain=True)
     median, late = true_sizes(name, draw, begun, 2_000)
     assert np.median(found.passes) == pytest.approx(median, rel=0.12, abs=3)
     assert np.quantile(found.passes, 0.9) == pytest.approx(late, rel=0.2, abs=5)
@@ -103,19 +103,21 @@ def test_a_plan_agrees_with_futures_drawn_from_the_truth(name: str, draw: Draw, 
 )
 def test_the_spread_is_read_from_summed_capitals(name: str, draw: Draw) -> None:
     values = draw(np.random.default_rng(7), 4_000)
-    own = outlook(definition(name), evidence_of(name, values), LEVEL)
-    scores = own.passes[0].sign * (values - own.passes[0].theta) / own.passes[0].worst
-    assert own.mean == pytest.approx(scores.mean(), abs=1e-6)
-    assert own.spread * (own.mean + 1.0) * (own.highest - own.mean) == pytest.approx(scores.var(), rel=0.1)
+    forecast = outlook(definition(name), evidence_of(name, values), LEVEL)
+    scores = forecast.passes[0].sign * (values - forecast.passes[0].theta) / forecast.passes[0].worst
+    assert forecast.mean == pytest.approx(scores.mean(), abs=1e-6)
+    assert forecast.spread * (forecast.mean + 1.0) * (forecast.highest - forecast.mean) == pytest.approx(
+        scores.var(), rel=0.1
+    )
 
 
 def test_a_long_way_agrees_in_its_middle_and_in_its_spread() -> None:
     """Hundreds of units, most of them in steps."""
     draw = speedups(1.07)
-    own = outlook(definition("speedup"), evidence_of("speedup", draw(np.random.default_rng(3), 4_000)), LEVEL)
+    forecast = outlook(definition("speedup"), evidence_of("speedup", draw(np.random.default_rng(3), 4_000)), LEVEL)
     now = outlook(definition("speedup"), evidence_of("speedup", np.zeros(0)), LEVEL)
     fresh = replace(
-        own, passes=now.passes, fails=now.fails, mean=(math.log(1.07) - math.log(1.05)) / now.passes[0].worst
+        forecast, passes=now.passes, fails=now.fails, mean=(math.log(1.07) - math.log(1.05)) / now.passes[0].worst
     )
     found = first_passage_times(fresh, 4_000, np.random.default_rng(1), is_certain=True).passes
     median, late = true_sizes("speedup", draw, np.zeros(0), 4_000)
@@ -130,23 +132,23 @@ def test_steps_spread_as_the_units_that_they_stand_for(name: str, monkeypatch: p
     values = draws[name](np.random.default_rng(3), 4_000)
     learnt = outlook(definition(name), evidence_of(name, values), LEVEL)
     now = outlook(definition(name), None, LEVEL)
-    own = replace(learnt, passes=now.passes, fails=now.fails)
-    exact = first_passage_times(own, 240, np.random.default_rng(1), is_certain=True).passes
+    forecast = replace(learnt, passes=now.passes, fails=now.fails)
+    exact = first_passage_times(forecast, 240, np.random.default_rng(1), is_certain=True).passes
     monkeypatch.setattr(planning, "EXACT_UNITS", 8)
-    stepped = first_passage_times(own, 240, np.random.default_rng(2), is_certain=True).passes
+    stepped = first_passage_times(forecast, 240, np.random.default_rng(2), is_certain=True).passes
     for share in (0.1, 0.5, 0.9):
         assert np.quantile(stepped, share) == pytest.approx(np.quantile(exact, share), rel=0.2, abs=3)
 
 
 def needed(name: str, values: Floats, horizon: int = 20_000) -> FirstPassages:
-    own = outlook(definition(name), evidence_of(name, values), LEVEL)
-    return first_passage_times(own, horizon, np.random.default_rng(1))
+    forecast = outlook(definition(name), evidence_of(name, values), LEVEL)
+    return first_passage_times(forecast, horizon, np.random.default_rng(1))
 
 
 def test_few_units_make_a_wide_plan_and_many_a_narrow_one() -> None:
     values = speedups(1.12)(np.random.default_rng(2), 400)
-    own = outlook(definition("speedup"), evidence_of("speedup", values), LEVEL)
-    fresh = replace(own, passes=tuple(replace(bet, logs=0.0 * bet.logs) for bet in own.passes))
+    forecast = outlook(definition("speedup"), evidence_of("speedup", values), LEVEL)
+    fresh = replace(forecast, passes=tuple(replace(bet, logs=0.0 * bet.logs) for bet in forecast.passes))
     widths = []
     for certainty in (10.0, 1_000.0):
         found = first_passage_times(replace(fresh, certainty=certainty), 20_000, np.random.default_rng(1)).passes
@@ -166,9 +168,9 @@ def test_what_has_passed_wants_nothing_more_and_what_loses_is_disabled() -> None
 
 
 def test_nothing_seen_is_planned_by_what_is_typical() -> None:
-    own = outlook(definition("speedup"), None, LEVEL)
-    assert own.is_assumed
-    found = first_passage_times(own, 20_000, np.random.default_rng(1))
+    forecast = outlook(definition("speedup"), None, LEVEL)
+    assert forecast.is_assumed
+    found = first_passage_times(forecast, 20_000, np.random.default_rng(1))
     assert 20 < np.median(found.passes) < 200
     values = speedups(1.3)(np.random.default_rng(2), MIN_UNITS)
     assert not outlook(definition("speedup"), evidence_of("speedup", values), LEVEL).is_assumed

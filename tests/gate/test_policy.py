@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.stats.levels import assign_shares, level_of_run
+from shadowspec.gate.verdict.trial_levels import assign_shares, level_of_run
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_a_limit_that_clashes_with_what_was_fixed_at_entry_is_told_and_no_error(
     entered: dict[str, float], today: dict[str, float], test: str, says: str
 ) -> None:
     stored = GatePolicy(**entered).frozen_parameters()  # type: ignore[arg-type]
-    own = GatePolicy(log_speedup_clip=2.0, device_price_per_hour=1.0, **today)  # type: ignore[arg-type]
-    assert own.unprovable(test) is None
-    assert re.search(says, own.with_frozen_parameters(stored).unprovable(test) or "")
+    policy = GatePolicy(log_speedup_clip=2.0, device_price_per_hour=1.0, **today)  # type: ignore[arg-type]
+    assert policy.unprovable(test) is None
+    assert re.search(says, policy.with_frozen_parameters(stored).unprovable(test) or "")
     with pytest.raises(ConfigError, match=f"{next(iter(today))!r} must be"):
         GatePolicy(**(entered | today))  # type: ignore[arg-type]
 

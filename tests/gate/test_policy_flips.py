@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from shadowspec.config.file import _endpoint
 from shadowspec.config.policy_file import EndpointPolicy
@@ -25,13 +26,13 @@ from shadowspec.types import ArmTiming, Decision, PairedScore, Parity, RecordKey
 from shadowspec.worker.rates import SliceRates
 from tests.gate import test_standing as standing
 from tests.gate.oracle import EndpointEvidence, decide_endpoint
-from tests.gate.test_decision import Seen, drawn, evidence_of, look
+from tests.gate.test_decision import Seen, draw_runs, evidence_of, look
 from tests.gate.worlds import CONFIG, START, World, noisy_run, record_of, run_of
 from tests.tap import test_blocks, test_sampling
 
 BASE = GatePolicy(max_hypotheses=2, min_span_s=0.0)
 SLICES = ("prompt_class=code", "prompt_class=sql")
-FAST = drawn(400)
+FAST = draw_runs(400)
 
 
 def word(decision: Decision) -> object:
@@ -59,7 +60,9 @@ def stored(evidence: EndpointEvidence, *, input_ended: bool = True) -> Callable[
     def decide(policy: GatePolicy) -> object:
         configs = {CONFIG.fingerprint: CONFIG}
         decisions = decide_endpoint(evidence, policy, configs, [4], [], input_ended=input_ended, now=START)
-        return [(word(own), own.num_clusters, own.evidence.num_closed_clusters) for own in decisions]
+        return [
+            (word(decision), decision.num_clusters, decision.evidence.num_closed_clusters) for decision in decisions
+        ]
 
     return decide
 
@@ -67,11 +70,11 @@ def stored(evidence: EndpointEvidence, *, input_ended: bool = True) -> Callable[
 def records(*timed: tuple[str | None, float]) -> Callable[[GatePolicy], object]:
     """Records of (session, second), the input going on, beside a run that lets there be a hypothesis."""
     world = World(1).evidence()
-    own: list[StoredRecord] = []
+    stored_records: list[StoredRecord] = []
     for number, (session, at_s) in enumerate(timed):
         plain = record_of(number, at_s=at_s, session=session)
-        own.append(replace(plain, key=RecordKey("file", 2, number)))
-    return stored(replace(world, records=[*world.records, *own]), input_ended=False)
+        stored_records.append(structs.replace(plain, key=RecordKey("file", 2, number)))
+    return stored(replace(world, records=[*world.records, *stored_records]), input_ended=False)
 
 
 def changed(index: int, run: Run, every: int, to: Run) -> Run:
@@ -169,8 +172,8 @@ def drifted(*, speedup: float, blocks: int) -> Callable[[GatePolicy], object]:
 
     def decide(policy: GatePolicy) -> object:
         gate = standing.Gate(policy)
-        assert gate.look(standing.drawn(100, 0)).verdict.value == "ENABLE"
-        after = gate.look(standing.drawn(blocks, 3, speedup=speedup))
+        assert gate.look(standing.draw_runs(100, 0)).verdict.value == "ENABLE"
+        after = gate.look(standing.draw_runs(blocks, 3, speedup=speedup))
         return word(after), after.drift.advice
 
     return decide
@@ -183,8 +186,8 @@ def traffic_shares(policy: GatePolicy) -> object:
     ]
     configs = {CONFIG.fingerprint: CONFIG}
     kept = {record.key for record in early}
-    own = replace(evidence, records=early, runs=[run for run in evidence.runs if run.key in kept])
-    decisions = decide_endpoint(own, policy, configs, [4], [], input_ended=True, now=START)
+    endpoint_evidence = replace(evidence, records=early, runs=[run for run in evidence.runs if run.key in kept])
+    decisions = decide_endpoint(endpoint_evidence, policy, configs, [4], [], input_ended=True, now=START)
     return [decision.traffic_share for decision in decisions]
 
 
@@ -197,8 +200,8 @@ def rule_of(policy: GatePolicy) -> EndpointRule:
 
 def timed(policy: GatePolicy) -> object:
     """Which of the first requests of some sessions are measured."""
-    own = replace(test_sampling.RULE, sample_rate=1.0, timed_positions=rule_of(policy).timed_positions)
-    decide = test_sampling.admission(own)
+    endpoint_rule = replace(test_sampling.RULE, sample_rate=1.0, timed_positions=rule_of(policy).timed_positions)
+    decide = test_sampling.admission(endpoint_rule)
     return [
         type(test_sampling.admit(decide, test_sampling.raw(test_sampling.record(number)))).__name__
         for number in range(60)
@@ -227,8 +230,8 @@ CASES = {
     "alpha": Case(1e-6, stored(World(60, make_run=noisy_run()).evidence())),
     "max_hypotheses": Case(3, stored(World(160, slices=SLICES, make_run=noisy_run()).evidence())),
     "entry_clusters": Case(10, stored(World(4).evidence())),
-    "max_clusters": Case(40, seen(drawn(40, speedup=1.08))),
-    "indifference": Case(1.0, seen(drawn(40, speedup=1.08))),
+    "max_clusters": Case(40, seen(draw_runs(40, speedup=1.08))),
+    "indifference": Case(1.0, seen(draw_runs(40, speedup=1.08))),
     "max_missing": Case(0.5, seen(FAST, num_lost=40)),
     "min_span_s": Case(1e6, seen(FAST)),
     "max_evidence_age_s": Case(3_600.0, lambda policy: word(look(evidence_of(FAST), policy, now=A_DAY_LATER))),
@@ -284,7 +287,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", [own.name for own in fields(GatePolicy)])
+@pytest.mark.parametrize("name", [field.name for field in fields(GatePolicy)])
 def test_every_parameter_changes_some_decision(name: str) -> None:
     assert name in CASES, f"policy key {name!r} needs a case that shows what it decides"
     case = CASES[name]

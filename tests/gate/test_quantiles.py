@@ -63,11 +63,15 @@ def test_binned_bounds_are_the_exact_ones_rounded_outward(times: list[float], le
     exact = [run.runs[0].run.baseline.end_to_end_ms for run in blocks]
     binned = LatencyHistogram().fold(blocks)
     for probability in (0.5, 0.95):
-        own, wide = quantile_bounds(exact, probability, level), binned.bounds("baseline", probability, level)
-        assert (own.lower is None, own.upper is None) == (wide.lower is None, wide.upper is None)
-        assert own.lower is None or own.lower / BIN_GROWTH * (1 - 1e-9) <= wide.lower <= own.lower * (1 + 1e-12)
-        assert own.upper is None or own.upper * (1 - 1e-12) <= wide.upper <= own.upper * BIN_GROWTH * (1 + 1e-9)
-        assert wide.estimate == pytest.approx(own.estimate, rel=0.005)
+        exact_bounds, wide = quantile_bounds(exact, probability, level), binned.bounds("baseline", probability, level)
+        assert (exact_bounds.lower is None, exact_bounds.upper is None) == (wide.lower is None, wide.upper is None)
+        assert exact_bounds.lower is None or exact_bounds.lower / BIN_GROWTH * (
+            1 - 1e-9
+        ) <= wide.lower <= exact_bounds.lower * (1 + 1e-12)
+        assert exact_bounds.upper is None or exact_bounds.upper * (
+            1 - 1e-12
+        ) <= wide.upper <= exact_bounds.upper * BIN_GROWTH * (1 + 1e-9)
+        assert wide.estimate == pytest.approx(exact_bounds.estimate, rel=0.005)
 
 
 @given(st.floats(0.002, 1e9))

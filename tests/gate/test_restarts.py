@@ -11,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.stats.levels import MAX_RESTARTS, assign_shares, level_of_run
-from shadowspec.gate.verdict.trial import (
+from shadowspec.gate.verdict.trial_levels import (
+    MAX_RESTARTS,
     RETURN_AFTER,
     HypothesisName,
     Seen,
+    assign_shares,
     current_fingerprint,
     is_superseded,
     latest_by_name,
+    level_of_run,
     name_of,
     next_trial,
     supersede,

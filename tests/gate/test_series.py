@@ -30,7 +30,7 @@ def failed(index: int) -> Run:
     return run_of(index, "b", failure="out_of_memory")
 
 
-def shown(test: BettingTest) -> Mapping[str, Figure]:
+def format_figures(test: BettingTest) -> Mapping[str, Figure]:
     return test.describe(test.totals)
 
 
@@ -48,7 +48,7 @@ def test_log_speedups_are_clipped_and_the_clipped_share_is_shown() -> None:
     runs = [timed(0, 900.0, 100.0), timed(1, 100.0, 900.0), timed(2, 120.0, 100.0), timed(3, 100.0, 100.0)]
     test = speedup_test([block_unit(0, runs)], POLICY)
     assert test.series.lower.values[0] == pytest.approx(math.log(1.2) / 4)
-    assert shown(test)["clipped_share"] == 0.5
+    assert format_figures(test)["clipped_share"] == 0.5
 
 
 def test_queue_time_is_not_judged() -> None:
@@ -70,7 +70,7 @@ def test_slowed_share_counts_requests_beyond_the_tail_margin_over_the_full_size(
     assert test.series.upper.values[0] == pytest.approx(2 / 4), "a failed request counts as slowed against passing"
     assert test.series.lower.values[0] == pytest.approx(1 / 4), "and as not slowed against disabling"
     assert test.series.upper.weights[0] == pytest.approx(3 / 4)
-    assert shown(test)["num_slowed"] == 1
+    assert format_figures(test)["num_slowed"] == 1
     assert test.series.dependence is not None
     assert test.series.dependence[0] == pytest.approx(-CLIP)
 
@@ -80,10 +80,10 @@ def test_total_times_leave_out_the_first_ten_blocks_and_cap_at_four_times_their_
     blocks += [block_unit(10, [timed(10, 200.0, 5_000.0)], n_max=1)]
     test = total_time_test(blocks, POLICY)
     cap = 4 * 104.5
-    assert shown(test)["cap_ms"] == pytest.approx(cap)
+    assert format_figures(test)["cap_ms"] == pytest.approx(cap)
     assert test.series.num_units == 1
     assert test.series.ratios("lower", 1.0)[0] == pytest.approx((200.0 - cap) / cap)
-    assert shown(test)["speculative_total_ms"] == 5_000.0
+    assert format_figures(test)["speculative_total_ms"] == 5_000.0
     assert total_time_test(blocks[:10], POLICY).series.num_units == 0
 
 
@@ -157,7 +157,7 @@ def test_z_is_pooled_clipped_and_weighted_by_tokens() -> None:
     assert test.series.lower.values.tolist() == pytest.approx([0.02 * 0.5, 0.2, -0.2])
     assert test.series.upper.values.tolist() == pytest.approx([0.02 * 0.5, 0.2, 0.2])
     assert test.series.lower.weights.tolist() == [0.5, 1.0, 1.0]
-    assert shown(test)["baseline_z"] == pytest.approx(-0.01)
+    assert format_figures(test)["baseline_z"] == pytest.approx(-0.01)
     assert test.series.ratios("upper", 0.02)[0] == pytest.approx(0.0)
 
 

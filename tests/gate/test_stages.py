@@ -1,4 +1,4 @@
-"""A rollout moves forward by one stage on a standing ENABLE that was measured anew, and back at once."""
+"""A rollout moves forward by one stage on a current ENABLE that was measured anew, and back at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shadowspec.gate.verdict.current_decision import LatestDecision, evidence_time
 from shadowspec.gate.verdict.effective_decisions import effective
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.rollout.stages import StageLook, next_step
@@ -48,21 +49,22 @@ def decided(
 
 
 def look(*decisions: Decision, now: datetime = NOON, **more: Any) -> StageLook:
-    return StageLook("chat", 4, decisions, now, **more)
+    latest = [LatestDecision(each, is_current=True, evidence_at=evidence_time(each, ())) for each in decisions]
+    return StageLook("chat", 4, latest, now, **more)
 
 
 def standing(stage: Stage, *, since: datetime = NOON - 10 * DAY, caps: Mapping[str, int] | None = None) -> Rollout:
     """A rollout of config fp that has been in its stage for ten days."""
-    own = caps if caps is not None else {} if stage is Stage.SHADOW else {"": 2}
+    entry = caps if caps is not None else {} if stage is Stage.SHADOW else {"": 2}
     at = None if stage is Stage.SHADOW else since
     share = POLICY.share_of(stage)
-    return Rollout("chat", 4, stage, "fp", since, since, "advanced", "ENABLE stands", 20, (), at, own, share)
+    return Rollout("chat", 4, stage, "fp", since, since, "advanced", "ENABLE stands", 20, (), at, entry, share)
 
 
 def test_it_begins_in_the_shadow_and_waits_for_a_verdict() -> None:
     step = next_step(None, look(decided(Verdict.HOLD)), POLICY)
     assert (step.rollout.stage, step.rollout.share, step.rollout.depth_caps) == (Stage.SHADOW, 0.0, {})
-    assert step.waits_for == "a standing ENABLE"
+    assert step.waits_for == "a current ENABLE"
     assert step.is_change(None)
     assert not next_step(step.rollout, look(decided(Verdict.HOLD)), POLICY).is_change(step.rollout)
 
@@ -167,44 +169,62 @@ def test_in_the_shadow_the_best_proven_config_is_chosen_and_kept() -> None:
 
 def test_a_context_bucket_deepens_only_where_its_own_slices_stand() -> None:
     partial = standing(Stage.PARTIAL, caps={"": 2, "<512": 2, "8k-32k": 2}, since=NOON - 2 * DAY)
-    own = [decided(), decided(slice_key=CODE), decided(Verdict.DISABLE, slice_key=CHAT)]
-    deeper = next_step(partial, look(*own), POLICY).rollout
+    decisions = [decided(), decided(slice_key=CODE), decided(Verdict.DISABLE, slice_key=CHAT)]
+    deeper = next_step(partial, look(*decisions), POLICY).rollout
     assert deeper.depth_caps == {"": 3, "<512": 3, "8k-32k": 2}
     assert (deeper.reason_code, deeper.since) == ("deeper", partial.since)
-    assert not next_step(deeper, look(*own, now=NOON + DAY / 2), POLICY).is_change(deeper)
+    assert not next_step(deeper, look(*decisions, now=NOON + DAY / 2), POLICY).is_change(deeper)
     limits = replace(POLICY, context_max_depths={"<512": 0, "128k+": 1})
-    lower = next_step(deeper, look(*own), limits).rollout
+    lower = next_step(deeper, look(*decisions), limits).rollout
     assert lower.depth_caps == {"": 3, "128k+": 1, "<512": 0, "8k-32k": 2}
     assert lower.reason_code == "deeper"  # the new bucket begins
 
 
 CASES: dict[str, tuple[object, Callable[[RolloutPolicy], object]]] = {
-    "partial_share": (0.3, lambda own: next_step(standing(Stage.SHADOW), look(decided()), own)),
-    "shadow_soak_s": (11 * 86_400.0, lambda own: next_step(standing(Stage.SHADOW), look(decided()), own)),
-    "partial_soak_s": (11 * 86_400.0, lambda own: next_step(standing(Stage.PARTIAL), look(decided()), own)),
-    "min_soak_blocks": (81, lambda own: next_step(standing(Stage.PARTIAL), look(decided()), own)),
-    "max_decision_age_s": (3_600.0, lambda own: next_step(standing(Stage.PARTIAL), look(decided(at=NOON - DAY)), own)),
+    "partial_share": (0.3, lambda policy: next_step(standing(Stage.SHADOW), look(decided()), policy)),
+    "shadow_soak_s": (
+        11 * 86_400.0,
+        lambda policy: next_step(standing(Stage.SHADOW), look(decided()), policy),
+    ),
+    "partial_soak_s": (
+        11 * 86_400.0,
+        lambda policy: next_step(standing(Stage.PARTIAL), look(decided()), policy),
+    ),
+    "min_soak_blocks": (81, lambda policy: next_step(standing(Stage.PARTIAL), look(decided()), policy)),
+    "max_decision_age_s": (
+        3_600.0,
+        lambda policy: next_step(standing(Stage.PARTIAL), look(decided(at=NOON - DAY)), policy),
+    ),
     "max_disabled_share": (
         0.5,
-        lambda own: next_step(
+        lambda policy: next_step(
             standing(Stage.PARTIAL),
             look(decided(), decided(Verdict.DISABLE, slice_key=CODE), shares={CODE: 0.2}),
-            own,
+            policy,
         ),
     ),
     "alarm_stage": (
         "shadow",
-        lambda own: next_step(standing(Stage.BROAD), look(decided(), alarms=("a",)), own),
+        lambda policy: next_step(standing(Stage.BROAD), look(decided(), alarms=("a",)), policy),
     ),
-    "first_depth": (3, lambda own: next_step(standing(Stage.SHADOW), look(decided()), own)),
-    "depth_soak_s": (11 * 86_400.0, lambda own: next_step(standing(Stage.BROAD), look(decided()), own)),
-    "partial_max_depth": (2, lambda own: next_step(standing(Stage.PARTIAL), look(decided(blocks=30)), own)),
-    "broad_max_depth": (2, lambda own: next_step(standing(Stage.BROAD), look(decided()), own)),
-    "context_max_depths": ({"128k+": 0}, lambda own: next_step(standing(Stage.BROAD), look(decided()), own)),
+    "first_depth": (3, lambda policy: next_step(standing(Stage.SHADOW), look(decided()), policy)),
+    "depth_soak_s": (
+        11 * 86_400.0,
+        lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy),
+    ),
+    "partial_max_depth": (
+        2,
+        lambda policy: next_step(standing(Stage.PARTIAL), look(decided(blocks=30)), policy),
+    ),
+    "broad_max_depth": (2, lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy)),
+    "context_max_depths": (
+        {"128k+": 0},
+        lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy),
+    ),
 }
 
 
-@pytest.mark.parametrize("name", [own.name for own in fields(RolloutPolicy)])
+@pytest.mark.parametrize("name", [field.name for field in fields(RolloutPolicy)])
 def test_every_parameter_changes_some_rollout(name: str) -> None:
     value, decide = CASES[name]
     changed = replace(POLICY, **{name: value})  # type: ignore[arg-type]
@@ -230,9 +250,9 @@ def test_whatever_happens_nothing_is_served_without_a_standing_enable(
         for name, verdict in (("a", first), ("b", second)):
             since[name] = since[name] if verdicts[name] is verdict else now
             verdicts[name] = verdict
-        own = [decided(v, at=now, since=since[n], blocks=blocks, fingerprint=n) for n, v in verdicts.items()]
+        decisions = [decided(v, at=now, since=since[n], blocks=blocks, fingerprint=n) for n, v in verdicts.items()]
         alarms = ("drift",) if is_alarmed else ()
-        before, rollout = rollout, next_step(rollout, look(*own, now=now, alarms=alarms), policy).rollout
+        before, rollout = rollout, next_step(rollout, look(*decisions, now=now, alarms=alarms), policy).rollout
         if rollout.stage is Stage.SHADOW:
             assert (rollout.share, rollout.depth_caps) == (0.0, {})
         else:

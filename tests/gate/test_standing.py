@@ -9,12 +9,12 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_start, watch_states
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
 from shadowspec.gate.verdict.decision import Hypothesis
-from shadowspec.gate.verdict.lifecycle import next_evidence, standing_decision, watch_start, watch_states
-from shadowspec.gate.verdict.trial import latest_by_name, name_of, next_trial, supersede
+from shadowspec.gate.verdict.lifecycle import next_evidence, standing_decision
+from shadowspec.gate.verdict.trial_levels import latest_by_name, name_of, next_trial, supersede
 from shadowspec.types import Decision, Run, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run
 
@@ -56,14 +56,14 @@ class Gate:
         return decision
 
 
-def drawn(num_blocks: int, seed: int, **world: float) -> list[Run]:
+def draw_runs(num_blocks: int, seed: int, **world: float) -> list[Run]:
     rng, draw = np.random.default_rng(seed), noisy_run(**world)
     return [draw(rng, index, f"b{index // 4:05d}") for index in range(4 * num_blocks)]
 
 
 def enabled(policy: GatePolicy = POLICY) -> Gate:
     gate = Gate(policy)
-    assert gate.look(drawn(100, 0)).verdict is Verdict.ENABLE
+    assert gate.look(draw_runs(100, 0)).verdict is Verdict.ENABLE
     return gate
 
 
@@ -73,29 +73,29 @@ def test_enable_starts_the_detectors_after_the_units_that_proved_it() -> None:
     assert watch_start(first) == (100, 400)
     assert set(watch_states(first)) == {"drift_speedup", "drift_acceptance", "advisory_speedup", "advisory_acceptance"}
     assert not first.ends_run
-    second = gate.look(drawn(10, 1))
+    second = gate.look(draw_runs(10, 1))
     assert second.verdict is Verdict.ENABLE
     assert (second.drift.detectors["speedup"].num_units, second.drift.detectors["acceptance"].num_units) == (10, 40)
     assert second.watch == first.watch, "the promise stays as it was"
-    assert gate.look(drawn(10, 2)).drift.detectors["speedup"].num_units == 20
+    assert gate.look(draw_runs(10, 2)).drift.detectors["speedup"].num_units == 20
 
 
 def test_the_detectors_start_at_enable_however_often_it_was_held_before() -> None:
     gate = Gate()
     for seed in range(6):
-        decision = gate.look(drawn(20, seed))
+        decision = gate.look(draw_runs(20, seed))
         if decision.verdict is Verdict.ENABLE:
             break
     assert [row.verdict for row in gate.rows[:2]] == [Verdict.HOLD, Verdict.HOLD]
     assert decision.verdict is Verdict.ENABLE
     assert watch_start(decision) == (decision.num_blocks, decision.num_clusters)
-    assert gate.look(drawn(10, 7)).drift.detectors["speedup"].num_units == 10
+    assert gate.look(draw_runs(10, 7)).drift.detectors["speedup"].num_units == 10
 
 
 def test_a_hypothesis_that_holds_its_promise_stays_enabled() -> None:
     gate = enabled()
     for seed in range(1, 11):
-        decision = gate.look(drawn(20, seed))
+        decision = gate.look(draw_runs(20, seed))
     assert (decision.verdict, decision.drift.advice) == (Verdict.ENABLE, None)
     assert decision.verdict_since == gate.rows[0].verdict_since
 
@@ -105,7 +105,7 @@ def test_a_slowdown_after_enable_is_found_and_ends_it_by_policy(on_alarm: str, v
     gate = enabled(replace(POLICY, on_alarm=on_alarm))
     delays = []
     for seed in range(1, 40):
-        decision = gate.look(drawn(10, seed, speedup=1.0))
+        decision = gate.look(draw_runs(10, seed, speedup=1.0))
         delays.append(10)
         if decision.reason_code == "drift":
             break
@@ -119,73 +119,73 @@ def test_a_slowdown_after_enable_is_found_and_ends_it_by_policy(on_alarm: str, v
 
 def test_a_fall_of_acceptance_is_found() -> None:
     gate = enabled()
-    decision = gate.look(drawn(80, 1, acceptance=0.2))
+    decision = gate.look(draw_runs(80, 1, acceptance=0.2))
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "drift")
     assert decision.reason.startswith("acceptance no longer holds 0.4")
 
 
 def test_advice_comes_before_the_alarm_and_changes_nothing() -> None:
     gate = enabled()
-    decision = gate.look(drawn(60, 1, speedup=1.07))
+    decision = gate.look(draw_runs(60, 1, speedup=1.07))
     assert (decision.verdict, decision.drift.advice) == (Verdict.ENABLE, "speedup")
 
 
 def test_after_an_alarm_a_run_at_half_the_level_decides_on_new_evidence_alone() -> None:
     gate = enabled()
-    alarmed = gate.look(drawn(150, 1, speedup=1.0))
+    alarmed = gate.look(draw_runs(150, 1, speedup=1.0))
     assert alarmed.reason_code == "drift"
-    next_ = gate.look(drawn(10, 2))
+    next_ = gate.look(draw_runs(10, 2))
     assert (next_.verdict, next_.reason_code) == (Verdict.DISABLE, "drift"), "off until the new run has proved itself"
     assert (next_.level, alarmed.level) == (SHARE / 4, SHARE / 2)
     assert (next_.num_blocks, next_.num_clusters) == (10, 40)
     assert next_.run.start_blocks == 250
     assert next_.verdict_since == alarmed.verdict_since
     assert "a drift alarm ended run 1" in next_.reason
-    recovered = gate.look(drawn(120, 3))
+    recovered = gate.look(draw_runs(120, 3))
     assert (recovered.verdict, recovered.level) == (Verdict.ENABLE, SHARE / 4)
     assert watch_start(recovered) == (130, 520), "counted within its run"
-    again = gate.look(drawn(150, 4, speedup=1.0))
+    again = gate.look(draw_runs(150, 4, speedup=1.0))
     assert again.reason_code == "drift"
-    assert gate.look(drawn(10, 5)).level == SHARE / 8
+    assert gate.look(draw_runs(10, 5)).level == SHARE / 8
 
 
 def test_a_run_after_an_alarm_may_disable_for_good() -> None:
     gate = enabled()
-    gate.look(drawn(150, 1, speedup=1.0))
-    slow = gate.look(drawn(200, 2, speedup=0.85))
+    gate.look(draw_runs(150, 1, speedup=1.0))
+    slow = gate.look(draw_runs(200, 2, speedup=0.85))
     assert (slow.verdict, slow.reason_code) == (Verdict.DISABLE, "slowdown")
-    assert gate.look(drawn(200, 3, speedup=1.6)).reason_code == "slowdown", "a verdict of the tests stands"
+    assert gate.look(draw_runs(200, 3, speedup=1.6)).reason_code == "slowdown", "a verdict of the tests stands"
 
 
 def test_a_new_fingerprint_holds_until_it_has_proved_itself() -> None:
     gate = enabled()
-    decision = gate.look(drawn(10, 1), "other")
+    decision = gate.look(draw_runs(10, 1), "other")
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "changed_fingerprint")
     assert (decision.level, decision.num_blocks) == (SHARE / 4, 10)
     assert f"the fingerprint was {CONFIG.fingerprint[:12]} before" in decision.reason
     old = gate.rows[-2]
     assert (old.fingerprint, old.verdict) == (CONFIG.fingerprint, Verdict.HOLD)
     assert old.supersession.verdict == "ENABLE"
-    proved = gate.look(drawn(120, 2), "other")
+    proved = gate.look(draw_runs(120, 2), "other")
     assert (proved.verdict, proved.reason_code) == (Verdict.ENABLE, "all_tests_pass")
 
 
 def test_other_reasons_to_hold_say_more_than_the_new_fingerprint() -> None:
     gate = enabled()
-    decision = gate.look(drawn(120, 1, acceptance=0.2), "other")
+    decision = gate.look(draw_runs(120, 1, acceptance=0.2), "other")
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "low_acceptance")
 
 
 def test_a_disable_does_not_outlive_its_fingerprint() -> None:
     gate = Gate()
-    assert gate.look(drawn(200, 0, speedup=0.85)).reason_code == "slowdown"
-    assert gate.look(drawn(10, 1), "other").verdict is Verdict.HOLD
+    assert gate.look(draw_runs(200, 0, speedup=0.85)).reason_code == "slowdown"
+    assert gate.look(draw_runs(10, 1), "other").verdict is Verdict.HOLD
 
 
 def test_a_fingerprint_that_returns_begins_anew() -> None:
     gate = enabled()
-    gate.look(drawn(10, 1), "other")
-    back = gate.look(drawn(10, 2))
+    gate.look(draw_runs(10, 1), "other")
+    back = gate.look(draw_runs(10, 2))
     assert (back.verdict, back.reason_code, back.num_blocks) == (Verdict.HOLD, "changed_fingerprint", 10)
     assert (back.level, back.run.start_blocks) == (SHARE / 8, 100)
     assert [name_of(row) for row in gate.rows] == [("prompt_class=code", 4, CONFIG.config.name)] * len(gate.rows)

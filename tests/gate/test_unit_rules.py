@@ -22,18 +22,20 @@ from shadowspec.gate.evidence.clusters import MemoryKeys
 from shadowspec.gate.evidence.hypothesis import TestEvidence
 from shadowspec.gate.evidence.series import BettingTest, Unit, unit_series
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.stats import betting, levels
+from shadowspec.gate.stats import betting
 from shadowspec.gate.verdict import required_tests as results
+from shadowspec.gate.verdict import trial_levels
 from shadowspec.tap import admission, blocks
-from shadowspec.tap.endpoints import EndpointRule, Load
+from shadowspec.tap.endpoints import Load
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.types import RecordKey, SamplingParameters, ShadowPrompt, StoredRecord, Verdict
 from shadowspec.worker import rates
+from tests.fakes import endpoint_rule
 from tests.gate.sabotage import sabotaged
 from tests.gate.worlds import START, block_unit, cluster_unit, record_of, run_of
 from tests.tap.mirror import RULE, SECRET, ByteTokenizer, admit, chat, raw
 
-LEVELS = "shadowspec.gate.stats.levels"
+LEVELS = "shadowspec.gate.verdict.trial_levels"
 LEVEL = 0.05
 CLIP, MARGIN = math.log(2.0), math.log(1.05)
 POLICY = GatePolicy()
@@ -76,8 +78,8 @@ def false_rate_of_sessions(module: ModuleType) -> float:
     index = {name: number for number, name in enumerate(sorted({name for block in pattern for name in block}))}
     places, rng, false = np.array([[index[name] for name in block] for block in pattern]), np.random.default_rng(1), 0
     for _ in range(400):
-        own = rng.normal(MARGIN, 0.3, len(index))[places] + rng.normal(0.0, 0.05, places.shape)
-        false += speedup_rejects(np.clip(own - MARGIN, -0.6, 0.6).mean(axis=1) + MARGIN)
+        normal = rng.normal(MARGIN, 0.3, len(index))[places] + rng.normal(0.0, 0.05, places.shape)
+        false += speedup_rejects(np.clip(normal - MARGIN, -0.6, 0.6).mean(axis=1) + MARGIN)
     return false / 400
 
 
@@ -164,7 +166,7 @@ def test_clusters_enter_in_the_order_of_their_first_event() -> None:
 
 def false_rate_of_hours(module: ModuleType) -> float:
     """Quiet hours with a request every 5 minutes, which lose; busy minutes with as many requests, which gain."""
-    rule = EndpointRule(name="one", served_models=("m",), slice_by=("prompt_class",))
+    rule = endpoint_rule(name="one", served_models=("m",), slice_by=("prompt_class",))
     former, formed, now = module.BlockFormer([rule]), [], datetime(2026, 1, 1, tzinfo=UTC)
     for line in range(600):
         is_busy = line // 20 % 2 == 1
@@ -175,8 +177,8 @@ def false_rate_of_hours(module: ModuleType) -> float:
     formed += former.drain()
     gains = [[float(prompt.labels["gain"]) for prompt in block.requests] for block in formed]
     rng, false = np.random.default_rng(5), 0
-    weights = np.array([len(own) / 4.0 for own in gains])
-    sums = np.array([sum(own) / 4.0 for own in gains])
+    weights = np.array([len(gain) / 4.0 for gain in gains])
+    sums = np.array([sum(gain) / 4.0 for gain in gains])
     for _ in range(200):
         values = sums + weights * MARGIN + rng.normal(0.0, 0.1, len(gains)) * weights
         false += ever_rejects(values, weights, -CLIP, CLIP, MARGIN)
@@ -196,15 +198,15 @@ def test_short_blocks_are_not_dissolved() -> None:
 def false_rate_of_steering(module: ModuleType) -> float:
     """Four slices gain a little, a fifth loses four times as much: the endpoint as a whole is at its margin."""
     gains, rng, false = np.array([0.05] * 4 + [-0.2]), np.random.default_rng(6), 0
-    rule = EndpointRule(name="chat", served_models=("m",))
+    rule = endpoint_rule(name="chat", served_models=("m",))
     for _ in range(60):
-        own = module.SliceRates({"chat": (4,)})
-        own.measure_with({"chat": ("f",)})
+        rates = module.SliceRates({"chat": (4,)})
+        rates.measure_with({"chat": ("f",)})
         verdicts: dict[tuple[str, int, str], Verdict] = {}
         values: list[list[float]] = [[] for _ in range(6)]  # of each slice, then of the endpoint
         for step in range(150):
             for place, gain in enumerate(gains):
-                if rng.random() < own(rule, f"class={place}"):
+                if rng.random() < rates(rule, f"class={place}"):
                     value = float(np.clip(MARGIN + gain + rng.normal(0.0, 0.15), -CLIP, CLIP))
                     values[place].append(value)
                     values[5].append(value)
@@ -212,7 +214,7 @@ def false_rate_of_steering(module: ModuleType) -> float:
                 for place, name in enumerate(("class=0", "class=1", "class=2", "class=3", "class=4", "")):
                     for verdict in _verdict(values[place]):
                         verdicts[name, 4, "f"] = verdict
-                own.refresh({"chat": verdicts})
+                rates.refresh({"chat": verdicts})
         false += verdicts.get(("", 4, "f")) is Verdict.ENABLE
     return false / 60
 
@@ -221,7 +223,7 @@ def _verdict(values: list[float]) -> list[Verdict]:
     sums = betting.Sums(np.array(values), np.ones(len(values)))
     series = betting.UnitSeries(sums, sums, sums, -CLIP, CLIP)
     sides = (("lower", Verdict.ENABLE), ("upper", Verdict.DISABLE))
-    return [v for side, v in sides if betting.log_capital(series.ratios(side, MARGIN)) >= -math.log(LEVEL)]
+    return [v for side, v in sides if betting.log_capital_path(series.ratios(side, MARGIN))[-1] >= -math.log(LEVEL)]
 
 
 def test_a_slice_that_feeds_an_undecided_endpoint_keeps_its_rate() -> None:
@@ -265,14 +267,14 @@ def family_wise(module: ModuleType, num_slices: int) -> tuple[float, float]:
 
 
 def test_levels_are_fixed_at_entry_and_sum_to_alpha() -> None:
-    spent, chance = family_wise(levels, 20)
+    spent, chance = family_wise(trial_levels, 20)
     assert spent == pytest.approx(0.05)
     assert chance <= 0.05
     unguarded = ("elif given + share <= policy.alpha * (1.0 + 1e-9):", "elif True:")
     growing = sabotaged(
         LEVELS,
         unguarded,
-        ("policy.alpha / policy.max_hypotheses", "policy.alpha / len(entered)"),
+        ("share = _first_share(policy)", "share = policy.alpha / len(entered)"),
     )
     assert family_wise(growing, 20)[0] == pytest.approx(3.6 * 0.05, rel=0.01)
     per_slice = sabotaged(LEVELS, unguarded, ("policy.alpha / policy.max_hypotheses", "policy.alpha"))

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from shadowspec.errors import InputError
 from shadowspec.gate.evidence.units import block_units
@@ -119,9 +120,9 @@ def test_unusable_records_make_no_cluster_and_usable_ones_need_an_event_time() -
     bad = record_of(0, at_s=0.0, session="a", counter=FunnelCounter.UNSUPPORTED)
     assert keys([bad], input_ended=True) == []
     with pytest.raises(InputError, match=r"file\[0\]@1/0 .* no event time"):
-        keys([replace(record_of(0, at_s=0.0, session="a"), event_time=None)])
+        keys([structs.replace(record_of(0, at_s=0.0, session="a"), event_time=None)])
     with pytest.raises(InputError, match="no slice"):
-        keys([replace(record_of(0, at_s=0.0, session="a"), slice_key=None)])
+        keys([structs.replace(record_of(0, at_s=0.0, session="a"), slice_key=None)])
 
 
 # Times in steps of 20 s, so that idling (5 steps), ageing (15) and reopening (8) all happen in 40 steps.
@@ -142,7 +143,8 @@ def records_of(arrivals: list[tuple[int, str, str]]) -> list[StoredRecord]:
 def test_folding_does_not_depend_on_the_order_of_rows_or_on_outcomes(arrivals, random) -> None:
     records = records_of(arrivals)
     shuffled = [
-        replace(record, counter=random.choice((FunnelCounter.MEASURED, FunnelCounter.FAILED))) for record in records
+        structs.replace(record, counter=random.choice((FunnelCounter.MEASURED, FunnelCounter.FAILED)))
+        for record in records
     ]
     random.shuffle(shuffled)
     assert fold_clusters(records, BRISK, input_ended=False) == fold_clusters(shuffled, BRISK, input_ended=False)

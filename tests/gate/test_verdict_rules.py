@@ -15,7 +15,7 @@ from shadowspec.gate.stats import betting
 from shadowspec.gate.verdict.decision import Hypothesis, decide
 from shadowspec.gate.verdict.required_tests import after_dependence
 from shadowspec.types import ArmTiming, Dependence, Memory, Parity, Run, TestResult, TestState, Trial, Verdict
-from tests.gate.test_decision import HYPOTHESIS, POLICY, correlated, costly_tail, drawn, evidence_of, look, result
+from tests.gate.test_decision import HYPOTHESIS, POLICY, correlated, costly_tail, draw_runs, evidence_of, look, result
 from tests.gate.worlds import CONFIG, START, block_unit, cluster_unit, run_of
 
 BOTH = replace(POLICY, objective="both")
@@ -32,7 +32,7 @@ def passed(r1: float | None, num_units: int, merged_units: int = 1, start_unit: 
 
 
 def test_a_test_passes_by_its_current_capital_and_not_by_its_best() -> None:
-    rose = drawn(240, 3)
+    rose = draw_runs(240, 3)
     fell = [run_of(240 + i, f"b{60 + i // 4:05d}", log_speedup=-0.3 + 0.01 * (i % 5)) for i in range(80)]
     assert result(look(evidence_of(rose)), "speedup").outcome == "pass"
     later = result(look(evidence_of(rose + fell)), "speedup")
@@ -53,7 +53,7 @@ def test_every_required_test_must_pass_at_the_same_look(name: str) -> None:
         "parity_faults": {"max_fault_share": 0.005},
         "memory": {"memory_budget_tokens": 99},
     }[name]
-    decision = look(evidence_of(drawn(400)), replace(POLICY, **out_of_reach))
+    decision = look(evidence_of(draw_runs(400)), replace(POLICY, **out_of_reach))
     outcomes = {test.name: test.outcome for test in decision.tests if test.is_required}
     assert outcomes.pop(name) != "pass"
     assert set(outcomes.values()) == {"pass"}
@@ -65,7 +65,7 @@ def test_every_required_test_must_pass_at_the_same_look(name: str) -> None:
 
 
 def test_objective_both_enables_once_the_total_is_proven_lower() -> None:
-    evidence = evidence_of(drawn(800))
+    evidence = evidence_of(draw_runs(800))
     decision = look(evidence, BOTH)
     assert (result(decision, "total_time").outcome, decision.verdict) == ("pass", Verdict.ENABLE)
     assert result(decision, "total_time").is_required
@@ -73,7 +73,7 @@ def test_objective_both_enables_once_the_total_is_proven_lower() -> None:
 
 
 def test_objective_both_holds_while_it_is_open_and_where_it_is_costlier() -> None:
-    short = look(evidence_of(drawn(300)), BOTH)
+    short = look(evidence_of(draw_runs(300)), BOTH)
     assert (result(short, "total_time").outcome, short.verdict) == ("open", Verdict.HOLD)
     costly = look(evidence_of(costly_tail(1_600)), BOTH)
     assert (costly.verdict, costly.reason_code) == (Verdict.HOLD, "costlier")
@@ -153,7 +153,7 @@ def test_the_tails_dependence_is_that_of_each_blocks_slowest_request() -> None:
 
 
 def test_a_share_of_missing_at_the_limit_is_judged_and_above_it_holds() -> None:
-    runs = drawn(400)
+    runs = draw_runs(400)
     failed = [run_of(i, run.block_id, failure="timeout") if i < 20 else run for i, run in enumerate(runs)]
     assert look(evidence_of(failed)).evidence.missing_share == pytest.approx(0.05)
     assert look(evidence_of(failed)).reason_code != "missing_data"
@@ -163,13 +163,13 @@ def test_a_share_of_missing_at_the_limit_is_judged_and_above_it_holds() -> None:
 
 def test_missing_data_hold_even_what_would_be_disabled_by_its_latency() -> None:
     """What failed is folded at the worst of either bound, but too much of it is judged not at all."""
-    slow = drawn(400, speedup=0.8)
+    slow = draw_runs(400, speedup=0.8)
     assert look(evidence_of(slow)).verdict is Verdict.DISABLE
     assert look(evidence_of(slow, num_lost=40)).reason_code == "missing_data"
 
 
 def test_a_fault_disables_whatever_is_missing() -> None:
-    runs = drawn(400)
+    runs = draw_runs(400)
     runs[3] = replace(runs[3], parity=Parity(first_divergence=0, divergence_gap=5.0, rerun_differs=False))
     assert look(evidence_of(runs, num_lost=200)).reason_code == "parity_fault"
 
@@ -178,7 +178,7 @@ def test_a_missing_z_widens_both_bounds() -> None:
     def folded(runs: list[Run]) -> TestResult:
         return result(look(evidence_of(runs, is_greedy=False)), "parity_sampled")
 
-    runs = [replace(run, parity=Parity(z_sum=0.0, z_tokens=64)) for run in drawn(400)]
+    runs = [replace(run, parity=Parity(z_sum=0.0, z_tokens=64)) for run in draw_runs(400)]
     whole = folded(runs)
     some = folded([run_of(i, run.block_id, failure="oom") if i % 25 == 0 else run for i, run in enumerate(runs)])
     assert some.lower is not None
@@ -200,11 +200,11 @@ def test_a_missing_z_widens_both_bounds() -> None:
     ],
 )
 def test_nothing_short_of_proof_disables(changes: dict[str, float]) -> None:
-    assert look(evidence_of(drawn(800, **changes))).verdict is not Verdict.DISABLE
+    assert look(evidence_of(draw_runs(800, **changes))).verdict is not Verdict.DISABLE
 
 
 def test_memory_at_its_budget_is_within_it_and_unknown_memory_holds() -> None:
-    evidence = evidence_of(drawn(400))
+    evidence = evidence_of(draw_runs(400))
     bare = [replace(unit, block=replace(unit.block, memory={})) for unit in evidence.blocks]
     decision = look(replace(evidence, blocks=tuple(bare)))
     assert (result(decision, "memory").outcome, decision.verdict) == ("open", Verdict.HOLD)
@@ -223,7 +223,7 @@ def test_memory_at_its_budget_is_within_it_and_unknown_memory_holds() -> None:
 
 
 def test_a_threshold_changed_after_entry_is_judged_at_the_next_null_outward() -> None:
-    runs = drawn(400)
+    runs = draw_runs(400)
     before = look(evidence_of(runs))
     moved = replace(POLICY, margin=0.0513)
     blocks, clusters = evidence_of(runs).blocks, evidence_of(runs).clusters
@@ -266,14 +266,14 @@ def test_requests_of_a_cluster_are_one_unit() -> None:
 
 def test_units_beyond_max_clusters_never_count() -> None:
     policy = replace(POLICY, max_clusters=40)
-    decision = look(evidence_of(drawn(400)), policy)
+    decision = look(evidence_of(draw_runs(400)), policy)
     assert decision.num_clusters == 40
     assert result(decision, "acceptance").num_units == 40
 
 
 @pytest.mark.parametrize("missing", ["clusters", "blocks"])
 def test_half_of_the_data_never_passes(missing: str) -> None:
-    evidence = replace(evidence_of(drawn(400)), **{missing: ()})
+    evidence = replace(evidence_of(draw_runs(400)), **{missing: ()})
     decision = look(evidence)
     assert decision.verdict is Verdict.HOLD
     assert any(test.outcome == "open" and test.num_units == 0 for test in decision.tests)
@@ -292,6 +292,6 @@ def test_the_false_enable_of_a_whole_verdict_stays_below_the_level() -> None:
 
 def test_hypotheses_are_named_by_endpoint_slice_load_and_config() -> None:
     """ "endpoint x slice x load x speculation config, tested on its own evidence"."""
-    decision = look(evidence_of(drawn(40)))
+    decision = look(evidence_of(draw_runs(40)))
     assert (decision.endpoint, decision.slice_key, decision.concurrency) == ("sql", "prompt_class=code", 4)
     assert decision.fingerprint == HYPOTHESIS.config.fingerprint

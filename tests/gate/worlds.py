@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+from msgspec.structs import replace
 
 from shadowspec.gate.evidence.units import BlockUnit, Cluster, ClusterUnit, MeasuredRun
 from shadowspec.types import (

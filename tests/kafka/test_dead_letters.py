@@ -138,8 +138,8 @@ HEADERS = st.lists(
 @given(headers=HEADERS, offset=st.integers(0, 2**62))
 def test_the_original_headers_come_back_whatever_they_were(headers: tuple[tuple[str, bytes], ...], offset: int) -> None:
     """A message may have been a dead letter of something else before."""
-    own = error_headers(raw(offset), "join", "a_reason", "mirror", "group")
-    original, said = split_headers((*headers, *own))
+    written_headers = error_headers(raw(offset), "join", "a_reason", "mirror", "group")
+    original, said = split_headers((*headers, *written_headers))
     assert original == headers
     assert (said["topic"], said["offset"], said["stage"]) == ("mirror", str(offset), "join")
     assert said["exception.message"] == "a_reason"

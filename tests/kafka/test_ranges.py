@@ -91,10 +91,10 @@ def test_what_retention_takes_while_a_partition_is_held_is_told(topics: Topics) 
         tap.resume_all()
         reader.until(lambda: len(reader.records) + sum(lost.end - lost.start for lost in reader.lost) >= 30)
         reader.during(0.3)
-        told = {offset for lost in reader.lost for offset in range(lost.start, lost.end)}
+        reported = {offset for lost in reader.lost for offset in range(lost.start, lost.end)}
         came = set(offsets(reader.records)[0])
-        assert told | came == set(range(30))
-        assert not told & came
+        assert reported | came == set(range(30))
+        assert not reported & came
 
 
 @pytest.mark.integration

@@ -67,9 +67,9 @@ def test_every_login_reads_and_writes(secure_kafka: KafkaServer, secure_topics: 
 def test_a_client_certificate_is_a_login_too(secure_kafka: KafkaServer, secure_topics: Topics) -> None:
     topic = secure_topics.create()
     secure_topics.write(topic, [Message(b"value")])
-    own = certificates_of(secure_kafka)
+    certificates = certificates_of(secure_kafka)
     security = KafkaSecurity(
-        "SSL", ca_file=own.authority, certificate_file=own.client, key_file=own.client_key
+        "SSL", ca_file=certificates.authority, certificate_file=certificates.client, key_file=certificates.client_key
     )  # fmt: skip
     with KafkaTap(settings_for(secure_kafka.address("SSL"), topic, security=security)) as tap:
         assert [record.value for record in Reader(tap).read(1)] == [b"value"]

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shadowspec.config import Config, WorkerSettings, config_template, load_config, policy_template
+from shadowspec.config import Config, config_template, load_config, policy_template
 from shadowspec.errors import ConfigError
 from shadowspec.tap.kafka import KafkaSecurity, KafkaSettings
 from shadowspec.tap.routing import Routing
 from shadowspec.types.constrained import keys_of
+from shadowspec.types.measuring_settings import WorkerSettings
 
 KAFKA = '[kafka]\nbootstrap_servers = ["b:9092"]\ntopics = ["t"]\n'
 SASL = KAFKA + 'security_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\nusername = "u"\n'
@@ -36,8 +37,8 @@ def test_the_template_shows_every_key_with_its_default(tmp_path: Path) -> None:
     shown = load(tmp_path, re.sub(r"(?m)^# (?=\[{1,2}[a-z]|[a-z_]+ = )", "", template))
     assert shown.worker == WorkerSettings()
     assert shown.kafka is not None
-    own = KafkaSettings(("localhost:9092",), ("shadow.prompts",), retry_topics=("shadow.retry",))
-    assert replace(shown.kafka, security=KafkaSecurity(), group_instance_id=None) == own
+    kafka_settings = KafkaSettings(("localhost:9092",), ("shadow.prompts",), retry_topics=("shadow.retry",))
+    assert replace(shown.kafka, security=KafkaSecurity(), group_instance_id=None) == kafka_settings
     keys = set(re.findall(r"(?m)^# ([a-z_]+) = ", config_template()))
     assert {*keys_of(KafkaSettings), *keys_of(WorkerSettings)} <= keys
 

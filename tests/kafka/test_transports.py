@@ -29,7 +29,7 @@ class _Protocol:
         self.lost.append(error)
 
 
-def told(kind: Any) -> _Protocol:
+def run_protocol(kind: Any) -> _Protocol:
     """What comes of data and the end of the connection that lie there together."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -47,7 +47,7 @@ def told(kind: Any) -> _Protocol:
 
 
 def test_the_last_words_come_before_the_end() -> None:
-    protocol = told(PlainTransport)
+    protocol = run_protocol(PlainTransport)
     assert protocol.heard == [b"no such user"]
     assert len(protocol.lost) == 1
     assert "disconnected" in str(protocol.lost[0])
@@ -55,7 +55,7 @@ def test_the_last_words_come_before_the_end() -> None:
 
 def test_the_library_alone_does_not_hear_them() -> None:
     """Else there is nothing left to set right, and the classes of ours go."""
-    assert told(KafkaTCPTransport).heard == []
+    assert run_protocol(KafkaTCPTransport).heard == []
 
 
 def test_connections_under_tls_keep_them_too(monkeypatch: pytest.MonkeyPatch) -> None:

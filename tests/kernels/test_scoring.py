@@ -16,7 +16,7 @@ SMALL = Tiling(rows=16, tokens=16, inner=16, splits=2)
 CLOSE = 1e-6
 
 
-def drawn(seed: int, rows: int, size: int, vocabulary: int, dtype: torch.dtype, spread: float = 1.0):
+def draw_values(seed: int, rows: int, size: int, vocabulary: int, dtype: torch.dtype, spread: float = 1.0):
     """Hidden states, head, tokens and temperatures."""
     generator = torch.Generator().manual_seed(seed)
     hidden = (spread * torch.randn((rows, size), generator=generator)).to(dtype)
@@ -49,12 +49,12 @@ def compare(hidden, head, tokens, temperature, tiling: Tiling | None = SMALL) ->
     seed=st.integers(0, 1000),
 )
 def test_any_size(rows, size, vocabulary, splits, dtype, spread, seed, device) -> None:
-    given_tensors = drawn(seed, rows, size, vocabulary, dtype, spread)
+    given_tensors = draw_values(seed, rows, size, vocabulary, dtype, spread)
     compare(*(tensor.to(device) for tensor in given_tensors), Tiling(16, 16, 16, splits))
 
 
 def test_the_first_and_the_last_token_of_every_tile_and_split(device) -> None:
-    hidden, head, _, _ = drawn(1, 1, 8, 70, torch.float32)
+    hidden, head, _, _ = draw_values(1, 1, 8, 70, torch.float32)
     tokens = torch.tensor([0, 15, 16, 47, 48, 63, 64, 69])
     hidden = hidden.expand(len(tokens), -1).contiguous()
     compare(*(each.to(device) for each in (hidden, head, tokens, torch.full((len(tokens),), 0.5))))
@@ -76,7 +76,7 @@ def test_sums_that_overflow_without_the_running_maximum(device) -> None:
 
 
 def test_rows_of_a_larger_tensor(device) -> None:
-    hidden, head, tokens, temperature = (each.to(device) for each in drawn(3, 5, 20, 40, torch.bfloat16))
+    hidden, head, tokens, temperature = (each.to(device) for each in draw_values(3, 5, 20, 40, torch.bfloat16))
     wide = torch.full((5, 2, 33), float("nan"), dtype=torch.bfloat16, device=device)
     wide[:, 1, 4:24] = hidden
     tall = torch.full((80, 20), float("nan"), dtype=torch.bfloat16, device=device)
@@ -86,7 +86,7 @@ def test_rows_of_a_larger_tensor(device) -> None:
 
 
 def test_the_tiles_that_a_gpu_gets(device) -> None:
-    compare(*(each.to(device) for each in drawn(4, 70, 130, 300, torch.bfloat16)), None)
+    compare(*(each.to(device) for each in draw_values(4, 70, 130, 300, torch.bfloat16)), None)
 
 
 def test_what_it_allocates_does_not_grow_with_the_vocabulary(device, monkeypatch) -> None:
@@ -102,7 +102,7 @@ def test_what_it_allocates_does_not_grow_with_the_vocabulary(device, monkeypatch
     totals = []
     for vocabulary in (40, 400):
         allocated.clear()
-        scoring.score(*(each.to(device) for each in drawn(5, 3, 4, vocabulary, torch.float32)), SMALL)
+        scoring.score(*(each.to(device) for each in draw_values(5, 3, 4, vocabulary, torch.float32)), SMALL)
         totals.append(sum(allocated))
     assert totals[0] == totals[1] == 4 * 2 * 3  # four figures a row and split
 
@@ -119,4 +119,4 @@ def test_what_it_allocates_does_not_grow_with_the_vocabulary(device, monkeypatch
 )
 def test_tensors_that_do_not_fit_are_named(change, named) -> None:
     with pytest.raises(InputError, match=named):
-        scoring.score(*change(*drawn(1, 3, 4, 5, torch.float32)))
+        scoring.score(*change(*draw_values(1, 3, 4, 5, torch.float32)))

@@ -70,7 +70,7 @@ class Shop:
 
     def measure(self, slice_key: str, requests: int, age: timedelta = timedelta(0), *, revision: str = "a") -> None:
         """Runs of one slice, as old as this."""
-        own = config(revision=revision)
+        fingerprinted = config(revision=revision)
         event = datetime.now(UTC) - age
         name = f"{slice_key}-{revision}-{event.isoformat()}"
         keys = [RecordKey(name, 0, line) for line in range(1, requests + 1)]
@@ -80,10 +80,10 @@ class Shop:
         ]
         counts = SpeculationCounts(2, 8, 5, (2, 1, 1, 1), (0, 1, 0, 0, 1), 8, 20)
         timing = ArmTiming(0.0, 10.0, 50.0, num_output_tokens=8)
-        runs = tuple(Run(key, own.fingerprint, name, None, counts, timing, timing) for key in keys)
+        runs = tuple(Run(key, fingerprinted.fingerprint, name, None, counts, timing, timing) for key in keys)
         block = BlockResult(Block(name, 1, "chat", slice_key, 4, (), (), Arm.BASELINE), event, runs, {})
         with Store.open(self.url) as store:
-            store.save_fingerprints([own])
+            store.save_fingerprints([fingerprinted])
             store.save_batch(WriteBatch(blocks=((block, tuple(records)),)), "test")
 
 

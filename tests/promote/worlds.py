@@ -7,9 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from shadowspec.gate.verdict.current_decision import endpoint_decisions
 from shadowspec.rollout.check.question import CheckInput, Question
 from shadowspec.store import Traffic
-from shadowspec.types import Decision, FingerprintedConfig, SpeculationConfig, TestResult, Verdict, VerifyRule
+from shadowspec.types import Decision, FingerprintedConfig, Override, SpeculationConfig, TestResult, Verdict, VerifyRule
 
 NOW = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -41,7 +42,7 @@ def decision(
     verdict = Verdict(verdict)
     estimate, lower, upper = speedup or SPEEDUP[verdict]
     test = TestResult("speedup", "open", estimate, lower, upper, 1.05, 0.003, "block", 60, 27)
-    own = Decision(
+    judged = Decision(
         endpoint="chat",
         slice_key=slice_key,
         concurrency=load,
@@ -59,7 +60,7 @@ def decision(
         verdict_since=NOW - 3 * HOUR,
         decision_id=100 + load,
     )
-    return replace(own, **changes)
+    return replace(judged, **changes)
 
 
 def traffic(
@@ -70,13 +71,21 @@ def traffic(
     ]
 
 
-def check_input(decisions: Sequence[Decision], rows: Sequence[Traffic] | None = None, **changes: Any) -> CheckInput:
+def check_input(
+    decisions: Sequence[Decision],
+    rows: Sequence[Traffic] | None = None,
+    orders: Sequence[Override] = (),
+    configs: Mapping[str, FingerprintedConfig] | None = None,
+    **changes: Any,
+) -> CheckInput:
     """Without rows: the slices share the traffic evenly, at every load and with every config decided."""
     if rows is None:
         keys = {(d.slice_key or CODE, d.fingerprint, d.concurrency) for d in decisions}
         rows = [Traffic(*key, 10.0, NOW - 2 * HOUR, NOW - 2 * HOUR) for key in sorted(keys)]
-    configs = {each.fingerprint: each for name in ("draft", "other") for each in (config(name), config(name, "b"))}
-    return replace(CheckInput(list(decisions), configs, list(rows), {}, [], 0.6931), **changes)
+    if configs is None:
+        configs = {each.fingerprint: each for name in ("draft", "other") for each in (config(name), config(name, "b"))}
+    found = endpoint_decisions(decisions, None, orders, NOW, measured=rows, configs=configs)
+    return replace(CheckInput(found, configs, list(rows), {}, [], 0.6931), **changes)
 
 
 def question(**changes: Any) -> Question:

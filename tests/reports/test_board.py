@@ -18,7 +18,7 @@ from shadowspec.reports.pages.board import (
 )
 from shadowspec.reports.pages.board_values import TREND_DAYS, Saving
 from shadowspec.reports.token_costs import DeviceTime
-from shadowspec.store import GroupSums, Input, RollupSums, Traffic
+from shadowspec.store import GroupSums, RollupSums, Traffic
 from shadowspec.types import Arm, Decision, EvidenceSummary, Override, Supersession, TestResult, Verdict
 from tests.reports.worlds import NOW, config
 from tests.store.examples import in_traffic
@@ -42,7 +42,7 @@ def decision(
         TestResult("parity_faults", "pass", 0.0, None, 0.02, 0.05, 0.01, "request", 120, 113),
         TestResult("parity_sampled", "open", 0.001, -0.03, 0.03, 0.02, 0.01, "cluster", 20, 52),
     )
-    own = Decision(
+    judged = Decision(
         endpoint=endpoint,
         slice_key=slice_key,
         concurrency=concurrency,
@@ -58,7 +58,7 @@ def decision(
         decided_at=NOW,
         evidence=EvidenceSummary(span_s=86_400.0, newest_evidence=NOW),
     )
-    return replace(own, **changes)
+    return replace(judged, **changes)
 
 
 def sums(endpoint: str, slice_key: str, back: int, **figures: float) -> GroupSums:
@@ -67,14 +67,13 @@ def sums(endpoint: str, slice_key: str, back: int, **figures: float) -> GroupSum
 
 
 def values(
-    decisions: list[Decision], days: list[GroupSums] | None = None, *, price: float | None = None, ended: bool = False
+    decisions: list[Decision], days: list[GroupSums] | None = None, *, price: float | None = None
 ) -> BoardValues:
     return BoardValues(
         endpoints=["chat"],
         decisions=decisions,
         configs={CONFIG.fingerprint: CONFIG},
         days=days or [],
-        inputs={"chat": Input("chat", NOW - timedelta(days=900), NOW, ended)},
         rollouts=[],
         newest_day=DAY,
         prices={"chat": price},
@@ -136,12 +135,10 @@ def test_what_is_needed_is_expected_at_the_pace_so_far() -> None:
     assert expected_at(decision(clusters_needed=50, evidence=EvidenceSummary()), NOW) is None
 
 
-def test_evidence_of_a_file_is_as_old_as_its_measuring() -> None:
+def test_evidence_is_as_old_as_its_newest_event_whenever_it_was_measured() -> None:
     old = EvidenceSummary(newest_evidence=NOW - timedelta(days=900))
-    (ended,) = build_board(values([decision(evidence=old)], ended=True), (), NOW).rows
-    (going,) = build_board(values([decision(evidence=old)]), (), NOW).rows
-    assert ended.evidence_at == NOW
-    assert going.evidence_at == NOW - timedelta(days=900)
+    (row,) = board(decision(evidence=old)).rows
+    assert row.evidence_at == NOW - timedelta(days=900)
 
 
 def test_trend_and_saving_are_pooled_over_the_slices() -> None:
@@ -181,17 +178,17 @@ def test_filters_keep_an_endpoint_for_any_row_that_matches() -> None:
     )
     assert label_values(found) == {"prompt_class": ["code"], "tier": ["pro"]}
     whole = find_rows(found, BoardFilter(), "name")
-    assert [own.name for own in whole.endpoints] == ["chat", "sql"]
+    assert [endpoint.name for endpoint in whole.endpoints] == ["chat", "sql"]
     assert (whole.num_rows, whole.opened) == (3, frozenset())
     below = find_rows(found, BoardFilter(labels={"tier": frozenset({"pro"})}), "name")
-    assert [(own.name, len(own.rows)) for own in below.endpoints] == [("chat", 1)]
+    assert [(endpoint.name, len(endpoint.rows)) for endpoint in below.endpoints] == [("chat", 1)]
     assert (below.opened, below.num_rows) == ({"chat"}, 1)
-    assert [own.name for own in find_rows(found, BoardFilter(verdicts=frozenset({"HOLD"})), "name").endpoints] == [
-        "sql"
-    ]
+    assert [
+        endpoint.name for endpoint in find_rows(found, BoardFilter(verdicts=frozenset({"HOLD"})), "name").endpoints
+    ] == ["sql"]
     assert find_rows(found, BoardFilter(search="SQL draft"), "name").num_rows == 1
     assert not find_rows(found, BoardFilter(models=frozenset({"another"})), "name").endpoints
     assert find_rows(found, BoardFilter(endpoints=frozenset({"sql"})), "name").num_rows == 1
     by_speedup = find_rows(found, BoardFilter(), "speedup")
-    assert [own.name for own in by_speedup.endpoints] == ["chat", "sql"]
-    assert [own.name for own in find_rows(found, BoardFilter(), "no such order").endpoints] == ["chat", "sql"]
+    assert [endpoint.name for endpoint in by_speedup.endpoints] == ["chat", "sql"]
+    assert [endpoint.name for endpoint in find_rows(found, BoardFilter(), "no such order").endpoints] == ["chat", "sql"]

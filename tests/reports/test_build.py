@@ -155,11 +155,13 @@ def test_the_funnel_adds_up_to_the_records_read(ends: list[tuple[str | None, Fun
     assert sum(funnel.num_records for funnel in report.funnels) == len(ends)
     for funnel in (*report.funnels, report.total_funnel):
         assert [row.counter for row in funnel.rows] == list(FunnelCounter)
-        own = [end for end in ends if funnel is report.total_funnel or end[0] == funnel.endpoint]
-        assert sum(row.num_records for row in funnel.rows) == funnel.num_records == len(own)
+        counted_ends = [end for end in ends if funnel is report.total_funnel or end[0] == funnel.endpoint]
+        assert sum(row.num_records for row in funnel.rows) == funnel.num_records == len(counted_ends)
         for row in funnel.rows:
-            assert row.num_records == sum(counter is row.counter for _, counter, _ in own)
-            assert sum(count for _, count in row.reasons) == sum(c is row.counter and bool(r) for _, c, r in own)
+            assert row.num_records == sum(counter is row.counter for _, counter, _ in counted_ends)
+            assert sum(count for _, count in row.reasons) == sum(
+                c is row.counter and bool(r) for _, c, r in counted_ends
+            )
 
 
 def test_an_empty_store_makes_an_empty_report() -> None:
@@ -200,8 +202,8 @@ def test_the_store_gives_the_same_report_as_a_source_in_memory(sqlite_store: Sto
         block = Block(
             stored.block_id, stored.sequence, "editor", stored.slice_key, stored.concurrency, (), (), stored.first_arm
         )
-        own = {run.key for run in runs}
-        records = [record for record in source.records("editor") if record.key in own]
+        run_keys = {run.key for run in runs}
+        records = [record for record in source.records("editor") if record.key in run_keys]
         save_block(sqlite_store, BlockResult(block, stored.started_at, runs, stored.memory), records)
     save_records(sqlite_store, list(source.records("editor")))
     source.decisions = run_gate(sqlite_store, {"editor": POLICY}, input_ended=True, now=NOW)

@@ -41,15 +41,15 @@ CONFIGS: dict[str, FingerprintedConfig] = {OLD.fingerprint: OLD, NEW.fingerprint
 
 
 def verdict(before: Verdict | None, after: Verdict, **changed: Any) -> VerdictChange:
-    own = VerdictChange(
+    change = VerdictChange(
         7, "chat", "a=b", 4, OLD.fingerprint, before, after, "all_tests_pass", "every required test passes", NOON,
         EvidenceSummary(), None,
     )  # fmt: skip
-    return replace(own, **changed)
+    return replace(change, **changed)
 
 
 def test_verdicts_alarms_and_fingerprints_are_told_apart() -> None:
-    told = changes.verdict_changes(
+    reported = changes.verdict_changes(
         [
             verdict(None, Verdict.HOLD),
             verdict(Verdict.HOLD, Verdict.ENABLE),
@@ -64,29 +64,29 @@ def test_verdicts_alarms_and_fingerprints_are_told_apart() -> None:
         ],
         CONFIGS,
     )
-    assert [own.kind for own in told] == [
+    assert [change.kind for change in reported] == [
         ChangeKind.VERDICT,
         ChangeKind.VERDICT,
         ChangeKind.ALARM,
         ChangeKind.FINGERPRINT,
     ]
-    assert told[0].what == "first verdict: HOLD"
-    assert told[1].what == "HOLD \u2192 ENABLE"
-    assert told[3].why.endswith(
+    assert reported[0].what == "first verdict: HOLD"
+    assert reported[1].what == "HOLD \u2192 ENABLE"
+    assert reported[3].why.endswith(
         "what differs: engine (shadowspec-torch/0.1.0 torch/2.13.0 \u2192 shadowspec-torch/0.2.0), draft weights"
     )
-    assert "ffff" not in told[3].why  # a digest leads to nobody's weights
-    assert {own.who for own in told} == {"the gate"}
-    assert {own.config_name for own in told} == {"draft-k4"}
+    assert "ffff" not in reported[3].why  # a digest leads to nobody's weights
+    assert {change.who for change in reported} == {"the gate"}
+    assert {change.config_name for change in reported} == {"draft-k4"}
 
 
 def test_advice_and_a_shift_of_one_look_are_two_changes() -> None:
     change = MixChange(2.5, True, {"speedup": RateChange(-0.1, 0.0, "all mix")})
-    own = AdviceChange(9, "chat", "", 4, "unknown-fingerprint", "speedup", True, True, True, NOON, change)
-    told = changes.advice_changes([own], CONFIGS)
-    assert [each.kind for each in told] == [ChangeKind.ADVICE, ChangeKind.MIX]
-    assert told[1].why == "all mix"
-    assert told[0].config_name == "unknown-fing"
+    advice_change = AdviceChange(9, "chat", "", 4, "unknown-fingerprint", "speedup", True, True, True, NOON, change)
+    reported = changes.advice_changes([advice_change], CONFIGS)
+    assert [each.kind for each in reported] == [ChangeKind.ADVICE, ChangeKind.MIX]
+    assert reported[1].why == "all mix"
+    assert reported[0].config_name == "unknown-fing"
 
 
 def test_an_override_is_told_with_its_end() -> None:
@@ -95,13 +95,13 @@ def test_an_override_is_told_with_its_end() -> None:
     expired = replace(order, override_id=4, expires_at=NOON + timedelta(hours=2))
     later = replace(order, override_id=5, expires_at=NOON + timedelta(days=2))
     records = [OverrideRecord(order, clearing), OverrideRecord(expired, None), OverrideRecord(later, None)]
-    told = changes.override_changes(records, NOON + timedelta(days=1))
-    assert [(own.what.split(":")[0], own.who) for own in told] == [
+    reported = changes.override_changes(records, NOON + timedelta(days=1))
+    assert [(change.what.split(":")[0], change.who) for change in reported] == [
         ("override 3 set", "ada"), ("override 3 cleared", "grace"),
         ("override 4 set", "ada"), ("override 4 ran out", "its expiry"),
         ("override 5 set", "ada"),
     ]  # fmt: skip
-    assert told[0].why == "it answers nonsense"
+    assert reported[0].why == "it answers nonsense"
 
 
 def test_rollouts_and_the_order_of_all() -> None:
@@ -110,7 +110,7 @@ def test_rollouts_and_the_order_of_all() -> None:
     line = changes.timeline(
         [*rollouts, *changes.verdict_changes([verdict(None, Verdict.HOLD, decided_at=NOON + timedelta(hours=1))], {})]
     )
-    assert [own.at for own in line] == sorted((own.at for own in line), reverse=True)
+    assert [change.at for change in line] == sorted((change.at for change in line), reverse=True)
     assert changes.timeline(line, since=NOON + timedelta(minutes=1)) == line[:1]
     assert changes.timeline(line, limit=1) == line[:1]
 
@@ -124,7 +124,7 @@ def test_enablings_are_changes_to_enable() -> None:
         ],
         CONFIGS,
     )
-    assert [own.marked_at for own in found] == [NOON, NOON - timedelta(days=400)]
+    assert [enabling.marked_at for enabling in found] == [NOON, NOON - timedelta(days=400)]
     assert found[0].config_name == "draft-k4"
 
 
@@ -138,11 +138,11 @@ def group(hour: int, slice_key: str = "a=b", load: int = 4, fingerprint: str = O
 
 
 def test_hours_and_periods_of_one_hypothesis() -> None:
-    (own,) = before_after.enablings([verdict(Verdict.HOLD, Verdict.ENABLE)], CONFIGS)
+    (enabling,) = before_after.enablings([verdict(Verdict.HOLD, Verdict.ENABLE)], CONFIGS)
     every = [group(0), group(1), group(1, slice_key="c=d"), group(1, load=8), group(1, fingerprint="other")]
-    groups = before_after.own_groups(every, own)
+    groups = before_after.own_groups(every, enabling)
     assert groups == every[:2]
-    whole = before_after.own_groups(every, replace(own, slice_key=""))
+    whole = before_after.own_groups(every, replace(enabling, slice_key=""))
     assert whole == every[:3]
     points = before_after.hour_points(whole)
     assert [(each.requests_per_hour, each.baseline_ms, each.speculative_ms, each.speedup) for each in points] == [
@@ -165,10 +165,10 @@ def test_quantiles_of_too_few_requests_are_not_said() -> None:
 
 
 def test_the_policy_in_force_with_what_was_changed() -> None:
-    own = GatePolicy(margin=0.1, entry_clusters=5)
+    gate_policy = GatePolicy(margin=0.1, entry_clusters=5)
     frozen = {"entry_clusters": 20, "z_clip": 0.2, "max_cost_per_million_tokens": None}
     decision = replace(examples.decision(), frozen_parameters=frozen)
-    found = {each.name: each for each in policy.gate_parameters(own, [decision])}
+    found = {each.name: each for each in policy.gate_parameters(gate_policy, [decision])}
     assert (found["margin"].value, found["margin"].default, found["margin"].is_changed) == ("0.1", "0.05", True)
     assert found["entry_clusters"].fixed == ("20",)
     assert not found["z_clip"].fixed

@@ -68,9 +68,9 @@ def world() -> MemorySource:
     add_slice(source, "editor", CODE, num_blocks=20, speedup=1.4, rate=0.7, seed=3)
     draw = random.Random(1)
     runs = source.measured_runs["editor"]
-    for place, own in enumerate(runs):
+    for place, run in enumerate(runs):
         counts = counts_of(draw, (0.8, 0.7, 0.6, 0.4)[place % 4], 32)
-        runs[place] = replace(own, counts=replace(counts, num_prompt_tokens=(40, 200, 700, 1_800)[place % 4]))
+        runs[place] = replace(run, counts=replace(counts, num_prompt_tokens=(40, 200, 700, 1_800)[place % 4]))
     return source
 
 

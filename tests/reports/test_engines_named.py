@@ -27,9 +27,9 @@ VLLM = "vllm/0.32.0"
 
 def on_server(engine: str = VLLM, name: str = "draft-k4", k: int = 4) -> FingerprintedConfig:
     """The same pair as a server's."""
-    own = config(name, k)
-    served = replace(own.config, backend=SERVED_BACKEND)
-    return replace(own, config=served, engine=engine, device="2x H100", fingerprint=f"{engine}-{name}")
+    fingerprinted = config(name, k)
+    served = replace(fingerprinted.config, backend=SERVED_BACKEND)
+    return replace(fingerprinted, config=served, engine=engine, device="2x H100", fingerprint=f"{engine}-{name}")
 
 
 def server_costs(engine: str = VLLM) -> ProfiledCosts:
@@ -56,11 +56,11 @@ def test_every_form_names_the_engine_of_each_hypothesis() -> None:
 
 def test_a_table_of_several_engines_says_which_lines_are_whose() -> None:
     report = build_report(judged(world()), {"editor": POLICY}, NOW, data_note="Made up.")
-    own = next(h.decision for h in report.hypotheses if h.decision is not None)
-    other = replace(own, concurrency=own.concurrency + 1, engine=VLLM)
-    text = printed(verdict_tables([own, other]))
-    assert f"latency measured on {ENGINE} ({own.config.name}, load {own.concurrency})" in text
-    assert f"latency measured on {VLLM} ({own.config.name}, load {own.concurrency + 1})" in text
+    decision = next(h.decision for h in report.hypotheses if h.decision is not None)
+    other = replace(decision, concurrency=decision.concurrency + 1, engine=VLLM)
+    text = printed(verdict_tables([decision, other]))
+    assert f"latency measured on {ENGINE} ({decision.config.name}, load {decision.concurrency})" in text
+    assert f"latency measured on {VLLM} ({decision.config.name}, load {decision.concurrency + 1})" in text
 
 
 def test_a_hold_for_the_engine_that_serves_is_shown_with_its_reason() -> None:
@@ -74,11 +74,11 @@ def test_a_hold_for_the_engine_that_serves_is_shown_with_its_reason() -> None:
 
 
 def test_acceptance_of_one_engine_predicts_every_server_that_runs_the_pair() -> None:
-    own, there = profiled(), server_costs()
+    costs, there = profiled(), server_costs()
     paired = on_server()
     other = replace(paired, config=replace(paired.config, draft="another"))
     of_other = [ProfiledCosts(CostKey.of(other, is_greedy=kind), NOW, there.points) for kind in (True, False)]
-    source = predicted_world(own, there, *of_other)
+    source = predicted_world(costs, there, *of_other)
     (endpoint,) = build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.").endpoints
     here, served = (each for each in endpoint.predictions if each.cell.slice_key == CODE)
     assert (here.engine, served.engine, served.device) == (ENGINE, VLLM, "2x H100")
@@ -104,7 +104,7 @@ def test_a_prediction_is_held_against_what_was_timed_on_the_engine_that_it_speak
     (cell,) = cells
     timed = replace(cell, fingerprint=theirs.fingerprint, ratio_of_total_times=0.8)
     configs = {ours.fingerprint: ours, theirs.fingerprint: theirs}
-    costs = {own.key: own for own in (profiled(), server_costs())}
+    costs = {profiled_costs.key: profiled_costs for profiled_costs in (profiled(), server_costs())}
     here, carried, own_of_server = predictions([cell, timed], configs, costs)
     assert (here.engine, carried.engine, own_of_server.engine) == (ENGINE, VLLM, VLLM)
     assert here.measured_speedup == cell.ratio_of_total_times
@@ -121,12 +121,12 @@ def test_the_frontier_speaks_of_the_engine_profiled_last_and_names_it() -> None:
     ours, theirs = config(), on_server()
     (endpoint,) = build_report(predicted_world(), {"editor": GatePolicy()}, NOW, data_note="").endpoints
     cell = next(each.cell for each in endpoint.predictions if each.cell.slice_key == CODE)
-    own, there = profiled(), server_costs()
+    costs, there = profiled(), server_costs()
     later = replace(there, profiled_at=NOW.replace(year=NOW.year + 1))
-    (found,) = frontiers([cell], {ours.fingerprint: ours}, {own.key: own, there.key: later})
+    (found,) = frontiers([cell], {ours.fingerprint: ours}, {costs.key: costs, there.key: later})
     assert (found.engine, found.device) == (VLLM, "2x H100")
     earlier = replace(there, profiled_at=NOW.replace(year=NOW.year - 1))
-    (found,) = frontiers([cell], {ours.fingerprint: ours}, {own.key: own, there.key: earlier})
+    (found,) = frontiers([cell], {ours.fingerprint: ours}, {costs.key: costs, there.key: earlier})
     assert found.engine == ENGINE
     timed = replace(cell, fingerprint=theirs.fingerprint, mean_acceptance_length=1.5)
     configs = {ours.fingerprint: ours, theirs.fingerprint: theirs}

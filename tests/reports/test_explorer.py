@@ -22,13 +22,13 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
 def sums(**changes: float) -> RollupSums:
-    own: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "num_runs": 10, "num_failed": 1, "num_timed": 9, "weight": 20.0, "weighted_drafts": 100.0,
         "weighted_draft_tokens": 400.0, "weighted_accepted_tokens": 150.0, "weighted_first_accepted_tokens": 60.0,
         "timed_weight": 18.0, "weighted_log_speedup": 18.0 * math.log(1.5), "weighted_baseline_end_to_end_ms": 1800.0,
         "weighted_speculative_end_to_end_ms": 1000.0,
     }  # fmt: skip
-    return RollupSums(**(own | changes))
+    return RollupSums(**(entry | changes))
 
 
 def group(slice_key: str, load: int = 4, day: int | None = None, **changes: float) -> GroupSums:
@@ -42,7 +42,7 @@ def points(*groups: GroupSums) -> list[Point]:
 
 def test_figures_are_pooled_and_weighted() -> None:
     (point,) = points(group("prompt_class=code"))
-    formed = {name: own.form(point.tally) for name, own in FIGURES.items()}
+    formed = {name: figure.form(point.tally) for name, figure in FIGURES.items()}
     assert formed == {
         "speedup": pytest.approx(1.5),
         "ratio of total times": pytest.approx(1.8),
@@ -55,7 +55,7 @@ def test_figures_are_pooled_and_weighted() -> None:
 
 
 def test_what_is_not_defined_is_none() -> None:
-    formed = {name: own.form(Tally()) for name, own in FIGURES.items()}
+    formed = {name: figure.form(Tally()) for name, figure in FIGURES.items()}
     assert formed.pop("requests") == 0
     assert set(formed.values()) == {None}
 
@@ -94,13 +94,13 @@ def test_days_and_buckets_read_in_their_order() -> None:
 
 
 def run(**changes: Any) -> dict[str, Any]:
-    own: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "event_time": NOON, "fingerprint": CONFIG.fingerprint[:12], "concurrency": 4, "failure": None,
         "sampling_rate": 0.5, "num_drafts": 10, "num_draft_tokens": 40, "num_accepted_tokens": 15,
         "num_first_accepted_tokens": 6, "baseline_prefill_ms": 10.0, "baseline_decode_ms": 90.0,
         "speculative_prefill_ms": 10.0, "speculative_decode_ms": 40.0, "num_prompt_tokens": 90,
     }  # fmt: skip
-    return own | changes
+    return entry | changes
 
 
 def test_single_runs_make_the_same_figures() -> None:
@@ -122,13 +122,19 @@ def test_single_runs_make_the_same_figures() -> None:
 def test_a_failed_run_counts_and_is_not_timed() -> None:
     none = dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_first_accepted_tokens"))
     failed = run(failure="out_of_memory", **none, baseline_prefill_ms=None, baseline_decode_ms=None)
-    own = Tally.of_run(failed)
-    assert (own.num_runs, own.num_failed, own.num_timed, own.timed_weight, own.drafts) == (1, 1, 0, 0.0, 0.0)
+    of_run = Tally.of_run(failed)
+    assert (of_run.num_runs, of_run.num_failed, of_run.num_timed, of_run.timed_weight, of_run.drafts) == (
+        1,
+        1,
+        0,
+        0.0,
+        0.0,
+    )
 
 
 @given(st.lists(st.floats(0.25, 4.0), min_size=1, max_size=6))
 def test_tallies_add_up_in_any_order(ratios: list[float]) -> None:
-    own = [Tally.of_run(run(baseline_prefill_ms=0.0, baseline_decode_ms=100.0 * ratio)) for ratio in ratios]
-    there, back = tally.total(own), tally.total(reversed(own))
+    tallies = [Tally.of_run(run(baseline_prefill_ms=0.0, baseline_decode_ms=100.0 * ratio)) for ratio in ratios]
+    there, back = tally.total(tallies), tally.total(reversed(tallies))
     assert tally.speedup(there) == pytest.approx(tally.speedup(back))
     assert there.num_runs == len(ratios)

@@ -89,18 +89,18 @@ def test_acceptance_with_and_without_what_was_changed() -> None:
     every = metrics.pool_counts(run.counts for run in runs if run.counts)
     assert left is not None
     assert every is not None
-    own = whole.failures.intervened
-    assert own.num_intervened == sum(run.flags.intervention is not None for run in runs) > 10
-    assert own.without_them == metrics.first_position_acceptance_rate(left)
-    assert own.with_them == metrics.first_position_acceptance_rate(every)
+    failures = whole.failures.intervened
+    assert failures.num_intervened == sum(run.flags.intervention is not None for run in runs) > 10
+    assert failures.without_them == metrics.first_position_acceptance_rate(left)
+    assert failures.with_them == metrics.first_position_acceptance_rate(every)
 
 
 def test_where_every_output_was_changed_acceptance_without_them_is_undefined() -> None:
     counts = {"looked_at": 3, "filtered": 3, "intervened_drafts": 30, "intervened_first_accepted_tokens": 20}
-    own = failures_of(
+    failures = failures_of(
         SliceFigures("", 3, 30.0, 20.0, counts), [], num_repetition_loops=0, num_drafts=30, num_first_accepted=20
     ).intervened
-    assert (own.num_intervened, own.with_them, own.without_them) == (3, 20 / 30, None)
+    assert (failures.num_intervened, failures.with_them, failures.without_them) == (3, 20 / 30, None)
 
 
 def test_slices_are_compared_with_each_other_and_the_whole_with_nothing() -> None:
@@ -116,7 +116,7 @@ def test_slices_are_compared_with_each_other_and_the_whole_with_nothing() -> Non
 @pytest.mark.parametrize("slice_key", ["", CODE, CHAT])
 def test_rollups_give_what_runs_give(slice_key: str) -> None:
     source = flagged(world())
-    own = next(each for each in hypotheses(source) if each.slice_key == slice_key)
+    hypothesis = next(each for each in hypotheses(source) if each.slice_key == slice_key)
     slice_of = {block.block_id: block.slice_key for block in source.measured_blocks["editor"]}
     by_slice = {key: [r for r in source.measured_runs["editor"] if slice_of[r.block_id] == key] for key in (CODE, CHAT)}
     sums = []
@@ -133,9 +133,9 @@ def test_rollups_give_what_runs_give(slice_key: str) -> None:
         sums.append(GroupSums("editor", key, *PLACE, None, added))
     counts = {(key, *PLACE): failure_counts(runs) for key, runs in by_slice.items()}
     elsewhere = GroupSums("editor", CODE, "another", 4, None, RollupSums(num_runs=10_000, weighted_drafts=1e9))
-    assert own.acceptance is not None
-    found = stored_failures(slice_key, PLACE, [*sums, elsewhere], counts, own.acceptance.counts)
-    assert found == own.failures
+    assert hypothesis.acceptance is not None
+    found = stored_failures(slice_key, PLACE, [*sums, elsewhere], counts, hypothesis.acceptance.counts)
+    assert found == hypothesis.failures
 
 
 def test_empty_states_say_why() -> None:

@@ -20,21 +20,21 @@ def look(number: int, verdict: Verdict = Verdict.HOLD, name: str = "speedup") ->
 
 def test_a_path_keeps_its_last_point_and_every_change_of_the_verdict() -> None:
     looks = [look(number, Verdict.ENABLE if 777 <= number < 779 else Verdict.HOLD) for number in range(1, 2_001)]
-    own = paths(looks)["speedup"]
-    assert MAX_POINTS <= len(own.points) <= MAX_POINTS + 4
-    assert own.points[-1].num_units == 2_000
-    assert {777, 779} <= {point.num_units for point in own.points}
-    assert [(point.num_units, point.verdict) for point in own.changes] == [
+    path = paths(looks)["speedup"]
+    assert MAX_POINTS <= len(path.points) <= MAX_POINTS + 4
+    assert path.points[-1].num_units == 2_000
+    assert {777, 779} <= {point.num_units for point in path.points}
+    assert [(point.num_units, point.verdict) for point in path.changes] == [
         (1, Verdict.HOLD),
         (777, Verdict.ENABLE),
         (779, Verdict.HOLD),
     ]
-    assert own.threshold == 1.05
+    assert path.threshold == 1.05
 
 
 def test_paths_by_test_and_after_each_unit() -> None:
     found = paths([look(1), look(1, name="tail"), look(2)])
-    assert {name: len(own.points) for name, own in found.items()} == {"speedup": 2, "tail": 1}
+    assert {name: len(path.points) for name, path in found.items()} == {"speedup": 2, "tail": 1}
     units = unit_paths({"speedup": [SequencePoint(3, 1.1, None, 1.9)], "acceptance": []}, found)
     assert set(units) == {"speedup"}
     (point,) = units["speedup"].points
@@ -43,19 +43,27 @@ def test_paths_by_test_and_after_each_unit() -> None:
 
 def histogram(*values: float, weight: float = 1.0) -> Histogram:
     bins = [bin_of(value) for value in values]
-    return Histogram({own: bins.count(own) for own in bins}, {own: weight * bins.count(own) for own in bins})
+    return Histogram(
+        {number: bins.count(number) for number in bins}, {number: weight * bins.count(number) for number in bins}
+    )
 
 
 def test_distributions_are_known_to_within_a_bin() -> None:
     found = pool_figures(
         [], None, {"baseline_end_to_end_ms": histogram(*range(1, 101)), "speedup": histogram(0.5, 1.2, 1.2)}
     )
-    (own,) = found.distributions
-    assert (own.arm, own.measure, own.num_runs) == (Arm.BASELINE, "end_to_end_ms", 100)
-    for share, quantile in own.quantiles:
+    (binned,) = found.distributions
+    assert (binned.arm, binned.measure, binned.num_runs) == (
+        Arm.BASELINE,
+        "end_to_end_ms",
+        100,
+    )
+    for share, quantile in binned.quantiles:
         assert quantile.lower <= 100 * share <= quantile.upper
-    assert own.cumulative[-1][1] == 1.0
-    assert all(before < after for (_, before), (_, after) in zip(own.cumulative, own.cumulative[1:], strict=False))
+    assert binned.cumulative[-1][1] == 1.0
+    assert all(
+        before < after for (_, before), (_, after) in zip(binned.cumulative, binned.cumulative[1:], strict=False)
+    )
     assert sum(bar.num_requests for bar in found.speedups) == 3
     assert all(
         bar.lower is not None and (bar.lower >= 0.999) == (bar.upper > 1.001) for bar in found.speedups if bar.upper

@@ -29,13 +29,13 @@ def window(start: float, *, replica: str = "a", series: str = "s", minutes: floa
 
 def alone(windows: Iterable[LiveWindow]) -> list[LiveHour]:
     """Each as an hour of its own."""
-    return [hour_of_window(own) for own in windows]
+    return [hour_of_window(window) for window in windows]
 
 
 def test_rates_are_per_second_of_each_replica() -> None:
     """Two replicas side by side: 120 tokens in a minute and 120 in two make three a second together."""
-    own = [window(0, num_output_tokens=120), window(0, replica="b", minutes=2, num_output_tokens=120)]
-    found = live_period(sum_windows(own))
+    windows = [window(0, num_output_tokens=120), window(0, replica="b", minutes=2, num_output_tokens=120)]
+    found = live_period(sum_windows(windows))
     assert found.output_tokens_per_s == pytest.approx(2.0 + 1.0)
     assert (found.requests_per_s, found.cache_hit_rate, found.num_requests) == (None, None, None)
     assert found.num_windows == 2
@@ -44,19 +44,19 @@ def test_rates_are_per_second_of_each_replica() -> None:
 
 
 def test_acceptance_is_pooled() -> None:
-    own = [
+    windows = [
         window(0, num_drafts=100, num_draft_tokens=200, num_accepted_tokens=90, num_accepted_tokens_per_pos=(80, 10)),
         window(1, num_drafts=300, num_draft_tokens=600, num_accepted_tokens=30, num_accepted_tokens_per_pos=(30, 0)),
     ]
-    found = live_period(sum_windows(own))
+    found = live_period(sum_windows(windows))
     assert found.first_position_acceptance_rate == 110 / 400
     assert found.draft_acceptance_rate == 120 / 800
     assert found.mean_acceptance_length == 1 + 120 / 400
 
 
 def test_what_went_wrong_is_counted() -> None:
-    own = [replace(window(0), is_reset=True), replace(window(1), num_failed_scrapes=3)]
-    found = live_period(sum_windows(own))
+    windows = [replace(window(0), is_reset=True), replace(window(1), num_failed_scrapes=3)]
+    found = live_period(sum_windows(windows))
     assert (found.num_resets, found.num_failed_scrapes) == (1, 3)
 
 
@@ -82,13 +82,13 @@ def test_quantiles_lie_in_their_bins() -> None:
 
 
 def test_bins_of_another_version_are_not_added() -> None:
-    own = [
+    windows = [
         window(0, latencies={END_TO_END: Buckets((0.1,), (10, 0))}),
         window(1, series="t", latencies={END_TO_END: Buckets((0.2,), (30, 1))}),
         window(2, replica="b", latencies={END_TO_END: Buckets((0.1,), (10, 0))}),
         window(3, series="t", latencies={END_TO_END: Buckets((0.2,), (0, 40))}),
     ]
-    for hours in (alone(own), sum_windows(own)):
+    for hours in (alone(windows), sum_windows(windows)):
         found = live_period(hours).latencies[END_TO_END]
         assert found[0.5] is not None
         assert found[0.5].lower == 0.2, "41 of the newest version's 71 are above"
@@ -105,33 +105,35 @@ def test_after_begins_where_production_first_drafted() -> None:
 
 def test_points_of_a_line() -> None:
     """By the hour in which a window ended: the third belongs to the next."""
-    own = [window(0, num_output_tokens=60), window(1, num_output_tokens=180), window(59, num_output_tokens=60)]
-    points = live_points(sum_windows(own), NOON - 60 * MINUTE, 60 * MINUTE)
+    windows = [window(0, num_output_tokens=60), window(1, num_output_tokens=180), window(59, num_output_tokens=60)]
+    points = live_points(sum_windows(windows), NOON - 60 * MINUTE, 60 * MINUTE)
     assert [each.began_at for each in points] == [NOON, NOON + 60 * MINUTE]
     assert [each.output_tokens_per_s for each in points] == pytest.approx([2.0, 1.0])
-    (both,) = live_points(sum_windows(own), NOON, 180 * MINUTE)
+    (both,) = live_points(sum_windows(windows), NOON, 180 * MINUTE)
     assert both.output_tokens_per_s == pytest.approx(300 / 180)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_hours_say_what_their_windows_say(seed: int) -> None:
-    own = windows(seed, NOON, timedelta(hours=12), NOON + timedelta(hours=5))
-    whole = live_period(sum_windows(own))
-    assert whole == live_period(alone(own))
+    live_windows = windows(seed, NOON, timedelta(hours=12), NOON + timedelta(hours=5))
+    whole = live_period(sum_windows(live_windows))
+    assert whole == live_period(alone(live_windows))
     assert whole.first_position_acceptance_rate is not None
-    assert live_points(sum_windows(own), NOON, 120 * MINUTE) == live_points(alone(own), NOON, 120 * MINUTE)
+    assert live_points(sum_windows(live_windows), NOON, 120 * MINUTE) == live_points(
+        alone(live_windows), NOON, 120 * MINUTE
+    )
     # By hand, from the windows.
-    told = [each.counts.first_position for each in own]
+    reported = [each.counts.first_position for each in live_windows]
     assert whole.first_position_acceptance_rate == pytest.approx(
-        sum(pair[0] for pair in told if pair) / sum(pair[1] for pair in told if pair)
+        sum(pair[0] for pair in reported if pair) / sum(pair[1] for pair in reported if pair)
     )
     rates = []
     for name in "abc":
-        counted = [each for each in own if each.replica == name and each.counts.num_requests is not None]
+        counted = [each for each in live_windows if each.replica == name and each.counts.num_requests is not None]
         seconds = sum(each.seconds for each in counted)
         rates.append(sum(each.counts.num_requests or 0 for each in counted) / seconds if counted else 0.0)
     assert whole.requests_per_s == pytest.approx(sum(rates))
-    pairs = [(each.counts.accepted_tokens, each.counts.num_drafts) for each in own]
+    pairs = [(each.counts.accepted_tokens, each.counts.num_drafts) for each in live_windows]
     known = [(accepted, drafts) for accepted, drafts in pairs if accepted is not None and drafts]
     assert any(accepted is None and drafts for accepted, drafts in pairs), "some contradict themselves"
     length = 1 + sum(accepted for accepted, _ in known) / sum(drafts for _, drafts in known)

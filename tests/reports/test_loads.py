@@ -10,7 +10,7 @@ import pytest
 from shadowspec.reports import token_costs as costs
 from shadowspec.reports.pages import load_cells as loads
 from shadowspec.store import GroupSums, RollupSums
-from shadowspec.types import Arm, Decision, Supersession, Verdict
+from shadowspec.types import Arm, Decision, Verdict
 from tests.reports import worlds
 from tests.store import examples
 
@@ -56,19 +56,18 @@ def test_nothing_is_said_beyond_what_was_measured(decisions: list[Decision], say
     assert says in even(*decisions).words
 
 
-def test_cells_are_of_one_slice_and_of_fingerprints_in_force() -> None:
-    replaced = replace(at(4, 1.2), supersession=Supersession("new", Verdict.ENABLE))
-    cells = loads.load_cells([at(8, 1.1), at(4, 1.2), at(4, 2.0, slice_key="a=b"), replaced], "")
+def test_cells_are_of_one_slice() -> None:
+    cells = loads.load_cells([at(8, 1.1), at(4, 1.2), at(4, 2.0, slice_key="a=b")], "")
     assert [(cell.concurrency, cell.estimate) for cell in cells] == [(4, 1.2), (8, 1.1)]
 
 
 def group(load: int, **changes: float) -> GroupSums:
-    own = {
+    entry = {
         "num_runs": 10, "num_timed": 10, "timed_weight": 20.0, "baseline_prefill_ms": 100.0,
         "baseline_decode_ms": 900.0, "speculative_prefill_ms": 100.0, "speculative_decode_ms": 400.0,
         "baseline_num_output_tokens": 100, "speculative_num_output_tokens": 100,
     }  # fmt: skip
-    return GroupSums("chat", "", "fp", load, None, RollupSums(**(own | changes)))  # type: ignore[arg-type]
+    return GroupSums("chat", "", "fp", load, None, RollupSums(**(entry | changes)))  # type: ignore[arg-type]
 
 
 def test_a_request_holds_its_share_of_the_device() -> None:

@@ -14,7 +14,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.planning.cost_model import CostSurface, Drafts
 from shadowspec.planning.frontier import Length, Work
 from shadowspec.reports.cells import MeasuredCell, cells_of_groups
-from shadowspec.reports.frontiers import frontiers, replayed_ways
+from shadowspec.reports.frontiers import frontiers, list_replayed_lengths
 from shadowspec.reports.predictions import BY_TEXT, NOT_PROFILED, PLAIN_STEPS, median_error, predictions
 from shadowspec.reports.report import Report, build_report, render_html, render_json, render_markdown
 from shadowspec.store import GroupSums, RollupSums
@@ -47,7 +47,7 @@ def profiled(*, is_greedy: bool = True, contexts: tuple[int, ...] = (64, 512)) -
 
 
 def world(*costs: ProfiledCosts) -> MemorySource:
-    source = MemorySource(profiles={own.key: own for own in costs})
+    source = MemorySource(profiles={cost.key: cost for cost in costs})
     add_slice(source, "editor", CODE, num_blocks=20, speedup=1.4, rate=0.7, seed=3)
     add_slice(source, "editor", CHAT, num_blocks=6, speedup=1.1, rate=0.5, seed=4)
     return source
@@ -58,8 +58,8 @@ def report_of(source: MemorySource) -> Report:
 
 
 def test_a_cell_is_predicted_from_its_own_length_and_its_pairs_costs() -> None:
-    own = profiled()
-    (endpoint,) = report_of(world(own)).endpoints
+    costs = profiled()
+    (endpoint,) = report_of(world(costs)).endpoints
     by_slice = {each.cell.slice_key: each for each in endpoint.predictions}
     assert set(by_slice) == {CODE, CHAT}  # the whole endpoint is a mixture of them
     code = by_slice[CODE]
@@ -69,8 +69,10 @@ def test_a_cell_is_predicted_from_its_own_length_and_its_pairs_costs() -> None:
     assert length is not None
     output = pooled.counts.num_output_tokens / requests
     place = Place(4, 4, 90)
-    surface = CostSurface(own.points)
-    assert code.speedup == pytest.approx(surface.end_to_end_speedup(length, place, output))
+    surface = CostSurface(costs.points)
+    assert code.speedup == pytest.approx(
+        surface.end_to_end_ms(1.0, place.baseline, output) / surface.end_to_end_ms(length, place, output)
+    )
     assert code.break_even_length == pytest.approx(surface.break_even_length(place.grown(output / 2)))
     assert code.cell.ratio_of_total_times == pytest.approx(1.4, abs=0.1)
     assert code.error == pytest.approx(code.speedup / code.cell.ratio_of_total_times - 1.0)
@@ -91,9 +93,9 @@ def test_what_lies_beyond_the_profile_is_said_and_not_guessed() -> None:
 
 def test_another_devices_costs_predict_nothing() -> None:
     source = world(profiled())
-    (own,) = source.profiles.values()
+    (costs,) = source.profiles.values()
     elsewhere = CostKey.of(config(device="another"), is_greedy=True)
-    source.profiles = {elsewhere: ProfiledCosts(elsewhere, NOW, own.points)}
+    source.profiles = {elsewhere: ProfiledCosts(elsewhere, NOW, costs.points)}
     (endpoint,) = report_of(source).endpoints
     assert {each.reason for each in endpoint.predictions} == {NOT_PROFILED}
 
@@ -110,15 +112,15 @@ def test_the_frontier_takes_each_configs_busiest_load_and_every_config() -> None
         cell(both[0].fingerprint, 4, 400, 2.2),
         cell(both[1].fingerprint, 4, 300, 3.0),
     ]
-    own = profiled()
-    (found,) = frontiers(cells, {each.fingerprint: each for each in both}, {own.key: own})
+    costs = profiled()
+    (found,) = frontiers(cells, {each.fingerprint: each for each in both}, {costs.key: costs})
     assert [choice.concurrency for choice in found.choices] == [1, 4, 16]
     for choice in found.choices:
         assert {(each.drafting.name, each.drafting.length.estimate) for each in choice.gains} == {
             ("draft-k2", 2.2),
             ("draft-k8", 3.0),
         }
-    assert len(predictions(cells, {each.fingerprint: each for each in both}, {own.key: own})) == 3
+    assert len(predictions(cells, {each.fingerprint: each for each in both}, {costs.key: costs})) == 3
 
 
 def test_every_form_of_the_report_tells_them() -> None:
@@ -147,13 +149,13 @@ def test_without_costs_there_is_no_section() -> None:
 
 
 def test_an_adaptive_depth_has_no_costs_of_a_fixed_one() -> None:
-    own = config()
-    adaptive = replace(own, config=replace(own.config, draft_confidence_threshold=0.4))
-    cell = MeasuredCell(CODE, 4, own.fingerprint, 100, 0, 2.5, Work(90.0, 36.0), 1.2)
+    fingerprinted = config()
+    adaptive = replace(fingerprinted, config=replace(fingerprinted.config, draft_confidence_threshold=0.4))
+    cell = MeasuredCell(CODE, 4, fingerprinted.fingerprint, 100, 0, 2.5, Work(90.0, 36.0), 1.2)
     costs = {profiled().key: profiled()}
-    assert predictions([cell], {own.fingerprint: own}, costs)[0].speedup is not None
-    assert predictions([cell], {own.fingerprint: adaptive}, costs)[0].reason == BY_TEXT
-    assert frontiers([cell], {own.fingerprint: adaptive}, costs) == []
+    assert predictions([cell], {fingerprinted.fingerprint: fingerprinted}, costs)[0].speedup is not None
+    assert predictions([cell], {fingerprinted.fingerprint: adaptive}, costs)[0].reason == BY_TEXT
+    assert frontiers([cell], {fingerprinted.fingerprint: adaptive}, costs) == []
 
 
 def sums_of(units: list[tuple[float, float]], fingerprint: str) -> AcceptanceSums:
@@ -171,8 +173,8 @@ def sums_of(units: list[tuple[float, float]], fingerprint: str) -> AcceptanceSum
 def test_replay_brings_depths_that_were_never_measured_and_bounds() -> None:
     measured, deeper = config("draft-k4", 4), config("draft-k8", 8)
     units = [(20.0, 10.0), (24.0, 9.0), (15.0, 11.0), (30.0, 12.0)]
-    own = [sums_of(units, measured.fingerprint), sums_of([(5.0, 2.0)], deeper.fingerprint)]
-    ways = replayed_ways(own, {each.fingerprint: each for each in (measured, deeper)})
+    sums = [sums_of(units, measured.fingerprint), sums_of([(5.0, 2.0)], deeper.fingerprint)]
+    ways = list_replayed_lengths(sums, {each.fingerprint: each for each in (measured, deeper)})
     (_, _, four), (_, _, eight) = ways
     assert four.estimate == pytest.approx(1.0 + 89 / 42)
     residuals = [accepted - 89 / 42 * drafts for accepted, drafts in units]
@@ -191,9 +193,9 @@ def test_replay_brings_depths_that_were_never_measured_and_bounds() -> None:
 
 
 def test_what_was_replayed_of_a_slice_without_measurements_has_no_frontier() -> None:
-    own = config()
-    ways = [("prompt_class=maths", own, Length(3.0))]
-    assert frontiers([], {own.fingerprint: own}, {profiled().key: profiled()}, ways) == []
+    fingerprinted = config()
+    ways = [("prompt_class=maths", fingerprinted, Length(3.0))]
+    assert frontiers([], {fingerprinted.fingerprint: fingerprinted}, {profiled().key: profiled()}, ways) == []
 
 
 @pytest.mark.parametrize(
@@ -208,12 +210,12 @@ def test_what_was_replayed_of_a_slice_without_measurements_has_no_frontier() -> 
 def test_what_cannot_be_predicted_says_why(
     changed: dict[str, str | float | None], num_plain_steps: int, reason: str
 ) -> None:
-    own = config()
-    other = replace(own, config=replace(own.config, **changed))  # type: ignore[arg-type]
-    cell = MeasuredCell(CODE, 4, own.fingerprint, 100, num_plain_steps, 2.5, Work(90.0, 36.0), 1.2)
+    fingerprinted = config()
+    other = replace(fingerprinted, config=replace(fingerprinted.config, **changed))  # type: ignore[arg-type]
+    cell = MeasuredCell(CODE, 4, fingerprinted.fingerprint, 100, num_plain_steps, 2.5, Work(90.0, 36.0), 1.2)
     costs = {profiled().key: profiled()}
-    assert predictions([cell], {own.fingerprint: other}, costs)[0].reason == reason
-    assert frontiers([cell], {own.fingerprint: other}, costs) == []
+    assert predictions([cell], {fingerprinted.fingerprint: other}, costs)[0].reason == reason
+    assert frontiers([cell], {fingerprinted.fingerprint: other}, costs) == []
 
 
 def at(load: int, fingerprint: str) -> MeasuredCell:
@@ -266,8 +268,8 @@ def test_ways_of_one_name_are_told_apart() -> None:
 @pytest.mark.parametrize("proposer", ["ngram", "suffix", "medusa", "mlp_speculator", "eagle3"])
 def test_every_proposer_that_was_profiled_is_predicted(proposer: str) -> None:
     """With the costs of its own kind alone; a lookup's steps cost what its drafts and the load make of them."""
-    own = config()
-    other = replace(own, config=replace(own.config, proposer=proposer), fingerprint="other")
+    fingerprinted = config()
+    other = replace(fingerprinted, config=replace(fingerprinted.config, proposer=proposer), fingerprint="other")
     key = CostKey.of(other, is_greedy=True)
     is_lookup = proposer in ("ngram", "suffix")
     drafts, plain, drafted = 60, 40 if is_lookup else 0, 180 if is_lookup else 240
@@ -280,7 +282,8 @@ def test_every_proposer_that_was_profiled_is_predicted(proposer: str) -> None:
     assert cell.tokens_per_step == pytest.approx(length)
     surface = CostSurface(costs[key].points)
     pattern = Drafts(0.6, 3.0) if is_lookup else None
-    assert found.speedup == pytest.approx(surface.end_to_end_speedup(length, Place(4, 4, 90.0), 36.0, pattern))
+    plain_ms = surface.end_to_end_ms(1.0, Place(4, 4, 90.0).baseline, 36.0)
+    assert found.speedup == pytest.approx(plain_ms / surface.end_to_end_ms(length, Place(4, 4, 90.0), 36.0, pattern))
     assert found.target_passes_saved == pytest.approx(35.0 - 35.0 / length)
     (frontier,) = frontiers([cell], {"other": other}, costs)
     assert [choice.gains[0].drafting.drafts for choice in frontier.choices] == [pattern] * 3
@@ -298,8 +301,8 @@ def with_depth_1(points: tuple[StepCost, ...]) -> tuple[StepCost, ...]:
 
 
 def test_a_lookup_that_never_drafted_is_not_predicted() -> None:
-    own = config()
-    other = replace(own, config=replace(own.config, proposer="ngram"), fingerprint="other")
+    fingerprinted = config()
+    other = replace(fingerprinted, config=replace(fingerprinted.config, proposer="ngram"), fingerprint="other")
     key = CostKey.of(other, is_greedy=True)
     cell = MeasuredCell(CODE, 4, "other", 10, 40, None, Work(90.0, 36.0), 0.9)
     costs = {key: ProfiledCosts(key, NOW, with_depth_1(profiled().points))}
@@ -315,9 +318,11 @@ def test_device_time_and_cost_stand_beside_what_was_measured() -> None:
     code = next(each for each in endpoint.predictions if each.reason is None)
     runs = [run for run in source.measured_runs["editor"] if f"-{CODE}-" in run.block_id]
     arms = {arm: [getattr(run, arm.value) for run in runs if run.baseline is not None] for arm in Arm}
-    for arm, own in arms.items():
-        tokens = sum(each.num_output_tokens for each in own)
-        expected = sum(each.prefill_ms + each.decode_ms for each in own) / 4 / tokens  # a quarter of the device each
+    for arm, entries in arms.items():
+        tokens = sum(each.num_output_tokens for each in entries)
+        expected = (
+            sum(each.prefill_ms + each.decode_ms for each in entries) / 4 / tokens
+        )  # a quarter of the device each
         assert code.cell.device.ms_per_token(arm) == pytest.approx(expected)
     work = code.cell.work
     assert work is not None
@@ -340,20 +345,20 @@ def test_device_time_and_cost_stand_beside_what_was_measured() -> None:
 
     report = build_report(source, {"editor": GatePolicy(device_price_per_hour=7.2)}, NOW, data_note="Made up.")
     document = json.loads(render_json(report))["endpoints"][0]
-    own = next(each for each in document["predictions"] if each["why_not"] is None)
-    assert own["price_per_hour"] == 7.2
-    assert own["predicted_cost"]["speculative"]["device_ms_per_token"] == pytest.approx(ours)
+    rows = next(each for each in document["predictions"] if each["why_not"] is None)
+    assert rows["price_per_hour"] == 7.2
+    assert rows["predicted_cost"]["speculative"]["device_ms_per_token"] == pytest.approx(ours)
     # 7.2 an hour is 0.002 a second: a million tokens at so many ms each take so many thousand seconds
-    assert own["predicted_cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(2 * ours)
-    assert own["measured_cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(2 * theirs)
-    assert own["cost_relative_error"] == pytest.approx(code.cost_error)
-    assert own["measured_target_passes_saved"] == pytest.approx(code.cell.target_passes_saved)
-    assert own["predicted_target_passes_saved"] == pytest.approx(
+    assert rows["predicted_cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(2 * ours)
+    assert rows["measured_cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(2 * theirs)
+    assert rows["cost_relative_error"] == pytest.approx(code.cost_error)
+    assert rows["measured_target_passes_saved"] == pytest.approx(code.cell.target_passes_saved)
+    assert rows["predicted_target_passes_saved"] == pytest.approx(
         (work.num_output_tokens - 1) * (1 - 1 / code.cell.mean_acceptance_length)
     )
     gain = document["frontier"][0]["loads"][1]["gains"][0]
     assert gain["cost"]["speculative"]["cost_per_million_tokens"] == pytest.approx(2 * ours)
-    assert gain["target_passes_saved"] == pytest.approx(own["predicted_target_passes_saved"])
+    assert gain["target_passes_saved"] == pytest.approx(rows["predicted_target_passes_saved"])
     plain = code.predicted_device.ms_per_token(Arm.BASELINE)
     assert plain is not None
     for form in (render_html(report), render_markdown(report)):
@@ -369,21 +374,21 @@ def test_the_stores_cells_are_those_of_the_runs() -> None:
     source = world(profiled())
     (endpoint,) = report_of(source).endpoints
     results = {
-        own.block_id: BlockResult(
-            Block(own.block_id, own.sequence, "editor", own.slice_key, own.concurrency, (), (), own.first_arm),
-            own.started_at, (), own.memory,
+        each.block_id: BlockResult(
+            Block(each.block_id, each.sequence, "editor", each.slice_key, each.concurrency, (), (), each.first_arm),
+            each.started_at, (), each.memory,
         )
-        for own in source.measured_blocks["editor"]
+        for each in source.measured_blocks["editor"]
     }  # fmt: skip
-    record_of = {own.key: own for own in source.records("editor")}
+    record_of = {record.key: record for record in source.records("editor")}
     runs = [(run, results[run.block_id], record_of[run.key]) for run in source.measured_runs["editor"]]
     totals: dict[str, list[float]] = {}
     for key, addition in additions(runs).items():
         before = totals.setdefault(key.slice_key, [0.0] * len(SUM_NAMES))
-        totals[key.slice_key] = [own + more for own, more in zip(before, addition.sums, strict=True)]
+        totals[key.slice_key] = [value + more for value, more in zip(before, addition.sums, strict=True)]
     groups = [
-        GroupSums("editor", name, config().fingerprint, 4, None, RollupSums(**dict(zip(SUM_NAMES, own, strict=True))))  # type: ignore[arg-type]
-        for name, own in totals.items()
+        GroupSums("editor", name, config().fingerprint, 4, None, RollupSums(**dict(zip(SUM_NAMES, total, strict=True))))  # type: ignore[arg-type]
+        for name, total in totals.items()
     ]
     assert len(groups) == 2
     for cell in cells_of_groups(groups):
@@ -400,7 +405,7 @@ def test_the_operators_price_goes_before_the_policys() -> None:
         build_report(world(profiled()), policies, NOW, data_note="Made up.", price_per_hour=price)
         for price in (None, 3.6)
     ]
-    own, operators = (each.endpoints[0].price_per_hour for each in reports)
-    assert (own, operators) == (7.2, 3.6)
+    default_price, operators = (each.endpoints[0].price_per_hour for each in reports)
+    assert (default_price, operators) == (7.2, 3.6)
     assert "at 3.60 per device-hour" in render_markdown(reports[1])
     assert report_of(world(profiled())).endpoints[0].price_per_hour is None

@@ -19,13 +19,13 @@ MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 class Kept:
     """Windows with their hours, as a store keeps them; `gone` were removed by retention."""
 
-    def __init__(self, own: Sequence[LiveWindow], gone: Collection[LiveWindow] = ()) -> None:
-        self.windows, self.hours = [each for each in own if each not in gone], sum_windows(own)
+    def __init__(self, windows: Sequence[LiveWindow], gone: Collection[LiveWindow] = ()) -> None:
+        self.windows, self.hours = [each for each in windows if each not in gone], sum_windows(windows)
         self.num_read = 0
 
     def live_hours(self, endpoint: str, since: datetime, until: datetime) -> Sequence[LiveHour]:
         assert endpoint == "chat"
-        return [own for own in self.hours if since <= own.hour < until]
+        return [hour for hour in self.hours if since <= hour.hour < until]
 
     def live_windows(
         self,
@@ -37,14 +37,16 @@ class Kept:
         assert endpoint == "chat"
         assert since
         assert until
-        found = [own for own in self.windows if since <= own.ended_at < until and own.replica in (replicas or ())]
+        found = [
+            window for window in self.windows if since <= window.ended_at < until and window.replica in (replicas or ())
+        ]
         self.num_read += len(found)
         return found
 
 
-def of_windows(own: Sequence[LiveWindow], enabled_at: datetime, span: timedelta) -> tuple[object, ...]:
+def of_windows(windows: Sequence[LiveWindow], enabled_at: datetime, span: timedelta) -> tuple[object, ...]:
     """The moment and both sides, from every window."""
-    within = [each for each in own if enabled_at - span <= each.ended_at < enabled_at + span]
+    within = [each for each in windows if enabled_at - span <= each.ended_at < enabled_at + span]
     drafting = [each for each in within if each.counts.num_drafts]
     since = [max(each.began_at, enabled_at) for each in drafting]
     on = enabled_at if any(each.ended_at <= enabled_at for each in drafting) else min(since, default=None)
@@ -63,13 +65,13 @@ def sides(found: Production | None) -> tuple[object, ...]:
 @pytest.mark.parametrize("hours", [3, 24])
 def test_hours_give_the_figures_of_all_windows(drafts_after: float, hours: int) -> None:
     for seed in range(5):
-        own = windows(seed, NOON - 30 * HOUR, 60 * HOUR, NOON + drafts_after * HOUR)
-        kept, span = Kept(own), hours * HOUR
+        live_windows = windows(seed, NOON - 30 * HOUR, 60 * HOUR, NOON + drafts_after * HOUR)
+        kept, span = Kept(live_windows), hours * HOUR
         found = around(kept, "chat", NOON, span)
-        assert sides(found) == of_windows(own, NOON, span)
+        assert sides(found) == of_windows(live_windows, NOON, span)
         assert found is not None
         assert found.before.num_windows > 20
-        within = [each for each in own if NOON - span <= each.ended_at < NOON + span]
+        within = [each for each in live_windows if NOON - span <= each.ended_at < NOON + span]
         start = (NOON - span).replace(minute=0, second=0)
         assert list(found.points) == live_points(map(hour_of_window, within), start, HOUR)
         assert kept.num_read < 150, "windows of a few hours, of 1,400"
@@ -78,17 +80,17 @@ def test_hours_give_the_figures_of_all_windows(drafts_after: float, hours: int) 
 def test_a_moment_on_the_hour_cuts_nothing_twice() -> None:
     """Windows that end, begin and lie across the very moment; none is on both sides."""
     noon = NOON.replace(minute=0, second=0)
-    own = [
+    windows = [
         LiveWindow("a", "s", noon + start * MINUTE, noon + (start + 10) * MINUTE, False, 0, LiveCounts(num_requests=1))
         for start in range(-120, 120, 10)
     ]
-    assert sides(around(Kept(own), "chat", noon, HOUR)) == of_windows(own, noon, HOUR)
+    assert sides(around(Kept(windows), "chat", noon, HOUR)) == of_windows(windows, noon, HOUR)
     across = [
         LiveWindow("b", "s", noon - 90 * MINUTE, noon + 30 * MINUTE, False, 0, LiveCounts(num_drafts=5)),
         LiveWindow("b", "s", noon + 30 * MINUTE, noon + 31 * MINUTE, False, 0, LiveCounts(num_drafts=5)),
     ]
-    found = around(Kept([*own, *across]), "chat", noon, 2 * HOUR)
-    assert sides(found) == of_windows([*own, *across], noon, 2 * HOUR)
+    found = around(Kept([*windows, *across]), "chat", noon, 2 * HOUR)
+    assert sides(found) == of_windows([*windows, *across], noon, 2 * HOUR)
     assert found is not None
     assert (found.switched_on, found.before.num_windows, found.after.num_windows) == (noon, 12, 12), (
         "one ends with the time"
@@ -103,23 +105,23 @@ def test_nothing_read_is_nothing() -> None:
 
 def test_hours_without_their_windows_still_speak() -> None:
     """All windows are gone but their sums: the hours that are not cut say what they said; a cut one has no side."""
-    own = windows(1, NOON - 30 * HOUR, 60 * HOUR, NOON + 5.5 * HOUR)
-    found = around(Kept(own, gone=own), "chat", NOON, 24 * HOUR)
+    live_windows = windows(1, NOON - 30 * HOUR, 60 * HOUR, NOON + 5.5 * HOUR)
+    found = around(Kept(live_windows, gone=live_windows), "chat", NOON, 24 * HOUR)
     assert found is not None
-    moment = min(each.began_at for each in own if each.counts.num_drafts)
+    moment = min(each.began_at for each in live_windows if each.counts.num_drafts)
     assert found.switched_on == moment
-    whole = sum_windows(own)
-    told = [each for each in whole if NOON - 24 * HOUR <= each.ended_at < NOON + 24 * HOUR]
-    assert found.before == live_period(each for each in told if each.ended_at <= moment)
-    assert found.after == live_period(each for each in told if each.began_at >= moment)
-    lost = sum(each.num_windows for each in told) - found.before.num_windows - found.after.num_windows
+    whole = sum_windows(live_windows)
+    reported = [each for each in whole if NOON - 24 * HOUR <= each.ended_at < NOON + 24 * HOUR]
+    assert found.before == live_period(each for each in reported if each.ended_at <= moment)
+    assert found.after == live_period(each for each in reported if each.began_at >= moment)
+    lost = sum(each.num_windows for each in reported) - found.before.num_windows - found.after.num_windows
     assert 0 < lost <= 30
 
 
 @pytest.mark.parametrize(("days", "step"), [(1, 1), (3, 2), (7, 4)])
 def test_a_line_has_no_more_points_than_it_may(days: int, step: int) -> None:
-    own = windows(2, NOON - timedelta(days=8), timedelta(days=16), None, step=30 * MINUTE)
-    found = around(Kept(own), "chat", NOON, timedelta(days=days))
+    live_windows = windows(2, NOON - timedelta(days=8), timedelta(days=16), None, step=30 * MINUTE)
+    found = around(Kept(live_windows), "chat", NOON, timedelta(days=days))
     assert found is not None
     begins = [each.began_at for each in found.points]
     assert 2 * days * 24 // step <= len(begins) <= min(NUM_POINTS, 2 * days * 24 // step) + 1

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec import structs
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.planning.queueing import replay_queue
@@ -50,12 +51,12 @@ def timed(
     some: list[ArrivedRequest], baseline_ms: float = 40.0, speculative_ms: float = 20.0, load: int = 2
 ) -> list[ServedRequest]:
     return [
-        ServedRequest(own.key, own.slice_key, load, CONFIG.fingerprint, baseline_ms, speculative_ms) for own in some
+        ServedRequest(item.key, item.slice_key, load, CONFIG.fingerprint, baseline_ms, speculative_ms) for item in some
     ]
 
 
-def cell_of(own: list[ArrivedRequest], found: list[ServedRequest]) -> QueueCell:
-    (cell,) = queue_cells(own, found, {CONFIG.fingerprint: CONFIG})
+def cell_of(arrived_requests: list[ArrivedRequest], found: list[ServedRequest]) -> QueueCell:
+    (cell,) = queue_cells(arrived_requests, found, {CONFIG.fingerprint: CONFIG})
     return cell
 
 
@@ -75,9 +76,12 @@ def test_the_traffic_is_said_in_figures_that_are_read_at_a_glance(factor: float,
 
 
 def test_a_timed_request_takes_its_own_time_and_another_one_that_of_its_slice() -> None:
-    own = arrivals(400, slices=(CODE, CHAT))
-    code, chat = [each for each in own if each.slice_key == CODE], [each for each in own if each.slice_key == CHAT]
-    cell = cell_of(own, [*timed(code[:50], 40.0, 20.0), *timed(chat[:80], 10.0, 30.0)])
+    arrived = arrivals(400, slices=(CODE, CHAT))
+    code, chat = (
+        [each for each in arrived if each.slice_key == CODE],
+        [each for each in arrived if each.slice_key == CHAT],
+    )
+    cell = cell_of(arrived, [*timed(code[:50], 40.0, 20.0), *timed(chat[:80], 10.0, 30.0)])
     recorded = cell.rows[0]
     assert (cell.num_arrivals, cell.num_timed, cell.num_borrowed, cell.thinning) == (400, 130, 0, 1.0)
     # 200 requests of either slice, 399 gaps of 100 ms, two slots
@@ -87,24 +91,24 @@ def test_a_timed_request_takes_its_own_time_and_another_one_that_of_its_slice() 
 
 def test_both_arms_take_the_times_of_one_request() -> None:
     """Drawn apart, the arms' difference would be the draw's: here one arm takes half of what the other takes."""
-    own, draw = arrivals(600), random.Random(3)
+    arrived, draw = arrivals(600), random.Random(3)
     found = [
         ServedRequest(each.key, CODE, 1, CONFIG.fingerprint, 2.0 * length, length)
-        for each in own[:60]
+        for each in arrived[:60]
         if (length := draw.uniform(5.0, 60.0))
     ]
-    cell = cell_of(own, found)
+    cell = cell_of(arrived, found)
     assert cell.rows[0].baseline.utilisation == pytest.approx(2.0 * cell.rows[0].speculative.utilisation, rel=1e-12)
-    assert cell == cell_of(own, draw.sample(found, len(found)))  # whatever the order in which the store gives them
+    assert cell == cell_of(arrived, draw.sample(found, len(found)))  # whatever the order in which the store gives them
 
 
 def test_the_queue_is_that_of_the_replay_at_the_load_of_the_measurement() -> None:
-    own, draw = arrivals(300, gap_ms=12.0), random.Random(5)
+    arrived, draw = arrivals(300, gap_ms=12.0), random.Random(5)
     found = [
         ServedRequest(each.key, CODE, 3, CONFIG.fingerprint, draw.expovariate(1 / 30), draw.expovariate(1 / 20))
-        for each in own
+        for each in arrived
     ]
-    recorded = cell_of(own, found).rows[0]
+    recorded = cell_of(arrived, found).rows[0]
     for arm, name in ((recorded.baseline, "baseline_ms"), (recorded.speculative, "speculative_ms")):
         expected = replay_queue([12.0 * place for place in range(300)], [getattr(each, name) for each in found], 3)
         assert (arm.mean_queue_ms, arm.p95_queue_ms, arm.p99_queue_ms) == pytest.approx(
@@ -120,8 +124,8 @@ def test_the_queue_is_that_of_the_replay_at_the_load_of_the_measurement() -> Non
 
 
 def test_other_speeds_are_those_at_which_the_baseline_is_busy() -> None:
-    own = arrivals(400)
-    cell = cell_of(own, timed(own[:100], 40.0, 50.0))
+    arrived = arrivals(400)
+    cell = cell_of(arrived, timed(arrived[:100], 40.0, 50.0))
     recorded, *others = cell.rows
     assert recorded.traffic == 1.0
     assert [row.baseline.utilisation for row in others] == pytest.approx(BUSY)
@@ -135,19 +139,19 @@ def test_other_speeds_are_those_at_which_the_baseline_is_busy() -> None:
 
 
 def test_a_slice_of_which_nothing_was_timed_borrows_and_it_is_said() -> None:
-    own = arrivals(300, slices=(CODE, MATHS))
-    cell = cell_of(own, timed([each for each in own if each.slice_key == CODE]))
+    arrived = arrivals(300, slices=(CODE, MATHS))
+    cell = cell_of(arrived, timed([each for each in arrived if each.slice_key == CODE]))
     assert cell.num_borrowed == 150
     assert "150 of these of any slice" in queue_basis(cell)
     assert "150 took the time of a timed request" in queue_basis(cell)
-    whole = cell_of(own, timed(own))
+    whole = cell_of(arrived, timed(arrived))
     assert whole.num_borrowed == 0
     assert "took the time" not in queue_basis(whole)
 
 
 def test_where_sessions_were_sampled_the_clock_runs_faster() -> None:
-    own = arrivals(200)
-    every, quarter = cell_of(own, timed(own)), cell_of(arrivals(200, weight=4.0), timed(own))
+    arrived = arrivals(200)
+    every, quarter = cell_of(arrived, timed(arrived)), cell_of(arrivals(200, weight=4.0), timed(arrived))
     assert quarter.thinning == pytest.approx(4.0)
     assert quarter.rows[0].baseline.utilisation == pytest.approx(4.0 * every.rows[0].baseline.utilisation)
     assert [row.baseline.utilisation for row in quarter.rows[1:]] == pytest.approx(BUSY)
@@ -155,8 +159,8 @@ def test_where_sessions_were_sampled_the_clock_runs_faster() -> None:
     assert "one of 4.00 requests was recorded" in queue_basis(quarter)
     assert "was recorded, so" not in queue_basis(every)
     # Slices that are decided are sampled at less: all of their requests are kept, some of their sessions drawn.
-    decided = [each._replace(weight=8.0 if place % 4 == 0 else 0.0) for place, each in enumerate(own)]
-    assert cell_of(decided, timed(own)).thinning == pytest.approx(2.0)
+    decided = [each._replace(weight=8.0 if place % 4 == 0 else 0.0) for place, each in enumerate(arrived)]
+    assert cell_of(decided, timed(arrived)).thinning == pytest.approx(2.0)
 
 
 def record(number: int, counter: FunnelCounter, reason: str | None, rate: float | None = 0.25) -> StoredRecord:
@@ -177,11 +181,11 @@ def test_usable_requests_arrive_whatever_became_of_them() -> None:
         record(5, FunnelCounter.DUPLICATE, "seen_before"),
         record(6, FunnelCounter.EXPIRED, "older_than_max_age"),
         record(7, FunnelCounter.UNSUPPORTED, "image_content"),
-        replace(kept[0], key=key(8), event_time=None),
-        replace(kept[0], key=key(9), slice_key=None),
+        structs.replace(kept[0], key=key(8), event_time=None),
+        structs.replace(kept[0], key=key(9), slice_key=None),
     ]
     found = newest_arrivals([*kept, *others])
-    assert [(own.key, own.weight) for own in found] == [
+    assert [(item.key, item.weight) for item in found] == [
         (key(0), 1.0), (key(1), 4.0), (key(2), 0.0), (key(3), 4.0), (key(4), 1.0),
     ]  # fmt: skip
     many = [record(number, FunnelCounter.MEASURED, None) for number in range(MAX_ARRIVALS + 5)]
@@ -198,19 +202,19 @@ def test_usable_requests_arrive_whatever_became_of_them() -> None:
     ],
 )
 def test_too_little_is_said_and_not_guessed(number: int, num_timed: int, gap_ms: float, reason: str) -> None:
-    own = arrivals(number, gap_ms=gap_ms)
-    cell = cell_of(own, timed(own[:num_timed]))
+    arrived = arrivals(number, gap_ms=gap_ms)
+    cell = cell_of(arrived, timed(arrived[:num_timed]))
     assert (cell.rows, cell.reason) == ((), reason)
     assert f"nothing is derived: {reason}" in queue_basis(cell)
 
 
 def test_every_load_and_config_has_its_own_queue() -> None:
-    own, other = arrivals(200), config("draft-k8", 8)
+    arrived, other = arrivals(200), config("draft-k8", 8)
     both = {each.fingerprint: each for each in (CONFIG, other)}
-    elsewhere = [each._replace(fingerprint=other.fingerprint) for each in timed(own, 40.0, 10.0, load=4)]
-    unknown = [each._replace(fingerprint="forgotten") for each in timed(own)]
-    older = [each._replace(key=key(900 + place)) for place, each in enumerate(timed(own, load=16))]
-    cells = queue_cells(own, [*elsewhere, *timed(own), *timed(own, load=4), *unknown, *older], both)
+    elsewhere = [each._replace(fingerprint=other.fingerprint) for each in timed(arrived, 40.0, 10.0, load=4)]
+    unknown = [each._replace(fingerprint="forgotten") for each in timed(arrived)]
+    older = [each._replace(key=key(900 + place)) for place, each in enumerate(timed(arrived, load=16))]
+    cells = queue_cells(arrived, [*elsewhere, *timed(arrived), *timed(arrived, load=4), *unknown, *older], both)
     assert [(each.config.name, each.concurrency) for each in cells] == [
         ("draft-k4", 2), ("draft-k4", 4), ("draft-k8", 4),
     ]  # fmt: skip
@@ -254,7 +258,7 @@ def test_the_reports_rows_are_those_of_its_runs() -> None:
         source.configs,
     )
     assert endpoint.queues == tuple(cells)
-    run = next(own for own in source.measured_runs["editor"] if own.baseline is not None)
+    run = next(measured for measured in source.measured_runs["editor"] if measured.baseline is not None)
     (first, *_) = timed_requests([run], source.measured_blocks["editor"])
     assert run.baseline is not None
     assert first.baseline_ms == run.baseline.prefill_ms + run.baseline.decode_ms

@@ -45,7 +45,7 @@ def sums(slice_key: str, fingerprint: str, accepted_per_draft: float, units: int
 def source() -> MemorySource:
     """Code is answered as the shadow's target would, chat is not; the deep config was only replayed."""
     made = MemorySource(configs={SHALLOW.fingerprint: SHALLOW})
-    made.replayed_with = {own.fingerprint: own for own in (SHALLOW, DEEP)}
+    made.replayed_with = {config.fingerprint: config for config in (SHALLOW, DEEP)}
     made.replayed["editor"] = [
         sums(CODE, SHALLOW.fingerprint, 1.5),
         sums(CHAT, SHALLOW.fingerprint, 0.5),

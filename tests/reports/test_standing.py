@@ -106,9 +106,15 @@ def test_every_format_says_the_verdict_the_order_and_what_was_measured() -> None
     assert "override 7 by ada\\|x: it writes &lt;b&gt; The override is in force since 2026-03-02 09:00 UTC" in markdown
     assert "Measured verdict: ENABLE \\(" in markdown
     document = json.loads(render_json(ordered))["endpoints"][0]
-    (own,) = (each for each in document["hypotheses"] if each["slice"] == the(CODE, ordered).decision.slice_labels)  # type: ignore[union-attr]
-    assert (own["verdict"], own["measured_verdict"], own["decision"]["verdict"]) == ("DISABLE", "ENABLE", "DISABLE")
-    assert own["override"] == {
+    (hypothesis,) = (
+        each for each in document["hypotheses"] if each["slice"] == the(CODE, ordered).decision.slice_labels
+    )  # type: ignore[union-attr]
+    assert (hypothesis["verdict"], hypothesis["measured_verdict"], hypothesis["decision"]["verdict"]) == (
+        "DISABLE",
+        "ENABLE",
+        "DISABLE",
+    )
+    assert hypothesis["override"] == {
         "override_id": 7,
         "slice": {"prompt_class": "code"},
         "load": None,
@@ -118,7 +124,7 @@ def test_every_format_says_the_verdict_the_order_and_what_was_measured() -> None
         "created_at": SINCE.isoformat(),
         "expires_at": UNTIL.isoformat(),
     }
-    assert document["overrides"] == [own["override"]]
+    assert document["overrides"] == [hypothesis["override"]]
     assert {each["measured_verdict"] for each in document["hypotheses"]} == {"ENABLE", "HOLD"}
 
 
@@ -132,11 +138,11 @@ def test_what_was_not_judged_stands_by_its_order_too() -> None:
     unjudged = report(replace(ORDER, slice_key="", concurrency=4, expires_at=None), of=world())
     for h in unjudged.hypotheses:
         assert (h.verdict, h.decision, h.reason) == (Verdict.DISABLE, None, WHO)
-    told = "DISABLE on whole endpoint, load 4, in force since 2026-03-02 09:00 UTC, until it is cleared."
-    assert told in Page(render_html(unjudged)).text
+    reported = "DISABLE on whole endpoint, load 4, in force since 2026-03-02 09:00 UTC, until it is cleared."
+    assert reported in Page(render_html(unjudged)).text
     assert "DISABLE" in printed(terminal_tables(unjudged))
-    own = json.loads(render_json(unjudged))["endpoints"][0]["hypotheses"][0]
-    assert (own["verdict"], own["measured_verdict"], own["decision"]) == ("DISABLE", None, None)
+    hypothesis = json.loads(render_json(unjudged))["endpoints"][0]["hypotheses"][0]
+    assert (hypothesis["verdict"], hypothesis["measured_verdict"], hypothesis["decision"]) == ("DISABLE", None, None)
 
 
 def test_an_order_on_an_endpoint_without_rows_is_told() -> None:
@@ -146,9 +152,9 @@ def test_an_order_on_an_endpoint_without_rows_is_told() -> None:
 
 
 def decided(verdict: Verdict, reason_code: str = "all_tests_pass", **changes: Any) -> Decision:
-    own = the("", report()).decision
-    assert own is not None
-    return replace(own, verdict=verdict, reason_code=reason_code, **changes)
+    decision = the("", report()).decision
+    assert decision is not None
+    return replace(decision, verdict=verdict, reason_code=reason_code, **changes)
 
 
 SHIFT = "the prompt mix has moved (prompt_class=code from 60% to 30%); from 1.3 to 1.2"
@@ -212,7 +218,7 @@ def test_the_table_of_tests_shows_every_test_and_each_detector() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slice_verdict", "share", "is_told"),
+    ("slice_verdict", "share", "is_reported"),
     [
         (Verdict.DISABLE, 0.05, True),
         (Verdict.DISABLE, None, True),
@@ -221,14 +227,14 @@ def test_the_table_of_tests_shows_every_test_and_each_detector() -> None:
     ],
 )
 def test_an_enabled_endpoint_names_the_slices_that_check_does_not_pass(
-    slice_verdict: Verdict, share: float | None, is_told: bool
+    slice_verdict: Verdict, share: float | None, is_reported: bool
 ) -> None:
     whole, code = the("", report()).decision, the(CODE, report()).decision
     assert whole is not None
     assert code is not None
     enabled = replace(whole, verdict=Verdict.ENABLE)
     slow = in_traffic(replace(code, verdict=slice_verdict), share)
-    told = f"DISABLE stands for code \u00b7 greedy ({'5.0%' if share else DASH} of the traffic)"
-    assert (told in printed(verdict_tables([enabled, slow]))) == is_told
+    reported = f"DISABLE means code \u00b7 greedy ({'5.0%' if share else DASH} of the traffic)"
+    assert (reported in printed(verdict_tables([enabled, slow]))) == is_reported
     page = Page(render_html(report(of=replace(source(), decisions=[enabled, slow])))).text
-    assert (f"{told}: `check` does not pass the endpoint as a whole." in page) == is_told
+    assert (f"{reported}: `check` does not pass the endpoint as a whole." in page) == is_reported

@@ -18,7 +18,7 @@ from shadowspec.reports.taxonomy import (
     SliceFigures,
     suspicions,
 )
-from shadowspec.types.failures import NAMES
+from tests.store.strategies import FAILURE_NAMES
 
 DRAFTS = 1_000.0
 
@@ -30,8 +30,8 @@ def figures(
     return SliceFigures(slice_key, requests, drafts, drafts * (acceptance or 0.0), counts or {})
 
 
-def kinds(own: SliceFigures, *others: SliceFigures) -> list[FailureKind]:
-    return [each.kind for each in suspicions(own, others)]
+def kinds(figures: SliceFigures, *others: SliceFigures) -> list[FailureKind]:
+    return [each.kind for each in suspicions(figures, others)]
 
 
 CODE, CHAT = "prompt_class=code,sampling_regime=greedy", "prompt_class=chat,sampling_regime=greedy"
@@ -68,8 +68,8 @@ def test_a_context_is_held_against_shorter_ones() -> None:
 
 
 def test_several_kinds_at_once_each_with_its_figures() -> None:
-    own = figures(CHAT_HOT, 0.2, counts={"looked_at": 100, "beyond_draft_context": 40})
-    found = suspicions(own, [figures(CHAT, 0.5), figures("prompt_class=code,sampling_regime=high", 0.5)])
+    slice_figures = figures(CHAT_HOT, 0.2, counts={"looked_at": 100, "beyond_draft_context": 40})
+    found = suspicions(slice_figures, [figures(CHAT, 0.5), figures("prompt_class=code,sampling_regime=high", 0.5)])
     assert [each.kind for each in found] == [
         FailureKind.DOMAIN_MISMATCH,
         FailureKind.SAMPLING_REGIME,
@@ -136,13 +136,13 @@ SLICES = st.builds(
     st.integers(0, 1_000),
     st.floats(0, 1e9),
     st.floats(0, 1e9),
-    st.dictionaries(st.sampled_from(NAMES), st.integers(0, 1_000)),
+    st.dictionaries(st.sampled_from(FAILURE_NAMES), st.integers(0, 1_000)),
 )
 
 
 @given(SLICES, st.lists(SLICES, max_size=4))
-def test_whatever_the_counts_it_says_something_or_nothing(own: SliceFigures, others: list[SliceFigures]) -> None:
-    found = suspicions(own, others)
+def test_whatever_the_counts_it_says_something_or_nothing(figures: SliceFigures, others: list[SliceFigures]) -> None:
+    found = suspicions(figures, others)
     assert [each.kind for each in found] == [kind for kind in FailureKind if kind in {each.kind for each in found}]
     assert all(each.figures for each in found)
-    assert suspicions(own, others[::-1]) == found or len(others) > 1
+    assert suspicions(figures, others[::-1]) == found or len(others) > 1

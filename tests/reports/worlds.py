@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from msgspec.structs import replace
+
+from shadowspec.store import Traffic
 from shadowspec.types import (
     AcceptanceSums,
     Arm,
@@ -85,10 +88,10 @@ class MemorySource:
     def loop_sums(self, spans: Collection[LoopSpan]) -> dict[str, list[AcceptanceSums]]:
         return {
             span.endpoint: [
-                own
-                for own in self.looped.get(span.endpoint, [])
-                if own.fingerprint in span.fingerprints
-                if span.since <= own.first_event and own.last_event <= span.until
+                sums
+                for sums in self.looped.get(span.endpoint, [])
+                if sums.fingerprint in span.fingerprints
+                if span.since <= sums.first_event and sums.last_event <= span.until
             ]
             for span in spans
         }
@@ -98,6 +101,14 @@ class MemorySource:
 
     def latest_decisions(self) -> Sequence[Decision]:
         return self.decisions
+
+    def traffic(self, endpoint: str) -> Sequence[Traffic]:
+        block_of = {block.block_id: block for block in self.blocks(endpoint)}
+        times: dict[tuple[str, str, int], list[datetime]] = defaultdict(list)
+        for run in self.runs(endpoint):
+            block = block_of[run.block_id]
+            times[block.slice_key, run.fingerprint, block.concurrency].append(block.started_at)
+        return [Traffic(*key, float(len(each)), min(each), max(each)) for key, each in times.items()]
 
     def overrides(self) -> Sequence[OverrideRecord]:
         return self.orders
@@ -176,9 +187,9 @@ def add_slice(
     for index in range(num_blocks):
         sequence = len(blocks)
         block_id = f"{endpoint}-{slice_key}-{sequence}"
-        own = n_max if index < num_blocks - 1 else max(1, n_max - 1)
+        number = n_max if index < num_blocks - 1 else max(1, n_max - 1)
         queue_ms = 0.0
-        for place in range(own):
+        for place in range(number):
             key = RecordKey(f"file-{endpoint}", 0, 2 * len(records) + 1)
             event = START + timedelta(seconds=12 * sequence + place)
             record = StoredRecord(
@@ -240,8 +251,8 @@ def _run(
     tokens = rng.randrange(24, 49)
     prefill, per_token = rng.lognormvariate(3.4, 0.25), rng.lognormvariate(2.6, 0.15)
     decode = per_token * (tokens - 1)
-    own = speedup * rng.lognormvariate(0.0, 0.14)
-    spec_decode = max(1.0, (prefill + decode) / own - prefill * 1.08)
+    value = speedup * rng.lognormvariate(0.0, 0.14)
+    spec_decode = max(1.0, (prefill + decode) / value - prefill * 1.08)
     diverges = is_greedy and rng.random() < 0.02
     return Run(
         key=key,

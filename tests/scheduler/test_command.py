@@ -26,11 +26,11 @@ JOB = 'cron = "0 * * * *"\nreceivers = ["folder"]'
 def config(new_database: Callable[[str], str], tmp_path: Path) -> Path:
     """A configuration whose job is due for two periods."""
     url = new_database("sqlite")
-    own = config_of(tmp_path, url, JOB, FOLDER.format(tmp_path / "reports"))
+    written_config = config_of(tmp_path, url, JOB, FOLDER.format(tmp_path / "reports"))
     with Store.open(url) as store:
         fill(store)
         make_due(store, ago=timedelta(hours=2))
-    return own.path
+    return written_config.path
 
 
 def test_once_does_what_is_due_and_the_list_shows_it(

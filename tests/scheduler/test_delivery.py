@@ -228,7 +228,7 @@ def test_urls_of_webhooks_are_in_no_log(
         (found,) = once(config_of(tmp_path, url, JOB.format('"chat"'), webhook("chat")), store)
         assert found.last_error == "WebhookError 500"
         monkeypatch.setenv("HOOK_CHAT", f"nonsense://{SECRET}/{SECRET}")
-        with pytest.raises(ConfigError, match="none that apprise knows") as refused:
+        with pytest.raises(ConfigError, match="apprise does not know its URL") as refused:
             require_secret(WebhookSettings("chat", url_variable="HOOK_CHAT"))
     assert SECRET not in str(refused.value)
     assert SECRET not in "".join(record.getMessage() for record in heard)

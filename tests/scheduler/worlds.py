@@ -22,8 +22,8 @@ SECRET = "hunter2-very-secret"
 
 
 def email(name: str, port: int, **keys: str) -> str:
-    own = {"kind": "email", "host": "127.0.0.1", "security": "none", "sender": "gate@example.org", **keys}
-    lines = [f'{key} = "{value}"' for key, value in own.items()]
+    entry = {"kind": "email", "host": "127.0.0.1", "security": "none", "sender": "gate@example.org", **keys}
+    lines = [f'{key} = "{value}"' for key, value in entry.items()]
     return "\n".join([f"[schedule.receivers.{name}]", *lines, f"port = {port}", 'to = ["team@example.org"]\n'])
 
 
@@ -39,8 +39,8 @@ def config_of(folder: Path, url: str, job: str, *receivers: str) -> Config:
 
 def scheduler_of(config: Config, store: Store, policies: Mapping[str, Any] | None = None) -> Scheduler:
     crons = crons_of(config.path, config.schedule.jobs)
-    gates = GatePolicies({name: own.policy for name, own in config.endpoints.items()}, dict(policies or {}))
-    return Scheduler(store, config.schedule, crons, gates, PeriodSettings(data_note="Made up."))
+    gates = GatePolicies({name: endpoint.policy for name, endpoint in config.endpoints.items()}, dict(policies or {}))
+    return Scheduler(store, config.schedule, crons, gates, PeriodSettings(data_note="Made up."), {})
 
 
 def fill(store: Store) -> None:
@@ -48,8 +48,8 @@ def fill(store: Store) -> None:
     now = datetime.now(UTC)
     store.save_fingerprints([examples.config()])
     for hours, verdict in ((48, Verdict.HOLD), (1, Verdict.ENABLE)):
-        own = replace(examples.decision(verdict), decided_at=now - timedelta(hours=hours))
-        store.append_decisions([own])
+        decision = replace(examples.decision(verdict), decided_at=now - timedelta(hours=hours))
+        store.append_decisions([decision])
 
 
 def make_due(store: Store, job: str = "often", ago: timedelta = timedelta(hours=3)) -> datetime:

@@ -38,7 +38,7 @@ class FakeServer:
     returns_token_ids: bool = True
     tells_logprobs: bool = True
     max_logprobs: int = 20  # of the likeliest tokens at a prompt's places; 0: it tells none
-    told: Callable[[list[Any]], Any] = list  # what is done to what it tells of them
+    reported: Callable[[list[Any]], Any] = list  # what is done to what it tells of them
     scored: list[dict[str, Any]] = field(default_factory=list)  # bodies of requests for prompt_logprobs
     key: str | None = None  # the bearer token that is wanted
     lost_token: int | None = None  # the output position at which this server's output is another one
@@ -97,12 +97,12 @@ class FakeServer:
             await respond(writer, 404, "{}")
 
     def _metrics(self) -> str:
-        own = f'engine="0",model_name="{self.model}"'
+        text = f'engine="0",model_name="{self.model}"'
         lines = ["# TYPE vllm:request_success_total counter"]
-        lines.append(f'vllm:request_success_total{{{own},finished_reason="stop"}} {self.counters["done"]}.0')
+        lines.append(f'vllm:request_success_total{{{text},finished_reason="stop"}} {self.counters["done"]}.0')
         lines += [
             "# TYPE vllm:generation_tokens_total counter",
-            f"vllm:generation_tokens_total{{{own}}} {self.num_generated}",
+            f"vllm:generation_tokens_total{{{text}}} {self.num_generated}",
         ]
         if self.num_speculative_tokens:
             for name, key in (
@@ -112,13 +112,13 @@ class FakeServer:
             ):
                 lines += [
                     f"# TYPE vllm:spec_decode_{name}_total counter",
-                    f"vllm:spec_decode_{name}_total{{{own}}} {self.counters[key]}.0",
+                    f"vllm:spec_decode_{name}_total{{{text}}} {self.counters[key]}.0",
                 ]
             name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
             lines.append(f"# TYPE {name} counter")
             for position in range(self.num_speculative_tokens):
                 number = self.per_pos[position] if self.per_pos else 0
-                lines.append(f'{name}{{{own},position="{position}"}} {number}.0')
+                lines.append(f'{name}{{{text},position="{position}"}} {number}.0')
         return "\n".join(lines) + "\n"
 
     async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
@@ -142,14 +142,14 @@ class FakeServer:
         if number > self.max_logprobs or len(ids) + body["max_tokens"] > self.max_model_len:
             await respond(writer, 400, '{"error": {"message": "the prompt was: hush"}}')
             return
-        told: list[Any] = [None]
+        reported: list[Any] = [None]
         for place in range(1, len(ids)):
             every = place_logprobs(ids[:place])
             ranked = sorted(range(len(every)), key=lambda each: -every[each])
             shown = {ids[place]: ranked.index(ids[place]) + 1} | {each: i + 1 for i, each in enumerate(ranked[:number])}
-            told.append({str(each): {"logprob": every[each], "rank": rank, "decoded_token": "hush"}
+            reported.append({str(each): {"logprob": every[each], "rank": rank, "decoded_token": "hush"}
                          for each, rank in shown.items()})  # fmt: skip
-        choice = {"index": 0, "text": "hush", "prompt_logprobs": self.told(told), "finish_reason": "length"}
+        choice = {"index": 0, "text": "hush", "prompt_logprobs": self.reported(reported), "finish_reason": "length"}
         await respond(writer, 200, json.dumps({"model": self.model, "choices": [choice]}))
 
     def output(self, body: dict[str, Any]) -> list[int]:
@@ -179,7 +179,7 @@ class FakeServer:
         if self.level == "detailed" and accepted:
             said |= {"per_step_accepted": accepted, "per_step_drafted": [width] * len(accepted)}
         self.per_pos = self.per_pos or [0] * width
-        self.per_pos = [own + sum(histogram[place + 1 :]) for place, own in enumerate(self.per_pos)]
+        self.per_pos = [per_po + sum(histogram[place + 1 :]) for place, per_po in enumerate(self.per_pos)]
         for name, number in (("drafts", len(accepted)), ("draft", width * len(accepted)), ("accepted", sum(accepted))):
             self.counters[name] += number
         self.counters["done"] += 1
@@ -310,13 +310,13 @@ def running(*servers: FakeServer, tls: ssl.SSLContext | None = None) -> Iterator
 
     async def start() -> None:
         for server in servers:
-            own = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
-            server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{own.sockets[0].getsockname()[1]}/"
-            listening.append(own)
+            start_server = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+            server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{start_server.sockets[0].getsockname()[1]}/"
+            listening.append(start_server)
 
     async def stop() -> None:
-        for own in listening:
-            own.close()
+        for item in listening:
+            item.close()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

@@ -57,14 +57,14 @@ class FakeSglang(FakeServer):
         """Of the first place nothing; what is told begins at `logprob_start_len`."""
         self.scored.append(body)
         ids, number, start = body["input_ids"], body["top_logprobs_num"], body["logprob_start_len"]
-        own: list[Any] = [[None, ids[start], None]]
+        rows: list[Any] = [[None, ids[start], None]]
         top: list[Any] = [None]
         for place in range(start + 1, len(ids)):
             every = place_logprobs(ids[:place])
             ranked = sorted(range(len(every)), key=lambda each: -every[each])
-            own.append([every[ids[place]], ids[place], None])
+            rows.append([every[ids[place]], ids[place], None])
             top.append([[every[each], each, None] for each in ranked[:number]])
-        meta = {"input_token_logprobs": own, "input_top_logprobs": self.told(top), "completion_tokens": 1}
+        meta = {"input_token_logprobs": rows, "input_top_logprobs": self.reported(top), "completion_tokens": 1}
         await respond(writer, 200, json.dumps({"text": "hush", "output_ids": [5], "meta_info": meta}))
 
     def output(self, body: dict[str, Any]) -> list[int]:
@@ -75,8 +75,8 @@ class FakeSglang(FakeServer):
         )
 
     def events(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        own = {"prompt": body["input_ids"], "max_tokens": body["sampling_params"]["max_new_tokens"]}
-        parts, said = self.chunks(own)
+        entry = {"prompt": body["input_ids"], "max_tokens": body["sampling_params"]["max_new_tokens"]}
+        parts, said = self.chunks(entry)
         tokens: list[int] = []
         events = []
         for place, part in enumerate(parts):
@@ -84,7 +84,7 @@ class FakeSglang(FakeServer):
             meta: dict[str, Any] = {
                 "id": "r",
                 "finish_reason": None,
-                "prompt_tokens": len(own["prompt"]),
+                "prompt_tokens": len(entry["prompt"]),
                 "weight_version": "default",
                 "num_retractions": self.num_retractions,
                 "completion_tokens": len(tokens),

@@ -52,36 +52,36 @@ class Production:
         self.per_pos, self.times = [0] * (depth or 0), [0] * 4
 
     def page(self) -> str:
-        own = f'engine="0",model_name="{self.model}"'
+        text = f'engine="0",model_name="{self.model}"'
         lines = [] if self.started_at is None else [f"process_start_time_seconds {self.started_at}"]
         lines += [
-            f"vllm:generation_tokens_total{{{own}}} {self.tokens}.0",
-            f'vllm:request_success_total{{{own},finished_reason="stop"}} {self.requests}.0',
-            f"vllm:prefix_cache_queries_total{{{own}}} {self.prompt_tokens}.0",
-            f"vllm:prefix_cache_hits_total{{{own}}} {self.cached_tokens}.0",
+            f"vllm:generation_tokens_total{{{text}}} {self.tokens}.0",
+            f'vllm:request_success_total{{{text},finished_reason="stop"}} {self.requests}.0',
+            f"vllm:prefix_cache_queries_total{{{text}}} {self.prompt_tokens}.0",
+            f"vllm:prefix_cache_hits_total{{{text}}} {self.cached_tokens}.0",
         ]
         reached = 0
         for bound, number in zip((*BOUNDS, "+Inf"), self.times, strict=True):
             reached += number
-            lines.append(f'vllm:e2e_request_latency_seconds_bucket{{{own},le="{bound}"}} {reached}.0')
+            lines.append(f'vllm:e2e_request_latency_seconds_bucket{{{text},le="{bound}"}} {reached}.0')
         if self.depth is not None:
             lines += [
-                f"vllm:spec_decode_num_drafts_total{{{own}}} {self.drafts}.0",
-                f"vllm:spec_decode_num_draft_tokens_total{{{own}}} {self.drafts * self.depth}.0",
-                f"vllm:spec_decode_num_accepted_tokens_total{{{own}}} {sum(self.per_pos)}.0",
+                f"vllm:spec_decode_num_drafts_total{{{text}}} {self.drafts}.0",
+                f"vllm:spec_decode_num_draft_tokens_total{{{text}}} {self.drafts * self.depth}.0",
+                f"vllm:spec_decode_num_accepted_tokens_total{{{text}}} {sum(self.per_pos)}.0",
             ]
             name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-            lines += [f'{name}{{{own},position="{place}"}} {number}' for place, number in enumerate(self.per_pos)]
+            lines += [f'{name}{{{text},position="{place}"}} {number}' for place, number in enumerate(self.per_pos)]
         return "\n".join(lines) + "\n"
 
 
 @contextmanager
 def producing(*replicas: Production) -> Iterator[None]:
     """The replicas' pages at ports of their own, as long as the block lasts."""
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), _handler(own)) for own in replicas]
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), _handler(replica)) for replica in replicas]
     threads = [threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True) for server in servers]
-    for own, server, thread in zip(replicas, servers, threads, strict=True):
-        own.url = f"http://127.0.0.1:{server.server_port}/metrics"
+    for replica, server, thread in zip(replicas, servers, threads, strict=True):
+        replica.url = f"http://127.0.0.1:{server.server_port}/metrics"
         thread.start()
     try:
         yield
@@ -92,11 +92,11 @@ def producing(*replicas: Production) -> Iterator[None]:
             thread.join(10)
 
 
-def _handler(own: Production) -> type[BaseHTTPRequestHandler]:
+def _handler(production: Production) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            own.headers.append(dict(self.headers.items()))
-            status, headers, content = own.answer or (200, {}, own.page().encode())
+            production.headers.append(dict(self.headers.items()))
+            status, headers, content = production.answer or (200, {}, production.page().encode())
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)

@@ -39,10 +39,10 @@ def loop(steps: Steps, max_tokens: int) -> tuple[SpeculationCounts, Completion, 
 
 
 def said(steps: Steps) -> dict[str, Any]:
-    own = [step for step in steps if step[0]]
+    rows = [step for step in steps if step[0]]
     return {
-        "num_spec_steps": len(own),
-        **({"per_step_drafted": [d for d, _ in own], "per_step_accepted": [a for _, a in own]} if own else {}),
+        "num_spec_steps": len(rows),
+        **({"per_step_drafted": [d for d, _ in rows], "per_step_accepted": [a for _, a in rows]} if rows else {}),
     }
 
 
@@ -93,12 +93,12 @@ def test_steps_without_drafts_are_seen_in_the_stream(steps: Steps, most: int) ->
 
 def merged(sizes: tuple[int, ...], data: st.DataObject, most: int = 3) -> tuple[int, ...]:
     """Some chunks of a stream come together."""
-    own = list(sizes)
+    rows = list(sizes)
     for _ in range(data.draw(st.integers(0, most))):
-        if len(own) > 1:
-            place = data.draw(st.integers(0, len(own) - 2))
-            own[place : place + 2] = [sum(own[place : place + 2])]
-    return tuple(own)
+        if len(rows) > 1:
+            place = data.draw(st.integers(0, len(rows) - 2))
+            rows[place : place + 2] = [sum(rows[place : place + 2])]
+    return tuple(rows)
 
 
 @given(SOMETIMES, st.integers(1, 60), st.data())
@@ -110,12 +110,12 @@ def test_chunks_that_came_together_leave_only_the_last_step_unsure(
     sizes = merged(answer.chunk_sizes, data)
     found = from_steps(said(taken), replace(answer, chunk_sizes=sizes), 3, WIDTH, drafts_always=False)
     check_identities(found.counts)
-    own, theirs = found.counts, expected
-    assert own == theirs or not found.is_sure
-    assert own.num_drafts == theirs.num_drafts
-    assert own.num_accepted_tokens_per_pos[0] == theirs.num_accepted_tokens_per_pos[0]
+    counts, theirs = found.counts, expected
+    assert counts == theirs or not found.is_sure
+    assert counts.num_drafts == theirs.num_drafts
+    assert counts.num_accepted_tokens_per_pos[0] == theirs.num_accepted_tokens_per_pos[0]
     assert found.is_early_rejection == early
-    assert abs(own.num_accepted_tokens - theirs.num_accepted_tokens) < WIDTH
+    assert abs(counts.num_accepted_tokens - theirs.num_accepted_tokens) < WIDTH
 
 
 SHORT = st.lists(st.one_of(st.just(0), st.integers(1, 3)), min_size=1, max_size=5)  # 0: plain; else accepted + 1 of 2
@@ -128,13 +128,13 @@ def test_the_stories_are_all_that_there_are(emitted: list[int], most: int, data:
     _, answer, taken, _ = loop(steps, most)
     sizes = merged(answer.chunk_sizes, data)
     number = answer.num_output_tokens
-    own = [step for step in taken if step[0]]
+    rows = [step for step in taken if step[0]]
     borders = set(accumulate(sizes))
     fits = set()
     for num_plain in range(number):
-        for places in combinations(range(num_plain + len(own)), len(own)):
-            drafts = iter(own)
-            course = [next(drafts) if place in places else None for place in range(num_plain + len(own))]
+        for places in combinations(range(num_plain + len(rows)), len(rows)):
+            drafts = iter(rows)
+            course = [next(drafts) if place in places else None for place in range(num_plain + len(rows))]
             ends = list(accumulate((1 if step is None else step[1] + 1 for step in course), initial=1))
             if ends[-1] < number or (len(ends) > 1 and ends[-2] >= number):
                 continue  # it would have gone on, or ended sooner
@@ -142,7 +142,7 @@ def test_the_stories_are_all_that_there_are(emitted: list[int], most: int, data:
                 last = course[-1] if course else None
                 emits = number - ends[-2] if len(ends) > 1 else 0
                 fits.add(Ending(num_plain, None if last is None else VerifyStep(*last, emits)))
-    assert set(endings(own, number, sizes)) == fits
+    assert set(endings(rows, number, sizes)) == fits
 
 
 def test_a_stream_that_fits_two_stories_is_not_sure() -> None:
@@ -196,12 +196,12 @@ def test_a_histogram_and_chunks_that_came_together_leave_only_the_last_step_unsu
     sizes[place : place + 2] = [sum(sizes[place : place + 2])]
     found = from_meta_info(meta_info(taken) if taken else {}, replace(answer, chunk_sizes=tuple(sizes)), 3, WIDTH)
     check_identities(found.counts)
-    own, theirs = found.counts, expected
+    counts, theirs = found.counts, expected
     assert found.is_sure == (len(answer.chunk_sizes) == 1)
-    assert (own.num_drafts, own.num_accepted_tokens) == (theirs.num_drafts, theirs.num_accepted_tokens)
-    assert own.num_accepted_tokens_per_pos[0] == theirs.num_accepted_tokens_per_pos[0]
-    assert own.num_cut_accepted_tokens == theirs.num_cut_accepted_tokens
-    assert 0 <= own.num_draft_tokens - theirs.num_draft_tokens < WIDTH
+    assert (counts.num_drafts, counts.num_accepted_tokens) == (theirs.num_drafts, theirs.num_accepted_tokens)
+    assert counts.num_accepted_tokens_per_pos[0] == theirs.num_accepted_tokens_per_pos[0]
+    assert counts.num_cut_accepted_tokens == theirs.num_cut_accepted_tokens
+    assert 0 <= counts.num_draft_tokens - theirs.num_draft_tokens < WIDTH
 
 
 @pytest.mark.parametrize(
@@ -263,10 +263,10 @@ def test_chunks_that_came_together_leave_counters_uncertain() -> None:
         ({"num_spec_steps": 3, "per_step_accepted": [4, 4, 4], "per_step_drafted": [4, 4, 4]}, "do not add up"),
     ],
 )
-def test_what_does_not_add_up_is_not_made_up(own: dict[str, Any], says: str) -> None:
+def test_what_does_not_add_up_is_not_made_up(entry: dict[str, Any], says: str) -> None:
     _, answer, _, _ = loop([(WIDTH, 4), (WIDTH, 1)], 8)
     with pytest.raises(UncountableError, match=says):
-        from_steps(own, answer, 3, WIDTH, drafts_always=True)
+        from_steps(entry, answer, 3, WIDTH, drafts_always=True)
 
 
 PAGE = """\

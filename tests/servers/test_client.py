@@ -46,19 +46,19 @@ def settings(url: str, **changes: Any) -> ServerSettings:
     return replace(ServerSettings(url, url, "m", "cpu", "float32", max_attempts=3), **changes)
 
 
-def ask(own: ServerSettings, request: ServerRequest = REQUEST) -> Completion:
-    async def asked() -> Completion:
-        async with open_client("baseline", own.baseline_url, own, trust(own.ca_file), 2) as client:
+def ask(server: ServerSettings, request: ServerRequest = REQUEST) -> Completion:
+    async def ask() -> Completion:
+        async with open_client("baseline", server.baseline_url, server, trust(server.ca_file), 2) as client:
             return await client.complete(request, "salt")
 
-    return run_async(asked())
+    return run_async(ask())
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    own = FakeServer(num_speculative_tokens=3, tells_queue=True, tells_cached=True)
-    with running(own):
-        yield own
+    fake_server = FakeServer(num_speculative_tokens=3, tells_queue=True, tells_cached=True)
+    with running(fake_server):
+        yield fake_server
 
 
 def test_an_answer_is_its_tokens_its_times_and_what_the_server_says(server: FakeServer) -> None:
@@ -81,8 +81,8 @@ def test_an_answer_is_its_tokens_its_times_and_what_the_server_says(server: Fake
 def test_the_longest_gap_is_between_chunks_with_tokens(server: FakeServer) -> None:
     """Not the wait for the first, nor for what follows the last, and whatever else comes meanwhile."""
 
-    async def slow_in_the_middle(own: FakeServer, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        events = own.events(body)
+    async def slow_in_the_middle(fake_server: FakeServer, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        events = fake_server.events(body)
         await asyncio.sleep(1.5)
         begin(writer)
         for place, event in enumerate(events):
@@ -269,8 +269,8 @@ def test_a_connection_that_stays_open_after_the_end_holds_nobody_up(
 def test_texts_may_hold_what_python_takes_for_the_end_of_a_line(server: FakeServer) -> None:
     text = "a\u2028b\x85c"
 
-    async def behave(own: FakeServer, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        events = own.events(body)
+    async def behave(fake_server: FakeServer, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        events = fake_server.events(body)
         events[0]["choices"][0]["text"] = text
         content = "".join(f"data: {json.dumps(each, ensure_ascii=False)}\r\n\r\n" for each in events).encode()
         writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")
@@ -329,16 +329,16 @@ def test_the_key_comes_from_the_environment_and_shows_nowhere(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.key = "open sesame"
-    own = settings(server.url, api_key_variable="SERVER_KEY")
+    server_settings = settings(server.url, api_key_variable="SERVER_KEY")
     with pytest.raises(ConfigError, match="SERVER_KEY is not set"):
-        ask(own)
+        ask(server_settings)
     monkeypatch.setenv("SERVER_KEY", "wrong")
     with pytest.raises(ServerError, match="HTTP 401: is the key right") as caught:
-        ask(own)
+        ask(server_settings)
     assert "wrong" not in str(caught.value)
     monkeypatch.setenv("SERVER_KEY", "open sesame")
-    assert ask(own).num_output_tokens == 12
-    assert "open sesame" not in repr(own)
+    assert ask(server_settings).num_output_tokens == 12
+    assert "open sesame" not in repr(server_settings)
     assert authorization(settings(server.url)) == {}
 
 
@@ -372,8 +372,8 @@ def test_certificates_are_verified(tmp_path: Path) -> None:
 
 def test_a_server_says_what_it_is(server: FakeServer) -> None:
     async def look(model: str) -> Any:
-        own = settings(server.url)
-        async with open_client("baseline", own.baseline_url, own, trust(None), 1) as client:
+        server_settings = settings(server.url)
+        async with open_client("baseline", server_settings.baseline_url, server_settings, trust(None), 1) as client:
             return await identify(client, model)
 
     found = run_async(look("m"))
@@ -382,9 +382,9 @@ def test_a_server_says_what_it_is(server: FakeServer) -> None:
         run_async(look("n"))
 
 
-def asked(own: ServerSettings) -> Any:
+def ask_for_logprobs(server: ServerSettings) -> Any:
     async def look() -> Any:
-        async with open_client("baseline", own.baseline_url, own, trust(own.ca_file), 2) as client:
+        async with open_client("baseline", server.baseline_url, server, trust(server.ca_file), 2) as client:
             return await client.prompt_logprobs((5, 6, 7), 1, 3, "salt")
 
     return run_async(look())
@@ -392,7 +392,7 @@ def asked(own: ServerSettings) -> Any:
 
 def test_what_is_asked_without_a_stream_is_asked_anew_like_the_rest(server: FakeServer) -> None:
     server.scoring_script.extend([status(503), killed(0)])
-    assert [len(each) for each in asked(settings(server.url))] in ([3, 3], [3, 4], [4, 3], [4, 4])
+    assert [len(each) for each in ask_for_logprobs(settings(server.url))] in ([3, 3], [3, 4], [4, 3], [4, 4])
     (body,) = server.scored
     assert (body["model"], body["prompt"], body["stream"], body["max_tokens"]) == ("m", [5, 6, 7], False, 1)
     assert body["cache_salt"].startswith("salt"), "what was asked before must not be found in a cache"
@@ -413,7 +413,9 @@ def test_what_is_asked_without_a_stream_is_asked_anew_like_the_rest(server: Fake
 def test_an_answer_without_a_stream_is_one_or_says_why_not(server: FakeServer, behaviour: Behaviour, code: str) -> None:
     server.scoring_script.append(behaviour)
     with pytest.raises(ServerError) as caught:
-        asked(settings(server.url, max_attempts=1, waits=Waits(total_s=0.3) if code == "total_timeout" else Waits()))
+        ask_for_logprobs(
+            settings(server.url, max_attempts=1, waits=Waits(total_s=0.3) if code == "total_timeout" else Waits())
+        )
     assert caught.value.code == code
     assert "hush" not in str(caught.value)
 
@@ -421,4 +423,4 @@ def test_an_answer_without_a_stream_is_one_or_says_why_not(server: FakeServer, b
 def test_an_answer_that_is_larger_than_can_be_is_not_read(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shadowspec.servers.client.MAX_ANSWER_BYTES", 200)
     with pytest.raises(ServerError, match="larger than can be"):
-        asked(settings(server.url))
+        ask_for_logprobs(settings(server.url))

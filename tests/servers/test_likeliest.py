@@ -25,21 +25,21 @@ def logits_of(seed: int, places: int = 4) -> torch.Tensor:
     return torch.tensor(rng.normal(0.0, 1.0, (places, VOCABULARY)) * scale, dtype=torch.float32)
 
 
-def told(logits: torch.Tensor, number: int) -> NDArray[np.float64]:
+def report_logprobs(logits: torch.Tensor, number: int) -> NDArray[np.float64]:
     """What a server would say of the places, [places, number]."""
     return logits.log_softmax(-1).topk(number).values.double().numpy()
 
 
 def truth(logits: torch.Tensor, sampling: SamplingParameters) -> NDArray[np.float64]:
     """The in-process engine's, [places]."""
-    own = BatchSampling([sampling], [(1,)], [()], VOCABULARY, torch.device("cpu"))
-    return own.probs(logits[None])[0].max(-1).values.double().numpy()
+    batch_sampling = BatchSampling([sampling], [(1,)], [()], VOCABULARY, torch.device("cpu"))
+    return batch_sampling.probs(logits[None])[0].max(-1).values.double().numpy()
 
 
 def bounds(
     logits: torch.Tensor, number: int, sampling: SamplingParameters
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    return likeliest_probs(told(logits, number), sampling)
+    return likeliest_probs(report_logprobs(logits, number), sampling)
 
 
 SAMPLINGS = st.builds(

@@ -49,13 +49,13 @@ trtllm_spec_decode_accepted_tokens_total{engine_type="pytorch",model_name="m",to
 
 @pytest.fixture
 def production() -> Iterator[Production]:
-    own = Production()
-    with producing(own):
-        yield own
+    watched = Production()
+    with producing(watched):
+        yield watched
 
 
 def source(*replicas: Production, **changes: Any) -> LiveSource:
-    return replace(LiveSource(tuple(own.url for own in replicas), "m", "vllm", timeout_s=2.0), **changes)
+    return replace(LiveSource(tuple(replica.url for replica in replicas), "m", "vllm", timeout_s=2.0), **changes)
 
 
 def test_pages_are_read_within_a_running_loop_too(production: Production) -> None:
@@ -106,7 +106,7 @@ def test_a_page_as_vllm_sends_it() -> None:
     assert (counts.num_prompt_tokens, counts.num_cached_tokens) == (11_067, 0)
     assert page.started_at == datetime.fromtimestamp(1_795_394_344, UTC)
     assert set(counts.latencies) == set(LATENCIES)
-    assert {own.total for own in counts.latencies.values()} == {120}, "one observation of each request"
+    assert {latency.total for latency in counts.latencies.values()} == {120}, "one observation of each request"
     assert "4 positions" in page.series
     assert not read_as("other", text).has_model
 
@@ -196,11 +196,11 @@ def test_a_page_that_does_not_come_is_given_up(production: Production) -> None:
 
 
 def test_the_key_is_sent_and_missed(production: Production, tmp_path: Path) -> None:
-    own = source(production, api_key_variable="LIVE_KEY")
-    scrape_all(own, {"LIVE_KEY": "k"})
+    live_source = source(production, api_key_variable="LIVE_KEY")
+    scrape_all(live_source, {"LIVE_KEY": "k"})
     assert production.headers[-1]["Authorization"] == "Bearer k"
     with pytest.raises(ConfigError, match="LIVE_KEY is not set"):
-        scrape_all(own, {})
+        scrape_all(live_source, {})
     with pytest.raises(ConfigError, match="no certificate"):
         scrape_all(source(production, ca_file=tmp_path / "none.pem"))
 
@@ -212,9 +212,9 @@ def test_proxies_of_the_environment_are_not_used(production: Production, monkeyp
 
 
 def test_damaged_pages_end_in_one_kind_of_error() -> None:
-    own = Production()
-    own.serve(drafts=20, rate=0.5)
-    page, refused = own.page() + SGLANG + TENSORRT_LLM, 0
+    production = Production()
+    production.serve(drafts=20, rate=0.5)
+    page, refused = production.page() + SGLANG + TENSORRT_LLM, 0
     for seed in range(1_500):
         drawn = random.Random(seed)
         damaged = list(page)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.answer_parity import Place, places
@@ -26,6 +27,7 @@ from shadowspec.types import (
     SpeculationConfig,
     VerifyRule,
 )
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.identities import check_identities
 from tests.servers.fake_server import FakeServer, after, killed, place_logprobs, running, silent, status
 
@@ -39,16 +41,19 @@ def prompt(line: int, temperature: float = 0.0) -> ShadowPrompt:
     return ShadowPrompt(RecordKey("f" * 64, 0, line), "e", NOON, {}, ids, sampling)
 
 
-def block(own: int, fillers: int = 0, *, load: int = 2, per_slot: int = 3, first: Arm = Arm.BASELINE) -> Block:
-    prompts = tuple(prompt(line) for line in range(own))
+def block(number: int, fillers: int = 0, *, load: int = 2, per_slot: int = 3, first: Arm = Arm.BASELINE) -> Block:
+    prompts = tuple(prompt(line) for line in range(number))
     return Block("b" * 64, 0, "e", "", load, prompts, tuple(prompt(90) for _ in range(fillers)), first, per_slot)
 
 
 @pytest.fixture
 def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
-    own = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
-    with running(*own):
-        yield own
+    pair = FakeServer(tells_queue=True, tells_cached=True), FakeServer(3, tells_queue=True, tells_cached=True)
+    with running(*pair):
+        yield pair
+
+
+COLD = EngineSettings(warmup_blocks=0)
 
 
 @pytest.fixture(autouse=True)
@@ -58,12 +63,12 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settings(servers: tuple[FakeServer, FakeServer], **changes: Any) -> ServerSettings:
     urls = servers[0].url, servers[1].url
-    own = ServerSettings(*urls, "m", "cpu", "float32", max_attempts=2, reachable_within_s=0.0)
-    return replace(own, **changes)
+    server = ServerSettings(*urls, "m", "cpu", "float32", max_attempts=2, reachable_within_s=0.0)
+    return replace(server, **changes)
 
 
 def connected(servers: tuple[FakeServer, FakeServer], **changes: Any) -> ServerEngine:
-    engine = connect(settings(servers, **changes), CONFIG, requests_per_slot=3, warmup_blocks=0)
+    engine = connect(settings(servers, **changes), CONFIG, COLD, requests_per_slot=3, default_sampling={})
     for server in servers:
         server.bodies.clear()
     return engine
@@ -74,13 +79,13 @@ def test_every_own_request_has_a_run_with_counts_and_times(servers: tuple[FakeSe
     result = engine.measure(block(5, fillers=1))
     assert [run.key.offset for run in result.runs] == [0, 1, 2, 3, 4]
     assert result.memory == {}, "no server says what it peaked at"
-    for run, own in zip(result.runs, result.block.requests, strict=True):
+    for run, request in zip(result.runs, result.block.requests, strict=True):
         assert run.failure is None
         assert run.fingerprint == engine.configs[0].fingerprint
         assert run.counts is not None
         check_identities(run.counts)
-        assert run.counts.num_output_tokens == own.sampling.max_tokens
-        assert run.counts.num_prompt_tokens == len(own.prompt_token_ids)
+        assert run.counts.num_output_tokens == request.sampling.max_tokens
+        assert run.counts.num_prompt_tokens == len(request.prompt_token_ids)
         for timing in (run.baseline, run.speculative):
             assert timing is not None
             assert timing.queue_ms == 0.25
@@ -98,7 +103,7 @@ def test_every_own_request_has_a_run_with_counts_and_times(servers: tuple[FakeSe
     salts = [body["cache_salt"] for server in servers for body in server.bodies]
     assert len(set(salts)) == len(salts), "a prompt may be found in a server's prefix cache"
     asked = [[body | {"cache_salt": ""} for body in server.bodies] for server in servers]
-    base, spec = (sorted(own, key=repr) for own in asked)  # two at a time reach a server in any order
+    base, spec = (sorted(rows, key=repr) for rows in asked)  # two at a time reach a server in any order
     assert base == spec
 
 
@@ -123,7 +128,7 @@ def test_arms_run_one_after_the_other_in_the_order_drawn(
 
 
 def test_blocks_of_a_new_size_are_warmed_up_once(servers: tuple[FakeServer, FakeServer]) -> None:
-    engine = connect(settings(servers), CONFIG, warmup_blocks=2)
+    engine = connect(settings(servers), CONFIG, EngineSettings(), requests_per_slot=1, default_sampling={})
     for server in servers:
         server.bodies.clear()
     engine.measure(block(2))
@@ -169,8 +174,8 @@ def test_a_request_that_fails_in_one_arm_fails_its_run_and_no_other(
     failure: str,
     is_once: bool,
 ) -> None:
-    own = SHORT if failure.endswith("_timeout") else Waits()
-    engine = connected(servers, waits=own)
+    short = SHORT if failure.endswith("_timeout") else Waits()
+    engine = connected(servers, waits=short)
     servers[arm].script.extend([behaviour, behaviour])
     with caplog.at_level(logging.WARNING):
         result = engine.measure(block(3, load=1))
@@ -205,10 +210,10 @@ def test_outputs_that_part_are_seen_and_the_baseline_is_asked_again(servers: tup
     found = engine.measure(block(1)).runs[0].parity
     assert found == Parity(first_divergence=4, divergence_gap=0.5, rerun_differs=False)
     asked = servers[0].bodies[-2]  # before the rerun
-    own = servers[0].bodies[0]
-    assert asked["prompt"] == own["prompt"] + servers[0].output(own)[:4]
+    body = servers[0].bodies[0]
+    assert asked["prompt"] == body["prompt"] + servers[0].output(body)[:4]
     assert (asked["max_tokens"], asked["temperature"], asked["logprobs"]) == (1, 0.0, 2)
-    assert "logprobs" not in own
+    assert "logprobs" not in body
 
 
 @pytest.mark.parametrize("unknown", ["not told", "penalty", "minimum"])
@@ -218,14 +223,17 @@ def test_how_far_from_a_tie_outputs_part_may_stay_unknown(servers: tuple[FakeSer
     servers[1].lost_token = 4
     servers[0].tells_logprobs = unknown != "not told"
     changes = {"penalty": {"presence_penalty": 0.5}, "minimum": {"min_tokens": 5}}.get(unknown, {})
-    own = replace(prompt(0), sampling=replace(prompt(0).sampling, **changes))
-    found = engine.measure(replace(block(1), requests=(own,))).runs[0].parity
+    replace = structs.replace(prompt(0), sampling=structs.replace(prompt(0).sampling, **changes))
+    found = engine.measure(structs.replace(block(1), requests=(replace,))).runs[0].parity
     assert found == Parity(first_divergence=4, divergence_gap=None, rerun_differs=False)
 
 
 def sampled(**changes: Any) -> Block:
-    own = prompt(1, temperature=1.0)
-    return replace(block(1), requests=(replace(own, sampling=replace(own.sampling, **changes)),))
+    shadow_prompt = prompt(1, temperature=1.0)
+    return structs.replace(
+        block(1),
+        requests=(structs.replace(shadow_prompt, sampling=structs.replace(shadow_prompt.sampling, **changes)),),
+    )
 
 
 def told_score(body: dict[str, Any], output: list[int]) -> float:
@@ -280,16 +288,18 @@ UNSCORED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [  # of 
     ({}, {}, {"score_logprobs": 0}),
     ({"temperature": 0.6}, {"max_logprobs": 19}, {}),
     ({}, {"max_logprobs": 0}, {}),
-    ({}, {"told": lambda told: None}, {}),
-    ({}, {"told": lambda told: told[1:]}, {}),
-    ({}, {"told": lambda told: [None, *({**each, "5": {}} for each in told[1:])]}, {}),
-    ({}, {"told": lambda told: [None, *({**each, "500": {"logprob": -9.0}} for each in told[1:])]}, {}),
-    ({}, {"told": lambda told: [None, *({"500": {"logprob": -9.0}} for _ in told[1:])]}, {}),
-    ({}, {"told": lambda told: [None, *({n: {"logprob": 0.1} for n in each} for each in told[1:])]}, {}),
-    ({}, {"told": lambda told: [None, *({n: {"logprob": True} for n in each} for each in told[1:])]}, {}),
+    ({}, {"reported": lambda reported: None}, {}),
+    ({}, {"reported": lambda reported: reported[1:]}, {}),
+    ({}, {"reported": lambda reported: [None, *({**each, "5": {}} for each in reported[1:])]}, {}),
+    ({}, {"reported": lambda reported: [None, *({**each, "500": {"logprob": -9.0}} for each in reported[1:])]}, {}),
+    ({}, {"reported": lambda reported: [None, *({"500": {"logprob": -9.0}} for _ in reported[1:])]}, {}),
+    ({}, {"reported": lambda reported: [None, *({n: {"logprob": 0.1} for n in each} for each in reported[1:])]}, {}),
+    ({}, {"reported": lambda reported: [None, *({n: {"logprob": True} for n in each} for each in reported[1:])]}, {}),
     (
         {"temperature": 0.6},
-        {"told": lambda told: [None, *({n: {"logprob": -0.1} for n in each} for each in told[1:])]},  # more than all
+        {
+            "reported": lambda reported: [None, *({n: {"logprob": -0.1} for n in each} for each in reported[1:])]
+        },  # more than all
         {},
     ),
 ]
@@ -341,11 +351,11 @@ def test_without_token_ids_nothing_is_known_of_parity(servers: tuple[FakeServer,
 
 def test_where_answers_do_not_say_a_second_pass_is_counted_alone(servers: tuple[FakeServer, FakeServer]) -> None:
     """The figures are those that the answers would have given, and the runs say where they come from."""
-    told = connected(servers).measure(block(4)).runs
+    reported = connected(servers).measure(block(4)).runs
     servers[1].level = "none"
     engine = connected(servers)
     counted = engine.measure(block(4)).runs
-    assert [run.counts for run in counted] == [run.counts for run in told]
+    assert [run.counts for run in counted] == [run.counts for run in reported]
     assert {run.served.counts_source for run in counted if run.served is not None} == {"counters"}
     assert engine.configs[0].details["counts_source"] == "counters"
     assert len(servers[1].bodies) == 8
@@ -396,7 +406,7 @@ def test_a_server_that_is_away_or_another_one_ends_the_block(servers: tuple[Fake
     with running(gone := FakeServer()):
         pass
     away = settings((servers[0], gone))
-    engine = ServerEngine(away, engine.configs[0], engine._identities, engine._source)
+    engine = ServerEngine(away, engine.configs[0], engine._identities, engine._source, COLD)
     with pytest.raises(ServiceUnavailableError, match=r"speculative server .* cannot be reached"):
         engine.measure(block(1))
     assert [len(server.bodies) for server in servers] == [0, 0]
@@ -431,8 +441,8 @@ def test_the_fingerprint_names_the_servers_and_changes_with_them(servers: tuple[
 def test_servers_that_do_not_fit_are_refused_with_what_is_missing(
     servers: tuple[FakeServer, FakeServer], changes: tuple[dict[str, Any], ...], says: str
 ) -> None:
-    for server, own in zip(servers, changes, strict=True):
-        for name, value in own.items():
+    for server, change in zip(servers, changes, strict=True):
+        for name, value in change.items():
             setattr(server, name, value)
     with pytest.raises(ModelError, match=says):
         connected(servers)

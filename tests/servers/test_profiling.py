@@ -30,13 +30,14 @@ GRID = ServerGrid(loads=(1, 3), contexts=(4, 9), rounds=2)
 @pytest.fixture
 def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
     """Steps of known times: the speculative server's take twice as long."""
-    own = FakeServer(step_s=BASELINE_S), FakeServer(3, step_s=SPECULATIVE_S)
-    with running(*own):
-        yield own
+    pair = FakeServer(step_s=BASELINE_S), FakeServer(3, step_s=SPECULATIVE_S)
+    with running(*pair):
+        yield pair
 
 
 def profiled(servers: tuple[FakeServer, FakeServer], grid: ServerGrid = GRID, **changes: Any) -> Any:
-    return profile_servers(settings(servers), replace(CONFIG, **changes), grid, vocab_size=50, requests_per_slot=4)
+    config = replace(CONFIG, **changes)
+    return profile_servers(settings(servers), config, grid, vocab_size=50, requests_per_slot=4, default_sampling={})
 
 
 # The regression.
@@ -77,7 +78,10 @@ def test_a_stall_below_zero_is_noise_and_takes_nothing_from_a_step() -> None:
 
 
 def test_without_other_prompts_or_accepted_tokens_there_is_a_step_alone() -> None:
-    rows = [replace(own, num_prompts=0, num_accepted=0, decode_ms=8.0 * own.num_steps) for own in made(8.0, 0.0, 0.0)]
+    rows = [
+        replace(served_steps, num_prompts=0, num_accepted=0, decode_ms=8.0 * served_steps.num_steps)
+        for served_steps in made(8.0, 0.0, 0.0)
+    ]
     found = fit(rows)
     assert (found.step_ms, found.stall_ms) == (pytest.approx(8.0), 0.0)
     assert (found.accepted_token_ms, found.accepted_token_error_ms) == (None, None)
@@ -89,8 +93,9 @@ def test_without_other_prompts_or_accepted_tokens_there_is_a_step_alone() -> Non
 def test_the_servers_step_times_are_found_at_every_place(servers: tuple[FakeServer, FakeServer]) -> None:
     ran: list[None] = []
     found = profile_servers(
-        settings(servers), CONFIG, GRID, vocab_size=50, requests_per_slot=4, on_run=lambda: ran.append(None)
-    )
+        settings(servers), CONFIG, GRID, vocab_size=50, requests_per_slot=4, default_sampling={},
+        on_run=lambda: ran.append(None),
+    )  # fmt: skip
     assert len(ran) == GRID.num_runs == 2 * 4 * 2
     at = {each.place: each for each in found.points}
     assert set(at) == {(load, depth, context) for load in (1, 3) for depth in (0, 3) for context in (4, 9)}
@@ -109,17 +114,17 @@ def test_every_run_is_a_queue_at_its_load_with_the_same_prompts_for_both(
     servers: tuple[FakeServer, FakeServer],
 ) -> None:
     profiled(servers, replace(GRID, loads=(3,), contexts=(4,)))
-    own, other = ([body for body in server.bodies if body["max_tokens"] >= OUTPUT_TOKENS[0]] for server in servers)
+    rows, other = ([body for body in server.bodies if body["max_tokens"] >= OUTPUT_TOKENS[0]] for server in servers)
     assert [server.most_in_flight for server in servers] == [3, 3]
-    assert len(own) == len(other) == 2 * 3 * REQUESTS_PER_SLOT
+    assert len(rows) == len(other) == 2 * 3 * REQUESTS_PER_SLOT
     asked = [
-        sorted((tuple(body["prompt"]), body["max_tokens"], body["seed"]) for body in bodies) for bodies in (own, other)
+        sorted((tuple(body["prompt"]), body["max_tokens"], body["seed"]) for body in bodies) for bodies in (rows, other)
     ]
     assert asked[0] == asked[1]
     assert len({prompt for prompt, _, _ in asked[0]}) == len(asked[0]), "a round's prompts are its own"
     assert len({length for _, length, _ in asked[0]}) > 5
-    assert all(body["ignore_eos"] and body["temperature"] == 0.0 for body in own)
-    assert len({body["cache_salt"] for body in (*own, *other)}) == 2 * len(own), "nothing is found in a prefix cache"
+    assert all(body["ignore_eos"] and body["temperature"] == 0.0 for body in rows)
+    assert len({body["cache_salt"] for body in (*rows, *other)}) == 2 * len(rows), "nothing is found in a prefix cache"
 
 
 def test_sampled_requests_are_sampled_and_not_compared(servers: tuple[FakeServer, FakeServer]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.probing import probe_both, remarks
@@ -20,9 +20,9 @@ Servers = tuple[FakeSglang, FakeSglang]
 
 @pytest.fixture
 def servers() -> Iterator[Servers]:
-    own = FakeSglang(), FakeSglang(3)
-    with running(*own):
-        yield own
+    pair = FakeSglang(), FakeSglang(3)
+    with running(*pair):
+        yield pair
 
 
 @pytest.fixture(autouse=True)
@@ -69,16 +69,16 @@ def test_sampled_outputs_are_scored_and_greedy_ones_that_part_have_their_gap(ser
     servers[1].lost_token = 4
     found = engine.measure(sampled()).runs[0].parity
     assert found is not None
-    own = {"prompt": servers[0].bodies[0]["input_ids"]}
-    assert found.z_sum == pytest.approx(told_score(own, servers[1].output(servers[1].bodies[0])), abs=1e-4)
-    assert found.baseline_z_sum == pytest.approx(told_score(own, servers[0].output(servers[0].bodies[0])), abs=1e-4)
-    assert servers[0].scored[-1]["logprob_start_len"] == len(own["prompt"]) - 1
+    entry = {"prompt": servers[0].bodies[0]["input_ids"]}
+    assert found.z_sum == pytest.approx(told_score(entry, servers[1].output(servers[1].bodies[0])), abs=1e-4)
+    assert found.baseline_z_sum == pytest.approx(told_score(entry, servers[0].output(servers[0].bodies[0])), abs=1e-4)
+    assert servers[0].scored[-1]["logprob_start_len"] == len(entry["prompt"]) - 1
     greedy = engine.measure(block(1)).runs[0].parity
     assert greedy == Parity(first_divergence=4, divergence_gap=0.5, rerun_differs=False)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         lambda top: None,
         lambda top: top[1:],
@@ -86,9 +86,9 @@ def test_sampled_outputs_are_scored_and_greedy_ones_that_part_have_their_gap(ser
         lambda top: [None, *([["x"]] for _ in top[1:])],
     ],
 )
-def test_what_is_told_otherwise_scores_nothing(servers: Servers, told: Callable[[list[Any]], Any]) -> None:
+def test_what_is_told_otherwise_scores_nothing(servers: Servers, reported: Callable[[list[Any]], Any]) -> None:
     engine = connected(servers)
-    servers[0].told = told
+    servers[0].reported = reported
     assert engine.measure(sampled()).runs[0].parity == Parity()
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_counted_is_refused_with_what_is_missing(
 
 def test_remarks_name_nothing_that_sglang_does_not_have(servers: Servers) -> None:
     found = remarks(*probe_both(settings(servers)))
-    assert found == ["queue times are not told apart"]
+    assert found == ["queue times are not reported separately"]
 
 
 def test_a_server_that_was_started_otherwise_is_another_one(servers: Servers) -> None:

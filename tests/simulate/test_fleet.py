@@ -35,8 +35,8 @@ def world(num_devices: int, blocks_each: int, look_every: int = 2) -> FleetWorld
 
 
 def test_a_slow_block_takes_longer_and_a_device_does_one_after_the_other() -> None:
-    own = world(4, 12)
-    for draw in draw_fleet(own, seed_of(own, 1, 0)):
+    fleet = world(4, 12)
+    for draw in draw_fleet(fleet, seed_of(fleet, 1, 0)):
         means = [
             float(np.mean(draw.outcomes.log_speedup[draw.requests.block == place]))
             for place in range(len(draw.requests.blocks))
@@ -52,8 +52,8 @@ def test_a_slow_block_takes_longer_and_a_device_does_one_after_the_other() -> No
 
 def test_each_look_has_the_blocks_that_the_watermark_has_reached_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the store, the ledger and the folding: a beginning of one order, whichever device was first."""
-    own = world(4, 4)
-    draws = draw_fleet(own, seed_of(own, 1, 3))
+    fleet_world = world(4, 4)
+    draws = draw_fleet(fleet_world, seed_of(fleet_world, 1, 3))
     newest = sorted(
         max(int(at) for at in draw.requests.at_us[draw.requests.block == place])
         for draw in draws
@@ -61,18 +61,18 @@ def test_each_look_has_the_blocks_that_the_watermark_has_reached_and_no_other(mo
     )
     seen: list[tuple[int, int, bool]] = []
 
-    def look(store: Store, own: FleetWorld, *, input_ended: bool) -> Decision:
+    def look(store: Store, devices: FleetWorld, *, input_ended: bool) -> Decision:
         mark = store.watermark(ENDPOINT).time
         assert mark is not None
         known_us = (mark - START) // timedelta(microseconds=1)
         reached = len(newest) if input_ended else sum(at <= known_us for at in newest)
-        decision = honest(store, own, input_ended=input_ended)
+        decision = honest(store, devices, input_ended=input_ended)
         seen.append((decision.num_blocks, reached, input_ended))
         return decision
 
     honest = fleet._look
     monkeypatch.setattr(fleet, "_look", look)
-    (outcome,) = watch_fleet(own, draws)
+    (outcome,) = watch_fleet(fleet_world, draws)
     assert len(seen) >= len(newest) // 2
     # Until a partition has begun, nothing says that it is there: what is older than the watermark may still come then.
     begun = [numbers for numbers in seen if numbers[1] > len(draws)]
@@ -81,8 +81,8 @@ def test_each_look_has_the_blocks_that_the_watermark_has_reached_and_no_other(mo
 
 
 def test_its_rows_lie_on_the_margin() -> None:
-    own = world(8, 200)
-    draws = draw_fleet(own, seed_of(own, 1, 1))
+    fleet = world(8, 200)
+    draws = draw_fleet(fleet, seed_of(fleet, 1, 1))
     clipped = np.concatenate([draw.outcomes.log_speedup for draw in draws])
     block = np.concatenate([draw.requests.block + 1_000 * draw.device for draw in draws])
     means = np.bincount(block, clipped)[np.unique(block)] / np.bincount(block)[np.unique(block)]
@@ -98,19 +98,19 @@ def test_blocks_that_enter_as_they_are_committed_make_the_gate_enable_falsely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Seven of the world's first twelve draws are enabled then, at 26 to 78 blocks; here are the three soonest."""
-    own = world(24, 5)
-    draws = [draw_fleet(own, seed_of(own, 1, index)) for index in (6, 10, 11)]
-    assert [watch_fleet(replace(own, fleet=replace(own.fleet, look_every=8)), draw)[0].verdict for draw in draws] == [
-        Verdict.HOLD
-    ] * 3
+    fleet = world(24, 5)
+    draws = [draw_fleet(fleet, seed_of(fleet, 1, index)) for index in (6, 10, 11)]
+    assert [
+        watch_fleet(replace(fleet, fleet=replace(fleet.fleet, look_every=8)), draw)[0].verdict for draw in draws
+    ] == [Verdict.HOLD] * 3
     monkeypatch.setattr(folding, "take_blocks", sabotaged("shadowspec.gate.evidence.units", ORDER).take_blocks)
-    assert [watch_fleet(own, draw)[0].verdict for draw in draws] == [Verdict.ENABLE] * 3
+    assert [watch_fleet(fleet, draw)[0].verdict for draw in draws] == [Verdict.ENABLE] * 3
 
 
 def test_it_is_run_and_counted_as_the_other_worlds_are() -> None:
-    own = world(3, 2, look_every=3)
-    again = repeat(own, seed_of(own, 1, 0))
-    assert again == repeat(own, seed_of(own, 1, 0))
-    result = tally(own, 1, [again], 0.0)
+    fleet = world(3, 2, look_every=3)
+    again = repeat(fleet, seed_of(fleet, 1, 0))
+    assert again == repeat(fleet, seed_of(fleet, 1, 0))
+    result = tally(fleet, 1, [again], 0.0)
     assert (result.level, result.false_enables, result.num_dependent) == (0.025, 0, 0)
     assert result.naive_enables.keys() == again.naive.keys()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from shadowspec.gate.evidence.units import Cluster
 from shadowspec.gate.run.endpoint_look import Decided, EndpointLook
@@ -116,7 +117,7 @@ def test_a_key_that_dominates_is_cut_at_every_look_and_here() -> None:
     world = shortened("session_correlation", 120)
     drawn = draw(world, seed_of(world, 1, 0))
     long = drawn.rows.records[0].session_hash
-    busy = [replace(each, session_hash=long) if at < 60 else each for at, each in enumerate(drawn.rows.records)]
+    busy = [structs.replace(each, session_hash=long) if at < 60 else each for at, each in enumerate(drawn.rows.records)]
     drawn = replace(drawn, rows=replace(drawn.rows, records=busy))
     with pytest.raises(BeginsAnewError):
         moments(drawn, world)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from scipy import stats
 
-from kernels.benchmarks.simulation_page import PAGE, PICTURE, write_page
+from kernels.benchmarks.simulation_page import PAGE, PICTURE, markdown, write_page
 from shadowspec.errors import InputError
 from shadowspec.simulate import run_worlds as runner
 from shadowspec.simulate.gate_under_test import HypothesisOutcome
@@ -22,7 +22,7 @@ from shadowspec.simulate.results import WorldResult, read_results, tally, write_
 from shadowspec.simulate.rows import CHANGED, CONFIG
 from shadowspec.simulate.run_worlds import run_worlds
 from shadowspec.simulate.summary import broken_promises, power_limit_blocks, summarise
-from shadowspec.simulate.tables import Table, markdown, tables_of
+from shadowspec.simulate.tables import Table, tables_of
 from shadowspec.simulate.world import World
 from shadowspec.simulate.worlds import WORLDS
 from shadowspec.types import Verdict

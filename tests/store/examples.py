@@ -64,9 +64,9 @@ def decision(verdict: Verdict = Verdict.HOLD, *, endpoint: str = "chat", fingerp
     return Decision(endpoint, "", 4, CONFIG, fingerprint, verdict, "too_few_units", "not yet", (test,), 9, 30, 11, NOON)
 
 
-def in_traffic(own: Decision, share: float | None) -> Decision:
+def in_traffic(decision: Decision, share: float | None) -> Decision:
     """The decision on a slice with this share of the traffic."""
-    return replace(own, composition=Composition(is_named=True, cover=SliceCover(share, False, None)))
+    return replace(decision, composition=Composition(is_named=True, cover=SliceCover(share, False, None)))
 
 
 def watched(**promises: float) -> Watch:

@@ -19,9 +19,11 @@ def windows(
     """What three replicas counted; each drafts from its first window after `drafts_from` on."""
     draw = np.random.default_rng(seed)
     found = [
-        own for number in range(3) for own in _replica(draw, "abc"[number], number, start, length, drafts_from, step)
+        window
+        for number in range(3)
+        for window in _replica(draw, "abc"[number], number, start, length, drafts_from, step)
     ]
-    return sorted(found, key=lambda own: (own.ended_at, own.replica))
+    return sorted(found, key=lambda window: (window.ended_at, window.replica))
 
 
 def _replica(
@@ -53,19 +55,19 @@ def _counts(draw: np.random.Generator, engine: int, *, is_new: bool, drafts: boo
     accepted = int(draw.binomial(3 * steps, 0.4))
     prompt = int(draw.poisson(900.0))
     bins = {
-        name: Buckets(bounds, tuple(int(own) for own in draw.poisson(4.0, len(bounds) + 1)))
+        name: Buckets(bounds, tuple(int(item) for item in draw.poisson(4.0, len(bounds) + 1)))
         for name in (END_TO_END, FIRST_TOKEN)
         for bounds in [BOUNDS[is_new]]
     }
     if engine == 2:
         return LiveCounts(num_output_tokens=int(draw.poisson(70.0)), latencies={END_TO_END: bins[END_TO_END]})
-    told = int(draw.poisson(2.0)) if engine == 1 else 0
+    reported = int(draw.poisson(2.0)) if engine == 1 else 0
     return LiveCounts(
         num_drafts=steps,
         num_draft_tokens=3 * steps if engine == 0 else None,
         num_accepted_tokens=accepted if engine == 0 else None,
         num_accepted_tokens_per_pos=(min(accepted, steps), accepted // 3, 1) if engine == 0 else (),
-        num_output_tokens=max(requests + steps + accepted - 90 * (engine == 1 and told == 0), 0),
+        num_output_tokens=max(requests + steps + accepted - 90 * (engine == 1 and reported == 0), 0),
         num_requests=requests,
         num_prompt_tokens=prompt,
         num_cached_tokens=prompt // 3 if engine == 0 or is_new else None,

@@ -23,16 +23,20 @@ def save_block(store: Store, result: BlockResult, records: Sequence[StoredRecord
     return store.save_batch(batch, CONSUMER).num_new_runs
 
 
+def is_stored(store: Store, record: StoredRecord) -> bool:
+    return record.key in store.finished_records(PartitionId(record.key.source, record.key.partition), 0)
+
+
 def _advances(store: Store, records: Sequence[StoredRecord]) -> tuple[Advance, ...]:
     """The steps of the ledger over the records that are not stored yet."""
     by_partition: dict[PartitionId, dict[object, StoredRecord]] = {}
     for record in records:
-        own = by_partition.setdefault(PartitionId(record.key.source, record.key.partition), {})
-        own.setdefault(record.key, record)
+        group = by_partition.setdefault(PartitionId(record.key.source, record.key.partition), {})
+        group.setdefault(record.key, record)
     advances = []
-    for partition, own in sorted(by_partition.items()):
+    for partition, item in sorted(by_partition.items()):
         known = store.finished_records(partition, 0)
-        new = [record for key, record in own.items() if key not in known]
+        new = [record for key, record in item.items() if key not in known]
         entry = store.ledger_entry(CONSUMER, partition)
         place = 0 if entry is None else entry.next_offset
         times = [record.event_time for record in new if record.event_time is not None]

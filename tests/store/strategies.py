@@ -47,9 +47,18 @@ from shadowspec.types import (
     Watch,
     WatchedMean,
     WeightedBounds,
+    failures,
 )
 
 T = TypeVar("T")
+
+FAILURE_NAMES = (
+    *(failures.LOOKED_AT, failures.EARLY_KNOWN, failures.EARLY_REJECTIONS, failures.BEYOND_DRAFT_CONTEXT),
+    *(failures.validity_name(contract, arm, validity) for contract in Contract for arm in Arm for validity in Validity),
+    *(intervention.value for intervention in Intervention),
+    *(failures.INTERVENED_DRAFTS, failures.INTERVENED_DRAFT_TOKENS, failures.INTERVENED_ACCEPTED_TOKENS),
+    failures.INTERVENED_FIRST_ACCEPTED_TOKENS,
+)
 
 # Postgres text holds neither NUL nor lone surrogates; the store refuses them (tested apart).
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
@@ -165,7 +174,7 @@ SCORES = st.builds(PairedScore, baseline=st.none() | RATES, speculative=st.none(
 def measured_blocks(draw: st.DrawFn) -> tuple[list[FingerprintedConfig], list[StoredRecord], BlockResult]:
     """A block with the configs that it was measured with and the records of its requests."""
     configs = draw(st.lists(FINGERPRINTED, min_size=1, max_size=2, unique_by=lambda each: each.fingerprint))
-    own = draw(st.lists(records(), min_size=1, max_size=3, unique_by=lambda record: record.key))
+    drawn_records = draw(st.lists(records(), min_size=1, max_size=3, unique_by=lambda record: record.key))
     block = Block(
         block_id=draw(NAMES),
         sequence=draw(COUNT),
@@ -192,11 +201,11 @@ def measured_blocks(draw: st.DrawFn) -> tuple[list[FingerprintedConfig], list[St
             flags=draw(FLAGS),
             served=draw(optional(SERVED)),
         )
-        for record in own
+        for record in drawn_records
         for config in configs
     )
     memory = {config.fingerprint: draw(MEMORY) for config in configs}
-    return configs, own, BlockResult(block, draw(TIMES), runs, memory, draw(st.integers(0, 9)))
+    return configs, drawn_records, BlockResult(block, draw(TIMES), runs, memory, draw(st.integers(0, 9)))
 
 
 TESTS = st.builds(
@@ -223,8 +232,8 @@ TESTS = st.builds(
 )
 
 
-def _by_mean(own: st.SearchStrategy[T]) -> st.SearchStrategy[dict[str, T]]:
-    return st.dictionaries(st.sampled_from(["speedup", "acceptance"]), own)
+def _by_mean(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[dict[str, T]]:
+    return st.dictionaries(st.sampled_from(["speedup", "acceptance"]), strategy)
 
 
 COMPOSITIONS = st.builds(

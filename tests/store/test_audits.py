@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec import structs
 
 from shadowspec.store import Store
 from shadowspec.store.write import stored_replays
@@ -32,7 +33,7 @@ def other(fingerprint: str) -> FingerprintedConfig:
 
 
 def sliced(result: BlockResult, slice_key: str) -> BlockResult:
-    return replace(result, block=replace(result.block, slice_key=slice_key))
+    return replace(result, block=structs.replace(result.block, slice_key=slice_key))
 
 
 def test_a_record_replayed_twice_changes_nothing(store: Store) -> None:
@@ -80,12 +81,16 @@ def test_the_newest_are_added_up(store: Store, monkeypatch: pytest.MonkeyPatch) 
     times = [examples.NOON + timedelta(minutes=line) for line in range(1, 6)]
     store.save_replays([replace(examples.replayed(line), event_time=time) for line, time in enumerate(times, start=1)])
     store.save_fingerprints([examples.config()])
-    records = [replace(examples.record(line), event_time=time) for line, time in enumerate(times, start=1)]
+    records = [structs.replace(examples.record(line), event_time=time) for line, time in enumerate(times, start=1)]
     save_block(store, examples.block("b", range(1, 6)), records)
     monkeypatch.setattr(stored_replays, "MAX_REPLAYS", 2)
     monkeypatch.setattr(stored_replays, "MAX_RUNS", 3)
-    (own,) = store.replay_sums(["chat"])["chat"]
-    assert (own.num_requests, own.first_event, own.last_event) == (2, times[3], times[4])
+    (sums,) = store.replay_sums(["chat"])["chat"]
+    assert (sums.num_requests, sums.first_event, sums.last_event) == (
+        2,
+        times[3],
+        times[4],
+    )
     (loop,) = store.loop_sums([LoopSpan("chat", {"fp"}, times[0], times[4])])["chat"]
     assert (loop.num_requests, loop.first_event, loop.last_event) == (3, times[2], times[4])
 
@@ -96,16 +101,29 @@ def test_the_loops_runs_add_up_likewise(store: Store) -> None:
     failed = examples.block("c", range(4, 5))
     failed = replace(failed, runs=(Run(failed.runs[0].key, "fp", "c", failure="out_of_memory"),))
     save_block(store, sliced(failed, "a=b"), [examples.record(4)])
-    later = replace(examples.record(5), event_time=examples.NOON + timedelta(hours=1))
+    later = structs.replace(examples.record(5), event_time=examples.NOON + timedelta(hours=1))
     save_block(store, sliced(examples.block("d", range(5, 6)), "a=b"), [later])
     save_block(store, sliced(examples.block("e", range(6, 7), fingerprint="g"), "a=b"), [examples.record(6)])
-    (own,) = store.loop_sums([LoopSpan("chat", {"fp"}, examples.NOON, examples.NOON)])["chat"]
-    assert (own.slice_key, own.fingerprint, own.num_requests, own.num_units) == ("a=b", "fp", 3, 3)
-    assert (own.num_drafts, own.num_draft_tokens, own.num_accepted_tokens) == (6.0, 24.0, 15.0)
-    assert own.num_first_accepted_tokens == 6.0
-    assert (own.drafts_squares, own.accepted_drafts, own.accepted_squares) == (12.0, 30.0, 75.0)
-    (own,) = store.loop_sums([LoopSpan("chat", {"fp"}, examples.NOON, later.event_time)])["chat"]
-    assert own.num_units == 4
+    (sums,) = store.loop_sums([LoopSpan("chat", {"fp"}, examples.NOON, examples.NOON)])["chat"]
+    assert (
+        sums.slice_key,
+        sums.fingerprint,
+        sums.num_requests,
+        sums.num_units,
+    ) == ("a=b", "fp", 3, 3)
+    assert (sums.num_drafts, sums.num_draft_tokens, sums.num_accepted_tokens) == (
+        6.0,
+        24.0,
+        15.0,
+    )
+    assert sums.num_first_accepted_tokens == 6.0
+    assert (sums.drafts_squares, sums.accepted_drafts, sums.accepted_squares) == (
+        12.0,
+        30.0,
+        75.0,
+    )
+    (sums,) = store.loop_sums([LoopSpan("chat", {"fp"}, examples.NOON, later.event_time)])["chat"]
+    assert sums.num_units == 4
     assert store.loop_sums([LoopSpan("chat", set(), examples.NOON, later.event_time)]) == {"chat": []}
 
 
@@ -119,8 +137,10 @@ def test_each_endpoint_has_its_own_newest(store: Store, monkeypatch: pytest.Monk
             [replace(examples.replayed(line), endpoint=endpoint, event_time=time) for line, time in times.items()]
         )
         block = examples.block(endpoint, lines)
-        block = replace(block, block=replace(block.block, endpoint=endpoint))
-        records = [replace(examples.record(line), endpoint=endpoint, event_time=time) for line, time in times.items()]
+        block = replace(block, block=structs.replace(block.block, endpoint=endpoint))
+        records = [
+            structs.replace(examples.record(line), endpoint=endpoint, event_time=time) for line, time in times.items()
+        ]
         save_block(store, block, records)
         with store.audit_session(endpoint) as session:
             session.save([StoredAudit("", "fp", {"x": place})])
@@ -128,7 +148,7 @@ def test_each_endpoint_has_its_own_newest(store: Store, monkeypatch: pytest.Monk
     monkeypatch.setattr(stored_replays, "MAX_RUNS", 2)
     names = ("chat", "editor", "elsewhere")
     found = store.replay_sums(names)
-    assert {name: [sums.num_requests for sums in own] for name, own in found.items()} == {
+    assert {name: [sums.num_requests for sums in acceptance_sums] for name, acceptance_sums in found.items()} == {
         "chat": [3],
         "editor": [3],
         "elsewhere": [],
@@ -136,7 +156,7 @@ def test_each_endpoint_has_its_own_newest(store: Store, monkeypatch: pytest.Monk
     assert found == {name: store.replay_sums([name])[name] for name in names}
     spans = [LoopSpan(name, {"fp"}, examples.NOON, examples.NOON + timedelta(hours=2)) for name in names]
     looped = store.loop_sums(spans)
-    assert {name: [sums.num_requests for sums in own] for name, own in looped.items()} == {
+    assert {name: [sums.num_requests for sums in acceptance_sums] for name, acceptance_sums in looped.items()} == {
         "chat": [2],
         "editor": [2],
         "elsewhere": [],
@@ -153,7 +173,7 @@ def test_each_endpoint_has_its_own_newest(store: Store, monkeypatch: pytest.Monk
 
 def test_audited_runs_are_taken_in_once_and_in_order(store: Store) -> None:
     store.save_fingerprints([examples.config()])
-    late = replace(examples.record(1), event_time=examples.NOON + timedelta(hours=1))
+    late = structs.replace(examples.record(1), event_time=examples.NOON + timedelta(hours=1))
     save_block(store, sliced(examples.audited(examples.block("b", range(1, 3))), "a=b"), [late, examples.record(2)])
     save_block(store, examples.audited(examples.block("c", range(3, 4)), None), [examples.record(3)])
     with store.audit_session("chat") as session:

@@ -30,8 +30,8 @@ KEEP = timedelta(days=90)
 
 
 def config(depth: int) -> FingerprintedConfig:
-    own = examples.config(f"fp-{depth}")
-    return replace(own, config=replace(own.config, num_speculative_tokens=depth))
+    fingerprinted = examples.config(f"fp-{depth}")
+    return replace(fingerprinted, config=replace(fingerprinted.config, num_speculative_tokens=depth))
 
 
 def test_a_block_comes_back_as_it_was_written(store: Store) -> None:
@@ -46,7 +46,7 @@ def test_a_block_comes_back_as_it_was_written(store: Store) -> None:
         empty,
     ]
     assert store.backfilled_blocks("work", set()) == store.backfilled_blocks("other", {"file"}) == []
-    assert sum(own.num_requests for own in store.replay_sums(["chat"])["chat"]) == 3
+    assert sum(sums.num_requests for sums in store.replay_sums(["chat"])["chat"]) == 3
 
 
 def test_what_is_there_stays_as_it_is(store: Store) -> None:
@@ -55,7 +55,7 @@ def test_what_is_there_stays_as_it_is(store: Store) -> None:
     other = replace(records[0], slice_key="a=c")
     assert store.save_backfilled("work", backfilled(0, num_records=99, funnel={}), [other, *records]) == 0
     assert store.backfilled_blocks("work", {"file"}) == [backfilled(0)]
-    assert [own.slice_key for own in store.replay_sums(["chat"])["chat"]] == ["a=b"]
+    assert [sums.slice_key for sums in store.replay_sums(["chat"])["chat"]] == ["a=b"]
     assert store.save_backfilled("another work", backfilled(0), [*records, examples.replayed(3)]) == 1
     assert store.backfilled_blocks("another work", {"file"}) == [backfilled(0)]
 
@@ -66,14 +66,16 @@ def test_neither_is_there_without_the_other(store: Store, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            stored_replays.bulk, "insert_new", lambda *own: fail() if own[1].name == "backfill_blocks" else []
+            stored_replays.bulk, "insert_new", lambda *item: fail() if item[1].name == "backfill_blocks" else []
         )
         with pytest.raises(StoreError):
             store.save_backfilled("work", backfilled(0), [examples.replayed(1)])
     real = stored_replays.bulk.insert_new
     with monkeypatch.context() as patch:
         patch.setattr(
-            stored_replays.bulk, "insert_new", lambda *own: fail() if own[1].name == "backfill_blocks" else real(*own)
+            stored_replays.bulk,
+            "insert_new",
+            lambda *item: fail() if item[1].name == "backfill_blocks" else real(*item),
         )
         with pytest.raises(StoreError):
             store.save_backfilled("work", backfilled(0), [examples.replayed(1)])
@@ -115,7 +117,7 @@ def test_old_blocks_go_with_their_rows(store: Store) -> None:
     assert store.finished_blocks("work")["file"] == ({0, 1, 2}, True)
     store.retain(KEEP, now=NOW)
     assert store.finished_blocks("work")["file"] == ({1, 2}, False)
-    assert [own.num_requests for own in store.replay_sums(["chat"])["chat"]] == [1]
+    assert [sums.num_requests for sums in store.replay_sums(["chat"])["chat"]] == [1]
 
 
 def test_of_what_is_asked_for_alone(store: Store) -> None:
@@ -124,8 +126,13 @@ def test_of_what_is_asked_for_alone(store: Store) -> None:
     other_file = replace(examples.replayed(2), key=RecordKey("other", 0, 2))
     other_config = examples.replayed(3, examples.config("g"))
     store.save_replays([shared, other_file, other_config, examples.replayed(4)])
-    whole, own = store.backfilled_sums({"file"}, {"fp"}, ["chat"])["chat"]
-    assert (whole.slice_key, own.slice_key, whole.num_requests, own.num_requests) == ("", "a=b", 1, 1)
+    whole, acceptance_sums = store.backfilled_sums({"file"}, {"fp"}, ["chat"])["chat"]
+    assert (whole.slice_key, acceptance_sums.slice_key, whole.num_requests, acceptance_sums.num_requests) == (
+        "",
+        "a=b",
+        1,
+        1,
+    )
     both = store.backfilled_sums({"file", "other"}, {"fp", "g"}, ["chat", "sql", "none"])
     assert {name: sum(each.num_requests for each in sums) for name, sums in both.items()} == {
         "chat": 6,
@@ -167,23 +174,23 @@ def test_rows_add_up_to_what_one_process_pools(store: Store, drawn: list[tuple[s
     fingerprints = {f"fp-{depth}" for depth in DEPTHS}
     sums = store.backfilled_sums({source}, fingerprints, ["chat"])["chat"]
     places = {f"fp-{depth}": place for place, depth in enumerate(DEPTHS)}
-    assert [(own.slice_key, own.fingerprint) for own in sums] == [
+    assert [(acceptance_sums.slice_key, acceptance_sums.fingerprint) for acceptance_sums in sums] == [
         (name, fingerprint) for name in sorted(pools) for fingerprint in places
     ]
-    for own in sums:
-        place = places[own.fingerprint]
-        pooled = pools[own.slice_key].pool()[place]
+    for acceptance_sums in sums:
+        place = places[acceptance_sums.fingerprint]
+        pooled = pools[acceptance_sums.slice_key].pool()[place]
         counts = pooled.counts
-        assert (own.num_requests, own.num_units) == (pooled.num_requests, pooled.num_units)
-        assert own.num_drafts == pytest.approx(counts.num_drafts)
-        assert own.num_draft_tokens == pytest.approx(counts.num_draft_tokens)
-        assert own.num_accepted_tokens == pytest.approx(counts.num_accepted_tokens)
-        assert own.num_accepted_tokens_per_pos[0] == pytest.approx(counts.num_accepted_tokens_per_pos[0])
-        length = length_of(own, DEPTHS[place])
+        assert (acceptance_sums.num_requests, acceptance_sums.num_units) == (pooled.num_requests, pooled.num_units)
+        assert acceptance_sums.num_drafts == pytest.approx(counts.num_drafts)
+        assert acceptance_sums.num_draft_tokens == pytest.approx(counts.num_draft_tokens)
+        assert acceptance_sums.num_accepted_tokens == pytest.approx(counts.num_accepted_tokens)
+        assert acceptance_sums.num_accepted_tokens_per_pos[0] == pytest.approx(counts.num_accepted_tokens_per_pos[0])
+        length = length_of(acceptance_sums, DEPTHS[place])
         assert length is not None
         assert length.estimate == pytest.approx(metrics.mean_acceptance_length(counts))
         if pooled.lower is None or pooled.upper is None:
-            assert own.num_units < 2
+            assert acceptance_sums.num_units < 2
             continue
         assert length.lower == pytest.approx(pooled.lower, rel=1e-4)
         assert length.upper == pytest.approx(pooled.upper, rel=1e-4)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from shadowspec.errors import FencedError, StoreError
 from shadowspec.store import Store
@@ -54,7 +55,9 @@ def known(store: Store) -> Store:
 
 
 def test_a_batch_is_stored_whole(known: Store) -> None:
-    only = replace(examples.record(8, counter=FunnelCounter.SAMPLED_OUT, reason="not_timed"), session_position=1)
+    only = structs.replace(
+        examples.record(8, counter=FunnelCounter.SAMPLED_OUT, reason="not_timed"), session_position=1
+    )
     first = batch(range(4), None, shed=4)
     outcome = known.save_batch(replace(first, records=(only,)), "group")
     assert outcome == WriteOutcome(num_new_runs=4, num_new_records=5, num_new_blocks=1)
@@ -70,7 +73,7 @@ def test_a_batch_is_stored_whole(known: Store) -> None:
 def test_a_batch_sent_again_is_fenced_and_changes_nothing(known: Store) -> None:
     known.save_batch(batch(range(4), None), "group")
     before = everything(known)
-    with pytest.raises(FencedError, match=r"file\[0\] of consumer 'group' stands at 4, expected not begun"):
+    with pytest.raises(FencedError, match=r"file\[0\] of consumer 'group' is at 4, expected no entry"):
         known.save_batch(batch(range(4), None), "group")
     assert everything(known) == before
 
@@ -98,7 +101,7 @@ def test_a_fenced_batch_writes_nothing(known: Store, expected: int | None) -> No
 
 
 def test_a_partition_that_was_never_begun_is_fenced(known: Store) -> None:
-    with pytest.raises(FencedError, match="is not begun, expected 7"):
+    with pytest.raises(FencedError, match="is not in the ledger, expected 7"):
         known.save_batch(batch(range(7, 8), 7), "group")
     assert known.records("chat") == []
 
@@ -164,7 +167,7 @@ def test_a_run_in_two_blocks_of_one_batch_counts_in_the_first(known: Store) -> N
 
 def test_several_records_of_one_message_are_several_records(known: Store) -> None:
     records = tuple(
-        replace(examples.record(1, counter=FunnelCounter.SHED), key=RecordKey("file", 0, 1, 0, item))
+        structs.replace(examples.record(1, counter=FunnelCounter.SHED), key=RecordKey("file", 0, 1, 0, item))
         for item in range(3)
     )
     moved = Advance(FILE, None, 2, 1, {SHED: 3}, None)

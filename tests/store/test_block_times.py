@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec import structs
 
 from shadowspec.store import Store
 from shadowspec.types import ArmTiming, BlockTime
@@ -19,18 +20,18 @@ TIMES_MS = ((100.0, 50.0), (300.0, 200.0))  # plain and fast, of a block's first
 def save(store: Store, number: int, *, endpoint: str = "chat", start_s: float, failure: str | None = None) -> None:
     """A block of two requests of four, at load 4, measured with two configs."""
     lines = range(10 * number, 10 * number + 2)
-    own = examples.block(f"b{number}", lines)
+    block = examples.block(f"b{number}", lines)
     runs = []
     for fingerprint in FINGERPRINTS:
-        for run, (plain_ms, fast_ms) in zip(own.runs, TIMES_MS, strict=True):
+        for run, (plain_ms, fast_ms) in zip(block.runs, TIMES_MS, strict=True):
             plain, fast = (ArmTiming(5.0, 10.0, ms - 10.0, num_output_tokens=8) for ms in (plain_ms, fast_ms))
             timed = replace(run, fingerprint=fingerprint, baseline=plain, speculative=fast)
             runs.append(
                 replace(timed, counts=None, baseline=None, speculative=None, failure=failure) if failure else timed
             )
-    shape = replace(own.block, endpoint=endpoint, sequence=number)
-    records = [replace(examples.record(line), endpoint=endpoint) for line in lines]
-    result = replace(own, block=shape, runs=tuple(runs), started_at=examples.NOON + timedelta(seconds=start_s))
+    shape = structs.replace(block.block, endpoint=endpoint, sequence=number)
+    records = [structs.replace(examples.record(line), endpoint=endpoint) for line in lines]
+    result = replace(block, block=shape, runs=tuple(runs), started_at=examples.NOON + timedelta(seconds=start_s))
     save_block(store, result, records)
 
 
@@ -61,11 +62,13 @@ def test_arms_add_up_and_the_next_block_is_that_of_any_endpoint(filled: Store) -
 
 
 def test_a_queue_takes_as_long_as_its_slots_are_busy(filled: Store) -> None:
-    own = replace(examples.block("b5", range(50, 52)), started_at=examples.NOON + timedelta(seconds=20))
+    result = replace(examples.block("b5", range(50, 52)), started_at=examples.NOON + timedelta(seconds=20))
     plain, fast = (ArmTiming(0.0, 10.0, ms - 10.0, num_output_tokens=8) for ms in (400.0, 200.0))
-    shape = replace(own.block, sequence=5, requests_per_slot=4)  # 16 requests, fillers with them, on four slots
-    runs = tuple(replace(run, baseline=plain, speculative=fast) for run in own.runs)
-    save_block(filled, replace(own, block=shape, runs=runs), [examples.record(line) for line in (50, 51)])
+    shape = structs.replace(
+        result.block, sequence=5, requests_per_slot=4
+    )  # 16 requests, fillers with them, on four slots
+    runs = tuple(replace(run, baseline=plain, speculative=fast) for run in result.runs)
+    save_block(filled, replace(result, block=shape, runs=runs), [examples.record(line) for line in (50, 51)])
     newest = filled.block_times(["chat"], limit=100)["chat"][-1]
     assert newest.least_s == pytest.approx(0.6)
     assert newest.arms_s == pytest.approx(4 * 0.6)

@@ -25,19 +25,21 @@ def test_the_newest_of_each_kind_reads_back(store: Store) -> None:
     old = ProfiledCosts(greedy, examples.NOON, points(3.0))
     new = ProfiledCosts(greedy, examples.NOON + timedelta(days=1), points(2.0))
     other = ProfiledCosts(sampled, examples.NOON, points(4.0))
-    for own in (old, other, new):
-        store.append_costs(own)
+    for costs in (old, other, new):
+        store.append_costs(costs)
     assert store.costs() == {greedy: new, sampled: other}
 
 
 def test_what_a_surface_is_of_leaves_the_depth_out() -> None:
-    own = examples.config()
-    deeper = replace(own, config=replace(own.config, name="other", num_speculative_tokens=9), fingerprint="f" * 64)
-    assert CostKey.of(own, is_greedy=True) == CostKey.of(deeper, is_greedy=True)
+    config = examples.config()
+    deeper = replace(
+        config, config=replace(config.config, name="other", num_speculative_tokens=9), fingerprint="f" * 64
+    )
+    assert CostKey.of(config, is_greedy=True) == CostKey.of(deeper, is_greedy=True)
     for changed in (
-        replace(own, device="another"),
-        replace(own, dtype="bfloat16"),
-        replace(own, engine="shadowspec-torch/9"),
-        replace(own, details={**own.details, "draft_weights": "0" * 16}),
+        replace(config, device="another"),
+        replace(config, dtype="bfloat16"),
+        replace(config, engine="shadowspec-torch/9"),
+        replace(config, details={**config.details, "draft_weights": "0" * 16}),
     ):
-        assert CostKey.of(changed, is_greedy=True) != CostKey.of(own, is_greedy=True)
+        assert CostKey.of(changed, is_greedy=True) != CostKey.of(config, is_greedy=True)

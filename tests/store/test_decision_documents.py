@@ -53,8 +53,8 @@ def version_1(document: dict[str, Any]) -> dict[str, Any]:
 def test_both_versions_of_a_document_are_read_to_the_same_decision(decision: Decision) -> None:
     document = json.loads(json.dumps(stored_details(decision)))
     assert document["version"] == VERSION
-    for own in (document, version_1(document)):
-        assert read_decision(columns(decision, DECISION_FIELDS), own) == decision
+    for item in (document, version_1(document)):
+        assert read_decision(columns(decision, DECISION_FIELDS), item) == decision
     assert shown_details(decision) == version_1(document), "what the command line shows is what version 1 was"
 
 
@@ -62,8 +62,8 @@ def test_both_versions_of_a_document_are_read_to_the_same_decision(decision: Dec
 @given(strategies.TESTS)
 def test_both_versions_of_a_test_are_read_to_the_same_result(result: TestResult) -> None:
     document = json.loads(json.dumps(stored_test_details(result)))
-    for own in (document, version_1(document)):
-        assert read_test(columns(result, TEST_FIELDS), own) == result
+    for item in (document, version_1(document)):
+        assert read_test(columns(result, TEST_FIELDS), item) == result
     assert shown_test_details(result) == version_1(document)
 
 
@@ -114,14 +114,15 @@ def test_rows_of_both_versions_follow_each_other(
         with monkeypatch.context() as patched:
             if number in old:
                 patched.setattr(
-                    "shadowspec.store.row_values.stored_details", lambda own: version_1(stored_details(own))
+                    "shadowspec.store.evidence.evidence_session.stored_details",
+                    lambda each: version_1(stored_details(each)),
                 )
             store.append_decisions([decision])
         assert store.latest_decisions() == [decision]
     found = store.advice_changes("chat", limit=10)
-    told = [(own.advice, own.is_new_advice, own.is_new_shift) for own in reversed(found)]
-    assert told == [("speedup", True, False), ("speedup", False, True), ("acceptance", True, False)]
-    assert [own.mix_change.rates["speedup"].text for own in found if own.mix_change] == [
+    reported = [(change.advice, change.is_new_advice, change.is_new_shift) for change in reversed(found)]
+    assert reported == [("speedup", True, False), ("speedup", False, True), ("acceptance", True, False)]
+    assert [change.mix_change.rates["speedup"].text for change in found if change.mix_change] == [
         "change 3", "change 2", "change 1",
     ]  # fmt: skip
 

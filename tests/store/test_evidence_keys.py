@@ -25,11 +25,11 @@ def test_only_the_keys_of_the_endpoint_and_the_way_are_taken(store: Store) -> No
     places = [("chat", "a"), ("chat", "bb"), ("other", "ccc")]
     for endpoint, way in places:
         with store.evidence_session(endpoint) as session:
-            session.keys(way).put(keys_of(way))
+            session.keys(way).add(keys_of(way))
     wanted = [(SLICES[0], "session:1"), (SLICES[1], "session:1"), (SLICES[1], "session:0"), (SLICES[0], 'no "one"')]
     with store.evidence_session("chat") as session:
         table = session.keys("a")
-        taken = sorted(table.take(wanted), key=lambda own: own.slice_key)
+        taken = sorted(table.take(wanted), key=lambda open_key: open_key.slice_key)
         assert taken == [keys_of("a")[1], keys_of("a")[3]]
         assert table.take(wanted) == [], "they are gone"
         assert table.take([]) == []

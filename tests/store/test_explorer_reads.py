@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
+from msgspec import structs
 
 from shadowspec.reports.queues import newest_arrivals, timed_requests
 from shadowspec.store import RunFilter, Store
@@ -41,10 +42,10 @@ def measured(store: Store) -> Store:
     ):
         lines = range(10 * number, 10 * number + 3)
         result = examples.block(f"block-{number}-0123456789", lines, fingerprint=fingerprint, sequence=number)
-        block = replace(result.block, slice_key=slice_key, concurrency=load)
+        block = structs.replace(result.block, slice_key=slice_key, concurrency=load)
         at = NOON + timedelta(hours=hours)
         records = [
-            replace(
+            structs.replace(
                 examples.record(line),
                 slice_key=slice_key,
                 event_time=at + timedelta(minutes=line),
@@ -62,29 +63,29 @@ def test_group_sums_are_those_of_the_rollups(measured: Store, step: str | None) 
     rollups = measured.rollups("chat")
     found = measured.group_sums("chat", step=step)  # type: ignore[arg-type]
     for name in SUM_NAMES:
-        assert sum(getattr(own.sums, name) for own in found) == pytest.approx(
-            sum(getattr(own.sums, name) for own in rollups)
+        assert sum(getattr(groups.sums, name) for groups in found) == pytest.approx(
+            sum(getattr(rollup.sums, name) for rollup in rollups)
         )
-    starts = [own.start for own in found]
+    starts = [groups.start for groups in found]
     if step is None:
         assert starts == [None] * 4
     elif step == "hour":
-        assert {own.start for own in found} == {own.key.hour for own in rollups}
+        assert {groups.start for groups in found} == {rollup.key.hour for rollup in rollups}
     else:
         assert set(starts) == {datetime.fromisoformat(f"{day}T00:00:00+00:00") for day in ("2026-01-02", "2026-01-03")}
-    assert all(isinstance(own.sums.num_runs, int) for own in found)
+    assert all(isinstance(groups.sums.num_runs, int) for groups in found)
 
 
 def test_group_sums_of_a_time_and_a_slice(measured: Store) -> None:
     later = measured.group_sums("chat", since=NOON + timedelta(hours=1))
-    assert sum(own.sums.num_runs for own in later) == 12
-    assert sum(own.sums.num_runs for own in measured.group_sums("chat", until=NOON + timedelta(hours=1))) == 3
-    assert {own.slice_key for own in measured.group_sums("chat", slice_key="prompt_class=chat")} == {
+    assert sum(groups.sums.num_runs for groups in later) == 12
+    assert sum(group.sums.num_runs for group in measured.group_sums("chat", until=NOON + timedelta(hours=1))) == 3
+    assert {group.slice_key for group in measured.group_sums("chat", slice_key="prompt_class=chat")} == {
         "prompt_class=chat"
     }
     every = measured.group_sums("chat")
-    for place in {(own.fingerprint, own.concurrency) for own in every}:
-        of_place = [own for own in every if (own.fingerprint, own.concurrency) == place]
+    for place in {(groups.fingerprint, groups.concurrency) for groups in every}:
+        of_place = [groups for groups in every if (groups.fingerprint, groups.concurrency) == place]
         assert measured.group_sums("chat", place=place) == of_place
     assert measured.group_sums("chat", place=("fp", 99)) == measured.group_sums("nobody") == []
     assert measured.rollup_hours("chat") == (NOON, NOON + timedelta(hours=20))
@@ -134,14 +135,16 @@ def test_only_changes_of_verdict_are_told(store: Store) -> None:
         store.append_decisions([decided(verdict, minutes), decided(Verdict.HOLD, minutes, slice_key="a=b")])
     store.append_decisions([decided(Verdict.DISABLE, 9, reason_code="drift", reason="fell")])
     found = store.verdict_changes("chat", limit=10)
-    told = [(own.before, own.verdict, own.reason_code) for own in reversed(found) if not own.slice_key]
-    assert told == [
+    reported = [
+        (change.before, change.verdict, change.reason_code) for change in reversed(found) if not change.slice_key
+    ]
+    assert reported == [
         (None, Verdict.HOLD, "too_few_units"),
         (Verdict.HOLD, Verdict.ENABLE, "too_few_units"),
         (Verdict.ENABLE, Verdict.DISABLE, "too_few_units"),
         (Verdict.DISABLE, Verdict.DISABLE, "drift"),
     ]
-    assert [own.before for own in found if own.slice_key] == [None]
+    assert [change.before for change in found if change.slice_key] == [None]
     assert store.verdict_changes("chat", limit=1) == found[:1]
     assert store.verdict_changes(None, NOON + timedelta(minutes=9), limit=10) == found[:1]
     assert store.verdict_changes("nobody", limit=10) == []
@@ -158,8 +161,8 @@ def test_advice_and_shifts_are_told_once(store: Store) -> None:
         store.append_decisions([decided(Verdict.ENABLE, minutes, **beside)])
     store.append_decisions([decided(Verdict.HOLD, 8, slice_key="a=b", drift=DriftFigures(4.6, "speedup"))])
     found = store.advice_changes("chat", limit=10)
-    told = [(own.advice, own.is_new_advice, own.is_new_shift) for own in reversed(found)]
-    assert told == [("speedup", True, False), ("speedup", False, True), ("speedup, acceptance", True, False)]
+    reported = [(change.advice, change.is_new_advice, change.is_new_shift) for change in reversed(found)]
+    assert reported == [("speedup", True, False), ("speedup", False, True), ("speedup, acceptance", True, False)]
     for minutes, number in ((4, 1), (3, 1), (2, 2)):  # what was said before the time that is asked for is not new
         assert store.advice_changes("chat", NOON + timedelta(minutes=minutes), limit=10) == found[:number]
 
@@ -169,7 +172,10 @@ def test_evidence_of_one_slice(store: Store) -> None:
     with store.evidence_session("chat") as session:
         session.save_evidence(rows)
     found = store.slice_evidence("chat", "a=b")
-    assert [(own.slice_key, own.concurrency) for own in found] == [("a=b", 4), ("a=b", 8)]
+    assert [(stored.slice_key, stored.concurrency) for stored in found] == [
+        ("a=b", 4),
+        ("a=b", 8),
+    ]
     assert store.slice_evidence("nobody", "a=b") == []
 
 
@@ -177,7 +183,7 @@ def test_a_key_of_the_same_time_is_not_lost_between_pages(store: Store) -> None:
     """Runs of one event time are told apart by their keys."""
     store.save_fingerprints([examples.config()])
     result = examples.block("b", range(7))
-    records = [replace(examples.record(line), key=RecordKey("file", 0, line)) for line in range(7)]
+    records = [structs.replace(examples.record(line), key=RecordKey("file", 0, line)) for line in range(7)]
     save_block(store, result, records)
     place, seen = None, []
     while True:
@@ -193,13 +199,13 @@ def test_arrivals_and_served_requests_are_those_of_the_stored_rows(measured: Sto
     """What the dashboard derives queues from is what the report derives them from."""
     code, out = "prompt_class=code", FunnelCounter.SAMPLED_OUT
     idle = [
-        replace(examples.record(90, counter=out, reason="not_sampled"), slice_key=code, sampling_rate=0.25),
-        replace(examples.record(91, counter=out, reason="not_timed"), slice_key=code, sampling_rate=0.25),
-        replace(examples.record(92, counter=FunnelCounter.DUPLICATE), slice_key=code),
+        structs.replace(examples.record(90, counter=out, reason="not_sampled"), slice_key=code, sampling_rate=0.25),
+        structs.replace(examples.record(91, counter=out, reason="not_timed"), slice_key=code, sampling_rate=0.25),
+        structs.replace(examples.record(92, counter=FunnelCounter.DUPLICATE), slice_key=code),
     ]
     save_records(measured, idle)
     expected = newest_arrivals(measured.records("chat"))
-    assert {own.weight for own in expected} == {0.0, 2.0, 4.0}
+    assert {item.weight for item in expected} == {0.0, 2.0, 4.0}
     found = measured.arrivals("chat", limit=1_000)
     assert found == expected
     assert measured.arrivals("chat", limit=4) == expected[-4:]
@@ -207,6 +213,6 @@ def test_arrivals_and_served_requests_are_those_of_the_stored_rows(measured: Sto
     assert len(runs) == 15
     assert sorted(measured.served("chat", found[0].at)) == sorted(runs)
     since = NOON + timedelta(hours=20)
-    times = {own.key: own.at for own in found}
-    assert sorted(measured.served("chat", since)) == sorted(own for own in runs if times[own.key] >= since)
+    times = {item.key: item.at for item in found}
+    assert sorted(measured.served("chat", since)) == sorted(run for run in runs if times[run.key] >= since)
     assert measured.arrivals("nobody", limit=10) == []

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 import sqlalchemy
+from msgspec import structs
 from sqlalchemy import NullPool, make_url, text
 from sqlalchemy.exc import ProgrammingError
 
@@ -74,11 +75,11 @@ def url(make_role: Callable[[str], str], new_database: Callable[[str], str]) -> 
 
 def _batch(number: int, year: int = 2025) -> WriteBatch:
     timestamp_ms = int(datetime(year, 7, 7, tzinfo=UTC).timestamp() * 1000)
-    record = replace(examples.record(number), key=RecordKey("topic", 0, number, timestamp_ms))
+    record = structs.replace(examples.record(number), key=RecordKey("topic", 0, number, timestamp_ms))
     result = examples.block(f"b{number}", range(1), sequence=number)
-    own = examples.audited(replace(result, runs=(replace(result.runs[0], key=record.key),)))
+    audited = examples.audited(replace(result, runs=(replace(result.runs[0], key=record.key),)))
     moved = Advance(PartitionId("topic"), number or None, number + 1, 1, {MEASURED: 1}, None)
-    return WriteBatch((), ((own, (record,)),), (moved,))
+    return WriteBatch((), ((audited, (record,)),), (moved,))
 
 
 @contextmanager
@@ -125,7 +126,7 @@ NO_SCHEMA = (
 def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
     role = make_role("writer")
     with granted(url, RoleKind.WRITER, role) as store:
-        store.save_fingerprints([examples.config("new")])
+        store.save_fingerprints([examples.config("new"), replace(examples.config(), recipe=2)])
         assert store.save_batch(_batch(1), "group").num_new_runs == 1
         assert store.save_replays([examples.replayed(1)]) == 1
         assert store.save_backfilled("work", examples.backfilled(0), [examples.replayed(2)]) == 1
@@ -145,6 +146,8 @@ def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
             store.latest_decisions()
         with pytest.raises(StoreError, match="permission denied"):
             store.append_decisions([examples.decision()])
+    with Store.open(url) as owner:
+        assert owner.fingerprints()["fp"].recipe == 2
     refused(url, role, *NO_REMOVAL, *NO_SCHEMA)
     refused(
         url,
@@ -163,6 +166,19 @@ def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
     )
 
 
+def test_a_writer_granted_before_recipes_goes_on_without(url: str, make_role: Callable[[str], str]) -> None:
+    role = make_role("writer")
+    with granted(url, RoleKind.WRITER, role) as store:
+        with sqlalchemy.create_engine(url, poolclass=NullPool).begin() as connection:
+            connection.execute(text(f"REVOKE UPDATE (recipe) ON fingerprints FROM {_quoted(role)}"))
+        store.save_fingerprints([replace(examples.config(), recipe=2), examples.config("new")])
+    with Store.open(url) as owner:
+        assert {name: fingerprint.recipe for name, fingerprint in owner.fingerprints().items()} == {
+            "fp": None,
+            "new": None,
+        }
+
+
 def test_a_gate_decides(url: str, make_role: Callable[[str], str]) -> None:
     role = make_role("gate")
     with granted(url, RoleKind.GATE, role) as store, store.endpoint_lock("chat"):
@@ -175,14 +191,14 @@ def test_a_gate_decides(url: str, make_role: Callable[[str], str]) -> None:
         for _ in range(2):
             with store.audit_session("chat") as audits:
                 audits.save([StoredAudit("", "fp", {"num_units": len(audits.take())})])
-        assert [own.num_units for own in store.replay_sums(["chat"])["chat"]] == []
+        assert [sums.num_units for sums in store.replay_sums(["chat"])["chat"]] == []
         store.add_override(examples.override(Verdict.HOLD))  # as an audit does that alarms
         with store.evidence_session("chat") as session:  # twice: what is kept is also changed and forgotten
             for _ in range(2):
                 session.save_evidence([StoredEvidence("", 4, "fp", {}, b"")])
                 session.save_open_blocks({"b": OpenBlock((RecordKey("topic", 0, 0),), examples.NOON)}, ())
-                session.keys("way").put([OpenKey("", "session:s", (), examples.NOON)])
-                session.begin_anew()
+                session.keys("way").add([OpenKey("", "session:s", (), examples.NOON)])
+                session.discard_evidence()
             folded = (Span("topic", 0, 0, 1),)
             fold_id = session.append(Fold(folded, None, 0, 0, {}, examples.NOON, begins={}), {}, folded)
         with store.evidence_session("chat") as session:

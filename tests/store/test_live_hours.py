@@ -17,9 +17,9 @@ NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
-def keep(store: Store, own: Sequence[LiveWindow]) -> int:
+def keep(store: Store, windows: Sequence[LiveWindow]) -> int:
     with store.live_session("chat") as session:
-        return session.keep([], own)
+        return session.keep([], windows)
 
 
 def hours(store: Store) -> list[LiveHour]:
@@ -84,18 +84,18 @@ def test_an_hour_is_what_its_windows_say(store: Store) -> None:
 
 
 def test_hours_add_up_to_the_windows_however_they_came(store: Store) -> None:
-    own = windows(1, NOON, timedelta(hours=20), NOON + 10 * HOUR)
-    for start in range(0, len(own), 40):
-        keep(store, own[max(start - 15, 0) : start + 40])  # some of them once more
+    live_windows = windows(1, NOON, timedelta(hours=20), NOON + 10 * HOUR)
+    for start in range(0, len(live_windows), 40):
+        keep(store, live_windows[max(start - 15, 0) : start + 40])  # some of them once more
     found = hours(store)
-    assert sum(each.num_windows for each in found) == len(own)
+    assert sum(each.num_windows for each in found) == len(live_windows)
     for name in COUNTS:
-        told = [value for each in own if (value := getattr(each.counts, name)) is not None]
-        assert sum(getattr(each.counts, name) or 0 for each in found) == sum(told)
+        reported = [value for each in live_windows if (value := getattr(each.counts, name)) is not None]
+        assert sum(getattr(each.counts, name) or 0 for each in found) == sum(reported)
     for each in found:
         inside = [
             one
-            for one in own
+            for one in live_windows
             if (one.replica, one.series) == (each.replica, each.series) and each.hour <= one.ended_at < each.hour + HOUR
         ]
         assert each.num_windows == len(inside)

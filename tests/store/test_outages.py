@@ -74,7 +74,7 @@ def test_after_a_write_whose_answer_was_lost_the_ledger_knows(url: str) -> None:
     """The commit may have happened: sent again it is fenced, and the entry says so."""
     with opened(url) as store:
         store.save_batch(batch(0), "group")  # as if this answer had not arrived
-        with pytest.raises(StoreError, match="stands at 4, expected not begun"):
+        with pytest.raises(StoreError, match="is at 4, expected no entry"):
             store.save_batch(batch(0), "group")
         entry = store.ledger_entry("group", FILE)
         assert entry is not None

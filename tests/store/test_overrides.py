@@ -21,7 +21,7 @@ NOON = examples.NOON
 def test_an_override_and_its_end_read_back(store: Store) -> None:
     first = replace(examples.override(), expires_at=NOON + timedelta(days=1), concurrency=4)
     second = examples.override(Verdict.HOLD, endpoint="code", slice_key="prompt_class=code")
-    ids = [store.add_override(own) for own in (first, second)]
+    ids = [store.add_override(override) for override in (first, second)]
     assert ids[0] < ids[1]
     clearing = Clearing(ids[1], "mended", "grace", NOON + timedelta(hours=1))
     store.clear_override(clearing)

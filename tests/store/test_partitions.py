@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from sqlalchemy import Engine, text
 
 from shadowspec.store import Store, check, session
@@ -56,7 +57,8 @@ def engine(url: str) -> Iterator[Engine]:
 def at(*times: datetime | int) -> tuple[StoredRecord, ...]:
     keys = [time if isinstance(time, int) else int(time.timestamp() * 1000) for time in times]
     return tuple(
-        replace(examples.record(line), key=RecordKey("topic", 0, line, key)) for line, key in enumerate(keys, start=1)
+        structs.replace(examples.record(line), key=RecordKey("topic", 0, line, key))
+        for line, key in enumerate(keys, start=1)
     )
 
 
@@ -103,14 +105,14 @@ def test_many_workers_make_the_same_months(url: str, engine: Engine) -> None:
     barrier, errors = threading.Barrier(4), list[Exception]()
 
     def make() -> None:
-        own = session.create_engine(session.parse_url(url))
+        other_engine = session.create_engine(session.parse_url(url))
         try:
             barrier.wait()
-            Partitions(own).ensure(int(month.timestamp() * 1000) for month in months)
+            Partitions(other_engine).ensure(int(month.timestamp() * 1000) for month in months)
         except Exception as exc:  # reported by the assertion below
             errors.append(exc)
         finally:
-            own.dispose()
+            other_engine.dispose()
 
     threads = [threading.Thread(target=make) for _ in range(4)]
     for thread in threads:

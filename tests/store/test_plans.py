@@ -84,7 +84,7 @@ QUERIES: dict[str, Callable[[Store], object]] = {
     ),
     "recent_request_ids": lambda store: store.recent_request_ids("endpoint3", AT),
     "rollups": lambda store: store.rollups("endpoint3", AT),
-    "traffic": lambda store: store.traffic("endpoint3", timedelta(days=80)),
+    "traffic": lambda store: store.traffic("endpoint3", _hours_ago(2)),
     "histogram": lambda store: store.histogram("endpoint3", "speedup", since=AT),
     "latest_decisions": lambda store: store.latest_decisions("endpoint3"),
     "standing_verdicts": lambda store: store.standing_verdicts("endpoint3"),

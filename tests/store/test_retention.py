@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy
+from msgspec import structs
 from sqlalchemy import text
 
 from shadowspec.errors import ServiceUnavailableError, UsageError
@@ -27,7 +28,7 @@ def measured(source: str, number: int, time: datetime, *, has_time: bool = True)
     """A block of two, its records of this time; a file's records (`has_time` False) have only an event time."""
     timestamp_ms = int(time.timestamp() * 1000) if has_time else 0
     keys = [RecordKey(source, 0, number * 2 + place, timestamp_ms) for place in range(2)]
-    records = tuple(replace(examples.record(1), key=key, event_time=time) for key in keys)
+    records = tuple(structs.replace(examples.record(1), key=key, event_time=time) for key in keys)
     plain = examples.block(f"{source}{number}", range(2), sequence=number)
     runs = tuple(replace(run, key=key) for run, key in zip(plain.runs, keys, strict=True))
     block = replace(plain, runs=runs, started_at=time)
@@ -84,7 +85,7 @@ def test_replays_and_audited_runs_go_with_the_rows_of_their_time(store: Store) -
                 audits.save([StoredAudit("", "fp", {"num_units": len(audits.take())})])
     store.append_decisions([examples.decision(Verdict.ENABLE)])
     store.retain(KEEP, now=NOW)
-    assert [own.num_requests for own in store.replay_sums(["chat"])["chat"]] == [4]
+    assert [sums.num_requests for sums in store.replay_sums(["chat"])["chat"]] == [4]
     assert store.audit_states(["chat"])["chat"] == [StoredAudit("", "fp", {"num_units": 4})]
     assert count(store, "audits") == 8
     with store.audit_session("chat") as audits:
@@ -128,7 +129,7 @@ def test_a_slice_that_is_undecided_counts_too(store: Store) -> None:
     store.save_fingerprints([examples.config()])
     batch = measured("topic", 0, OLD)
     result, records = batch.blocks[0]
-    sliced = replace(result, block=replace(result.block, slice_key="prompt_class=code"))
+    sliced = replace(result, block=structs.replace(result.block, slice_key="prompt_class=code"))
     store.save_batch(replace(batch, blocks=((sliced, records),)), "group")
     store.append_decisions([examples.decision(Verdict.ENABLE)])  # of the whole endpoint
     with pytest.raises(UsageError):
@@ -143,7 +144,7 @@ def test_what_is_folded_needs_its_rows_no_more(store: Store) -> None:
     result, records = batch.blocks[0]
     labels = {"sampling_regime": "greedy"}
     usable = tuple(
-        replace(r, slice_key=result.block.slice_key, labels=labels, event_time=OLD, session_hash=f"s{i}")
+        structs.replace(r, slice_key=result.block.slice_key, labels=labels, event_time=OLD, session_hash=f"s{i}")
         for i, r in enumerate(records)
     )
     store.save_batch(replace(batch, blocks=((result, usable),)), "group")

@@ -12,11 +12,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from shadowspec import metrics
 from shadowspec.errors import StoreError
 from shadowspec.store import METRICS, Histogram, RollupKey, Store
-from shadowspec.store.histograms import HIGHEST, LOWEST, MAX_RELATIVE_ERROR, bin_of, merge
+from shadowspec.store.histograms import HIGHEST, LOWEST, MAX_RELATIVE_ERROR, bin_of
 from shadowspec.types import (
     Arm,
     ArmTiming,
@@ -29,9 +30,9 @@ from shadowspec.types import (
     StoredRecord,
     WriteBatch,
 )
-from shadowspec.types.failures import NAMES
 from tests.identities import check_identities
 from tests.store import examples, strategies
+from tests.store.strategies import FAILURE_NAMES
 
 INTEGERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_prompt_tokens")
 
@@ -73,18 +74,18 @@ def assert_rollups_are_what_runs_add_up_to(store: Store, endpoint: str) -> None:
     runs, rollups = hours(store, endpoint), store.rollups(endpoint)
     assert [rollup.key for rollup in rollups] == sorted(runs)
     for rollup in rollups:
-        own = runs[rollup.key]
-        counted = [(run.counts, weight) for run, weight in own if run.counts is not None]
-        timed = [(run, weight) for run, weight in own if value_of(run, "speedup") is not None]
+        rollup_runs = runs[rollup.key]
+        counted = [(run.counts, weight) for run, weight in rollup_runs if run.counts is not None]
+        timed = [(run, weight) for run, weight in rollup_runs if value_of(run, "speedup") is not None]
         sums = rollup.sums
-        assert sums.num_runs == len(own)
-        assert sums.num_failed == sum(run.failure is not None for run, _ in own)
+        assert sums.num_runs == len(rollup_runs)
+        assert sums.num_failed == sum(run.failure is not None for run, _ in rollup_runs)
         assert sums.num_timed == len(timed)
-        assert sums.num_repetition_loops == sum(run.is_repetition_loop for run, _ in own)
+        assert sums.num_repetition_loops == sum(run.is_repetition_loop for run, _ in rollup_runs)
         for name in INTEGERS:
             assert getattr(sums, name) == sum(getattr(counts, name) for counts, _ in counted)
-        assert sums.weight == pytest.approx(math.fsum(weight for _, weight in own))
-        assert sums.weight_squares == pytest.approx(math.fsum(weight**2 for _, weight in own))
+        assert sums.weight == pytest.approx(math.fsum(weight for _, weight in rollup_runs))
+        assert sums.weight_squares == pytest.approx(math.fsum(weight**2 for _, weight in rollup_runs))
         assert sums.timed_weight == pytest.approx(math.fsum(weight for _, weight in timed))
         assert sums.weighted_drafts == pytest.approx(math.fsum(w * counts.num_drafts for counts, w in counted))
         assert sums.weighted_accepted_tokens == pytest.approx(
@@ -139,7 +140,7 @@ def assert_rollups_are_what_runs_add_up_to(store: Store, endpoint: str) -> None:
                 since=key.hour,
                 until=key.hour + timedelta(hours=1),
             )
-            values = [(value, weight) for run, weight in own if (value := value_of(run, metric)) is not None]
+            values = [(value, weight) for run, weight in rollup_runs if (value := value_of(run, metric)) is not None]
             assert histogram.num_runs == Counter(bin_of(value) for value, _ in values)
             assert math.fsum(histogram.weights.values()) == pytest.approx(math.fsum(weight for _, weight in values))
 
@@ -172,14 +173,14 @@ def failures_of(runs: list[Run]) -> Counter[str]:
 def assert_failures_are_what_runs_add_up_to(store: Store, endpoint: str) -> None:
     by_key: dict[tuple[str, str, int], list[Run]] = defaultdict(list)
     by_hour: dict[datetime, Counter[str]] = defaultdict(Counter)
-    for key, own in hours(store, endpoint).items():
-        runs = [run for run, _ in own]
+    for key, item in hours(store, endpoint).items():
+        runs = [run for run, _ in item]
         by_key[key.slice_key, key.fingerprint, key.concurrency] += runs
         by_hour[key.hour].update(failures_of(runs))
     expected = {key: failures_of(runs) for key, runs in by_key.items()}
     stored = store.failure_counts(endpoint)
     assert {key: +counts for key, counts in stored.items()} == {key: each for key, each in expected.items() if each}
-    assert all(name in NAMES for counts in stored.values() for name in counts)
+    assert all(name in FAILURE_NAMES for counts in stored.values() for name in counts)
     for place in {key[1:] for key in stored}:
         of_place = {key: counts for key, counts in stored.items() if key[1:] == place}
         assert store.failure_counts(endpoint, place=place) == of_place
@@ -193,7 +194,7 @@ def assert_failures_are_what_runs_add_up_to(store: Store, endpoint: str) -> None
 
 def _renamed(result: BlockResult, block_id: str) -> BlockResult:
     runs = tuple(replace(run, block_id=block_id) for run in result.runs)
-    return replace(result, block=replace(result.block, block_id=block_id), runs=runs)
+    return replace(result, block=structs.replace(result.block, block_id=block_id), runs=runs)
 
 
 @pytest.mark.representative("sqlite")
@@ -206,7 +207,7 @@ def test_any_runs_in_any_order_and_twice(
     fresh = [(configs, records, _renamed(result, uuid.uuid4().hex)) for configs, records, result in measured]
     for configs, records, result in [*fresh, *fresh[:again]]:
         store.save_fingerprints(configs)
-        named = tuple(replace(record, endpoint=result.block.endpoint) for record in records)
+        named = tuple(structs.replace(record, endpoint=result.block.endpoint) for record in records)
         store.save_batch(WriteBatch((), ((result, named),), ()), "group")
     for endpoint in ("chat", "sql"):
         assert_rollups_are_what_runs_add_up_to(store, endpoint)
@@ -222,7 +223,7 @@ def traffic(seed: int, blocks: int) -> list[tuple[BlockResult, tuple[StoredRecor
         lines = range(number * 4, number * 4 + load)
         plain = examples.block(f"b{number}", lines, sequence=number)
         records = tuple(
-            replace(
+            structs.replace(
                 examples.record(line),
                 slice_key=slice_key,
                 event_time=examples.NOON + timedelta(minutes=draw.randrange(300)),
@@ -231,7 +232,7 @@ def traffic(seed: int, blocks: int) -> list[tuple[BlockResult, tuple[StoredRecor
             for line in lines
         )
         runs = tuple(_varied(run, draw) for run in plain.runs)
-        shape = replace(plain.block, slice_key=slice_key, concurrency=load)
+        shape = structs.replace(plain.block, slice_key=slice_key, concurrency=load)
         made.append((replace(plain, block=shape, runs=runs), records))
     return made
 
@@ -299,7 +300,7 @@ def test_an_unknown_metric_is_named(store: Store) -> None:
 @pytest.mark.parametrize("rate", [0.0, -0.5, 1.5])
 def test_a_rate_that_is_none_is_refused(store: Store, rate: float) -> None:
     store.save_fingerprints([examples.config()])
-    record = replace(examples.record(1), sampling_rate=rate)
+    record = structs.replace(examples.record(1), sampling_rate=rate)
     with pytest.raises(StoreError, match="sampling rate"):
         store.save_batch(WriteBatch((), ((examples.block("b", range(1, 2)), (record,)),), ()), "group")
     assert store.runs("chat") == []
@@ -308,7 +309,7 @@ def test_a_rate_that_is_none_is_refused(store: Store, rate: float) -> None:
 def test_the_hour_is_of_utc(store: Store) -> None:
     store.save_fingerprints([examples.config()])
     early = datetime.fromisoformat("2026-01-02T00:10:00+05:45")
-    record = replace(examples.record(1), event_time=early)
+    record = structs.replace(examples.record(1), event_time=early)
     store.save_batch(WriteBatch((), ((examples.block("b", range(1, 2)), (record,)),), ()), "group")
     assert [rollup.key.hour for rollup in store.rollups("chat")] == [datetime(2026, 1, 1, 18, tzinfo=UTC)]
 
@@ -341,10 +342,8 @@ def test_a_quantile_is_that_of_the_sorted_runs(figures: dict[int, int], share: f
     assert found.lower == pytest.approx(1.05**exact)
 
 
-def test_weighted_quantiles_and_merging() -> None:
-    rare, common = Histogram({10: 1}, {10: 99.0}), Histogram({20: 9}, {20: 1.0})
-    both = merge([rare, common, Histogram({20: 1}, {20: 0.5})])
-    assert both == Histogram({10: 1, 20: 10}, {10: 99.0, 20: 1.5})
+def test_weighted_quantiles() -> None:
+    both = Histogram({10: 1, 20: 10}, {10: 99.0, 20: 1.5})
     unweighted, weighted = both.quantile(0.5), both.quantile(0.5, is_weighted=True)
     assert unweighted is not None
     assert weighted is not None

@@ -12,7 +12,7 @@ from shadowspec.store import Store
 from shadowspec.types import BlockResult, FingerprintedConfig, StoredBlock, StoredRecord
 from tests.conftest import DIALECTS
 from tests.store import strategies
-from tests.store.saving import save_block, save_records
+from tests.store.saving import is_stored, save_block, save_records
 
 # A database per example costs half a second: the examples share one, so what they draw may meet what is there.
 SHARED = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -26,9 +26,9 @@ def fresh(request: pytest.FixtureRequest, new_database: Callable[[str], str]) ->
 @SHARED
 @given(record=strategies.records())
 def test_records(store: Store, record: StoredRecord) -> None:
-    stored = record.key in store.stored_record_keys(record.key.source)
+    stored = is_stored(store, record)
     assert save_records(store, [record]) == (0 if stored else 1)
-    assert record.key in store.stored_record_keys(record.key.source)
+    assert is_stored(store, record)
     if record.endpoint is not None and not stored:
         assert [found for found in store.records(record.endpoint) if found.key == record.key] == [record]
 
@@ -58,9 +58,6 @@ def test_blocks(
             result.memory,
         )
         assert store.blocks(block.endpoint) == [kept]
-        assert store.stored_block_ids() == {block.block_id}
-        assert all(store.stored_block_ids(record.key.source) == {block.block_id} for record in records)
-        assert store.stored_block_ids("no such source, and longer than any drawn") == set()
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

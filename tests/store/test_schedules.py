@@ -51,8 +51,8 @@ def test_deliveries_wait_for_their_time_and_leave_when_sent(store: Store) -> Non
     store.begin_periods([PERIOD])
     store.prepare_period(replace(PERIOD, until=NOON), [delivery(), delivery("board")])
     assert store.open_deliveries("team", NOON - HOUR) == []
-    (own,) = store.open_deliveries("team", NOON)
-    begun = replace(own, state=DeliveryState.SENDING, attempts=1)
+    (first_delivery,) = store.open_deliveries("team", NOON)
+    begun = replace(first_delivery, state=DeliveryState.SENDING, attempts=1)
     store.keep_delivery(begun)
     assert store.open_deliveries("team", NOON) == [begun], "whoever began it may be dead"
     later = replace(begun, state=DeliveryState.PENDING, next_attempt_at=NOON + HOUR, last_error="TimeoutError")
@@ -77,8 +77,8 @@ def test_decisions_are_read_as_they_stood(store: Store) -> None:
     first, second = decided(0, Verdict.HOLD), decided(2, Verdict.ENABLE)
     other = decided(1, Verdict.HOLD, "prompt_class=code")
     third = decided(1, Verdict.DISABLE, fingerprint="other")
-    for own in (first, other, third, second):
-        store.append_decisions([own])
+    for decision in (first, other, third, second):
+        store.append_decisions([decision])
     assert store.decisions_at(NOON) == []
     assert store.decisions_at(NOON + HOUR) == [first]
     assert store.decisions_at(NOON + 2 * HOUR) == [first, third, other]
@@ -101,20 +101,20 @@ def test_one_leads_and_another_follows_when_it_lets_go(database_url: str) -> Non
         unrelated.release()
 
 
-def _lead(url: str, has_begun: Any) -> None:
+def _lead(url: str, started: Any) -> None:
     with Store.open(url) as store:
         lead = store.leadership("a")
         assert lead.try_acquire()
-        has_begun.set()
+        started.set()
         signal.pause()
 
 
 def test_a_dead_leader_leads_no_more(database_url: str) -> None:
     context = multiprocessing.get_context("spawn")
-    has_begun = context.Event()
-    process = context.Process(target=_lead, args=(database_url, has_begun))
+    started = context.Event()
+    process = context.Process(target=_lead, args=(database_url, started))
     process.start()
-    assert has_begun.wait(PATIENCE_S)
+    assert started.wait(PATIENCE_S)
     with Store.open(database_url) as store:
         lead = store.leadership("a")
         assert not lead.try_acquire()

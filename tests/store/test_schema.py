@@ -46,7 +46,7 @@ def test_upgrade_is_idempotent_and_keeps_the_data(database_url: str) -> None:
         assert store.records("chat") == [examples.record(1)]
         assert store.latest_decisions() == [examples.decision()]
         assert store.replay_configs() == {"fp": examples.config()}
-        assert [own.num_requests for own in store.replay_sums(["chat"])["chat"]] == [2]
+        assert [sums.num_requests for sums in store.replay_sums(["chat"])["chat"]] == [2]
         assert store.backfilled_blocks("work", {"file"}) == [examples.backfilled(0)]
         assert store.audit_states(["chat"])["chat"] == [StoredAudit("", "fp", {"num_units": 1})]
 

@@ -132,8 +132,8 @@ def test_a_gate_run_after_the_upgrade_decides_as_the_released_gate_did(
         decisions = run_gate(store, {ENDPOINT: POLICY}, now=LATER)
     released = expected[name]["next_look"]
     assert len(decisions) == len(released) > 0
-    for decision, own in zip(decisions, released, strict=True):
-        assert_as_released(decision, own)
+    for decision, item in zip(decisions, released, strict=True):
+        assert_as_released(decision, item)
 
 
 def test_evidence_begun_before_the_upgrade_goes_on_to_the_released_verdicts(
@@ -149,11 +149,11 @@ def test_evidence_begun_before_the_upgrade_goes_on_to_the_released_verdicts(
             if stop > 200:
                 feed.write_blocks(start, stop, is_last=stop == LOOKS[-1])
                 decisions += run_gate(store, {ENDPOINT: POLICY}, now=START + timedelta(days=number))
-    by_number = sorted((int(number), own) for number, own in expected["history"]["decisions"].items())
-    released = [own for _, own in by_number[-len(decisions) :]]
+    by_number = sorted((int(number), item) for number, item in expected["history"]["decisions"].items())
+    released = [item for _, item in by_number[-len(decisions) :]]
     assert {decision.reason_code for decision in decisions} > {"drift", "changed_fingerprint"}
-    for decision, own in zip(decisions, released, strict=True):
-        assert_as_released(decision, own, but=frozenset({"decision_id"}))
+    for decision, item in zip(decisions, released, strict=True):
+        assert_as_released(decision, item, but=frozenset({"decision_id"}))
 
 
 def _empty(folder: Path) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from multiprocessing.synchronize import Barrier
 
 import pytest
+from msgspec import structs
 
 from shadowspec.errors import FencedError
 from shadowspec.store import Store
@@ -65,14 +66,16 @@ def test_two_workers_on_their_own_partitions_share_rollups(new_database: Callabl
 
     def write(source: str) -> None:
         try:
-            with Store.open(url) as own:
+            with Store.open(url) as opened:
                 for number in range(15):
                     lines = range(number * 8, number * 8 + 8)
-                    records = tuple(replace(examples.record(line), key=RecordKey(source, 0, line)) for line in lines)
+                    records = tuple(
+                        structs.replace(examples.record(line), key=RecordKey(source, 0, line)) for line in lines
+                    )
                     result = examples.block(f"{source}{number}", lines)
                     runs = tuple(replace(run, key=RecordKey(source, 0, run.key.offset)) for run in result.runs)
                     moved = Advance(PartitionId(source), lines.start or None, lines.stop, 8, {MEASURED: 8}, None)
-                    own.save_batch(WriteBatch((), ((replace(result, runs=runs), records),), (moved,)), "group")
+                    opened.save_batch(WriteBatch((), ((replace(result, runs=runs), records),), (moved,)), "group")
         except Exception as exc:  # reported by the assertion below
             errors.append(exc)
 

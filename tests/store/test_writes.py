@@ -10,17 +10,18 @@ import pytest
 import sqlalchemy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from shadowspec.errors import StoreError
 from shadowspec.store import Store
 from shadowspec.types import BlockResult, FunnelCounter, RecordKey, StoredRecord, Verdict
 from tests.store import examples, strategies
-from tests.store.saving import save_block, save_records
+from tests.store.saving import is_stored, save_block, save_records
 
 
 def test_redelivered_records_change_nothing(store: Store) -> None:
     first, second = examples.record(1), examples.record(2)
-    changed = replace(first, counter=FunnelCounter.FAILED)
+    changed = structs.replace(first, counter=FunnelCounter.FAILED)
     assert save_records(store, [first, changed]) == 1  # the first delivery counts
     assert save_records(store, [changed, second]) == 1
     assert store.records("chat") == [first, second]
@@ -55,7 +56,7 @@ def test_a_run_redelivered_in_another_block_counts_once(store: Store) -> None:
         ("b", 2),
         ("overlapping", 3),
     ]
-    assert store.stored_block_ids() == {"b", "overlapping"}
+    assert {block.block_id for block in store.blocks("chat")} == {"b", "overlapping"}
 
 
 def test_a_failed_run_keeps_no_timings_of_a_second_measurement(store: Store) -> None:
@@ -65,6 +66,16 @@ def test_a_failed_run_keeps_no_timings_of_a_second_measurement(store: Store) -> 
     save_block(store, replace(result, runs=(failed,)), [examples.record(0)])
     save_block(store, result, [examples.record(0)])
     assert store.runs("chat") == [failed]
+
+
+def test_a_fingerprint_that_is_taken_again_gets_its_recipe(store: Store) -> None:
+    """Those from before recipes have none, and reading them again from anywhere takes none away."""
+    recipes = []
+    for recipe in (None, 2, None, 3):
+        store.save_fingerprints([replace(examples.config(), recipe=recipe), replace(examples.config("b"), recipe=1)])
+        recipes.append(store.fingerprints()["fp"].recipe)
+    assert recipes == [None, 2, 2, 2]
+    assert store.fingerprints()["b"].recipe == 1
 
 
 def test_a_second_candidate_joins_a_stored_block(store: Store) -> None:
@@ -82,7 +93,7 @@ def test_a_block_that_cannot_be_stored_leaves_nothing(store: Store, broken: str)
     with pytest.raises(StoreError):
         save_block(store, result, records)
     assert store.funnel() == {}
-    assert store.stored_block_ids() == set()
+    assert store.blocks("chat") == []
 
 
 def _break(how: str) -> tuple[BlockResult, list[StoredRecord]]:
@@ -112,10 +123,10 @@ def test_details_must_be_plain_json(store: Store, value: float) -> None:
 def test_errors_hold_no_values(store: Store) -> None:
     secret = "not for the log \ud800"  # a lone surrogate has no UTF-8 form
     with pytest.raises(StoreError) as caught:
-        save_records(store, [replace(examples.record(1), reason=secret)])
+        save_records(store, [structs.replace(examples.record(1), reason=secret)])
     assert "not for the log" not in str(caught.value)
     with pytest.raises(StoreError) as caught:
-        save_records(store, [replace(examples.record(2**63), reason="not for the log")])
+        save_records(store, [structs.replace(examples.record(2**63), reason="not for the log")])
     assert "not for the log" not in str(caught.value)
     assert store.funnel() == {}
 
@@ -150,7 +161,7 @@ def test_a_decision_of_an_older_fingerprint_stands_beside_the_new(store: Store) 
 @given(batch=st.lists(strategies.records(), max_size=8))
 def test_the_funnel_adds_up_to_the_records_consumed(store: Store, batch: list[StoredRecord]) -> None:
     before = Counter(store.funnel())
-    known = {key for record in batch for key in store.stored_record_keys(record.key.source)}
+    known = {record.key for record in batch if is_stored(store, record)}
     consumed: dict[RecordKey, StoredRecord] = {}
     for record in batch:
         if record.key not in known:
@@ -162,8 +173,11 @@ def test_the_funnel_adds_up_to_the_records_consumed(store: Store, batch: list[St
 
 def test_endpoints_and_orders(store: Store) -> None:
     store.save_fingerprints([examples.config()])
-    late, early = replace(examples.record(1), event_time=examples.NOON + timedelta(seconds=1)), examples.record(2)
-    untimed = replace(examples.record(3), event_time=None)
+    late, early = (
+        structs.replace(examples.record(1), event_time=examples.NOON + timedelta(seconds=1)),
+        examples.record(2),
+    )
+    untimed = structs.replace(examples.record(3), event_time=None)
     save_records(store, [late, early, untimed, examples.record(4, "Zoo"), examples.record(5, None)])
     assert store.records("chat") == [untimed, early, late]
     assert store.endpoints() == ["Zoo", "chat"]

@@ -15,10 +15,11 @@ from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.parameters import malformed_error
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey
+from tests.fakes import endpoint_rule
 
 SECRET = b"a secret for the tests alone"
 START = 1_700_000_400  # epoch seconds, at a multiple of ten minutes
-RULE = EndpointRule(name="chat", served_models=("model-a",), match=MatchRule(model="model-*"))
+RULE = endpoint_rule(name="chat", served_models=("model-a",), match=MatchRule(model="model-*"))
 
 
 class ByteTokenizer:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from shadowspec.tap.blocks import REMEMBERED_PROMPTS, BlockFormer
-from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import Arm, Block, RecordKey, SamplingParameters, ShadowPrompt, format_slice_key
+from tests.fakes import endpoint_rule
 
 NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
 RULES = [
-    EndpointRule(name=name, served_models=("m",), slice_by=("prompt_class",), block_max_wait=timedelta(minutes=10))
+    endpoint_rule(name=name, served_models=("m",), slice_by=("prompt_class",), block_max_wait=timedelta(minutes=10))
     for name in ("one", "two")
 ]
 
@@ -122,10 +122,10 @@ def test_every_prompt_runs_once_at_its_load_and_a_second_pass_is_the_same(seed: 
     seen: set[RecordKey] = set()
     for block in blocks:
         assert len(block.requests) + len(block.fillers) == block.n_max
-        own = {p.key for p in block.requests}
-        assert {p.key for p in block.fillers} <= seen | own
+        request_keys = {p.key for p in block.requests}
+        assert {p.key for p in block.fillers} <= seen | request_keys
         for one in block.requests + block.fillers:
             assert (one.endpoint, format_slice_key(one.labels, ("prompt_class",))) == (block.endpoint, block.slice_key)
-        seen |= own
+        seen |= request_keys
     for one, concurrency in prompts:
         assert placed[one.key].concurrency == concurrency

@@ -159,7 +159,7 @@ def expected(document: dict[str, Any], model: type[Model]) -> Any:
         return ".".join(str(part) for part in location if isinstance(part, int) or part.isidentifier())
 
 
-def found(document: dict[str, Any], kind: Any) -> Any:
+def find_body(document: dict[str, Any], kind: Any) -> Any:
     """The same of the product's types; what only replay reads, and what may be anything, left out."""
     try:
         read = listed(convert_or_refuse(document, kind))
@@ -180,13 +180,13 @@ def listed(value: Any) -> Any:
 @settings(max_examples=1_500, deadline=None)
 @given(REQUESTS)
 def test_requests_are_read_as_the_model_reads_them(request: dict[str, Any]) -> None:
-    assert repr(found(request, RequestBody)) == repr(expected(request, RequestModel))  # True is not 1, nor is 1.0
+    assert repr(find_body(request, RequestBody)) == repr(expected(request, RequestModel))  # True is not 1, nor is 1.0
 
 
 @settings(max_examples=1_500, deadline=None)
 @given(RESPONSES.filter(bool))
 def test_responses_are_read_as_the_model_reads_them(response: dict[str, Any]) -> None:
-    assert repr(found(response, ResponseBody)) == repr(expected(response, ResponseModel))
+    assert repr(find_body(response, ResponseBody)) == repr(expected(response, ResponseModel))
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.routing import NO_HINTS, Hints, Routing
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, PartitionId, RecordKey, UnitMemory
+from tests.fakes import endpoint_rule
 from tests.tap.mirror import SECRET, START, ByteTokenizer, admit, chat, raw
 
-RULE = EndpointRule(
+RULE = endpoint_rule(
     name="chat", served_models=("model-a",), match=MatchRule(endpoint="chat"), sample_rate=0.3, timed_positions=2
 )
 PARTITION = PartitionId("0" * 64, 0)
@@ -37,7 +38,7 @@ def test_key_and_headers_give_the_fate_that_the_body_gives() -> None:
     early, late = admission(), admission()
     dropped = 0
     for session in range(300):
-        before = early.presample(Hints("chat", f"s{session}"))
+        before = early.reader.presample(Hints("chat", f"s{session}"))
         fate = admit(late, raw(record(session), session + 1))
         is_out = isinstance(fate, Rejected) and fate.record.reason == "not_sampled"
         assert (before is not None) == is_out
@@ -50,10 +51,10 @@ def test_key_and_headers_give_the_fate_that_the_body_gives() -> None:
 def test_nothing_is_dropped_early_where_the_body_may_say_otherwise() -> None:
     by_model = admission(replace(RULE, match=MatchRule(model="model-*")))
     for session in range(50):
-        assert by_model.presample(Hints("chat", f"s{session}")) is None
-        assert admission().presample(Hints(None, f"s{session}")) is None
-        assert admission().presample(Hints("chat", None)) is None
-        assert admission(replace(RULE, sample_rate=1.0)).presample(Hints("chat", f"s{session}")) is None
+        assert by_model.reader.presample(Hints("chat", f"s{session}")) is None
+        assert admission().reader.presample(Hints(None, f"s{session}")) is None
+        assert admission().reader.presample(Hints("chat", None)) is None
+        assert admission(replace(RULE, sample_rate=1.0)).reader.presample(Hints("chat", f"s{session}")) is None
 
 
 def test_hints_are_believed_before_the_body() -> None:
@@ -127,7 +128,8 @@ def test_routing_reads_key_headers_and_topic() -> None:
         RecordKey("t", 0, 1), b"{}", message_key=b" s1 ",
         headers=(("X-Session", b"old"), ("x-session", b"new"), ("odd", b"\xff"), ("none", None)),
     )  # fmt: skip
-    assert Routing().hints(message, "topic") is NO_HINTS
+    assert Routing().hints(message, "topic") == NO_HINTS
+    assert [each.has_hints for each in (Routing(), Routing("topic"), Routing(session="key"))] == [False, True, True]
     assert Routing("topic", "key").hints(message, "topic") == Hints("topic", "s1")
     assert Routing("header:odd", "header:X-SESSION").hints(message, "topic") == Hints(None, "new")
     assert Routing("header:none", "header:absent").hints(message, "topic") == Hints(None, None)

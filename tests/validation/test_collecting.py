@@ -47,28 +47,28 @@ class Stand:
     mended: list[bool] = field(default_factory=list)
 
     @contextmanager
-    def running(self, _: Environment, config: str | None, __: Path, *, is_mended: bool) -> Iterator[Stopped]:
+    def running(self, _: Environment, config: str | None, __: Path, *, is_fixed: bool) -> Iterator[Stopped]:
         server = Stopped(json.loads(config)["num_speculative_tokens"] if config else 0, model=SERVED_MODEL)
         server.pause = lambda: setattr(server, "is_stopped", True)  # type: ignore[attr-defined]
         server.resume = lambda: setattr(server, "is_stopped", False)  # type: ignore[attr-defined]
         server.processor_s = lambda: 0.0  # type: ignore[attr-defined]
         self.servers.append(server)
         self.configs.append(config)
-        self.mended.append(is_mended)
+        self.mended.append(is_fixed)
         with running(server):
             yield server
 
 
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
-    own = Stand()
-    monkeypatch.setattr(visiting, "running", own.running)
+    rig = Stand()
+    monkeypatch.setattr(visiting, "running", rig.running)
     monkeypatch.setattr(timing, "SETTLING_S", 0.0)
     monkeypatch.setattr(timing, "CONCURRENCIES", (1, 2))
     monkeypatch.setattr(timing, "REQUESTS_PER_SLOT", {1: 2, 2: 2})
     monkeypatch.setattr(timing, "COST_REQUESTS", {1: 2, 2: 4})
     monkeypatch.setattr(machine_lock, "BREATH_S", 0.0)
-    return own
+    return rig
 
 
 def visit(folder: Path, depths: Sequence[int], timed: Sequence[Way] = ()) -> None:
@@ -101,8 +101,8 @@ def test_every_deployment_is_asked_once_and_kept(tmp_path: Path, stand: Stand) -
                 assert len(answer.tokens) == 12
                 assert bool(answer.drafted) == bool(depth)
                 if depth:
-                    own = Counted.of_server(answer, len(prompt), depth, drafts_always=name != "ngram")
-                    assert own.counts.num_drafts == len(answer.drafted)
+                    of_server = Counted.of_server(answer, len(prompt), depth, drafts_always=name != "ngram")
+                    assert of_server.counts.num_drafts == len(answer.drafted)
     assert collected(tmp_path, "draft_model_probabilistic", 2, GREEDY_REGIME) is None
     assert [body["temperature"] for body in stand.servers[2].bodies] == [0.0] * 4 + [0.8] * 4
     seeds = [body["seed"] for server in stand.servers for body in server.bodies]
@@ -125,9 +125,9 @@ def test_servers_are_timed_one_at_a_time(tmp_path: Path, stand: Stand) -> None:
         blocks, idle = timed_blocks(tmp_path, timed_name(way, depth))
         assert idle == 0.0
         assert {(block.place, block.slice, block.number) for block in blocks} == {
-            (Place(load, own), name, number)
+            (Place(load, literal), name, number)
             for load in (1, 2)
-            for own in (0, depth)
+            for literal in (0, depth)
             for name in ("a", "b", COSTS)
             for number in (0, 1)
         }

@@ -35,17 +35,17 @@ TRUE = Costs(first_token_ms=4.0, prompt_token_ms=0.05, plain_step_ms=3.0, draft_
 
 def test_costs_are_found_again() -> None:
     rng = np.random.default_rng(0)
-    own = [
+    timed_requests = [
         request(int(rng.integers(20, 300)), int(rng.integers(5, 40)), int(rng.integers(5, 40)), TRUE) for _ in range(30)
     ]
-    found = Costs.of(own)
+    found = Costs.of(timed_requests)
     assert [found.first_token_ms, found.prompt_token_ms] == pytest.approx([4.0, 0.05])
     assert [found.plain_step_ms, found.draft_step_ms] == pytest.approx([3.0, 5.0])
 
 
 def test_one_kind_of_step_costs_total_time_over_steps() -> None:
-    own = [TimedRequest(Steps(10, 0, 10), 1.0, 20.0), TimedRequest(Steps(20, 0, 30), 1.0, 90.0)]
-    found = Costs.of(own)
+    timed_requests = [TimedRequest(Steps(10, 0, 10), 1.0, 20.0), TimedRequest(Steps(20, 0, 30), 1.0, 90.0)]
+    found = Costs.of(timed_requests)
     assert found.draft_step_ms == pytest.approx(110.0 / 40.0)
     assert found.plain_step_ms == 0.0
 
@@ -77,8 +77,8 @@ def test_prices_wander_from_the_cheapest_block_to_the_dearest() -> None:
 
 def test_a_prediction_is_the_ratio_of_total_times() -> None:
     costs = {Place(8, 0): Costs(4.0, 0.0, 2.0, 0.0), Place(8, 4): Costs(6.0, 0.0, 0.0, 5.0)}
-    plain, own = [Steps(10, 40, 0), Steps(10, 20, 0)], [Steps(10, 0, 12), Steps(10, 0, 8)]
-    assert predicted_speedup(costs, Place(8, 4), plain, own) == pytest.approx((8.0 + 120.0) / (12.0 + 100.0))
+    plain, steps = [Steps(10, 40, 0), Steps(10, 20, 0)], [Steps(10, 0, 12), Steps(10, 0, 8)]
+    assert predicted_speedup(costs, Place(8, 4), plain, steps) == pytest.approx((8.0 + 120.0) / (12.0 + 100.0))
 
 
 def block(depth: int, number: int, milliseconds: float) -> TimedBlock:
@@ -88,8 +88,8 @@ def block(depth: int, number: int, milliseconds: float) -> TimedBlock:
 def test_a_measured_speedup_pairs_blocks_by_number() -> None:
     base = [block(0, number, 100.0 * (number + 1)) for number in (2, 0, 1)]
     ratios = (1.2, 1.3, 1.25)
-    own = [block(4, number, 100.0 * (number + 1) / ratio) for number, ratio in enumerate(ratios)]
-    found = measured_speedup(base, own)
+    blocks = [block(4, number, 100.0 * (number + 1) / ratio) for number, ratio in enumerate(ratios)]
+    found = measured_speedup(base, blocks)
     logs = np.log(ratios)
     half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / 3**0.5
     assert (found.value, found.lower, found.upper) == pytest.approx(
@@ -100,8 +100,11 @@ def test_a_measured_speedup_pairs_blocks_by_number() -> None:
 
 
 def test_a_prediction_lies_within_the_interval_or_not() -> None:
-    base, own = [block(0, number, 100.0) for number in range(3)], [block(4, *each) for each in enumerate((80, 90, 85))]
-    measured = measured_speedup(base, own)
+    base, blocks = (
+        [block(0, number, 100.0) for number in range(3)],
+        [block(4, *each) for each in enumerate((80, 90, 85))],
+    )
+    measured = measured_speedup(base, blocks)
     assert judged(measured.lower, measured)["is_inside"]
     assert not judged(measured.upper * 1.01, measured)["is_inside"]
 
@@ -119,19 +122,19 @@ def test_predictions_are_judged_by_size_and_by_sign(
     predicted: float, times: tuple[float, ...], is_close: bool, sign: bool | None
 ) -> None:
     base = [block(0, number, 100.0) for number in range(3)]
-    own = [block(4, number, time) for number, time in enumerate(times)]
-    found = judged(predicted, measured_speedup(base, own))
+    blocks = [block(4, number, time) for number, time in enumerate(times)]
+    found = judged(predicted, measured_speedup(base, blocks))
     assert (found["is_close"], found["sign_is_right"]) == (is_close, sign)
 
 
 def test_a_portion_holds_every_slice_and_load_and_other_requests_for_the_costs() -> None:
     slices = {name: [(place, start) for place in range(50)] for start, name in enumerate(("a", "b"), start=10)}
     others = {name: [(place, start) for place in range(50)] for start, name in enumerate(("a", "b"), start=20)}
-    own = queues(slices, others, 1)
-    assert [(queue.slice, queue.concurrency) for queue in own if queue.slice != COSTS] == [
+    block_queues = queues(slices, others, 1)
+    assert [(queue.slice, queue.concurrency) for queue in block_queues if queue.slice != COSTS] == [
         (name, load) for name in slices for load in CONCURRENCIES
     ]
-    for queue in own:
+    for queue in block_queues:
         if queue.slice == COSTS:
             assert len(queue.prompts) == COST_REQUESTS[queue.concurrency]
             assert {prompt[1] for prompt in queue.prompts} == {20, 21}

@@ -48,12 +48,12 @@ def prompts() -> list[tuple[str, Prompt]]:
     return [("first" if row < 4 else "second", text) for row, text in enumerate(texts)]
 
 
-def plain_outputs(ours: Ours, own: Sequence[Prompt]) -> list[tuple[int, ...]]:
+def plain_outputs(ours: Ours, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
     """What the target says, further than is asked for."""
     sampling = SamplingParameters(temperature=0.0, max_tokens=MAX_TOKENS + AHEAD, ignore_eos=True)
     decoded = decode_batch(
         ours.target.model,
-        [Request(prompt, sampling, 0) for prompt in own],
+        [Request(prompt, sampling, 0) for prompt in prompts],
         proposer=None,
         num_speculative_tokens=0,
         verify_rule=VerifyRule.GREEDY,
@@ -70,7 +70,8 @@ def come_true(ours: Ours, way: Way, prompt: Prompt, tokens: tuple[int, ...], dep
             longest_by_prefixes([*prompt, *tokens[:place]], NGRAM_MIN, NGRAM_MAX, depth) for place in range(MAX_TOKENS)
         ]
         return [
-            [token == tokens[place + ahead] for ahead, token in enumerate(own)] for place, own in enumerate(proposals)
+            [token == tokens[place + ahead] for ahead, token in enumerate(proposal)]
+            for place, proposal in enumerate(proposals)
         ]
     request = Request(prompt, SamplingParameters(temperature=0.0, max_tokens=len(tokens)), 0)
     logits = teacher_forced_logits(ours.draft.model, [request], [tokens])[0][0]  # [tokens, vocabulary]
@@ -82,10 +83,10 @@ def answered(tokens: tuple[int, ...], bits: list[list[bool]]) -> Answered:
     """The answer of a server that decodes these tokens, step by step, and counts the last step in full."""
     drafted, accepted, chunks, place = [], [], [1], 1
     while place < MAX_TOKENS:
-        own = bits[place]
-        took = own.index(False) if False in own else len(own)
-        if own:
-            drafted.append(len(own))
+        bit = bits[place]
+        took = bit.index(False) if False in bit else len(bit)
+        if bit:
+            drafted.append(len(bit))
             accepted.append(took)
         chunks.append(min(took + 1, MAX_TOKENS - place))
         place += took + 1
@@ -135,9 +136,9 @@ def test_a_server_that_counts_another_step_is_a_fault(ours: Ours, collected_fold
         (tmp_path / path.name).write_text(path.read_text())
     path = raw_file(tmp_path, "draft_model", 4, GREEDY_REGIME)
     document = json.loads(path.read_text())
-    every = [own["accepted"] for own in document["answers"]]
+    every = [item["accepted"] for item in document["answers"]]
     steps, place = next(
-        (own, place) for own in every for place in range(len(own) - 1) if own[place] == own[place + 1] == 1
+        (item, place) for item in every for place in range(len(item) - 1) if item[place] == item[place + 1] == 1
     )
     steps[place : place + 2] = 0, 2
     path.write_text(json.dumps(document))
@@ -148,8 +149,8 @@ def test_a_server_that_counts_another_step_is_a_fault(ours: Ours, collected_fold
 
 def test_speedups_are_predicted_from_other_requests_than_those_that_are_timed(ours: Ours, tmp_path: Path) -> None:
     """A server whose costs are known: what it takes is what is predicted."""
-    way, own = WAYS[0], [prompt for _, prompt in prompts()]
-    loops = {depth: dict(zip(own, ours.loop(way, own, MAX_TOKENS, depth, 0), strict=True)) for depth in DEPTHS}
+    way, texts = WAYS[0], [prompt for _, prompt in prompts()]
+    loops = {depth: dict(zip(texts, ours.loop(way, texts, MAX_TOKENS, depth, 0), strict=True)) for depth in DEPTHS}
     prices = {0: Costs(2.0, 0.1, 3.0, 0.0)} | {depth: Costs(3.0, 0.1, 0.0, 4.0 + depth) for depth in DEPTHS}
 
     def timed(steps: Steps, depth: int) -> TimedRequest:
@@ -157,12 +158,12 @@ def test_speedups_are_predicted_from_other_requests_than_those_that_are_timed(ou
         prefill = cost.first_token_ms + cost.prompt_token_ms * steps.num_prompt_tokens
         return TimedRequest(steps, prefill, cost.end_to_end_ms(steps) - prefill)
 
-    portions = [[Queue("first", 1, tuple(own[:4])), Queue(COSTS, 1, ())] for _ in range(3)]
+    portions = [[Queue("first", 1, tuple(texts[:4])), Queue(COSTS, 1, ())] for _ in range(3)]
     for depth in DEPTHS:
         for number in range(3):
             blocks = []
             for at in (0, depth):
-                counted = [loops[depth][prompt].counts for prompt in own[:4]]
+                counted = [loops[depth][prompt].counts for prompt in texts[:4]]
                 steps = [
                     Steps(each.num_prompt_tokens, 0, each.num_drafts)
                     if at

@@ -13,11 +13,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from transformers import LlamaForCausalLM
 
 from kernels.benchmarks.validation.comparing import standard_errors
 from kernels.benchmarks.validation.mend.vllm_cpu_expand import expand
-from kernels.benchmarks.validation.servers import MEND
+from kernels.benchmarks.validation.servers import FIX_FOLDER
 from kernels.benchmarks.validation.vllm_rules import (
     UntruncatedDraftProposer,
     earliest_chances,
@@ -125,11 +126,11 @@ def test_earliest_lookups_are_replayed_to_the_count(target: LlamaForCausalLM, de
     decoded, logged = looped(target, wanted, proposer, VerifyRule.GREEDY_DRAFT, depth)
     found = expected(earliest_chances(logged, 1, 3, depth), logged, depth)
     names = ("num_drafts", "num_plain_steps", "num_draft_tokens", "num_accepted_tokens", "acceptance_histogram")
-    for own, one in zip(decoded, found, strict=True):
+    for item, one in zip(decoded, found, strict=True):
         for name in names:
-            assert np.allclose(getattr(own.counts, name), getattr(one, name)), name
-    assert sum(own.counts.num_accepted_tokens for own in decoded) > 0
-    assert sum(own.counts.num_plain_steps for own in decoded) > 0
+            assert np.allclose(getattr(item.counts, name), getattr(one, name)), name
+    assert sum(decoded.counts.num_accepted_tokens for decoded in decoded) > 0
+    assert sum(decoded.counts.num_plain_steps for decoded in decoded) > 0
 
 
 def replayed_z(
@@ -138,12 +139,12 @@ def replayed_z(
     """How far the loop lies from replay, in standard errors, and the share of drafted tokens that it accepted."""
     wanted = requests(400, TRUNCATED)
     decoded, logged = looped(target, wanted, proposer, VerifyRule.REJECTION, 3)
-    own = token_scores(target, logged, ENDS, with_probs=True)
+    plain_scores = token_scores(target, logged, ENDS, with_probs=True)
     drafted_for = [untruncated(each) for each in logged] if is_untruncated else logged
     drafts = token_scores(draft, drafted_for, ENDS, with_probs=True)
     accepts = [
         prefix_accept(VerifyRule.REJECTION, response, scores, of_target.probs)
-        for response, scores, of_target in zip(logged, drafts, own, strict=True)
+        for response, scores, of_target in zip(logged, drafts, plain_scores, strict=True)
     ]
     counts = [each.counts for each in decoded]
     found = expected(StepChances.of_prefix(accepts, 3), logged, 3)
@@ -167,11 +168,11 @@ def test_drafts_sampled_by_temperature_alone_are_accepted_as_replay_says(
 
 def test_truncation_is_left_to_the_target(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:
     """A token that top-p forbids is proposed, and never accepted."""
-    sampling = replace(TRUNCATED, top_p=0.01)  # the arg-max alone
+    sampling = structs.replace(TRUNCATED, top_p=0.01)  # the arg-max alone
     wanted = requests(20, sampling)
     proposer = UntruncatedDraftProposer(draft, 3, is_sampling=True)
     decoded, _ = looped(target, wanted, proposer, VerifyRule.REJECTION, 3)
-    greedy = [replace(request, sampling=replace(sampling, temperature=0.0)) for request in wanted]
+    greedy = [replace(request, sampling=structs.replace(sampling, temperature=0.0)) for request in wanted]
     plain = decode_batch(
         target, greedy, proposer=None, num_speculative_tokens=0, verify_rule=VerifyRule.GREEDY, end_token_ids=ENDS
     )
@@ -194,7 +195,7 @@ def test_the_mend_replaces_one_function_of_one_module(tmp_path: Path) -> None:
     (tmp_path / "vllm" / "__init__.py").write_text("")
     (package / "cpu_triton_utils.py").write_text("other = 5\ndef _expand_kernel_impl(): pass\n")
     program = "from vllm.utils import cpu_triton_utils as own; print(own._expand_kernel_impl.__name__, own.other)"
-    for path, name in ((f"{MEND}{os.pathsep}{tmp_path}", "expand"), (str(tmp_path), "_expand_kernel_impl")):
+    for path, name in ((f"{FIX_FOLDER}{os.pathsep}{tmp_path}", "expand"), (str(tmp_path), "_expand_kernel_impl")):
         ran = subprocess.run(
             [sys.executable, "-c", program], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
         )

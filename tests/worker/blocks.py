@@ -102,8 +102,8 @@ class DiaryEngine:
         return self.inner.configs
 
     def measure(self, block: Block) -> BlockResult:
-        own, fillers = ([p.key.offset for p in group] for group in (block.requests, block.fillers))
-        self.diary.write(f"measure {own} {fillers}")
+        rows, fillers = ([p.key.offset for p in group] for group in (block.requests, block.fillers))
+        self.diary.write(f"measure {rows} {fillers}")
         if any(self.mark in p.prompt_token_ids for p in (*block.requests, *block.fillers)):
             self.diary.write("marked")
             if self.diary.lines().count("marked") <= self.deaths:

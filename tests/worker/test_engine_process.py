@@ -95,9 +95,11 @@ def test_the_child_is_spawned(start: Start) -> None:
     """A forked child would hold the parent's threads' locks and its connections."""
     process = start()
     events_until(process, Ready)
-    command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    command = Path(f"/proc/{process._process.pid}/cmdline").read_bytes()
     assert b"spawn_main" in command
-    descriptors = [str(entry.readlink()) for entry in Path(f"/proc/{process.pid}/fd").iterdir() if entry.is_symlink()]
+    descriptors = [
+        str(entry.readlink()) for entry in Path(f"/proc/{process._process.pid}/fd").iterdir() if entry.is_symlink()
+    ]
     assert sum(name.startswith("socket:") for name in descriptors) == 1
 
 
@@ -168,7 +170,7 @@ def test_a_child_that_holds_its_interpreter_holds_nobody_else(start: Start) -> N
 def test_a_stopped_child_holds_nobody(start: Start) -> None:
     process = start()
     events_until(process, Ready)
-    os.kill(process.pid, signal.SIGSTOP)
+    os.kill(process._process.pid, signal.SIGSTOP)
     process.submit(block(prompt(1)))
     assert polled(process, 60) == []
     began = time.monotonic()
@@ -179,9 +181,9 @@ def test_a_stopped_child_holds_nobody(start: Start) -> None:
 @pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGTERM])
 def test_the_child_leaves_signals_to_its_parent(start: Start, ignored: signal.Signals) -> None:
     process = start()
-    os.kill(process.pid, ignored)  # at its very beginning
+    os.kill(process._process.pid, ignored)  # at its very beginning
     events_until(process, Ready)
-    os.kill(process.pid, ignored)
+    os.kill(process._process.pid, ignored)
     process.submit(block(prompt(1)))
     assert [type(event) for event in events_until(process, BlockResult)] == [BlockResult]
     assert process.stop(PATIENCE_S)[-1] == Died(0)
@@ -199,7 +201,7 @@ if __name__ == "__main__":
     while not any(isinstance(event, Ready) for event in process.poll()):
         time.sleep(0.01)
     process.submit(block(prompt(1, 7)))
-    print(process.pid, flush=True)
+    print(process._process.pid, flush=True)
     if sys.argv[1] == "stay":
         time.sleep(600)
 """

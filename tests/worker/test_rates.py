@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import Verdict
 from shadowspec.worker.rates import SliceRates
+from tests.fakes import endpoint_rule
 
-RULE = EndpointRule(name="chat", served_models=("m",), sample_rate=0.5, min_rate=0.02)
+RULE = endpoint_rule(name="chat", served_models=("m",), sample_rate=0.5, min_rate=0.02)
 A, B = "class=a", "class=b"
 
 
 def rates(verdicts: dict[tuple[str, int, str], Verdict]) -> tuple[float, float]:
     """The rates of slices a and b at loads 4 and 16 with one config."""
-    own = SliceRates({"chat": (4, 16)})
-    own.measure_with({"chat": ("f",)})
-    own.refresh({"chat": verdicts})
-    return own(RULE, A), own(RULE, B)
+    slice_rates = SliceRates({"chat": (4, 16)})
+    slice_rates.measure_with({"chat": ("f",)})
+    slice_rates.refresh({"chat": verdicts})
+    return slice_rates(RULE, A), slice_rates(RULE, B)
 
 
 def decided(*slices: str, verdict: Verdict = Verdict.ENABLE) -> dict[tuple[str, int, str], Verdict]:
@@ -37,16 +37,16 @@ def test_it_keeps_its_rate_while_anything_that_it_feeds_is_open() -> None:
 
 
 def test_verdicts_on_another_config_decide_nothing() -> None:
-    own = SliceRates({"chat": (4, 16)})
-    own.refresh({"chat": decided("", A)})
-    assert own(RULE, A) == 0.5  # nobody has said yet what is measured
-    own.measure_with({"chat": ("f", "new")})
-    own.refresh({"chat": decided("", A)})
-    assert own(RULE, A) == 0.5
+    rates = SliceRates({"chat": (4, 16)})
+    rates.refresh({"chat": decided("", A)})
+    assert rates(RULE, A) == 0.5  # nobody has said yet what is measured
+    rates.measure_with({"chat": ("f", "new")})
+    rates.refresh({"chat": decided("", A)})
+    assert rates(RULE, A) == 0.5
 
 
 def test_min_rate_never_raises_a_rate() -> None:
-    own = SliceRates({"chat": (4,)})
-    own.measure_with({"chat": ("f",)})
-    own.refresh({"chat": {("", 4, "f"): Verdict.ENABLE, (A, 4, "f"): Verdict.ENABLE}})
-    assert own(EndpointRule(name="chat", served_models=("m",), sample_rate=0.001), A) == 0.001
+    rates = SliceRates({"chat": (4,)})
+    rates.measure_with({"chat": ("f",)})
+    rates.refresh({"chat": {("", 4, "f"): Verdict.ENABLE, (A, 4, "f"): Verdict.ENABLE}})
+    assert rates(endpoint_rule(name="chat", served_models=("m",), sample_rate=0.001), A) == 0.001

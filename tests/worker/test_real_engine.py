@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.runner import Runner
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 from shadowspec.worker.supervisor import Supervisor
 from tests.services import PATIENCE_S
 from tests.small_models import save_pair
@@ -31,8 +33,8 @@ class Factory:
 
     def __call__(self) -> Mapping[str, Engine]:
         config = SpeculationConfig("draft", "t", str(self.draft), "draft_model", 3, VerifyRule.REJECTION)
-        target, candidates = Models("cpu").candidates(str(self.target), [config], lambda _: None)
-        return {"chat": Engine(target, candidates, warmup_blocks=1)}
+        target, candidates = Models(EngineSettings("cpu")).candidates(str(self.target), [config], lambda _: None, 1, {})
+        return {"chat": Engine(target, candidates, EngineSettings(warmup_blocks=1))}
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def test_a_block_gives_the_counts_that_it_gives_here(factory: Factory) -> None:
         for i in range(4)
     ]
     bad = block(prompt(20, *[KILL] * 4, length=0), asked[3], sequence=1)
-    with Supervisor([FragileFactory(factory)], AttemptsInMemory(), max_attempts=1) as supervisor:
+    with Supervisor([FragileFactory(factory)], AttemptsInMemory(), WorkerSettings(max_attempts=1)) as supervisor:
         for given in (block(*asked[:3]), bad):
             supervisor.offer(given)
         deadline, outcomes = time.monotonic() + PATIENCE_S, []

@@ -20,7 +20,7 @@ from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
-from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
+from shadowspec.tap.endpoints import Load, MatchRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import Joiner
 from shadowspec.tap.sources import RawRecord
@@ -28,7 +28,7 @@ from shadowspec.types import FunnelCounter, PartitionId, RecordKey
 from shadowspec.worker.files import CONSUMER, FileRun, InProcess
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.service import partition_past
-from tests.fakes import FakeEngine, FakeTokenizer, fake_config
+from tests.fakes import FakeEngine, FakeTokenizer, endpoint_rule, fake_config
 from tests.faults.traffic import START_MS, expected, messages
 
 pytestmark = pytest.mark.slow  # all of them together
@@ -36,11 +36,11 @@ pytestmark = pytest.mark.slow  # all of them together
 SECRET = b"a secret for the tests alone"
 CONFIG = fake_config()
 RULES = (
-    EndpointRule(
+    endpoint_rule(
         name="chat", served_models=("chat-model",), match=MatchRule(model="chat-model"), sample_rate=0.8,
         loads=(Load(4),), block_max_wait=timedelta(seconds=60),
     ),
-    EndpointRule(
+    endpoint_rule(
         name="code", served_models=("code-model",), match=MatchRule(model="code-model"), loads=(Load(2), Load(4)),
         block_max_wait=timedelta(seconds=90),
     ),
@@ -92,10 +92,10 @@ def raw_records(count: int, seed: int, num_partitions: int) -> dict[PartitionId,
     for message in messages(count, seed):
         assert message.key is not None
         partition = PartitionId("topic", sum(message.key) % num_partitions)
-        own = placed.setdefault(partition, [])
-        offset = own[-1].key.offset + draw.choice([1, 1, 1, 3]) if own else draw.randint(0, 5)
+        entry = placed.setdefault(partition, [])
+        offset = entry[-1].key.offset + draw.choice([1, 1, 1, 3]) if entry else draw.randint(0, 5)
         key = RecordKey("topic", partition.partition, offset, message.timestamp_ms or 0)
-        own.append(RawRecord(key, message.value, message_key=message.key))
+        entry.append(RawRecord(key, message.value, message_key=message.key))
     return placed
 
 
@@ -170,13 +170,13 @@ class World:
         self.begin()
 
     def is_over(self) -> bool:
-        return all(self.place[partition] == len(own) for partition, own in self.placed.items())
+        return all(self.place[partition] == len(item) for partition, item in self.placed.items())
 
     def finish(self) -> None:
         """No more crashes: read to the end, drain, write."""
         self.draw = random.Random(0)
-        for partition, own in self.placed.items():
-            for raw in own[self.place[partition] :]:
+        for partition, item in self.placed.items():
+            for raw in item[self.place[partition] :]:
                 self.pipeline.take(raw)
         self.pipeline.end_waiting()
         while self.pipeline.ready:
@@ -188,15 +188,15 @@ class World:
 
 def check(store: Store, placed: dict[PartitionId, list[RawRecord]]) -> Counter[FunnelCounter]:
     """Rows and funnel are those of one undisturbed pass; the funnel's sums."""
-    delivered = [raw for own in placed.values() for raw in own]
+    delivered = [raw for item in placed.values() for raw in item]
     wanted = expected(delivered, RULES, TOKENIZERS, SECRET)
     assert store.funnel() == dict(wanted.funnel)
     runs = [run for rule in RULES for run in store.runs(rule.name)]
     assert Counter(run.key for run in runs) == Counter(wanted.measured)
     ledger = {entry.partition: entry for entry in store.ledger("group")}
-    for partition, own in placed.items():
-        assert ledger[partition].next_offset == own[-1].key.offset + 1
-        assert ledger[partition].num_messages == len(own)
+    for partition, item in placed.items():
+        assert ledger[partition].next_offset == item[-1].key.offset + 1
+        assert ledger[partition].num_messages == len(item)
     rows = [record for rule in RULES for record in store.records(rule.name)]
     not_timed = sum(record.reason == "not_timed" for record in rows)
     assert not_timed == sum(n for (_, _, reason), n in wanted.funnel.items() if reason == "not_timed")
@@ -218,7 +218,7 @@ def test_crashes_and_rebalances_lose_and_repeat_nothing(sqlite: Store, seed: int
     world.finish()
     assert check(sqlite, placed)[FunnelCounter.MEASURED] > 100
     malformed = {raw for raw, stage, _ in world.letters.sent if stage == "tap"}
-    wanted = expected([raw for own in placed.values() for raw in own], RULES, TOKENIZERS, SECRET)
+    wanted = expected([raw for item in placed.values() for raw in item], RULES, TOKENIZERS, SECRET)
     assert {(key.partition, key.offset) for key in malformed} == wanted.malformed
 
 

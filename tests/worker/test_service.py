@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from shadowspec.store import Store
 from shadowspec.store.admin import schema
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
-from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
+from shadowspec.tap.endpoints import Load, MatchRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import Joiner
 from shadowspec.tap.kafka.consumer import CommitOutcome
@@ -36,24 +36,24 @@ from shadowspec.types import (
     WriteBatch,
     WriteOutcome,
 )
+from shadowspec.types.measuring_settings import WorkerSettings
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.rates import SliceRates
 from shadowspec.worker.recovery import BlockOutcome
-from shadowspec.worker.service import Limits, Service, partition_past
+from shadowspec.worker.service import Service, partition_past
 from shadowspec.worker.telemetry import Telemetry
-from tests.fakes import FakeEngine, FakeTokenizer, fake_config
+from tests.fakes import FakeEngine, FakeTokenizer, endpoint_rule, fake_config
 from tests.faults.traffic import START_MS, messages
 from tests.services import PATIENCE_S
 
 CONFIG = fake_config()
-RULE = EndpointRule(
+RULE = endpoint_rule(
     name="chat", served_models=("chat-model",), match=MatchRule(model="chat-model"), timed_positions=1, loads=(Load(4),)
 )
 PARTITION = PartitionId("topic", 0)
-LIMITS = Limits(
-    max_unfinished_messages=10_000, flush_interval_s=0.0, refresh_rates_s=3600.0, drain_timeout_s=20.0,
-    block_max_wait_s=3600.0, sheds=False,
-)  # fmt: skip
+SETTINGS = WorkerSettings(
+    max_unfinished_messages=10_000, flush_interval_s=0.0, refresh_rates_s=3600.0, drain_timeout_s=20.0
+)
 
 
 @dataclass
@@ -175,12 +175,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def service(source: Source, engines: Engines, store: Store, limits: Limits = LIMITS) -> Service:
+def service(source: Source, engines: Engines, store: Store, settings: WorkerSettings = SETTINGS) -> Service:
     admission = Admission([RULE], {"chat": FakeTokenizer()}, KeyedHash(b"x" * 16))
     pipeline = Pipeline(admission, BlockFormer([RULE]), joiner=Joiner(timedelta(minutes=5)), dead_letters=Letters())
     return Service(
         source, pipeline, admission, engines, store, Letters(), SliceRates({"chat": (4,)}), [RULE],
-        consumer="g", limits=limits, telemetry=Telemetry(),
+        consumer="g", settings=settings, telemetry=Telemetry(),
     )  # fmt: skip
 
 
@@ -228,9 +228,8 @@ def test_it_pauses_while_the_engine_is_behind_and_goes_on_polling(store: Store) 
 
 
 def test_it_sheds_instead_where_it_is_told_to(store: Store) -> None:
-    limits = Limits(10_000, 0.0, 3600.0, 20.0, 3600.0, sheds=True)
     source, engines = Source(records(200)), Engines(is_running=False)
-    running = Running(service(source, engines, store, limits))
+    running = Running(service(source, engines, store, replace(SETTINGS, overload="shed")))
     wait_for(lambda: source.place == 200)
     engines.is_running = True
     running.end()
@@ -243,9 +242,10 @@ def test_it_sheds_instead_where_it_is_told_to(store: Store) -> None:
 
 
 def test_too_much_unfinished_pauses_too(store: Store) -> None:
-    limits = Limits(20, 3600.0, 3600.0, 20.0, 3600.0, sheds=False)  # nothing is written before the drain
+    # Nothing is written before the drain.
+    settings = replace(SETTINGS, max_unfinished_messages=20, flush_interval_s=3600.0)
     source = Source(records(200))
-    running = Running(service(source, Engines(), store, limits))
+    running = Running(service(source, Engines(), store, settings))
     wait_for(lambda: source.is_paused)
     assert source.place is not None
     assert source.place < 60
@@ -273,10 +273,10 @@ def away(store: Store, *failures: Exception) -> Away:
 def test_a_database_that_comes_back_has_missed_nothing(store: Store) -> None:
     gone = [ServiceUnavailableError("away", is_retryable=True) for _ in range(3)]
     source = Source(records(60))
-    own = service(source, Engines(), away(store, *gone))
-    running = Running(own)
-    wait_for(lambda: not own.conditions["database"]())
-    wait_for(lambda: own.conditions["database"]() and source.place == 60)
+    running_service = service(source, Engines(), away(store, *gone))
+    running = Running(running_service)
+    wait_for(lambda: not running_service.conditions["database"]())
+    wait_for(lambda: running_service.conditions["database"]() and source.place == 60)
     running.end()
     assert running.error is None
     assert store.ledger("g")[0].next_offset == 60

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shadowspec.errors import ModelError, ServiceUnavailableError, ShadowSpecError, StoreError
 from shadowspec.types import Block, RecordKey
+from shadowspec.types.measuring_settings import WorkerSettings
 from shadowspec.worker.engine_process import Died, EngineFactory
 from shadowspec.worker.recovery import BlockOutcome
 from shadowspec.worker.supervisor import Supervisor
@@ -36,8 +38,16 @@ def started() -> Iterator[Start]:
     """Starts supervisors and closes them in the end."""
     with ExitStack() as stack:
 
-        def start(*factories: EngineFactory, attempts: AttemptsInMemory | None = None, **limits: object) -> Supervisor:
-            return stack.enter_context(Supervisor(factories or (FACTORY,), attempts or AttemptsInMemory(), **limits))
+        def start(
+            *factories: EngineFactory,
+            attempts: AttemptsInMemory | None = None,
+            on_restart: Callable[[str], None] = lambda _: None,
+            **limits: Any,
+        ) -> Supervisor:
+            settings = WorkerSettings(**limits)
+            return stack.enter_context(
+                Supervisor(factories or (FACTORY,), attempts or AttemptsInMemory(), settings, on_restart)
+            )
 
         yield start
 
@@ -75,7 +85,7 @@ def failures(outcome: BlockOutcome) -> dict[int, str | None]:
         assert (run.counts is None) is (run.failure is not None)
         found.setdefault(run.key.offset, set()).add(run.failure)
     assert {(run.key, run.fingerprint) for run in result.runs} == {
-        (own.key, config.fingerprint) for own in result.block.requests for config in CONFIGS
+        (request.key, config.fingerprint) for request in result.block.requests for config in CONFIGS
     }
     assert all(len(codes) == 1 for codes in found.values())
     return {offset: codes.pop() for offset, codes in found.items()}

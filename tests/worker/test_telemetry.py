@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from shadowspec.types import FunnelCounter, WriteOutcome
@@ -29,7 +30,9 @@ def exercised() -> Telemetry:
     telemetry.engine(num_queued=2, num_in_flight=3)
     telemetry.record_configs([CONFIG])
     telemetry.engine_restarted("engine_died")
-    given = replace(block(prompt(1), prompt(2), prompt(3, OOM), fillers=[prompt(9)]), slice_key="prompt_class=code")
+    given = structs.replace(
+        block(prompt(1), prompt(2), prompt(3, OOM), fillers=[prompt(9)]), slice_key="prompt_class=code"
+    )
     result = FakeEngine((CONFIG,), marks=Marks(oom=OOM)).measure(given)
     telemetry.record_block(replace(result, num_out_of_memory=2), {prompt(3).key: "engine_stalled"}, 1.5)
     telemetry.record_write(WriteOutcome(num_new_runs=2, num_new_records=9, num_new_blocks=1), 0.02)
@@ -109,7 +112,7 @@ def test_slices_are_bounded() -> None:
     telemetry = Telemetry()
     engine = FakeEngine((CONFIG,))
     for number in range(MAX_LABEL_VALUES + 20):
-        telemetry.record_block(engine.measure(replace(block(prompt(number)), slice_key=f"tenant={number}")))
+        telemetry.record_block(engine.measure(structs.replace(block(prompt(number)), slice_key=f"tenant={number}")))
     series = [
         sample.labels["slice"]
         for family in telemetry.registry.collect()

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from kernels.benchmarks.bundled_pair.prompts import ENDPOINTS
 from kernels.benchmarks.bundled_pair.responses import load_model, request_seed, respond
@@ -115,7 +116,8 @@ def _endpoint_figures(target: Any, draft: Any, rows: Sequence[TrafficRequest]) -
     decoded = _speculative(target, draft, rows)
     is_greedy = all(row.sampling.temperature == 0.0 for row in rows)
     greedy_rows = [
-        replace(row, sampling=replace(row.sampling, temperature=0.0, top_p=1.0)) for row in rows[:GREEDY_REQUESTS]
+        replace(row, sampling=structs.replace(row.sampling, temperature=0.0, top_p=1.0))
+        for row in rows[:GREEDY_REQUESTS]
     ]
     greedy = decoded if is_greedy else _speculative(target, draft, greedy_rows)
     counts, greedy_counts = pool_counts(one.counts for one in decoded), pool_counts(one.counts for one in greedy)

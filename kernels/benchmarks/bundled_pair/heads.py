@@ -130,8 +130,8 @@ class EagleTrainer(nn.Module):
             values.append(value)
             # What the target's own states gave is seen up to the chain's start, of the chain's own entries all.
             before = (query @ keys[0].transpose(2, 3)).masked_fill(is_hidden, float("-inf"))
-            own = [(query * each).sum(-1, keepdim=True) for each in keys[1:]]
-            weights = torch.softmax(torch.cat((before, *own), -1).float() * self.head_dim**-0.5, -1).to(value.dtype)
+            entries = [(query * each).sum(-1, keepdim=True) for each in keys[1:]]
+            weights = torch.softmax(torch.cat((before, *entries), -1).float() * self.head_dim**-0.5, -1).to(value.dtype)
             attended = weights[..., :length] @ values[0]
             for index, each in enumerate(values[1:]):
                 attended = attended + weights[..., length + index, None] * each
@@ -234,10 +234,10 @@ def losses(target: Any, learners: Learners, tokens: torch.Tensor) -> tuple[torch
 
     def loss(logits: list[torch.Tensor]) -> torch.Tensor:
         total = torch.zeros(())
-        for depth, own in enumerate(logits):
+        for depth, logit in enumerate(logits):
             # Depth d drafts token p + d + 2, which the target makes at position p + d + 1.
             probs = wanted[:, depth + 1 : depth + 1 + length]
-            total = total - DEPTH_DECAY**depth * (probs * torch.log_softmax(own.float(), -1)).sum(-1).mean()
+            total = total - DEPTH_DECAY**depth * (probs * torch.log_softmax(logit.float(), -1)).sum(-1).mean()
         return total / sum(DEPTH_DECAY**depth for depth in range(NUM_HEADS))
 
     return loss(medusa), loss(eagle)

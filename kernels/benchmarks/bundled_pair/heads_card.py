@@ -134,12 +134,12 @@ def render(
         f"against the target, weighed over four depths:"
     )
     passes = [
-        (endpoint, own[NGRAM].num_requests, *(number(own[name].tokens_per_pass) for name in COLUMNS))
-        for endpoint, own in figures.items()
+        (endpoint, figure[NGRAM].num_requests, *(number(figure[name].tokens_per_pass) for name in COLUMNS))
+        for endpoint, figure in figures.items()
     ]
     lengths = [
-        (endpoint, percent(own[NGRAM].drafting_share), *(number(own[name].acceptance_length) for name in COLUMNS))
-        for endpoint, own in figures.items()
+        (endpoint, percent(figure[NGRAM].drafting_share), *(number(figure[name].acceptance_length) for name in COLUMNS))
+        for endpoint, figure in figures.items()
     ]
     sections = (
         HEAD,

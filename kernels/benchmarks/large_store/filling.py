@@ -114,12 +114,12 @@ def _write_rollups(url: str, world: World, hours: Hours, size: Size) -> tuple[di
                 for columns in rollups(cell, hours, share * size.num_runs / hours.number, num_rollups + 1, draw):
                     write(connection, columns)
                     if columns.table is tables.rollups:
-                        own = int(np.asarray(columns.values["num_runs"]).sum())
-                        num_runs, first_number = num_runs + own, num_rollups
+                        number = int(np.asarray(columns.values["num_runs"]).sum())
+                        num_runs, first_number = num_runs + number, num_rollups
                         num_rollups = first_number + columns.number
-                        requests[endpoint.name] += own // len(endpoint.configs)
+                        requests[endpoint.name] += number // len(endpoint.configs)
                     num_bins += columns.number if columns.table is tables.rollup_bins else 0
-                log.info("%s %s: %d runs so far", endpoint.name, cell.own.key, num_runs)
+                log.info("%s %s: %d runs so far", endpoint.name, cell.slice_world.key, num_runs)
             set_next_number(connection, tables.rollups, "rollup_id")
     finally:
         engine.dispose()
@@ -129,9 +129,9 @@ def _write_rollups(url: str, world: World, hours: Hours, size: Size) -> tuple[di
 def _cells(world: World, hours: Hours) -> Iterator[tuple[SyntheticEndpoint, Cell, float]]:
     """Every stretch of rollups, with its share of all runs."""
     cells = [
-        (endpoint, Cell(endpoint, own, load, versions, config), own.weight / len(endpoint.loads))
+        (endpoint, Cell(endpoint, synthetic, load, versions, config), synthetic.weight / len(endpoint.loads))
         for endpoint in world.endpoints
-        for own in endpoint.slices
+        for synthetic in endpoint.slices
         for load in endpoint.loads
         for versions in endpoint.configs
         for config in versions
@@ -149,26 +149,35 @@ def _write_rows(
 ) -> int:
     """The last day's records, blocks and runs, the funnel and the ledger; the runs written."""
     num_runs = 0
-    for place, (endpoint, own) in enumerate(zip(world.endpoints, histories, strict=True)):
+    for place, (endpoint, looks) in enumerate(zip(world.endpoints, histories, strict=True)):
         funnel = _funnel(endpoint, requests[endpoint.name])
         number = sum(funnel.values())
         advance = Advance(
             partition=PartitionId(SOURCE, place),
             expected=None,
-            next_offset=max(number, own.next_offset),
+            next_offset=max(number, looks.next_offset),
             num_messages=number,
             funnel=funnel,
             watermark=end - timedelta(days=5 if endpoint.is_stale else 0),
         )
-        blocks = tuple((_result(each), each.records) for each in own.last_blocks)
+        blocks = tuple((_result(each), each.records) for each in looks.last_blocks)
         num_runs += store.save_batch(WriteBatch(blocks=blocks, advances=(advance,)), CONSUMER).num_new_runs
     return num_runs
 
 
 def _result(measured: Measured) -> BlockResult:
-    own = measured.block
-    block = Block(own.block_id, own.sequence, own.endpoint, own.slice_key, own.concurrency, (), (), own.first_arm)
-    return BlockResult(block, own.started_at, measured.runs, own.memory)
+    stored_block = measured.block
+    block = Block(
+        stored_block.block_id,
+        stored_block.sequence,
+        stored_block.endpoint,
+        stored_block.slice_key,
+        stored_block.concurrency,
+        (),
+        (),
+        stored_block.first_arm,
+    )
+    return BlockResult(block, stored_block.started_at, measured.runs, stored_block.memory)
 
 
 def _funnel(endpoint: SyntheticEndpoint, num_measured: int) -> dict[FunnelKey, int]:
@@ -194,16 +203,16 @@ def _funnel(endpoint: SyntheticEndpoint, num_measured: int) -> dict[FunnelKey, i
 def _write_looks(store: Store, world: World, histories: Sequence[History], requests: Mapping[str, int]) -> int:
     """Folds, decisions and rollouts in the order of time, the evidence with the last of each; the decisions written."""
     looks = sorted(
-        ((look.at, place, number) for place, own in enumerate(histories) for number, look in enumerate(own.looks))
+        ((look.at, place, number) for place, item in enumerate(histories) for number, look in enumerate(item.looks))
     )
     ends = {
-        place: max(sum(_funnel(world.endpoints[place], requests[own.endpoint]).values()), own.next_offset)
-        for place, own in enumerate(histories)
+        place: max(sum(_funnel(world.endpoints[place], requests[item.endpoint]).values()), item.next_offset)
+        for place, item in enumerate(histories)
     }
     num_decisions = 0
     for _, place, number in looks:
-        own = histories[place]
-        look, last = own.looks[number], len(own.looks) - 1
+        history = histories[place]
+        look, last = history.looks[number], len(history.looks) - 1
         until = ends[place] if number == last else ends[place] * (number + 1) // (last + 1)
         after = Span(SOURCE, place, 0, until)
         fold = Fold(
@@ -214,9 +223,9 @@ def _write_looks(store: Store, world: World, histories: Sequence[History], reque
             parameters=asdict(world.policy),
             folded_at=look.at,
         )
-        with store.evidence_session(own.endpoint) as evidence:
+        with store.evidence_session(history.endpoint) as evidence:
             if number == last:
-                evidence.save_evidence(own.evidence)
+                evidence.save_evidence(history.evidence)
             fold_id = evidence.append(fold, look.document, (after,))
             num_decisions += len(evidence.append_decisions(look.decisions, fold_id))
         if look.rollouts:
@@ -240,17 +249,17 @@ def _write_orders(store: Store, world: World, end: datetime) -> None:
 
 def _write_production(store: Store, world: World, histories: Sequence[History], end: datetime, size: Size) -> int:
     """What the engines of every enabled endpoint counted around its newest enabling whose time after it is whole."""
-    found = [(newest_enabling(own, end - SPAN), place) for place, own in enumerate(histories)]
+    found = [(newest_enabling(history, end - SPAN), place) for place, history in enumerate(histories)]
     enabled = sorted(((at, place) for at, place in found if at is not None), reverse=True)
     draw = np.random.default_rng([size.seed, 3])
     total = 0
     for number, (at, place) in enumerate(enabled):
         endpoint = world.endpoints[place]
         step = RARE_READING if number else timedelta(seconds=size.live_interval_s)
-        own = windows(endpoint, at, step, draw)
+        live_windows = windows(endpoint, at, step, draw)
         with store.live_session(endpoint.name) as session:
-            for start in range(0, len(own), WINDOWS_AT_ONCE):
-                total += session.keep([], own[start : start + WINDOWS_AT_ONCE])
+            for start in range(0, len(live_windows), WINDOWS_AT_ONCE):
+                total += session.keep([], live_windows[start : start + WINDOWS_AT_ONCE])
     return total
 
 

@@ -17,6 +17,7 @@ from kernels.benchmarks.large_store.units import SOURCE, BlockMaker, Measured
 from kernels.benchmarks.large_store.world import LATE_DAY, SyntheticEndpoint
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.gate_run import run_gate
+from shadowspec.gate.verdict.current_decision import endpoint_decisions
 from shadowspec.rollout.advance import next_steps
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.simulate.memory import MemoryStore
@@ -84,7 +85,14 @@ def history(
             changed = _changed_rollouts(endpoint.name, store, rollouts, now)
             assert store.progress is not None, "the gate was run"
             looks.append(LookResult(now, decisions, changed, store.progress.document, len(records), len(runs)))
-    evidence = sorted(store.evidence(), key=lambda own: (own.slice_key, own.concurrency, own.fingerprint))
+    evidence = sorted(
+        store.evidence(),
+        key=lambda stored: (
+            stored.slice_key,
+            stored.concurrency,
+            stored.fingerprint,
+        ),
+    )
     return History(endpoint.name, tuple(looks), tuple(evidence), tuple(last), maker.next_offset, num_runs)
 
 
@@ -102,23 +110,24 @@ def _blocks(
     is_over = endpoint.is_stale and begins + step > start + timedelta(days=days - 5)
     if is_over or (endpoint.is_late and share < LATE_DAY):
         return []
-    mean = sum(own.weight for own in endpoint.slices) / len(endpoint.slices)
+    mean = sum(synthetic.weight for synthetic in endpoint.slices) / len(endpoint.slices)
     configs = [(endpoint.config_at(versions, share), len(versions)) for versions in endpoint.configs]
     planned = []
-    for own in endpoint.slices:
-        rate = min(BLOCKS_PER_DAY * own.weight / mean, HEAVY) * (step / timedelta(days=1)) / len(endpoint.loads)
+    for synthetic in endpoint.slices:
+        rate = min(BLOCKS_PER_DAY * synthetic.weight / mean, HEAVY) * (step / timedelta(days=1)) / len(endpoint.loads)
         for load in endpoint.loads:
             for moment in draw.random(draw.poisson(rate)):
-                planned.append((begins + float(moment) * (step - timedelta(minutes=5)), own, load))
+                planned.append((begins + float(moment) * (step - timedelta(minutes=5)), synthetic, load))
     planned.sort(key=lambda each: each[0])
-    return [maker.block(own, load, at, share, configs) for at, own, load in planned]
+    return [maker.block(synthetic, load, at, share, configs) for at, synthetic, load in planned]
 
 
 def _changed_rollouts(
     endpoint: str, store: MemoryStore, rollouts: dict[int, Rollout], now: datetime
 ) -> tuple[Rollout, ...]:
     """How far each load is rolled out after this look, where that changed; `rollouts` are as they are after it."""
-    steps = next_steps(endpoint, store.latest_decisions(), list(rollouts.values()), RolloutPolicy(), now)
+    found = endpoint_decisions(store.latest_decisions(), None, (), now, measured=(), configs={})
+    steps = next_steps(endpoint, found, list(rollouts.values()), RolloutPolicy(), now)
     changed = tuple(step.rollout for step in steps if step.is_change(rollouts.get(step.rollout.concurrency)))
     rollouts |= {rollout.concurrency: rollout for rollout in changed}
     return changed

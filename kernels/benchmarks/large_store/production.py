@@ -42,7 +42,7 @@ def newest_enabling(history: History, until: datetime) -> datetime | None:
     """When a hypothesis of the endpoint last became ENABLE before `until`."""
     found: datetime | None = None
     standing: dict[tuple[str, int, str], Verdict] = {}
-    for decision in (own for look in history.looks if look.at <= until for own in look.decisions):
+    for decision in (decision for look in history.looks if look.at <= until for decision in look.decisions):
         key = (decision.slice_key, decision.concurrency, decision.fingerprint)
         if decision.verdict is Verdict.ENABLE and standing.get(key) is not Verdict.ENABLE:
             found = decision.decided_at
@@ -69,8 +69,8 @@ def _counts(
     endpoint: SyntheticEndpoint, mean_requests: Floats, is_on: NDArray[np.bool_], draw: np.random.Generator
 ) -> Iterator[LiveCounts]:
     """One replica's counts, window by window; the endpoint's mean slice stands for all its traffic."""
-    weights = [own.weight for own in endpoint.slices]
-    acceptance = float(np.average([own.acceptance for own in endpoint.slices], weights=weights))
+    weights = [synthetic.weight for synthetic in endpoint.slices]
+    acceptance = float(np.average([synthetic.acceptance for synthetic in endpoint.slices], weights=weights))
     depth = endpoint.configs[0][-1].config.num_speculative_tokens
     faster = math.exp(-log_speedup(acceptance, depth, endpoint.loads[0]))
     per_token_s = 1.0 / endpoint.tokens_per_s
@@ -97,7 +97,7 @@ def _counts(
             num_requests=int(requests[place]),
             num_prompt_tokens=int(prompts[place]),
             num_cached_tokens=int(cached[place]),
-            latencies={name: Buckets(BOUNDS[name], tuple(own[place].tolist())) for name, own in binned.items()},
+            latencies={name: Buckets(BOUNDS[name], tuple(values[place].tolist())) for name, values in binned.items()},
         )
 
 

@@ -48,7 +48,7 @@ class Cell:
     """What one stretch of rollups is of: they differ in the hour alone."""
 
     endpoint: SyntheticEndpoint
-    own: SyntheticSlice
+    slice_world: SyntheticSlice
     load: int
     versions: Sequence[FingerprintedConfig]
     config: FingerprintedConfig
@@ -104,7 +104,7 @@ def rollups(cell: Cell, hours: Hours, mean_runs: float, first_id: int, draw: np.
     # 2. Each run: tokens and times.
     depth = cell.config.config.num_speculative_tokens
     shares = hours.shares[kept]
-    acceptance = np.array([acceptance_at(cell.own, len(cell.versions), float(share)) for share in shares])
+    acceptance = np.array([acceptance_at(cell.slice_world, len(cell.versions), float(share)) for share in shares])
     means = np.array([log_speedup(float(each), depth, cell.load) for each in acceptance])
     drawn = _draw_runs(cell, acceptance, means, hour_of, depth, draw)
 
@@ -129,7 +129,7 @@ def rollups(cell: Cell, hours: Hours, mean_runs: float, first_id: int, draw: np.
         {
             "rollup_id": numbers,
             "endpoint": cell.endpoint.name,
-            "slice_key": cell.own.key,
+            "slice_key": cell.slice_world.key,
             "fingerprint": cell.config.fingerprint,
             "concurrency": cell.load,
             "hour": [hours.start + timedelta(hours=int(hour)) for hour in kept],
@@ -176,7 +176,7 @@ def rollups(cell: Cell, hours: Hours, mean_runs: float, first_id: int, draw: np.
     )
     for metric, values in drawn.metrics().items():
         yield _bins(metric, values, hour_of, numbers, weight)
-    yield from failures(cell.own.key, numbers, timed, drafts, per_pos[:, 0], acceptance)
+    yield from failures(cell.slice_world.key, numbers, timed, drafts, per_pos[:, 0], acceptance)
 
 
 @dataclass(frozen=True, slots=True)

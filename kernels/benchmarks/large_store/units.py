@@ -67,7 +67,7 @@ class BlockMaker:
 
     def block(
         self,
-        own: SyntheticSlice,
+        synthetic: SyntheticSlice,
         load: int,
         at: datetime,
         share: float,
@@ -82,7 +82,7 @@ class BlockMaker:
             block_id=name,
             sequence=self._sequence,
             endpoint=self._endpoint.name,
-            slice_key=own.key,
+            slice_key=synthetic.key,
             concurrency=load,
             n_max=load,
             first_arm=Arm.BASELINE if draw.random() < 0.5 else Arm.SPECULATIVE,
@@ -92,24 +92,24 @@ class BlockMaker:
         self._sequence += 1
         runs: list[Run] = []
         for config, versions in configs:
-            acceptance = acceptance_at(own, versions, share)
+            acceptance = acceptance_at(synthetic, versions, share)
             depth = config.config.num_speculative_tokens
             mean = log_speedup(acceptance, depth, load)
             runs += [
-                _run(key, name, config.fingerprint, own, baseline, acceptance, depth, mean, draw)
+                _run(key, name, config.fingerprint, synthetic, baseline, acceptance, depth, mean, draw)
                 for key, baseline in zip(keys, baselines, strict=True)
             ]
-        return Measured(block, tuple(self._record(own, key) for key in keys), tuple(runs))
+        return Measured(block, tuple(self._record(synthetic, key) for key in keys), tuple(runs))
 
-    def _record(self, own: SyntheticSlice, key: RecordKey) -> StoredRecord:
+    def _record(self, synthetic: SyntheticSlice, key: RecordKey) -> StoredRecord:
         num_prompt_tokens = int(self._draw.lognormal(math.log(MEAN_PROMPT_TOKENS), 0.8))
         session = hashlib.sha256(str(key).encode()).hexdigest()
         return StoredRecord(
             key=key,
             counter=FunnelCounter.MEASURED,
             endpoint=self._endpoint.name,
-            slice_key=own.key,
-            labels=parse_slice_key(own.key) | {"context_bucket": context_bucket(num_prompt_tokens)},
+            slice_key=synthetic.key,
+            labels=parse_slice_key(synthetic.key) | {"context_bucket": context_bucket(num_prompt_tokens)},
             event_time=datetime.fromtimestamp(key.timestamp_ms / 1000, UTC),
             session_hash=session,
             unit_key=f"session:{session}",
@@ -135,7 +135,7 @@ def _run(
     key: RecordKey,
     block_id: str,
     fingerprint: str,
-    own: SyntheticSlice,
+    synthetic: SyntheticSlice,
     baseline: ArmTiming,
     acceptance: float,
     depth: int,
@@ -156,7 +156,7 @@ def _run(
             draw.exponential(1.5), prefill_ms, decode_ms, 0.17 * decode_ms, 0.75 * decode_ms, 0.08 * decode_ms,
             baseline.num_output_tokens, longest_gap_ms=LONGEST_GAP * decode_ms / counts.num_drafts,
         ),
-        parity=_parity(own, draw),
+        parity=_parity(synthetic, draw),
         finish_reason="stop" if draw.random() < 0.8 else "length",
         flags=RunFlags(is_beyond_draft_context=False),
     )  # fmt: skip
@@ -178,12 +178,12 @@ def _counts(acceptance: float, depth: int, draw: np.random.Generator) -> Specula
     )
 
 
-def _parity(own: SyntheticSlice, draw: np.random.Generator) -> Parity:
-    if not own.is_greedy:
+def _parity(synthetic: SyntheticSlice, draw: np.random.Generator) -> Parity:
+    if not synthetic.is_greedy:
         z, base = draw.normal(0.0, 4.0, 2)
         return Parity(z_sum=float(z), z_tokens=100, baseline_z_sum=float(base), baseline_z_tokens=100)
     chance = draw.random()
-    if own.has_faults and chance < 0.01:
+    if synthetic.has_faults and chance < 0.01:
         return Parity(first_divergence=17, divergence_gap=FAULT_GAP, rerun_differs=False)
     if chance < NEAR_TIE_SHARE:
         return Parity(first_divergence=40, divergence_gap=NEAR_TIE_GAP, rerun_differs=True)

@@ -101,10 +101,10 @@ class World:
         return sum(len(endpoint.slices) for endpoint in self.endpoints)
 
 
-def acceptance_at(own: SyntheticSlice, versions: int, share: float) -> float:
+def acceptance_at(synthetic: SyntheticSlice, versions: int, share: float) -> float:
     """Probability of acceptance per token at this share of the days; `versions` as the config's name had."""
-    value = own.acceptance
-    if own.drifts and share >= DRIFT_DAY:
+    value = synthetic.acceptance
+    if synthetic.drifts and share >= DRIFT_DAY:
         value -= 0.3 * min(1.0, (share - DRIFT_DAY) / 0.08)
     if versions > 1 and share >= CHANGE_DAY:
         value += 0.05  # the draft was trained on

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from shadowspec.servers.client import fresh_salt, open_client, run_async, trust
@@ -57,7 +58,7 @@ class Answered:
         return cls(**tuples)
 
 
-def asked(server: Server, requests: Sequence[ServerRequest], slots: int) -> tuple[Completion, ...]:
+def ask_server(server: Server, requests: Sequence[ServerRequest], slots: int) -> tuple[Completion, ...]:
     """All answers of a server, so many requests in flight.
 
     Raises:
@@ -105,8 +106,10 @@ def collect(folder: Path, server: Server, served: str, depth: int, prompts: Sequ
     """Ask a server for what is not in the folder yet."""
     for regime, sampling in missing_regimes(folder, served, depth).items():
         Console(stderr=True).print(f"{served} K={depth} {regime}: {len(prompts)} requests")
-        own = replace(sampling, max_tokens=max_tokens)
-        answers = asked(server, server_requests(prompts, own, course(served, depth, regime)), SLOTS)
+        sampling_parameters = replace(sampling, max_tokens=max_tokens)
+        answers = ask_server(
+            server, server_requests(prompts, sampling_parameters, course(served, depth, regime)), SLOTS
+        )
         rows = [asdict(Answered.of(each)) for each in answers]
         _write(raw_file(folder, served, depth, regime), {"max_tokens": max_tokens, "answers": rows})
 

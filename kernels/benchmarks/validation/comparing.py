@@ -60,8 +60,15 @@ def acceptance_cell(theirs: Sequence[Counted], loop: Sequence[Counted], replay: 
     """
     uncut = _uncut(theirs)
     looped = _uncut(loop)
-    cut = Rate.of(*zip(*((own.counts.num_accepted_tokens, own.counts.num_draft_tokens) for own in theirs), strict=True))
-    expected = Rate.of(*zip(*((own.num_accepted_tokens, own.num_draft_tokens) for own in replay), strict=True))
+    cut = Rate.of(
+        *zip(*((item.counts.num_accepted_tokens, item.counts.num_draft_tokens) for item in theirs), strict=True)
+    )
+    expected = Rate.of(
+        *zip(
+            *((counts.num_accepted_tokens, counts.num_draft_tokens) for counts in replay),
+            strict=True,
+        )
+    )
     if uncut is None or looped is None or cut is None or expected is None:
         return None
     return {
@@ -88,11 +95,11 @@ def replayed_rate(replay: Sequence[ExpectedCounts]) -> float | None:
 
 
 def _uncut(side: Sequence[Counted]) -> Rate | None:
-    return Rate.of(*zip(*((own.uncut.num_accepted_tokens, own.uncut.num_draft_tokens) for own in side), strict=True))
+    return Rate.of(*zip(*((item.uncut.num_accepted_tokens, item.uncut.num_draft_tokens) for item in side), strict=True))
 
 
 def _mean_length(side: Sequence[Counted]) -> float | None:
-    pooled = metrics.pool_counts([own.counts for own in side])
+    pooled = metrics.pool_counts([item.counts for item in side])
     return None if pooled is None else metrics.mean_acceptance_length(pooled)
 
 
@@ -163,13 +170,13 @@ def own_outputs(theirs: Sequence[Counted], expected: Sequence[ExpectedCounts], *
     errors (`z`), as the law itself gives them.
     """
     if is_certain:
-        sure = [(own.counts, one) for own, one in zip(theirs, expected, strict=True) if own.is_sure]
+        sure = [(item.counts, one) for item, one in zip(theirs, expected, strict=True) if item.is_sure]
         return {
             "requests": len(sure),
             "unsure": len(theirs) - len(sure),
-            "equal": sum(_is_expected(own, one) for own, one in sure),
+            "equal": sum(_is_expected(counts, one) for counts, one in sure),
         }
-    return {"requests": len(theirs), "unsure": 0, "z": standard_errors([own.counts for own in theirs], expected)}
+    return {"requests": len(theirs), "unsure": 0, "z": standard_errors([item.counts for item in theirs], expected)}
 
 
 def _is_expected(counts: SpeculationCounts, expected: ExpectedCounts) -> bool:
@@ -189,8 +196,8 @@ def standard_errors(counted: Sequence[SpeculationCounts], expected: Sequence[Exp
     length = metrics.ratio(accepted, sum(each.num_drafts for each in expected))
     assert length is not None, "nothing was drafted"
     difference = sum(
-        (own.num_accepted_tokens - one.num_accepted_tokens) - length * (own.num_drafts - one.num_drafts)
-        for own, one in zip(counted, expected, strict=True)
+        (counts.num_accepted_tokens - one.num_accepted_tokens) - length * (counts.num_drafts - one.num_drafts)
+        for counts, one in zip(counted, expected, strict=True)
     )
     variance = sum(
         each.accepted_variance - 2.0 * length * each.drafts_accepted_covariance + length**2 * each.drafts_variance

@@ -140,7 +140,7 @@ def page(document: Row) -> str:
         _EQUALITY,
         equality_table(equality),
     ]
-    if any(own["differences"] for own in equality):
+    if any(item["differences"] for item in equality):
         parts += [_EXCEPTIONS.format(near_tie=document["near_tie_logit"]), exceptions_table(equality)]
     parts += [_OWN_OUTPUTS, own_outputs_table(document["own_outputs"]), _ACCEPTANCE.format(level=document["level"])]
     for way in dict.fromkeys(cell["way"] for cell in cells):
@@ -153,11 +153,11 @@ def page(document: Row) -> str:
         baseline_impossible=shipped["baseline_impossible"],
     )
     parts += [rules, rules_table(cells)]
-    idle = max((own["idle_cpu_share"] for own in speedups), default=0.0)
-    spread = max((own["price_spread"] for own in speedups), default=1.0)
+    idle = max((speedup["idle_cpu_share"] for speedup in speedups), default=0.0)
+    spread = max((speedup["price_spread"] for speedup in speedups), default=1.0)
     parts.append(_SPEEDUP.format(idle=idle, spread=spread) if speedups else _NO_SPEEDUP)
-    for own in speedups:
-        parts += [f"### {own['way']}\n", speedup_table(own["cells"])]
+    for speedup in speedups:
+        parts += [f"### {speedup['way']}\n", speedup_table(speedup["cells"])]
     machine = ", ".join(f"{name} {value}" for name, value in document["machine"].items())
     parts.append(f"{machine}; vLLM's threads: {document['vllm']['threads_bind']}.\n")
     return "\n".join(parts)
@@ -173,29 +173,29 @@ def verdicts(document: Row) -> list[str]:
         others = f"; the others: {counted(kinds)}" if kinds else ""
         lines.append(f"`{way}`: {equal} requests are equal in tokens, steps and accepted tokens{others}.")
     for way in dict.fromkeys(cell["way"] for cell in document["cells"]):
-        own = [cell for cell in document["cells"] if cell["way"] == way]
-        looped = _share(sum(cell["loop_is_inside"] for cell in own), len(own))
-        replayed = _share(sum(cell["replay_is_inside"] for cell in own), len(own))
+        entries = [cell for cell in document["cells"] if cell["way"] == way]
+        looped = _share(sum(cell["loop_is_inside"] for cell in entries), len(entries))
+        replayed = _share(sum(cell["replay_is_inside"] for cell in entries), len(entries))
         lines.append(f"`{way}`: within vLLM's interval lie {looped} cells of the loop and {replayed} of replay.")
     cells = document["cells"]
     for names, word in ((("greedy_draft", "rejection"), "sampled requests to a draft model"), (LOOKED_UP, "n-grams")):
-        own = [cell for cell in cells if cell["way"] in names]
-        if own:
-            looped = _share(sum(cell["loop_is_inside"] for cell in own), len(own))
-            replayed = _share(sum(cell["replay_is_inside"] for cell in own), len(own))
+        entries = [cell for cell in cells if cell["way"] in names]
+        if entries:
+            looped = _share(sum(cell["loop_is_inside"] for cell in entries), len(entries))
+            replayed = _share(sum(cell["replay_is_inside"] for cell in entries), len(entries))
             lines.append(f"Together, {word}: {looped} cells of the loop and {replayed} of replay.")
-    for own in document["speedups"]:
-        close = _share(sum(cell["is_close"] for cell in own["cells"]), len(own["cells"]))
-        known = [cell["sign_is_right"] for cell in own["cells"] if cell["sign_is_right"] is not None]
+    for item in document["speedups"]:
+        close = _share(sum(cell["is_close"] for cell in item["cells"]), len(item["cells"]))
+        known = [cell["sign_is_right"] for cell in item["cells"] if cell["sign_is_right"] is not None]
         lines.append(
-            f"`{own['way']}`: the predicted end-to-end speedup lies within 10% of the measured one in {close} cells of "
-            f"slice, K and concurrency, and has the right sign in {_share(sum(known), len(known))} of those whose "
+            f"`{item['way']}`: the predicted end-to-end speedup lies within 10% of the measured one in {close} cells "
+            f"of slice, K and concurrency, and has the right sign in {_share(sum(known), len(known))} of those whose "
             "measured interval excludes none."
         )
-        inside = _share(sum(cell["is_inside"] for cell in own["cells"]), len(own["cells"]))
-        largest = max(abs(cell["error_at_own_prices"]) for cell in own["cells"])
+        inside = _share(sum(cell["is_inside"] for cell in item["cells"]), len(item["cells"]))
+        largest = max(abs(cell["error_at_own_prices"]) for cell in item["cells"])
         lines.append(
-            f"`{own['way']}`: it lies within the measured 95% interval in {inside} cells, and with the prices of the "
+            f"`{item['way']}`: it lies within the measured 95% interval in {inside} cells, and with the prices of the "
             f"same blocks within {largest:.1%} of the measured speedup in every cell: what is off is prices, not steps."
         )
     return lines

@@ -56,7 +56,7 @@ def _acceptance(cells: Sequence[Row]) -> list[Markup]:
 
 
 def _speedup(speedups: Sequence[Row]) -> list[Markup]:
-    cells = [cell | {"way": own["way"]} for own in speedups for cell in own["cells"]]
+    cells = [cell | {"way": speedup["way"]} for speedup in speedups for cell in speedup["cells"]]
     values = [value for cell in cells for value in (cell["lower"], cell["upper"], cell["predicted"])]
     scale = (0.95 * min(values), 1.05 * max(values))
     x, y = Scale(*scale, *RIGHT), Scale(*scale, BOTTOM, TOP)

@@ -122,11 +122,11 @@ def _num_steps(block: TimedBlock) -> float:
 
 
 def predicted_speedup(
-    costs: Mapping[Place, Costs], place: Place, baseline: Sequence[Steps], own: Sequence[Steps]
+    costs: Mapping[Place, Costs], place: Place, baseline: Sequence[Steps], steps: Sequence[Steps]
 ) -> float:
     """Baseline's over speculation's total end-to-end time of the requests, in the steps that each arm takes."""
     plain = sum(costs[Place(place.concurrency, 0)].end_to_end_ms(each) for each in baseline)
-    return _of(plain, sum(costs[place].end_to_end_ms(each) for each in own))
+    return _of(plain, sum(costs[place].end_to_end_ms(each) for each in steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +144,10 @@ class Measured:
         return self.lower > 1.0 or self.upper < 1.0
 
 
-def measured_speedup(baseline: Sequence[TimedBlock], own: Sequence[TimedBlock]) -> Measured:
+def measured_speedup(baseline: Sequence[TimedBlock], blocks: Sequence[TimedBlock]) -> Measured:
     """The speedup of blocks that follow each other, by number."""
     plain = {block.number: block.end_to_end_ms for block in baseline}
-    logs = np.array([log(_of(plain[block.number], block.end_to_end_ms)) for block in own])
+    logs = np.array([log(_of(plain[block.number], block.end_to_end_ms)) for block in blocks])
     mean, number = float(logs.mean()), len(logs)
     half = float(student.ppf(0.5 + SPEEDUP_LEVEL / 2.0, number - 1) * logs.std(ddof=1) / number**0.5)
     return Measured(exp(mean), exp(mean - half), exp(mean + half), number)

@@ -39,7 +39,7 @@ def acceptance(
 ) -> dict[str, Any]:
     """Equality and rates of every way and K that was collected."""
     only = [prompt for _, prompt in prompts]
-    slices = {name: [row for row, (own, _) in enumerate(prompts) if own == name] for name, _ in prompts}
+    slices = {name: [row for row, (text, _) in enumerate(prompts) if text == name] for name, _ in prompts}
     slices = {ALL: list(range(len(prompts)))} | slices
     equalities, cells, audits = [], [], []
     for way in track(WAYS, "our side", console=Console(stderr=True)):
@@ -66,10 +66,10 @@ def acceptance(
             for name, every in slices.items():
                 rows = [row for row in every if replay[row] is not None]
                 expected = [_at(replay, row, place) for row in rows]
-                own = acceptance_cell([theirs[row] for row in rows], [loop[row] for row in rows], expected)
-                if own is not None:
+                measured_cell = acceptance_cell([theirs[row] for row in rows], [loop[row] for row in rows], expected)
+                if measured_cell is not None:
                     by_our_rule = ruled and replayed_rate([_at(ruled, row, place) for row in rows])
-                    cells.append(where | {"slice": name} | own | {"replay_by_our_rule": by_our_rule})
+                    cells.append(where | {"slice": name} | measured_cell | {"replay_by_our_rule": by_our_rule})
     return {"level": LEVEL, "near_tie_logit": NEAR_TIE, "equality": equalities, "cells": cells, "own_outputs": audits}
 
 
@@ -83,8 +83,8 @@ def _own_outputs(
     way: Way, theirs: Sequence[Counted], again: Sequence[tuple[ExpectedCounts, ...] | None]
 ) -> dict[str, Any]:
     """vLLM's counters against replay of its own outputs, and how many of these cannot be the target's."""
-    pairs = [(own, each[0]) for own, each in zip(theirs, again, strict=True) if each is not None]
-    found = own_outputs([own for own, _ in pairs], [each for _, each in pairs], is_certain=way.is_certain)
+    pairs = [(item, each[0]) for item, each in zip(theirs, again, strict=True) if each is not None]
+    found = own_outputs([item for item, _ in pairs], [each for _, each in pairs], is_certain=way.is_certain)
     return found | {"impossible": len(theirs) - len(pairs)}
 
 
@@ -164,12 +164,12 @@ def speedups(
                     if (queue.slice, queue.concurrency) == (name, place.concurrency)
                     for prompt in queue.prompts
                 ]
-                plain, own = [_plainly(each) for each in sent], [_steps(each) for each in sent]
+                plain, steps = [_plainly(each) for each in sent], [_steps(each) for each in sent]
                 measured = _measured(blocks, place, name)
-                at_own_prices = predicted_speedup(costs_of(blocks, name), place, plain, own)
+                at_own_prices = predicted_speedup(costs_of(blocks, name), place, plain, steps)
                 cells.append(
                     {"slice": name, "K": depth, "concurrency": place.concurrency}
-                    | judged(predicted_speedup(costs, place, plain, own), measured)
+                    | judged(predicted_speedup(costs, place, plain, steps), measured)
                     | {"error_at_own_prices": judged(at_own_prices, measured)["error"]}
                     | {"in_process": _measured(in_process, place, name).value if in_process else None}
                 )

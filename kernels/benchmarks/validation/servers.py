@@ -21,7 +21,7 @@ LOOK_S = 1.0
 SERVED_MODEL = "bundled"
 MAX_MODEL_LEN = 1_024
 SLOTS = 8
-MEND = Path(__file__).parent / "mend"
+FIX_FOLDER = Path(__file__).parent / "mend"
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -37,11 +37,11 @@ class Environment:
 class Server:
     """One server process with all that it started, which is stopped (SIGSTOP) by `pause`."""
 
-    def __init__(self, environment: Environment, speculative_config: str | None, log: Path, *, is_mended: bool) -> None:
+    def __init__(self, environment: Environment, speculative_config: str | None, log: Path, *, is_fixed: bool) -> None:
         """
         Args:
             speculative_config: None: it decodes plainly.
-            is_mended: with sampled speculation as it should be on a CPU (`mend`).
+            is_fixed: with sampled speculation as it should be on a CPU (`mend`).
             log: what the server prints goes there.
         """
         self.port = free_port()
@@ -55,8 +55,8 @@ class Server:
             "VLLM_CACHE_ROOT": str(log.parent.resolve() / "vllm-cache"),  # of compiled passes, its own
             "LD_PRELOAD": environment.preload,
         }
-        if is_mended:
-            variables["PYTHONPATH"] = str(MEND)
+        if is_fixed:
+            variables["PYTHONPATH"] = str(FIX_FOLDER)
         command = [
             str(environment.python), "-m", "vllm.entrypoints.openai.api_server",
             "--model", str(demo.TARGET), "--served-model-name", SERVED_MODEL, "--dtype", "float32",
@@ -130,11 +130,9 @@ class Server:
 
 
 @contextmanager
-def running(
-    environment: Environment, speculative_config: str | None, log: Path, *, is_mended: bool
-) -> Iterator[Server]:
+def running(environment: Environment, speculative_config: str | None, log: Path, *, is_fixed: bool) -> Iterator[Server]:
     """A server that answers, and ends with the block."""
-    server = Server(environment, speculative_config, log, is_mended=is_mended)
+    server = Server(environment, speculative_config, log, is_fixed=is_fixed)
     try:
         server.await_ready()
         yield server

@@ -25,11 +25,11 @@ def equality_table(equality: Sequence[Row]) -> str:
         ("way", "K", "requests", "equal", "and after the cut", "steps with a draft", "accepted", "exceptions"),
         (
             (
-                *(own[name] for name in ("way", "K", "requests", "equal", "equal_cut")),
-                *(own[name] for name in ("num_drafts", "num_accepted_tokens")),
-                counted([each["kind"] for each in own["differences"]]),
+                *(entry[name] for name in ("way", "K", "requests", "equal", "equal_cut")),
+                *(entry[name] for name in ("num_drafts", "num_accepted_tokens")),
+                counted([each["kind"] for each in entry["differences"]]),
             )
-            for own in equality
+            for entry in equality
         ),
     )
 
@@ -40,16 +40,16 @@ def exceptions_table(equality: Sequence[Row]) -> str:
         ("way", "K", "request", "parts at token", "top-2 gap", "kind", "steps: ours, vLLM's", "accepted: ours, vLLM's"),
         (
             (
-                own["way"],
-                own["K"],
+                entry["way"],
+                entry["K"],
                 each["request"],
                 NOTHING if each["position"] is None else each["position"],
                 NOTHING if each["top_two_gap"] is None else f"{each['top_two_gap']:.1g}",
                 each["kind"].replace("_", " "),
                 *(", ".join(map(str, each[name])) for name in ("num_drafts", "num_accepted_tokens")),
             )
-            for own in equality
-            for each in own["differences"]
+            for entry in equality
+            for each in entry["differences"]
         ),
     )
 

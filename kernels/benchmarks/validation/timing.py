@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from shadowspec.servers.stream import Completion
 
-from .collecting import WARM_TOKENS, Answered, Prompt, asked, server_requests
+from .collecting import WARM_TOKENS, Answered, Prompt, ask_server, server_requests
 from .counted import Counted
 from .machine_lock import MachineLock
 from .ours import Ours
@@ -50,7 +51,7 @@ def queues(by_slice: dict[str, Sequence[Prompt]], for_costs: dict[str, Sequence[
     for load, count in COST_REQUESTS.items():
         each = count // len(for_costs)
         mixed = [
-            own for rows in zip(*(next_of(p, each, number) for p in for_costs.values()), strict=True) for own in rows
+            row for rows in zip(*(next_of(p, each, number) for p in for_costs.values()), strict=True) for row in rows
         ]
         found.append(Queue(COSTS, load, tuple(mixed)))
     return found
@@ -118,10 +119,10 @@ def time_ours(
             Console(stderr=True).print(f"{name}: portion {number}")
             blocks = []
             for place, queue in enumerate(each for each in portions[number] if each.slice != COSTS):
-                for own in _turns((0, depth), number + place):
-                    ours.queue(way, own, queue.prompts[:1], 1, WARM_TOKENS)
-                    timed = ours.queue(way, own, queue.prompts, queue.concurrency, max_tokens)
-                    blocks.append(TimedBlock(Place(queue.concurrency, own), queue.slice, number, timed))
+                for turn in _turns((0, depth), number + place):
+                    ours.queue(way, turn, queue.prompts[:1], 1, WARM_TOKENS)
+                    timed = ours.queue(way, turn, queue.prompts, queue.concurrency, max_tokens)
+                    blocks.append(TimedBlock(Place(queue.concurrency, turn), queue.slice, number, timed))
             keep_portion(folder, name, number, blocks, 0.0)
 
 
@@ -138,31 +139,33 @@ def _portion(
     rows: list[TimedBlock] = []
     idle = 0.0
     for place, name in enumerate(dict.fromkeys(queue.slice for queue in every)):
-        own = [queue for queue in every if queue.slice == name]
+        queues = [queue for queue in every if queue.slice == name]
         for depth in _turns(list(servers), number + place):
             others = [server for other, server in servers.items() if other != depth]
             used, began = [server.processor_s() for server in others], time.perf_counter()
-            rows += _through(servers[depth], way, own, depth, number, max_tokens)
+            rows += _through(servers[depth], way, queues, depth, number, max_tokens)
             spent = sum(server.processor_s() - before for server, before in zip(others, used, strict=True))
             idle = max(idle, spent / (time.perf_counter() - began))
     return rows, idle
 
 
 def _through(
-    server: Server, way: Way, own: Sequence[Queue], depth: int, number: int, max_tokens: int
+    server: Server, way: Way, queues: Sequence[Queue], depth: int, number: int, max_tokens: int
 ) -> list[TimedBlock]:
     """Queues through one server, after a few untimed tokens."""
     server.resume()
     try:
         warm = replace(way.sampling, max_tokens=WARM_TOKENS)
-        slots = max(queue.concurrency for queue in own)
-        asked(server, server_requests([queue.prompts[0] for queue in own for _ in range(slots)], warm, 0), slots)
+        slots = max(queue.concurrency for queue in queues)
+        ask_server(
+            server, server_requests([queue.prompts[0] for queue in queues for _ in range(slots)], warm, 0), slots
+        )
         time.sleep(SETTLING_S)
         sampling = replace(way.sampling, max_tokens=max_tokens)
         blocks = []
-        for queue in own:
+        for queue in queues:
             requests = server_requests(queue.prompts, sampling, 1_000 + 10 * number + depth)
-            answers = asked(server, requests, queue.concurrency)
+            answers = ask_server(server, requests, queue.concurrency)
             timed = tuple(
                 timed_request(prompt, answer, depth, way) for prompt, answer in zip(queue.prompts, answers, strict=True)
             )

@@ -41,16 +41,16 @@ class Visits:
             if missing_regimes(self._folder, BASELINE, 0):
                 baseline = self._started(stack, None, BASELINE, 0)
             if missing_regimes(self._folder, SHIPPED.name, SHIPPED_DEPTH):
-                with ExitStack() as own:
-                    self._started(own, SHIPPED, SHIPPED.name, SHIPPED_DEPTH)
+                with ExitStack() as exit_stack:
+                    self._started(exit_stack, SHIPPED, SHIPPED.name, SHIPPED_DEPTH)
             for served in SERVED:
                 for depth in depths:
                     timed = self._missing(served, depth)
                     if timed and baseline is None:
                         baseline = self._started(stack, None, BASELINE, 0)
                     if timed or missing_regimes(self._folder, served.name, depth):
-                        with ExitStack() as own:
-                            server = self._started(own, served, served.name, depth)
+                        with ExitStack() as exit_stack:
+                            server = self._started(exit_stack, served, served.name, depth)
                             for way in timed:
                                 assert baseline is not None, "it was started for what is timed"
                                 servers = {0: baseline, depth: server}
@@ -68,8 +68,8 @@ class Visits:
         config = None if served is None else served.speculative_config(depth)
         log = self._folder / f"server-{name}-k{depth}.log"
         with self._lock.beside_others():
-            is_mended = served is not None and served.is_mended
-            server = stack.enter_context(running(self._environment, config, log, is_mended=is_mended))
+            is_fixed = served is not None and served.is_fixed
+            server = stack.enter_context(running(self._environment, config, log, is_fixed=is_fixed))
             collect(self._folder, server, name, depth, self._prompts, self._max_tokens)
             server.pause()
         return server

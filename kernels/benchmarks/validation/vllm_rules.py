@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from shadowspec.engine.batch import Batch, Request
 from shadowspec.engine.kv_cache import Span
@@ -61,7 +62,7 @@ def earliest_chances(responses: Sequence[Response], shortest: int, longest: int,
 
 def without_truncation(sampling: SamplingParameters) -> SamplingParameters:
     """What vLLM samples a draft by, of the parameters that truncate: temperature alone."""
-    return replace(sampling, top_p=1.0, top_k=0, min_p=0.0)
+    return structs.replace(sampling, top_p=1.0, top_k=0, min_p=0.0)
 
 
 def untruncated(response: Response) -> Response:

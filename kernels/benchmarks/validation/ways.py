@@ -23,7 +23,7 @@ class Served:
 
     name: str
     options: dict[str, Any]  # of vLLM's --speculative-config, but for K
-    is_mended: bool = True  # sampled speculation on a CPU (`mend`), of which greedy requests see nothing
+    is_fixed: bool = True  # sampled speculation on a CPU (`mend`), of which greedy requests see nothing
 
     def speculative_config(self, depth: int) -> str:
         """The value of the flag."""
@@ -66,7 +66,7 @@ PROBABILISTIC = Served(
     {"method": "draft_model", "model": str(demo.DRAFT), "draft_sample_method": "probabilistic"},
 )
 NGRAM = Served("ngram", {"method": "ngram", "prompt_lookup_min": NGRAM_MIN, "prompt_lookup_max": NGRAM_MAX})
-SHIPPED = Served("draft_model_shipped", DRAFT.options, is_mended=False)  # asked sampled requests, at one K
+SHIPPED = Served("draft_model_shipped", DRAFT.options, is_fixed=False)  # asked sampled requests, at one K
 SHIPPED_DEPTH = DEPTHS[0]
 SERVED = (DRAFT, NGRAM, PROBABILISTIC)
 WAYS = (

@@ -1,6 +1,6 @@
 """EAGLE-3 drafts (2503.01840) in the format of the speculators package: one layer over the target's hidden states.
 
-Entry p of the draft stands for the target's position p and is made of its hidden states and of the token after it:
+Entry p of the draft is that of the target's position p and is made of its hidden states and of the token after it:
 
     fused = fc(hidden states of some layers, mostly three, side by side)
     x = fused + attention(norm(embedding(token p + 1)), hidden_norm(fused));  x = x + mlp(norm(x))
@@ -31,7 +31,7 @@ from shadowspec.engine.heads import DraftVocabulary
 from shadowspec.engine.heads.folder import HeadFolder
 from shadowspec.engine.kv_cache import RaggedCache
 from shadowspec.engine.llama import STATIC_ROPE_TYPES
-from shadowspec.engine.llama_layer import Layer, Norm, rotation_table, select_rotations, taken_over
+from shadowspec.engine.llama_layer import Layer, Norm, adopt_layer, rotation_table, select_rotations
 from shadowspec.errors import ModelError
 
 LAYER_FIELD: Final = "transformer_layer_config"
@@ -229,4 +229,4 @@ def _layer(folder: HeadFolder, config: Any) -> Layer:
         name: folder.take(f"{LAYER_PREFIX}{name}", *parameter.shape) for name, parameter in layer.named_parameters()
     }
     layer.load_state_dict(weights, assign=True)
-    return taken_over(layer, head_dim)
+    return adopt_layer(layer, head_dim)

@@ -96,8 +96,8 @@ def _head(folder: HeadFolder, name: str, vocabulary: DraftVocabulary, hidden_siz
 def _common_name(name: str) -> str:
     """The name of a weight in vLLM's layout."""
     name = _PREFIX.sub("", name)
-    if own := _OWN_LAYER.match(name):
-        return f"blocks.{own[1]}.layers.{own[2]}.{own[3]}"
-    if own := _OWN_HEAD.match(name):
-        return f"lm_heads.{own[1]}.weight"
+    if match := _OWN_LAYER.match(name):
+        return f"blocks.{match[1]}.layers.{match[2]}.{match[3]}"
+    if match := _OWN_HEAD.match(name):
+        return f"lm_heads.{match[1]}.weight"
     return name

@@ -49,17 +49,19 @@ class MlpSpeculator:
 
     def stage(self, index: int, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [rows, vocabulary] and the next state [rows, inner]."""
-        own = self.stages[index]
-        mixed = F.linear(state, own.projection) + self.embedding_ratio * F.embedding(tokens, own.embedding)
-        state = F.gelu(_normalise(mixed) * own.norm_weight + own.norm_bias)
-        return F.linear(state, own.head), state
+        current_stage = self.stages[index]
+        mixed = F.linear(state, current_stage.projection) + self.embedding_ratio * F.embedding(
+            tokens, current_stage.embedding
+        )
+        state = F.gelu(_normalise(mixed) * current_stage.norm_weight + current_stage.norm_bias)
+        return F.linear(state, current_stage.head), state
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All that the stages hold, each once."""
         every = (
             tensor
-            for own in self.stages
-            for tensor in (own.embedding, own.projection, own.head, own.norm_weight, own.norm_bias)
+            for stage in self.stages
+            for tensor in (stage.embedding, stage.projection, stage.head, stage.norm_weight, stage.norm_bias)
         )
         return tuple({tensor.data_ptr(): tensor for tensor in every}.values())
 

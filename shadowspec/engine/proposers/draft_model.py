@@ -15,10 +15,11 @@ from shadowspec.engine.batch import Batch
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.randomness import DRAFT_STREAM, at_positions, sample
+from shadowspec.engine.runner import runner_for
 from shadowspec.engine.sampling import greedy_tokens, to_device
-from shadowspec.engine.static_passes import StaticPasses, runner_for
 
 if TYPE_CHECKING:
+    from shadowspec.engine.static_passes import StaticPasses
     from shadowspec_kernels.dispatch import Kernels
 
 
@@ -75,7 +76,7 @@ class DraftModelProposer:
             batch,
             self._num_speculative_tokens,
             is_sampling=self._is_sampling,
-            begun=self._begun(batch),
+            begun=self._find_drafting_rows(batch),
             confidence_threshold=self._confidence_threshold,
         )
         # The last two tokens go in together: after a fully accepted step the draft has not yet seen the
@@ -103,7 +104,7 @@ class DraftModelProposer:
     def cache_bytes(self) -> int:
         return self._runner.cache_bytes()
 
-    def _begun(self, batch: Batch) -> torch.Tensor:
+    def _find_drafting_rows(self, batch: Batch) -> torch.Tensor:
         """The rows that draft at all, bool [rows]: those with room; a finished one must not keep the passes going."""
         begun = torch.ones_like(batch.lengths, dtype=torch.bool)
         if self._confidence_threshold > 0.0:

@@ -53,7 +53,7 @@ class HeadsProposer:
 class Eagle3Proposer:
     """K passes of the draft's layer with a cache of its own; `is_sampling` as in `DraftModelProposer`.
 
-    Each step begins by taking in what came to stand since the last one, with the hidden states that the target's own
+    Each step begins by taking in what was emitted since the last one, with the hidden states that the target's own
     pass gave: the entries that drafting made of the draft's states are written over.
     """
 
@@ -65,7 +65,7 @@ class Eagle3Proposer:
 
     def begin(self, batch: Batch) -> None:
         self._cache = RaggedCache(1, batch.num_rows, batch.capacity, batch.device)
-        # Entries in the cache that stand, and the tokens that follow the target's latest columns.
+        # Entries in the cache that are final, and the tokens that follow the target's latest columns.
         self._lengths, self._longest = torch.zeros_like(batch.lengths), 0
         self._following = torch.zeros_like(batch.last_tokens)[:, None]  # int64 [rows, columns]
 
@@ -103,14 +103,14 @@ class Eagle3Proposer:
         return proposal
 
     def _take_in(self, batch: Batch) -> torch.Tensor:
-        """Write the entries of what came to stand; the draft's states at each row's last one, [rows, 1, hidden]."""
+        """Write the entries of what was emitted; the draft's states at each row's last one, [rows, 1, hidden]."""
         hidden = batch.hidden_states
         assert hidden is not None, "the target's pass handed out no hidden states"
         columns = hidden.shape[1]
         rows = torch.arange(batch.num_rows, device=batch.device)
         tokens = self._following[:, :columns].index_put((rows, batch.standing), batch.last_tokens)
         span = Span.after(self._lengths, self._longest, columns, hidden.dtype)
-        # Columns beyond a row's last standing one hold what was rejected; they are written over before they are read.
+        # Columns beyond a row's last emitted one hold what was rejected; they are written over before they are read.
         states = self._pass(span, 0, tokens, self._draft.fuse(hidden))
         return states[rows, batch.standing][:, None]
 

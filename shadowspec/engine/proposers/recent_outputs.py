@@ -47,7 +47,7 @@ class RecentOutputs:
             self._build()
 
     def without(self, keys: Collection[RecordKey]) -> SuffixAutomaton:
-        """The index of all outputs but those of these requests; it stands as it is until the next `add`."""
+        """The index of all outputs but those of these requests; it does not change until the next `add`."""
         if self._outputs.keys().isdisjoint(keys):
             return self._index
         return _build_index(self._depth, (output for key, output in self._outputs.items() if key not in keys))
@@ -64,7 +64,7 @@ class RecentOutputs:
 
 
 class OutputsByEndpoint:
-    """What each candidate remembers of each endpoint.  Lives as long as the engine that measures them."""
+    """What each candidate that remembers has of each endpoint.  Lives as long as the engine that measures them."""
 
     def __init__(self) -> None:
         self._recent: dict[tuple[str, str], RecentOutputs] = {}  # by endpoint and fingerprint
@@ -81,8 +81,7 @@ class OutputsByEndpoint:
         """Remember what the candidate emitted for the block's own requests, which come first (None: it failed)."""
         place = block.endpoint, candidate.fingerprint
         recent = self._recent.get(place) or RecentOutputs.of(candidate.config)
-        if recent is None:
-            return
+        assert recent is not None, "the candidate remembers nothing"
         self._recent[place] = recent
         for prompt, output in zip(block.requests, outputs, strict=False):
             if output is not None:

@@ -66,7 +66,7 @@ def budgets(options: SuffixOptions, count: int) -> Budgets:
 
 
 class SuffixText:
-    """The text of one request as it grows, and where its end stands in the recent outputs."""
+    """The text of one request as it grows, and where its end is in the recent outputs."""
 
     def __init__(self, options: SuffixOptions, recent: SuffixAutomaton | None, tokens: Sequence[int]) -> None:
         """
@@ -91,11 +91,11 @@ class SuffixText:
     def draft(self, count: int) -> list[int]:
         """Up to `count` tokens that the text may go on with; none where its last token is new."""
         allowed = budgets(self._options, count)
-        own, own_score = self._draft(self._own, self._own.state, self._own.length, 0, allowed)
+        rows, own_score = self._draft(self._own, self._own.state, self._own.length, 0, allowed)
         if self._recent is None:
-            return own
+            return rows
         other, other_score = self._draft(self._recent, self._state, self._length, 1, allowed)
-        return other if other_score > own_score else own
+        return other if other_score > own_score else rows
 
     def _draft(
         self, index: SuffixAutomaton, state: int, length: int, num_asking: int, allowed: Budgets

@@ -7,7 +7,7 @@ next token: the most frequent one, of equals the one seen last.  These are kept 
 the cost of the links among the last `depth` tokens: at most `depth` a token, mostly a handful.
 
 The oldest text can be removed.  Its states stay behind with a count of 0, as if they were not there, so that whoever
-removes much builds the automaton anew in time.
+removes much rebuilds the automaton in time.
 """
 
 from __future__ import annotations

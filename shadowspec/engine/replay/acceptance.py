@@ -223,10 +223,10 @@ def _num_equal(drafted: Sequence[int], tokens: Sequence[int]) -> int:
 
 def suffix_chances(steps: Sequence[SuffixSteps], index: int, depth: int) -> StepChances:
     """The chances of responses at the depth with this index; what follows a token not borne out is not reached."""
-    lengths = np.array([own.proposed.shape[1] for own in steps], dtype=np.int64)
+    lengths = np.array([step.proposed.shape[1] for step in steps], dtype=np.int64)
     proposed, borne_out = np.zeros((2, len(steps), int(lengths.max(initial=0))), dtype=np.int64)
-    for row, own in enumerate(steps):
-        proposed[row, : lengths[row]] = own.proposed[index]
-        borne_out[row, : lengths[row]] = own.borne_out[index]
+    for row, step in enumerate(steps):
+        proposed[row, : lengths[row]] = step.proposed[index]
+        borne_out[row, : lengths[row]] = step.borne_out[index]
     accept = (np.arange(depth) < borne_out[:, :, None]).astype(np.float64)
     return StepChances(accept, proposed, lengths)

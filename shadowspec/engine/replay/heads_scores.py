@@ -123,8 +123,8 @@ def _score(
             chosen = following[:, ahead]
             is_best[first : first + count, ahead] = (greedy_tokens(processed) == chosen).cpu().numpy()
             if probs is not None:
-                own = sampling.chosen_probs(processed[:, None], chosen[:, None])[:, 0]
-                probs[first : first + count, ahead] = own.double().cpu().numpy()
+                chosen_prob = sampling.chosen_probs(processed[:, None], chosen[:, None])[:, 0]
+                probs[first : first + count, ahead] = chosen_prob.double().cpu().numpy()
     return StartScores(probs, is_best)
 
 

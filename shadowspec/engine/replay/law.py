@@ -65,7 +65,6 @@ class StepLaw:
     """
 
     depths: tuple[int, ...]
-    first_drafted: int
     lengths: Integers  # [responses]
     histogram: Reals  # [depths, responses, largest depth + 1]: steps by the number of accepted tokens
     plain_steps: Reals
@@ -115,7 +114,7 @@ def step_law(chances: StepChances, depths: Sequence[int], *, first_drafted: int 
         drafted += (mass * block.kept_drafted).sum((0, 1))
         cut_drafted += (mass * (block.proposed[:, None] - block.kept_drafted)).sum((0, 1))
     moments = _moments(steps)
-    return StepLaw(tuple(depths), first_drafted, chances.lengths, histogram, plain, cut, drafted, cut_drafted, *moments)
+    return StepLaw(tuple(depths), chances.lengths, histogram, plain, cut, drafted, cut_drafted, *moments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,11 @@ class Pool:
         """Take in the counters of one response, for each depth, under its session."""
         self.num_requests += 1
         unit = self._units.setdefault(unit_key, np.zeros((len(self._depths), 2)))
-        for index, own in enumerate(counts):
-            histogram = own.acceptance_histogram
-            self._sums[index, : len(_SCALARS)] += [getattr(own, name) for name in _SCALARS]
+        for index, count in enumerate(counts):
+            histogram = count.acceptance_histogram
+            self._sums[index, : len(_SCALARS)] += [getattr(count, name) for name in _SCALARS]
             self._sums[index, len(_SCALARS) : len(_SCALARS) + len(histogram)] += histogram
-            unit[index] += own.num_accepted_tokens, own.num_drafts
+            unit[index] += count.num_accepted_tokens, count.num_drafts
 
     def pool(self) -> tuple[PooledCounts, ...]:
         """The sums, for each depth."""

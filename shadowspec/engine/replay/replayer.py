@@ -122,8 +122,8 @@ class Replayer:
             else self._counts(drafting, kept, scores)
             for recent, (drafting, scores) in zip(self._recent, self._score(kept), strict=True)
         ]
-        for index, (place, own) in enumerate(judged.items()):
-            results[place] = Replayed(own.response, tuple(every[index] for every in counts), own.num_near_ties)
+        for index, (place, item) in enumerate(judged.items()):
+            results[place] = Replayed(item.response, tuple(every[index] for every in counts), item.num_near_ties)
         return [results[place] for place in range(len(responses))]
 
     def _target_scores(self, responses: Sequence[Response]) -> Sequence[TokenScores | None]:
@@ -214,7 +214,7 @@ class Replayer:
                 law = step_law(suffix_chances([steps[row] for row in rows], number, depth), [depth])
                 for place, row in enumerate(rows):
                     counts[row] += expected_counts(law, place, len(judged[row].response.request.prompt))
-        return [tuple(own) for own in counts]
+        return [tuple(count) for count in counts]
 
     def _chances(self, config: SpeculationConfig, group: Sequence[_Judged], scores: Scores | None) -> StepChances:
         """By the start of a step and the depth, for responses of like length."""
@@ -228,8 +228,8 @@ class Replayer:
             return start_chances(responses, by_start, probs, deepest)
         by_token = [each for each in scores if isinstance(each, TokenScores)]
         accepts = [
-            prefix_accept(rule, each.response, own, each.target_probs)
-            for each, own in zip(group, by_token, strict=True)
+            prefix_accept(rule, each.response, token_scores, each.target_probs)
+            for each, token_scores in zip(group, by_token, strict=True)
         ]
         return StepChances.of_prefix(accepts, deepest)
 

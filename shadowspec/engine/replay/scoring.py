@@ -117,9 +117,9 @@ def response_logits(model: Any, responses: Sequence[Response]) -> torch.Tensor:
     return torch.cat([logits[row, : len(response.output)] for row, response in enumerate(responses)])
 
 
-def _is_plain(own: SamplingParameters, vocabulary: int) -> bool:
+def _is_plain(sampling: SamplingParameters, vocabulary: int) -> bool:
     """Whether the model's logits at a temperature are all that these parameters look at."""
-    return not (own.is_penalised or own.truncates(vocabulary) or own.min_tokens > 0)
+    return not (sampling.is_penalised or sampling.truncates(vocabulary) or sampling.min_tokens > 0)
 
 
 def _apart(response: Response) -> tuple[int, int]:
@@ -180,14 +180,14 @@ def _direct_scores(
     scores: dict[int, TokenScores] = {}
     if fused:
         assert kernels is not None, "only they fuse"
-        own = [batch[row] for row in fused]
-        found = _fused_scores(torch.cat([of_response[row] for row in fused]), model, own, with_probs, kernels)
+        responses = [batch[row] for row in fused]
+        found = _fused_scores(torch.cat([of_response[row] for row in fused]), model, responses, with_probs, kernels)
         scores.update(zip(fused, found, strict=True))
     for rows in group_by_length([len(batch[row].output) for row in others], max(1, logits_per_pass // vocabulary)):
         block = [others[place] for place in rows]
-        own = [batch[row] for row in block]
-        passes = _HeadPasses(model, [of_response[row] for row in block], own)
-        found = _logit_scores(passes, own, vocabulary, end_token_ids, with_probs, logits_per_pass)
+        responses = [batch[row] for row in block]
+        passes = _HeadPasses(model, [of_response[row] for row in block], responses)
+        found = _logit_scores(passes, responses, vocabulary, end_token_ids, with_probs, logits_per_pass)
         scores.update(zip(block, found, strict=True))
     return [scores[row] for row in range(len(batch))]
 
@@ -198,7 +198,7 @@ def _states(model: DirectLlama, batch: Sequence[Response]) -> torch.Tensor:
     width = max(map(len, texts))
     padded = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=model.device)
     ends = [row * width + len(text) for row, text in enumerate(texts)]
-    places = [torch.arange(end - len(own.output), end) for own, end in zip(batch, ends, strict=True)]
+    places = [torch.arange(end - len(response.output), end) for response, end in zip(batch, ends, strict=True)]
     return model.final_states(padded, torch.cat(places).to(model.device))
 
 
@@ -220,16 +220,18 @@ def _fused_scores(
     """Of responses whose parameters are plain: positions x vocabulary is never made."""
     lengths = [len(response.output) for response in batch]
     tokens = torch.tensor([token for response in batch for token in response.output], device=states.device)
-    temperature = torch.tensor([own.request.sampling.temperature or 1.0 for own in batch], device=states.device)
+    temperature = torch.tensor(
+        [response.request.sampling.temperature or 1.0 for response in batch], device=states.device
+    )
     scales = temperature.repeat_interleave(torch.tensor(lengths, device=states.device))
     scored = kernels.score(states, model.head_weight(), tokens, scales)
     bests = (scored.best_tokens == tokens).cpu().numpy()
     gaps = ((scored.best_log_probs - scored.log_probs) * scales).double().cpu().numpy()
     probs = scored.log_probs.double().exp().cpu().numpy()
     cuts = np.cumsum(lengths)[:-1]
-    with_probs = with_probs and any(own.request.sampling.temperature for own in batch)
+    with_probs = with_probs and any(response.request.sampling.temperature for response in batch)
     every = zip(np.split(probs, cuts), np.split(bests, cuts), np.split(gaps, cuts), strict=True)
-    return [TokenScores(own if with_probs else None, *others) for own, *others in every]
+    return [TokenScores(values if with_probs else None, *others) for values, *others in every]
 
 
 def _logit_scores(
@@ -257,8 +259,8 @@ def _logit_scores(
         processed = sampling.processed_logits(passes.logits(start, start + tokens.shape[1]), tokens, emitted)
         best = greedy_tokens(processed)
         bests.append(best == tokens)
-        highest, own = processed.gather(-1, torch.stack((best, tokens), -1)).double().unbind(-1)
-        gaps.append(highest - own)
+        highest, chosen_logits = processed.gather(-1, torch.stack((best, tokens), -1)).double().unbind(-1)
+        gaps.append(highest - chosen_logits)
         if with_probs:
             probs.append(sampling.chosen_probs(processed, tokens).double())
         sampling.note_emitted([response.output[start : start + columns] for response in batch])
@@ -268,7 +270,9 @@ def _logit_scores(
 def _padded_outputs(batch: Sequence[Response], device: torch.device) -> torch.Tensor:
     """Tokens of the responses, int64 [rows, longest]."""
     longest = max(len(response.output) for response in batch)
-    return torch.tensor([[*own.output, *[0] * (longest - len(own.output))] for own in batch], device=device)
+    return torch.tensor(
+        [[*response.output, *[0] * (longest - len(response.output))] for response in batch], device=device
+    )
 
 
 class _HeadPasses:

@@ -1,7 +1,7 @@
 """Takes new audited runs into an endpoint's audits, and orders HOLD where one alarms.
 
 An alarm of audit (a) says that the loop or the estimator is wrong, so that nothing may be enabled on either: the gate
-sets an override as an operator would, and whatever acts on decisions acts on it.  It stands until somebody clears it,
+sets an override as an operator would, and whatever acts on decisions acts on it.  It stays until somebody clears it,
 and is not set a second time for the same slice and config.
 """
 
@@ -68,7 +68,10 @@ def run_audits(store: AuditStore, endpoint: str, now: datetime) -> list[CellAudi
     with store.endpoint_lock(endpoint):
         with store.audit_session(endpoint) as session:
             before, new = session.states(), session.take()
-            states = {(own.slice_key, own.fingerprint): AuditState.of(own.document) for own in before}
+            states = {
+                (stored_audit.slice_key, stored_audit.fingerprint): AuditState.of(stored_audit.document)
+                for stored_audit in before
+            }
             changed = fold_units(states, new, now)
             session.save([StoredAudit(*cell, state.document()) for cell, state in changed.items()])
         audits = _in_order(states | changed)
@@ -79,7 +82,7 @@ def run_audits(store: AuditStore, endpoint: str, now: datetime) -> list[CellAudi
 
 def stored_audits(states: Iterable[StoredAudit]) -> list[CellAudit]:
     """Audits as the store keeps them, in the order in which they began."""
-    return _in_order({(own.slice_key, own.fingerprint): AuditState.of(own.document) for own in states})
+    return _in_order({(state.slice_key, state.fingerprint): AuditState.of(state.document) for state in states})
 
 
 def fold_units(states: Mapping[Cell, AuditState], new: Sequence[AuditedUnit], now: datetime) -> dict[Cell, AuditState]:
@@ -89,9 +92,9 @@ def fold_units(states: Mapping[Cell, AuditState], new: Sequence[AuditedUnit], no
         for slice_key in dict.fromkeys(("", unit.slice_key)):
             runs[slice_key, unit.run.fingerprint].append(unit.run)
     changed: dict[Cell, AuditState] = {}
-    for cell, own in runs.items():
+    for cell, run in runs.items():
         begun = len(states) + sum(name not in states for name in changed)
-        changed[cell] = states.get(cell, AuditState(place=begun + 1)).fold(own, now)
+        changed[cell] = states.get(cell, AuditState(place=begun + 1)).fold(run, now)
     return changed
 
 
@@ -109,7 +112,9 @@ def _orders(
     endpoint: str, audits: Iterable[CellAudit], records: Iterable[OverrideRecord], now: datetime
 ) -> list[Override]:
     """The orders that alarms ask for and that were never set, cleared ones included."""
-    said = {(own.override.slice_key, own.override.reason) for own in records if own.override.author == AUTHOR}
+    said = {
+        (record.override.slice_key, record.override.reason) for record in records if record.override.author == AUTHOR
+    }
     return [
         Override(
             override_id=0,

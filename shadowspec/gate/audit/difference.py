@@ -34,6 +34,8 @@ TOLERANCE: Final = 0.005
 # token that rounding turned over would otherwise win a fortune.
 LEAST_WORST: Final = 0.2
 
+VERSION: Final = 1  # of a state's document; also of those without a number
+
 Document = Mapping[str, float | int | str | None]
 
 _LOG_WEIGHTS = np.log(WEIGHTS)
@@ -116,7 +118,7 @@ class AuditState:
 
     def document(self) -> Document:
         """The state as the store keeps it."""
-        found = {name: value for name, value in asdict(self).items() if name not in _LISTS}
+        found = {"version": VERSION} | {name: value for name, value in asdict(self).items() if name not in _LISTS}
         found["alarmed_at"] = None if self.alarmed_at is None else self.alarmed_at.isoformat()
         lists = {f"{name}_{place}": value for name in _LISTS for place, value in enumerate(getattr(self, name))}
         return found | lists
@@ -126,10 +128,12 @@ class AuditState:
         """The state that a stored document describes.
 
         Raises:
-            InputError: it describes none.
+            InputError: it describes none, or a later version wrote it.
         """
         try:
             values = dict(document)
+            if (version := values.pop("version", 1)) != VERSION:
+                raise ValueError(f"it is of version {version}, and this version reads {VERSION}")
             lists = {name: tuple(values.pop(f"{name}_{place}") for place in range(len(FRACTIONS))) for name in _LISTS}
             alarmed_at = values.pop("alarmed_at")
             when = None if alarmed_at is None else datetime.fromisoformat(str(alarmed_at))

@@ -4,7 +4,7 @@ A difference says that production's outputs are not what the shadow's target wou
 template, sampling or length), and nothing about estimator or loop: audit (a) looks after these.  It is reported as
 production mismatch.
 
-Two samples over sessions: a ratio of sums on each side, with asymptotic confidence sequences (`gate.asymptotic`) at
+Two samples over sessions: a ratio of sums on each side, with confidence sequences (`gate.evidence.asymptotic`) at
 half the level each, so that the interval of their difference holds at all looks at once, as far as that limit is
 reached, and until the oldest rows are left out of the sums.  Sessions that are on both sides make it wider than it need
 be, never narrower, as they go the same way.

@@ -51,8 +51,8 @@ def near_tie_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
 
     The baseline is rerun only where the arms differ; elsewhere the difference is 0, on the safe side.
     """
-    own, values, num_differing = add_times(blocks), [], 0
-    for measured, is_without in zip(own.runs, own.is_missing.tolist(), strict=True):
+    timed, values, num_differing = add_times(blocks), [], 0
+    for measured, is_without in zip(timed.runs, timed.is_missing.tolist(), strict=True):
         if not measured.is_greedy:
             continue
         parity = None if is_without else measured.run.parity
@@ -149,8 +149,8 @@ def _accepted_in(unit: ClusterUnit, policy: GatePolicy) -> tuple[int, int, int]:
         if counts is None or is_missing(measured.run):
             missing += 1
         else:
-            own = _accepted_of(counts, policy)
-            accepted, scored = accepted + own[0], scored + own[1]
+            pair = _accepted_of(counts, policy)
+            accepted, scored = accepted + pair[0], scored + pair[1]
     return accepted, scored, missing
 
 

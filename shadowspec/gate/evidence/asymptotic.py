@@ -44,11 +44,6 @@ class RatioMoments:
         """The moments of all units, which lie along the last axis: [..., n] to [...]."""
         return RatioMoments(*(terms.sum(axis=-1) for terms in _terms(numerators, denominators)))
 
-    @staticmethod
-    def running(numerators: Floats, denominators: Floats) -> RatioMoments:
-        """The moments after each unit of the last axis: [..., n] to [..., n]."""
-        return RatioMoments(*(terms.cumsum(axis=-1) for terms in _terms(numerators, denominators)))
-
     def __add__(self, other: RatioMoments) -> RatioMoments:
         return RatioMoments(
             self.num_units + other.num_units,
@@ -108,7 +103,7 @@ def shown_beside(test: BettingTest, level: float) -> BettingTest:
     """The test with asymptotic bounds of its mean at `level` among its figures; units that were seen count, all."""
     sums = test.series.observed
     kept = sums.weights > 0.0
-    own = RatioMoments.of(sums.values[kept], sums.weights[kept])
+    ratio_moments = RatioMoments.of(sums.values[kept], sums.weights[kept])
 
     def describe(totals: Mapping[str, float]) -> Mapping[str, Figure]:
         moments = RatioMoments(*(np.array(totals[f"asymptotic_{name}"]) for name in RatioMoments.__slots__))
@@ -116,11 +111,11 @@ def shown_beside(test: BettingTest, level: float) -> BettingTest:
         return {
             **test.describe(totals),
             "asymptotic_alpha": level,
-            "asymptotic_lower": None if math.isinf(lower) else test.shown(lower),
-            "asymptotic_upper": None if math.isinf(upper) else test.shown(upper),
+            "asymptotic_lower": None if math.isinf(lower) else test.to_readable(lower),
+            "asymptotic_upper": None if math.isinf(upper) else test.to_readable(upper),
         }
 
-    added = {f"asymptotic_{name}": float(getattr(own, name)) for name in RatioMoments.__slots__}
+    added = {f"asymptotic_{name}": float(getattr(ratio_moments, name)) for name in RatioMoments.__slots__}
     return replace(test, totals={**test.totals, **added}, describe=describe)
 
 

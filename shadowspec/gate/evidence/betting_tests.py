@@ -22,16 +22,14 @@ def score_units(
     before: Mapping[str, Totals] | None = None,
 ) -> list[BettingTest]:
     """Every betting test over these units; `before` are the totals of the units before them, by test."""
-    past, own = before or {}, add_times(blocks)
-    return [
-        shown_beside(speedup_test(own, policy), policy.alpha),
-        shown_beside(total_time_test(own, policy, past.get("total_time")), policy.alpha),
-        shown_beside(acceptance_test(clusters, policy), policy.alpha),
-        tail_test(own, policy),
-        near_tie_test(own, policy),
-        z_test(clusters, policy),
-        *guardrail_tests(own.units, policy),
-    ]
+    timed, past = add_times(blocks), before or {}
+    speedup, total_time = speedup_test(timed, policy), total_time_test(timed, policy, past.get("total_time"))
+    tail = tail_test(timed, policy)
+    acceptance = acceptance_test(clusters, policy)
+    parity = [near_tie_test(timed, policy), z_test(clusters, policy)]
+    guardrails = guardrail_tests(timed.units, policy)
+    means = [shown_beside(test, policy.alpha) for test in (speedup, total_time, acceptance)]
+    return [*means, tail, *parity, *guardrails]
 
 
 def applies(test: BettingTest, *, has_greedy: bool, has_sampled: bool) -> bool:

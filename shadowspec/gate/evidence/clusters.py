@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from shadowspec.gate.evidence.units import (
-    CLUSTERED,
     Cluster,
     Entry,
     cluster_key,
@@ -25,7 +24,7 @@ from shadowspec.gate.evidence.units import (
     own_key,
 )
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.types import Arrival, OpenKey, SliceKey, StoredRecord
+from shadowspec.types import ARRIVING, Arrival, OpenKey, SliceKey, StoredRecord
 
 # How often each key of a slice has come up to an event time, by own key.
 KeyCounts = Callable[[str, datetime], Mapping[str, int]]
@@ -43,18 +42,18 @@ class KeyTable(Protocol):
     def first_unclosed(self, closed_by: datetime) -> datetime | None:
         """The earliest first event of a waiting cluster that is not closed at this watermark."""
 
-    def put(self, keys: Iterable[OpenKey]) -> None:
+    def add(self, keys: Iterable[OpenKey]) -> None:
         """Keep these, none of which is there."""
 
     def forget(self, reopened_by: datetime) -> None:
-        """Drop the keys for which nothing waits and that may begin anew at or before this."""
+        """Drop the keys for which nothing waits and that may reopen at or before this."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterProgress:
     """How far an endpoint's clusters have entered: counts by slice, entries, and the keys that are cut.
 
-    `entries` of slices whose keys have been judged are kept when everything is folded anew.
+    `entries` of slices whose keys have been judged are retained when everything is folded again.
     """
 
     num_entered: int = 0
@@ -91,7 +90,7 @@ class ClusterProgress:
 class ClusterStep:
     """One look's clusters that enter, in order, and the progress after them.
 
-    Where `new_dominant` is not empty, keys of a slice that entered must be cut, and the evidence folded anew from
+    Where `new_dominant` is not empty, keys of a slice that entered must be cut, and the evidence folded again from
     the first record on, with `progress.dominant` and `progress.entries` kept.
     """
 
@@ -122,9 +121,9 @@ def step(
     )
     result = _enter(table, opened, progress, policy, closed_by, key_counts)
     if closed_by is not None:
-        opened = {place: own for place, own in opened.items() if not is_over(own, closed_by)}
+        opened = {place: open_key for place, open_key in opened.items() if not is_over(open_key, closed_by)}
         table.forget(closed_by)
-    table.put(opened.values())
+    table.add(opened.values())
     return result
 
 
@@ -146,7 +145,7 @@ def _take(
     """The keys of the records, with them added; and how many were too late."""
     new: dict[SliceKey, list[Arrival]] = {}
     for at, record in in_event_order(records):
-        if record.counter in CLUSTERED:
+        if record.counter in ARRIVING:
             slice_key = record.slice_key or ""
             is_dominant = (slice_key, own_key(record)) in progress.dominant
             key = cluster_key(record, at, policy, is_dominant=is_dominant)
@@ -180,7 +179,7 @@ def _enter(
     """Let clusters in, of the keys in `opened` and of those in the table; `opened` is left as the keys are after it."""
     for each in table.take_waiting(_first_unclosed(table, opened, closed_by)):
         opened[each.slice_key, each.key] = each
-    waiting = {(own.first_event, own.key, own.slice_key): own for own in opened.values() if own.first_event}
+    waiting = {(item.first_event, item.key, item.slice_key): item for item in opened.values() if item.first_event}
     queue = sorted(waiting)
     entered: list[Cluster] = []
     entries, newest = dict(progress.entries), progress.newest_close
@@ -188,12 +187,12 @@ def _enter(
     num_members, num_all = Counter(progress.num_members), num_closed.total()
     new_dominant: frozenset[SliceKey] = frozenset()
     while queue and not new_dominant and waiting[queue[0]].is_closed(closed_by):
-        own = waiting[heapq.heappop(queue)]
-        cluster = _first_cluster(own, policy)
-        rest, num_dropped = _after(own, cluster, policy, closed_by)
+        open_key = waiting[heapq.heappop(queue)]
+        cluster = _first_cluster(open_key, policy)
+        rest, num_dropped = _after(open_key, cluster, policy, closed_by)
         num_late[cluster.slice_key] += num_dropped
         num_members[cluster.slice_key] += len(cluster.members)
-        opened[own.slice_key, own.key] = rest
+        opened[open_key.slice_key, open_key.key] = rest
         if rest.first_event is not None:
             place = (rest.first_event, rest.key, rest.slice_key)
             waiting[place] = rest
@@ -225,57 +224,59 @@ def _first_unclosed(table: KeyTable, opened: Mapping[SliceKey, OpenKey], closed_
     """When the first cluster opened that is not closed; nothing that opened after it enters.  None: all are closed."""
     if closed_by is None:
         return None
-    own = [each.first_event for each in opened.values() if each.first_event and not each.is_closed(closed_by)]
+    moments = [each.first_event for each in opened.values() if each.first_event and not each.is_closed(closed_by)]
     stored = table.first_unclosed(closed_by)
-    return min([*own, *([] if stored is None else [stored])], default=None)
+    return min([*moments, *([] if stored is None else [stored])], default=None)
 
 
-def is_over(own: OpenKey, closed_by: datetime) -> bool:
+def is_over(open_key: OpenKey, closed_by: datetime) -> bool:
     """Whether nothing of the key is to be remembered."""
-    return own.first_event is None and own.reopens_at is not None and own.reopens_at <= closed_by
+    return open_key.first_event is None and open_key.reopens_at is not None and open_key.reopens_at <= closed_by
 
 
-def _first_cluster(own: OpenKey, policy: GatePolicy) -> Cluster:
+def _first_cluster(open_key: OpenKey, policy: GatePolicy) -> Cluster:
     """The waiting cluster that the key describes."""
-    if len(own.arrivals) == 1 and own.first_event is not None and own.closes_at is not None:
-        ((at, key),) = own.arrivals
-        return Cluster(own.slice_key, own.key, at, at, own.closes_at, own.is_full, (key,))
-    return clusters_of_key(own.slice_key, own.key, own.arrivals, policy, own.reopens_at)[0][0]
+    if len(open_key.arrivals) == 1 and open_key.first_event is not None and open_key.closes_at is not None:
+        ((at, key),) = open_key.arrivals
+        return Cluster(open_key.slice_key, open_key.key, at, at, open_key.closes_at, open_key.is_full, (key,))
+    return clusters_of_key(open_key.slice_key, open_key.key, open_key.arrivals, policy, open_key.reopens_at)[0][0]
 
 
-def _after(own: OpenKey, cluster: Cluster, policy: GatePolicy, closed_by: datetime | None) -> tuple[OpenKey, int]:
+def _after(open_key: OpenKey, cluster: Cluster, policy: GatePolicy, closed_by: datetime | None) -> tuple[OpenKey, int]:
     """The key once its first cluster has entered, and how many arrivals were late for that one."""
     reopens_at = cluster.closes_at + timedelta(seconds=policy.cluster_reopen_after_s)
-    if len(cluster.members) == len(own.arrivals):
-        return OpenKey(own.slice_key, own.key, (), reopens_at), 0
+    if len(cluster.members) == len(open_key.arrivals):
+        return OpenKey(open_key.slice_key, open_key.key, (), reopens_at), 0
     members = set(cluster.members)
-    left = tuple((at, key) for at, key in own.arrivals if key not in members)
-    rest, late = _open_first(replace(own, arrivals=left, reopens_at=reopens_at), policy, closed_by)
+    left = tuple((at, key) for at, key in open_key.arrivals if key not in members)
+    rest, late = _open_first(replace(open_key, arrivals=left, reopens_at=reopens_at), policy, closed_by)
     return rest, len(late)
 
 
-def _open_first(own: OpenKey, policy: GatePolicy, closed_by: datetime | None) -> tuple[OpenKey, Set[Arrival]]:
+def _open_first(open_key: OpenKey, policy: GatePolicy, closed_by: datetime | None) -> tuple[OpenKey, Set[Arrival]]:
     """The key with its first waiting cluster described, and its arrivals that are late for good and dropped.
 
     They are late for good if their cluster is in evidence, or if the watermark has passed them.
     """
-    if len(own.arrivals) == 1 and own.reopens_at is None:
-        at = own.arrivals[0][0]
+    if len(open_key.arrivals) == 1 and open_key.reopens_at is None:
+        at = open_key.arrivals[0][0]
         is_full = policy.max_requests_per_cluster == 1
         closes_at = at if is_full else at + timedelta(seconds=min(policy.cluster_idle_s, policy.cluster_max_age_s))
-        return OpenKey(own.slice_key, own.key, own.arrivals, None, at, closes_at, is_full), frozenset()
-    clusters, late = clusters_of_key(own.slice_key, own.key, own.arrivals, policy, own.reopens_at)
+        return OpenKey(open_key.slice_key, open_key.key, open_key.arrivals, None, at, closes_at, is_full), frozenset()
+    clusters, late = clusters_of_key(open_key.slice_key, open_key.key, open_key.arrivals, policy, open_key.reopens_at)
     settled = {
         arrival
         for arrival in late
-        if closed_by is None or arrival[0] <= closed_by or (own.reopens_at and arrival[0] < own.reopens_at)
+        if closed_by is None or arrival[0] <= closed_by or (open_key.reopens_at and arrival[0] < open_key.reopens_at)
     }
-    arrivals = tuple(arrival for arrival in own.arrivals if arrival not in settled) if settled else own.arrivals
+    arrivals = (
+        tuple(arrival for arrival in open_key.arrivals if arrival not in settled) if settled else open_key.arrivals
+    )
     if not clusters:
-        return OpenKey(own.slice_key, own.key, arrivals, own.reopens_at), settled
+        return OpenKey(open_key.slice_key, open_key.key, arrivals, open_key.reopens_at), settled
     first = clusters[0]
     described = first.first_event, first.closes_at, first.is_full
-    return OpenKey(own.slice_key, own.key, arrivals, own.reopens_at, *described), settled
+    return OpenKey(open_key.slice_key, open_key.key, arrivals, open_key.reopens_at, *described), settled
 
 
 def _in_slice(numbers: Mapping[str, int], slice_key: str) -> int:
@@ -309,10 +310,10 @@ class MemoryKeys:
             default=None,
         )
 
-    def put(self, keys: Iterable[OpenKey]) -> None:
+    def add(self, keys: Iterable[OpenKey]) -> None:
         """Keep these."""
         self._keys |= {(each.slice_key, each.key): each for each in keys}
 
     def forget(self, reopened_by: datetime) -> None:
-        """Drop the keys for which nothing waits and that may begin anew."""
+        """Drop the keys for which nothing waits and that may reopen."""
         self._keys = {place: each for place, each in self._keys.items() if not is_over(each, reopened_by)}

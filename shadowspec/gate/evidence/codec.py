@@ -40,14 +40,14 @@ _MOMENTS = tuple(each.name for each in fields(Moments))
 def encode(evidence: HypothesisEvidence) -> tuple[dict[str, Any], bytes]:
     """The evidence as a document and bytes."""
     tables: list[Floats] = []
-    for own in evidence.tests.values():
-        tables += [own.lower.thetas, own.lower.logs.ravel(), own.upper.logs.ravel()]
+    for test in evidence.tests.values():
+        tables += [test.lower.thetas, test.lower.logs.ravel(), test.upper.logs.ravel()]
     document = {
         "version": VERSION,
-        "tests": {name: _test_document(own) for name, own in evidence.tests.items()},
+        "tests": {name: _test_document(test) for name, test in evidence.tests.items()},
         "runs": asdict(evidence.runs),
         "latencies": {arm: sorted(counts.items()) for arm, counts in evidence.latencies.counts.items()},
-        "latency_moments": {arm: astuple(own) for arm, own in evidence.latencies.moments.items()},
+        "latency_moments": {arm: astuple(moment) for arm, moment in evidence.latencies.moments.items()},
         "watchers": {name: dict(state) for name, state in evidence.watchers.items()},
         **{name: getattr(evidence, name) for name in _COUNTS},
         **{name: _iso(getattr(evidence, name)) for name in _TIMES},
@@ -56,11 +56,11 @@ def encode(evidence: HypothesisEvidence) -> tuple[dict[str, Any], bytes]:
 
 
 def require_version(document: Document, version: int) -> None:
-    """Raise InputError unless the document was written as `version` writes it."""
-    if document["version"] != version:
+    """Raise InputError unless the document was written as `version` writes it; without a number it is of version 1."""
+    if (found := document.get("version", 1)) != version:
         raise InputError(
-            f"evidence of version {document['version']} cannot be read; this version reads {version}: "
-            "run `shadowspec gate`, which folds it anew"
+            f"evidence of version {found} cannot be read; this version reads {version}: "
+            "run `shadowspec gate`, which folds it again"
         )
 
 
@@ -73,9 +73,9 @@ def decode(document: Document, tables: bytes) -> HypothesisEvidence:
     require_version(document, VERSION)
     doubles, at = np.frombuffer(tables, dtype=_DOUBLE), 0
     tests = {}
-    for name, own in document["tests"].items():
-        size = own["num_nulls"] * (1 + 2 * NUM_FRACTIONS)
-        tests[name] = _test_evidence(own, doubles[at : at + size])
+    for name, item in document["tests"].items():
+        size = item["num_nulls"] * (1 + 2 * NUM_FRACTIONS)
+        tests[name] = _test_evidence(item, doubles[at : at + size])
         at += size
     gaps = {"largest_gaps": tuple(document["runs"]["largest_gaps"])}
     return HypothesisEvidence(
@@ -88,22 +88,22 @@ def decode(document: Document, tables: bytes) -> HypothesisEvidence:
 
 
 def _latencies(document: Document) -> LatencyHistogram:
-    counts = {arm: dict(own) for arm, own in document["latencies"].items()}
+    counts = {arm: dict(item) for arm, item in document["latencies"].items()}
     moments = document.get("latency_moments")  # none in documents that were written before they were kept
     if moments is None:
         return LatencyHistogram(counts)
-    return LatencyHistogram(counts, {arm: Moments(*own) for arm, own in moments.items()})
+    return LatencyHistogram(counts, {arm: Moments(*moment) for arm, moment in moments.items()})
 
 
-def _test_document(own: TestEvidence) -> dict[str, Any]:
-    waiting = own.waiting
-    document: dict[str, Any] = {name: getattr(own, name) for name in _SCALARS}
+def _test_document(evidence: TestEvidence) -> dict[str, Any]:
+    waiting = evidence.waiting
+    document: dict[str, Any] = {name: getattr(evidence, name) for name in _SCALARS}
     document |= {
-        "start_unit": own.state.start_unit,
-        "merged_units": own.state.merged_units,
-        "num_nulls": len(own.lower.thetas),
-        "moments": [getattr(own.moments, name) for name in _MOMENTS],
-        "totals": dict(own.totals),
+        "start_unit": evidence.state.start_unit,
+        "merged_units": evidence.state.merged_units,
+        "num_nulls": len(evidence.lower.thetas),
+        "moments": [getattr(evidence.moments, name) for name in _MOMENTS],
+        "totals": dict(evidence.totals),
         "lowest": waiting.lowest,
         "highest": waiting.highest,
         "upper_worst": waiting.upper_worst,

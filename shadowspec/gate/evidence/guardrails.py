@@ -88,11 +88,11 @@ def cost_test(blocks: Sequence[BlockUnit], policy: GatePolicy) -> BettingTest:
         arm = run.speculative
         if is_missing(run) or arm is None:
             return None
-        own = cost(arm.end_to_end_ms / unit.block.concurrency, arm.num_output_tokens)
-        if own is None:
+        value = cost(arm.end_to_end_ms / unit.block.concurrency, arm.num_output_tokens)
+        if value is None:
             return None
         weight = min(arm.num_output_tokens, COST_TOKENS) / COST_TOKENS
-        return weight * min(own / limit, COST_CLIP), weight
+        return weight * min(value / limit, COST_CLIP), weight
 
     test = _test("cost", blocks, score, 0.0, COST_CLIP, below=1.0)
     return replace(

@@ -19,10 +19,11 @@ from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.autocorrelation import Moments
-from shadowspec.gate.stats.betting import UnitSeries
+from shadowspec.gate.stats.betting import Floats, UnitSeries
 from shadowspec.gate.stats.capital import CapitalTable
+from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS, Detector
 from shadowspec.metrics import ratio
-from shadowspec.types import Figure, TestState
+from shadowspec.types import Decision, Figure, TestState
 
 WatcherState = Mapping[str, Figure]
 
@@ -51,9 +52,9 @@ class TestEvidence:
     totals: Totals
 
     @classmethod
-    def empty(cls, test: BettingTest, state: TestState | None = None) -> TestEvidence:
-        """The evidence of no units of a test, which counts from `state` on."""
-        series, thetas = test.series, test.thetas
+    def empty(cls, test: BettingTest, state: TestState | None = None, thetas: Floats | None = None) -> TestEvidence:
+        """The evidence of no units of a test, which counts from `state` on, against the nulls `thetas` (None: all)."""
+        series, thetas = test.series, test.thetas if thetas is None else thetas
         return cls(
             state=state or TestState(),
             num_seen=0,
@@ -87,7 +88,7 @@ class TestEvidence:
         return count_units(seen, test.series.part(not_counted, num_new))
 
     def restart(self, state: TestState) -> TestEvidence:
-        """The evidence that begins anew at `state`: what counted so far is dropped, what waited is counted on.
+        """The evidence that restarts at `state`: what counted so far is dropped, what waited is counted on.
 
         Raises:
             ValueError: units that were dropped would have to count again.
@@ -114,9 +115,6 @@ def count_units(evidence: TestEvidence, units: UnitSeries) -> TestEvidence:
     every, group = evidence.waiting.concat(units), evidence.state.merged_units
     whole = every.num_units // group * group
     merged = every.part(0, whole).merge(0, group)
-    dependence = merged.dependence
-    if dependence is None:
-        dependence = merged.lower.values - evidence.null * merged.lower.weights
     return replace(
         evidence,
         num_units=evidence.num_units + merged.num_units,
@@ -124,7 +122,7 @@ def count_units(evidence: TestEvidence, units: UnitSeries) -> TestEvidence:
         upper=evidence.upper.fold(merged.upper.values, merged.upper.weights),
         observed_value=evidence.observed_value + float(merged.observed.values.sum()),
         observed_weight=evidence.observed_weight + float(merged.observed.weights.sum()),
-        moments=evidence.moments.fold(dependence),
+        moments=evidence.moments.fold(merged.dependence_values(evidence.null)),
         waiting=every.part(whole, every.num_units),
     )
 
@@ -191,7 +189,9 @@ class HypothesisEvidence:
         if not self.watchers:
             clusters = clusters[: max(policy.max_clusters - self.num_clusters, 0)]
         tests, kept = dict(self.tests), dict(self.watchers)
-        for test in score_units(clusters, own_blocks, policy, {name: own.totals for name, own in tests.items()}):
+        for test in score_units(
+            clusters, own_blocks, policy, {name: evidence.totals for name, evidence in tests.items()}
+        ):
             before = tests.get(test.name)
             if before is None and not test.series.num_units and not any(test.totals.values()):
                 continue
@@ -218,10 +218,10 @@ class HypothesisEvidence:
         )
 
     def restart(self, states: Mapping[str, TestState]) -> HypothesisEvidence:
-        """The evidence with the tests begun anew whose state is another than `states` has it."""
+        """The evidence with the tests restarted whose state is another than in `states`."""
         tests = {
-            name: own.restart(states[name]) if name in states and states[name] != own.state else own
-            for name, own in self.tests.items()
+            name: test.restart(states[name]) if name in states and states[name] != test.state else test
+            for name, test in self.tests.items()
         }
         return replace(self, tests=tests)
 
@@ -241,3 +241,48 @@ class HypothesisEvidence:
         if self.first_event is None or self.last_event is None:
             return 0.0
         return (self.last_event - self.first_event).total_seconds()
+
+
+def fold_in_run(
+    evidence: HypothesisEvidence,
+    clusters: Sequence[ClusterUnit],
+    blocks: Sequence[BlockUnit],
+    policy: GatePolicy,
+    in_run: Decision | None,
+    recorders: Sequence[Watcher] = (),
+) -> HypothesisEvidence:
+    """The evidence with these units: before the run's ENABLE without detectors, with them after it.
+
+    `recorders` see all of the units.
+    """
+    states = restarted_states(in_run) if in_run is not None else {}
+    watched = watch_states(in_run) if in_run is not None else {}
+    if in_run is not None and watched and not evidence.watchers:
+        num_blocks, num_clusters = watch_start(in_run)
+        head_blocks = max(num_blocks - evidence.runs.num_blocks, 0)
+        head_clusters = max(num_clusters - evidence.num_clusters - evidence.num_capped_clusters, 0)
+        evidence = evidence.fold(
+            clusters[:head_clusters], blocks[:head_blocks], policy, states=states, watchers=recorders
+        )
+        clusters, blocks = clusters[head_clusters:], blocks[head_blocks:]
+        num_passed = evidence.num_clusters + evidence.num_capped_clusters
+        if evidence.runs.num_blocks >= num_blocks and num_passed >= num_clusters:
+            evidence = replace(evidence, watchers=watched)
+    watchers = (*WATCHERS, *ADVISORY_WATCHERS) if evidence.watchers else ()
+    return evidence.fold(clusters, blocks, policy, states=states, watchers=(*watchers, *recorders))
+
+
+def restarted_states(decision: Decision) -> dict[str, TestState]:
+    """From where on each betting test counts after the decision."""
+    return {result.name: result.state for result in decision.tests if result.state is not None}
+
+
+def watch_states(decision: Decision) -> dict[str, Mapping[str, Figure]]:
+    """The detectors' states as they were started at the ENABLE on which `decision` rests; empty without one."""
+    promises = {} if decision.watch is None else decision.watch.promises
+    return {name: Detector(promise.promise, promise.highest).state() for name, promise in promises.items()}
+
+
+def watch_start(decision: Decision) -> tuple[int, int]:
+    """Blocks and clusters of the run that had come by at that ENABLE: the detectors fold those after them."""
+    return (0, 0) if decision.watch is None else (decision.watch.num_blocks, decision.watch.num_clusters)

@@ -50,15 +50,15 @@ class LatencyHistogram:
 
     def fold(self, blocks: Blocks) -> LatencyHistogram:
         """The histogram with a request of each of these blocks added."""
-        own = add_times(blocks)
-        kept = np.flatnonzero(~own.is_missing)
-        places = own.places[kept].tolist()
+        timed = add_times(blocks)
+        kept = np.flatnonzero(~timed.is_missing)
+        places = timed.places[kept].tolist()
         drawn: dict[int, tuple[bytes, int]] = {}
         for place, at in zip(places, kept.tolist(), strict=True):
-            draw = _draw(own.runs[at].run), at
+            draw = _draw(timed.runs[at].run), at
             drawn[place] = min(drawn.get(place, draw), draw)
         chosen = [at for _, at in drawn.values()]
-        times = {"baseline": own.baseline_ms[chosen], "speculative": own.speculative_ms[chosen]}
+        times = {"baseline": timed.baseline_ms[chosen], "speculative": timed.speculative_ms[chosen]}
         return LatencyHistogram(
             {arm: Counter(self.counts[arm]) + Counter(map(bin_of, times[arm].tolist())) for arm in ARMS},
             {arm: self.moments[arm].fold(np.log(np.maximum(times[arm], BIN_GROWTH**LOWEST_BIN))) for arm in ARMS},

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadowspec.gate.evidence.units import BlockUnit, MeasuredRun
-from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
+from shadowspec.gate.stats.betting import Floats, Side, Sums, UnitSeries
 from shadowspec.gate.stats.capital import geometric_grid, grid
 from shadowspec.types import Figure, Run
 
@@ -46,9 +46,15 @@ class BettingTest:
     describe: Callable[[Mapping[str, float]], Mapping[str, Figure]] = lambda _: {}  # further figures, of the totals
 
     @property
+    def sides(self) -> tuple[tuple[Side, float], ...]:
+        """The means that it is judged against, each with the side that must rule it out."""
+        sides: tuple[tuple[Side, float | None], ...] = (("lower", self.above), ("upper", self.below))
+        return tuple((side, theta) for side, theta in sides if theta is not None)
+
+    @property
     def nulls(self) -> tuple[float, ...]:
         """The means that it is judged against."""
-        return tuple(theta for theta in (self.above, self.below) if theta is not None)
+        return tuple(theta for _, theta in self.sides)
 
     @property
     def thetas(self) -> Floats:
@@ -58,7 +64,7 @@ class BettingTest:
             return geometric_grid(1.0 / highest, highest, self.growth, self.nulls)
         return grid(lowest, highest, self.nulls)
 
-    def shown(self, value: float) -> float | None:
+    def to_readable(self, value: float) -> float | None:
         """A value on the scale that people read; None where the bound was not found within its range."""
         if self.series.upper_worst is not None and value >= self.series.highest:
             return None

@@ -21,17 +21,17 @@ TIME_RATIO_STEP = 1.02  # its bounds are powers of this, from 1 / MAX_TIME_RATIO
 
 def speedup_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
     """Clipped log(baseline / speculative end-to-end time) of a request; blocks, sums over n_max."""
-    own, clip = add_times(blocks), policy.log_speedup_clip
-    logs = own.log_speedups
+    timed, clip = add_times(blocks), policy.log_speedup_clip
+    logs = timed.log_speedups
     return BettingTest(
         "speedup",
-        block_series(own, np.clip(logs, -clip, clip), -clip, clip),
+        block_series(timed, np.clip(logs, -clip, clip), -clip, clip),
         "block",
         best=clip,
         above=math.log1p(policy.margin),
         is_log=True,
         disables=True,
-        num_missing=int(own.is_missing.sum()),
+        num_missing=int(timed.is_missing.sum()),
         totals={"num_clipped": int((np.abs(logs) > clip).sum()), "num_timed": int((~np.isnan(logs)).sum())},
         figures={"log_speedup_clip": clip},
         describe=lambda totals: {"clipped_share": ratio(totals["num_clipped"], totals["num_timed"])},
@@ -45,10 +45,10 @@ def total_time_test(blocks: Blocks, policy: GatePolicy, before: Mapping[str, flo
     speculative one always, the baseline one where its size would favour the baseline's side of the bet.
     `before` are the totals of the hypothesis's earlier blocks.
     """
-    own, past = add_times(blocks), before or {}
-    base = own.sum_by_block(np.where(own.is_missing, 0.0, own.baseline_ms))
-    spec = own.sum_by_block(np.where(own.is_missing, 0.0, own.speculative_ms))
-    num_missing = own.sum_by_block(own.is_missing)
+    timed, past = add_times(blocks), before or {}
+    base = timed.sum_by_block(np.where(timed.is_missing, 0.0, timed.baseline_ms))
+    spec = timed.sum_by_block(np.where(timed.is_missing, 0.0, timed.speculative_ms))
+    num_missing = timed.sum_by_block(timed.is_missing)
     num_cap_blocks = min(len(base), TIME_CAP_BLOCKS - int(past.get("num_cap_blocks", 0)))
     cap_times = base[:num_cap_blocks][num_missing[:num_cap_blocks] == 0.0]
     totals: dict[str, float] = {
@@ -87,19 +87,19 @@ def total_time_test(blocks: Blocks, policy: GatePolicy, before: Mapping[str, flo
 
 def tail_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
     """Share of requests slowed by more than `tail_margin`; blocks, sums over n_max."""
-    own, slow_log, clip = add_times(blocks), -math.log1p(policy.tail_margin), policy.log_speedup_clip
-    logs = own.log_speedups
+    timed, slow_log, clip = add_times(blocks), -math.log1p(policy.tail_margin), policy.log_speedup_clip
+    logs = timed.log_speedups
     is_slowed = np.where(np.isnan(logs), np.nan, logs < slow_log)
-    smallest = np.full(len(own.units), np.inf)
-    np.minimum.at(smallest, own.places, np.where(np.isnan(logs), -clip, np.clip(logs, -clip, clip)))
+    smallest = np.full(len(timed.units), np.inf)
+    np.minimum.at(smallest, timed.places, np.where(np.isnan(logs), -clip, np.clip(logs, -clip, clip)))
     return BettingTest(
         "tail",
-        block_series(own, is_slowed, 0.0, 1.0, dependence=smallest),
+        block_series(timed, is_slowed, 0.0, 1.0, dependence=smallest),
         "block",
         best=0.0,
         below=policy.tail_share,
         disables=True,
-        num_missing=int(own.is_missing.sum()),
+        num_missing=int(timed.is_missing.sum()),
         totals={"num_slowed": int(np.nansum(is_slowed))},
         figures={"tail_margin": policy.tail_margin},
         describe=dict,

@@ -39,22 +39,22 @@ class RunTotals:
 
     def fold(self, blocks: Blocks) -> RunTotals:
         """The totals with these blocks added."""
-        own = add_times(blocks)
-        if not own.units:
+        timed = add_times(blocks)
+        if not timed.units:
             return self
-        runs = own.runs
-        measured = [m for m, is_without in zip(runs, own.is_missing.tolist(), strict=True) if not is_without]
+        runs = timed.runs
+        measured = [m for m, is_without in zip(runs, timed.is_missing.tolist(), strict=True) if not is_without]
         greedy = [m.run.parity for m in measured if m.is_greedy and m.run.parity is not None]
         known = [p for p in greedy if p.first_divergence is None or p.divergence_gap is not None]
         gaps = [p.divergence_gap for p in known if p.divergence_gap is not None]
         unknown = sum(m.run.parity is None or (not m.is_greedy and not _is_scored(m.run.parity)) for m in measured)
         num_greedy = sum(m.is_greedy for m in runs)
-        found = [unit.block.memory.get(unit.runs[0].run.fingerprint) for unit in own.units]
+        found = [unit.block.memory.get(unit.runs[0].run.fingerprint) for unit in timed.units]
         memory = [each for each in found if each is not None]
         displaced = [each.displaced_kv_tokens for each in memory]
         return replace(
             self,
-            num_blocks=self.num_blocks + len(own.units),
+            num_blocks=self.num_blocks + len(timed.units),
             num_requests=self.num_requests + len(runs),
             num_failed=self.num_failed + len(runs) - len(measured),
             num_greedy=self.num_greedy + num_greedy,
@@ -63,7 +63,7 @@ class RunTotals:
             num_known_greedy=self.num_known_greedy + len(known),
             num_diverging=self.num_diverging + sum(p.first_divergence is not None for p in known),
             largest_gaps=tuple(heapq.nlargest(MAX_GAPS, (*self.largest_gaps, *gaps))),
-            max_block_requests=max(self.max_block_requests, int(own.n_max.max())),
+            max_block_requests=max(self.max_block_requests, int(timed.n_max.max())),
             num_memory_blocks=self.num_memory_blocks + len(memory),
             displaced_kv_tokens_total=self.displaced_kv_tokens_total + sum(displaced),
             max_displaced_kv_tokens=max([*displaced, self.max_displaced_kv_tokens or 0])

@@ -21,6 +21,7 @@ from datetime import UTC, datetime, timedelta
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.types import (
+    ARRIVING,
     Arrival,
     FunnelCounter,
     OpenBlock,
@@ -30,9 +31,6 @@ from shadowspec.types import (
     StoredBlock,
     StoredRecord,
 )
-
-# Records that were usable traffic, whatever was then done with them.
-CLUSTERED = frozenset({FunnelCounter.MEASURED, FunnelCounter.FAILED, FunnelCounter.SAMPLED_OUT, FunnelCounter.SHED})
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -138,9 +136,9 @@ def in_event_order(records: Iterable[StoredRecord]) -> list[tuple[datetime, Stor
     for record in records:
         if record.event_time is not None and record.counter is not FunnelCounter.MALFORMED:
             timed.append((record.event_time, record))
-        elif record.counter in CLUSTERED:
+        elif record.counter in ARRIVING:
             raise InputError(f"record {record.key} of endpoint {record.endpoint} has no event time")
-        if record.counter in CLUSTERED and record.slice_key is None:
+        if record.counter in ARRIVING and record.slice_key is None:
             raise InputError(f"record {record.key} of endpoint {record.endpoint} has no slice")
     timed.sort(key=lambda pair: pair[1].key)
     timed.sort(key=lambda pair: pair[0])
@@ -236,9 +234,9 @@ def take_blocks(
     for run in runs:
         new[run.block_id].append(run.key)
     entered, begun = {}, {}
-    for block_id, own in before.items():
-        if block_id not in new and is_known(own.newest, closed_by) and len(own.runs) >= num_runs(block_id):
-            entered[block_id] = own.newest
+    for block_id, block in before.items():
+        if block_id not in new and is_known(block.newest, closed_by) and len(block.runs) >= num_runs(block_id):
+            entered[block_id] = block.newest
     for block_id, keys in new.items():
         joined = _join(before.get(block_id), keys, [event_times[key] for key in keys])
         if is_known(joined.newest, closed_by) and len(joined.runs) >= num_runs(block_id):

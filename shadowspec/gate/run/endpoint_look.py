@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.folding import Rules
 from shadowspec.gate.run.state import EndpointState, RunEvidence, clustering_id
 from shadowspec.gate.run.traffic_counts import traffic_of
-from shadowspec.gate.run.trial_levels import (
+from shadowspec.gate.verdict.composition import compose_endpoint, group_key
+from shadowspec.gate.verdict.decision import Hypothesis
+from shadowspec.gate.verdict.lifecycle import next_evidence, standing_decision
+from shadowspec.gate.verdict.trial_levels import (
     HypothesisId,
     assign_trials,
     current_configs,
@@ -19,9 +22,6 @@ from shadowspec.gate.run.trial_levels import (
     hypothesis_id,
     superseded_rows,
 )
-from shadowspec.gate.verdict.composition import compose_endpoint, group_key
-from shadowspec.gate.verdict.decision import Hypothesis, restarted_states
-from shadowspec.gate.verdict.lifecycle import next_evidence, standing_decision
 from shadowspec.types import Decision, FingerprintedConfig, Trial
 
 
@@ -87,29 +87,32 @@ class EndpointLook:
         ]
 
         # 2. Runs and their levels, in the order of entry.
-        entries = {key: state.clusterings[clustering_id(rules.of(key))].entries.get(key[0]) for key in keys}
-        positions = {key: None if entry is None else entry.position for key, entry in entries.items()}
         standing = list(rules.previous.values())
-        trials = assign_trials(entered_in_order(positions, current, standing), current, standing, rules.policy)
+        trials = assign_trials(self.entered(keys, standing), current, standing, rules.policy)
 
         # 3. Each with its own evidence.
-        looks = {}
-        for key in keys:
-            policy, trial, own = rules.of(key), trials.get(key), self.evidence.get(key)
-            evidence = own.evidence if own else HypothesisEvidence()
-            looks[key] = Look(
-                hypothesis=Hypothesis(self.endpoint, key[0], key[1], current[key[2]], self._replaced_by(trial)),
-                evidence=with_counts(evidence, state, key, policy, trial, self.known_until),
-                policy=policy,
-                trial=trial,
-                has_entered=key in trials,
-                previous=rules.previous.get(key),
-            )
-        return looks
+        return {key: self.look_at(key, trials.get(key), has_entered=key in trials) for key in keys}
 
-    def _replaced_by(self, trial: Trial | None) -> FingerprintedConfig | None:
-        """The config whose verdict a run supersedes, where it supersedes one."""
-        return None if trial is None or trial.supersedes is None else self.configs.get(trial.supersedes)
+    def entered(self, keys: Iterable[HypothesisId], standing: Sequence[Decision]) -> list[HypothesisId]:
+        """Those of the hypotheses that have entered, in the order of entry; `standing` are their latest decisions."""
+        clusterings = {key: self.state.clusterings[clustering_id(self.rules.of(key))] for key in keys}
+        entries = {key: progress.entries.get(key[0]) for key, progress in clusterings.items()}
+        positions = {key: None if entry is None else entry.position for key, entry in entries.items()}
+        return entered_in_order(positions, self.configs, standing)
+
+    def look_at(self, key: HypothesisId, trial: Trial | None, *, has_entered: bool) -> Look:
+        """One hypothesis in its run."""
+        policy, folded = self.rules.of(key), self.evidence.get(key)
+        evidence = folded.evidence if folded else HypothesisEvidence()
+        replaces = None if trial is None or trial.supersedes is None else self.configs.get(trial.supersedes)
+        return Look(
+            hypothesis=Hypothesis(self.endpoint, key[0], key[1], self.configs[key[2]], replaces),
+            evidence=with_counts(evidence, self.state, key, policy, trial, self.known_until),
+            policy=policy,
+            trial=trial,
+            has_entered=has_entered,
+            previous=self.rules.previous.get(key),
+        )
 
     def decide(self, now: datetime) -> Decided:
         """Decisions on every slice and the endpoint as a whole, at each load and with each config that is current.
@@ -121,23 +124,26 @@ class EndpointLook:
         looks = self.looks()
         decisions, changed = [], {}
         for key, look in looks.items():
-            own = self.evidence.get(key)
+            evidence = self.evidence.get(key)
             decision = look.decide(now)
             decisions.append(decision)
-            if own is not None and (after := evidence_after(own, decision)) is not own:
+            if evidence is not None and (after := evidence_after(evidence, decision)) is not evidence:
                 changed[key] = after
 
         # 2. What only all of them together can say, and what they replace.
-        rules, standing = self.rules, list(self.rules.previous.values())
-        trials = {key: look.trial for key, look in looks.items() if look.has_entered}
-        previous = {group_key(row): row for row in standing if not row.slice_key}
-        traffic = traffic_of(self.state.traffic, rules.policy, self.known_until)
-        replaced = superseded_rows(trials, self.configs, standing, now)
+        superseding = {key: look.trial for key, look in looks.items() if look.trial and look.trial.supersedes}
+        replaced = superseded_rows(superseding, self.configs, self.rules.previous, now) if superseding else []
         for row in replaced:
             key = hypothesis_id(row)
             if key in self.evidence:
                 changed[key] = evidence_after(self.evidence[key], row)
-        return Decided((*compose_endpoint(decisions, previous, traffic, rules.policy), *replaced), changed)
+        return Decided((*self.compose(decisions), *replaced), changed)
+
+    def compose(self, decisions: Sequence[Decision]) -> list[Decision]:
+        """The decisions of this look with what only all of them together can say."""
+        previous = {group_key(row): row for row in self.rules.previous.values() if not row.slice_key}
+        traffic = traffic_of(self.state.traffic, self.rules.policy, self.known_until)
+        return compose_endpoint(decisions, previous, traffic, self.rules.policy)
 
 
 def with_counts(
@@ -162,9 +168,28 @@ def with_counts(
     )
 
 
+def look_again(
+    decision: Decision, evidence: HypothesisEvidence, config: FingerprintedConfig, policy: GatePolicy
+) -> Look:
+    """The look of a decision under another policy, as if none came before; what is counted of its slice, it has."""
+    counted = decision.evidence
+    evidence = replace(
+        evidence,
+        num_closed_clusters=counted.num_closed_clusters,
+        num_lost=counted.num_lost,
+        num_members=counted.num_members,
+        num_late=counted.num_late,
+        num_left_out=counted.num_left_out,
+        num_dominant_keys=counted.num_dominant_keys,
+        newest_event=counted.newest_record,
+    )
+    hypothesis = Hypothesis(decision.endpoint, decision.slice_key, decision.concurrency, config)
+    return Look(hypothesis, evidence, policy, decision.run, has_entered=decision.run is not None, previous=None)
+
+
 def evidence_after(before: RunEvidence, decision: Decision) -> RunEvidence:
-    """What the next fold goes on from: tests begun anew, detectors started, or nothing of a run that ended."""
+    """What the next fold continues from: tests restarted, detectors started, or nothing of a run that ended."""
     restarted = before.evidence.restart(restarted_states(decision))
     after = next_evidence(restarted, decision)
-    is_same = after is restarted and all(own is restarted.tests[name] for name, own in before.evidence.tests.items())
+    is_same = after is restarted and all(test is restarted.tests[name] for name, test in before.evidence.tests.items())
     return before if is_same else replace(before, evidence=after)

@@ -37,40 +37,40 @@ def next_plan(offsets: Offsets, cursors: Sequence[Span], limit: int = OFFSETS_AT
     pending = without(merge_spans(offsets.finished_spans()), cursors)
     width = max(limit // max(len(pending), 1), 1)
     spans, unfinished = [], set()
-    for own in pending:
-        first = offsets.first_offset(own)
-        until = own.stop if first is None else min(own.stop, first + width)
-        spans.append(replace(own, stop=until))
-        if until < own.stop:
-            unfinished.add((own.source, own.partition))
+    for span in pending:
+        first = offsets.first_offset(span)
+        until = span.stop if first is None else min(span.stop, first + width)
+        spans.append(replace(span, stop=until))
+        if until < span.stop:
+            unfinished.add((span.source, span.partition))
     return Plan(tuple(spans), frozenset(unfinished), offsets.ended_places() & unfinished)
 
 
 def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
     """The same offsets as spans that neither meet nor overlap, sorted."""
     found: list[Span] = []
-    for own in sorted(span for span in spans if span.start < span.stop):
+    for item in sorted(span for span in spans if span.start < span.stop):
         last = found[-1] if found else None
-        if last is not None and _place(last) == _place(own) and own.start <= last.stop:
-            found[-1] = replace(last, stop=max(last.stop, own.stop))
+        if last is not None and _place(last) == _place(item) and item.start <= last.stop:
+            found[-1] = replace(last, stop=max(last.stop, item.stop))
         else:
-            found.append(own)
+            found.append(item)
     return tuple(found)
 
 
 def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
     """The offsets of `spans` that lie in none of `taken`, as spans."""
     by_place: dict[Place, list[Span]] = defaultdict(list)
-    for own in merge_spans(taken):
-        by_place[_place(own)].append(own)
+    for merge_span in merge_spans(taken):
+        by_place[_place(merge_span)].append(merge_span)
     found = []
-    for own in merge_spans(spans):
-        start = own.start
-        for each in by_place[_place(own)]:
-            if start < each.stop and each.start < own.stop:
-                found.append(replace(own, start=start, stop=each.start))
+    for merge_span in merge_spans(spans):
+        start = merge_span.start
+        for each in by_place[_place(merge_span)]:
+            if start < each.stop and each.start < merge_span.stop:
+                found.append(replace(merge_span, start=start, stop=each.start))
                 start = each.stop
-        found.append(replace(own, start=start))
+        found.append(replace(merge_span, start=start))
     return tuple(span for span in found if span.start < span.stop)
 
 
@@ -78,9 +78,9 @@ def membership(spans: Iterable[Span]) -> Callable[[Place, int], bool]:
     """Tells whether the offset of a place lies in one of the spans."""
     starts: dict[Place, list[int]] = defaultdict(list)
     stops: dict[Place, list[int]] = defaultdict(list)
-    for own in merge_spans(spans):
-        starts[_place(own)].append(own.start)
-        stops[_place(own)].append(own.stop)
+    for span in merge_spans(spans):
+        starts[_place(span)].append(span.start)
+        stops[_place(span)].append(span.stop)
 
     def is_in(place: Place, offset: int) -> bool:
         position = bisect_right(starts.get(place, ()), offset) - 1

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from shadowspec.errors import InputError
 from shadowspec.gate.evidence.clusters import ClusterProgress, step
+from shadowspec.gate.evidence.hypothesis import fold_in_run
 from shadowspec.gate.evidence.units import (
-    CLUSTERED,
     BlockUnit,
     Cluster,
     ClusterUnit,
@@ -24,10 +24,19 @@ from shadowspec.gate.evidence.units import (
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.fold_spans import membership
 from shadowspec.gate.run.gate_store import OpenUnits, Place, Rows
-from shadowspec.gate.run.state import EndpointState, RunEvidence, clustering_id, fold_in_run, new_evidence
-from shadowspec.gate.run.trial_levels import HypothesisId
-from shadowspec.gate.verdict.trial import Seen
-from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, Span, StoredBlock, StoredRecord
+from shadowspec.gate.run.state import EndpointState, RunEvidence, clustering_id, new_evidence
+from shadowspec.gate.verdict.trial_levels import HypothesisId, Seen, frozen_policy, hypothesis_id
+from shadowspec.types import (
+    ARRIVING,
+    Decision,
+    FunnelCounter,
+    OpenBlock,
+    RecordKey,
+    Run,
+    Span,
+    StoredBlock,
+    StoredRecord,
+)
 
 LOST = frozenset({FunnelCounter.FAILED, FunnelCounter.SHED})
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)  # the watermark of who knows of no time
@@ -52,6 +61,8 @@ class Completed:
     num_records: int
     num_runs: int
     new_dominant: bool = False
+    open_blocks: Mapping[str, OpenBlock] = field(default_factory=dict)  # as they are now
+    entered_blocks: Collection[str] = ()  # those that were open before
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +73,16 @@ class Rules:
     by_hypothesis: Mapping[HypothesisId, GatePolicy]
     previous: Mapping[HypothesisId, Decision]  # the latest decisions
 
+    @classmethod
+    def under(cls, policy: GatePolicy, decisions: Iterable[Decision]) -> Rules:
+        """The rules of `policy` where these are the latest decisions: what has entered keeps its frozen parameters."""
+        previous = {hypothesis_id(row): row for row in decisions}
+        return cls(policy, {key: frozen_policy(policy, row) for key, row in previous.items()}, previous)
+
     @property
     def clusterings(self) -> dict[str, GatePolicy]:
         """A policy for each clustering."""
-        return {clustering_id(own): own for own in (self.policy, *self.by_hypothesis.values())}
+        return {clustering_id(policy): policy for policy in (self.policy, *self.by_hypothesis.values())}
 
     def of(self, key: HypothesisId) -> GatePolicy:
         """The policy of a hypothesis."""
@@ -133,24 +150,33 @@ class Folding:
 
         # 3. Units by hypothesis.
         clusters = self._cluster_units(entered)
-        times = {record.key: record.event_time for record in records if record.event_time is not None}
-        blocks = self._block_units(new, times, closed_by)
-        units = {key: Units(clusters.get(key, ()), blocks.get(key, ())) for key in sorted({*clusters, *blocks})}
         after = self._state_after(state, clusterings, records, runs)
-        return Completed(after, units, entered, closed_by, len(records), len(runs))
+        times = {record.key: record.event_time for record in records if record.event_time is not None}
+        blocks, open_blocks, entered_blocks = self._block_units(new, times, closed_by)
+        units = {key: Units(clusters.get(key, ()), blocks.get(key, ())) for key in sorted({*clusters, *blocks})}
+        return Completed(
+            after,
+            units,
+            entered,
+            closed_by,
+            len(records),
+            len(runs),
+            open_blocks=open_blocks,
+            entered_blocks=entered_blocks,
+        )
 
     def fold(self, key: HypothesisId, run_evidence: RunEvidence | None, units: Units) -> RunEvidence:
         """The evidence of a hypothesis with these units, those left out that belong to runs before its current one."""
         policy, previous = self._rules.of(key), self._rules.previous.get(key)
-        own = run_evidence or new_evidence(policy, previous)
-        num_skipped = min(own.skip_clusters, len(units.clusters)), min(own.skip_blocks, len(units.blocks))
+        evidence = run_evidence or new_evidence(policy, previous)
+        num_skipped = min(evidence.skip_clusters, len(units.clusters)), min(evidence.skip_blocks, len(units.blocks))
         clusters, blocks = units.clusters[num_skipped[0] :], units.blocks[num_skipped[1] :]
         in_run = previous if previous is not None and not previous.ends_run else None
         return replace(
-            own,
-            evidence=fold_in_run(own.evidence, clusters, blocks, policy, in_run),
-            skip_clusters=own.skip_clusters - num_skipped[0],
-            skip_blocks=own.skip_blocks - num_skipped[1],
+            evidence,
+            evidence=fold_in_run(evidence.evidence, clusters, blocks, policy, in_run),
+            skip_clusters=evidence.skip_clusters - num_skipped[0],
+            skip_blocks=evidence.skip_blocks - num_skipped[1],
         )
 
     def _read_blocks(self, block_ids: Iterable[str]) -> None:
@@ -178,12 +204,14 @@ class Folding:
         return self._clusterings[key]
 
     def _key_counts(self, slice_key: str, until: datetime, cursors: Sequence[Span]) -> Counter[str]:
-        found, is_folded = self._rows.key_columns(slice_key, until, CLUSTERED), membership(cursors)
+        found, is_folded = self._rows.key_columns(slice_key, until, ARRIVING), membership(cursors)
         return Counter(key_from(session, user) for place, offset, session, user in found if is_folded(place, offset))
 
     def _cluster_units(self, entered: Mapping[str, Sequence[Cluster]]) -> dict[HypothesisId, list[ClusterUnit]]:
         known = self._measured
-        earlier = {key for own in entered.values() for cluster in own for key in cluster.members if key not in known}
+        earlier = {
+            key for clusters in entered.values() for cluster in clusters for key in cluster.members if key not in known
+        }
         before: dict[RecordKey, list[MeasuredRun]] = defaultdict(list)
         for measured in self._earlier(earlier):
             before[measured.run.key].append(measured)
@@ -192,13 +220,13 @@ class Folding:
         for clustering, clusters in entered.items():
             concerned: dict[HypothesisId, list[list[ClusterUnit]]] = {}  # by slice, load and config
             for cluster in clusters:
-                own: dict[HypothesisId, list[MeasuredRun]] = {}
+                runs_by_hypothesis: dict[HypothesisId, list[MeasuredRun]] = {}
                 for key in cluster.members:
                     for measured in known.get(key) or before.get(key, nothing):
                         run = measured.run
                         place = cluster.slice_key, blocks[run.block_id][0].concurrency, run.fingerprint
-                        own.setdefault(place, []).append(measured)
-                for place, runs in own.items():
+                        runs_by_hypothesis.setdefault(place, []).append(measured)
+                for place, runs in runs_by_hypothesis.items():
                     if place not in concerned:
                         concerned[place] = [
                             units[each] for each in {("", *place[1:]), place} if self._clustering_of(each) == clustering
@@ -206,23 +234,22 @@ class Folding:
                     unit = ClusterUnit(cluster, tuple(runs))
                     for each in concerned[place]:
                         each.append(unit)
-        return {place: own for place, own in units.items() if own}
+        return {place: cluster_units for place, cluster_units in units.items() if cluster_units}
 
     def _block_units(
         self, measured: Sequence[MeasuredRun], event_times: Mapping[RecordKey, datetime], closed_by: datetime | None
-    ) -> dict[HypothesisId, list[BlockUnit]]:
-        """The blocks that enter, in their order; what came of the others is kept."""
+    ) -> tuple[dict[HypothesisId, list[BlockUnit]], Mapping[str, OpenBlock], Collection[str]]:
+        """The blocks that enter, in their order; the others as they are now; and which of those known before enter."""
         before = self._units.open_blocks()
-        self._read_blocks(name for name, own in before.items() if is_known(own.newest, closed_by))
-        new = [own.run for own in measured]
+        self._read_blocks(name for name, block in before.items() if is_known(block.newest, closed_by))
+        new = [measured_run.run for measured_run in measured]
         result = take_blocks(before, new, event_times, lambda name: self._blocks[name][1], closed_by)
         ended = result.entered.keys() & before.keys()
-        self._units.save_open_blocks(result.begun, ended)
         earlier = self._earlier({key for block_id in ended for key in before[block_id].runs})
         by_fingerprint: dict[str, dict[RecordKey, MeasuredRun]] = defaultdict(dict)
         entered: dict[str, StoredBlock] = {}
-        for own, names in ((measured, result.entered.keys()), (earlier, ended)):
-            for each in own:
+        for measured_runs, names in ((measured, result.entered.keys()), (earlier, ended)):
+            for each in measured_runs:
                 run = each.run
                 if run.block_id in names:
                     by_fingerprint[run.fingerprint][run.key] = each
@@ -232,7 +259,7 @@ class Folding:
             for unit in block_units(entered.values(), runs, result.entered):
                 for slice_key in {"", unit.block.slice_key}:
                     units[slice_key, unit.block.concurrency, fingerprint].append(unit)
-        return units
+        return units, result.begun, ended
 
     def _state_after(
         self,
@@ -251,8 +278,8 @@ class Folding:
         seen = dict(state.seen)
         for fingerprint, times in started.items():
             first, last = min(times), max(times)
-            own = seen.get(fingerprint, Seen(first, last))
-            seen[fingerprint] = Seen(min(own.first, first), max(own.last, last))
+            earlier = seen.get(fingerprint, Seen(first, last))
+            seen[fingerprint] = Seen(min(earlier.first, first), max(earlier.last, last))
         return replace(
             state,
             slices=dict(slices),

@@ -16,8 +16,9 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import EndpointLook
 from shadowspec.gate.run.fold_spans import Plan, merge_spans, next_plan
 from shadowspec.gate.run.folding import NEVER, Completed, Folding, Rules
-from shadowspec.gate.run.gate_store import EvidenceStore, GateSession, RehearsalStore
+from shadowspec.gate.run.gate_store import EvidenceStore, GateSession
 from shadowspec.gate.run.state import (
+    FOLD_VERSION,
     EndpointState,
     RunEvidence,
     decode_evidence,
@@ -29,13 +30,13 @@ from shadowspec.gate.run.state import (
     new_progress,
     new_state,
 )
-from shadowspec.gate.run.trial_levels import HypothesisId, frozen_policy, hypothesis_id
-from shadowspec.gate.verdict.trial import is_superseded
+from shadowspec.gate.verdict.trial_levels import HypothesisId, is_superseded
 from shadowspec.gc_control import gc_paused
 from shadowspec.types import (
     Decision,
     Fold,
     Span,
+    StoredEvidence,
     Watermark,
 )
 
@@ -56,7 +57,7 @@ def run_gate(
     However many gates run at once, each unit enters the evidence once: each endpoint is folded under its lock.
 
     Raises:
-        InputError: rows contradict each other, or rows that must be folded anew are gone.
+        InputError: rows contradict each other, or rows that must be folded again are gone.
     """
     decisions: list[Decision] = []
     for endpoint, policy in policy_by_endpoint.items():
@@ -69,33 +70,6 @@ def run_gate(
                     with gc_paused(), store.evidence_session(endpoint) as session:
                         gate.step(session)
                 except BeginsAnewError as error:  # nothing of this fold was kept
-                    gate.begins = error.begins
-        decisions += gate.decisions
-    return decisions
-
-
-def rehearse_gate(
-    store: RehearsalStore,
-    policy_by_endpoint: Mapping[str, GatePolicy],
-    *,
-    input_ended: bool | None = None,
-    now: datetime | None = None,
-) -> list[Decision]:
-    """The decisions that `run_gate` would append: everything is folded and decided, and then undone.
-
-    Raises:
-        InputError: as of `run_gate`.
-    """
-    decisions: list[Decision] = []
-    for endpoint, policy in policy_by_endpoint.items():
-        gate = EndpointGate(endpoint, policy, None, None, input_ended, now or datetime.now(UTC))
-        with store.endpoint_lock(endpoint):
-            while not gate.has_decided:
-                try:
-                    with store.evidence_rehearsal(endpoint) as new_session:
-                        while not gate.has_decided:
-                            gate.step(new_session())
-                except BeginsAnewError as error:
                     gate.begins = error.begins
         decisions += gate.decisions
     return decisions
@@ -131,7 +105,7 @@ class EndpointGate:
         self._loads, self._fingerprints, self._input_ended = loads, fingerprints, input_ended
         self.decisions: list[Decision] = []
         self.has_decided = False
-        self.begins: Mapping[str, Any] | None = None  # the next fold begins anew from this
+        self.begins: Mapping[str, Any] | None = None  # the next fold restarts from this
 
     def step(self, session: GateSession) -> None:
         """Fold the next part within this transaction; if it was the last one, decide."""
@@ -146,7 +120,7 @@ class EndpointGate:
         # The watermark comes first: what it promises is then below the ledger's places.
         mark = session.watermark()
         is_ended = mark.is_ended if self._input_ended is None else self._input_ended
-        rules = self._rules(session)
+        rules = Rules.under(self._policy, session.latest_decisions())
         state, evidence, cursors, begins = self._load_progress(session, rules)
         plan = next_plan(session, cursors)
         after = merge_spans((*cursors, *plan.spans))
@@ -170,53 +144,46 @@ class EndpointGate:
             configs = session.fingerprints()
             wanted = completed.state.seen if self._fingerprints is None else self._fingerprints
             loads = sorted(completed.state.loads) if self._loads is None else self._loads
-            own = {fingerprint: configs[fingerprint] for fingerprint in wanted}
-            look = EndpointLook(self.endpoint, completed.state, evidence, part.rules, own, loads, part.mark.time)
+            wanted_configs = {fingerprint: configs[fingerprint] for fingerprint in wanted}
+            look = EndpointLook(
+                self.endpoint, completed.state, evidence, part.rules, wanted_configs, loads, part.mark.time
+            )
             decided = look.decide(self._now)
-            decisions = tuple(held_back(decision, part.mark) for decision in decided.decisions)
+            decisions = tuple(note_held_watermark(decision, part.mark) for decision in decided.decisions)
             changed |= decided.changed
 
         # 3. Keep all of it.
+        session.save_open_blocks(completed.open_blocks, completed.entered_blocks)
         session.save_evidence([encode_evidence(key, changed[key]) for key in sorted(changed)])
         fold_id = session.append(self._fold(plan, completed, part.begins), encode_state(completed.state), part.cursors)
         if not plan.unfinished:
             ids = session.append_decisions(decisions, fold_id)
             named = zip(decisions, ids, strict=True)
-            self.decisions = [replace(decision, decision_id=own) for decision, own in named]
+            self.decisions = [replace(decision, decision_id=number) for decision, number in named]
             self.has_decided = True
         self.begins = None
 
-    def _rules(self, session: GateSession) -> Rules:
-        previous = {hypothesis_id(row): row for row in session.latest_decisions()}
-        return Rules(self._policy, {key: frozen_policy(self._policy, row) for key, row in previous.items()}, previous)
-
     def _load_progress(
         self, session: GateSession, rules: Rules
-    ) -> tuple[EndpointState, dict[HypothesisId, RunEvidence], tuple[Span, ...], Mapping[str, Any] | None]:
-        """State, evidence and cursors to go on from; and what they begin anew from, if they do."""
+    ) -> tuple[EndpointState, Mapping[HypothesisId, RunEvidence], tuple[Span, ...], Mapping[str, Any] | None]:
+        """State, evidence and cursors to go on from; and what they restart from, if they do."""
         progress, begins = session.progress, self.begins
         if progress is None:  # the first fold, or the first again with keys cut
             return new_state(begins or {}, rules.clusterings), {}, (), begins or {}
-        stored = session.evidence()
-        reason: str | None = "keys that dominate their slice must be cut"
-        if not is_readable(progress.document, stored):
-            reason = "another version of ShadowSpec wrote it"
-            begins = {} if begins is None else begins
-        elif begins is None:
-            state = decode_state(progress.document)
-            evidence = {(each.slice_key, each.concurrency, each.fingerprint): decode_evidence(each) for each in stored}
-            reason = _find_refold_reason(state, evidence, rules)
-            if reason is None:
-                return state, evidence, progress.cursors, None
-            begins = _restart_progress(state)
+        loaded = load_evidence(progress.document, session.evidence(), rules)
+        reason = loaded.refold_reason
+        if begins is None and reason is None:
+            return loaded.state, loaded.evidence, progress.cursors, None
+        begins = loaded.restart if begins is None else begins
+        reason = reason or "keys that dominate their slice must be cut"
         left, folded = session.num_rows(progress.cursors), session.num_folded()
         if left[0] < folded[0] or left[1] < folded[1]:
             raise InputError(
-                f"the evidence of endpoint {self.endpoint} must be folded anew ({reason}), but rows that it rests on "
+                f"the evidence of endpoint {self.endpoint} must be folded again ({reason}), but rows that it rests on "
                 f"have been removed by retention: {left[0]} of {folded[0]} records and {left[1]} of {folded[1]} runs "
                 "are left"
             )
-        session.begin_anew()
+        session.discard_evidence()
         return new_state(begins, rules.clusterings), {}, (), begins
 
     def _fold(self, plan: Plan, completed: Completed, begins: Mapping[str, Any] | None) -> Fold:
@@ -225,13 +192,13 @@ class EndpointGate:
             closed_by=completed.closed_by,
             num_records=completed.num_records,
             num_runs=completed.num_runs,
-            parameters=asdict(self._policy),
+            parameters={"version": FOLD_VERSION, **asdict(self._policy)},
             folded_at=self._now,
             begins=begins,
         )
 
 
-def held_back(decision: Decision, mark: Watermark) -> Decision:
+def note_held_watermark(decision: Decision, mark: Watermark) -> Decision:
     """The decision, with what holds the watermark back where something does."""
     if mark.held_by is None or is_superseded(decision):
         return decision
@@ -242,24 +209,46 @@ class BeginsAnewError(Exception):
     """Leaves a transaction of which nothing may be kept."""
 
     def __init__(self, begins: Mapping[str, Any]) -> None:
-        super().__init__("the evidence begins anew")
+        super().__init__("the evidence restarts")
         self.begins = begins
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedEvidence:
+    """Stored evidence; with a `refold_reason` it may not be gone on from, and is folded again from `restart`."""
+
+    state: EndpointState
+    evidence: Mapping[HypothesisId, RunEvidence]
+    refold_reason: str | None
+    restart: Mapping[str, Any]
+
+
+def load_evidence(document: Mapping[str, Any], stored: Sequence[StoredEvidence], rules: Rules) -> LoadedEvidence:
+    """The state and the evidence that were stored, and why they may not be gone on from under `rules`, if so."""
+    if not is_readable(document, stored):
+        return LoadedEvidence(EndpointState(), {}, "another version of ShadowSpec wrote it", {})
+    state = decode_state(document)
+    evidence = {(each.slice_key, each.concurrency, each.fingerprint): decode_evidence(each) for each in stored}
+    return LoadedEvidence(state, evidence, _find_refold_reason(state, evidence, rules), _restart_progress(state))
+
+
 def _find_refold_reason(state: EndpointState, evidence: Mapping[HypothesisId, RunEvidence], rules: Rules) -> str | None:
-    """Why the evidence must be folded anew; None if it need not be."""
+    """Why the evidence must be folded again; None if it need not be."""
     if not rules.clusterings.keys() <= state.clusterings.keys():
         return "the policy makes other clusters"
-    for key, own in evidence.items():
+    for key, run_evidence in evidence.items():
         previous = rules.previous.get(key)
         has_entered = previous is not None and previous.run is not None
-        if not has_entered and own.parameters != evidence_parameters(rules.of(key)):
+        if not has_entered and run_evidence.parameters != evidence_parameters(rules.of(key)):
             return "the policy of hypotheses that have not entered was changed"
     return None
 
 
 def _restart_progress(state: EndpointState) -> Mapping[str, Any]:
     return new_progress(
-        {clustering: own.entries if own.dominant else {} for clustering, own in state.clusterings.items()},
-        {clustering: own.dominant for clustering, own in state.clusterings.items()},
+        {
+            clustering: progress.entries if progress.dominant else {}
+            for clustering, progress in state.clusterings.items()
+        },
+        {clustering: progress.dominant for clustering, progress in state.clusterings.items()},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Protocol
@@ -52,13 +52,13 @@ class Rows(Protocol):
 
 
 class OpenUnits(Protocol):
-    """Units that are begun and not in evidence yet."""
+    """Units that are started and not in evidence yet."""
 
     def keys(self, clustering: str) -> KeyTable:
         """The open keys of one clustering."""
 
     def open_blocks(self) -> dict[str, OpenBlock]:
-        """The blocks that were begun and are in no evidence yet, by id."""
+        """The blocks that were started and are in no evidence yet, by id."""
 
     def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:
         """Keep blocks as they are now, and forget those that entered."""
@@ -91,7 +91,7 @@ class GateSession(Rows, OpenUnits, Offsets, Protocol):
         """Stored records and runs of the endpoint in the spans."""
 
     def num_folded(self) -> tuple[int, int]:
-        """Records and runs that the folds took in since the evidence last began anew."""
+        """Records and runs that the folds took in since the evidence last restarted."""
 
     def fingerprints(self) -> dict[str, FingerprintedConfig]:
         """Every config measured."""
@@ -105,7 +105,7 @@ class GateSession(Rows, OpenUnits, Offsets, Protocol):
     def save_evidence(self, changed: Sequence[StoredEvidence]) -> None:
         """Keep evidence."""
 
-    def begin_anew(self) -> None:
+    def discard_evidence(self) -> None:
         """Forget everything that was folded."""
 
     def append(self, fold: Fold, document: Mapping[str, Any], cursors: Sequence[Span]) -> int:
@@ -120,16 +120,6 @@ class EvidenceStore(Protocol):
 
     def evidence_session(self, endpoint: str) -> AbstractContextManager[GateSession]:
         """A transaction that commits at the end, or leaves nothing behind if an exception leaves it."""
-
-    def endpoint_lock(self, endpoint: str) -> AbstractContextManager[object]:
-        """Held by one gate at a time."""
-
-
-class RehearsalStore(Protocol):
-    """What a rehearsal needs of a store."""
-
-    def evidence_rehearsal(self, endpoint: str) -> AbstractContextManager[Callable[[], GateSession]]:
-        """Makes sessions of one transaction, each of which sees what those before it did; all of it is undone."""
 
     def endpoint_lock(self, endpoint: str) -> AbstractContextManager[object]:
         """Held by one gate at a time."""

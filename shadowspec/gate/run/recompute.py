@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -10,22 +9,24 @@ from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 from shadowspec.errors import InputError, NoDataError
+from shadowspec.gate.evidence import codec
 from shadowspec.gate.evidence.clusters import KeyTable, MemoryKeys
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.endpoint_look import evidence_after, with_counts
+from shadowspec.gate.run.endpoint_look import EndpointLook, evidence_after
 from shadowspec.gate.run.fold_spans import merge_spans
 from shadowspec.gate.run.folding import Completed, Folding, Rules
 from shadowspec.gate.run.gate_store import Rows
-from shadowspec.gate.run.state import EndpointState, RunEvidence, clustering_id, new_state
-from shadowspec.gate.run.traffic_counts import traffic_of
-from shadowspec.gate.run.trial_levels import frozen_policy, hypothesis_id
-from shadowspec.gate.verdict.composition import compose_endpoint, group_key
-from shadowspec.gate.verdict.decision import Hypothesis
-from shadowspec.gate.verdict.lifecycle import standing_decision
-from shadowspec.gate.verdict.trial import is_superseded, recipe_note, supersede, with_level
+from shadowspec.gate.run.state import FOLD_VERSION, EndpointState, RunEvidence, new_state
+from shadowspec.gate.verdict.trial_levels import (
+    frozen_policy,
+    hypothesis_id,
+    is_superseded,
+    recipe_note,
+    supersede,
+    with_level,
+)
 from shadowspec.types import Decision, Figure, FingerprintedConfig, Fold, OpenBlock, Span
-from shadowspec.types.decision_documents import TEST_FIELDS, shown_details, shown_test_details
+from shadowspec.types.decision_documents import TEST_FIELDS, decision_figures, shown_figure, shown_test_details
 
 TOLERANCE = 1e-9  # relative, and absolute about 0: sums are stored, read and added in the same order
 
@@ -90,7 +91,7 @@ class MemoryUnits:
         return self._keys.setdefault(clustering, MemoryKeys())
 
     def open_blocks(self) -> dict[str, OpenBlock]:
-        """The blocks that were begun and are in no evidence yet, by id."""
+        """The blocks that were started and are in no evidence yet, by id."""
         return dict(self._blocks)
 
     def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:
@@ -181,39 +182,28 @@ class _Replay:
         """The policy as it was, for this hypothesis alone: others' clusters do not bear on it."""
         assert fold.fold_id is not None, "a fold that was read has its id"
         before = [row for fold_id, row in self._history if fold_id < fold.fold_id]
-        policy = frozen_policy(policy_of(fold), before[-1] if before else None)
-        return Rules(policy, {self._key: policy}, {self._key: before[-1]} if before else {})
+        return Rules.under(frozen_policy(policy_of(fold), before[-1] if before else None), before[-1:])
 
     def _decide(self, state: EndpointState, run_evidence: RunEvidence | None, fold: Fold) -> Decision:
-        decision, previous = self._target, self._history[-1][1] if self._history else None
-        rules = self._rules(fold)
-        policy, known_until = rules.of(self._key), decision.evidence.newest_record
-        trial = None if decision.run is None else with_level(decision.run)
-        evidence = run_evidence.evidence if run_evidence is not None else HypothesisEvidence()
-        configs = self._rows.fingerprints()
-        replaces = configs.get(trial.supersedes) if trial is not None and trial.supersedes is not None else None
-        own = standing_decision(
-            Hypothesis(
-                decision.endpoint, decision.slice_key, decision.concurrency, configs[decision.fingerprint], replaces
-            ),
-            with_counts(evidence, state, self._key, policy, trial, known_until),
-            policy,
-            trial=trial,
-            has_entered=trial is not None or decision.slice_key in state.clusterings[clustering_id(policy)].entries,
-            previous=previous,
-            now=decision.decided_at,
+        decision, rules = self._target, replace(self._rules(fold), policy=policy_of(fold))
+        look = EndpointLook(
+            endpoint=decision.endpoint,
+            state=state,
+            evidence={} if run_evidence is None else {self._key: run_evidence},
+            rules=rules,
+            configs=self._rows.fingerprints(),
+            loads=(decision.concurrency,),
+            known_until=decision.evidence.newest_record,
         )
+        trial = None if decision.run is None else with_level(decision.run)
+        has_entered = bool(look.entered([self._key], [decision]))
+        recomputed = look.look_at(self._key, trial, has_entered=has_entered).decide(decision.decided_at)
         everyone = [
-            own if hypothesis_id(row) == self._key else row
+            recomputed if hypothesis_id(row) == self._key else row
             for row in self._rows.decisions_of(self._fold_id)
             if not is_superseded(row)
         ]
-        before = {group_key(previous): previous} if previous is not None and not previous.slice_key else {}
-        current = policy_of(fold)
-        traffic = traffic_of(state.traffic, current, known_until)
-        found = next(
-            row for row in compose_endpoint(everyone, before, traffic, current) if hypothesis_id(row) == self._key
-        )
+        found = next(row for row in look.compose(everyone) if hypothesis_id(row) == self._key)
         held_by = decision.evidence.watermark_held_by  # of the ledger as it was then, which is kept nowhere else
         return replace(found, evidence=replace(found.evidence, watermark_held_by=held_by))
 
@@ -231,12 +221,14 @@ def refold(endpoint: str, rows: Rows, folds: Iterable[tuple[Fold, Rules]]) -> It
         cursors = merge_spans((*cursors, *fold.spans))
         folding = Folding(endpoint, rows, units, rules)
         completed = folding.complete(state, fold.spans, cursors, fold.closed_by)
+        units.save_open_blocks(completed.open_blocks, completed.entered_blocks)
         state = completed.state
         yield folding, completed
 
 
 def policy_of(fold: Fold) -> GatePolicy:
     """The policy that a fold went by; parameters that are no more are left out."""
+    codec.require_version(fold.parameters, FOLD_VERSION)
     known = {field.name for field in fields(GatePolicy)}
     return GatePolicy(**{name: value for name, value in fold.parameters.items() if name in known})
 
@@ -246,15 +238,16 @@ def compare(stored: Decision, recomputed: Decision) -> tuple[list[Difference], i
     first, second = dict(figures(stored)), dict(figures(recomputed))
     names = sorted({*first, *second})
     differing = [name for name in names if not _is_same(first.get(name), second.get(name))]
-    return [Difference(name, first.get(name), second.get(name)) for name in differing], len(names)
+    shown = [(shown_figure(first.get(name)), shown_figure(second.get(name))) for name in differing]
+    return [Difference(name, *pair) for name, pair in zip(differing, shown, strict=True)], len(names)
 
 
-def figures(decision: Decision) -> Iterator[tuple[str, Figure]]:
+def figures(decision: Decision) -> Iterator[tuple[str, object]]:
     """Everything that a decision says, by name."""
     yield "verdict", decision.verdict.value
     for name in ("reason_code", "reason", "num_clusters", "num_blocks", "clusters_needed"):
         yield name, getattr(decision, name)
-    yield from ((f"details.{name}", value) for name, value in shown_details(decision).items())
+    yield from ((f"details.{name}", value) for name, value in decision_figures(decision).items())
     for test in decision.tests:
         for name in TEST_FIELDS[1:]:  # but its own name
             yield f"{test.name}.{name}", getattr(test, name)
@@ -264,8 +257,6 @@ def figures(decision: Decision) -> Iterator[tuple[str, Figure]]:
 def _is_same(one: object, other: object) -> bool:
     if isinstance(one, float | int) and isinstance(other, float | int):
         return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    if isinstance(one, str) and isinstance(other, str) and one != other and one[:1] == other[:1] == "{":
-        return _is_same(json.loads(one), json.loads(other))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
     if isinstance(one, list) and isinstance(other, list):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -12,18 +12,15 @@ from typing import Any
 from shadowspec.gate.evidence import codec
 from shadowspec.gate.evidence.betting_tests import score_units
 from shadowspec.gate.evidence.clusters import ClusterProgress
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, Watcher
-from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit, Entry
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.units import Entry
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.traffic_counts import TrafficCounts
-from shadowspec.gate.run.trial_levels import HypothesisId
-from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
-from shadowspec.gate.verdict.decision import restarted_states
-from shadowspec.gate.verdict.lifecycle import watch_start, watch_states
-from shadowspec.gate.verdict.trial import Seen, passed_clusters
+from shadowspec.gate.verdict.trial_levels import HypothesisId, Seen, passed_clusters
 from shadowspec.types import Decision, SliceKey, StoredEvidence
 
 VERSION = 1
+FOLD_VERSION = 1  # of what folds hold; also of those without a number
 
 Document = Mapping[str, Any]
 
@@ -74,15 +71,21 @@ def evidence_parameters(policy: GatePolicy) -> str:
 
 
 def new_progress(entries: Mapping[str, Mapping[str, Entry]], dominant: Mapping[str, frozenset[SliceKey]]) -> Document:
-    """What evidence that begins anew starts from: by clustering, entries that were judged and keys that are cut."""
+    """What restarted evidence starts from: by clustering, entries that were judged and keys that are cut."""
     return {
-        "entries": {clustering: _entries(own) for clustering, own in entries.items()},
-        "dominant": {clustering: sorted(map(list, own)) for clustering, own in dominant.items()},
+        "version": FOLD_VERSION,
+        "entries": {clustering: _entries(entry) for clustering, entry in entries.items()},
+        "dominant": {clustering: sorted(map(list, item)) for clustering, item in dominant.items()},
     }
 
 
 def new_state(begins: Document, clusterings: Mapping[str, GatePolicy]) -> EndpointState:
-    """The state of no records that starts from `begins`."""
+    """The state of no records that starts from `begins`.
+
+    Raises:
+        InputError: it was written by another version of this code.
+    """
+    codec.require_version(begins, FOLD_VERSION)
     return EndpointState(
         clusterings={
             clustering: ClusterProgress(
@@ -101,18 +104,18 @@ def encode_state(state: EndpointState) -> dict[str, Any]:
         "slices": dict(state.slices),
         "ways": {
             clustering: {
-                "num_entered": own.num_entered,
-                "newest_close": None if own.newest_close is None else own.newest_close.isoformat(),
-                "num_closed": dict(own.num_closed),
-                "num_members": dict(own.num_members),
-                "num_late": dict(own.num_late),
-                "num_left_out": dict(own.num_left_out),
-                "entries": _entries(own.entries),
-                "dominant": sorted(map(list, own.dominant)),
+                "num_entered": progress.num_entered,
+                "newest_close": None if progress.newest_close is None else progress.newest_close.isoformat(),
+                "num_closed": dict(progress.num_closed),
+                "num_members": dict(progress.num_members),
+                "num_late": dict(progress.num_late),
+                "num_left_out": dict(progress.num_left_out),
+                "entries": _entries(progress.entries),
+                "dominant": sorted(map(list, progress.dominant)),
             }
-            for clustering, own in state.clusterings.items()
+            for clustering, progress in state.clusterings.items()
         },
-        "seen": {name: [own.first.isoformat(), own.last.isoformat()] for name, own in state.seen.items()},
+        "seen": {name: [seen.first.isoformat(), seen.last.isoformat()] for name, seen in state.seen.items()},
         "loads": sorted(state.loads),
         "traffic": state.traffic.document(),
         "num_records": state.num_records,
@@ -135,16 +138,16 @@ def decode_state(document: Document) -> EndpointState:
         slices=document["slices"],
         clusterings={
             clustering: ClusterProgress(
-                num_entered=own["num_entered"],
-                newest_close=_time(own["newest_close"]),
-                num_closed=own["num_closed"],
-                num_members=own.get("num_members", {}),  # counted from here on where it was not before
-                num_late=own["num_late"],
-                num_left_out=own.get("num_left_out", {}),
-                entries=_read_entries(own["entries"]),
-                dominant=frozenset((name, key) for name, key in own["dominant"]),
+                num_entered=item["num_entered"],
+                newest_close=_time(item["newest_close"]),
+                num_closed=item["num_closed"],
+                num_members=item.get("num_members", {}),  # counted from here on where it was not before
+                num_late=item["num_late"],
+                num_left_out=item.get("num_left_out", {}),
+                entries=_read_entries(item["entries"]),
+                dominant=frozenset((name, key) for name, key in item["dominant"]),
             )
-            for clustering, own in document["ways"].items()
+            for clustering, item in document["ways"].items()
         },
         seen={
             name: Seen(datetime.fromisoformat(first), datetime.fromisoformat(last))
@@ -159,12 +162,12 @@ def decode_state(document: Document) -> EndpointState:
 def encode_evidence(key: HypothesisId, evidence: RunEvidence) -> StoredEvidence:
     """A hypothesis's evidence as it is stored."""
     document, tables = codec.encode(evidence.evidence)
-    own = {
+    entry = {
         "parameters": evidence.parameters,
         "skip_clusters": evidence.skip_clusters,
         "skip_blocks": evidence.skip_blocks,
     }
-    return StoredEvidence(*key, document | {"kept": own}, tables)
+    return StoredEvidence(*key, document | {"kept": entry}, tables)
 
 
 def decode_evidence(stored: StoredEvidence) -> RunEvidence:
@@ -195,32 +198,3 @@ def new_evidence(policy: GatePolicy, previous: Decision | None) -> RunEvidence:
         skip_clusters=trial.start_clusters + (passed_clusters(previous) if previous.ends_run else 0),
         skip_blocks=trial.start_blocks + (previous.num_blocks if previous.ends_run else 0),
     )
-
-
-def fold_in_run(
-    evidence: HypothesisEvidence,
-    clusters: Sequence[ClusterUnit],
-    blocks: Sequence[BlockUnit],
-    policy: GatePolicy,
-    in_run: Decision | None,
-    recorders: Sequence[Watcher] = (),
-) -> HypothesisEvidence:
-    """The evidence with these units: before the run's ENABLE without detectors, with them after it.
-
-    `recorders` see all of the units.
-    """
-    states = restarted_states(in_run) if in_run is not None else {}
-    watched = watch_states(in_run) if in_run is not None else {}
-    if in_run is not None and watched and not evidence.watchers:
-        num_blocks, num_clusters = watch_start(in_run)
-        head_blocks = max(num_blocks - evidence.runs.num_blocks, 0)
-        head_clusters = max(num_clusters - evidence.num_clusters - evidence.num_capped_clusters, 0)
-        evidence = evidence.fold(
-            clusters[:head_clusters], blocks[:head_blocks], policy, states=states, watchers=recorders
-        )
-        clusters, blocks = clusters[head_clusters:], blocks[head_blocks:]
-        num_passed = evidence.num_clusters + evidence.num_capped_clusters
-        if evidence.runs.num_blocks >= num_blocks and num_passed >= num_clusters:
-            evidence = replace(evidence, watchers=watched)
-    watchers = (*WATCHERS, *ADVISORY_WATCHERS) if evidence.watchers else ()
-    return evidence.fold(clusters, blocks, policy, states=states, watchers=(*watchers, *recorders))

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from shadowspec.gate.evidence.units import CLUSTERED
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.endpoint_bounds import SliceTraffic
 from shadowspec.metrics import ratio
-from shadowspec.types import Run, StoredRecord
+from shadowspec.types import ARRIVING, Run, StoredRecord
 
 BUCKET_S = 6 * 3_600  # whole buckets count: a quarter of a day more or less in a window of days
 LAG_S = 86_400  # what is kept beyond the window: the watermark may lie so far behind the newest record
@@ -42,7 +41,7 @@ class TrafficCounts:
         places = {
             record.key: (int(record.event_time.timestamp() // BUCKET_S), record.slice_key)
             for record in records
-            if record.counter in CLUSTERED and record.slice_key and record.event_time is not None
+            if record.counter in ARRIVING and record.slice_key and record.event_time is not None
         }
         requests = Counter(places.values())
         if not requests:
@@ -50,11 +49,11 @@ class TrafficCounts:
         sums: dict[tuple[tuple[int, str], str], list[int]] = defaultdict(lambda: [0, 0, 0])
         for run in runs:
             if run.counts is not None and run.key in places:
-                own = sums[places[run.key], run.fingerprint]
-                own[0] += 1
-                own[1] += run.counts.num_drafts
-                own[2] += run.counts.num_draft_tokens
-        buckets = {bucket: dict(own) for bucket, own in self.buckets.items()}
+                rows = sums[places[run.key], run.fingerprint]
+                rows[0] += 1
+                rows[1] += run.counts.num_drafts
+                rows[2] += run.counts.num_draft_tokens
+        buckets = {bucket: dict(entry) for bucket, entry in self.buckets.items()}
         for (bucket, slice_key), number in requests.items():
             before, measured = buckets.setdefault(bucket, {}).get(slice_key, (0, {}))
             buckets[bucket][slice_key] = before + number, measured
@@ -64,7 +63,7 @@ class TrafficCounts:
             new = old[0] + added[0], old[1] + added[1], old[2] + added[2]
             buckets[bucket][slice_key] = number, {**measured, fingerprint: new}
         oldest = max(buckets) - int((span_s + LAG_S) // BUCKET_S)
-        return TrafficCounts({bucket: own for bucket, own in sorted(buckets.items()) if bucket >= oldest})
+        return TrafficCounts({bucket: entry for bucket, entry in sorted(buckets.items()) if bucket >= oldest})
 
     def window(self, until: datetime | None, span_s: float) -> WindowCounts:
         """The sums of the buckets within `span_s` before `until` (None: the newest), those that lie across too."""
@@ -76,8 +75,8 @@ class TrafficCounts:
             if oldest <= bucket <= newest:
                 for slice_key, (number, by_fingerprint) in slices.items():
                     requests[slice_key] += number
-                    for fingerprint, (own, own_drafts, own_tokens) in by_fingerprint.items():
-                        measured[fingerprint, slice_key] += own
+                    for fingerprint, (count, own_drafts, own_tokens) in by_fingerprint.items():
+                        measured[fingerprint, slice_key] += count
                         drafts[fingerprint, slice_key] += own_drafts
                         tokens[fingerprint, slice_key] += own_tokens
         return WindowCounts(requests, measured, drafts, tokens)
@@ -86,7 +85,7 @@ class TrafficCounts:
         """The counts as JSON can hold them."""
         return {
             str(bucket): {
-                name: [number, {key: list(own) for key, own in by.items()}] for name, (number, by) in s.items()
+                name: [number, {key: list(pair) for key, pair in by.items()}] for name, (number, by) in s.items()
             }
             for bucket, s in self.buckets.items()
         }
@@ -97,7 +96,7 @@ class TrafficCounts:
         return TrafficCounts(
             {
                 int(bucket): {
-                    name: (number, {key: (own[0], own[1], own[2]) for key, own in by.items()})
+                    name: (number, {key: (item[0], item[1], item[2]) for key, item in by.items()})
                     for name, (number, by) in slices.items()
                 }
                 for bucket, slices in document.items()

@@ -14,16 +14,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from shadowspec.gate.evidence.betting_tests import score_units
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, fold_in_run
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.folding import Rules, Units
 from shadowspec.gate.run.gate_store import Place
 from shadowspec.gate.run.recompute import policy_of, refold
-from shadowspec.gate.run.state import fold_in_run
-from shadowspec.gate.run.trial_levels import HypothesisId, frozen_policy, hypothesis_id
 from shadowspec.gate.verdict.curves import Recorder, SequencePoint, sequence_points
-from shadowspec.gate.verdict.trial import passed_clusters
+from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id, passed_clusters
 from shadowspec.types import Decision, Fold, FunnelCounter, RecordKey, Run, Span, StoredBlock, StoredRecord
 
 Curves = Mapping[HypothesisId, Mapping[str, tuple[SequencePoint, ...]]]  # by hypothesis, then by test
@@ -45,16 +43,16 @@ class MemoryRows:
 
     def records(self, spans: Iterable[Span]) -> list[StoredRecord]:
         """The records in the spans."""
-        return [own for span in spans for own in self._records[_within(self._record_keys, span)]]
+        return [record for span in spans for record in self._records[_within(self._record_keys, span)]]
 
     def runs(self, spans: Iterable[Span]) -> list[Run]:
         """The runs of those records."""
-        return [own for span in spans for own in self._runs[_within(self._run_keys, span)]]
+        return [run for span in spans for run in self._runs[_within(self._run_keys, span)]]
 
     def num_rows(self, spans: Iterable[Span]) -> tuple[int, int]:
         """Records and runs in the spans."""
-        own = list(spans)
-        return len(self.records(own)), len(self.runs(own))
+        span_list = list(spans)
+        return len(self.records(span_list)), len(self.runs(span_list))
 
     def records_of(self, keys: Sequence[RecordKey]) -> list[StoredRecord]:
         """These records."""
@@ -81,10 +79,10 @@ class MemoryRows:
         """Place, offset, session and user of a slice's records up to an event time."""
         wanted = frozenset(counters)
         return [
-            ((own.key.source, own.key.partition), own.key.offset, own.session_hash, own.user_hash)
-            for own in self._records
-            if own.slice_key == slice_key and own.counter in wanted
-            if own.event_time is not None and own.event_time <= until
+            ((record.key.source, record.key.partition), record.key.offset, record.session_hash, record.user_hash)
+            for record in self._records
+            if record.slice_key == slice_key and record.counter in wanted
+            if record.event_time is not None and record.event_time <= until
         ]
 
 
@@ -118,9 +116,7 @@ def _rules(folds: Iterable[Fold], latest: Mapping[HypothesisId, Decision]) -> li
     before: Fold | None = None
     for fold in folds:
         if before is None or before.parameters != fold.parameters:
-            policy = policy_of(fold)
-            frozen = {key: frozen_policy(policy, row) for key, row in latest.items()}
-            found.append(Rules(policy, frozen, {}))
+            found.append(Rules.under(policy_of(fold), latest.values()))
         else:
             found.append(found[-1])
         before = fold

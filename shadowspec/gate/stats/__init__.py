@@ -1,4 +1,4 @@
-"""Betting sequences, capitals, levels and detectors: mathematics without rows.
+"""Betting sequences, capitals and detectors: mathematics without rows.
 
 In: unit values and levels.
 Out: capitals, bounds and alarms.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shadowspec.gate.stats.betting import Floats
 
@@ -50,10 +51,26 @@ class Moments:
     @property
     def autocorrelation(self) -> float:
         """r1; 0 at zero variance."""
-        if self.num < 2 or self.highest - self.lowest < NO_VARIANCE:
-            return 0.0
-        mean = self.total / self.num
-        variation = self.squares - self.num * mean * mean
-        last = self.last - self.first  # and the first is 0
-        shared = self.products - mean * (2.0 * self.total - last) + (self.num - 1) * mean * mean
-        return shared / variation
+        spread = self.highest - self.lowest
+        sums = self.num, self.last - self.first, self.total, self.squares, self.products, spread
+        return float(_autocorrelation(*map(np.asarray, sums)))
+
+
+def autocorrelation_path(values: Floats) -> Floats:
+    """r1 of the first n of `values`, for every n, [n]."""
+    shifted = values - values[:1]
+    products = np.concatenate([np.zeros_like(shifted[:1]), shifted[1:] * shifted[:-1]]).cumsum()
+    spread = np.maximum.accumulate(values) - np.minimum.accumulate(values)
+    num = np.arange(1, len(values) + 1)
+    return _autocorrelation(num, shifted, shifted.cumsum(), (shifted**2).cumsum(), products, spread)
+
+
+def _autocorrelation(
+    num: NDArray[np.int64], last: Floats, total: Floats, squares: Floats, products: Floats, spread: Floats
+) -> Floats:
+    """r1, elementwise, of sums over values of which the first is 0."""
+    mean = total / np.maximum(num, 1)
+    variation = squares - num * mean * mean
+    shared = products - mean * (2.0 * total - last) + (num - 1) * mean * mean
+    is_varied = (spread >= NO_VARIANCE) & (variation > 0.0)
+    return np.divide(shared, variation, out=np.zeros(np.shape(mean)), where=is_varied)

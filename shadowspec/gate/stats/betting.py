@@ -113,17 +113,9 @@ class UnitSeries:
             worst = self.highest - theta if self.upper_worst is None else self.upper_worst
         return np.maximum(values / worst, -1.0)
 
-    def dependence_values(self, side: Side, theta: float) -> Floats:
+    def dependence_values(self, null: float) -> Floats:
         """What lag-1 autocorrelation is judged on, [n]."""
-        if self.dependence is not None:
-            return self.dependence
-        sums = self.lower if side == "lower" else self.upper
-        return sums.values - theta * sums.weights
-
-
-def log_capital(ratios: Floats) -> float:
-    """Natural logarithm of the capital after all units of `ratios` [n] (y / b); 0 of none."""
-    return float(np.logaddexp.reduce(np.log(WEIGHTS) + np.log1p(np.multiply.outer(FRACTIONS, ratios)).sum(axis=1)))
+        return self.lower.values - null * self.lower.weights if self.dependence is None else self.dependence
 
 
 def log_capital_path(ratios: Floats) -> Floats:
@@ -133,9 +125,14 @@ def log_capital_path(ratios: Floats) -> Floats:
     return path
 
 
-def is_rejected(log_capital_now: float, level: float) -> bool:
-    """Whether the null falls at `level`: capital at or above 1 / level, now and not at its best moment."""
-    return log_capital_now >= -math.log(level)
+def opposite(side: Side) -> Side:
+    """The other side."""
+    return "upper" if side == "lower" else "lower"
+
+
+def is_rejected(log_capital_now: float | Floats, level: float) -> NDArray[np.bool_]:
+    """Whether the null falls at `level`: capital at or above 1 / level, now and not at its best moment; elementwise."""
+    return np.asarray(log_capital_now >= -math.log(level))
 
 
 @lru_cache(maxsize=4_096)

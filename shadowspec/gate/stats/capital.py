@@ -38,10 +38,10 @@ def geometric_grid(lowest: float, highest: float, growth: float, nulls: Iterable
 
 def with_nulls(points: Floats, lowest: float, highest: float, nulls: Iterable[float]) -> Floats:
     """The points and nulls strictly inside the range, rising, none twice; a null takes the place of a point at it."""
-    own = np.array(sorted(set(nulls)), dtype=np.float64)
-    if len(own):
-        points = points[np.abs(points[:, None] - own).min(axis=1) > _SAME]
-    merged: Floats = np.sort(np.concatenate([points, own]))
+    values = np.array(sorted(set(nulls)), dtype=np.float64)
+    if len(values):
+        points = points[np.abs(points[:, None] - values).min(axis=1) > _SAME]
+    merged: Floats = np.sort(np.concatenate([points, values]))
     return merged[(merged > lowest + 1e-9) & (merged < highest - 1e-9)]
 
 
@@ -111,7 +111,7 @@ class CapitalTable:
         sums = self.sums_at(theta)
         return 0.0 if sums is None else float(np.logaddexp.reduce(_LOG_WEIGHTS + sums))
 
-    def bound(self, level: float) -> float | None:
+    def find_bound(self, level: float) -> float | None:
         """Confidence bound of the mean at `level`, valid at all looks at once; None where no null falls."""
         capitals = np.logaddexp.reduce(_LOG_WEIGHTS + self.logs, axis=1)
         fallen = capitals >= -math.log(level)
@@ -164,5 +164,5 @@ def _summed_logs(ratios: Floats) -> Floats:
 
 
 def _weighted_logs(ratios: Floats, counts: Floats) -> Floats:
-    """The same, where the unit of each column stands for `counts` [n] of them."""
+    """The same, where the unit of each column represents `counts` [n] of them."""
     return np.stack([np.log1p(fraction * ratios) @ counts for fraction in FRACTIONS], axis=1)

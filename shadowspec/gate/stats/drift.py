@@ -51,11 +51,10 @@ class Detector:
         if not len(sums.values):
             return self
         paths = log_statistic_paths(self, sums.values, sums.weights)
-        means = np.logaddexp.reduce(paths, axis=0) - math.log(len(FRACTIONS))
         return replace(
             self,
             log_statistics=tuple(paths[:, -1].tolist()),
-            log_peak=max(self.log_peak, float(means.max())),
+            log_peak=max(self.log_peak, float(log_mean(paths).max())),
             num_units=self.num_units + len(sums.values),
         )
 
@@ -105,6 +104,12 @@ def log_statistic_paths(detector: Detector, values: Floats, weights: Floats) -> 
     return paths
 
 
+def log_mean(paths: Floats) -> Floats:
+    """Logarithm of the mean of the M of all fractions after each unit, [n], of `paths` [f, n]."""
+    means: Floats = np.logaddexp.reduce(paths, axis=0) - math.log(len(FRACTIONS))
+    return means
+
+
 @dataclass(frozen=True, slots=True)
 class DriftWatcher:
     """Keeps one detector over the units of the test `test_name`; its state is None until the detector is started.
@@ -132,7 +137,7 @@ def started_states(policy: GatePolicy, lower_bounds: Mapping[str, float]) -> dic
 
     They fold what enters the evidence after that look: the units that proved the promise do not testify again.
     `lower_bounds` are those of "speedup" (log) and "acceptance" at that look; the advisory detectors hold the
-    hypothesis to them less the tolerance, but to no less than the promise.  They sound earlier and change no
+    hypothesis to them less the tolerance, but to no less than the promise.  They fire earlier and change no
     verdict.
     """
     promises = {
@@ -146,13 +151,13 @@ def started_states(policy: GatePolicy, lower_bounds: Mapping[str, float]) -> dic
     for watcher in ADVISORY_WATCHERS:
         promise, highest = promises[watcher.test_name]
         if watcher.test_name in lower_bounds:
-            own = max(promise, lower_bounds[watcher.test_name] - policy.drift_tolerance)
-            states[watcher.name] = Detector(own, highest).state()
+            value = max(promise, lower_bounds[watcher.test_name] - policy.drift_tolerance)
+            states[watcher.name] = Detector(value, highest).state()
     return states
 
 
 def alarm_threshold(policy: GatePolicy) -> float:
-    """The value of M at which a detector sounds: the run length times all detectors that an endpoint may have.
+    """The value of M at which a detector fires: the run length times all detectors that an endpoint may have.
 
     The sum of N statistics grows by at most N per unit of each, so that the first of N alarms at run length
     times N comes no sooner, on average, than after the run length; the declared number of hypotheses bounds N

@@ -17,7 +17,7 @@ from shadowspec.gate.verdict.endpoint_bounds import (
     named_candidates,
 )
 from shadowspec.gate.verdict.mix import Decomposition, SliceWeight, decompose, mix_shift, mix_words
-from shadowspec.gate.verdict.trial import is_superseded
+from shadowspec.gate.verdict.trial_levels import is_superseded
 from shadowspec.metrics import ratio
 from shadowspec.types import Composition, Decision, MixChange, RateChange, SliceCover, SliceState, TestResult, Verdict
 
@@ -47,11 +47,11 @@ def compose_endpoint(
         shares = traffic.get(decision.fingerprint, {})
         composition = Composition(named.get(key) == decision.fingerprint)
         if decision.slice_key:
-            own = shares.get(decision.slice_key)
+            share = shares.get(decision.slice_key)
             total = sum(each.num_requests for each in shares.values())
             covering = covering_decision(decision, wholes.get(group_key(decision)))
             cover = SliceCover(
-                traffic_share=ratio(own.num_requests if own else 0.0, total),
+                traffic_share=ratio(share.num_requests if share else 0.0, total),
                 is_shown_under_parent=is_shown_under_parent(decision),
                 covering_verdict=covering.verdict if covering else None,
             )
@@ -85,7 +85,7 @@ def slice_state(decision: Decision) -> SliceState:
 
 
 def since(now: SliceState, then: SliceState) -> SliceState:
-    """What was added after `then`; sums that were begun anew in between count from their beginning."""
+    """What was added after `then`; sums that were restarted in between count from their beginning."""
     added = [new - old for new, old in zip(astuple(now), astuple(then), strict=True)]
     if min(added[3], added[5], added[1]) < 0.0:
         return replace(now, num_closed=max(added[0], 0.0))
@@ -100,11 +100,11 @@ def split(name: str, before: Mapping[str, SliceState], after: Mapping[str, Slice
     """
     rates = [{key: _rate(name, state) for key, state in window.items()} for window in (before, after)]
     windows: list[dict[str, SliceWeight]] = []
-    for window, own, other in ((before, rates[0], rates[1]), (after, rates[1], rates[0])):
+    for window, entry, other in ((before, rates[0], rates[1]), (after, rates[1], rates[0])):
         typical = _mean_weight(name, window.values()) or 1.0
         weights = {}
         for key, state in window.items():
-            rate = own[key] if own[key] is not None else other.get(key)
+            rate = entry[key] if entry[key] is not None else other.get(key)
             if rate is not None:
                 weight = state.num_closed * (_mean_weight(name, [state]) or typical)
                 weights[key] = SliceWeight(rate * weight, weight)
@@ -157,4 +157,7 @@ def _mean_weight(name: str, states: Iterable[SliceState]) -> float | None:
     if name == "speedup":
         return 1.0
     found = list(states)
-    return ratio(sum(own.acceptance_weight for own in found), sum(own.num_measured for own in found))
+    return ratio(
+        sum(state.acceptance_weight for state in found),
+        sum(state.num_measured for state in found),
+    )

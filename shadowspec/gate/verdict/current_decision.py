@@ -1,21 +1,22 @@
 """Which decision is current: for which fingerprint, as expected or not, and whether it is fresh.
 
-The one answer for whatever acts on decisions or shows them: gate, rollouts, check, export, board, live guard.  Callers
-differ in the age that they allow alone.  Everything here is pure, and about one endpoint.
+The one answer for whatever acts on decisions or shows them: gate, rollouts, check, export, board, live guard, reports,
+Loads page.  Callers differ in the age that they allow alone.  Everything here is about one endpoint, and pure but for
+`read_endpoint_decisions`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.effective_decisions import effective_decisions, for_what_serves
-from shadowspec.gate.verdict.trial import Seen, current_fingerprint, is_superseded
-from shadowspec.types import Decision, FingerprintedConfig, OverrideRecord
+from shadowspec.gate.verdict.effective_decisions import active, effective, for_what_serves
+from shadowspec.gate.verdict.trial_levels import Seen, current_fingerprint, is_superseded
+from shadowspec.types import Decision, FingerprintedConfig, Override, OverrideRecord
 from shadowspec.types.engine_names import is_measured_on
 
 MIN_PREFIX: Final = 8  # characters of a digest by which it may be named
@@ -62,29 +63,95 @@ class Expectation:
         return None
 
 
-def decisions_in_force(
-    decisions: Iterable[Decision], policy: GatePolicy | None, records: Iterable[OverrideRecord], now: datetime
-) -> list[Decision]:
-    """The latest decisions as one may act on them: those of another engine than serves held, overrides laid over.
+class DecisionSource(Protocol):
+    """A store, as far as `read_endpoint_decisions` asks it."""
 
-    `policy` is the endpoint's (None: no engine is named), `records` the whole history of overrides.
+    def latest_decisions(self, endpoint: str, /) -> Collection[Decision]: ...
+    def overrides(self, endpoint: str, /) -> Iterable[OverrideRecord]: ...
+    def traffic(self, endpoint: str, /) -> Collection[MeasuredSpan]: ...
+    def fingerprints(self) -> Mapping[str, FingerprintedConfig]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LatestDecision:
+    """The latest decision on a hypothesis, as the engine that serves and overrides leave it.
+
+    `is_current` says that its fingerprint is its candidate's current one, `evidence_at` when the newest
+    of its evidence happened (None: unknown).
     """
-    return effective_decisions(decisions if policy is None else for_what_serves(decisions, policy), records, now)
+
+    decision: Decision
+    is_current: bool
+    evidence_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointDecisions:
+    """The latest decisions of an endpoint, the overrides that are laid over them, and what each candidate is now."""
+
+    latest: tuple[LatestDecision, ...]
+    overrides: tuple[Override, ...]
+    fingerprints: Mapping[str, str]  # by the candidate's name
+
+    @property
+    def current(self) -> list[Decision]:
+        """Those of current fingerprints."""
+        return [each.decision for each in self.latest if each.is_current]
+
+
+def endpoint_decisions(
+    decisions: Collection[Decision],
+    policy: GatePolicy | None,
+    overrides: Iterable[Override],
+    now: datetime,
+    *,
+    measured: Collection[MeasuredSpan],
+    configs: Mapping[str, FingerprintedConfig],
+) -> EndpointDecisions:
+    """The latest `decisions` as one may act on them: of the engine that serves, overrides in force laid over.
+
+    `policy` is the endpoint's (None: no engine is named); `measured` and `configs` are as of `current_fingerprints`.
+    """
+    fingerprints = current_fingerprints(decisions, measured, configs)
+    overrides = tuple(overrides)
+    latest = [
+        LatestDecision(
+            effective(each, overrides, now),
+            fingerprints[each.config.name] == each.fingerprint and not is_superseded(each),
+            evidence_time(each, measured),
+        )
+        for each in (decisions if policy is None else for_what_serves(decisions, policy))
+    ]
+    return EndpointDecisions(tuple(latest), overrides, fingerprints)
+
+
+def read_endpoint_decisions(
+    source: DecisionSource, endpoint: str, policy: GatePolicy | None, now: datetime
+) -> EndpointDecisions:
+    """`endpoint_decisions` of what is stored."""
+    return endpoint_decisions(
+        source.latest_decisions(endpoint),
+        policy,
+        active(source.overrides(endpoint), now),
+        now,
+        measured=source.traffic(endpoint),
+        configs=source.fingerprints(),
+    )
 
 
 def current_fingerprints(
     decisions: Iterable[Decision], measured: Iterable[MeasuredSpan], configs: Mapping[str, FingerprintedConfig]
 ) -> dict[str, str]:
-    """The fingerprint that each candidate, decided or only measured, stands for now, by the candidate's name.
+    """The current fingerprint of each candidate, decided or only measured, by the candidate's name.
 
-    The gate's rule (`restarts.current_fingerprint`) on the hours in which each was measured, so that a verdict whose
+    The gate's rule (`trial.current_fingerprint`) on the hours in which each was measured, so that a verdict whose
     fingerprint was replaced is out of force before the next gate run says so.  Hours that do not tell which of two came
     later: one that the gate has not seen goes before the one that it judged last.  Without a measurement it is the one
     that the gate judged last.
 
     Args:
         decisions: the latest on each hypothesis.
-        measured: everything measured lately.
+        measured: everything that was measured.
         configs: every config that was measured, by fingerprint.
     """
     looks: dict[str, datetime] = {}
@@ -100,18 +167,19 @@ def current_fingerprints(
         if row.fingerprint in configs and row.fingerprint not in looks:
             by_name[configs[row.fingerprint].config.name].add(row.fingerprint)
     current = {}
-    for name, own in by_name.items():
-        in_order = sorted(own, key=lambda each: (each not in looks, looks.get(each, _NEVER), each))
+    for name, item in by_name.items():
+        in_order = sorted(item, key=lambda each: (each not in looks, looks.get(each, _NEVER), each))
         found = current_fingerprint({each: seen[each] for each in in_order if each in seen})
         current[name] = found or in_order[-1]
     return current
 
 
-def evidence_time(decision: Decision, measured: Iterable[MeasuredSpan] = ()) -> datetime | None:
+def evidence_time(decision: Decision, measured: Iterable[MeasuredSpan]) -> datetime | None:
     """When the newest of what the decision rests on happened; no later than the decision itself, None if unknown.
 
     Of a decision that does not say so it is the start of the newest hour in which anything of its hypothesis was
-    measured: evidence is never taken for younger than it is.
+    measured: evidence is never taken for younger than it is.  That of a recorded file is as old as its newest event,
+    whenever it was measured.
     """
     hours = (
         row.newest_hour

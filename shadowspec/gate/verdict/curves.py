@@ -20,7 +20,7 @@ from shadowspec.gate.stats.betting import UnitSeries
 from shadowspec.gate.verdict.required_tests import bounds
 from shadowspec.metrics import ratio
 
-MAX_POINTS = 200  # more cannot be told apart in a drawing
+MAX_POINTS = 200  # more cannot be distinguished in a drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,5 +78,5 @@ def sequence_points(
         lower, upper = bounds(test, lower_table, upper_table, level)
         mean = ratio(float(values[num_units - 1]), float(weights[num_units - 1]))
         estimate = None if mean is None else math.exp(mean) if test.is_log else mean
-        points.append(SequencePoint(num_units, estimate, test.shown(lower), test.shown(upper)))
+        points.append(SequencePoint(num_units, estimate, test.to_readable(lower), test.to_readable(upper)))
     return points

@@ -1,11 +1,11 @@
 """The verdict on one hypothesis at one look: ENABLE, DISABLE, or HOLD with its reason.
 
 ENABLE needs every required test to pass at this look, from current capitals; DISABLE needs one opposite bound
-to cross, a parity fault, or memory over budget.  Empty data never passes.  ENABLE and DISABLE stand: later
+to cross, a parity fault, or memory over budget.  Empty data never passes.  ENABLE and DISABLE stay: later
 looks show fresh figures under them and do not undo them.
 
 Where another engine serves than the one that measured, nothing that rests on latency is decided, and nothing of it
-stands: HOLD (`gate.serving`).
+is current: HOLD (`GatePolicy.other_engine`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from datetime import datetime, timedelta
 from shadowspec.gate.evidence.guardrails import quantile_results
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.stats.levels import FIRST_RUN_SHARE
 from shadowspec.gate.verdict.current_decision import is_stale
 from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE, is_valid_for_engine
 from shadowspec.gate.verdict.required_tests import after_dependence, betting_results, fault_result, memory_result
+from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.metrics import ratio
 from shadowspec.types import Decision, EvidenceSummary, FingerprintedConfig, TestResult, TestState, Trial, Verdict
 
@@ -63,12 +63,11 @@ def decide(
     """The decision on one hypothesis.
 
     `trial` is its run (None: not entered, or no level is left for it); `previous` the latest decision in that run,
-    whose ENABLE or DISABLE stands.  Without a level the tests are shown at the level that they would have.  Tests that
+    whose ENABLE or DISABLE stays.  Without a level the tests are shown at the level that they would have.  Tests that
     the decision restarts say so in its results (`restarted_states`): the evidence must then restart with them.
     """
     level = None if trial is None else trial.level
-    shown_level = level or policy.alpha / policy.max_hypotheses * FIRST_RUN_SHARE
-    results = test_results(hypothesis, evidence, policy, shown_level)
+    results = test_results(hypothesis, evidence, policy, shown_level(level, policy))
 
     other_engine = policy.other_engine(hypothesis.config.engine)
     if previous is not None and is_valid_for_engine(previous.verdict, previous.reason_code, other_engine):
@@ -84,7 +83,7 @@ def decide(
         outcome = _judge(hypothesis, results, evidence, policy, now, other_engine)
 
     if outcome.restarts:
-        results = test_results(hypothesis, evidence.restart(outcome.restarts), policy, shown_level)
+        results = test_results(hypothesis, evidence.restart(outcome.restarts), policy, shown_level(level, policy))
     return Decision(
         endpoint=hypothesis.endpoint,
         slice_key=hypothesis.slice_key,
@@ -123,11 +122,6 @@ def decide(
     )
 
 
-def restarted_states(decision: Decision) -> dict[str, TestState]:
-    """From where on each betting test counts after the decision."""
-    return {result.name: result.state for result in decision.tests if result.state is not None}
-
-
 def test_results(
     hypothesis: Hypothesis, evidence: HypothesisEvidence, policy: GatePolicy, level: float
 ) -> list[TestResult]:
@@ -141,7 +135,7 @@ def test_results(
 
 
 def since_when(verdict: Verdict, previous: Decision | None, now: datetime) -> datetime:
-    """Since when a verdict stands that is given after `previous`."""
+    """Since when a verdict is in force that is given after `previous`."""
     return now if previous is None or previous.verdict is not verdict else previous.since
 
 

@@ -25,7 +25,7 @@ REASON_CODE = "override"
 
 @dataclass(frozen=True, slots=True)
 class StandingVerdict:
-    """What stands for one hypothesis (whatever the config): the gate's word, or what an override makes of it.
+    """What is in force for one hypothesis (for any config): the gate's verdict, or what an override makes of it.
 
     `measured` is the latest decision as the evidence left it, None where nothing was decided yet; `override` the order
     in force that counts over it, None where there is none.
@@ -40,6 +40,13 @@ class StandingVerdict:
         if self.override is not None:
             return self.override.verdict
         return None if self.measured is None else self.measured.verdict
+
+    @property
+    def since(self) -> datetime | None:
+        """Since when the verdict is in force; None where there is none."""
+        if self.override is not None:
+            return self.override.created_at
+        return None if self.measured is None else self.measured.since
 
     @property
     def decision(self) -> Decision | None:
@@ -70,7 +77,7 @@ def standing_verdict(
     overrides: Iterable[Override],
     now: datetime,
 ) -> StandingVerdict:
-    """What stands for a hypothesis whose latest decision is `measured`.
+    """What is in force for a hypothesis whose latest decision is `measured`.
 
     `overrides` are the active ones; of several that cover it DISABLE goes before HOLD, then the newest counts.
     """
@@ -78,7 +85,7 @@ def standing_verdict(
 
 
 def effective(decision: Decision, overrides: Iterable[Override], now: datetime) -> Decision:
-    """The decision as it stands under the active `overrides`: the one of `standing_verdict`."""
+    """The decision in force under the active `overrides`: the one of `standing_verdict`."""
     place = decision.endpoint, decision.slice_key, decision.concurrency
     found = standing_verdict(*place, decision, overrides, now).decision
     assert found is not None, "something was decided"
@@ -93,7 +100,7 @@ def order_words(order: Override) -> str:
 def effective_decisions(
     decisions: Iterable[Decision], records: Iterable[OverrideRecord], now: datetime
 ) -> list[Decision]:
-    """Every decision as it stands at `now`, with the whole history of overrides given."""
+    """Every decision as it is in force at `now`, with the whole history of overrides given."""
     overrides = active(records, now)
     return [effective(decision, overrides, now) for decision in decisions]
 
@@ -107,13 +114,21 @@ def covering(
     overrides: Iterable[Override], endpoint: str, slice_key: str, concurrency: int, now: datetime
 ) -> Override | None:
     """The override that counts for this hypothesis, also where nothing was decided about it yet; None if none does."""
-    found = [own for own in overrides if own.endpoint == endpoint and _covers(own, slice_key, concurrency, now)]
-    return max(found, key=lambda own: (own.verdict is Verdict.DISABLE, own.created_at, own.override_id), default=None)
+    found = [
+        override
+        for override in overrides
+        if override.endpoint == endpoint and _covers(override, slice_key, concurrency, now)
+    ]
+    return max(
+        found,
+        key=lambda override: (override.verdict is Verdict.DISABLE, override.created_at, override.override_id),
+        default=None,
+    )
 
 
 def select_covering(overrides: Iterable[Override], endpoint: str, slice_key: str) -> list[Override]:
     """Those of active overrides that cover this slice at some load."""
-    return [own for own in overrides if own.endpoint == endpoint and has_labels(slice_key, own)]
+    return [override for override in overrides if override.endpoint == endpoint and has_labels(slice_key, override)]
 
 
 def has_labels(slice_key: str, override: Override) -> bool:

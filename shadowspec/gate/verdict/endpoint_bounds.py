@@ -19,7 +19,7 @@ UNTRUSTED_CODES = frozenset({"dependent"})
 
 # The share of the traffic from which on a slice that is off keeps its whole endpoint from being enabled.
 MIN_SLICE_SHARE: Final = 0.05
-ANY_SHARE: Final = 0.0  # where slices cannot be told apart: what enables the endpoint would enable each of them
+ANY_SHARE: Final = 0.0  # where slices cannot be distinguished: what enables the endpoint would enable each of them
 SHARE_TOLERANCE: Final = 1e-9  # shares are sums of floating-point numbers
 
 
@@ -51,11 +51,17 @@ def weighted_bounds(slices: Iterable[SliceBounds], lowest: float, highest: float
     weights, however the weights were chosen and at no level of its own.  `lowest` and `highest` are the ends of
     the mean's range.
     """
-    present = [own for own in slices if own.weight > 0.0]
-    total = sum(own.weight for own in present)
-    lower = ratio(sum(own.weight * (lowest if own.lower is None else own.lower) for own in present), total)
-    upper = ratio(sum(own.weight * (highest if own.upper is None else own.upper) for own in present), total)
-    known = ratio(sum(own.weight for own in present if own.lower is not None), total)
+    present = [bounds for bounds in slices if bounds.weight > 0.0]
+    total = sum(bounds.weight for bounds in present)
+    lower = ratio(
+        sum(bounds.weight * (lowest if bounds.lower is None else bounds.lower) for bounds in present),
+        total,
+    )
+    upper = ratio(
+        sum(bounds.weight * (highest if bounds.upper is None else bounds.upper) for bounds in present),
+        total,
+    )
+    known = ratio(sum(bounds.weight for bounds in present if bounds.lower is not None), total)
     if lower is None or upper is None or known is None:
         return None
     return WeightedBounds(lower, upper, known)
@@ -72,12 +78,12 @@ def endpoint_bounds(
     by_slice = {decision.slice_key: decision for decision in slices}
     found = {}
     speedup = weighted_bounds(
-        [_bounds(name, own.num_requests, by_slice.get(name), "speedup") for name, own in traffic.items()],
+        [_bounds(name, share.num_requests, by_slice.get(name), "speedup") for name, share in traffic.items()],
         -log_speedup_clip,
         log_speedup_clip,
     )
     acceptance = weighted_bounds(
-        [_bounds(name, own.num_draft_tokens, by_slice.get(name), "acceptance") for name, own in traffic.items()],
+        [_bounds(name, share.num_draft_tokens, by_slice.get(name), "acceptance") for name, share in traffic.items()],
         0.0,
         1.0,
     )
@@ -106,14 +112,14 @@ def is_shown_under_parent(decision: Decision) -> bool:
     return decision.slice_key != "" and decision.level is None
 
 
-def covering_decision(own: Decision | None, endpoint: Decision | None) -> Decision | None:
+def covering_decision(decision: Decision | None, endpoint: Decision | None) -> Decision | None:
     """The decision that speaks for a slice: its own if it has a level or is DISABLEd, else its endpoint's.
 
     None where there is neither.
     """
-    if own is None or (is_shown_under_parent(own) and own.verdict is not Verdict.DISABLE):
-        return endpoint or own
-    return own
+    if decision is None or (is_shown_under_parent(decision) and decision.verdict is not Verdict.DISABLE):
+        return endpoint or decision
+    return decision
 
 
 def bears_on_endpoint(share: float | None, min_share: float = MIN_SLICE_SHARE) -> bool:
@@ -134,14 +140,15 @@ def forbidding_slices(
     They are those at its load and with its fingerprint, by the share that the gate wrote down.
     """
     found = [
-        own
-        for own in decisions
-        if own.slice_key
-        and (own.endpoint, own.concurrency, own.fingerprint) == (whole.endpoint, whole.concurrency, whole.fingerprint)
-        and own.verdict is Verdict.DISABLE
-        and bears_on_endpoint(own.traffic_share, min_share)
+        decision
+        for decision in decisions
+        if decision.slice_key
+        and (decision.endpoint, decision.concurrency, decision.fingerprint)
+        == (whole.endpoint, whole.concurrency, whole.fingerprint)
+        and decision.verdict is Verdict.DISABLE
+        and bears_on_endpoint(decision.traffic_share, min_share)
     ]
-    return sorted(found, key=lambda own: (-_known(own.traffic_share), own.slice_key))
+    return sorted(found, key=lambda decision: (-_known(decision.traffic_share), decision.slice_key))
 
 
 def _known(share: float | None) -> float:

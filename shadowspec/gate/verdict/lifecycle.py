@@ -1,4 +1,4 @@
-"""A hypothesis's decision from look to look: what stands, what a drift alarm or a new fingerprint ends, what begins.
+"""A hypothesis's decision from look to look: what stays, what a drift alarm or a new fingerprint ends, what begins.
 
 `decide` judges one run of the tests by its evidence; here runs follow each other.  ENABLE starts the detectors.
 An alarm ends the run: ENABLE becomes DISABLE or HOLD by policy, and the next look begins a run with no evidence
@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, watch_states
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import drift
 from shadowspec.gate.verdict.decision import Hypothesis, decide, since_when
 from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE
-from shadowspec.gate.verdict.trial import CHANGED_FINGERPRINT, DRIFT, passed_clusters, recipe_note
+from shadowspec.gate.verdict.trial_levels import CHANGED_FINGERPRINT, DRIFT, passed_clusters, recipe_note
 from shadowspec.types import Decision, DetectorFigures, DriftFigures, Figure, Trial, Verdict, Watch, WatchedMean
 
 _LN10 = math.log(10.0)
-_WAITING_CODES = frozenset({"too_few_units", "min_span"})  # HOLD for want of evidence alone
+WAITING_CODES = frozenset({"too_few_clusters", "too_few_units", "min_span"})  # HOLD for want of evidence alone
 
 
 def standing_decision(
@@ -40,8 +40,8 @@ def standing_decision(
 
     `evidence` is that of the run alone; `previous` the latest decision with this fingerprint, of this run or not.
     """
-    own = previous if previous is not None and trial is not None and not previous.ends_run else None
-    in_force = own if own is not None and own.reason_code != DRIFT else None
+    in_run = previous if previous is not None and trial is not None and not previous.ends_run else None
+    in_force = in_run if in_run is not None and in_run.reason_code != DRIFT else None
     decision = decide(
         hypothesis,
         evidence,
@@ -66,7 +66,7 @@ def standing_decision(
 def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> HypothesisEvidence:
     """What of a run's evidence is kept after `decision`: all, with its detectors started, or nothing if it ended.
 
-    Detectors watch while ENABLE stands, and no longer.
+    Detectors watch only while ENABLE is in force.
 
     What is counted of the slice whatever the run (closed clusters, late records, cut keys) is always kept.
     """
@@ -79,23 +79,8 @@ def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> Hypothesi
             num_dominant_keys=evidence.num_dominant_keys,
             newest_event=evidence.newest_event,
         )
-    if evidence.watchers and decision.verdict is not Verdict.ENABLE:
-        return replace(evidence, watchers={})
-    started = watch_states(decision)
-    if started and not evidence.watchers:
-        return replace(evidence, watchers=started)
-    return evidence
-
-
-def watch_states(decision: Decision) -> dict[str, Mapping[str, Figure]]:
-    """The detectors' states as they were started at the ENABLE on which `decision` rests; empty without one."""
-    promises = {} if decision.watch is None else decision.watch.promises
-    return {name: drift.Detector(own.promise, own.highest).state() for name, own in promises.items()}
-
-
-def watch_start(decision: Decision) -> tuple[int, int]:
-    """Blocks and clusters of the run that had come by at that ENABLE: the detectors fold those after them."""
-    return (0, 0) if decision.watch is None else (decision.watch.num_blocks, decision.watch.num_clusters)
+    watchers = (evidence.watchers or watch_states(decision)) if decision.verdict is Verdict.ENABLE else {}
+    return evidence if watchers == evidence.watchers else replace(evidence, watchers=watchers)
 
 
 def _watch(decision: Decision, policy: GatePolicy) -> Watch:
@@ -140,7 +125,7 @@ def _meanwhile(decision: Decision, trial: Trial, policy: GatePolicy, note: str) 
     if trial.supersedes is None:
         reason = f"a drift alarm ended run {trial.num_restarts}; the next one: {decision.reason}"
         return replace(decision, verdict=_alarm_verdict(policy), reason_code=DRIFT, reason=reason)
-    if decision.reason_code not in _WAITING_CODES:
+    if decision.reason_code not in WAITING_CODES:
         return decision
     reason = f"the fingerprint was {trial.supersedes[:12]} before{note}; the new one: {decision.reason}"
     return replace(decision, reason_code=CHANGED_FINGERPRINT, reason=reason)

@@ -40,13 +40,11 @@ class SliceWeight:
 
 @dataclass(frozen=True, slots=True)
 class SliceShift:
-    """What one slice contributes to the change; rates are None in a window that has nothing of the slice."""
+    """What one slice contributes to the change."""
 
     slice_key: str
     share_before: float
     share_after: float
-    rate_before: float | None
-    rate_after: float | None
     mix_part: float
     within_part: float
 
@@ -62,12 +60,12 @@ class Decomposition:
     @property
     def mix_part(self) -> float:
         """What the change of the traffic's shares explains."""
-        return sum(own.mix_part for own in self.slices)
+        return sum(shift.mix_part for shift in self.slices)
 
     @property
     def within_part(self) -> float:
         """What the change of the slices' own rates explains."""
-        return sum(own.within_part for own in self.slices)
+        return sum(shift.within_part for shift in self.slices)
 
 
 def decompose(before: Mapping[str, SliceWeight], after: Mapping[str, SliceWeight]) -> Decomposition | None:
@@ -75,9 +73,9 @@ def decompose(before: Mapping[str, SliceWeight], after: Mapping[str, SliceWeight
 
     A slice that is in one window only has no rate of its own in the other: it is all mix.
     """
-    weight_before, weight_after = (sum(own.weight for own in window.values()) for window in (before, after))
-    rate_before = ratio(sum(own.total for own in before.values()), weight_before)
-    rate_after = ratio(sum(own.total for own in after.values()), weight_after)
+    weight_before, weight_after = (sum(weighted.weight for weighted in window.values()) for window in (before, after))
+    rate_before = ratio(sum(weighted.total for weighted in before.values()), weight_before)
+    rate_after = ratio(sum(weighted.total for weighted in after.values()), weight_after)
     if rate_before is None or rate_after is None:
         return None
     centre = (rate_before + rate_after) / 2.0
@@ -96,8 +94,6 @@ def decompose(before: Mapping[str, SliceWeight], after: Mapping[str, SliceWeight
                 name,
                 share_old,
                 share_new,
-                own_old,
-                own_new,
                 mix_part=(share_new - share_old) * ((first + last) / 2.0 - centre),
                 within_part=(share_old + share_new) / 2.0 * (last - first),
             )
@@ -161,7 +157,7 @@ def mix_words(decomposition: Decomposition, shift: MixShift, level: float, *, is
     `is_log`: the rate is a mean log speedup, and is shown as a ratio.
     """
     moved = shift.shifted_slices(level)
-    shares = {own.slice_key: own for own in decomposition.slices}
+    shares = {slice_shift.slice_key: slice_shift for slice_shift in decomposition.slices}
     named = [
         f"{name} from {shares[name].share_before:.0%} to {shares[name].share_after:.0%}"
         for name in moved

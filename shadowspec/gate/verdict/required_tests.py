@@ -7,7 +7,10 @@ bound crosses at that level divided by the number of tests that can disable (spe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shadowspec.gate.evidence.betting_tests import applies, score_units
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
@@ -15,10 +18,10 @@ from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
-from shadowspec.gate.stats.betting import Side
+from shadowspec.gate.stats.betting import Floats, Side
 from shadowspec.gate.stats.capital import CapitalTable
 from shadowspec.metrics import ratio
-from shadowspec.types import BettingFigures, Dependence, Figure, TestResult, TestState
+from shadowspec.types import BettingFigures, Dependence, TestResult, TestState
 
 NUM_DISABLING_TESTS = 3  # speedup, tail, z
 
@@ -27,7 +30,10 @@ RESTART_UNITS = 100
 # r1's upper 95% limit below which the units pass as independent.  At .3, independent units waited in one run of
 # five at the sizes at which the minimum effect is decided; at .35 AR(1) units still do not pass (docs/simulation.md).
 WAIT_AUTOCORRELATION = 0.35
+Z_95 = 1.645  # one-sided
 MERGES = {1: 4, 4: 8}  # units merged into one at the first and at the second restart
+
+Bools = NDArray[np.bool_]
 
 
 def betting_results(evidence: HypothesisEvidence, policy: GatePolicy, level: float) -> list[TestResult]:
@@ -35,29 +41,20 @@ def betting_results(evidence: HypothesisEvidence, policy: GatePolicy, level: flo
     runs, results = evidence.runs, []
     for test in score_units((), (), policy):
         if applies(test, has_greedy=runs.num_greedy > 0, has_sampled=runs.num_sampled > 0):
-            own = evidence.tests.get(test.name) or TestEvidence.empty(test)
-            further = evidence.latencies.figures(policy.alpha) if test.name == "tail" else {}
-            results.append(betting_result(test, own, policy, level, further))
-    return results
+            folded = evidence.tests.get(test.name) or TestEvidence.empty(test)
+            results.append(betting_result(test, folded, policy, level))
+    quantiles = evidence.latencies.figures(policy.alpha)  # shown beside the tail
+    return [replace(each, figures={**each.figures, **quantiles}) if each.name == "tail" else each for each in results]
 
 
-def betting_result(
-    test: BettingTest,
-    evidence: TestEvidence,
-    policy: GatePolicy,
-    level: float,
-    further: Mapping[str, Figure] | None = None,
-) -> TestResult:
+def betting_result(test: BettingTest, evidence: TestEvidence, policy: GatePolicy, level: float) -> TestResult:
     """A betting test at one look; `test` is its definition under today's policy, of no units."""
     fail_level = level / NUM_DISABLING_TESTS
-    nulls: list[tuple[Side, float]] = [("lower", test.above)] if test.above is not None else []
-    nulls += [("upper", test.below)] if test.below is not None else []
     tables = {"lower": evidence.lower, "upper": evidence.upper}
-    pass_logs = [tables[side].log_capital(theta) for side, theta in nulls]
-    fail_logs = [tables[_opposite(side)].log_capital(theta) for side, theta in nulls]
-    is_passed = all(betting.is_rejected(log, level) for log in pass_logs)
-    is_failed = any(betting.is_rejected(log, fail_level) for log in fail_logs)
-    needed = [tables[side].units_needed(theta, evidence.num_units, level) for side, theta in nulls]
+    pass_logs = [tables[side].log_capital(theta) for side, theta in test.sides]
+    fail_logs = [tables[betting.opposite(side)].log_capital(theta) for side, theta in test.sides]
+    is_passed, is_failed = crossings(np.array(pass_logs), np.array(fail_logs), level)
+    needed = [tables[side].units_needed(theta, evidence.num_units, level) for side, theta in test.sides]
     lower, upper = bounds(test, evidence.lower, evidence.upper, level)
     mean = evidence.mean
     threshold = test.above if test.above is not None and test.below is None else test.below
@@ -67,16 +64,13 @@ def betting_result(
         name=test.name,
         outcome=outcome,
         estimate=None if mean is None else (math.exp(mean) if test.is_log else mean),
-        lower=test.shown(lower),
-        upper=test.shown(upper),
-        threshold=None if threshold is None else test.shown(threshold),
+        lower=test.to_readable(lower),
+        upper=test.to_readable(upper),
+        threshold=None if threshold is None else test.to_readable(threshold),
         alpha=level,
         unit=test.unit,
         num_units=evidence.num_units,
-        # What nothing can prove has no smallest number: shown is the one at which it would be given up.
-        min_units=policy.max_clusters
-        if unprovable
-        else max(betting.min_units(_best_ratio(test, side, theta), level) for side, theta in nulls),
+        min_units=min_units(test, policy, level),
         units_needed=None
         if unprovable or outcome != "open" or None in needed
         else max(n for n in needed if n is not None),
@@ -92,12 +86,21 @@ def betting_result(
             is_undecidable=outcome == "open" and not unprovable and _is_within(test, lower, upper, policy.indifference),
             unprovable=unprovable,
         ),
-        figures={
-            **test.figures,
-            **test.describe(dict.fromkeys(test.totals, 0) | dict(evidence.totals)),
-            **(further or {}),
-        },
+        figures={**test.figures, **test.describe(dict.fromkeys(test.totals, 0) | dict(evidence.totals))},
     )
+
+
+def crossings(pass_logs: Floats, fail_logs: Floats, level: float) -> tuple[Bools, Bools]:
+    """Whether all nulls of a test fall, and whether an opposite one does, of log-capitals [nulls, ...]."""
+    passes = np.logical_and.reduce(betting.is_rejected(pass_logs, level), axis=0)
+    return passes, np.logical_or.reduce(betting.is_rejected(fail_logs, level / NUM_DISABLING_TESTS), axis=0)
+
+
+def min_units(test: BettingTest, policy: GatePolicy, level: float) -> int:
+    """Units without which a test cannot pass; of what nothing can prove, those at which it would be given up."""
+    if policy.unprovable(test.name):
+        return policy.max_clusters
+    return max(betting.min_units(_best_ratio(test, side, theta), level) for side, theta in test.sides)
 
 
 def bounds(test: BettingTest, lower: CapitalTable, upper: CapitalTable, level: float) -> tuple[float, float]:
@@ -106,12 +109,17 @@ def bounds(test: BettingTest, lower: CapitalTable, upper: CapitalTable, level: f
     A side that can only fail the test is judged at the level of failing.
     """
     fail_level = level / NUM_DISABLING_TESTS
-    lowest = lower.bound(fail_level if test.above is None else level)
-    highest = upper.bound(fail_level if test.below is None else level)
+    lowest = lower.find_bound(fail_level if test.above is None else level)
+    highest = upper.find_bound(fail_level if test.below is None else level)
     return (
         test.series.lowest if lowest is None else lowest,
         test.series.highest if highest is None else highest,
     )
+
+
+def min_fault_requests(policy: GatePolicy, level: float) -> int:
+    """Greedy requests without a fault that prove their share to be below `max_fault_share`."""
+    return math.ceil(math.log(level) / math.log1p(-policy.max_fault_share) - 1e-9)
 
 
 def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) -> TestResult:
@@ -122,7 +130,7 @@ def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) 
     """
     limit = policy.near_tie_logit_of(dtype)
     num_known, num_faults = runs.num_known_greedy, runs.num_faults(limit)
-    min_units = math.ceil(math.log(level) / math.log1p(-policy.max_fault_share) - 1e-9)
+    min_units = min_fault_requests(policy, level)
     outcome = "fail" if num_faults else "pass" if num_known >= min_units else "open"
     return TestResult(
         name="parity_faults",
@@ -188,16 +196,20 @@ def after_dependence(result: TestResult) -> tuple[str, TestState]:
     if result.dependence is None or (r1 := result.dependence.r1) is None:
         return "count", state
     can_merge = result.state is not None and state.merged_units in MERGES
-    if r1 > RESTART_AUTOCORRELATION and result.num_units >= RESTART_UNITS and can_merge:
+    waits, restarts = dependence(r1, result.num_units, can_merge=can_merge)
+    if restarts:
         end = state.start_unit + result.num_units * state.merged_units
         return "restart", TestState(end, MERGES[state.merged_units])
-    if not result.num_units or r1 + 1.645 / math.sqrt(result.num_units) >= WAIT_AUTOCORRELATION:
-        return "wait", state
-    return "count", state
+    return "wait" if waits else "count", state
 
 
-def _opposite(side: Side) -> Side:
-    return "upper" if side == "lower" else "lower"
+def dependence(
+    r1: float | Floats, num_units: int | NDArray[np.int64], *, can_merge: bool, slack: float = 0.0
+) -> tuple[Bools, Bools]:
+    """Whether units of this r1 wait, and whether they restart merged, elementwise; with `slack` fewer wait."""
+    limit = r1 + Z_95 / np.sqrt(np.maximum(num_units, 1))
+    restarts = np.asarray(r1 > RESTART_AUTOCORRELATION - slack) & (num_units >= RESTART_UNITS) & can_merge
+    return ~restarts & ((limit >= WAIT_AUTOCORRELATION + slack) | np.equal(num_units, 0)), restarts
 
 
 def _best_ratio(test: BettingTest, side: Side, theta: float) -> float:

@@ -2,7 +2,7 @@
 
 What is here comes from the mirror: both arms are measured in shadow before and after alike, so that the traffic
 itself (its rate, its latency) shows beside the moment.  What the serving side did at that moment is live evidence
-(`reports.live`).
+(`live_production`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from shadowspec.types import Arm, FingerprintedConfig, Verdict
 
 MS_PER_S = 1_000.0
 QUANTILES = (0.5, 0.95, 0.99)
-HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +71,26 @@ class Period:
 def enablings(changes: Iterable[VerdictChange], configs: Mapping[str, FingerprintedConfig]) -> list[Enabling]:
     """The changes to ENABLE, newest first.
 
-    The mark stands at the decision's own time where traffic was then still coming in; where the evidence had ended
-    earlier (an old file, folded today) it stands at its end, for the hours on the axis are those of the traffic.
+    The mark is at the decision's time where traffic was then still coming in; where the evidence had ended
+    earlier (an old file, folded today) it is at its end, for the hours on the axis are those of the traffic.
     """
     found = []
-    for own in changes:
-        if own.verdict is not Verdict.ENABLE or own.before is Verdict.ENABLE:
+    for change in changes:
+        if change.verdict is not Verdict.ENABLE or change.before is Verdict.ENABLE:
             continue
-        newest_at = own.evidence.newest_record or own.evidence.newest_evidence or own.decided_at
-        is_far = own.decided_at - newest_at > timedelta(days=1)
+        newest_at = change.evidence.newest_record or change.evidence.newest_evidence or change.decided_at
+        is_far = change.decided_at - newest_at > timedelta(days=1)
         found.append(
             Enabling(
-                decision_id=own.decision_id,
-                endpoint=own.endpoint,
-                slice_key=own.slice_key,
-                concurrency=own.concurrency,
-                fingerprint=own.fingerprint,
-                config_name=config_name(configs, own.fingerprint),
-                decided_at=own.decided_at,
-                marked_at=newest_at if is_far else own.decided_at,
-                reason=own.reason,
+                decision_id=change.decision_id,
+                endpoint=change.endpoint,
+                slice_key=change.slice_key,
+                concurrency=change.concurrency,
+                fingerprint=change.fingerprint,
+                config_name=config_name(configs, change.fingerprint),
+                decided_at=change.decided_at,
+                marked_at=newest_at if is_far else change.decided_at,
+                reason=change.reason,
             )
         )
     return found
@@ -100,43 +99,43 @@ def enablings(changes: Iterable[VerdictChange], configs: Mapping[str, Fingerprin
 def own_groups(groups: Iterable[GroupSums], enabling: Enabling) -> list[GroupSums]:
     """Those of the enabling's slice (all of them for the whole endpoint), load and config."""
     return [
-        own
-        for own in groups
-        if enabling.slice_key in ("", own.slice_key)
-        and own.concurrency == enabling.concurrency
-        and own.fingerprint == enabling.fingerprint
+        group
+        for group in groups
+        if enabling.slice_key in ("", group.slice_key)
+        and group.concurrency == enabling.concurrency
+        and group.fingerprint == enabling.fingerprint
     ]
 
 
 def hour_points(groups: Iterable[GroupSums]) -> list[HourPoint]:
     """Grouped sums by hour as points of a line, in the order of time; an hour without any has no point."""
     by_hour: dict[datetime, Tally] = {}
-    for own in groups:
-        assert own.start is not None, "sums by hour have their hour"
-        by_hour[own.start] = by_hour.get(own.start, Tally()) + Tally.of_sums(own.sums)
+    for group in groups:
+        assert group.start is not None, "sums by hour have their hour"
+        by_hour[group.start] = by_hour.get(group.start, Tally()) + Tally.of_sums(group.sums)
     return [
         HourPoint(
             hour=hour,
-            requests_per_hour=own.weight,
-            baseline_ms=ratio(own.baseline_ms, own.timed_weight),
-            speculative_ms=ratio(own.speculative_ms, own.timed_weight),
-            speedup=ratio_of_total_times(own),
+            requests_per_hour=tally.weight,
+            baseline_ms=ratio(tally.baseline_ms, tally.timed_weight),
+            speculative_ms=ratio(tally.speculative_ms, tally.timed_weight),
+            speedup=ratio_of_total_times(tally),
         )
-        for hour, own in sorted(by_hour.items())
+        for hour, tally in sorted(by_hour.items())
     ]
 
 
 def period(groups: Sequence[GroupSums], *, is_after: bool) -> Period:
     """One side of the moment."""
-    tallied = total(Tally.of_sums(own.sums) for own in groups)
-    hours = len({own.start for own in groups})
+    tallied = total(Tally.of_sums(group.sums) for group in groups)
+    hours = len({group.start for group in groups})
     milliseconds = {
-        Arm.BASELINE: sum(own.sums.baseline_prefill_ms + own.sums.baseline_decode_ms for own in groups),
-        Arm.SPECULATIVE: sum(own.sums.speculative_prefill_ms + own.sums.speculative_decode_ms for own in groups),
+        Arm.BASELINE: sum(group.sums.baseline_prefill_ms + group.sums.baseline_decode_ms for group in groups),
+        Arm.SPECULATIVE: sum(group.sums.speculative_prefill_ms + group.sums.speculative_decode_ms for group in groups),
     }
     tokens = {
-        Arm.BASELINE: sum(own.sums.baseline_num_output_tokens for own in groups),
-        Arm.SPECULATIVE: sum(own.sums.speculative_num_output_tokens for own in groups),
+        Arm.BASELINE: sum(group.sums.baseline_num_output_tokens for group in groups),
+        Arm.SPECULATIVE: sum(group.sums.speculative_num_output_tokens for group in groups),
     }
     baseline, speculative = (ratio(tokens[arm] * MS_PER_S, milliseconds[arm]) for arm in Arm)
     return Period(is_after, tallied.num_runs, ratio(tallied.weight, hours), baseline, speculative)

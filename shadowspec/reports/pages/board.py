@@ -12,14 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from shadowspec.gate.verdict.current_decision import (
-    current_fingerprints,
-    decisions_in_force,
-    evidence_time,
-    is_stale,
-)
+from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions, is_stale
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
-from shadowspec.gate.verdict.trial import is_superseded
 from shadowspec.metrics import ratio
 from shadowspec.reports.definitions import find_test
 from shadowspec.reports.notes import alerts
@@ -44,8 +38,8 @@ class BoardRow:
     """One hypothesis: an endpoint ("" as slice) or a slice of it, at one load, with one config.
 
     `expected_at` is when `clusters_needed` more will have come at the pace at which they came so far, an estimate;
-    `evidence_at` how new the evidence is: its newest event, or, where the input was files alone, when they were
-    measured.  `num_runs` counts the measured requests of the last `TREND_DAYS`.
+    `evidence_at` is when the newest of its evidence happened.  `num_runs` counts the measured requests of the last
+    `TREND_DAYS`.
     """
 
     endpoint: str
@@ -73,12 +67,12 @@ class BoardRow:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict that stands; None where neither the gate nor an operator has spoken."""
+        """The verdict in force; None where neither the gate nor an operator has spoken."""
         return self.standing.verdict
 
     @property
     def reason(self) -> str:
-        """Why it stands, in a sentence."""
+        """Its reason, in a sentence."""
         decision = self.standing.decision
         if decision is not None:
             return decision.reason
@@ -140,26 +134,21 @@ def build_board(values: BoardValues, overrides: Sequence[Override], now: datetim
         for slice_key in {sums.slice_key, ""}:
             days[sums.endpoint, slice_key, sums.concurrency, sums.fingerprint].append(sums)
     by_endpoint: dict[str, list[Decision]] = defaultdict(list)
-    for own in values.decisions:
-        by_endpoint[own.endpoint].append(own)
-    decisions = {
-        _key(own): own
-        for name, decided in by_endpoint.items()
-        for own in decisions_in_force(decided, values.policies.get(name), (), now)
-        if not is_superseded(own)
-    }
-    current = {
-        name: set(current_fingerprints(by_endpoint[name], values.traffic.get(name, ()), values.configs).values())
-        for name in {*by_endpoint, *(key[0] for key in days)}
-    }
-    stages = {(own.endpoint, own.concurrency): own for own in values.rollouts}
-    replaced = {_key(own) for own in values.decisions if is_superseded(own)}
-    keys = sorted(key for key in {*decisions, *days} - replaced if key[3] in current[key[0]])
+    for decision in values.decisions:
+        by_endpoint[decision.endpoint].append(decision)
+    decisions: dict[Key, LatestDecision] = {}
+    fingerprints = set()
+    for name in {*by_endpoint, *(key[0] for key in days)}:
+        policy, measured = values.policies.get(name), values.traffic.get(name, ())
+        found = endpoint_decisions(by_endpoint[name], policy, (), now, measured=measured, configs=values.configs)
+        decisions |= {_key(each.decision): each for each in found.latest if each.is_current}
+        fingerprints |= {(name, fingerprint) for fingerprint in found.fingerprints.values()}
+    stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in values.rollouts}
     rows: dict[str, list[BoardRow]] = defaultdict(list)
-    for key in keys:
+    for key in sorted(key for key in {*decisions, *days} if (key[0], key[3]) in fingerprints):
         row = _row(key, decisions.get(key), days.get(key, []), values, stages, overrides, now)
         rows[row.endpoint].append(row)
-    for name in {*values.endpoints, *(own.endpoint for own in overrides)} - set(rows):
+    for name in {*values.endpoints, *(override.endpoint for override in overrides)} - set(rows):
         rows[name].append(_unmeasured_row(name, values, overrides, now))
     return Board(tuple(_endpoint(name, rows[name], values.loads.get(name, {})) for name in sorted(rows)))
 
@@ -185,7 +174,7 @@ def _preference(row: BoardRow) -> tuple[bool, bool, float]:
 
 def _row(
     key: Key,
-    decision: Decision | None,
+    latest: LatestDecision | None,
     days: Sequence[GroupSums],
     values: BoardValues,
     stages: Mapping[tuple[str, int], Rollout],
@@ -193,6 +182,7 @@ def _row(
     now: datetime,
 ) -> BoardRow:
     endpoint, slice_key, concurrency, fingerprint = key
+    decision = None if latest is None else latest.decision
     standing = standing_verdict(endpoint, slice_key, concurrency, decision, overrides, now)
     tests = {test.name: test for test in decision.tests} if decision is not None else {}
     config = values.configs.get(fingerprint)
@@ -205,7 +195,7 @@ def _row(
         fingerprint=fingerprint,
         config=decision.config if decision is not None else config.config if config is not None else None,
         standing=standing,
-        since=_since(standing),
+        since=standing.since,
         speedup=find_test(decision, "speedup"),
         acceptance=find_test(decision, "acceptance"),
         tail=find_test(decision, "tail"),
@@ -216,8 +206,8 @@ def _row(
         num_clusters=0 if decision is None else decision.num_clusters,
         clusters_needed=None if shown is None else shown.clusters_needed,
         expected_at=None if shown is None else expected_at(shown, now),
-        evidence_at=_evidence_at(decision, values),
-        num_runs=sum(own.sums.num_runs for own in days),
+        evidence_at=None if latest is None else latest.evidence_at,
+        num_runs=sum(day.sums.num_runs for day in days),
         trend=trend(days, values.newest_day),
         stage=stages.get((endpoint, concurrency)),
         alerts=() if shown is None else tuple(alerts(shown)),
@@ -233,23 +223,6 @@ def _unmeasured_row(name: str, values: BoardValues, overrides: Iterable[Override
 
 def _key(decision: Decision) -> Key:
     return decision.endpoint, decision.slice_key, decision.concurrency, decision.fingerprint
-
-
-def _since(standing: StandingVerdict) -> datetime | None:
-    """Since when the verdict stands."""
-    decision = standing.decision
-    if decision is None:
-        return standing.override.created_at if standing.override is not None else None
-    return decision.since
-
-
-def _evidence_at(decision: Decision | None, values: BoardValues) -> datetime | None:
-    if decision is None:
-        return None
-    own = values.inputs.get(decision.endpoint)
-    if own is not None and own.is_ended:
-        return own.moved_at
-    return evidence_time(decision, values.traffic.get(decision.endpoint, ()))
 
 
 def expected_at(decision: Decision, now: datetime) -> datetime | None:
@@ -287,8 +260,8 @@ class BoardFilter:
             return False
         if self.models and not self.models & set(models_of(row)):
             return False
-        own = row.labels
-        if any(wanted and own.get(name) not in wanted for name, wanted in self.labels.items()):
+        labels = row.labels
+        if any(wanted and labels.get(name) not in wanted for name, wanted in self.labels.items()):
             return False
         text = " ".join((row.endpoint, row.slice_key, *models_of(row), row.reason)).casefold()
         return all(word in text for word in self.search.casefold().split())
@@ -315,7 +288,11 @@ def find_rows(board: Board, wanted: BoardFilter, sort: str) -> FoundRows:
             if not is_head:
                 opened.add(endpoint.name)
     order = SORTS.get(sort, SORTS["verdict"])
-    return FoundRows(tuple(sorted(shown, key=lambda own: (order(own.head), own.name))), frozenset(opened), number)
+    return FoundRows(
+        tuple(sorted(shown, key=lambda board_endpoint: (order(board_endpoint.head), board_endpoint.name))),
+        frozenset(opened),
+        number,
+    )
 
 
 def models_of(row: BoardRow) -> tuple[str, ...]:

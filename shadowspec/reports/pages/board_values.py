@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.metrics import ratio
 from shadowspec.reports.token_costs import DeviceTime, device_time
-from shadowspec.store import GroupSums, Input, Store, Traffic
+from shadowspec.store import GroupSums, Store, Traffic
 from shadowspec.types import Arm, Decision, FingerprintedConfig, Rollout
 
 TREND_DAYS = 14
@@ -72,21 +72,26 @@ def trend(days: Sequence[GroupSums], newest_day: date | None) -> tuple[TrendDay,
     if newest_day is None or not days:
         return ()
     by_day: dict[date, list[GroupSums]] = defaultdict(list)
-    for own in days:
-        assert own.start is not None, "sums by day have a day"
-        by_day[own.start.date()].append(own)
+    for groups in days:
+        assert groups.start is not None, "sums by day have a day"
+        by_day[groups.start.date()].append(groups)
     found = []
     for back in range(TREND_DAYS - 1, -1, -1):
         day = newest_day - timedelta(days=back)
-        sums = [own.sums for own in by_day.get(day, ())]
-        log = ratio(sum(own.weighted_log_speedup for own in sums), sum(own.timed_weight for own in sums))
-        accepted = sum(own.weighted_first_accepted_tokens for own in sums)
+        sums = [groups.sums for groups in by_day.get(day, ())]
+        log = ratio(
+            sum(rollup_sums.weighted_log_speedup for rollup_sums in sums),
+            sum(rollup_sums.timed_weight for rollup_sums in sums),
+        )
+        accepted = sum(rollup_sums.weighted_first_accepted_tokens for rollup_sums in sums)
         found.append(
             TrendDay(
                 day=day,
-                num_runs=sum(own.num_runs for own in sums),
+                num_runs=sum(rollup_sums.num_runs for rollup_sums in sums),
                 speedup=None if log is None else math.exp(log),
-                first_position_acceptance_rate=ratio(accepted, sum(own.weighted_drafts for own in sums)),
+                first_position_acceptance_rate=ratio(
+                    accepted, sum(rollup_sums.weighted_drafts for rollup_sums in sums)
+                ),
             )
         )
     return tuple(found)
@@ -96,7 +101,7 @@ def saving(days: Sequence[GroupSums], newest_day: date | None, price_per_hour: f
     """What speculation saves over the last `SAVING_WINDOW`; None where nothing was timed in it."""
     if newest_day is None:
         return None
-    recent = (own for own in days if own.start is not None and newest_day - own.start.date() < SAVING_WINDOW)
+    recent = (day for day in days if day.start is not None and newest_day - day.start.date() < SAVING_WINDOW)
     time = device_time(recent)
     return None if time.saved_share is None else Saving(time, price_per_hour)
 
@@ -113,7 +118,6 @@ class BoardValues:
     decisions: Sequence[Decision]
     configs: Mapping[str, FingerprintedConfig]
     days: Sequence[GroupSums]
-    inputs: Mapping[str, Input]
     rollouts: Sequence[Rollout]
     newest_day: date | None
     prices: Mapping[str, float | None]
@@ -141,11 +145,10 @@ def board_values(
         decisions=store.latest_decisions(),
         configs=store.fingerprints(),
         days=days,
-        inputs=store.inputs(),
         rollouts=store.rollouts(),
         newest_day=newest_day,
         prices=prices,
         loads=loads,
         policies=policies,
-        traffic={name: store.traffic(name, timedelta(days=TREND_DAYS)) for name in endpoints},
+        traffic={name: store.traffic(name) for name in endpoints},
     )

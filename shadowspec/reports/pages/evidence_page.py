@@ -110,14 +110,14 @@ def paths(looks: Sequence[LookPoint]) -> dict[str, TestPath]:
     for look in looks:
         by_name[look.name].append(look)
     found = {}
-    for name, own in by_name.items():
-        points = [PathPoint(p.num_units, p.estimate, p.lower, p.upper, p.decided_at, p.verdict) for p in own]
+    for name, look_points in by_name.items():
+        points = [PathPoint(p.num_units, p.estimate, p.lower, p.upper, p.decided_at, p.verdict) for p in look_points]
         changes = [
             point
             for before, point in zip([None, *points[:-1]], points, strict=True)
             if before is None or before.verdict is not point.verdict
         ]
-        found[name] = TestPath(name, own[-1].threshold, thin_points(points), tuple(changes))
+        found[name] = TestPath(name, look_points[-1].threshold, thin_points(points), tuple(changes))
     return found
 
 
@@ -126,8 +126,8 @@ def unit_paths(sequences: Mapping[str, Sequence[SequencePoint]], last: Mapping[s
     found = {}
     for name, points in sequences.items():
         if name in last and points:
-            own = [PathPoint(p.num_units, p.estimate, p.lower, p.upper) for p in points]
-            found[name] = TestPath(name, last[name].threshold, thin_points(own), ())
+            path_points = [PathPoint(p.num_units, p.estimate, p.lower, p.upper) for p in points]
+            found[name] = TestPath(name, last[name].threshold, thin_points(path_points), ())
     return found
 
 
@@ -188,7 +188,7 @@ def time_parts(sums: RollupSums) -> tuple[TimeParts, ...]:
 def add_sums(sums: Sequence[RollupSums]) -> RollupSums:
     """The sum of sums."""
     names = RollupSums.__slots__
-    return RollupSums(**{name: sum(getattr(own, name) for own in sums) for name in names})
+    return RollupSums(**{name: sum(getattr(rollup_sums, name) for rollup_sums in sums) for name in names})
 
 
 def _quantiles(histogram: Histogram, shares: Sequence[float]) -> tuple[tuple[float, Quantile], ...]:

@@ -70,7 +70,7 @@ FIGURES: Mapping[str, Figure] = {
         "percent",
     ),
     "requests": Figure(
-        "Requests measured (n)", "Runs through both arms, failed ones included.", lambda own: own.num_runs, "count"
+        "Requests measured (n)", "Runs through both arms, failed ones included.", lambda tally: tally.num_runs, "count"
     ),
     "failed requests": Figure("Failed requests (%)", "Runs of which an arm failed.", tally.failed_share, "percent"),
 }
@@ -119,15 +119,15 @@ class Point:
 def rollup_points(groups: Iterable[GroupSums], configs: Mapping[str, FingerprintedConfig]) -> list[Point]:
     """Grouped sums as points: under their slice's labels, load, K and config, and their day if they have one."""
     points = []
-    for own in groups:
+    for group in groups:
         values = {
-            **parse_slice_key(own.slice_key),
-            **_config_values(own.fingerprint, configs),
-            LOAD: str(own.concurrency),
+            **parse_slice_key(group.slice_key),
+            **_config_values(group.fingerprint, configs),
+            LOAD: str(group.concurrency),
         }
-        if own.start is not None:
-            values[DAY] = f"{own.start:%Y-%m-%d}"
-        points.append(Point(values, Tally.of_sums(own.sums)))
+        if group.start is not None:
+            values[DAY] = f"{group.start:%Y-%m-%d}"
+        points.append(Point(values, Tally.of_sums(group.sums)))
     return points
 
 
@@ -140,10 +140,15 @@ def run_points(
     for row, labels in runs:
         fingerprint = by_prefix.get(row["fingerprint"], row["fingerprint"])
         time: datetime = row["event_time"]
-        own = {**labels, **_config_values(fingerprint, configs), LOAD: str(row["concurrency"]), DAY: f"{time:%Y-%m-%d}"}
+        entry = {
+            **labels,
+            **_config_values(fingerprint, configs),
+            LOAD: str(row["concurrency"]),
+            DAY: f"{time:%Y-%m-%d}",
+        }
         if (tokens := row["num_prompt_tokens"]) is not None:
-            own[PROMPT_TOKENS] = prompt_range(tokens)
-        points.append(Point(own, Tally.of_run(row)))
+            entry[PROMPT_TOKENS] = prompt_range(tokens)
+        points.append(Point(entry, Tally.of_run(row)))
     return points
 
 
@@ -182,7 +187,7 @@ def grid(points: Sequence[Point], figure: str, x: str, y: str, *, newest_runs: i
         x_values=x_values,
         y_values=y_values,
         cells=tuple(
-            Cell(*key, form(own), own.num_runs) for key in _product(x_values, y_values) if (own := sums.get(key))
+            Cell(*key, form(tally), tally.num_runs) for key in _product(x_values, y_values) if (tally := sums.get(key))
         ),
         num_runs=sum(point.tally.num_runs for point in points),
         newest_runs=newest_runs,

@@ -59,12 +59,12 @@ class LivePoint:
 
 def live_period(hours: Iterable[LiveHour]) -> LivePeriod:
     """These hours added up; a window alone is an hour too."""
-    ordered = sorted(hours, key=lambda own: own.ended_at)
-    whole = sum_counts(own.counts for own in ordered)
+    ordered = sorted(hours, key=lambda hour: hour.ended_at)
+    whole = sum_counts(hour.counts for hour in ordered)
     return LivePeriod(
-        num_windows=sum(own.num_windows for own in ordered),
-        num_resets=sum(own.num_resets for own in ordered),
-        num_failed_scrapes=sum(own.num_failed_scrapes for own in ordered),
+        num_windows=sum(hour.num_windows for hour in ordered),
+        num_resets=sum(hour.num_resets for hour in ordered),
+        num_failed_scrapes=sum(hour.num_failed_scrapes for hour in ordered),
         num_requests=whole.num_requests,
         requests_per_s=_requests_per_s(ordered),
         output_tokens_per_s=_output_tokens_per_s(ordered),
@@ -81,16 +81,16 @@ def live_period(hours: Iterable[LiveHour]) -> LivePeriod:
 def live_points(hours: Iterable[LiveHour], since: datetime, step: timedelta) -> list[LivePoint]:
     """By stretches of whole hours from `since`, the start of one; a stretch in which no window ended has no point."""
     by_stretch: dict[int, list[LiveHour]] = defaultdict(list)
-    for own in hours:
-        by_stretch[(own.hour - since) // step].append(own)
+    for hour in hours:
+        by_stretch[(hour.hour - since) // step].append(hour)
     return [
         LivePoint(
             began_at=since + place * step,
-            output_tokens_per_s=_output_tokens_per_s(own),
-            requests_per_s=_requests_per_s(own),
-            first_position_acceptance_rate=_first_position_rate(own),
+            output_tokens_per_s=_output_tokens_per_s(live_hours),
+            requests_per_s=_requests_per_s(live_hours),
+            first_position_acceptance_rate=_first_position_rate(live_hours),
         )
-        for place, own in sorted(by_stretch.items())
+        for place, live_hours in sorted(by_stretch.items())
     ]
 
 
@@ -99,20 +99,20 @@ def switched_on_at(hours: Iterable[LiveHour], enabled_at: datetime) -> datetime 
 
     Where it drafted before too, the enabling itself parts before from after.
     """
-    first = min((own.drafted_at for own in hours if own.drafted_at is not None), default=None)
+    first = min((hour.drafted_at for hour in hours if hour.drafted_at is not None), default=None)
     return None if first is None else max(first, enabled_at)
 
 
 def _first_position_rate(hours: Iterable[LiveHour]) -> float | None:
     """Pooled; where the engine tells no positions, what it is at most."""
-    pairs = [(own.num_first_accepted_tokens, own.num_first_drafts) for own in hours]
-    return ratio(sum(own[0] for own in pairs), sum(own[1] for own in pairs))
+    pairs = [(hour.num_first_accepted_tokens, hour.num_first_drafts) for hour in hours]
+    return ratio(sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
 
 
 def _mean_length(hours: Iterable[LiveHour]) -> float | None:
     """Tokens emitted per verification, its own included; pooled."""
-    pairs = [(own.num_known_accepted_tokens, own.num_known_drafts) for own in hours]
-    found = ratio(sum(own[0] for own in pairs), sum(own[1] for own in pairs))
+    pairs = [(hour.num_known_accepted_tokens, hour.num_known_drafts) for hour in hours]
+    found = ratio(sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
     return None if found is None else 1.0 + found
 
 
@@ -134,11 +134,11 @@ def quantile(bins: Buckets, share: float) -> Quantile | None:
 
 
 def _requests_per_s(hours: Iterable[LiveHour]) -> float | None:
-    return _per_second((own.replica, own.counts.num_requests, own.requests_us) for own in hours)
+    return _per_second((hour.replica, hour.counts.num_requests, hour.requests_us) for hour in hours)
 
 
 def _output_tokens_per_s(hours: Iterable[LiveHour]) -> float | None:
-    return _per_second((own.replica, own.counts.num_output_tokens, own.output_tokens_us) for own in hours)
+    return _per_second((hour.replica, hour.counts.num_output_tokens, hour.output_tokens_us) for hour in hours)
 
 
 def _per_second(counted: Iterable[tuple[str, int | None, int]]) -> float | None:
@@ -181,7 +181,7 @@ def around(store: Store, endpoint: str, enabled_at: datetime, span: timedelta) -
     hours = store.live_hours(endpoint, hour_of(since), until)
     for moment in (since, until):
         hours = _split_hours(store, endpoint, hours, moment)
-    hours = [own for own in hours if since <= own.ended_at < until]
+    hours = [hour for hour in hours if since <= hour.ended_at < until]
     if not hours:
         return None
     switched_on = switched_on_at(hours, enabled_at)
@@ -189,22 +189,22 @@ def around(store: Store, endpoint: str, enabled_at: datetime, span: timedelta) -
     hours = _split_hours(store, endpoint, hours, moment)
     return Production(
         switched_on=switched_on,
-        before=live_period(own for own in hours if own.ended_at <= moment),
-        after=live_period(own for own in hours if own.began_at >= moment),
+        before=live_period(hour for hour in hours if hour.ended_at <= moment),
+        after=live_period(hour for hour in hours if hour.began_at >= moment),
         points=tuple(live_points(hours, hour_of(since), _step(span))),
     )
 
 
 def _split_hours(store: Store, endpoint: str, hours: Sequence[LiveHour], moment: datetime) -> list[LiveHour]:
     """The hours, those that the moment cuts as their windows, each an hour of its own."""
-    cut = [own for own in hours if own.num_windows > 1 and own.began_at < moment <= own.ended_at]
+    cut = [hour for hour in hours if hour.num_windows > 1 and hour.began_at < moment <= hour.ended_at]
     windows: dict[tuple[datetime, str, str], list[LiveHour]] = defaultdict(list)
-    for start in sorted({own.hour for own in cut}):
-        names = {own.replica for own in cut if own.hour == start}
+    for start in sorted({hour.hour for hour in cut}):
+        names = {hour.replica for hour in cut if hour.hour == start}
         for each in store.live_windows(endpoint, start, start + HOUR, names):
             windows[start, each.replica, each.series].append(hour_of_window(each))
-    kept = {own.key: windows[own.key] for own in cut if len(windows[own.key]) >= own.num_windows}
-    return [each for own in hours for each in kept.get(own.key, [own])]
+    kept = {hour.key: windows[hour.key] for hour in cut if len(windows[hour.key]) >= hour.num_windows}
+    return [each for hour in hours for each in kept.get(hour.key, [hour])]
 
 
 def _step(span: timedelta) -> timedelta:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shadowspec.gate.verdict.trial import is_superseded
 from shadowspec.planning.frontier import Crossing, crossings
 from shadowspec.reports.definitions import find_test
 from shadowspec.types import Decision, TestResult, Verdict
@@ -13,7 +12,7 @@ from shadowspec.types import Decision, TestResult, Verdict
 
 @dataclass(frozen=True, slots=True)
 class LoadCell:
-    """One slice at one load with one config: what stands, and what was measured."""
+    """One slice at one load with one config: the current verdict, and what was measured."""
 
     concurrency: int
     config_name: str
@@ -62,22 +61,22 @@ class BreakEven:
 def load_cells(decisions: Iterable[Decision], slice_key: str) -> list[LoadCell]:
     """One slice's cells ("" for the whole endpoint) by depth, config and load.
 
-    `decisions` are the endpoint's as they stand, overrides laid over them; those of replaced fingerprints are left out.
+    `decisions` are the endpoint's current ones, overrides laid over them.
     """
     cells = [
         LoadCell(
-            concurrency=own.concurrency,
-            config_name=own.config.name,
-            depth=own.config.num_speculative_tokens,
-            fingerprint=own.fingerprint,
-            verdict=own.verdict,
-            reason=own.reason,
-            decision_id=own.decision_id,
-            speedup=find_test(own, "speedup"),
-            acceptance=find_test(own, "acceptance"),
+            concurrency=decision.concurrency,
+            config_name=decision.config.name,
+            depth=decision.config.num_speculative_tokens,
+            fingerprint=decision.fingerprint,
+            verdict=decision.verdict,
+            reason=decision.reason,
+            decision_id=decision.decision_id,
+            speedup=find_test(decision, "speedup"),
+            acceptance=find_test(decision, "acceptance"),
         )
-        for own in decisions
-        if own.slice_key == slice_key and not is_superseded(own)
+        for decision in decisions
+        if decision.slice_key == slice_key
     ]
     return sorted(cells, key=lambda cell: (cell.depth, cell.config_name, cell.fingerprint, cell.concurrency))
 
@@ -87,7 +86,7 @@ def break_evens(cells: Sequence[LoadCell], level: float = 1.0) -> list[BreakEven
     by_config: dict[tuple[int, str, str], list[LoadCell]] = {}
     for cell in cells:
         by_config.setdefault((cell.depth, cell.config_name, cell.fingerprint), []).append(cell)
-    return [_break_even(name, depth, own, level) for (depth, name, _), own in by_config.items()]
+    return [_break_even(name, depth, load_cells, level) for (depth, name, _), load_cells in by_config.items()]
 
 
 def _break_even(name: str, depth: int, cells: Sequence[LoadCell], level: float) -> BreakEven:

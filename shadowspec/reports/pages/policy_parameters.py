@@ -9,8 +9,6 @@ from shadowspec.gate.policy import FROZEN_UNITS, FROZEN_VALUES, GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.types import Decision
 
-Value = float | int | str | None
-
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -35,7 +33,9 @@ def gate_parameters(policy: GatePolicy, decisions: Iterable[Decision]) -> list[P
     for field in fields(GatePolicy):
         value = getattr(policy, field.name)
         is_fixed = field.name in (*FROZEN_VALUES, *FROZEN_UNITS)
-        others = {format_value(own[field.name]) for own in frozen if field.name in own and own[field.name] is not None}
+        others = {
+            format_value(entry[field.name]) for entry in frozen if field.name in entry and entry[field.name] is not None
+        }
         found.append(
             Parameter(
                 name=field.name,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from shadowspec.gate.audit.audit_run import AUTHOR as AUDITOR
-from shadowspec.gate.verdict.trial import CHANGED_FINGERPRINT, DRIFT
+from shadowspec.gate.verdict.trial_levels import CHANGED_FINGERPRINT, DRIFT
 from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.shared_values import Change, ChangeKind
 from shadowspec.rollout.orders import scope_words
@@ -44,41 +44,45 @@ def timeline(changes: Iterable[Change], *, since: datetime | None = None, limit:
 def verdict_changes(found: Iterable[VerdictChange], configs: Mapping[str, FingerprintedConfig]) -> list[Change]:
     """Changes of verdict; where a drift alarm or a replaced fingerprint made them, they are of that kind."""
     changes = []
-    for own in found:
-        replaced = None if own.supersession is None else own.supersession.by
-        if own.reason_code == DRIFT:
-            kind, what = ChangeKind.ALARM, f"{own.verdict}: a drift alarm"
-        elif own.reason_code == CHANGED_FINGERPRINT:
-            kind, what = ChangeKind.FINGERPRINT, f"{own.verdict}: the fingerprint changed"
+    for change in found:
+        replaced = None if change.supersession is None else change.supersession.by
+        if change.reason_code == DRIFT:
+            kind, what = ChangeKind.ALARM, f"{change.verdict}: a drift alarm"
+        elif change.reason_code == CHANGED_FINGERPRINT:
+            kind, what = ChangeKind.FINGERPRINT, f"{change.verdict}: the fingerprint changed"
             if replaced is not None:
-                what = f"{own.fingerprint[:12]} was replaced by {replaced[:12]}"
+                what = f"{change.fingerprint[:12]} was replaced by {replaced[:12]}"
         else:
             kind = ChangeKind.VERDICT
-            what = f"first verdict: {own.verdict}" if own.before is None else f"{own.before} \u2192 {own.verdict}"
-        why = own.reason
+            what = (
+                f"first verdict: {change.verdict}"
+                if change.before is None
+                else f"{change.before} \u2192 {change.verdict}"
+            )
+        why = change.reason
         if replaced is not None:
-            differs = differing_parts(configs.get(own.fingerprint), configs.get(replaced))
+            differs = differing_parts(configs.get(change.fingerprint), configs.get(replaced))
             why += f"; what differs: {', '.join(differs)}" if differs else ""
         changes.append(
-            Change.of_hypothesis(own, kind, what, why, configs, who=GATE, before=own.before, after=own.verdict)
+            Change.of_hypothesis(change, kind, what, why, configs, who=GATE, before=change.before, after=change.verdict)
         )
     return changes
 
 
 def advice_changes(found: Iterable[AdviceChange], configs: Mapping[str, FingerprintedConfig]) -> list[Change]:
-    """What came to be said beside a standing ENABLE: figures that came down, and another mix of the traffic."""
+    """New advice beside a current ENABLE: figures that came down, and another mix of the traffic."""
     changes = []
-    for own in found:
+    for change in found:
         changes_here = []
-        if own.is_new_advice:
-            what = f"{own.advice} came down from where it stood at ENABLE"
+        if change.is_new_advice:
+            what = f"{change.advice} came down from where it stood at ENABLE"
             changes_here.append((ChangeKind.ADVICE, what, "an advisory detector; the promise itself still holds"))
-        if own.is_new_shift:
-            rates = {} if own.mix_change is None else own.mix_change.rates
+        if change.is_new_shift:
+            rates = {} if change.mix_change is None else change.mix_change.rates
             why = "; ".join(rate.text for rate in rates.values()) or "slices come in other shares than at ENABLE"
             changes_here.append((ChangeKind.MIX, "the mix of the traffic is another than at ENABLE", why))
         changes += [
-            Change.of_hypothesis(own, kind, what, why, configs, who=GATE, after=Verdict.ENABLE)
+            Change.of_hypothesis(change, kind, what, why, configs, who=GATE, after=Verdict.ENABLE)
             for kind, what, why in changes_here
         ]
     return changes
@@ -88,20 +92,20 @@ def override_changes(records: Iterable[OverrideRecord], now: datetime) -> list[C
     """Overrides as they were set, and as they ended: cleared by somebody, or run out."""
     changes = []
     for record in records:
-        own = record.override
-        scope = scope_words(own)
-        kind = ChangeKind.ALARM if own.author in SYSTEMS else ChangeKind.OVERRIDE
-        what = f"override {own.override_id} set: {scope} is {own.verdict}"
-        begun = Change.of_order(own, own.created_at, kind, what, own.reason, own.author)
-        changes.append(replace(begun, after=own.verdict))
+        override = record.override
+        scope = scope_words(override)
+        kind = ChangeKind.ALARM if override.author in SYSTEMS else ChangeKind.OVERRIDE
+        what = f"override {override.override_id} set: {scope} is {override.verdict}"
+        begun = Change.of_order(override, override.created_at, kind, what, override.reason, override.author)
+        changes.append(replace(begun, after=override.verdict))
         if (end := record.clearing) is not None:
             what, ended_at, why, who = "cleared", end.cleared_at, end.reason, end.author
-        elif own.expires_at is not None and own.expires_at <= now:
-            what, ended_at, why, who = "ran out", own.expires_at, own.reason, CLOCK
+        elif override.expires_at is not None and override.expires_at <= now:
+            what, ended_at, why, who = "ran out", override.expires_at, override.reason, CLOCK
         else:
             continue
-        what = f"override {own.override_id} {what}: {scope}"
-        changes.append(Change.of_order(own, ended_at, ChangeKind.OVERRIDE, what, why, who))
+        what = f"override {override.override_id} {what}: {scope}"
+        changes.append(Change.of_order(override, ended_at, ChangeKind.OVERRIDE, what, why, who))
     return changes
 
 
@@ -109,9 +113,12 @@ def rollout_changes(history: Iterable[Rollout], configs: Mapping[str, Fingerprin
     """Changes of rollout stage or depth."""
     return [
         Change.of_rollout(
-            own, f"{own.stage}: {percent(own.share, 0)} of the enabled traffic{_depth_words(own)}", configs, ROLLOUT
+            rollout,
+            f"{rollout.stage}: {percent(rollout.share, 0)} of the enabled traffic{_depth_words(rollout)}",
+            configs,
+            ROLLOUT,
         )
-        for own in history
+        for rollout in history
     ]
 
 
@@ -124,9 +131,7 @@ def differing_parts(old: FingerprintedConfig | None, new: FingerprintedConfig | 
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
             found.append(f"{name} ({before} \u2192 {after})")
-    for name in sorted(old.details.keys() | new.details.keys()):
-        if old.details.get(name) != new.details.get(name):
-            found.append(name.replace("_", " "))
+    found += [name.replace("_", " ") for name in old.differing_details(new)]
     for name in ("target", "draft", "proposer", "num_speculative_tokens", "verify_rule", "backend"):
         if getattr(old.config, name) != getattr(new.config, name):
             found.append(name.replace("_", " "))

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shadowspec.errors import NoDataError
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.endpoint_look import look_again
 from shadowspec.gate.run.state import decode_evidence
-from shadowspec.gate.run.trial_levels import frozen_policy
-from shadowspec.gate.verdict.decision import Hypothesis, decide
+from shadowspec.gate.verdict.trial_levels import frozen_policy
 from shadowspec.types import Decision, FingerprintedConfig, StoredEvidence
 
 MAX_MARGIN = 0.75  # of the slider: beyond it a log speedup clipped at ln 2 proves nothing
@@ -29,11 +28,10 @@ TRIED = ("margin", "floor", "tail_share")
 class WhatIf:
     """One hypothesis under the policy in force, and under the one tried: both from the same stored evidence.
 
-    `today` differs from `stands` where a verdict stands that today's figures alone would not give again, or where the
-    policy has changed since.
+    `today` differs from the decision where its verdict is current and today's figures alone would not give it again, or
+    where the policy has changed since.
     """
 
-    stands: Decision
     today: Decision
     tried: Decision
 
@@ -51,7 +49,7 @@ def what_if(
     parameters.
 
     Raises:
-        NoDataError: nothing is folded of it, or its evidence began anew when the decision ended a run.
+        NoDataError: nothing is folded of it, or its evidence restarted when the decision ended a run.
         ConfigError: a changed value is out of its range, or nothing could prove it.
         InputError: the evidence was written by another version.
     """
@@ -68,34 +66,11 @@ def what_if(
         raise NoDataError(f"endpoint {decision.endpoint}: nothing is folded of this hypothesis yet")
     folded = decode_evidence(stored).evidence
     if folded.num_clusters < decision.num_clusters:
-        raise NoDataError(f"endpoint {decision.endpoint}: this decision ended a run, and evidence began anew after it")
+        raise NoDataError(f"endpoint {decision.endpoint}: this decision ended a run, and evidence restarted after it")
     assert changed.keys() <= set(TRIED), "only thresholds can be tried"
-    own = frozen_policy(policy, decision)
+    gate_policy = frozen_policy(policy, decision)
     tried: dict[str, Any] = dict(changed)
     return WhatIf(
-        stands=decision,
-        today=_judge(decision, folded, config, own),
-        tried=_judge(decision, folded, config, replace(own, **tried)),
-    )
-
-
-def _judge(decision: Decision, folded: HypothesisEvidence, config: FingerprintedConfig, policy: GatePolicy) -> Decision:
-    # What is counted of the slice is not kept with the hypothesis: the decision has it.
-    counted = decision.evidence
-    evidence = replace(
-        folded,
-        num_closed_clusters=counted.num_closed_clusters,
-        num_lost=counted.num_lost,
-        num_late=counted.num_late,
-        num_members=counted.num_members,
-        num_left_out=counted.num_left_out,
-    )
-    return decide(
-        Hypothesis(decision.endpoint, decision.slice_key, decision.concurrency, config),
-        evidence,
-        policy,
-        trial=decision.run,
-        has_entered=decision.run is not None,
-        previous=None,
-        now=decision.decided_at,
+        today=look_again(decision, folded, config, gate_policy).decide(decision.decided_at),
+        tried=look_again(decision, folded, config, replace(gate_policy, **tried)).decide(decision.decided_at),
     )

@@ -1,7 +1,8 @@
 """Rows in, a `PeriodReport` out.
 
 Invariant: the report of a past time comes out the same whenever it is made, but for the funnel and for plans, which
-speak of now and are left out (plans) or said to (funnel) where now is another time.
+speak of now and are left out (plans) or said to (funnel) where now is another time, and where events before its end
+were measured after it: runs are known by the hours of their events.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from datetime import datetime
 
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions
 from shadowspec.gate.verdict.effective_decisions import active, standing_verdict
-from shadowspec.gate.verdict.trial import is_superseded
 from shadowspec.planning.plans import EndpointPlan, plan_stored
 from shadowspec.reports.definitions import find_test
 from shadowspec.reports.period.period_changes import changes_within
@@ -54,24 +55,31 @@ def build_period_report(
     """
     # 1. How things stood at the beginning and at the end.
     before, after = source.decisions_at(since), source.decisions_at(until)
-    standing = [own for own in after if not is_superseded(own)]
-    records = [record for record in (_at(own, until) for own in source.overrides()) if record is not None]
+    records = [record for record in (_at(override, until) for override in source.overrides()) if record is not None]
     orders = active(records, until)
-    endpoints = sorted({*source.endpoints(), *settings.policies, *(own.endpoint for own in after)})
+    endpoints = sorted({*source.endpoints(), *settings.policies, *(decision.endpoint for decision in after)})
+    decided = {name: [each for each in after if each.endpoint == name] for name in endpoints}
+    configs = source.fingerprints()
+    current: dict[str, list[LatestDecision]] = {}
+    for name in endpoints:
+        policy, measured = settings.policies.get(name), source.traffic(name, until)
+        found = endpoint_decisions(decided[name], policy, (), until, measured=measured, configs=configs)
+        current[name] = [each for each in found.latest if each.is_current]
+    standing = [each.decision for name in endpoints for each in current[name]]
     rollouts = source.rollout_history()
-    stages = {(own.endpoint, own.concurrency): own for own in rollouts if own.decided_at < until}
-    board = [_row(own, orders, stages, until) for own in standing]
+    stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in rollouts if rollout.decided_at < until}
+    board = [_row(decision, orders, stages, until) for decision in standing]
 
     # 2. What happened between them.
     changes, has_left_out = changes_within(source, since, until, before, after, rollouts)
 
     # 3. What is still open, and how far the evidence can be trusted.
-    plans = {name: _plan(source, settings, name, standing) for name in endpoints}
-    needs = [_need(own, plans[own.endpoint]) for own in standing if own.verdict is Verdict.HOLD]
+    plans = {name: _plan(source, settings, name, decided[name], current[name]) for name in endpoints}
+    needs = [_need(decision, plans[decision.endpoint]) for decision in standing if decision.verdict is Verdict.HOLD]
     counts = source.funnel()
     return PeriodReport(
         title=settings.title,
-        data_note=data_note(source.fingerprints().values(), settings.data_note),
+        data_note=data_note(configs.values(), settings.data_note),
         since=since,
         until=until,
         generated_at=now,
@@ -79,11 +87,14 @@ def build_period_report(
         changes=tuple(changes),
         has_left_out=has_left_out,
         board=tuple(sorted(board, key=_reading_order)),
-        needs=tuple(sorted(needs, key=lambda own: (own.endpoint, own.slice_key, own.concurrency, own.config_name))),
-        quality=tuple(_quality(source, settings, name, after, since, until) for name in endpoints),
+        needs=tuple(
+            sorted(needs, key=lambda need: (need.endpoint, need.slice_key, need.concurrency, need.config_name))
+        ),
+        quality=tuple(
+            _quality(source, settings, name, decided[name], current[name], since, until) for name in endpoints
+        ),
         total_funnel=funnel_of(None, counts, {*endpoints, None, *(name for name, _, _ in counts)}),
         gate_outcome=gate_outcome,
-        endpoint_names=tuple(endpoints),
     )
 
 
@@ -122,7 +133,7 @@ def _row(
         is_overridden=standing.override is not None,
         reason_code=shown.reason_code,
         reason=shown.reason,
-        since=shown.verdict_since,
+        since=standing.since,
         speedup=find_test(measured, "speedup"),
         acceptance=find_test(measured, "acceptance"),
         num_blocks=measured.num_blocks,
@@ -140,15 +151,20 @@ def _reading_order(row: PeriodRow) -> tuple[str, int, str, bool, float, str]:
     return row.endpoint, row.concurrency, row.config_name, row.slice_key != "", share, row.slice_key
 
 
-def _plan(source: Store, settings: PeriodSettings, endpoint: str, standing: Sequence[Decision]) -> EndpointPlan | None:
-    """The plan of an endpoint's open questions, where the evidence still is what the standing decisions rest on."""
-    own = {decision.decision_id for decision in standing if decision.endpoint == endpoint}
-    num_open = sum(each.verdict is Verdict.HOLD for each in standing if each.endpoint == endpoint)
+def _plan(
+    source: Store,
+    settings: PeriodSettings,
+    endpoint: str,
+    decided: Sequence[Decision],
+    current: Sequence[LatestDecision],
+) -> EndpointPlan | None:
+    """The plan of an endpoint's open questions, where the evidence still is what the decisions rest on."""
+    num_open = sum(each.decision.verdict is Verdict.HOLD for each in current)
     policy, rate = settings.policies.get(endpoint), settings.sample_rates.get(endpoint)
     if policy is None or rate is None or not 0 < num_open <= MAX_PLANNED:
         return None
     latest = source.folded_evidence(endpoint).latest_decisions
-    if {each.decision_id for each in latest if not is_superseded(each)} != own:
+    if {each.decision_id for each in latest} != {each.decision_id for each in decided}:
         return None
     try:
         return plan_stored(source, endpoint, policy, sample_rate=rate, capacity_per_s=None)
@@ -174,18 +190,18 @@ def _need(decision: Decision, plan: EndpointPlan | None) -> Need:
         decision_id=decision.decision_id,
     )
     key = decision.slice_key, decision.concurrency, decision.fingerprint
-    for own in plan.hypotheses if plan is not None else ():
-        hypothesis = own.hypothesis
-        if own.is_open and key == (hypothesis.slice_key, hypothesis.concurrency, hypothesis.config.fingerprint):
+    for hypothese in plan.hypotheses if plan is not None else ():
+        hypothesis = hypothese.hypothesis
+        if hypothese.is_open and key == (hypothesis.slice_key, hypothesis.concurrency, hypothesis.config.fingerprint):
             return replace(
                 need,
                 is_planned=True,
-                clusters_median=own.clusters_median,
-                clusters_late=own.clusters_late,
-                days_median=_days(own.seconds_median),
-                days_late=_days(own.seconds_late),
-                enable_share=own.enable_share,
-                disable_share=own.disable_share,
+                clusters_median=hypothese.clusters_median,
+                clusters_late=hypothese.clusters_late,
+                days_median=_days(hypothese.seconds_median),
+                days_late=_days(hypothese.seconds_late),
+                enable_share=hypothese.enable_share,
+                disable_share=hypothese.disable_share,
             )
     return need
 
@@ -194,27 +210,28 @@ def _quality(
     source: Store,
     settings: PeriodSettings,
     endpoint: str,
-    after: Sequence[Decision],
+    decided: Sequence[Decision],
+    current: Sequence[LatestDecision],
     since: datetime,
     until: datetime,
 ) -> Quality:
-    sums = [own.sums for own in source.group_sums(endpoint, since, until)]
-    looked = [own for own in after if own.endpoint == endpoint and not is_superseded(own)]
-    whole = [own for own in looked if not own.slice_key] or looked
-    last = max(whole, key=lambda own: own.decided_at, default=None)
-    newest = [own.evidence.newest_evidence for own in looked if own.evidence.newest_evidence is not None]
-    missing = [own.evidence.missing_share for own in whole if own.evidence.missing_share is not None]
+    sums = [group.sums for group in source.group_sums(endpoint, since, until)]
+    looked = [each.decision for each in current]
+    whole = [decision for decision in looked if not decision.slice_key] or looked
+    last = max(whole, key=lambda decision: decision.decided_at, default=None)
+    newest = [each.evidence_at for each in current if each.evidence_at is not None]
+    missing = [decision.evidence.missing_share for decision in whole if decision.evidence.missing_share is not None]
     policy = settings.policies.get(endpoint)
     return Quality(
         endpoint=endpoint,
-        num_measured=sum(own.num_runs - own.num_failed for own in sums),
-        num_failed=sum(own.num_failed for own in sums),
-        last_look=max((own.decided_at for own in looked), default=None),
+        num_measured=sum(rollup_sums.num_runs - rollup_sums.num_failed for rollup_sums in sums),
+        num_failed=sum(rollup_sums.num_failed for rollup_sums in sums),
+        last_look=max((each.decided_at for each in decided), default=None),
         newest_evidence=max(newest, default=None),
         watermark=None if last is None else last.evidence.newest_record,
         watermark_held_by=None if last is None else last.evidence.watermark_held_by,
-        num_late=max((own.evidence.num_late for own in whole), default=None),
-        num_lost=max((own.evidence.num_lost for own in whole), default=None),
+        num_late=max((decision.evidence.num_late for decision in whole), default=None),
+        num_lost=max((decision.evidence.num_lost for decision in whole), default=None),
         missing_share=max(missing, default=None),
         max_missing=None if policy is None else policy.max_missing,
         simulated=settings.simulated.get(endpoint),

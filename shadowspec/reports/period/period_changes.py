@@ -7,9 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from shadowspec.gate.audit.audit_run import AUTHOR as AUDITOR
-from shadowspec.gate.run.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.gate.verdict.effective_decisions import order_words
-from shadowspec.gate.verdict.trial import DRIFT
+from shadowspec.gate.verdict.trial_levels import DRIFT, HypothesisId, hypothesis_id
 from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.definitions import config_name
 from shadowspec.reports.shared_values import Change, ChangeKind
@@ -47,7 +46,9 @@ def changes_within(
     ]
     found += _of_rollouts(rollouts, since, until, configs)
     has_left_out = max(len(words), len(advice)) > MAX_CHANGES
-    return sorted(found, key=lambda own: (_KINDS[own.kind], own.at, own.endpoint, own.slice_key)), has_left_out
+    return sorted(
+        found, key=lambda change: (_KINDS[change.kind], change.at, change.endpoint, change.slice_key)
+    ), has_left_out
 
 
 def _verdict_changes(
@@ -57,19 +58,21 @@ def _verdict_changes(
     configs: Mapping[str, FingerprintedConfig],
 ) -> list[Change]:
     found = []
-    alarmed = {_key(own) for own in before if own.reason_code == DRIFT}
-    for own in sorted(words, key=lambda each: each.decision_id):
-        key = (own.endpoint, (own.slice_key, own.concurrency, own.fingerprint))
-        if own.before is not None and own.before is not own.verdict:
-            found.append(_verdict_change(own, ChangeKind.VERDICT, f"{own.before} to {own.verdict}", configs))
-        elif own.before is None:
-            found.append(_verdict_change(own, ChangeKind.NEW, f"first verdict: {own.verdict}", configs))
-        if own.reason_code == DRIFT and key not in alarmed:
+    alarmed = {_key(decision) for decision in before if decision.reason_code == DRIFT}
+    for change in sorted(words, key=lambda each: each.decision_id):
+        key = (change.endpoint, (change.slice_key, change.concurrency, change.fingerprint))
+        if change.before is not None and change.before is not change.verdict:
+            found.append(_verdict_change(change, ChangeKind.VERDICT, f"{change.before} to {change.verdict}", configs))
+        elif change.before is None:
+            found.append(_verdict_change(change, ChangeKind.NEW, f"first verdict: {change.verdict}", configs))
+        if change.reason_code == DRIFT and key not in alarmed:
             alarmed.add(key)
-            found.append(_verdict_change(own, ChangeKind.ALARM, f"drift alarm: now {own.verdict}", configs))
-        elif own.reason_code != DRIFT and key in alarmed:
+            found.append(_verdict_change(change, ChangeKind.ALARM, f"drift alarm: now {change.verdict}", configs))
+        elif change.reason_code != DRIFT and key in alarmed:
             alarmed.remove(key)
-            found.append(_verdict_change(own, ChangeKind.ALARM_CLEARED, f"no longer alarmed: {own.verdict}", configs))
+            found.append(
+                _verdict_change(change, ChangeKind.ALARM_CLEARED, f"no longer alarmed: {change.verdict}", configs)
+            )
     for decision in after:  # the tests may give the same verdict that the alarm gave
         if decision.reason_code != DRIFT and _key(decision) in alarmed:
             what, same = f"no longer alarmed: {decision.verdict}", decision.verdict.value
@@ -82,43 +85,46 @@ def _verdict_changes(
 
 
 def _verdict_change(
-    own: VerdictChange, kind: ChangeKind, what: str, configs: Mapping[str, FingerprintedConfig]
+    change: VerdictChange, kind: ChangeKind, what: str, configs: Mapping[str, FingerprintedConfig]
 ) -> Change:
-    before = None if own.before is None else own.before.value
-    return Change.of_hypothesis(own, kind, what, own.reason, configs, before=before, after=own.verdict.value)
+    before = None if change.before is None else change.before.value
+    return Change.of_hypothesis(change, kind, what, change.reason, configs, before=before, after=change.verdict.value)
 
 
-def _of_advice(own: AdviceChange, configs: Mapping[str, FingerprintedConfig]) -> Change:
-    parts = [f"{own.advice} has come down"] if own.is_new_advice else []
-    parts += ["the mix of prompts has shifted"] if own.is_new_shift else []
-    return Change.of_hypothesis(own, ChangeKind.ADVICE, "; ".join(parts), "since ENABLE, which stands", configs)
+def _of_advice(change: AdviceChange, configs: Mapping[str, FingerprintedConfig]) -> Change:
+    parts = [f"{change.advice} has come down"] if change.is_new_advice else []
+    parts += ["the mix of prompts has shifted"] if change.is_new_shift else []
+    return Change.of_hypothesis(change, ChangeKind.ADVICE, "; ".join(parts), "since ENABLE, which is in force", configs)
 
 
 def _of_fingerprints(
     words: Sequence[VerdictChange], before: Sequence[Decision], configs: Mapping[str, FingerprintedConfig]
 ) -> list[Change]:
     """The first decision with each fingerprint that was not decided on before, per endpoint."""
-    known = {(own.endpoint, own.fingerprint) for own in before}
-    last = {(own.endpoint, own.config.name): own.fingerprint for own in sorted(before, key=lambda own: own.decided_at)}
+    known = {(decision.endpoint, decision.fingerprint) for decision in before}
+    last = {
+        (decision.endpoint, decision.config.name): decision.fingerprint
+        for decision in sorted(before, key=lambda decision: decision.decided_at)
+    }
     found = []
-    for own in sorted(words, key=lambda each: each.decision_id):
-        if own.before is not None or (own.endpoint, own.fingerprint) in known:
+    for change in sorted(words, key=lambda each: each.decision_id):
+        if change.before is not None or (change.endpoint, change.fingerprint) in known:
             continue
-        name = config_name(configs, own.fingerprint)
-        old = last.get((own.endpoint, name))
-        known.add((own.endpoint, own.fingerprint))
-        last[own.endpoint, name] = own.fingerprint
-        what = "is measured now" if old is None else f"is {own.fingerprint[:12]} now, and was {old[:12]}"
+        name = config_name(configs, change.fingerprint)
+        old = last.get((change.endpoint, name))
+        known.add((change.endpoint, change.fingerprint))
+        last[change.endpoint, name] = change.fingerprint
+        what = "is measured now" if old is None else f"is {change.fingerprint[:12]} now, and was {old[:12]}"
         found.append(
             replace(
                 Change.of_hypothesis(
-                    own,
+                    change,
                     ChangeKind.FINGERPRINT,
                     f"{name} {what}",
-                    "" if old is None else "its evidence begins anew",
+                    "" if old is None else "its evidence restarts",
                     configs,
                     before=old,
-                    after=own.fingerprint,
+                    after=change.fingerprint,
                 ),
                 slice_key="",
                 concurrency=None,
@@ -130,25 +136,29 @@ def _of_fingerprints(
 def _of_overrides(records: Iterable[OverrideRecord], since: datetime, until: datetime) -> list[Change]:
     found = []
     for record in records:
-        own, clearing = record.override, record.clearing
-        if since <= own.created_at < until:
-            ends = "until it is cleared" if own.expires_at is None else f"until {own.expires_at:%Y-%m-%d %H:%M} UTC"
-            kind = ChangeKind.ALARM if own.author in (AUDITOR, GUARD) else ChangeKind.OVERRIDE_SET
-            found.append(_of_order(own, own.created_at, kind, f"{own.verdict} {ends}"))
+        override, clearing = record.override, record.clearing
+        if since <= override.created_at < until:
+            ends = (
+                "until it is cleared"
+                if override.expires_at is None
+                else f"until {override.expires_at:%Y-%m-%d %H:%M} UTC"
+            )
+            kind = ChangeKind.ALARM if override.author in (AUDITOR, GUARD) else ChangeKind.OVERRIDE_SET
+            found.append(_of_order(override, override.created_at, kind, f"{override.verdict} {ends}"))
         if clearing is not None and since <= clearing.cleared_at < until:
-            what = f"override {own.override_id} cleared by {clearing.author}: {clearing.reason}"
-            found.append(_of_order(own, clearing.cleared_at, ChangeKind.OVERRIDE_CLEARED, what))
-        elif clearing is None and own.expires_at is not None and since <= own.expires_at < until:
-            what = f"override {own.override_id} has expired"
-            found.append(_of_order(own, own.expires_at, ChangeKind.OVERRIDE_EXPIRED, what))
+            what = f"override {override.override_id} cleared by {clearing.author}: {clearing.reason}"
+            found.append(_of_order(override, clearing.cleared_at, ChangeKind.OVERRIDE_CLEARED, what))
+        elif clearing is None and override.expires_at is not None and since <= override.expires_at < until:
+            what = f"override {override.override_id} has expired"
+            found.append(_of_order(override, override.expires_at, ChangeKind.OVERRIDE_EXPIRED, what))
     return found
 
 
-def _of_order(own: Override, at: datetime, kind: ChangeKind, what: str) -> Change:
-    change = Change.of_order(own, at, kind, what, order_words(own))
-    if at == own.created_at:
-        return replace(change, after=own.verdict.value)
-    return replace(change, before=own.verdict.value)
+def _of_order(override: Override, at: datetime, kind: ChangeKind, what: str) -> Change:
+    change = Change.of_order(override, at, kind, what, order_words(override))
+    if at == override.created_at:
+        return replace(change, after=override.verdict.value)
+    return replace(change, before=override.verdict.value)
 
 
 def _of_rollouts(
@@ -156,21 +166,25 @@ def _of_rollouts(
 ) -> list[Change]:
     found = []
     standing: dict[tuple[str, int], Rollout] = {}
-    for own in history:
-        place = own.endpoint, own.concurrency
-        old, standing[place] = standing.get(place), own
-        if not since <= own.decided_at < until:
+    for rollout in history:
+        place = rollout.endpoint, rollout.concurrency
+        old, standing[place] = standing.get(place), rollout
+        if not since <= rollout.decided_at < until:
             continue
-        moved = f"{old.stage} to {own.stage}" if old is not None and old.stage is not own.stage else f"{own.stage}"
-        depths = ", ".join(
-            plural(cap, "token") + (f" in {name}" if name else "") for name, cap in sorted(own.depth_caps.items())
+        moved = (
+            f"{old.stage} to {rollout.stage}"
+            if old is not None and old.stage is not rollout.stage
+            else f"{rollout.stage}"
         )
-        share = f", {percent(own.share, 0)} of the enabled traffic" if own.share else ""
+        depths = ", ".join(
+            plural(cap, "token") + (f" in {name}" if name else "") for name, cap in sorted(rollout.depth_caps.items())
+        )
+        share = f", {percent(rollout.share, 0)} of the enabled traffic" if rollout.share else ""
         found.append(
             replace(
-                Change.of_rollout(own, moved + share + (f", at most {depths} deep" if depths else ""), configs),
+                Change.of_rollout(rollout, moved + share + (f", at most {depths} deep" if depths else ""), configs),
                 before=None if old is None else old.stage.value,
-                after=own.stage.value,
+                after=rollout.stage.value,
             )
         )
     return found

@@ -105,28 +105,28 @@ def period_document(report: PeriodReport) -> dict[str, Json]:
         "summary": report.summary,
         "gate_outcome": report.gate_outcome,
         "verdicts": {verdict.value: number for verdict, number in report.tally.items()},
-        "changes": [_row_document(own) for own in report.changes],
+        "changes": [_row_document(change) for change in report.changes],
         "has_left_out": report.has_left_out,
-        "board": [_row_document(own) for own in report.board],
+        "board": [_row_document(row) for row in report.board],
         "undecided": [
-            _row_document(own)
-            | {"open_tests": [{"name": n, "unit": u, "units_needed": wanted} for n, u, wanted in own.open_tests]}
-            for own in report.needs
+            _row_document(need)
+            | {"open_tests": [{"name": n, "unit": u, "units_needed": wanted} for n, u, wanted in need.open_tests]}
+            for need in report.needs
         ],
-        "evidence": [plain(own) for own in report.quality],
+        "evidence": [plain(quality) for quality in report.quality],
         "funnel": funnel_document(report.total_funnel),
     }
 
 
-def _row_document(own: Change | PeriodRow | Need) -> dict[str, Json]:
+def _row_document(row: Change | PeriodRow | Need) -> dict[str, Json]:
     """All fields, with slice and load in the shape of every other document."""
-    values = {field.name: plain(getattr(own, field.name)) for field in dataclasses.fields(own)}
+    values = {field.name: plain(getattr(row, field.name)) for field in dataclasses.fields(row)}
     for name in ("speedup", "acceptance"):
-        if (test := getattr(own, name, None)) is not None:
+        if (test := getattr(row, name, None)) is not None:
             values[name] = {field: plain(getattr(test, field)) for field in INTERVAL_FIELDS}
     values.pop("who", None)
-    values["slice"] = dict[str, Json](parse_slice_key(own.slice_key))
-    values["load"] = None if own.concurrency is None else {"concurrency": own.concurrency}
+    values["slice"] = dict[str, Json](parse_slice_key(row.slice_key))
+    values["load"] = None if row.concurrency is None else {"concurrency": row.concurrency}
     del values["slice_key"], values["concurrency"]
     return values
 
@@ -200,14 +200,14 @@ def _changes(report: PeriodReport) -> str:
     head = ["When", "What", "Where", "Change", "Why", "Decision"]
     rows = (
         [
-            moment(own.at),
-            KIND_TITLE[own.kind],
-            _place(own),
-            _text(own.what),
-            _text(own.why),
-            DASH if own.decision_id is None else str(own.decision_id),
+            moment(change.at),
+            KIND_TITLE[change.kind],
+            _place(change),
+            _text(change.what),
+            _text(change.why),
+            DASH if change.decision_id is None else str(change.decision_id),
         ]
-        for own in report.changes
+        for change in report.changes
     )
     return markdown_table(head, rows) + ("\n\nMore changed than is listed here." if report.has_left_out else "")
 
@@ -298,10 +298,10 @@ def _funnel(report: PeriodReport) -> str:
     )
 
 
-def _place(own: Change | Need) -> str:
-    load = "" if own.concurrency is None else f", load {own.concurrency}"
-    config = f", {own.config_name}" if own.config_name else ""
-    return _text(f"{own.endpoint}, {slice_title(own.slice_key)}{load}{config}")
+def _place(row: Change | Need) -> str:
+    load = "" if row.concurrency is None else f", load {row.concurrency}"
+    config = f", {row.config_name}" if row.config_name else ""
+    return _text(f"{row.endpoint}, {slice_title(row.slice_key)}{load}{config}")
 
 
 RENDERERS: Final[Mapping[str, Callable[[PeriodReport], str]]] = {

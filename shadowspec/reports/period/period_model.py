@@ -125,7 +125,6 @@ class PeriodReport:
     quality: tuple[Quality, ...]
     total_funnel: Funnel
     gate_outcome: str | None  # "done", or the class of what kept the scheduled gate from running
-    endpoint_names: tuple[str, ...]
 
     @property
     def has_gate_failed(self) -> bool:

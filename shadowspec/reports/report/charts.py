@@ -29,12 +29,16 @@ def speedup_range(intervals: Sequence[TestResult | None]) -> tuple[float, float]
     return min(SPEEDUP_RANGE[0], *known, 1), max(SPEEDUP_RANGE[1], *known, 1)
 
 
-def interval_strip(interval: TestResult | None, low: float, high: float, shown: Format, *, is_log: bool) -> Markup:
+def interval_strip(
+    interval: TestResult | None, low: float, high: float, format_value: Format, *, is_log: bool
+) -> Markup:
     """The small bar of the verdict board."""
     if interval is None or interval.estimate is None:
         return Markup("")
     scale = Scale(low, high, 3, 117, is_log)
-    return svg(120, 16, interval_text(interval, shown), *_interval(interval, scale, 8, shown), class_="strip")
+    return svg(
+        120, 16, interval_text(interval, format_value), *_interval(interval, scale, 8, format_value), class_="strip"
+    )
 
 
 def forest(hypotheses: Sequence[Hypothesis]) -> Markup:
@@ -68,28 +72,28 @@ def forest(hypotheses: Sequence[Hypothesis]) -> Markup:
     return svg(FOREST_WIDTH, height, label, *drawn, class_="chart wide")
 
 
-def gains_by_load(own: SliceFrontier) -> Markup:
+def gains_by_load(frontier: SliceFrontier) -> Markup:
     """Predicted speedup of every way of drafting over the loads; the best at each load is dotted."""
-    gains = [each for choice in own.choices for each in choice.gains]
+    gains = [each for choice in frontier.choices for each in choice.gains]
     known = [value for each in gains for value in (each.least, each.most)]
-    x_low, x_high = own.choices[0].concurrency, own.choices[-1].concurrency
-    x = Scale(x_low, max(x_high, 2 * x_low), LEFT, PANEL_WIDTH - RIGHT - 24, is_log=True)  # names stand at the right
+    x_low, x_high = frontier.choices[0].concurrency, frontier.choices[-1].concurrency
+    x = Scale(x_low, max(x_high, 2 * x_low), LEFT, PANEL_WIDTH - RIGHT - 24, is_log=True)  # names are at the right
     low, high = min(1.0, *known) / 1.05, max(1.0, *known) * 1.05
     y = Scale(low, high, PANEL_HEIGHT - BOTTOM, TOP, is_log=True)
     parts = [
-        *_axis(x, [each.concurrency for each in own.choices], TOP, PANEL_HEIGHT - BOTTOM, lambda v: f"{v:g}"),
+        *_axis(x, [each.concurrency for each in frontier.choices], TOP, PANEL_HEIGHT - BOTTOM, lambda v: f"{v:g}"),
         *_grid(y, log_ticks(low, high, 4), lambda v: f"{v:g}\u00d7"),
         element("line", x1=LEFT, x2=PANEL_WIDTH - RIGHT, y1=y(1.0), y2=y(1.0), class_="threshold"),
     ]
-    by_way: dict[tuple[str, int], list[Gain]] = {}
+    gains_by_depth: dict[tuple[str, int], list[Gain]] = {}
     for each in gains:
-        by_way.setdefault((each.drafting.name, each.drafting.num_speculative_tokens), []).append(each)
-    for (name, depth), line in by_way.items():
+        gains_by_depth.setdefault((each.drafting.name, each.drafting.num_speculative_tokens), []).append(each)
+    for (name, depth), line in gains_by_depth.items():
         points = [(x(each.concurrency), y(each.speedup)) for each in line]
         text = ", ".join(f"load {each.concurrency:g} {times(each.speedup)}" for each in line)
         parts.append(element("path", tooltip(f"{name}, K {depth}: {text}"), d=path(points), class_="line a-baseline"))
         parts.append(element("text", f"K {depth}", x=points[-1][0] + 4, y=points[-1][1] + 3.5, class_="tick"))
-    for choice in own.choices:
+    for choice in frontier.choices:
         if (best := choice.best) is not None:
             text = f"load {choice.concurrency:g}: {best.drafting.name}, K {best.drafting.num_speculative_tokens}"
             at = {"cx": x(choice.concurrency), "cy": y(best.speedup)}
@@ -165,7 +169,7 @@ def speedup_histogram(bins: Sequence[SpeedupBin], threshold: float | None) -> Ma
 
 def sequence(points: Sequence[SequencePoint], test: TestResult) -> Markup:
     """Estimate and anytime-valid bounds after each unit of a test, with its threshold."""
-    shown, threshold = shown_as(test.name), test.threshold
+    format_value, threshold = shown_as(test.name), test.threshold
     known = [v for p in points for v in (p.estimate, p.lower, p.upper, threshold) if v is not None]
     if len(points) < 2 or not known:
         return Markup("")
@@ -181,15 +185,15 @@ def sequence(points: Sequence[SequencePoint], test: TestResult) -> Markup:
     band = path([*upper, *reversed(lower)]) + "Z"
     parts = [
         *_axis(x, whole, TOP, PANEL_HEIGHT - BOTTOM, lambda v: f"{v:g}"),
-        *_grid(y, ticks(low, high, 4), _short(shown)),
-        element("path", tooltip(f"{shown(test.estimate)} {bounds_text(test)}"), d=band, class_="band"),
+        *_grid(y, ticks(low, high, 4), _short(format_value)),
+        element("path", tooltip(f"{format_value(test.estimate)} {bounds_text(test)}"), d=band, class_="band"),
         element("path", d=path(upper), class_="edge"),
         element("path", d=path(lower), class_="edge"),
         element("path", d=path(line), class_="line estimate"),
     ]
     if threshold is not None:
         box = {"x1": x.start, "x2": x.end, "y1": y(threshold), "y2": y(threshold)}
-        parts.append(element("line", tooltip(f"threshold {shown(threshold)}"), class_="threshold", **box))
+        parts.append(element("line", tooltip(f"threshold {format_value(threshold)}"), class_="threshold", **box))
     parts.append(_caption(f"{test.unit}s, in folding order"))
     return svg(PANEL_WIDTH, PANEL_HEIGHT, f"Confidence sequence of {title_of_test(test.name)}", *parts)
 
@@ -210,10 +214,10 @@ def funnel_bar(counts: Sequence[tuple[FunnelCounter, int]]) -> Markup:
     return svg(240, 10, f"{total:,} records by counter", *parts, class_="funnelbar")
 
 
-def _interval(interval: TestResult | None, scale: Scale, y: float, shown: Format) -> list[Markup]:
+def _interval(interval: TestResult | None, scale: Scale, y: float, format_value: Format) -> list[Markup]:
     if interval is None or interval.estimate is None:
         return [element("text", DASH, x=scale.start, y=y + 4, class_="none")]
-    text = interval_text(interval, shown) + f", threshold {shown(interval.threshold)}"
+    text = interval_text(interval, format_value) + f", threshold {format_value(interval.threshold)}"
     left = scale(scale.low if interval.lower is None else interval.lower)
     right = scale(scale.high if interval.upper is None else interval.upper)
     side = ""
@@ -251,27 +255,27 @@ def _share_bars(groups: Sequence[tuple[str, list[tuple[str, float | None]]]], la
             box = {"x": x + 1, "y": top, "width": width - 2, "height": y(0) - top}
             parts.append(element("rect", tooltip(text), class_=f"bar s-{series}", **box))
             if width >= 17:
-                shown = DASH if share is None else f"{100 * share:.0f}"
-                parts.append(element("text", shown, x=x + width / 2, y=top - 3, class_="value", text_anchor="middle"))
+                text = DASH if share is None else f"{100 * share:.0f}"
+                parts.append(element("text", text, x=x + width / 2, y=top - 3, class_="value", text_anchor="middle"))
     parts.append(_caption(caption))
     return svg(PANEL_WIDTH, PANEL_HEIGHT, label, *parts)
 
 
-def _axis(scale: Scale, at: Sequence[float], top: float, bottom: float, shown: Format) -> list[Markup]:
+def _axis(scale: Scale, at: Sequence[float], top: float, bottom: float, format_value: Format) -> list[Markup]:
     drawn = []
     for value in at:
         x = scale(value)
         drawn.append(element("line", x1=x, x2=x, y1=top, y2=bottom, class_="grid"))
-        drawn.append(element("text", shown(value), x=x, y=bottom + 13, class_="tick", text_anchor="middle"))
+        drawn.append(element("text", format_value(value), x=x, y=bottom + 13, class_="tick", text_anchor="middle"))
     return drawn
 
 
-def _grid(scale: Scale, at: Sequence[float], shown: Format) -> list[Markup]:
+def _grid(scale: Scale, at: Sequence[float], format_value: Format) -> list[Markup]:
     drawn = []
     for value in at:
         y = scale(value)
         drawn.append(element("line", x1=LEFT, x2=PANEL_WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
-        drawn.append(element("text", shown(value), x=LEFT - 5, y=y + 3.5, class_="tick", text_anchor="end"))
+        drawn.append(element("text", format_value(value), x=LEFT - 5, y=y + 3.5, class_="tick", text_anchor="end"))
     return drawn
 
 
@@ -285,11 +289,11 @@ def _caption(text: str) -> Markup:
     )
 
 
-def _short(shown: Format) -> Format:
+def _short(format_value: Format) -> Format:
     """An axis needs no decimals of a share, and only those that tell ticks apart of anything else."""
-    if shown is percent:
+    if format_value is percent:
         return lambda value: percent(value, 0)
-    return lambda value: "" if value is None else f"{value:g}" + ("\u00d7" if shown is times else "")
+    return lambda value: "" if value is None else f"{value:g}" + ("\u00d7" if format_value is times else "")
 
 
 def _clip(text: str, length: int) -> str:

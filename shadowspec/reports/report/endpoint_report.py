@@ -10,10 +10,11 @@ from datetime import datetime
 from shadowspec import metrics
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.gate.run.unit_curves import MemoryRows, endpoint_curves
+from shadowspec.gate.verdict.current_decision import endpoint_decisions
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
+from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.planning.frontier import Length
 from shadowspec.reports.cells import MeasuredCell, measured_cell
 from shadowspec.reports.definitions import config_name, find_test
@@ -56,7 +57,9 @@ def endpoint_report(
     replayed: Iterable[tuple[str, FingerprintedConfig, Length]],
     price_per_hour: float | None,
 ) -> EndpointReport:
-    """One endpoint as of its latest decisions, without its replays and audits.
+    """One endpoint as of its current decisions, without its replays and audits.
+
+    What was decided and measured with a fingerprint that was replaced is left out of hypotheses and predictions.
 
     Args:
         source: committed rows, of which the endpoint's own are read.
@@ -72,12 +75,13 @@ def endpoint_report(
     """
     records, blocks, runs = source.records(name), source.blocks(name), source.runs(name)
     measured = _join_runs(records, blocks, runs)
-    by_key: dict[HypothesisId, Decision] = {hypothesis_id(d): d for d in decisions}
+    found = endpoint_decisions(decisions, policy, (), now, measured=source.traffic(name), configs=configs)
+    by_key: dict[HypothesisId, Decision] = {hypothesis_id(each): each for each in found.current}
     runs_by_key: dict[HypothesisId, list[JoinedRun]] = defaultdict(list)
     for item in measured:
         for slice_key in {item.slice_key, ""}:
             runs_by_key[slice_key, item.concurrency, item.run.fingerprint].append(item)
-    slices = {key: _slice_figures(key[0], own) for key, own in runs_by_key.items()}
+    slices = {key: _slice_figures(key[0], joined_runs) for key, joined_runs in runs_by_key.items()}
     paths = endpoint_curves(name, source.folds(name), MemoryRows(records, blocks, runs), decisions)
     hypotheses = [
         _hypothesis(
@@ -92,6 +96,7 @@ def endpoint_report(
             _others(slices, key),
         )
         for key in {*by_key, *list(runs_by_key)}
+        if key[2] in found.fingerprints.values()
     ]
     ordered = tuple(sorted(_with_forbidding(hypotheses), key=_reading_order))
     cells = _cells(ordered, runs_by_key)
@@ -117,15 +122,15 @@ def _cells(hypotheses: Iterable[Hypothesis], runs: Mapping[HypothesisId, Sequenc
     """What predictions are made for: the slices.  The whole endpoint is their mixture, and no cell of its own."""
     return [
         measured_cell(
-            (own.slice_key, own.concurrency, own.fingerprint),
+            (hypothesis.slice_key, hypothesis.concurrency, hypothesis.fingerprint),
             pooled.counts,
             pooled.num_requests,
             mean_acceptance_length=pooled.mean_acceptance_length,
-            ratio_of_total_times=None if own.latency is None else own.latency.ratio_of_total_times,
-            device=_device_time(runs[own.slice_key, own.concurrency, own.fingerprint]),
+            ratio_of_total_times=None if hypothesis.latency is None else hypothesis.latency.ratio_of_total_times,
+            device=_device_time(runs[hypothesis.slice_key, hypothesis.concurrency, hypothesis.fingerprint]),
         )
-        for own in hypotheses
-        if own.slice_key and (pooled := own.acceptance) is not None
+        for hypothesis in hypotheses
+        if hypothesis.slice_key and (pooled := hypothesis.acceptance) is not None
     ]
 
 
@@ -170,8 +175,8 @@ def _hypothesis(
 ) -> Hypothesis:
     slice_key, concurrency, fingerprint = key
     decision = standing.decision
-    own = Counter(item.run.block_id for item in runs)
-    used = [block for block in blocks if block.block_id in own]
+    counter = Counter(item.run.block_id for item in runs)
+    used = [block for block in blocks if block.block_id in counter]
     loops = sum(item.run.is_repetition_loop for item in runs)
     answered = sum(item.run.failure is None for item in runs)
     figures_of_slice = _slice_figures(slice_key, runs)
@@ -190,7 +195,7 @@ def _hypothesis(
         num_requests=len(runs),
         num_failed=len(runs) - answered,
         num_blocks=len(used),
-        num_short_blocks=sum(own[block.block_id] < block.n_max for block in used),
+        num_short_blocks=sum(counter[block.block_id] < block.n_max for block in used),
         acceptance=acceptance,
         latency=figures.latency(runs),
         parity=figures.parity(runs, _near_tie_logit(policy, configs.get(fingerprint))),
@@ -218,14 +223,14 @@ def _engine(decision: Decision | None, config: FingerprintedConfig | None) -> st
 def _context_points(runs: Iterable[JoinedRun]) -> Iterator[ContextPoint]:
     for item in runs:
         if (counts := item.run.counts) is not None:
-            own = Tally.of_measured(item.run, item.sampling_rate)
-            yield ContextPoint(counts.num_prompt_tokens, counts.num_output_tokens, own)
+            of_measured = Tally.of_measured(item.run, item.sampling_rate)
+            yield ContextPoint(counts.num_prompt_tokens, counts.num_output_tokens, of_measured)
 
 
 def _cache_cost(blocks: Iterable[StoredBlock], fingerprint: str) -> CacheCost | None:
     """The same in every block of a config."""
     known = (block.memory[fingerprint] for block in blocks if fingerprint in block.memory)
-    return next((CacheCost(own.kv_bytes_per_token, own.draft_kv_bytes_per_token) for own in known), None)
+    return next((CacheCost(memory.kv_bytes_per_token, memory.draft_kv_bytes_per_token) for memory in known), None)
 
 
 def _slice_figures(slice_key: str, runs: Sequence[JoinedRun]) -> SliceFigures:
@@ -242,8 +247,8 @@ def _slice_figures(slice_key: str, runs: Sequence[JoinedRun]) -> SliceFigures:
 
 def _others(slices: Mapping[HypothesisId, SliceFigures], key: HypothesisId) -> list[SliceFigures]:
     """The endpoint's slices at the same load and with the same config; none for the whole endpoint."""
-    own, *place = key
-    return [figures for (name, *other), figures in slices.items() if own and name and other == place]
+    text, *place = key
+    return [figures for (name, *other), figures in slices.items() if text and name and other == place]
 
 
 def _near_tie_logit(policy: GatePolicy | None, config: FingerprintedConfig | None) -> float | None:

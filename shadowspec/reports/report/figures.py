@@ -29,7 +29,7 @@ QUANTILES = (0.5, 0.95, 0.99)
 SPEEDUP_QUANTILES = (0.05, 0.5, 0.95)
 ECDF_POINTS = 160  # more is not visible at the width of a figure
 SPEEDUP_BIN_EDGES = tuple(2.0 ** (step / 8) for step in range(-12, 17))  # 0.35x to 4x, 9% wide
-RATE_DENOMINATOR = 10**6  # sampling rates are told apart to one in a million
+RATE_DENOMINATOR = 10**6  # sampling rates are distinguished to one in a million
 
 
 @dataclass(frozen=True, slots=True)

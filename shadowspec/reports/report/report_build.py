@@ -13,7 +13,7 @@ from datetime import datetime
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.effective_decisions import active
-from shadowspec.reports.frontiers import replayed_ways
+from shadowspec.reports.frontiers import list_replayed_lengths
 from shadowspec.reports.replay_rows import audit_rows, replay_rows
 from shadowspec.reports.report.endpoint_report import endpoint_report
 from shadowspec.reports.report.report_model import EndpointReport, Report
@@ -66,13 +66,16 @@ def build_report(
             now,
             configs=configs,
             costs=costs,
-            replayed=replayed_ways(replayed[name], replay_configs),
+            replayed=list_replayed_lengths(replayed[name], replay_configs),
             price_per_hour=price_per_hour,
         )
         for name in names
     ]
     replays, audits = replay_rows(source, replayed), audit_rows(source, names)
-    endpoints = [dataclasses.replace(own, replays=replays[own.name], audits=audits[own.name]) for own in endpoints]
+    endpoints = [
+        dataclasses.replace(endpoint, replays=replays[endpoint.name], audits=audits[endpoint.name])
+        for endpoint in endpoints
+    ]
     unnamed = [None] if any(name is None for name, _, _ in funnel) else []
     return Report(
         title=title,

@@ -45,9 +45,11 @@ def report_document(report: Report) -> dict[str, Json]:
                 "policy": plain(endpoint.policy),
                 "overrides": [_order(order) for order in endpoint.overrides],
                 "hypotheses": [_hypothesis(h) for h in endpoint.hypotheses],
-                "predictions": [_prediction(own, endpoint.price_per_hour) for own in endpoint.predictions],
-                "frontier": [_frontier(own, endpoint.price_per_hour) for own in endpoint.frontiers],
-                "derived_queues": [_queue(own) for own in endpoint.queues],
+                "predictions": [
+                    _prediction(prediction, endpoint.price_per_hour) for prediction in endpoint.predictions
+                ],
+                "frontier": [_frontier(frontier, endpoint.price_per_hour) for frontier in endpoint.frontiers],
+                "derived_queues": [_queue(queue) for queue in endpoint.queues],
                 "replays": [replay_document(row) for row in endpoint.replays],
                 "audits": [audit_document(row) for row in endpoint.audits],
             }
@@ -94,29 +96,31 @@ def _hypothesis(h: Hypothesis) -> dict[str, Json]:
     }
 
 
-def _prediction(own: Prediction, price_per_hour: float | None) -> dict[str, Json]:
-    cell = own.cell
+def _prediction(prediction: Prediction, price_per_hour: float | None) -> dict[str, Json]:
+    cell = prediction.cell
     return {
         "slice": dict[str, Json](parse_slice_key(cell.slice_key)),
         "load": {"concurrency": cell.concurrency},
-        "config": own.config.name,
-        "num_speculative_tokens": own.config.num_speculative_tokens,
+        "config": prediction.config.name,
+        "num_speculative_tokens": prediction.config.num_speculative_tokens,
         "fingerprint": cell.fingerprint,
-        "engine": own.engine,
-        "device": own.device,
+        "engine": prediction.engine,
+        "device": prediction.device,
         "mean_acceptance_length": plain(cell.mean_acceptance_length),
         "tokens_per_step": plain(cell.tokens_per_step),
-        "break_even_length": plain(own.break_even_length),
-        "predicted_speedup": plain(own.speedup),
-        "measured_speedup": plain(own.measured_speedup),
-        "relative_error": plain(own.error),
-        "predicted_target_passes_saved": plain(own.target_passes_saved),
-        "measured_target_passes_saved": plain(None if own.timed is None else own.timed.target_passes_saved),
+        "break_even_length": plain(prediction.break_even_length),
+        "predicted_speedup": plain(prediction.speedup),
+        "measured_speedup": plain(prediction.measured_speedup),
+        "relative_error": plain(prediction.error),
+        "predicted_target_passes_saved": plain(prediction.target_passes_saved),
+        "measured_target_passes_saved": plain(
+            None if prediction.timed is None else prediction.timed.target_passes_saved
+        ),
         "price_per_hour": price_per_hour,
-        "predicted_cost": _cost(own.predicted_device, price_per_hour),
-        "measured_cost": _cost(own.measured_device, price_per_hour),
-        "cost_relative_error": plain(own.cost_error),
-        "why_not": own.reason,
+        "predicted_cost": _cost(prediction.predicted_device, price_per_hour),
+        "measured_cost": _cost(prediction.measured_device, price_per_hour),
+        "cost_relative_error": plain(prediction.cost_error),
+        "why_not": prediction.reason,
     }
 
 
@@ -135,7 +139,7 @@ def _cost(device: DeviceTime, price_per_hour: float | None) -> Json:
     }
 
 
-def _frontier(own: SliceFrontier, price_per_hour: float | None) -> dict[str, Json]:
+def _frontier(frontier: SliceFrontier, price_per_hour: float | None) -> dict[str, Json]:
     def gain(found: Gain) -> dict[str, Json]:
         return {
             "config": found.drafting.name,
@@ -146,15 +150,15 @@ def _frontier(own: SliceFrontier, price_per_hour: float | None) -> dict[str, Jso
             "upper": plain(found.upper),
             "break_even_length": plain(found.break_even_length),
             "target_passes_saved": plain(found.target_passes_saved),
-            "cost": _cost(predicted_device(found, own.work), price_per_hour),
+            "cost": _cost(predicted_device(found, frontier.work), price_per_hour),
         }
 
     return {
-        "slice": dict[str, Json](parse_slice_key(own.slice_key)),
-        "engine": own.engine,
-        "device": own.device,
-        "mean_prompt_tokens": plain(own.work.num_prompt_tokens),
-        "mean_output_tokens": plain(own.work.num_output_tokens),
+        "slice": dict[str, Json](parse_slice_key(frontier.slice_key)),
+        "engine": frontier.engine,
+        "device": frontier.device,
+        "mean_prompt_tokens": plain(frontier.work.num_prompt_tokens),
+        "mean_output_tokens": plain(frontier.work.num_output_tokens),
         "loads": [
             {
                 "concurrency": choice.concurrency,
@@ -163,13 +167,13 @@ def _frontier(own: SliceFrontier, price_per_hour: float | None) -> dict[str, Jso
                 "gains": [gain(each) for each in choice.gains],
                 "is_clear": choice.is_clear,
             }
-            for choice in own.choices
+            for choice in frontier.choices
         ],
-        "break_even_loads": [plain(each) for each in own.crossings],
+        "break_even_loads": [plain(each) for each in frontier.crossings],
     }
 
 
-def _queue(own: QueueCell) -> dict[str, Json]:
+def _queue(cell: QueueCell) -> dict[str, Json]:
     def row(found: QueueRow) -> dict[str, Json]:
         return {
             "traffic": plain(found.traffic),
@@ -180,19 +184,19 @@ def _queue(own: QueueCell) -> dict[str, Json]:
 
     return {
         "source": "derived",
-        "load": {"concurrency": own.concurrency},
-        "config": own.config.name,
-        "num_speculative_tokens": own.config.num_speculative_tokens,
-        "fingerprint": own.fingerprint,
-        "engine": own.engine,
-        "num_arrivals": own.num_arrivals,
-        "num_timed": own.num_timed,
-        "num_borrowed": own.num_borrowed,
-        "thinning": plain(own.thinning),
-        "first_arrival": plain(own.first),
-        "last_arrival": plain(own.last),
-        "rows": [row(found) for found in own.rows],
-        "why_not": own.reason,
+        "load": {"concurrency": cell.concurrency},
+        "config": cell.config.name,
+        "num_speculative_tokens": cell.config.num_speculative_tokens,
+        "fingerprint": cell.fingerprint,
+        "engine": cell.engine,
+        "num_arrivals": cell.num_arrivals,
+        "num_timed": cell.num_timed,
+        "num_borrowed": cell.num_borrowed,
+        "thinning": plain(cell.thinning),
+        "first_arrival": plain(cell.first),
+        "last_arrival": plain(cell.last),
+        "rows": [row(found) for found in cell.rows],
+        "why_not": cell.reason,
     }
 
 

@@ -66,8 +66,10 @@ def render_html(report: Report) -> str:
         drawn=[h for h in report.hypotheses if _has_estimate(h)],
         speedup_axis=charts.speedup_range([h.speedup for h in report.hypotheses]),
         policies=_policies(report),
-        has_queues=any(own.rows for endpoint in report.endpoints for own in endpoint.queues),
-        has_costs=any(own.speedup is not None for endpoint in report.endpoints for own in endpoint.predictions),
+        has_queues=any(queue.rows for endpoint in report.endpoints for queue in endpoint.queues),
+        has_costs=any(
+            prediction.speedup is not None for endpoint in report.endpoints for prediction in endpoint.predictions
+        ),
     )
 
 

@@ -196,16 +196,18 @@ def _facts(h: Hypothesis) -> str:
 
 def _failures(h: Hypothesis) -> str:
     """What was counted, where anything was; suspicions first."""
-    own = h.failures
-    lines = [f"- suspected: {each.kind}: {_text('; '.join(each.figures))}" for each in own.suspicions]
-    if own.intervened.num_intervened:
+    failures = h.failures
+    lines = [f"- suspected: {each.kind}: {_text('; '.join(each.figures))}" for each in failures.suspicions]
+    if failures.intervened.num_intervened:
         lines.append(
-            f"- first-position acceptance {percent(own.intervened.with_them)}; without the "
-            f"{plural(own.intervened.num_intervened, 'request')} whose production output a layer behind the model "
-            f"changed {percent(own.intervened.without_them)}"
+            f"- first-position acceptance {percent(failures.intervened.with_them)}; without the "
+            f"{plural(failures.intervened.num_intervened, 'request')} whose production output a layer behind the model "
+            f"changed {percent(failures.intervened.without_them)}"
         )
-    lines += [f"- {note}" for note in own.notes]
-    rows = [[_text(row.title), f"{row.count:,}", f"{row.of:,}", percent(row.share)] for row in own.rows if row.count]
+    lines += [f"- {note}" for note in failures.notes]
+    rows = [
+        [_text(row.title), f"{row.count:,}", f"{row.of:,}", percent(row.share)] for row in failures.rows if row.count
+    ]
     shown = markdown_table(["Failure", "Requests", "Of", "Share"], rows) if rows else "No failure was counted."
     return "\n".join([*lines, "", shown]).strip() if h.num_requests else ""
 
@@ -246,13 +248,13 @@ def _by_context(h: Hypothesis) -> str:
 def _caches(row: ContextRow) -> str:
     if row.baseline_cache_bytes is None or row.speculative_cache_bytes is None:
         return DASH
-    baseline, speculative = (byte_size(int(own)) for own in (row.baseline_cache_bytes, row.speculative_cache_bytes))
+    baseline, speculative = (byte_size(int(value)) for value in (row.baseline_cache_bytes, row.speculative_cache_bytes))
     return f"{baseline} baseline, {speculative} speculative"
 
 
 def _predictions(report: Report) -> list[str]:
     """What the cost model predicts, where it predicts anything."""
-    if not any(own.speedup is not None for endpoint in report.endpoints for own in endpoint.predictions):
+    if not any(prediction.speedup is not None for endpoint in report.endpoints for prediction in endpoint.predictions):
         return []
     parts = ["## Predicted by the cost model", "No verdict rests on it; it tells what is worth measuring."]
     for endpoint in report.endpoints:
@@ -260,7 +262,8 @@ def _predictions(report: Report) -> list[str]:
             continue
         parts += [f"### {_text(endpoint.name)}", _text(prediction_summary(endpoint.predictions))]
         rows = (
-            [_text(part) for part in prediction_cells(own, endpoint.price_per_hour)] for own in endpoint.predictions
+            [_text(part) for part in prediction_cells(prediction, endpoint.price_per_hour)]
+            for prediction in endpoint.predictions
         )
         parts += [markdown_table(PREDICTION_HEAD, rows), _text(cost_note(endpoint.price_per_hour))]
         for frontier in endpoint.frontiers:
@@ -271,17 +274,21 @@ def _predictions(report: Report) -> list[str]:
 
 def _queues(report: Report) -> list[str]:
     """What the queue would be under the recorded arrivals, where enough was timed to derive it."""
-    if not any(own.rows for endpoint in report.endpoints for own in endpoint.queues):
+    if not any(queue.rows for endpoint in report.endpoints for queue in endpoint.queues):
         return []
     parts = ["## Derived queue times", f"{DERIVED} {QUEUE_NOTE}"]
     for endpoint in report.endpoints:
         if not endpoint.queues:
             continue
         parts.append(f"### {_text(endpoint.name)}")
-        if any(own.rows for own in endpoint.queues):
-            rows = ([_text(part) for part in queue_cells_text(own, row)] for own in endpoint.queues for row in own.rows)
+        if any(queue.rows for queue in endpoint.queues):
+            rows = (
+                [_text(part) for part in queue_cells_text(queue, row)]
+                for queue in endpoint.queues
+                for row in queue.rows
+            )
             parts.append(markdown_table(QUEUE_HEAD, rows))
-        parts.append("\n".join(f"- {_text(queue_basis(own))}" for own in endpoint.queues))
+        parts.append("\n".join(f"- {_text(queue_basis(queue))}" for queue in endpoint.queues))
     return parts
 
 

@@ -2,7 +2,7 @@
 
 Every figure says over what it was taken.  Acceptance figures are POOLED: counts are added up over requests
 (weighted by the inverse of each session's sampling rate where rates differ), then one ratio is formed.
-Undefined is None; the text that says why stands beside it.  No value here holds prompt text.
+Undefined is None; the text beside it says why.  No value here holds prompt text.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class MemoryFigures:
 class Hypothesis:
     """Endpoint x slice x load x speculation config, with its decision and what was measured for it.
 
-    `slice_key` "" is the whole endpoint, whose figures pool its slices' requests.  `decision` is as it stands: an
+    `slice_key` "" is the whole endpoint, whose figures pool its slices' requests.  `decision` is the one in force: an
     `override` in force has changed its verdict and reason; it is None where the gate has not spoken yet.  A figure
     is None where nothing was measured.
     """
@@ -156,14 +156,14 @@ class Hypothesis:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict that stands; None where neither the gate nor an operator has spoken."""
+        """The verdict in force; None where neither the gate nor an operator has spoken."""
         if self.override is not None:
             return self.override.verdict
         return self.decision.verdict if self.decision else None
 
     @property
     def reason(self) -> str:
-        """Why it stands, in a sentence."""
+        """Its reason, in a sentence."""
         if self.decision is not None:
             return self.decision.reason
         return order_words(self.override) if self.override else "measured, but the gate has not judged it yet"

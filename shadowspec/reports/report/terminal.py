@@ -42,12 +42,12 @@ def terminal_tables(report: Report) -> list[RenderableType]:
 def verdict_tables(decisions: Sequence[Decision]) -> list[RenderableType]:
     """One table per endpoint, of these decisions alone: what a gate run prints, whatever has been measured."""
     by_endpoint = _by_endpoint(with_forbidding(decisions))
-    return [_verdicts(name, [_line_of(each) for each in own]) for name, own in by_endpoint.items()]
+    return [_verdicts(name, [_line_of(each) for each in decisions]) for name, decisions in by_endpoint.items()]
 
 
 def tables_of_tests(decisions: Sequence[Decision]) -> list[RenderableType]:
     """One table per endpoint of every test and of what is watched since ENABLE: what a verdict rests on."""
-    return [_tests(name, own) for name, own in _by_endpoint(decisions).items()]
+    return [_tests(name, decisions) for name, decisions in _by_endpoint(decisions).items()]
 
 
 def _by_endpoint(decisions: Sequence[Decision]) -> dict[str, list[Decision]]:
@@ -59,7 +59,7 @@ def _by_endpoint(decisions: Sequence[Decision]) -> dict[str, list[Decision]]:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What a table shows of one hypothesis; the verdict and the reason are those that stand."""
+    """What a table shows of one hypothesis; the verdict and the reason are those in force."""
 
     slice_key: str
     config_name: str
@@ -102,7 +102,7 @@ def _endpoint(endpoint: EndpointReport) -> RenderableType:
 
 
 def _verdicts(endpoint: str, lines: Sequence[_Line], orders: Sequence[Override] = ()) -> RenderableType:
-    """A table that fits 80 columns; the reasons, which are sentences, stand under it, and with them what alarms."""
+    """A table that fits 80 columns; the reasons, which are sentences, are under it, with the alarms."""
     table = _table(Text(endpoint, style="bold"))
     for name in ("slice", "verdict", "speedup [bounds]", "acceptance [bounds]", "evidence"):
         table.add_column(Text(name), no_wrap=name != "slice")

@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Final
 
 from shadowspec.errors import NoDataError, UsageError
-from shadowspec.gate.verdict.current_decision import current_fingerprints
 from shadowspec.gate.verdict.endpoint_bounds import bears_on_endpoint
 from shadowspec.rollout.check.answer import Answer, Role
 from shadowspec.rollout.check.load_weights import find
@@ -31,12 +30,12 @@ def judge(question: Question, inputs: CheckInput, now: datetime) -> Answer:
         UsageError: there is no such load or label; the message names those that there are.
         NoDataError: nothing was decided, or nothing on such slices or of what is expected.
     """
-    own = [decision for decision in inputs.decisions if decision.endpoint == question.endpoint]
-    if not own:
+    decisions = [each.decision for each in inputs.decisions.latest]
+    if not decisions:
         raise NoDataError(f"endpoint {question.endpoint!r}: nothing has been decided yet; run `shadowspec gate`")
-    shares = _load_shares(question, own, inputs)
-    slices = _slices(question, own)
-    fingerprints = _find_expected(question, own, inputs)
+    shares = _load_shares(question, decisions, inputs)
+    slices = _slices(question, decisions)
+    fingerprints = _find_expected(question, decisions, inputs)
     answers = [_answer(question, *current, slices, shares, inputs, now) for current in fingerprints.items()]
     best = min(answers, key=_rank)
     return replace(best, others=tuple((str(each.config_name), each.outcome) for each in answers if each is not best))
@@ -53,7 +52,7 @@ def _answer(
 ) -> Answer:
     weights: dict[str, float] = defaultdict(float)
     for row in inputs.traffic:
-        if row.fingerprint == fingerprint and row.concurrency in shares:
+        if row.fingerprint == fingerprint and row.concurrency in shares and row.weight:  # 0: not seen lately
             weights[row.slice_key] += row.weight
     total = sum(weights.values())
     whole = () if question.slice_labels else ("",)
@@ -65,7 +64,7 @@ def _answer(
         else:
             role = Role.WATCHED if bears_on_endpoint(share) else Role.SHOWN
         findings.append(find(slice_key, role, fingerprint, shares, share, inputs, question, now))
-    findings += order_findings(question, inputs.orders, findings, weights, shares)
+    findings += order_findings(question, inputs.decisions.overrides, findings, weights, shares)
     config = inputs.configs.get(fingerprint)
     return Answer(
         question=question,
@@ -104,9 +103,9 @@ def _slices(question: Question, decisions: Iterable[Decision]) -> list[str]:
         return known
     names = {name for key in known for name in parse_slice_key(key)}
     if unknown := sorted(set(question.slice_labels) - names):
-        told = ", ".join(sorted(names)) or "none"
+        known_labels = ", ".join(sorted(names)) or "none"
         raise UsageError(
-            f"endpoint {question.endpoint!r} is not sliced by {unknown[0]!r} (its labels: {plain_text(told)})"
+            f"endpoint {question.endpoint!r} is not sliced by {unknown[0]!r} (its labels: {plain_text(known_labels)})"
         )
     found = [key for key in known if question.slice_labels.items() <= parse_slice_key(key).items()]
     if not found:
@@ -130,7 +129,7 @@ def _find_expected(question: Question, decisions: Sequence[Decision], inputs: Ch
     if not names:
         wanted = ", ".join(inputs.candidates)
         raise NoDataError(f"endpoint {question.endpoint!r}: no configured candidate has been decided yet ({wanted})")
-    current = current_fingerprints(decisions, inputs.traffic, inputs.configs)
+    current = inputs.decisions.fingerprints
     kept, differences = {}, []
     for name in sorted(names):
         config = inputs.configs.get(current[name])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from shadowspec.gate.verdict.current_decision import evidence_time, is_stale
+from shadowspec.gate.verdict.current_decision import LatestDecision, is_stale
 from shadowspec.gate.verdict.endpoint_bounds import SHARE_TOLERANCE, bears_on_endpoint
 from shadowspec.rollout.check.answer import Bounds, Finding, LoadFinding, Role
 from shadowspec.rollout.check.outcome import Outcome
@@ -45,7 +45,7 @@ def find(
         missing = 1.0 - by_outcome[Outcome.ENABLE]
         is_enabled = missing <= SHARE_TOLERANCE or (not bears_on_endpoint(missing) and is_proven)
         outcome = Outcome.ENABLE if is_enabled else Outcome.HOLD
-    own = [load.decision for load in loads if load.decision is not None and load.outcome is outcome]
+    decisions = [load.decision for load in loads if load.decision is not None and load.outcome is outcome]
     return Finding(
         slice_key=slice_key,
         role=role,
@@ -53,7 +53,7 @@ def find(
         reason=_reason(loads),
         traffic_share=traffic_share,
         speedup=speedup,
-        since=max((decision.since for decision in own), default=None),
+        since=max((decision.since for decision in decisions), default=None),
         age=max((load.age for load in loads if load.age is not None), default=None),
         loads=loads,
     )
@@ -68,25 +68,27 @@ def _load(
     question: Question,
     now: datetime,
 ) -> LoadFinding:
-    place = question.endpoint, slice_key, concurrency, fingerprint
-    decision = next(
-        (d for d in inputs.decisions if (d.endpoint, d.slice_key, d.concurrency, d.fingerprint) == place), None
-    )
-    if decision is None:
-        return LoadFinding(concurrency, share, None, None, _explain_unjudged(place, inputs))
-    evidence_at = evidence_time(decision, inputs.traffic)
+    here = [
+        each
+        for each in inputs.decisions.latest
+        if (each.decision.slice_key, each.decision.concurrency) == (slice_key, concurrency)
+    ]
+    found = next((each for each in here if each.is_current and each.decision.fingerprint == fingerprint), None)
+    if found is None:
+        return LoadFinding(concurrency, share, None, None, _explain_unjudged(here, fingerprint, inputs))
+    decision, evidence_at = found.decision, found.evidence_at
     age = None if evidence_at is None else max(now - evidence_at, timedelta(0))
     problem = _staleness(decision, age, question.max_age, now) if is_stale(evidence_at, question.max_age, now) else None
     return LoadFinding(concurrency, share, decision, age, problem)
 
 
-def _explain_unjudged(place: tuple[str, str, int, str], inputs: CheckInput) -> str | None:
+def _explain_unjudged(here: Sequence[LatestDecision], fingerprint: str, inputs: CheckInput) -> str | None:
     """What there is to say where only another fingerprint of the same candidate was judged; None where none was."""
-    config = inputs.configs.get(place[3])
-    judged = {d.config.name for d in inputs.decisions if (d.endpoint, d.slice_key, d.concurrency) == place[:3]}
-    if config is None or config.config.name not in judged:
+    config = inputs.configs.get(fingerprint)
+    if config is None or config.config.name not in {each.decision.config.name for each in here}:
         return None
-    return f"{config.config.name} is measured with fingerprint {place[3][:12]} now, which the gate has not judged yet"
+    name = config.config.name
+    return f"{name} is measured with fingerprint {fingerprint[:12]} now, which the gate has not judged yet"
 
 
 def _staleness(decision: Decision, age: timedelta | None, limit: timedelta | None, now: datetime) -> str:

@@ -31,7 +31,7 @@ def order_findings(
     does one whose traffic is not known, because no slice with its labels was seen.  On slices that are asked for by
     name each blocks.
     """
-    own = [
+    overrides = [
         order
         for order in orders
         if order.endpoint == question.endpoint
@@ -43,11 +43,11 @@ def order_findings(
         verdict
         for verdict in (Verdict.DISABLE, Verdict.HOLD)
         if bears_on_endpoint(
-            _share([order for order in own if order.verdict in (Verdict.DISABLE, verdict)], seen, weights, shares)
+            _share([order for order in overrides if order.verdict in (Verdict.DISABLE, verdict)], seen, weights, shares)
         )
     }
     findings = []
-    for order in own:
+    for order in overrides:
         if _is_shown(order, question, decided, shares):
             continue
         share = _share([order], seen, weights, shares) if _is_known(order, seen, weights) else None

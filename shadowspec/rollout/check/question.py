@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final
 
 from shadowspec.errors import UsageError
-from shadowspec.gate.verdict.current_decision import Expectation
+from shadowspec.gate.verdict.current_decision import EndpointDecisions, Expectation
 from shadowspec.store import Traffic
-from shadowspec.types import Decision, FingerprintedConfig, Override
-
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_LONGEST_S: Final = 100 * 365 * 86_400  # keeps sums of times within what a calendar holds
+from shadowspec.types import FingerprintedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +38,16 @@ class Question:
 class CheckInput:
     """What a check is answered from: the decisions in force at an endpoint, and what they are weighted with.
 
-    `decisions` are the latest of each hypothesis, overrides laid over them; `configs` every measured one by
-    fingerprint; `load_shares` and `candidates` the operator's (none: as measured).  A load without a bound counts as
-    a speedup at plus or minus `log_speedup_clip`, the end of the range.  `orders` are the overrides in force: they
-    also cover what nothing was decided about.
+    `configs` are every measured one by fingerprint; `load_shares` and `candidates` the operator's (none: as measured).
+    A load without a bound counts as a speedup at plus or minus `log_speedup_clip`, the end of the range.
     """
 
-    decisions: Sequence[Decision]
+    decisions: EndpointDecisions
     configs: Mapping[str, FingerprintedConfig]
     traffic: Sequence[Traffic]
     load_shares: Mapping[int, float]
     candidates: Sequence[str]
     log_speedup_clip: float
-    orders: Sequence[Override] = ()
-
-
-def parse_duration(text: str) -> timedelta:
-    """A time such as 90s, 30m, 24h, 7d or 2w.
-
-    Raises:
-        UsageError: it is none, or not above 0.
-    """
-    found = _DURATION.fullmatch(text.strip())
-    seconds = float(found[1]) * _UNIT_SECONDS[found[2]] if found else 0.0
-    if not 0.0 < seconds <= _LONGEST_S:
-        raise UsageError(f"{text!r} is no time: expected a number with a unit, such as 90s, 30m, 24h, 7d or 2w")
-    return timedelta(seconds=seconds)
 
 
 def parse_labels(texts: Sequence[str]) -> dict[str, str]:

@@ -6,19 +6,13 @@ candidate stands for now, and rolled out where stages are used.  All else is off
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from shadowspec.gate.verdict.current_decision import (
-    Expectation,
-    MeasuredSpan,
-    current_fingerprints,
-    evidence_time,
-    is_stale,
-)
+from shadowspec.gate.verdict.current_decision import Expectation, LatestDecision, is_stale
 from shadowspec.gate.verdict.effective_decisions import REASON_CODE as OVERRIDE
 from shadowspec.types import Decision, FingerprintedConfig, Override, Rollout, Stage, Verdict
 
@@ -70,33 +64,31 @@ class ServedDecision:
 
 
 def judge_decisions(
-    decisions: Iterable[Decision],
+    latest: Iterable[LatestDecision],
     *,
-    measured: Collection[MeasuredSpan],
     now: datetime,
     max_age: timedelta,
     configs: Mapping[str, FingerprintedConfig] | None = None,
     expected: Expectation = NOTHING_EXPECTED,
     rollouts: Iterable[Rollout] = (),
 ) -> list[ServedDecision]:
-    """Every decision of one endpoint, as overrides leave it, with what it exports as.
+    """Every latest decision of one endpoint with what it exports as.
 
-    `measured` and `configs` are as of `current_fingerprints`; what is not `expected` is off.  Where the endpoint has a
-    rollout at a load, that says what is served of it; where it has none, stages are not used.
+    What is not `expected` is off; `configs` are every measured one by fingerprint.  Where the endpoint has a rollout at
+    a load, that says what is served of it; where it has none, stages are not used.
     """
-    decisions, configs = list(decisions), configs or {}
+    configs = configs or {}
     stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in rollouts}
-    current = set(current_fingerprints(decisions, measured, configs).values())
     served_decisions = []
-    for decision in decisions:
-        evidence_at = evidence_time(decision, measured)
+    for each in latest:
+        decision, evidence_at = each.decision, each.evidence_at
         off = _off(decision)
         if off is None and is_stale(evidence_at, max_age, now):
             off = Off.STALE
         config = configs.get(decision.fingerprint)
         if off is None and expected.difference(decision.fingerprint, decision.engine, config) is not None:
             off = Off.OTHER_ENGINE
-        if off is None and decision.fingerprint not in current:
+        if off is None and not each.is_current:
             off = Off.SUPERSEDED
         expires_at = now if evidence_at is None else evidence_at + max_age
         served_decisions.append(_rolled_out(ServedDecision(decision, expires_at, off), stages))

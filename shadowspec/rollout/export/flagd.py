@@ -51,7 +51,7 @@ def render(endpoints: Sequence[tuple[Schedule, Sequence[Schedule]]]) -> Document
 def _flags(whole: Schedule, slices: Sequence[Schedule]) -> dict[str, object]:
     ordered = [order.slice_key for order in whole.orders]
     labels = sorted({name for key in (*(each.slice_key for each in slices), *ordered) for name in parse_slice_key(key)})
-    loads = sorted({each.decision.concurrency for own in (whole, *slices) for each in own.served_decisions})
+    loads = sorted({each.decision.concurrency for schedule in (whole, *slices) for each in schedule.served_decisions})
     rules = [_ordered_off(order, loads) for order in whole.orders if order.slice_key]
     rules += [rule for each in slices for rule in _rules(each, _is_slice(each.slice_key))]
     rules += _rules(whole, _has_none(labels))

@@ -112,10 +112,10 @@ def endpoint_schedule(
     switches its load and fingerprint off for all.  An override in force (`overrides`) on any slice does so too, and
     with every fingerprint, whether that slice was ever decided or seen or not.
     """
-    own = [each for each in served_decisions if each.decision.endpoint == endpoint]
-    slices = [each for each in own if each.decision.slice_key and is_disabled(each)]
+    at_endpoint = [each for each in served_decisions if each.decision.endpoint == endpoint]
+    slices = [each for each in at_endpoint if each.decision.slice_key and is_disabled(each)]
     forbidden = {_place(each) for each in slices if bears_on_endpoint(each.decision.traffic_share, ANY_SHARE)}
-    whole = [each for each in own if not each.decision.slice_key]
+    whole = [each for each in at_endpoint if not each.decision.slice_key]
     wanted = {_place(each) for each in whole if depth in (None, each.num_speculative_tokens)}
     orders = tuple(order for order in overrides if order.endpoint == endpoint)
     return _schedule(endpoint, "", whole, wanted - forbidden, orders)
@@ -133,11 +133,11 @@ def slice_schedules(
         _schedule(
             endpoint,
             slice_key,
-            own,
-            {_place(each) for each in own},
+            served_decisions,
+            {_place(each) for each in served_decisions},
             tuple(select_covering(overrides, endpoint, slice_key)),
         )
-        for slice_key, own in sorted(by_slice.items())
+        for slice_key, served_decisions in sorted(by_slice.items())
     ]
 
 

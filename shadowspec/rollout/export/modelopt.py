@@ -158,8 +158,7 @@ def _checkpoint(path: str | None, role: str, measured: FingerprintedConfig) -> d
     name = checkpoint_id(path)
     if name is None:
         return None
-    digests = {key: value for key, value in measured.details.items() if key.startswith(role)}
-    return {"id": name, **digests}
+    return {"id": name, **measured.digests(role)}
 
 
 def _conditions(

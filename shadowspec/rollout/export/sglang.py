@@ -42,8 +42,8 @@ def _merit(schedule: Schedule) -> tuple[int, float]:
     reach = max((each.last or 0 for each in schedule.leading_ranges()), default=0)
     depth = schedule.max_num_speculative_tokens
     on = [each for each in schedule.served_decisions if each.is_on and each.decision.concurrency <= reach]
-    own = [each for each in on if each.num_speculative_tokens == depth]
-    return reach, max((each.speedup_lower for each in own), default=0.0)
+    served_decisions = [each for each in on if each.num_speculative_tokens == depth]
+    return reach, max((each.speedup_lower for each in served_decisions), default=0.0)
 
 
 def render(schedule: Schedule, adaptive_path: str) -> Document:

@@ -66,9 +66,9 @@ RIGHTS = {
     RoleKind.WRITER: Rights(
         {
             **dict.fromkeys(
-                ("records", "runs", "blocks", "block_memory", "fingerprints", "replays", "replay_configs", "audits"),
-                "SELECT, INSERT",
+                ("records", "runs", "blocks", "block_memory", "replays", "replay_configs", "audits"), "SELECT, INSERT"
             ),
+            "fingerprints": "SELECT, INSERT, UPDATE (recipe)",
             "backfill_blocks": "SELECT, INSERT",
             "cost_surfaces": "SELECT, INSERT",
             **dict.fromkeys(("ledger", "funnel_counts"), "SELECT, INSERT, UPDATE"),

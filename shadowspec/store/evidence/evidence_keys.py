@@ -25,7 +25,7 @@ class StoredKeys:
 
     def __init__(self, connection: Connection, endpoint: str, way: str) -> None:
         self._connection = connection
-        self._endpoint, self._way = endpoint, way
+        self._endpoint, self._clustering = endpoint, way
         self._is_ours = and_(_own.endpoint == endpoint, _own.way == way)
 
     def take(self, keys: Iterable[SliceKey]) -> list[OpenKey]:
@@ -43,7 +43,7 @@ class StoredKeys:
         statement = delete(tables.evidence_keys).where(self._is_ours, is_due).returning(*_own)
         return [_open_key(row) for row in self._connection.execute(statement).mappings().all()]
 
-    def put(self, keys: Iterable[OpenKey]) -> None:
+    def add(self, keys: Iterable[OpenKey]) -> None:
         """Keep these, none of which is there."""
         by_place = {(each.slice_key, each.key): each for each in keys}
         rows = [self._row(by_place[place]) for place in _sort_places(by_place)]
@@ -59,18 +59,18 @@ class StoredKeys:
         return found
 
     def forget(self, reopened_by: datetime) -> None:
-        """Drop the keys for which nothing waits and that may begin anew at or before this."""
+        """Drop the keys for which nothing waits and that may reopen at or before this."""
         # Arrivals without a cluster are late for one in evidence, and wait only to be counted.
         nothing = (_own.first_event.is_(None), _own.reopens_at <= reopened_by)
         self._connection.execute(delete(tables.evidence_keys).where(self._is_ours, *nothing))
 
-    def _row(self, own: OpenKey) -> tuple[Any, ...]:
+    def _row(self, open_key: OpenKey) -> tuple[Any, ...]:
         arrivals = [
             [(at - _EPOCH) // _MICROSECOND, key.source, key.partition, key.offset, key.timestamp_ms, key.item]
-            for at, key in own.arrivals
+            for at, key in open_key.arrivals
         ]
-        times = own.reopens_at, own.first_event, own.closes_at
-        return self._endpoint, self._way, own.slice_key, own.key, arrivals, *times, own.is_full
+        times = open_key.reopens_at, open_key.first_event, open_key.closes_at
+        return self._endpoint, self._clustering, open_key.slice_key, open_key.key, arrivals, *times, open_key.is_full
 
 
 def _arrival(stored: Sequence[Any]) -> Arrival:

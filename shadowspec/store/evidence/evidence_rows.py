@@ -99,16 +99,16 @@ class EvidenceRows:
         """The endpoint's runs of these records."""
         found: list[Run] = []
         for part in _split(sorted(set(keys))):
-            own = bulk.one_of(self._connection, [_runs[name] for name in RECORD_KEY], part)
-            found += row_reads.read_runs_where(self._connection, own, _runs.endpoint == self.endpoint)
+            condition = bulk.one_of(self._connection, [_runs[name] for name in RECORD_KEY], part)
+            found += row_reads.read_runs_where(self._connection, condition, _runs.endpoint == self.endpoint)
         return found
 
     def records_of(self, keys: Sequence[RecordKey]) -> list[StoredRecord]:
         """These records, as far as they are stored."""
         found: list[StoredRecord] = []
         for part in _split(sorted(set(keys))):
-            own = bulk.one_of(self._connection, [_records[name] for name in RECORD_KEY], part)
-            found += row_reads.read_records_where(self._connection, own)
+            condition = bulk.one_of(self._connection, [_records[name] for name in RECORD_KEY], part)
+            found += row_reads.read_records_where(self._connection, condition)
         return found
 
     def blocks(self, block_ids: Iterable[str]) -> dict[str, tuple[StoredBlock, int]]:
@@ -143,16 +143,18 @@ class EvidenceRows:
     # what was folded before, for a replay
 
     def num_folded(self) -> tuple[int, int]:
-        """Records and runs that the folds took in since the evidence last began anew."""
+        """Records and runs that the folds took in since the evidence last restarted."""
         columns = tables.folds.c
-        own = columns.endpoint == self.endpoint
-        begun = select(func.max(columns.fold_id)).where(own, columns.begins.is_not(None)).scalar_subquery()
+        condition = columns.endpoint == self.endpoint
+        begun = select(func.max(columns.fold_id)).where(condition, columns.begins.is_not(None)).scalar_subquery()
         sums = func.sum(columns.num_records), func.sum(columns.num_runs)
-        found = self._connection.execute(select(*sums).where(own, columns.fold_id >= func.coalesce(begun, 0))).one()
+        found = self._connection.execute(
+            select(*sums).where(condition, columns.fold_id >= func.coalesce(begun, 0))
+        ).one()
         return int(found[0] or 0), int(found[1] or 0)
 
     def folds_until(self, fold_id: int) -> list[Fold]:
-        """The folds that the evidence of this one rests on, oldest first: from where it last began anew."""
+        """The folds that the evidence of this one rests on, oldest first: from where it last restarted."""
         return read_folds(self._connection, self.endpoint, fold_id)
 
     def decisions_on(self, decision: Decision) -> list[tuple[int | None, Decision]]:
@@ -179,12 +181,14 @@ def _split(keys: Sequence[RecordKey]) -> Iterable[Sequence[RecordKey]]:
 
 
 def read_folds(connection: Connection, endpoint: str, until: int | None = None) -> list[Fold]:
-    """The folds that the endpoint's evidence rests on (up to this fold), oldest first, from where it began anew."""
-    own = and_(tables.folds.c.endpoint == endpoint, true() if until is None else tables.folds.c.fold_id <= until)
-    begun = select(func.max(tables.folds.c.fold_id)).where(own, tables.folds.c.begins.is_not(None)).scalar_subquery()
+    """The folds that the endpoint's evidence rests on (up to this fold), oldest first, from where it restarted."""
+    condition = and_(tables.folds.c.endpoint == endpoint, true() if until is None else tables.folds.c.fold_id <= until)
+    begun = (
+        select(func.max(tables.folds.c.fold_id)).where(condition, tables.folds.c.begins.is_not(None)).scalar_subquery()
+    )
     statement = (
         select(tables.folds)
-        .where(own, tables.folds.c.fold_id >= func.coalesce(begun, 0))
+        .where(condition, tables.folds.c.fold_id >= func.coalesce(begun, 0))
         .order_by(tables.folds.c.fold_id)
     )
     names = ("fold_id", "closed_by", "num_records", "num_runs", "parameters", "begins", "folded_at")

@@ -14,13 +14,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, tuple_, update
 
 from shadowspec.errors import StoreError
-from shadowspec.store import bulk
+from shadowspec.store import bulk, row_values
 from shadowspec.store import table_definitions as tables
 from shadowspec.store.evidence.evidence_keys import StoredKeys
 from shadowspec.store.evidence.evidence_rows import KEYS_AT_ONCE, EvidenceRows
 from shadowspec.store.read.decision_reads import read_latest_decisions
 from shadowspec.store.read.row_reads import read_fingerprints
-from shadowspec.store.write import batch_writes
 from shadowspec.store.write.ledger_rows import read_watermark
 from shadowspec.types import (
     Decision,
@@ -32,6 +31,7 @@ from shadowspec.types import (
     Span,
     StoredEvidence,
 )
+from shadowspec.types.decision_documents import stored_details
 
 
 class EvidenceSession(EvidenceRows):
@@ -43,7 +43,7 @@ class EvidenceSession(EvidenceRows):
 
     @property
     def progress(self) -> EndpointProgress | None:
-        """How far the evidence had come when the transaction began; None: it has not begun."""
+        """How far the evidence had come when the transaction began; None: there is none."""
         return self._before
 
     def keys(self, clustering: str) -> StoredKeys:
@@ -56,13 +56,13 @@ class EvidenceSession(EvidenceRows):
 
     def save_evidence(self, changed: Sequence[StoredEvidence]) -> None:
         """Keep these, in place of what was kept of the same hypotheses."""
-        own = tables.evidence.c
-        key = (own.endpoint, own.slice_key, own.concurrency, own.fingerprint)
+        columns = tables.evidence.c
+        key = (columns.endpoint, columns.slice_key, columns.concurrency, columns.fingerprint)
         if not changed:
             return
         named = [(each.slice_key, each.concurrency, each.fingerprint) for each in changed]
         same = bulk.one_of(self._connection, key[1:], named)
-        self._connection.execute(delete(tables.evidence).where(own.endpoint == self.endpoint, same))
+        self._connection.execute(delete(tables.evidence).where(columns.endpoint == self.endpoint, same))
         names = [column.name for column in key]
         values = [
             dict(zip(names, (self.endpoint, each.slice_key, each.concurrency, each.fingerprint), strict=True))
@@ -72,9 +72,11 @@ class EvidenceSession(EvidenceRows):
         self._connection.execute(insert(tables.evidence), values)
 
     def open_blocks(self) -> dict[str, OpenBlock]:
-        """The blocks that were begun and are in no evidence yet, by id."""
-        own = tables.evidence_blocks.c
-        found = self._connection.execute(select(own.block_id, own.runs).where(own.endpoint == self.endpoint))
+        """The blocks that were started and are in no evidence yet, by id."""
+        columns = tables.evidence_blocks.c
+        found = self._connection.execute(
+            select(columns.block_id, columns.runs).where(columns.endpoint == self.endpoint)
+        )
         return {
             block_id: OpenBlock(tuple(RecordKey(*key) for key in kept["keys"]), datetime.fromisoformat(kept["newest"]))
             for block_id, kept in found
@@ -82,11 +84,15 @@ class EvidenceSession(EvidenceRows):
 
     def save_open_blocks(self, begun: Mapping[str, OpenBlock], entered: Iterable[str]) -> None:
         """Keep blocks as they are now, and forget those that entered."""
-        own = tables.evidence_blocks
+        evidence_blocks = tables.evidence_blocks
         gone = sorted({*begun, *entered})
         for start in range(0, len(gone), KEYS_AT_ONCE):
             part = gone[start : start + KEYS_AT_ONCE]
-            self._connection.execute(delete(own).where(own.c.endpoint == self.endpoint, own.c.block_id.in_(part)))
+            self._connection.execute(
+                delete(evidence_blocks).where(
+                    evidence_blocks.c.endpoint == self.endpoint, evidence_blocks.c.block_id.in_(part)
+                )
+            )
         values = [
             {
                 "endpoint": self.endpoint,
@@ -99,9 +105,9 @@ class EvidenceSession(EvidenceRows):
             for block_id, kept in sorted(begun.items())
         ]
         if values:
-            self._connection.execute(insert(own), values)
+            self._connection.execute(insert(evidence_blocks), values)
 
-    def begin_anew(self) -> None:
+    def discard_evidence(self) -> None:
         """Forget everything that was folded; decisions and folds stay."""
         for table in (tables.evidence, tables.evidence_keys, tables.evidence_blocks, tables.evidence_cursors):
             self._connection.execute(delete(table).where(table.c.endpoint == self.endpoint))
@@ -114,12 +120,15 @@ class EvidenceSession(EvidenceRows):
         """
         statement = insert(tables.folds).returning(tables.folds.c.fold_id)
         fold_id = int(self._connection.execute(statement, self._fold_row(fold)).scalar_one())
-        own, values = tables.evidence_endpoints, {"fold_id": fold_id, "document": dict(document)}
+        evidence_endpoints, values = tables.evidence_endpoints, {"fold_id": fold_id, "document": dict(document)}
         if self._before is None:
-            self._connection.execute(insert(own), values | {"endpoint": self.endpoint})
+            self._connection.execute(insert(evidence_endpoints), values | {"endpoint": self.endpoint})
         else:
-            same = (own.c.endpoint == self.endpoint, own.c.fold_id == self._before.fold_id)
-            if self._connection.execute(update(own).where(*same).values(values)).rowcount != 1:
+            same = (
+                evidence_endpoints.c.endpoint == self.endpoint,
+                evidence_endpoints.c.fold_id == self._before.fold_id,
+            )
+            if self._connection.execute(update(evidence_endpoints).where(*same).values(values)).rowcount != 1:
                 raise StoreError(f"endpoint {self.endpoint}: another gate has folded its evidence meanwhile")
         cursors_table = tables.evidence_cursors
         names = ("source", "source_partition", "start_offset", "folded_offset")
@@ -138,7 +147,7 @@ class EvidenceSession(EvidenceRows):
 
     def append_decisions(self, decisions: Sequence[Decision], fold_id: int) -> list[int]:
         """Append the decisions of a look, with the fold that they rest on; their ids."""
-        return batch_writes.append_decisions(self._connection, decisions, fold_id)
+        return append_decisions(self._connection, decisions, fold_id)
 
     def _fold_row(self, fold: Fold) -> dict[str, Any]:
         return {
@@ -151,6 +160,31 @@ class EvidenceSession(EvidenceRows):
             "begins": None if fold.begins is None else dict(fold.begins),
             "folded_at": fold.folded_at,
         }
+
+
+def append_decisions(connection: Connection, decisions: Sequence[Decision], fold_id: int | None = None) -> list[int]:
+    """Append one gate run: a row per decision and one per test, in the order given; the decisions' ids.
+
+    `fold_id` is the fold that they rest on.
+    """
+    values = [
+        {name: getattr(decision, name) for name in row_values.DECISION}
+        | {"details": stored_details(decision), "fold_id": fold_id}
+        for decision in decisions
+    ]
+    if not values:
+        return []
+    statement = insert(tables.decisions).returning(tables.decisions.c.decision_id, sort_by_parameter_order=True)
+    ids = list(connection.scalars(statement, values))
+    snapshots = [
+        row
+        for decision_id, decision in zip(ids, decisions, strict=True)
+        for row in row_values.test_rows(decision_id, decision)
+    ]
+    if snapshots:
+        names = tuple(snapshots[0])
+        bulk.insert_new(connection, tables.test_snapshots, names, [tuple(row.values()) for row in snapshots])
+    return ids
 
 
 def read_snapshot(connection: Connection, endpoint: str) -> EvidenceSnapshot:
@@ -167,8 +201,8 @@ def read_snapshot(connection: Connection, endpoint: str) -> EvidenceSnapshot:
 
 def read_slice_evidence(connection: Connection, endpoint: str, slice_key: str) -> list[StoredEvidence]:
     """The folded evidence of one slice ("": the whole endpoint) at every load and of every config, sorted."""
-    own = tables.evidence.c
-    found = _read_evidence(connection, and_(own.endpoint == endpoint, own.slice_key == slice_key))
+    columns = tables.evidence.c
+    found = _read_evidence(connection, and_(columns.endpoint == endpoint, columns.slice_key == slice_key))
     return sorted(found, key=lambda each: (each.concurrency, each.fingerprint))
 
 
@@ -179,8 +213,8 @@ def _read_evidence(connection: Connection, condition: ColumnElement[bool]) -> li
 
 
 def _read_progress(connection: Connection, endpoint: str, *, is_locked: bool = False) -> EndpointProgress | None:
-    own = tables.evidence_endpoints.c
-    statement = select(own.fold_id, own.document).where(own.endpoint == endpoint)
+    columns = tables.evidence_endpoints.c
+    statement = select(columns.fold_id, columns.document).where(columns.endpoint == endpoint)
     row = connection.execute(statement.with_for_update() if is_locked else statement).first()
     if row is None:
         return None
@@ -189,7 +223,12 @@ def _read_progress(connection: Connection, endpoint: str, *, is_locked: bool = F
 
 def _read_cursors(connection: Connection, endpoint: str) -> tuple[Span, ...]:
     """The ranges of offsets that are folded, sorted."""
-    own = tables.evidence_cursors.c
-    columns = (own.source, own.source_partition, own.start_offset, own.folded_offset)
-    found = connection.execute(select(*columns).where(own.endpoint == endpoint))
+    cursor_columns = tables.evidence_cursors.c
+    columns = (
+        cursor_columns.source,
+        cursor_columns.source_partition,
+        cursor_columns.start_offset,
+        cursor_columns.folded_offset,
+    )
+    found = connection.execute(select(*columns).where(cursor_columns.endpoint == endpoint))
     return tuple(sorted(Span(source, partition, int(start), int(stop)) for source, partition, start, stop in found))

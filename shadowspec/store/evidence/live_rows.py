@@ -51,15 +51,23 @@ def read_windows(
 
     With a `limit` the newest so many, without their latencies: what a detector reads, and often.
     """
-    own = live_windows.c
-    columns = live_windows.c if limit is None else [column for column in own if column is not own.latencies]
-    statement = select(*columns).where(own.endpoint == endpoint).order_by(own.ended_at.desc(), own.replica.desc())
+    window_columns = live_windows.c
+    columns = (
+        live_windows.c
+        if limit is None
+        else [column for column in window_columns if column is not window_columns.latencies]
+    )
+    statement = (
+        select(*columns)
+        .where(window_columns.endpoint == endpoint)
+        .order_by(window_columns.ended_at.desc(), window_columns.replica.desc())
+    )
     if since is not None:
-        statement = statement.where(own.ended_at >= since)
+        statement = statement.where(window_columns.ended_at >= since)
     if until is not None:
-        statement = statement.where(own.ended_at < until)
+        statement = statement.where(window_columns.ended_at < until)
     if replicas is not None:
-        statement = statement.where(own.replica.in_(sorted(replicas)))
+        statement = statement.where(window_columns.replica.in_(sorted(replicas)))
     found = [_window(row) for row in connection.execute(statement.limit(limit)).mappings()]
     return found[::-1]
 
@@ -79,9 +87,11 @@ class LiveSession:
 
         The new ones are added to their hours: a window that was kept before is in its hour already.
         """
-        own = live_replicas.c
+        columns = live_replicas.c
         names = [each.replica for each in replicas]
-        self._connection.execute(delete(live_replicas).where(own.endpoint == self._endpoint, own.replica.in_(names)))
+        self._connection.execute(
+            delete(live_replicas).where(columns.endpoint == self._endpoint, columns.replica.in_(names))
+        )
         if replicas:
             values = [{"endpoint": self._endpoint, **_replica_row(each)} for each in replicas]
             self._connection.execute(insert(live_replicas), values)
@@ -92,17 +102,17 @@ class LiveSession:
         return len(kept)
 
 
-def _replica_row(own: LiveReplica) -> dict[str, Any]:
-    scrape = own.scrape
+def _replica_row(live_replica: LiveReplica) -> dict[str, Any]:
+    scrape = live_replica.scrape
     return {
-        "replica": own.replica,
+        "replica": live_replica.replica,
         "series": None if scrape is None else scrape.series,
         "scraped_at": None if scrape is None else scrape.scraped_at,
         "started_at": None if scrape is None else scrape.started_at,
         "counts": None if scrape is None else counts_document(scrape.counts),
-        "num_failed": own.num_failed,
-        "failed_at": own.failed_at,
-        "error": own.error,
+        "num_failed": live_replica.num_failed,
+        "failed_at": live_replica.failed_at,
+        "error": live_replica.error,
     }
 
 
@@ -114,10 +124,10 @@ def _replica(row: RowMapping) -> LiveReplica:
     return LiveReplica(row["replica"], scrape, row["num_failed"], row["failed_at"], row["error"])
 
 
-def _window_row(own: LiveWindow) -> tuple[Any, ...]:
-    document = counts_document(own.counts)
+def _window_row(window: LiveWindow) -> tuple[Any, ...]:
+    document = counts_document(window.counts)
     return (
-        *(getattr(own, name) for name in _WINDOW_NAMES),
+        *(getattr(window, name) for name in _WINDOW_NAMES),
         *(document[name] for name in (*COUNTS, "num_accepted_tokens_per_pos", "latencies")),
     )
 
@@ -131,21 +141,21 @@ def sum_windows(windows: Iterable[LiveWindow]) -> list[LiveHour]:
     return _merge_by_key(map(hour_of_window, windows))
 
 
-def hour_of_window(own: LiveWindow) -> LiveHour:
+def hour_of_window(window: LiveWindow) -> LiveHour:
     """An hour of this window alone."""
-    counts, first, accepted = own.counts, own.counts.first_position, own.counts.accepted_tokens
-    covered_us = (own.ended_at - own.began_at) // _MICROSECOND
+    counts, first, accepted = window.counts, window.counts.first_position, window.counts.accepted_tokens
+    covered_us = (window.ended_at - window.began_at) // _MICROSECOND
     drafts = counts.num_drafts or 0
     return LiveHour(
-        replica=own.replica,
-        series=own.series,
-        hour=hour_of(own.ended_at),
-        began_at=own.began_at,
-        ended_at=own.ended_at,
-        drafted_at=own.began_at if drafts else None,
+        replica=window.replica,
+        series=window.series,
+        hour=hour_of(window.ended_at),
+        began_at=window.began_at,
+        ended_at=window.ended_at,
+        drafted_at=window.began_at if drafts else None,
         num_windows=1,
-        num_resets=int(own.is_reset),
-        num_failed_scrapes=own.num_failed_scrapes,
+        num_resets=int(window.is_reset),
+        num_failed_scrapes=window.num_failed_scrapes,
         counts=counts,
         requests_us=0 if counts.num_requests is None else covered_us,
         output_tokens_us=0 if counts.num_output_tokens is None else covered_us,
@@ -162,8 +172,8 @@ def sum_counts(counts: Iterable[LiveCounts]) -> LiveCounts:
     Other bins come with another version of the engine, and cannot be sum_counts to these: the newest version's count.
     """
     rows = list(counts)
-    known = {name: [own for row in rows if (own := getattr(row, name)) is not None] for name in COUNTS}
-    sums: dict[str, Any] = {name: sum(own) if own else None for name, own in known.items()}
+    known = {name: [value for row in rows if (value := getattr(row, name)) is not None] for name in COUNTS}
+    sums: dict[str, Any] = {name: sum(rows) if rows else None for name, rows in known.items()}
     positions = zip_longest(*(row.num_accepted_tokens_per_pos for row in rows), fillvalue=0)
     return LiveCounts(
         **sums,
@@ -173,19 +183,19 @@ def sum_counts(counts: Iterable[LiveCounts]) -> LiveCounts:
 
 
 def _sum_bins(rows: Sequence[LiveCounts], name: str) -> Buckets | None:
-    own = [row.latencies[name] for row in rows if name in row.latencies]
-    if not own:
+    buckets = [row.latencies[name] for row in rows if name in row.latencies]
+    if not buckets:
         return None
-    bounds = own[-1].bounds
-    columns = zip(*(each.counts for each in own if each.bounds == bounds), strict=True)
+    bounds = buckets[-1].bounds
+    columns = zip(*(each.counts for each in buckets if each.bounds == bounds), strict=True)
     return Buckets(bounds, tuple(map(sum, columns)))
 
 
 def read_hours(connection: Connection, endpoint: str, since: datetime, until: datetime) -> list[LiveHour]:
     """What the endpoint's windows add up to, of the hours from `since` up to, but without, `until`; sorted by key."""
-    own = live_hours.c
-    statement = select(live_hours).where(own.endpoint == endpoint, own.hour >= since, own.hour < until)
-    ordered = statement.order_by(*(own[name] for name in _HOUR_KEY))
+    columns = live_hours.c
+    statement = select(live_hours).where(columns.endpoint == endpoint, columns.hour >= since, columns.hour < until)
+    ordered = statement.order_by(*(columns[name] for name in _HOUR_KEY))
     return [_hour(row) for row in connection.execute(ordered).mappings()]
 
 
@@ -194,43 +204,43 @@ def add_windows(connection: Connection, endpoint: str, windows: Iterable[LiveWin
     new = sum_windows(windows)
     if not new:
         return
-    own = live_hours.c
-    is_one = bulk.one_of(connection, [own[name] for name in _HOUR_KEY], [each.key for each in new])
-    rows = connection.execute(select(live_hours).where(own.endpoint == endpoint, is_one)).mappings()
+    columns = live_hours.c
+    is_one = bulk.one_of(connection, [columns[name] for name in _HOUR_KEY], [each.key for each in new])
+    rows = connection.execute(select(live_hours).where(columns.endpoint == endpoint, is_one)).mappings()
     stored = {each.key: each for each in map(_hour, rows)}
     for each in new:
         known = stored.get(each.key)
         if known is None:
             connection.execute(insert(live_hours).values(_hour_row(endpoint, each)))
             continue
-        same = (own[name] == value for name, value in zip(_HOUR_KEY, each.key, strict=True))
+        same = (columns[name] == value for name, value in zip(_HOUR_KEY, each.key, strict=True))
         whole = _hour_row(endpoint, _merge([known, each]))
-        connection.execute(update(live_hours).where(own.endpoint == endpoint, *same).values(whole))
+        connection.execute(update(live_hours).where(columns.endpoint == endpoint, *same).values(whole))
 
 
 def _merge_by_key(hours: Iterable[LiveHour]) -> list[LiveHour]:
     by_key: dict[tuple[Any, ...], list[LiveHour]] = defaultdict(list)
-    for own in hours:
-        by_key[own.key].append(own)
+    for hour in hours:
+        by_key[hour.key].append(hour)
     return [_merge(by_key[key]) for key in sorted(by_key)]
 
 
 def _merge(hours: Sequence[LiveHour]) -> LiveHour:
     """Of one key, sum_counts up."""
-    ordered = sorted(hours, key=lambda own: own.ended_at)
-    drafted = [own.drafted_at for own in ordered if own.drafted_at is not None]
+    ordered = sorted(hours, key=lambda hour: hour.ended_at)
+    drafted = [hour.drafted_at for hour in ordered if hour.drafted_at is not None]
     return LiveHour(
         **{name: getattr(ordered[0], name) for name in _HOUR_KEY},
-        began_at=min(own.began_at for own in ordered),
+        began_at=min(hour.began_at for hour in ordered),
         ended_at=ordered[-1].ended_at,
         drafted_at=min(drafted, default=None),
-        counts=sum_counts(own.counts for own in ordered),
-        **{name: sum(getattr(own, name) for own in ordered) for name in _SUMS},
+        counts=sum_counts(hour.counts for hour in ordered),
+        **{name: sum(getattr(hour, name) for hour in ordered) for name in _SUMS},
     )
 
 
-def _hour_row(endpoint: str, own: LiveHour) -> dict[str, Any]:
-    return {"endpoint": endpoint, **{name: getattr(own, name) for name in _HOUR_NAMES}, **counts_document(own.counts)}
+def _hour_row(endpoint: str, hour: LiveHour) -> dict[str, Any]:
+    return {"endpoint": endpoint, **{name: getattr(hour, name) for name in _HOUR_NAMES}, **counts_document(hour.counts)}
 
 
 def _hour(row: RowMapping) -> LiveHour:
@@ -239,7 +249,7 @@ def _hour(row: RowMapping) -> LiveHour:
 
 def counts_document(counts: LiveCounts) -> dict[str, Any]:
     """Every count by its name; bins as their bounds and counts."""
-    latencies = {name: [list(own.bounds), list(own.counts)] for name, own in counts.latencies.items()}
+    latencies = {name: [list(latency.bounds), list(latency.counts)] for name, latency in counts.latencies.items()}
     per_pos = list(counts.num_accepted_tokens_per_pos)
     return {name: getattr(counts, name) for name in COUNTS} | {
         "num_accepted_tokens_per_pos": per_pos,
@@ -252,5 +262,7 @@ def read_counts(document: Mapping[Any, Any]) -> LiveCounts:
     return LiveCounts(
         **{name: document[name] for name in COUNTS},
         num_accepted_tokens_per_pos=tuple(document["num_accepted_tokens_per_pos"]),
-        latencies={name: Buckets(tuple(own[0]), tuple(own[1])) for name, own in document.get("latencies", {}).items()},
+        latencies={
+            name: Buckets(tuple(item[0]), tuple(item[1])) for name, item in document.get("latencies", {}).items()
+        },
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Connection, and_, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from shadowspec.store import table_definitions as tables
 from shadowspec.store.histograms import Histogram
@@ -34,16 +34,6 @@ class Pulse:
     num_records: int
     moved_at: datetime | None
     newest_event: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """How far an endpoint's input has come.  `is_ended`: it was files alone, all read to their end."""
-
-    endpoint: str
-    newest_event: datetime | None
-    moved_at: datetime | None  # when a consumer last wrote anything of where the endpoint was seen
-    is_ended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +77,6 @@ def read_named_endpoints(connection: Connection) -> list[str]:
     """Every endpoint that was counted or folded, sorted; from the small tables that name each of them."""
     counted = select(tables.funnel_counts.c.endpoint).where(tables.funnel_counts.c.endpoint != "")
     return sorted(connection.scalars(counted.union(select(tables.evidence_endpoints.c.endpoint))))
-
-
-def read_inputs(connection: Connection) -> dict[str, Input]:
-    """How far the input of every endpoint has come, by its name."""
-    counts, ledger = tables.funnel_counts.c, tables.ledger.c
-    statement = (
-        select(counts.endpoint, ledger.watermark, ledger.moved_at, ledger.is_ended)
-        .join(tables.ledger, and_(*(counts[name] == ledger[name] for name in tables.LEDGER_KEY)))
-        .where(counts.endpoint != "")
-        .distinct()
-    )
-    places: dict[str, list[tuple[datetime | None, datetime | None, bool]]] = defaultdict(list)
-    for endpoint, watermark, moved_at, is_ended in connection.execute(statement):
-        places[endpoint].append((watermark, moved_at, is_ended))
-    return {
-        endpoint: Input(
-            endpoint,
-            max((watermark for watermark, _, _ in own if watermark is not None), default=None),
-            max((moved_at for _, moved_at, _ in own if moved_at is not None), default=None),
-            all(is_ended for _, _, is_ended in own),
-        )
-        for endpoint, own in sorted(places.items())
-    }
 
 
 def read_looks(
@@ -173,8 +140,10 @@ def read_histograms(
 ) -> dict[str, Histogram]:
     """Every metric of one slice (None: all of them) at one load and config; those with no run are left out."""
     # Postgres takes the join apart wrongly, and reads every rollup or every bin, unless it has the ids first.
-    own = select(_rollups.rollup_id).where(*_match_hypothesis(endpoint, slice_key, concurrency, fingerprint, since))
-    ids = own.cte("own").prefix_with("MATERIALIZED", dialect="postgresql")
+    rollup_ids = select(_rollups.rollup_id).where(
+        *_match_hypothesis(endpoint, slice_key, concurrency, fingerprint, since)
+    )
+    ids = rollup_ids.cte("own").prefix_with("MATERIALIZED", dialect="postgresql")
     statement = (
         select(_bins.metric, _bins.bin, func.sum(_bins.num_runs), func.sum(_bins.weight))
         .join(ids, _bins.rollup_id == ids.c.rollup_id)

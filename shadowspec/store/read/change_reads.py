@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
 from shadowspec.store import table_definitions as tables
 from shadowspec.types import EvidenceSummary, MixChange, Supersession, Verdict
-from shadowspec.types.decision_documents import read_evidence, read_mix_change, read_supersession
+from shadowspec.types.decision_documents import ADVICE, HAS_SHIFTED, read_evidence, read_mix_change, read_supersession
 
 _decisions, _before = tables.decisions.c, tables.decisions.alias("before_it").c
 _HYPOTHESIS = tuple(_decisions[name] for name in tables.HYPOTHESIS)
@@ -44,7 +44,7 @@ class VerdictChange:
 
 @dataclass(frozen=True, slots=True)
 class AdviceChange:
-    """A standing ENABLE beside which something came to be said: `advice` names tests that came down, `has_shifted`
+    """A current ENABLE with new advice: `advice` names tests that came down, `has_shifted`
     says that the traffic's mix is another than at ENABLE.
     """
 
@@ -79,12 +79,17 @@ def read_verdict_changes(
             "code_before"
         ),
     ).where(*_match(endpoint, since))
-    own = every.subquery()
-    is_told = and_(own.c.reason_code.in_(_TELLING), own.c.reason_code != own.c.code_before)
-    where = [or_(own.c.before.is_(None), own.c.before != own.c.verdict, is_told)]
-    where += [] if since is None else [own.c.decided_at >= since]
-    where += [] if until is None else [own.c.decided_at < until]
-    newest = select(own.c.decision_id, own.c.before).where(*where).order_by(own.c.decision_id.desc()).limit(limit)
+    subquery = every.subquery()
+    is_reported = and_(subquery.c.reason_code.in_(_TELLING), subquery.c.reason_code != subquery.c.code_before)
+    where = [or_(subquery.c.before.is_(None), subquery.c.before != subquery.c.verdict, is_reported)]
+    where += [] if since is None else [subquery.c.decided_at >= since]
+    where += [] if until is None else [subquery.c.decided_at < until]
+    newest = (
+        select(subquery.c.decision_id, subquery.c.before)
+        .where(*where)
+        .order_by(subquery.c.decision_id.desc())
+        .limit(limit)
+    )
     chosen = newest.subquery()
     of_chosen = tables.decisions.join(chosen, chosen.c.decision_id == _decisions.decision_id)
     columns = (*_HYPOTHESIS, *(_decisions[name] for name in (*names, "reason", "details")))
@@ -130,7 +135,7 @@ def read_advice_changes(
             strict=True,
         )
     )
-    own = select(
+    subquery = select(
         opened.c.decision_id,
         opened.c.decided_at,
         opened.c.advice,
@@ -139,22 +144,23 @@ def read_advice_changes(
         func.coalesce(shift_before, 0).label("shift_before"),
     ).subquery()
     is_new_advice = and_(
-        own.c.advice.is_not(None), or_(own.c.advice_before.is_(None), own.c.advice_before != own.c.advice)
+        subquery.c.advice.is_not(None),
+        or_(subquery.c.advice_before.is_(None), subquery.c.advice_before != subquery.c.advice),
     )
-    is_new_shift = and_(own.c.shift == 1, own.c.shift_before == 0)
+    is_new_shift = and_(subquery.c.shift == 1, subquery.c.shift_before == 0)
     where = [or_(is_new_advice, is_new_shift)]
-    where += [] if since is None else [own.c.decided_at >= since]
-    where += [] if until is None else [own.c.decided_at < until]
+    where += [] if since is None else [subquery.c.decided_at >= since]
+    where += [] if until is None else [subquery.c.decided_at < until]
     newest = (
         select(
-            own.c.decision_id,
-            own.c.advice,
-            own.c.shift,
+            subquery.c.decision_id,
+            subquery.c.advice,
+            subquery.c.shift,
             is_new_advice.label("is_new_advice"),
             is_new_shift.label("is_new_shift"),
         )
         .where(*where)
-        .order_by(own.c.decision_id.desc())
+        .order_by(subquery.c.decision_id.desc())
         .limit(limit)
     )
     chosen = newest.subquery()
@@ -182,17 +188,17 @@ def _match(endpoint: str | None, since: datetime | None) -> list[ColumnElement[b
 
 
 def _select_advice(details: ColumnElement[Any]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-    """Advice, and 1 where the mix has shifted: both versions of a decision's document have them under these names."""
+    """Advice, and 1 where the mix has shifted; both versions of a decision's document name them alike."""
     return (
-        details["drift_advice"].as_string().label("advice"),
-        func.coalesce(details["mix_has_shifted"].as_integer(), 0).label("shift"),
+        details[ADVICE].as_string().label("advice"),
+        func.coalesce(details[HAS_SHIFTED].as_integer(), 0).label("shift"),
     )
 
 
 def _select_previous(
-    value: ColumnElement[Any], own: Any = _decisions, *where: ColumnElement[bool]
+    value: ColumnElement[Any], source: Any = _decisions, *where: ColumnElement[bool]
 ) -> ColumnElement[Any]:
     """What the newest decision before the row `own` on its hypothesis says; asked only where it is needed."""
-    found = select(value).where(*(_before[column.name] == own[column.name] for column in _HYPOTHESIS), *where)
-    newest = found.where(_before.decision_id < own.decision_id).order_by(_before.decision_id.desc()).limit(1)
+    found = select(value).where(*(_before[column.name] == source[column.name] for column in _HYPOTHESIS), *where)
+    newest = found.where(_before.decision_id < source.decision_id).order_by(_before.decision_id.desc()).limit(1)
     return newest.scalar_subquery()

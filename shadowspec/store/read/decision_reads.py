@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Connection, Select, func, select, true
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, select, true
 
 from shadowspec.store import row_values
 from shadowspec.store.bulk import distinct_keys
@@ -20,6 +20,7 @@ from shadowspec.types import (
     Decision,
     TestResult,
     Verdict,
+    decision_documents,
 )
 
 _HYPOTHESIS = [decisions.c[name] for name in HYPOTHESIS]
@@ -33,19 +34,14 @@ def read_latest_decisions(connection: Connection, endpoint: str | None = None) -
 def read_decisions(connection: Connection, ids: Sequence[int]) -> list[Decision]:
     """These decisions, sorted by endpoint, slice, load and fingerprint."""
     found = connection.execute(select(decisions).where(decisions.c.decision_id.in_(ids))).mappings().all()
-    tests = _read_tests(connection, ids)
-    configs = read_fingerprints(connection)
-    values = [
-        row_values.decision_value(row, configs[row["fingerprint"]].config, tuple(tests[row["decision_id"]]))
-        for row in found
-    ]
+    values = _read_values(connection, found, ids)
     return sorted(values, key=lambda each: (each.endpoint, each.slice_key, each.concurrency, each.fingerprint))
 
 
 def read_decisions_on(connection: Connection, decision: Decision) -> list[tuple[int | None, Decision]]:
     """Every decision on the same hypothesis up to this one, oldest first, each with the id of its fold."""
-    own = [decisions.c[name] == getattr(decision, name) for name in HYPOTHESIS]
-    return _read_with_folds(connection, *own, decisions.c.decision_id <= decision.decision_id)
+    rows = [decisions.c[name] == getattr(decision, name) for name in HYPOTHESIS]
+    return _read_with_folds(connection, *rows, decisions.c.decision_id <= decision.decision_id)
 
 
 def read_decisions_of(connection: Connection, fold_id: int) -> list[Decision]:
@@ -62,12 +58,25 @@ def _read_with_folds(connection: Connection, *where: ColumnElement[bool]) -> lis
     """The decisions that match, oldest first, each with the id of its fold."""
     statement = select(decisions).where(*where).order_by(decisions.c.decision_id)
     found = connection.execute(statement).mappings().all()
-    tests = _read_tests(connection, select(decisions.c.decision_id).where(*where))
+    values = _read_values(connection, found, select(decisions.c.decision_id).where(*where))
+    return [(row["fold_id"], decision) for row, decision in zip(found, values, strict=True)]
+
+
+def _read_values(
+    connection: Connection, found: Sequence[RowMapping], ids: Select[tuple[int]] | Sequence[int]
+) -> list[Decision]:
+    """The decisions of these rows, whose ids are `ids`, with their tests."""
+    tests = _read_tests(connection, ids)
     configs = read_fingerprints(connection) if found else {}
     return [
-        (
-            row["fold_id"],
-            row_values.decision_value(row, configs[row["fingerprint"]].config, tuple(tests[row["decision_id"]])),
+        decision_documents.read_decision(
+            {name: row[name] for name in (*row_values.DECISION, "decision_id")}
+            | {
+                "verdict": Verdict(row["verdict"]),
+                "config": configs[row["fingerprint"]].config,
+                "tests": tuple(tests[row["decision_id"]]),
+            },
+            row["details"],
         )
         for row in found
     ]
@@ -82,7 +91,7 @@ def read_snapshots(connection: Connection, endpoint: str) -> list[TestSnapshot]:
 
 
 def read_verdicts(connection: Connection, endpoint: str) -> dict[tuple[str, int, str], Verdict]:
-    """The standing verdict of each of the endpoint's hypotheses (slice key, concurrency, fingerprint).
+    """The current verdict of each of the endpoint's hypotheses (slice key, concurrency, fingerprint).
 
     It reads no column that a writer's role may not read.
     """
@@ -107,10 +116,10 @@ def _read_latest_ids(connection: Connection, endpoint: str | None) -> list[int]:
 
 def _select_last(endpoint: str) -> Select[tuple[int]]:
     """What grows with the gate's looks is never read, as grouping would."""
-    own = decisions.c
-    keys = distinct_keys([own[name] for name in HYPOTHESIS[1:]], own.endpoint == endpoint)
-    is_same = (own[name] == keys.c[name] for name in HYPOTHESIS[1:])
-    last = select(func.max(own.decision_id)).where(own.endpoint == endpoint, *is_same)
+    columns = decisions.c
+    keys = distinct_keys([columns[name] for name in HYPOTHESIS[1:]], columns.endpoint == endpoint)
+    is_same = (columns[name] == keys.c[name] for name in HYPOTHESIS[1:])
+    last = select(func.max(columns.decision_id)).where(columns.endpoint == endpoint, *is_same)
     return select(last.scalar_subquery()).select_from(keys)
 
 
@@ -128,16 +137,18 @@ def _read_tests(
 def _read_ids_at(connection: Connection, moment: datetime) -> list[int]:
     if connection.dialect.name == "postgresql":
         return list(connection.scalars(_select_last_before(moment)))
-    own = decisions.c
-    order = func.row_number().over(partition_by=_HYPOTHESIS, order_by=(own.decided_at.desc(), own.decision_id.desc()))
-    numbered = select(own.decision_id, order.label("number")).where(own.decided_at < moment).subquery()
+    columns = decisions.c
+    order = func.row_number().over(
+        partition_by=_HYPOTHESIS, order_by=(columns.decided_at.desc(), columns.decision_id.desc())
+    )
+    numbered = select(columns.decision_id, order.label("number")).where(columns.decided_at < moment).subquery()
     return list(connection.scalars(select(numbered.c.decision_id).where(numbered.c.number == 1)))
 
 
 def _select_last_before(moment: datetime) -> Select[tuple[int]]:
     """What grows with the gate's looks is never read: of each hypothesis its last decision before the moment alone."""
-    own, keys = decisions.c, distinct_keys(_HYPOTHESIS)
-    is_same = (own[name] == keys.c[name] for name in HYPOTHESIS)
-    of_key = select(own.decision_id).where(*is_same, own.decided_at < moment)
-    last = of_key.order_by(own.decided_at.desc(), own.decision_id.desc()).limit(1).lateral("last")
+    columns, keys = decisions.c, distinct_keys(_HYPOTHESIS)
+    is_same = (columns[name] == keys.c[name] for name in HYPOTHESIS)
+    of_key = select(columns.decision_id).where(*is_same, columns.decided_at < moment)
+    last = of_key.order_by(columns.decided_at.desc(), columns.decision_id.desc()).limit(1).lateral("last")
     return select(last.c.decision_id).select_from(keys.join(last, true()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Select, case, func, select
@@ -129,47 +129,47 @@ def read_rollups(
         positions[rollup_id][position] = (accepted, steps)
     found = []
     for row in connection.execute(select(tables.rollups).where(*where)).mappings():
-        own = positions[row["rollup_id"]]
-        depth = max(own, default=0)  # the last position of the histogram is all tokens accepted: K
+        entry = positions[row["rollup_id"]]
+        depth = max(entry, default=0)  # the last position of the histogram is all tokens accepted: K
         found.append(
             Rollup(
                 RollupKey(*(row[name] for name in tables.ROLLUP_KEY)),
                 RollupSums(**{name: row[name] for name in SUM_NAMES}),
-                tuple(own.get(position, (0, 0))[0] for position in range(depth)),
-                tuple(own.get(position, (0, 0))[1] for position in range(depth + 1)) if own else (),
+                tuple(entry.get(position, (0, 0))[0] for position in range(depth)),
+                tuple(entry.get(position, (0, 0))[1] for position in range(depth + 1)) if entry else (),
             )
         )
     return sorted(found, key=lambda rollup: rollup.key)
 
 
-def read_traffic(connection: Connection, endpoint: str, span: timedelta = SHARE_WINDOW) -> list[Traffic]:
-    """The endpoint's traffic by slice, config and load, sorted; of what was measured in the last `span` before the
-    newest hour.
+def read_traffic(connection: Connection, endpoint: str, until: datetime | None = None) -> list[Traffic]:
+    """The endpoint's traffic by slice, config and load, sorted; of every hour that began before `until` (None: of all).
 
-    Of hours before `SHARE_WINDOW` none is read but the newest of each key.
+    Of hours before `SHARE_WINDOW` none is read but the first and the newest of each key.
     """
-    newest = connection.scalar(select(func.max(_rollups.hour)).where(_rollups.endpoint == endpoint))
+    hours = match_hours(endpoint, None, until)
+    newest = connection.scalar(select(func.max(_rollups.hour)).where(*hours))
     if newest is None:
         return []
     statement = _select_skipping if connection.dialect.name == "postgresql" else _select_grouping
-    found = connection.execute(statement(endpoint, newest - SHARE_WINDOW))
-    traffic = (Traffic(*row) for row in found if row[-1] >= newest - span)
+    found = (Traffic(*row) for row in connection.execute(statement(endpoint, hours, newest - SHARE_WINDOW)))
+    traffic = (row for row in found if row.newest_hour is not None)  # None: measured later alone
     return sorted(traffic, key=lambda row: (row.slice_key, row.fingerprint, row.concurrency))
 
 
-def _select_grouping(endpoint: str, lately: datetime) -> Select[Any]:
+def _select_grouping(_endpoint: str, hours: Sequence[ColumnElement[bool]], lately: datetime) -> Select[Any]:
     weight = func.sum(case((_rollups.hour > lately, _rollups.weight), else_=0.0))
-    hours = (func.min(_rollups.hour), func.max(_rollups.hour))
-    return select(*_KEY, weight, *hours).where(_rollups.endpoint == endpoint).group_by(*_KEY)
+    ends = (func.min(_rollups.hour), func.max(_rollups.hour))
+    return select(*_KEY, weight, *ends).where(*hours).group_by(*_KEY)
 
 
-def _select_skipping(endpoint: str, lately: datetime) -> Select[Any]:
+def _select_skipping(endpoint: str, hours: Sequence[ColumnElement[bool]], lately: datetime) -> Select[Any]:
     """Of each key its own hours: the planner would read all of them."""
     keys = distinct_keys(_KEY, _rollups.endpoint == endpoint)
-    is_own = (_rollups.endpoint == endpoint, *(each == keys.c[each.name] for each in _KEY))
+    is_own = (*hours, *(each == keys.c[each.name] for each in _KEY))
     weight = select(func.coalesce(func.sum(_rollups.weight), 0.0)).where(*is_own, _rollups.hour > lately)
-    hours = (select(end(_rollups.hour)).where(*is_own).scalar_subquery() for end in (func.min, func.max))
-    return select(*keys.c, weight.scalar_subquery(), *hours)
+    ends = (select(end(_rollups.hour)).where(*is_own).scalar_subquery() for end in (func.min, func.max))
+    return select(*keys.c, weight.scalar_subquery(), *ends)
 
 
 def read_histogram(
@@ -190,9 +190,9 @@ def read_histogram(
     """
     if metric not in METRICS:
         raise StoreError(f"no histogram of {metric!r} is kept; there are {', '.join(METRICS)}")
-    own = {"slice_key": slice_key, "fingerprint": fingerprint, "concurrency": concurrency}
+    entry = {"slice_key": slice_key, "fingerprint": fingerprint, "concurrency": concurrency}
     where = match_hours(endpoint, since, until)
-    where += [_rollups[name] == value for name, value in own.items() if value is not None]
+    where += [_rollups[name] == value for name, value in entry.items() if value is not None]
     statement = (
         select(_bins.bin, func.sum(_bins.num_runs), func.sum(_bins.weight))
         .join(tables.rollups, _bins.rollup_id == _rollups.rollup_id)

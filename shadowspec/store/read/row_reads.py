@@ -94,19 +94,6 @@ def read_endpoints(connection: Connection) -> list[str]:
     return sorted({*connection.scalars(counted), *connection.scalars(measured)})
 
 
-def read_record_keys(connection: Connection, source: str) -> set[RecordKey]:
-    """Keys of the records of one source."""
-    statement = select(*(tables.records.c[name] for name in RECORD_KEY)).where(tables.records.c.source == source)
-    return {row_values.key_value(row) for row in connection.execute(statement).mappings()}
-
-
-def read_block_ids(connection: Connection, source: str | None = None) -> set[str]:
-    """Ids of the stored blocks, or of those that hold a run of one source."""
-    if source is None:
-        return set(connection.scalars(select(tables.blocks.c.block_id)))
-    return set(connection.scalars(select(tables.runs.c.block_id).where(tables.runs.c.source == source).distinct()))
-
-
 def read_records(connection: Connection, endpoint: str) -> list[StoredRecord]:
     """The endpoint's records in the order of event time, ties by key."""
     values = read_records_where(connection, tables.records.c.endpoint == endpoint)
@@ -131,12 +118,12 @@ def read_blocks_of(connection: Connection, block_ids: Sequence[str]) -> dict[str
     if not block_ids:
         return {}
     names = [(block_id,) for block_id in block_ids]
-    own = bulk.one_of(connection, [tables.block_memory.c.block_id], names)
-    found = connection.execute(select(tables.block_memory).where(own)).mappings().all()
+    condition = bulk.one_of(connection, [tables.block_memory.c.block_id], names)
+    found = connection.execute(select(tables.block_memory).where(condition)).mappings().all()
     for row in found:
         memory[row["block_id"]][row["fingerprint"]] = row_values.memory_value(row)
-    own = bulk.one_of(connection, [tables.blocks.c.block_id], names)
-    found = connection.execute(select(tables.blocks).where(own)).mappings().all()
+    condition = bulk.one_of(connection, [tables.blocks.c.block_id], names)
+    found = connection.execute(select(tables.blocks).where(condition)).mappings().all()
     return {
         row["block_id"]: (row_values.block_value(row, memory.get(row["block_id"], {})), row["num_runs"])
         for row in found

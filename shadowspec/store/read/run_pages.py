@@ -110,12 +110,12 @@ def read_newest_memory(connection: Connection, wanted: RunFilter) -> Memory | No
         .limit(MAX_WALKED)
         .subquery()
     )
-    own = [
+    rows = [
         walked.c[name] == value
         for name in ("slice_key", "concurrency", "fingerprint")
         if (value := getattr(wanted, name)) is not None
     ]
-    newest = select(walked.c.block_id, walked.c.fingerprint).where(*own).order_by(walked.c.event_time.desc()).limit(1)
+    newest = select(walked.c.block_id, walked.c.fingerprint).where(*rows).order_by(walked.c.event_time.desc()).limit(1)
     chosen, memory = newest.subquery(), tables.block_memory
     of_block = and_(memory.c.block_id == chosen.c.block_id, memory.c.fingerprint == chosen.c.fingerprint)
     row = connection.execute(select(memory).join(chosen, of_block)).mappings().first()
@@ -134,8 +134,8 @@ def _match_bounds(wanted: RunFilter, after: Place | None) -> list[ColumnElement[
 
 
 def _matches(row: RowMapping, wanted: RunFilter) -> bool:
-    own = ("slice_key", "concurrency", "fingerprint")
-    return all(getattr(wanted, name) in (None, row[name]) for name in own)
+    pair = ("slice_key", "concurrency", "fingerprint")
+    return all(getattr(wanted, name) in (None, row[name]) for name in pair)
 
 
 def _row(row: RowMapping) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def read_arrivals(connection: Connection, endpoint: str, *, limit: int) -> list[
         slice_key, at, counter, reason, sampling_rate = row[_KEY_LENGTH:]
         weight = ArrivedRequest.weight_of(FunnelCounter(counter), reason, sampling_rate)
         found.append(ArrivedRequest(RecordKey(*row[:_KEY_LENGTH]), slice_key, at, weight))
-    return sorted(found, key=lambda own: (own.at, own.key))
+    return sorted(found, key=lambda item: (item.at, item.key))
 
 
 def read_served(connection: Connection, endpoint: str, since: datetime) -> list[ServedRequest]:
@@ -73,15 +73,15 @@ def read_block_times(connection: Connection, endpoints: Sequence[str], *, limit:
         .order_by(_blocks.started_at.desc(), _blocks.block_id.desc())
         .limit(limit)
     ).all()[::-1]  # fmt: skip
-    arms = {block_id: own for name in endpoints for block_id, own in _read_arms(connection, name, limit).items()}
+    arms = {block_id: arm for name in endpoints for block_id, arm in _read_arms(connection, name, limit).items()}
     found: dict[str, list[BlockTime]] = {name: [] for name in endpoints}
     for row, after in zip_longest(starts, starts[1:]):
-        own = arms.get(row.block_id, [])
-        if not own or sum(number for number, *_ in own) != row.num_runs:
+        rows = arms.get(row.block_id, [])
+        if not rows or sum(number for number, *_ in rows) != row.num_runs:
             continue
-        # 1. The baseline ran once, whatever the configs beside it; its times stand in the runs of each.
-        number, longest, total = own[0][:3]
-        pairs = [(longest, total), *((each[3], each[4]) for each in own)]
+        # 1. The baseline ran once, whatever the configs beside it; its times are in the runs of each.
+        number, longest, total = rows[0][:3]
+        pairs = [(longest, total), *((each[3], each[4]) for each in rows)]
         # 2. A short block's fillers are copies of its requests, so that the arm took as much more.
         share = row.n_max / (number * row.concurrency)
         found[row.endpoint].append(

@@ -70,11 +70,11 @@ def _read_overrides(connection: Connection, *conditions: ColumnElement[bool]) ->
 
 
 def _override(row: RowMapping) -> OverrideRecord:
-    own = {name: row[name] for name in overrides.c.keys()}  # noqa: SIM118 - a table's columns, no dict
+    entry = {name: row[name] for name in overrides.c.keys()}  # noqa: SIM118 - a table's columns, no dict
     clearing = None
     if row["cleared_at"] is not None:
         clearing = Clearing(row["override_id"], row["clearing_reason"], row["clearing_author"], row["cleared_at"])
-    return OverrideRecord(Override(**(own | {"verdict": Verdict(row["verdict"])})), clearing)
+    return OverrideRecord(Override(**(entry | {"verdict": Verdict(row["verdict"])})), clearing)
 
 
 def append_rollouts(connection: Connection, changed: Iterable[Rollout]) -> None:
@@ -86,7 +86,7 @@ def append_rollouts(connection: Connection, changed: Iterable[Rollout]) -> None:
 
 
 def read_rollouts(connection: Connection, endpoint: str | None = None) -> list[Rollout]:
-    """Where every endpoint (or one) stands at each load, sorted by both."""
+    """The current row of every endpoint (or one) at each load, sorted by both."""
     newest = select(func.max(rollouts.c.rollout_id)).group_by(rollouts.c.endpoint, rollouts.c.concurrency)
     statement = select(rollouts).where(rollouts.c.rollout_id.in_(newest))
     if endpoint is not None:
@@ -104,8 +104,8 @@ def read_rollout_history(connection: Connection, endpoint: str | None = None) ->
 
 
 def _rollout(row: RowMapping) -> Rollout:
-    own = {name: value for name, value in row.items() if name != "rollout_id"}
-    return Rollout(**(own | {"stage": Stage(row["stage"]), "alarms": tuple(row["alarms"])}))
+    entry = {name: value for name, value in row.items() if name != "rollout_id"}
+    return Rollout(**(entry | {"stage": Stage(row["stage"]), "alarms": tuple(row["alarms"])}))
 
 
 def append_costs(connection: Connection, profiled: ProfiledCosts) -> None:

@@ -21,19 +21,19 @@ def insert_audits(connection: Connection, runs: Sequence[tuple[Run, BlockResult,
     by_run = {(run.key, run.fingerprint): (result, record) for run, result, record in runs}
     values = {}
     for result in {id(result): result for _, result, _ in runs}.values():
-        for own in result.audits:
-            block, record = by_run.get((own.key, own.fingerprint), (None, None))
+        for audit in result.audits:
+            block, record = by_run.get((audit.key, audit.fingerprint), (None, None))
             if block is result and record is not None:
-                values[*own.key, own.fingerprint] = _audit_tuple(own, result, record)
+                values[*audit.key, audit.fingerprint] = _audit_tuple(audit, result, record)
     bulk.insert_new(connection, audits, AUDIT_NAMES, [values[key] for key in sorted(values)])
 
 
 def read_audit_states(connection: Connection, endpoints: Collection[str]) -> dict[str, list[StoredAudit]]:
     """What the audits of each of the endpoints have come to, sorted by slice and config."""
-    own = audit_states.c
+    columns = audit_states.c
     found: dict[str, list[StoredAudit]] = {endpoint: [] for endpoint in endpoints}
-    statement = select(own.endpoint, own.slice_key, own.fingerprint, own.document)
-    for endpoint, *values in connection.execute(statement.where(own.endpoint.in_(sorted(found)))):
+    statement = select(columns.endpoint, columns.slice_key, columns.fingerprint, columns.document)
+    for endpoint, *values in connection.execute(statement.where(columns.endpoint.in_(sorted(found)))):
         found[endpoint].append(StoredAudit(*values))
     return {
         endpoint: sorted(each, key=lambda state: (state.slice_key, state.fingerprint))
@@ -52,10 +52,10 @@ class AuditSession:
 
         One statement marks and reads them: a run that is committed meanwhile is left for the next session.
         """
-        own = audits.c
-        statement = update(audits).where(own.endpoint == self._endpoint, own.is_folded.is_(False))
+        columns = audits.c
+        statement = update(audits).where(columns.endpoint == self._endpoint, columns.is_folded.is_(False))
         taken = statement.values(is_folded=True).returning(
-            *(own[name] for name in (*RECORD_KEY, *RUN_NAMES, "slice_key", "event_time"))
+            *(columns[name] for name in (*RECORD_KEY, *RUN_NAMES, "slice_key", "event_time"))
         )
         found = self._connection.execute(taken).mappings().all()
         ordered = sorted(found, key=lambda row: (row["event_time"], row_values.key_value(row), row["fingerprint"]))
@@ -72,10 +72,10 @@ class AuditSession:
         """Keep these, in place of what was kept of the same slices and configs."""
         if not changed:
             return
-        own = audit_states.c
+        columns = audit_states.c
         named = [(state.slice_key, state.fingerprint) for state in changed]
-        same = bulk.one_of(self._connection, (own.slice_key, own.fingerprint), named)
-        self._connection.execute(delete(audit_states).where(own.endpoint == self._endpoint, same))
+        same = bulk.one_of(self._connection, (columns.slice_key, columns.fingerprint), named)
+        self._connection.execute(delete(audit_states).where(columns.endpoint == self._endpoint, same))
         values: list[dict[str, Any]] = [
             {"endpoint": self._endpoint, "slice_key": state.slice_key, "fingerprint": state.fingerprint}
             | {"document": dict(state.document)}
@@ -84,9 +84,9 @@ class AuditSession:
         self._connection.execute(insert(audit_states), values)
 
 
-def _audit_tuple(own: AuditedRun, result: BlockResult, record: StoredRecord) -> tuple[Any, ...]:
+def _audit_tuple(audited_run: AuditedRun, result: BlockResult, record: StoredRecord) -> tuple[Any, ...]:
     return (
-        *own.key,
-        *(getattr(own, name) for name in RUN_NAMES),
+        *audited_run.key,
+        *(getattr(audited_run, name) for name in RUN_NAMES),
         *(result.block.endpoint, result.block.slice_key, row_values.event_time(result, record), False),
     )

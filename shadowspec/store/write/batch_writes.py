@@ -7,10 +7,10 @@ for each other instead of deadlocking; a row that exists already is left as it i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from shadowspec.errors import StoreError
 from shadowspec.store import bulk, row_values
@@ -19,7 +19,6 @@ from shadowspec.store.rollups import SUM_NAMES, additions
 from shadowspec.store.write import audit_rows, ledger_rows
 from shadowspec.types import (
     BlockResult,
-    Decision,
     FingerprintedConfig,
     RecordKey,
     Run,
@@ -37,24 +36,22 @@ def save_batch(connection: Connection, batch: WriteBatch, consumer: str) -> Writ
 
     Written again, a batch is refused by the ledger, or (without advances) changes nothing.
 
-    1. Hold the ledger's rows and compare; 2. records; 3. blocks with their runs, memory and audits; 4. rollups, of the
-    runs really inserted; 5. funnel counts; 6. the ledger.
+    1. The ledger, which refuses what is written already, and funnel counts; 2. records; 3. blocks with their runs,
+    memory and audits; 4. rollups, of the runs really inserted.
 
     Raises:
-        FencedError: a partition does not stand where the batch expects it: another worker has moved it.
+        FencedError: a partition is not where the batch expects it: another worker has moved it.
         StoreError: a run without its record, or with a config that is not known.
     """
     # Step 1
-    places = ledger_rows.hold(connection, batch.advances, consumer)
+    ledger_rows.advance(connection, batch.advances, consumer)
     # Step 2
-    records = [*batch.records, *(record for _, own in batch.blocks for record in own)]
+    records = [*batch.records, *(record for _, stored_records in batch.blocks for record in stored_records)]
     new_records = insert_records(connection, records)
     # Step 3
     num_blocks, runs = insert_blocks(connection, batch.blocks)
     # Step 4
     add_to_rollups(connection, runs)
-    # Steps 5 and 6
-    ledger_rows.advance(connection, batch.advances, places, consumer)
     return WriteOutcome(len(runs), len(new_records), num_blocks)
 
 
@@ -74,11 +71,11 @@ def insert_blocks(connection: Connection, blocks: Sequence[MeasuredBlock]) -> tu
     """
     by_key: dict[tuple[Any, ...], InsertedRun] = {}
     for result, records in blocks:
-        own = {record.key: record for record in records}
+        records_by_key = {record.key: record for record in records}
         for run in result.runs:
-            if run.key not in own:
+            if run.key not in records_by_key:
                 raise StoreError(f"block {result.block.block_id}: run of {run.key} has no record")
-            by_key.setdefault((*run.key, run.fingerprint), (run, result, own[run.key]))
+            by_key.setdefault((*run.key, run.fingerprint), (run, result, records_by_key[run.key]))
     _require_known(connection, {run.fingerprint for run, _, _ in by_key.values()})
     ordered = [row_values.run_tuple(*by_key[key]) for key in sorted(by_key)]
     inserted = bulk.insert_new(connection, tables.runs, row_values.RUN_NAMES, ordered)
@@ -94,7 +91,8 @@ def insert_blocks(connection: Connection, blocks: Sequence[MeasuredBlock]) -> tu
     }
     new_memory = [row_values.memory_tuple(*key, memory[key]) for key in sorted(memory)]
     bulk.insert_new(connection, tables.block_memory, row_values.MEMORY_NAMES, new_memory)
-    audit_rows.insert_audits(connection, runs)
+    if any(result.audits for _, result, _ in runs):
+        audit_rows.insert_audits(connection, runs)
     return num_blocks, runs
 
 
@@ -140,29 +138,29 @@ def add_to_rollups(connection: Connection, runs: Sequence[InsertedRun]) -> None:
 
 
 def insert_fingerprints(connection: Connection, configs: Iterable[FingerprintedConfig]) -> None:
-    """Insert the configs whose fingerprints are new; a run or decision can only name a stored fingerprint."""
+    """Insert the configs whose fingerprints are new; a run or decision can only name a stored fingerprint.
+
+    One that is stored without a recipe, and taken again by one, is measured under known sampling defaults from now on.
+    """
     by_fingerprint = {config.fingerprint: config for config in configs}
     ordered = [row_values.fingerprint_row(by_fingerprint[name]) for name in sorted(by_fingerprint)]
     if ordered:
         names = tuple(ordered[0])
         values = [tuple(row.values()) for row in ordered]
         bulk.insert_new(connection, tables.fingerprints, names, values)
+        _fill_recipes(connection, {row["fingerprint"]: row["recipe"] for row in ordered if row["recipe"] is not None})
 
 
-def append_decisions(connection: Connection, decisions: Sequence[Decision], fold_id: int | None = None) -> list[int]:
-    """Append one gate run: a row per decision and one per test, in the order given; the decisions' ids.
-
-    `fold_id` is the fold that they rest on.
-    """
-    values = [row_values.decision_row(decision) | {"fold_id": fold_id} for decision in decisions]
-    if not values:
-        return []
-    statement = insert(tables.decisions).returning(tables.decisions.c.decision_id, sort_by_parameter_order=True)
-    ids = list(connection.scalars(statement, values))
-    snapshots = [
-        row for own, decision in zip(ids, decisions, strict=True) for row in row_values.test_rows(own, decision)
-    ]
-    if snapshots:
-        names = tuple(snapshots[0])
-        bulk.insert_new(connection, tables.test_snapshots, names, [tuple(row.values()) for row in snapshots])
-    return ids
+def _fill_recipes(connection: Connection, recipes: Mapping[str, int]) -> None:
+    columns = tables.fingerprints.c
+    unknown = connection.scalars(
+        select(columns.fingerprint)
+        .where(columns.fingerprint.in_(recipes), columns.recipe.is_(None))
+        .order_by(columns.fingerprint)
+    ).all()
+    may_update = func.has_column_privilege("fingerprints", "recipe", "UPDATE")
+    # A writer's role that an older version granted may not, until it is granted again.
+    if unknown and (connection.dialect.name != "postgresql" or connection.scalar(select(may_update))):
+        statement = update(tables.fingerprints).where(columns.fingerprint == bindparam("known"))
+        values = [{"known": fingerprint, "recipe": recipes[fingerprint]} for fingerprint in unknown]
+        connection.execute(statement, values)

@@ -1,6 +1,6 @@
-"""The ledger: where each consumer stands in each partition, and the funnel counts of what it has consumed.
+"""The ledger: the place of each consumer in each partition, and the funnel counts of what it has consumed.
 
-Both change in the transaction that writes the rows, and only from the place where the ledger stands, so that the
+Both change in the transaction that writes the rows, and only from the ledger's place, so that the
 sum of the funnel counts is the sum of `num_records`, always, whoever writes and however often.
 """
 
@@ -35,20 +35,46 @@ FUNNEL_KEY = (*tables.LEDGER_KEY, "endpoint", "counter", "reason")
 
 STILL_AT_WORK = timedelta(minutes=10)  # a consumer that moved within it is taken to be running
 
-Places = dict[PartitionId, LedgerEntry]
-
 _ledger = tables.ledger.c
 _counts = tables.funnel_counts.c
 
 
-def hold(connection: Connection, advances: Sequence[Advance], consumer: str) -> Places:
-    """Lock the entries of these partitions until the transaction ends; they stand where each advance expects.
+def advance(connection: Connection, advances: Sequence[Advance], consumer: str) -> None:
+    """Move the entries of these partitions, each from where its advance expects it, and count what was consumed.
 
-    A partition not begun gets its entry here: of two workers that begin it, one waits and finds itself fenced.
+    The entries stay locked until the transaction ends.
 
     Raises:
-        FencedError: one stands elsewhere, or was begun by another.
+        FencedError: one is elsewhere, or was started by another.
         StoreError: two advances of one partition, or one that goes backwards.
+    """
+    held = _hold(connection, advances, consumer)
+    ordered = sorted(advances, key=lambda each: each.partition)
+    add_to_funnel(connection, ordered, consumer)
+    for each in ordered:
+        entry = held[each.partition]
+        begins = {} if entry.has_position else {"first_offset": each.first_offset}
+        connection.execute(
+            update(tables.ledger)
+            .where(_ledger.consumer == consumer, _same_partition(each.partition))
+            .values(
+                next_offset=each.next_offset,
+                num_messages=entry.num_messages + each.num_messages,
+                num_records=entry.num_records + sum(each.funnel.values()),
+                watermark=each.watermark,
+                is_behind=each.is_behind,
+                is_ended=each.is_ended,
+                resume_offset=each.resume_offset,
+                moved_at=datetime.now(UTC),
+                **begins,
+            )
+        )
+
+
+def _hold(connection: Connection, advances: Sequence[Advance], consumer: str) -> dict[PartitionId, LedgerEntry]:
+    """Lock the entries of these partitions; they are where each advance expects.
+
+    A partition not started gets its entry here: of two workers that begin it, one waits and finds itself fenced.
     """
     by_partition = {advance.partition: advance for advance in advances}
     if len(by_partition) < len(advances):
@@ -68,35 +94,11 @@ def hold(connection: Connection, advances: Sequence[Advance], consumer: str) -> 
         advance, entry = by_partition[partition], held.get(partition)
         expected = 0 if partition in inserted else advance.expected
         if entry is None or entry.next_offset != expected:
-            stands = "is not begun" if entry is None else f"stands at {entry.next_offset}"
-            wanted = "not begun" if advance.expected is None else str(advance.expected)
-            message = f"{_name(advance)} of consumer {consumer!r} {stands}, expected {wanted}"
+            position = "is not in the ledger" if entry is None else f"is at {entry.next_offset}"
+            wanted = "no entry" if advance.expected is None else str(advance.expected)
+            message = f"{_name(advance)} of consumer {consumer!r} {position}, expected {wanted}"
             raise FencedError(message, source=partition.source, partition=partition.partition)
     return held
-
-
-def advance(connection: Connection, advances: Sequence[Advance], places: Places, consumer: str) -> None:
-    """Count what was consumed, and move the entries that `hold` has locked."""
-    ordered = sorted(advances, key=lambda each: each.partition)
-    add_to_funnel(connection, ordered, consumer)
-    for each in ordered:
-        entry = places[each.partition]
-        begins = {} if entry.has_begun else {"first_offset": each.first_offset}
-        connection.execute(
-            update(tables.ledger)
-            .where(_ledger.consumer == consumer, _same_partition(each.partition))
-            .values(
-                next_offset=each.next_offset,
-                num_messages=entry.num_messages + each.num_messages,
-                num_records=entry.num_records + sum(each.funnel.values()),
-                watermark=each.watermark,
-                is_behind=each.is_behind,
-                is_ended=each.is_ended,
-                resume_offset=each.resume_offset,
-                moved_at=datetime.now(UTC),
-                **begins,
-            )
-        )
 
 
 def add_to_funnel(connection: Connection, advances: Sequence[Advance], consumer: str) -> None:
@@ -111,13 +113,13 @@ def add_to_funnel(connection: Connection, advances: Sequence[Advance], consumer:
 
 
 def read_ledger(connection: Connection, consumer: str) -> list[LedgerEntry]:
-    """Every partition that the consumer has begun, sorted."""
+    """Every partition that the consumer has started, sorted."""
     found = connection.execute(select(tables.ledger).where(_ledger.consumer == consumer)).mappings()
     return sorted(map(_entry, found), key=lambda entry: entry.partition)
 
 
 def read_entry(connection: Connection, consumer: str, partition: PartitionId) -> LedgerEntry | None:
-    """Where the consumer stands in a partition; None if it has not begun."""
+    """The consumer's place in a partition; None if it has not started."""
     statement = select(tables.ledger).where(_ledger.consumer == consumer, _same_partition(partition))
     row = connection.execute(statement).mappings().first()
     return None if row is None else _entry(row)
@@ -156,7 +158,15 @@ def read_watermark(connection: Connection, endpoint: str) -> Watermark:
     ]
     if not behind:
         return Watermark(newest, is_ended)
-    last = min(behind, key=lambda own: (own.time is not None, own.time or newest, own.consumer, own.partition))
+    last = min(
+        behind,
+        key=lambda watermark_holder: (
+            watermark_holder.time is not None,
+            watermark_holder.time or newest,
+            watermark_holder.consumer,
+            watermark_holder.partition,
+        ),
+    )
     return Watermark(last.time, is_ended, None if last.time == newest else last)
 
 
@@ -168,14 +178,14 @@ def forget_consumer(connection: Connection, consumer: str, *, is_forced: bool = 
     Raises:
         UsageError: there is no such consumer, or it moved within `STILL_AT_WORK` and it is not forced.
     """
-    own = _ledger.consumer == consumer
-    number, moved_at = connection.execute(select(func.count(), func.max(_ledger.moved_at)).where(own)).one()
+    condition = _ledger.consumer == consumer
+    number, moved_at = connection.execute(select(func.count(), func.max(_ledger.moved_at)).where(condition)).one()
     if not number:
         names = connection.scalars(select(_ledger.consumer).distinct().order_by(_ledger.consumer))
         raise UsageError(f"the ledger has no consumer {consumer!r}; it has {', '.join(map(repr, names)) or 'none'}")
     if not is_forced and moved_at is not None and moved_at > datetime.now(UTC) - STILL_AT_WORK:
         raise UsageError(f"consumer {consumer!r} moved at {moved_at:%Y-%m-%d %H:%M:%S} UTC: stop it first")
-    forgotten = connection.execute(update(tables.ledger).where(own, _ledger.is_behind).values(is_behind=False))
+    forgotten = connection.execute(update(tables.ledger).where(condition, _ledger.is_behind).values(is_behind=False))
     return forgotten.rowcount
 
 

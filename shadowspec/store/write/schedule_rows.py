@@ -33,9 +33,9 @@ def begin_periods(connection: Connection, periods: Iterable[Period]) -> int:
 
 def prepare_period(connection: Connection, period: Period, deliveries: Iterable[Delivery]) -> None:
     """Fix the time that a period's report covers, together with the deliveries that are to be made."""
-    own = and_(_periods.job == period.job, _periods.due_at == period.due_at)
+    condition = and_(_periods.job == period.job, _periods.due_at == period.due_at)
     values = {"until": period.until, "gate_outcome": period.gate_outcome}
-    connection.execute(update(schedule_periods).where(own, _periods.until.is_(None)).values(values))
+    connection.execute(update(schedule_periods).where(condition, _periods.until.is_(None)).values(values))
     rows = [tuple(_row(each)[name] for name in DELIVERY) for each in deliveries]
     bulk.insert_new(connection, report_deliveries, DELIVERY, rows)
 
@@ -55,7 +55,7 @@ def read_period(connection: Connection, job: str, due_at: datetime) -> Period | 
 
 
 def read_unprepared_periods(connection: Connection, job: str) -> list[Period]:
-    """The job's periods that were begun, and whose deliveries are not planned yet; oldest first."""
+    """The job's periods that were started, and whose deliveries are not planned yet; oldest first."""
     statement = select(schedule_periods).where(_periods.job == job, _periods.until.is_(None))
     return [Period(**row) for row in connection.execute(statement.order_by(_periods.due_at)).mappings()]
 

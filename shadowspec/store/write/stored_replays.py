@@ -117,46 +117,53 @@ def read_loop_sums(connection: Connection, spans: Collection[LoopSpan]) -> dict[
 
     A run is a unit: a session is timed once at an endpoint.
     """
-    own = runs.c
+    columns = runs.c
     newest = [
         select(
-            own.endpoint,
-            own.slice_key,
-            own.fingerprint,
+            columns.endpoint,
+            columns.slice_key,
+            columns.fingerprint,
             literal(1).label("num_requests"),
-            own.num_drafts.label("drafts"),
-            own.num_draft_tokens.label("draft_tokens"),
-            own.num_accepted_tokens.label("accepted"),
-            _first(own).label("first"),
-            own.event_time.label("first_event"),
-            own.event_time.label("last_event"),
+            columns.num_drafts.label("drafts"),
+            columns.num_draft_tokens.label("draft_tokens"),
+            columns.num_accepted_tokens.label("accepted"),
+            _first(columns).label("first"),
+            columns.event_time.label("first_event"),
+            columns.event_time.label("last_event"),
         )
         .where(
-            own.endpoint == span.endpoint,
-            own.event_time.between(span.since, span.until),
-            own.fingerprint.in_(sorted(span.fingerprints)),
-            own.failure.is_(None),
+            columns.endpoint == span.endpoint,
+            columns.event_time.between(span.since, span.until),
+            columns.fingerprint.in_(sorted(span.fingerprints)),
+            columns.failure.is_(None),
         )
-        .order_by(own.event_time.desc())
+        .order_by(columns.event_time.desc())
         .limit(MAX_RUNS)
         for span in spans
     ]
     return _sum_units(connection, _union(newest), [span.endpoint for span in spans]) if newest else {}
 
 
-def _sum_sessions(connection: Connection, own: Any, endpoints: Collection[str]) -> dict[str, list[AcceptanceSums]]:
+def _sum_sessions(
+    connection: Connection, replay_table: Any, endpoints: Collection[str]
+) -> dict[str, list[AcceptanceSums]]:
     """Rows of expected counts added up by slice and config; a unit is a session."""
     units = (
         select(
-            own.endpoint,
-            own.slice_key,
-            own.fingerprint,
+            replay_table.endpoint,
+            replay_table.slice_key,
+            replay_table.fingerprint,
             func.count().label("num_requests"),
-            *_sums(own.num_drafts, own.num_draft_tokens, own.num_accepted_tokens, own.first),
-            func.min(own.event_time).label("first_event"),
-            func.max(own.event_time).label("last_event"),
+            *_sums(
+                replay_table.num_drafts,
+                replay_table.num_draft_tokens,
+                replay_table.num_accepted_tokens,
+                replay_table.first,
+            ),
+            func.min(replay_table.event_time).label("first_event"),
+            func.max(replay_table.event_time).label("last_event"),
         )
-        .group_by(own.endpoint, own.slice_key, own.fingerprint, own.unit_key)
+        .group_by(replay_table.endpoint, replay_table.slice_key, replay_table.fingerprint, replay_table.unit_key)
         .subquery()
     )
     return _sum_units(connection, units.c, endpoints)
@@ -164,8 +171,8 @@ def _sum_sessions(connection: Connection, own: Any, endpoints: Collection[str]) 
 
 def _union(each: Collection[Select[Any]]) -> Any:
     """The columns of all of these rows; each select keeps its own order and limit."""
-    own = [newest.subquery() for newest in each]  # SQLite takes a limit within a union in this form alone
-    return union_all(*(select(*newest.c) for newest in own)).subquery().c
+    subqueries = [newest.subquery() for newest in each]  # SQLite takes a limit within a union in this form alone
+    return union_all(*(select(*newest.c) for newest in subqueries)).subquery().c
 
 
 def _select_counts(slice_key: ColumnElement[str]) -> list[ColumnElement[Any]]:
@@ -178,9 +185,9 @@ def _select_counts(slice_key: ColumnElement[str]) -> list[ColumnElement[Any]]:
     ]
 
 
-def _first(own: Any) -> ColumnElement[float]:
+def _first(replay_table: Any) -> ColumnElement[float]:
     """Accepted at the first position."""
-    first: ColumnElement[float] = own.num_accepted_tokens_per_pos[0].as_float()
+    first: ColumnElement[float] = replay_table.num_accepted_tokens_per_pos[0].as_float()
     return first
 
 
@@ -189,25 +196,27 @@ def _sums(*values: ColumnElement[Any]) -> list[ColumnElement[Any]]:
     return [func.sum(value).label(name) for name, value in zip(names, values, strict=True)]
 
 
-def _sum_units(connection: Connection, own: Any, endpoints: Collection[str]) -> dict[str, list[AcceptanceSums]]:
+def _sum_units(
+    connection: Connection, replay_table: Any, endpoints: Collection[str]
+) -> dict[str, list[AcceptanceSums]]:
     """Units with these columns, one a row, added up by slice and config; of each of the endpoints."""
-    key = (own.endpoint, own.slice_key, own.fingerprint)
+    key = (replay_table.endpoint, replay_table.slice_key, replay_table.fingerprint)
     sums = {
-        "num_drafts": own.drafts,
-        "num_draft_tokens": own.draft_tokens,
-        "num_accepted_tokens": own.accepted,
-        "num_first_accepted_tokens": own.first,
-        "drafts_squares": own.drafts * own.drafts,
-        "accepted_drafts": own.accepted * own.drafts,
-        "accepted_squares": own.accepted * own.accepted,
+        "num_drafts": replay_table.drafts,
+        "num_draft_tokens": replay_table.draft_tokens,
+        "num_accepted_tokens": replay_table.accepted,
+        "num_first_accepted_tokens": replay_table.first,
+        "drafts_squares": replay_table.drafts * replay_table.drafts,
+        "accepted_drafts": replay_table.accepted * replay_table.drafts,
+        "accepted_squares": replay_table.accepted * replay_table.accepted,
     }
     statement: Select[Any] = select(
         *key,
-        func.sum(own.num_requests).label("num_requests"),
+        func.sum(replay_table.num_requests).label("num_requests"),
         func.count().label("num_units"),
         *(func.sum(value).label(name) for name, value in sums.items()),
-        func.min(own.first_event).label("first_event"),
-        func.max(own.last_event).label("last_event"),
+        func.min(replay_table.first_event).label("first_event"),
+        func.max(replay_table.last_event).label("last_event"),
     ).group_by(*key)
     found: dict[str, list[AcceptanceSums]] = {endpoint: [] for endpoint in endpoints}
     for row in connection.execute(statement).mappings():
@@ -219,9 +228,16 @@ def _sum_units(connection: Connection, own: Any, endpoints: Collection[str]) -> 
     }
 
 
-def _config_tuple(own: FingerprintedConfig) -> tuple[Any, ...]:
-    config = asdict(own.config) | {"verify_rule": own.config.verify_rule.value}
-    return own.fingerprint, config, own.engine, own.device, own.dtype, dict(own.details)
+def _config_tuple(fingerprinted: FingerprintedConfig) -> tuple[Any, ...]:
+    config = asdict(fingerprinted.config) | {"verify_rule": fingerprinted.config.verify_rule.value}
+    return (
+        fingerprinted.fingerprint,
+        config,
+        fingerprinted.engine,
+        fingerprinted.device,
+        fingerprinted.dtype,
+        dict(fingerprinted.details),
+    )
 
 
 def _replay_tuple(record: ReplayedRecord, config: FingerprintedConfig, counts: ExpectedCounts) -> tuple[Any, ...]:
@@ -255,7 +271,7 @@ def read_finished_blocks(connection: Connection, work: str) -> dict[str, tuple[s
         numbers.setdefault(source, set()).add(number)
         if is_last:
             last[source] = number
-    return {source: (own, last.get(source) == len(own) - 1) for source, own in numbers.items()}
+    return {source: (number, last.get(source) == len(number) - 1) for source, number in numbers.items()}
 
 
 def read_backfilled_blocks(connection: Connection, work: str, sources: Collection[str]) -> list[BackfilledBlock]:

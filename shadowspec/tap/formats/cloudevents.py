@@ -1,6 +1,6 @@
 """CloudEvents 1.0 in Kafka: the binary and the structured binding, and batches.
 
-Binary: attributes in headers `ce_*`, the value is the data.  Structured: the value is the event as JSON, told by a
+Binary: attributes in headers `ce_*`, the value is the data.  Structured: the value is the event as JSON, marked by a
 `content-type` of application/cloudevents*; the Python SDK's first API writes the data's own content type there, so
 an object that has an event's attributes counts as one, too.  KServe's inference logger gives a request and its
 response the same source and id, and writes a streamed answer as it was streamed.
@@ -50,7 +50,7 @@ EVENT_SUFFIXES: Final = EventSuffixes()  # KServe's types are org.kubeflow.servi
 
 
 class ContentMode(Enum):
-    """Where the event's attributes stand."""
+    """Where the event's attributes are."""
 
     BINARY = "binary"
     STRUCTURED = "structured"
@@ -180,7 +180,7 @@ def _body(data: Any) -> dict[str, Any]:
 
 
 def _metadata(value: Any) -> dict[str, str]:
-    """The request's headers that KServe's logger was told to pass on: JSON, lists by name; the last value counts."""
+    """The request's headers that KServe's logger is set to pass on: JSON, lists by name; the last value counts."""
     if isinstance(value, str):
         try:
             value = parse_document(value)

@@ -1,6 +1,6 @@
 """LiteLLM's `StandardLoggingPayload`, as its callbacks and its generic API logger write it (1.106).
 
-What the log does not tell: parameters that are not OpenAI's (top_k, min_p, whatever stands in extra_body) are
+Gaps in the log: parameters that are not OpenAI's (top_k, min_p, everything in extra_body) are
 left out of `model_parameters`; a trace id that LiteLLM made up looks like one that the client gave, so only
 `session_id`, here or in the client's own metadata, names a session; and a silent experiment looks like any
 other call.  A text completion's prompt is logged as one user message.
@@ -124,12 +124,12 @@ def _texts(value: Any) -> Iterator[str]:
 def _intervention(payload: Mapping[str, Any]) -> str | None:
     """What guardrails did with the answer: of those that are run behind the model, and say that they intervened."""
     entries = payload.get("guardrail_information")
-    intervened = [
+    failures = [
         each
         for each in (entries if isinstance(entries, list) else [entries])
         if isinstance(each, dict) and _is_behind_model(each.get("guardrail_mode")) and _has_intervened(each)
     ]
-    if not intervened:
+    if not failures:
         return None
     return Intervention.REJECTED if payload.get("status") == "failure" else Intervention.REWRITTEN
 

@@ -1,11 +1,11 @@
 """Clients of the brokers: how each is opened, and what a failure means.
 
 What kafka-python does otherwise than we need is corrected here, in `batches` and in `membership`, for each client and
-never for the process: a topic that is asked for is never created (its own option does not reach the request), a refused
-login ends the first contact at once instead of at its time-out and says why, what a broker says right before it hangs
-up is heard, a connection that cannot be encrypted in time is given up, sockets that could not connect and the threads
-of a client that could not be opened are closed, and its debug log, which prints requests and responses (logins and
-prompts), stays off.
+never for the process, but for its log level: a topic that is asked for is never created (its own option does not reach
+the request), a refused login ends the first contact at once instead of at its time-out and says why, what a broker says
+right before it hangs up is heard, a connection that cannot be encrypted in time is given up, sockets that could not
+connect and the threads of a client that could not be opened are closed, and its debug log, which prints requests and
+responses (logins and prompts), stays off.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOPIC_TIMEOUT_S: Final = 5.0  # a topic that was just created may not be known t
 HANDSHAKE_TIMEOUT_S: Final = 10.0  # TCP and TLS together
 REQUEST_TIMEOUT_MS: Final = 20_000  # of one request; a broker that hangs is given up after it
 
-# Nothing that waiting heals: somebody has to mend credentials, permissions, names or settings.
+# Waiting does not help: somebody has to fix credentials, permissions, names or settings.
 LASTING: Final = (
     errors.AuthorizationError,
     errors.SaslAuthenticationFailedError,
@@ -105,7 +105,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # kafka-python has
         self.cluster.config["allow_auto_create_topics"] = False
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
-        """As the library does, but an encrypted connection has to stand in time and is closed if it does not."""
+        """As the library does, but an encrypted connection that is not ready in time is closed."""
         if timeout_at is None:
             timeout_at = time.monotonic() + HANDSHAKE_TIMEOUT_S
         options = self.config["socket_options"]
@@ -159,7 +159,7 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a connection to any broker stands."""
+        """Whether a connection to any broker is open."""
         return any(self._client.connected(broker.node_id) for broker in self.cluster.brokers())
 
     @property

@@ -1,8 +1,8 @@
-"""The consumer: messages of the mirrored topics from where the ledger stands, and commits behind it.
+"""The consumer: messages of the mirrored topics from the ledger's place, and commits behind it.
 
 Invariants:
 - No record of a partition is delivered before `start` was called for this assignment of it, nor after the
-  partition has gone; a partition that comes back is started anew.
+  partition has gone; a partition that comes back is restarted.
 - A record's source is the id of its topic.  A topic that was deleted and made again has another id, so its
   partitions go and come as new ones.
 - Offsets that can never be delivered are reported once, as lost ranges.
@@ -46,7 +46,7 @@ REFUSALS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
-    """What became of a commit.  A refused offset is no loss: the ledger stands further on, and a later commit
+    """What became of a commit.  A refused offset is no loss: the ledger is further on, and a later commit
     of the partition, by whoever owns it then, covers it."""
 
     refused: Mapping[PartitionId, str] = field(default_factory=dict)  # short reason code
@@ -103,7 +103,7 @@ class KafkaTap:
         What waiting may heal (a broker that is gone, a leader that moved) gives no messages.
 
         Raises:
-            ServiceUnavailableError: what nobody but an operator can mend.
+            ServiceUnavailableError: a fault that only an operator can fix.
         """
         try:
             self._partitions.resolve_offsets()
@@ -156,7 +156,7 @@ class KafkaTap:
         new owner's back.
 
         Raises:
-            ServiceUnavailableError: what nobody but an operator can mend.
+            ServiceUnavailableError: a fault that only an operator can fix.
         """
         refused: dict[PartitionId, str] = {}
         wanted: dict[TopicPartition, OffsetAndMetadata] = {}

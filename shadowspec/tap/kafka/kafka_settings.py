@@ -119,7 +119,7 @@ class KafkaSettings:
             if not values or not all(values):
                 raise ConfigError(f"kafka.{name} must name at least one")
         if len(set(self.consumed_topics)) != len(self.consumed_topics):
-            raise ConfigError("kafka.topics and kafka.retry_topics: the same topic stands there twice")
+            raise ConfigError("kafka.topics and kafka.retry_topics: the same topic is listed twice")
         if self.dead_letter_topic in self.consumed_topics:
             raise ConfigError(
                 f"kafka.dead_letter_topic: {self.dead_letter_topic} is consumed too; a dead letter would come back"

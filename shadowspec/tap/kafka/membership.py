@@ -80,18 +80,18 @@ class Coordinator(ConsumerCoordinator):  # type: ignore[misc]
 
     kafka-python joins in the background, on its own thread.  Two things go wrong where a poll ends during a join:
 
-    - A join that has finished when the next poll comes is forgotten and another one begun, which makes every other
+    - A join that has finished when the next poll comes is forgotten and another one started, which makes every other
       member join again too: the group may rebalance for ever.  Here the finished join is taken.
     - A leader joins again when a topic's partitions change, and notes the new ones in the middle of that join.  A poll
       that ends between that moment and the end of the join leaves nothing that tells the next poll to go on: the member
-      hangs between two generations, its heartbeats paused.  Here a join that has begun is continued.
+      hangs between two generations, its heartbeats paused.  Here a started join is continued.
     """
 
     _join_task: Any
 
     def need_rejoin(self) -> bool:
-        is_begun = self.rejoining and self._subscription.partitions_auto_assigned()
-        return bool(is_begun or super().need_rejoin())
+        is_joining = self.rejoining and self._subscription.partitions_auto_assigned()
+        return bool(is_joining or super().need_rejoin())
 
     async def join_group_async(self, timeout_ms: float | None = None) -> Any:
         task = self._join_task

@@ -1,4 +1,4 @@
-"""The partitions that are ours: where each stands, and what has become of it on the broker.
+"""The partitions that are ours: the place of each, and its state on the broker.
 
 A partition is assigned, started (deliver from an offset on), of an invalid offset (the broker does not have it) and
 revoked.  While its offset is invalid it is paused, until the broker has said what it has.
@@ -56,7 +56,7 @@ class LostRange:
 class Changes:
     """Partitions that came and went since one last asked.
 
-    Handle `revoked` first: a partition that went and came back stands in both.  An assigned one delivers nothing
+    Handle `revoked` first: a partition that went and came back is in both.  An assigned one delivers nothing
     until it is started; a revoked one delivers nothing more, and commits of it are refused.
     """
 
@@ -70,7 +70,7 @@ class Partition:
     """A partition of ours.
 
     `number` is that of its assignment; `position` the next offset to be delivered (None: not known yet);
-    `is_new` says that its topic was made anew under our eyes, so that it is read from its begin.
+    `is_new` says that its topic was recreated while we ran, so that it is read from its begin.
     """
 
     id: PartitionId
@@ -80,7 +80,7 @@ class Partition:
     position: int | None = None
     is_started: bool = False
     is_offset_invalid: bool = False
-    has_lost_end: bool = False  # the broker's log ends before `position`, and the loss is told
+    has_lost_end: bool = False  # the broker's log ends before `position`, and the loss is reported
 
 
 class Partitions:
@@ -94,7 +94,7 @@ class Partitions:
         self._from_begin = from_begin
         self._ours: dict[TopicPartition, Partition] = {}
         self._topics: dict[str, str] = {}  # every source that was ever seen, to its name
-        self._came: list[tuple[TopicPartition, int, bool]] = []  # place, number, is_new; not told of yet
+        self._came: list[tuple[TopicPartition, int, bool]] = []  # place, number, is_new; not reported yet
         self._revoked: list[PartitionId] = []
         self._lost: list[LostRange] = []
         self._is_held = False
@@ -172,7 +172,7 @@ class Partitions:
             if (partition := self._ours.get(place)) is not None and partition.is_started:
                 partition.is_offset_invalid = True
                 self._tell(self._consumer.pause, partition)
-        # It may be that the topic was made anew; that is to be known before anything else.
+        # The topic may have been recreated; that is to be known before anything else.
         self._refreshed = self._client.cluster.request_update()
 
     def resolve_offsets(self) -> None:
@@ -211,7 +211,11 @@ class Partitions:
                 continue
             for place, partition in list(self._ours.items()):
                 if place.topic == topic and partition.id.source != source:
-                    log.warning("topic %s was deleted and made again: partition %d begins anew", topic, place.partition)
+                    log.warning(
+                        "topic %s was deleted and created again: partition %d starts from its beginning",
+                        topic,
+                        place.partition,
+                    )
                     self._tell(self._consumer.pause, partition)
                     self._revoked.append(self._ours.pop(place).id)
                     self._came.append((place, partition.number, True))
@@ -265,7 +269,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What the broker has of a partition, and where the group stands in it."""
+    """What the broker has of a partition, and the group's place in it."""
 
     begin: int
     end: int
@@ -276,11 +280,11 @@ def judge(wanted: int | None, extent: Extent, *, from_begin: bool) -> Placement:
     """Where to begin.
 
     Args:
-        wanted: where the ledger stands, or what was to be fetched next; None if neither is known.
+        wanted: the ledger's place, or what was to be fetched next; None if neither is known.
         from_begin: where a partition begins that nobody knows: its begin, else its end.
     """
     if wanted is None:
-        # An offset beyond the end was committed for a topic that has been made anew since.
+        # An offset beyond the end was committed for a topic that has been recreated since.
         if extent.committed is None or extent.committed > extent.end:
             return Placement(extent.begin if from_begin else extent.end)
         wanted = extent.committed

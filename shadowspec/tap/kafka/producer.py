@@ -6,7 +6,6 @@ so a message may be written twice, and is never dropped.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from dataclasses import dataclass, field
@@ -18,9 +17,7 @@ from shadowspec.errors import DeadLetterError, ServiceUnavailableError
 from shadowspec.tap.kafka.broker_clients import await_topics, is_lasting, open_client, unavailable
 from shadowspec.tap.kafka.kafka_settings import KafkaSettings
 
-log = logging.getLogger(__name__)
-
-DELIVERY_TIMEOUT_S: Final = 30.0  # a flush that takes longer is told of, and repeated
+DELIVERY_TIMEOUT_S: Final = 30.0  # a flush that takes longer is reported, and repeated
 CLOSE_TIMEOUT_S: Final = 2.0
 MAX_REQUEST_BYTES: Final = 2**30  # the broker and the topic set the limit
 BATCH_BYTES: Final = 256 * 1024

@@ -180,7 +180,7 @@ def write_mlp_speculator(folder: Path, inner: int, *, is_tied: bool, scales_inpu
     """IBM's layout; what is tied stands there once, but for the heads, which vLLM takes one by one."""
     weights = {}
     for stage in range(DEPTHS):
-        own = {
+        entry = {
             f"emb.{stage}.weight": matrix(VOCABULARY, inner),
             f"proj.{stage}.weight": matrix(inner, inner if stage else HIDDEN),
             f"head.{stage}.weight": matrix(VOCABULARY, inner),
@@ -188,9 +188,9 @@ def write_mlp_speculator(folder: Path, inner: int, *, is_tied: bool, scales_inpu
             f"ln.{stage}.bias": 0.3 * torch.randn(inner),
         }
         if is_tied and stage:
-            own = {name: weight for name, weight in own.items() if name == "proj.1.weight"}
-            own[f"head.{stage}.weight"] = weights["speculator.head.0.weight"].clone()
-        weights |= {f"speculator.{name}": weight for name, weight in own.items()}
+            entry = {name: weight for name, weight in entry.items() if name == "proj.1.weight"}
+            entry[f"head.{stage}.weight"] = weights["speculator.head.0.weight"].clone()
+        weights |= {f"speculator.{name}": weight for name, weight in entry.items()}
     config = {
         "model_type": "mlp_speculator", "architectures": ["MLPSpeculatorPreTrainedModel"], "emb_dim": HIDDEN,
         "inner_dim": inner if inner != HIDDEN else 0, "vocab_size": VOCABULARY, "n_predict": DEPTHS, "n_candidates": 5,

@@ -18,6 +18,7 @@ from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.proposers import Proposal, Proposer
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.engine.heads.reference import AUXILIARY, Eagle3, Medusa, Speculator
 from tests.engine.test_verify import DRAWS, LEVEL, PROMPT, SAMPLING, draw, exact_distribution, p_value
 from tests.identities import check_identities
@@ -33,8 +34,8 @@ REQUESTS = [
 
 def candidate(kind: str, folders: dict[str, Path], target: LoadedModel, depth: int, rule: VerifyRule) -> Candidate:
     config = SpeculationConfig("h", target.path, str(folders[kind]), kind, depth, rule)
-    draft = Models("cpu", "float32").draft(config, target)
-    return Candidate(fingerprint_candidate(config, target, draft), draft)
+    draft = Models(EngineSettings("cpu", "float32")).draft(config, target)
+    return Candidate(fingerprint_candidate(config, target, draft, 1, {}), draft)
 
 
 def decode_greedy(
@@ -177,8 +178,8 @@ def test_outputs_follow_the_targets_distribution(
     kind: str, rule: VerifyRule, target: LoadedModel, plain: Any, folders: dict[str, Path]
 ) -> None:
     assert len(PROMPT) > 1
-    own = candidate(kind, folders, target, 2, rule)
-    outputs = draw(target.model, SAMPLING, rule, own.proposer)
+    drafting = candidate(kind, folders, target, 2, rule)
+    outputs = draw(target.model, SAMPLING, rule, drafting.proposer)
     assert len(outputs) == DRAWS
     assert p_value(outputs, exact_distribution(plain, SAMPLING)) > LEVEL
 
@@ -187,11 +188,11 @@ def test_outputs_follow_the_targets_distribution(
 def test_a_request_does_not_depend_on_its_neighbours(kind: str, target: LoadedModel, folders: dict[str, Path]) -> None:
     sampling = SamplingParameters(temperature=0.9, top_p=0.95, max_tokens=16, repetition_penalty=1.1)
     requests = [Request(tuple(range(2, 4 + row)), sampling, 100 + row) for row in range(6)]
-    own = candidate(kind, folders, target, 3, VerifyRule.REJECTION)
+    drafting = candidate(kind, folders, target, 3, VerifyRule.REJECTION)
 
     def outputs(chosen: list[Request]) -> list[tuple[int, ...]]:
         result = decode_batch(
-            target.model, chosen, proposer=own.proposer(), num_speculative_tokens=3,
+            target.model, chosen, proposer=drafting.proposer(), num_speculative_tokens=3,
             verify_rule=VerifyRule.REJECTION, end_token_ids=frozenset({1}),
         )  # fmt: skip
         return [decoded.output for decoded in result.decoded]
@@ -202,9 +203,9 @@ def test_a_request_does_not_depend_on_its_neighbours(kind: str, target: LoadedMo
 
 def test_only_eagle_holds_a_cache(target: LoadedModel, folders: dict[str, Path]) -> None:
     for kind in KINDS:
-        own = candidate(kind, folders, target, 2, VerifyRule.GREEDY)
-        proposer = own.proposer()
+        drafting = candidate(kind, folders, target, 2, VerifyRule.GREEDY)
+        proposer = drafting.proposer()
         decode_greedy(target.model, proposer, 2)
         assert (proposer.cache_bytes() > 0) == (kind == "eagle3")
-        assert own.draft is not None
-        assert (own.draft.kv_bytes_per_token > 0) == (kind == "eagle3")
+        assert drafting.draft is not None
+        assert (drafting.draft.kv_bytes_per_token > 0) == (kind == "eagle3")

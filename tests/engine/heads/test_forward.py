@@ -133,12 +133,12 @@ def test_rotary_angles_as_older_configs_write_them(target: LoadedModel, tmp_path
 
 def test_an_embedding_that_is_left_out_is_the_targets(target: LoadedModel, plain: Any, tmp_path: Path) -> None:
     reference = Eagle3()
-    own = load_heads(str(reference.save(tmp_path / "own")), "eagle3", target)
+    heads = load_heads(str(reference.save(tmp_path / "own")), "eagle3", target)
     shared = load_heads(str(reference.save(tmp_path / "shared", with_embedding=False)), "eagle3", target)
     assert isinstance(shared.heads, Eagle3Draft)
     torch.testing.assert_close(shared.heads.embedding, plain.model.embed_tokens.weight)
-    assert own.weight_bytes - shared.weight_bytes == VOCABULARY * HIDDEN * 4
-    assert own.kv_bytes_per_token == 2 * 2 * (HIDDEN // 4) * 4
+    assert heads.weight_bytes - shared.weight_bytes == VOCABULARY * HIDDEN * 4
+    assert heads.kv_bytes_per_token == 2 * 2 * (HIDDEN // 4) * 4
 
 
 @pytest.mark.parametrize("form", ["direct", "transformers"])

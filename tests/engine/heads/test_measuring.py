@@ -7,6 +7,7 @@ from pathlib import Path
 from shadowspec.engine import Engine, Models
 from shadowspec.engine.models import LoadedModel
 from shadowspec.types import SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.engine.heads.test_drafting import KINDS
 from tests.engine.test_measure import block, prompt
 from tests.identities import check_identities
@@ -19,8 +20,10 @@ def test_a_block_with_every_kind_of_heads(target: LoadedModel, folders: dict[str
             KINDS, (VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH), strict=True
         )
     ]
-    loaded, candidates = Models("cpu", "float32").candidates(target.path, configs, lambda _: None)
-    result = Engine(loaded, candidates).measure(block([prompt(1), prompt(2, 0.7)]))
+    loaded, candidates = Models(EngineSettings("cpu", "float32")).candidates(
+        target.path, configs, lambda _: None, 1, {}
+    )
+    result = Engine(loaded, candidates, EngineSettings()).measure(block([prompt(1), prompt(2, 0.7)]))
     assert len(result.runs) == 2 * len(KINDS)
     for run in result.runs:
         assert run.counts is not None

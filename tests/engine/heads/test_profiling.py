@@ -18,6 +18,7 @@ from shadowspec.engine.profiling import Grid, max_depth, profile
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.errors import InputError
 from shadowspec.types import CostKey, SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.engine.heads.test_drafting import KINDS
 
 LOOKUPS = ("ngram", "suffix")
@@ -33,7 +34,9 @@ def candidates(
         SpeculationConfig(kind, target.path, None, kind, 3, VerifyRule.GREEDY_DRAFT, ngram_min=1, ngram_max=3)
         for kind in LOOKUPS
     ]
-    return Models("cpu", "float32").candidates(target.path, [model, *heads, *lookups], lambda _: None)
+    return Models(EngineSettings("cpu", "float32")).candidates(
+        target.path, [model, *heads, *lookups], lambda _: None, 1, {}
+    )
 
 
 @pytest.mark.representative("True-greedy_draft")

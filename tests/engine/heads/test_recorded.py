@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.benchmarks.rerun import Rerun
 from shadowspec.engine import static_passes
 from shadowspec.engine.arms import record_ahead
 from shadowspec.engine.batch import Request
 from shadowspec.engine.candidate import Candidate
 from shadowspec.engine.decode import decode_batch
 from shadowspec.engine.models import LoadedModel
-from shadowspec.engine.static_passes import Rerun, StaticPasses
+from shadowspec.engine.static_passes import StaticPasses
 from shadowspec.types import SamplingParameters, VerifyRule
 from tests.engine.heads.test_drafting import KINDS, REQUESTS, candidate
 
@@ -25,23 +26,23 @@ def test_drafts_from_recorded_passes(
     kind: str, slots: int, folders: dict[str, Path], target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(static_passes, "LEAST_STEP", 8)
-    own = candidate(kind, folders, target, 3, VerifyRule.REJECTION)
+    drafting = candidate(kind, folders, target, 3, VerifyRule.REJECTION)
     recorded = replace(target, passes=StaticPasses(target.model, Rerun))
     assert recorded.passes is not None
     sampled = SamplingParameters(temperature=0.8, max_tokens=16)
     for requests in (REQUESTS, [replace(each, sampling=sampled) for each in REQUESTS[::-1]]):
-        assert decoded(own, recorded, requests, slots) == decoded(own, target, requests, slots)
+        assert decoded(drafting, recorded, requests, slots) == decoded(drafting, target, requests, slots)
 
 
-def decoded(own: Candidate, target: LoadedModel, requests: list[Request], slots: int) -> list[tuple[object, ...]]:
-    record_ahead(target, own, requests, slots)
+def decoded(candidate: Candidate, target: LoadedModel, requests: list[Request], slots: int) -> list[tuple[object, ...]]:
+    record_ahead(target, candidate, requests, slots)
     if target.passes is not None:
         _spoil(target.passes)
         before = target.passes.num_recorded
     result = decode_batch(
         target.model,
         requests,
-        proposer=own.proposer(),
+        proposer=candidate.proposer(),
         num_speculative_tokens=3,
         verify_rule=VerifyRule.REJECTION,
         end_token_ids=frozenset({1}),

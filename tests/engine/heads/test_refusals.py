@@ -15,6 +15,7 @@ from shadowspec.engine.heads.loading import load_heads
 from shadowspec.engine.models import LoadedModel
 from shadowspec.errors import ModelError
 from shadowspec.types import SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.engine.heads.reference import Eagle3, Medusa, Speculator
 
 
@@ -136,7 +137,7 @@ def test_the_proposer_must_be_what_the_folder_holds(target: LoadedModel, tmp_pat
 def test_no_more_tokens_than_heads(target: LoadedModel, folders: dict[str, Path]) -> None:
     def draft(kind: str, depth: int) -> Any:
         config = SpeculationConfig("deep", target.path, str(folders[kind]), kind, depth, VerifyRule.GREEDY_DRAFT)
-        return Models("cpu", "float32").draft(config, target)
+        return Models(EngineSettings("cpu", "float32")).draft(config, target)
 
     for kind in ("medusa", "mlp_speculator"):
         assert draft(kind, 4).max_speculative_tokens == 4
@@ -148,7 +149,9 @@ def test_no_more_tokens_than_heads(target: LoadedModel, folders: dict[str, Path]
 def test_the_fingerprint_covers_weights_and_fields_but_not_the_path(target: LoadedModel, tmp_path: Path) -> None:
     def fingerprint(folder: Path) -> str:
         config = SpeculationConfig("h", target.path, str(folder), "eagle3", 2, VerifyRule.GREEDY_DRAFT)
-        return fingerprint_candidate(config, target, Models("cpu", "float32").draft(config, target)).fingerprint
+        return fingerprint_candidate(
+            config, target, Models(EngineSettings("cpu", "float32")).draft(config, target), 1, {}
+        ).fingerprint
 
     base = fingerprint(saved("eagle3", tmp_path / "a"))
     assert fingerprint(saved("eagle3", tmp_path / "b")) == base

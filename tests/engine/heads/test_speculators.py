@@ -30,8 +30,8 @@ def test_chains_equal_the_packages_own(name: str, target: LoadedModel) -> None:
         expected["hidden"],
         expected["logits"],
     )  # logits: [depths, entries, own]
-    depths, length, own = logits.shape
-    kept = REDUCED if own == len(REDUCED) else list(range(own))
+    depths, length, vocabulary = logits.shape
+    kept = REDUCED if vocabulary == len(REDUCED) else list(range(vocabulary))
     compared = 0
     for start in range(length):
         cache = RaggedCache(1, 1, length + depths, torch.device("cpu"))
@@ -43,7 +43,7 @@ def test_chains_equal_the_packages_own(name: str, target: LoadedModel) -> None:
         for depth in range(depths):
             found = draft.logits(states[:, 0])[0]
             torch.testing.assert_close(found[kept], logits[depth, start], **TOLERANCE)
-            assert torch.isinf(found).sum() == len(found) - own
+            assert torch.isinf(found).sum() == len(found) - vocabulary
             compared += 1
             place = start + 1 + depth
             if place == length:

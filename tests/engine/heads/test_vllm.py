@@ -17,6 +17,7 @@ from shadowspec.engine.heads.mlp_speculator import MlpSpeculator
 from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.proposers.draft_model import Draft
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.engine.heads.test_forward import TOLERANCE
 
 FOLDER = Path(__file__).parents[2] / "data" / "heads" / "vllm"
@@ -52,7 +53,7 @@ def test_the_loop_drafts_and_accepts_as_vllms_engine_does(
     kind, expected = name.split("_")[0], load_file(FOLDER / f"{name}.safetensors")
     config = SpeculationConfig(name, "", str(FOLDER / name), kind, DEPTHS, VerifyRule.GREEDY_DRAFT)
     heads = load_heads(str(FOLDER / name), kind, target)
-    candidate = Candidate(fingerprint_candidate(config, target, heads), heads)
+    candidate = Candidate(fingerprint_candidate(config, target, heads, 1, {}), heads)
     for number in PROMPTS:
         prompt, output, logits, accepted = (
             expected[f"{each}.{number}"] for each in ("prompt", "output", "logits", "accepted")
@@ -73,23 +74,23 @@ def test_a_draft_of_another_vocabulary_accepts_as_vllms_does(
     expected = load_file(FOLDER / "heterogeneous.safetensors")
     path = str(FOLDER / "heterogeneous")
     config = SpeculationConfig("h", "", path, "heterogeneous_draft_model", DEPTHS, VerifyRule.GREEDY_DRAFT)
-    draft = Models("cpu", "float32").draft(config, target)
-    candidate = Candidate(fingerprint_candidate(config, target, draft), draft)
+    draft = Models(EngineSettings("cpu", "float32")).draft(config, target)
+    candidate = Candidate(fingerprint_candidate(config, target, draft, 1, {}), draft)
     assert isinstance(draft, LoadedModel)
     shared = {0: 0, 1: 1} | {token: token - 3 for token in range(5, 16)}
     assert draft.num_shared_tokens == len(shared)
     total = 0
     for number in PROMPTS:
-        own = {each: expected[f"{each}.{number}"] for each in ("prompt", "output", "logits", "accepted")}
+        entry = {each: expected[f"{each}.{number}"] for each in ("prompt", "output", "logits", "accepted")}
         considered.clear()
-        decoded = decoded_alone(target, candidate, own["prompt"], len(own["output"]))
-        assert decoded.output == tuple(own["output"].tolist())
-        assert decoded.counts.num_drafts == len(own["accepted"])
-        assert uncut(decoded) == int(own["accepted"].sum())
-        found = torch.stack(considered).view(len(own["accepted"]), DEPTHS, -1)
-        torch.testing.assert_close(found[..., list(shared)], own["logits"][..., list(shared.values())], **TOLERANCE)
+        decoded = decoded_alone(target, candidate, entry["prompt"], len(entry["output"]))
+        assert decoded.output == tuple(entry["output"].tolist())
+        assert decoded.counts.num_drafts == len(entry["accepted"])
+        assert uncut(decoded) == int(entry["accepted"].sum())
+        found = torch.stack(considered).view(len(entry["accepted"]), DEPTHS, -1)
+        torch.testing.assert_close(found[..., list(shared)], entry["logits"][..., list(shared.values())], **TOLERANCE)
         assert found.isfinite().sum(-1).unique().tolist() == [len(shared)]
-        total += int(own["accepted"].sum())
+        total += int(entry["accepted"].sum())
     assert total > 5
 
 

@@ -16,6 +16,7 @@ from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
 from shadowspec.engine.replay.scoring import Budget
 from shadowspec.types import ExpectedCounts, SpeculationConfig, VerifyRule
+from shadowspec.types.measuring_settings import EngineSettings
 from tests.engine.heads.reference import Eagle3, Medusa, Speculator
 from tests.engine.heads.test_drafting import KINDS, candidate
 from tests.engine.replay.test_replaying import ENDS, assert_counts_equal, requests, responses_of
@@ -42,9 +43,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def looped(target: LoadedModel, folders: dict[str, Path], kind: str, rule: VerifyRule, wanted: Any, depth: int) -> Any:
-    own = candidate(kind, folders, target, depth, rule)
+    drafting = candidate(kind, folders, target, depth, rule)
     return decode_batch(
-        target.model, wanted, proposer=own.proposer(), num_speculative_tokens=depth, verify_rule=rule,
+        target.model, wanted, proposer=drafting.proposer(), num_speculative_tokens=depth, verify_rule=rule,
         end_token_ids=ENDS,
     ).decoded  # fmt: skip
 
@@ -54,7 +55,7 @@ def replayed(
     budget: Budget | None = None,
 ) -> list[tuple[ExpectedCounts, ...]]:  # fmt: skip
     config = SpeculationConfig("h", target.path, str(folders[kind]), kind, 1, rule)
-    draft = Models("cpu", "float32").draft(config, target)
+    draft = Models(EngineSettings("cpu", "float32")).draft(config, target)
     assert isinstance(draft, LoadedHeads)
     replayer = Replayer([Drafting(config, draft)], depths, end_token_ids=ENDS, target=target, budget=budget)
     results = replayer.replay(responses)
@@ -70,9 +71,11 @@ def test_heads_that_are_certain_are_replayed_to_the_count(
     wanted = requests(36)
     loop = looped(target, folders, kind, rule, wanted, depth)
     counts = replayed(target, folders, kind, rule, responses_of(wanted, loop), [depth])
-    for own, (expected,) in zip(loop, counts, strict=True):
-        assert_counts_equal(own.counts, expected)
-    assert 0 < sum(own.counts.num_accepted_tokens for own in loop) < sum(own.counts.num_draft_tokens for own in loop)
+    for item, (expected,) in zip(loop, counts, strict=True):
+        assert_counts_equal(item.counts, expected)
+    assert (
+        0 < sum(item.counts.num_accepted_tokens for item in loop) < sum(item.counts.num_draft_tokens for item in loop)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,8 +85,8 @@ def test_greedy_requests_are_replayed_to_the_count_under_rejection(
     wanted = requests(16, ("greedy", "greedy penalised"))
     loop = looped(target, folders, kind, VerifyRule.REJECTION, wanted, 3)
     counts = replayed(target, folders, kind, VerifyRule.REJECTION, responses_of(wanted, loop), [3])
-    for own, (expected,) in zip(loop, counts, strict=True):
-        assert_counts_equal(own.counts, expected)
+    for item, (expected,) in zip(loop, counts, strict=True):
+        assert_counts_equal(item.counts, expected)
 
 
 def rejection_z(target: LoadedModel, folders: dict[str, Path], kind: str, count: int, depth: int) -> float:
@@ -92,8 +95,8 @@ def rejection_z(target: LoadedModel, folders: dict[str, Path], kind: str, count:
     loop = looped(target, folders, kind, VerifyRule.REJECTION, wanted, depth)
     counts = replayed(target, folders, kind, VerifyRule.REJECTION, responses_of(wanted, loop), [depth])
     found = [
-        (own.counts.num_accepted_tokens - float(expected.num_accepted_tokens), expected.accepted_variance)
-        for own, (expected,) in zip(loop, counts, strict=True)
+        (item.counts.num_accepted_tokens - float(expected.num_accepted_tokens), expected.accepted_variance)
+        for item, (expected,) in zip(loop, counts, strict=True)
     ]
     differences, variances = np.array(found).T
     assert variances.sum() > 10

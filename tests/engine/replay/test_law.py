@@ -239,6 +239,8 @@ def test_vllms_synthetic_acceptance_has_its_lengths_and_rates(rates: list[float]
     assert metrics.mean_acceptance_length(counts) == pytest.approx(length, rel=2e-3)  # the last step may be cut
     assert metrics.marginal_acceptance_rates(counts) == pytest.approx(rates, abs=2e-3)
     assert counts.num_accepted_tokens / counts.num_draft_tokens == pytest.approx((length - 1) / depth, rel=4e-3)
-    for own, expected, reached in zip(metrics.conditional_acceptance_rates(counts), conditional, before, strict=False):
-        assert own is None or own == pytest.approx(expected, abs=2e-3)
-        assert (own is None) == (reached == 0.0)
+    for conditional_acceptance_rate, expected, reached in zip(
+        metrics.conditional_acceptance_rates(counts), conditional, before, strict=False
+    ):
+        assert conditional_acceptance_rate is None or conditional_acceptance_rate == pytest.approx(expected, abs=2e-3)
+        assert (conditional_acceptance_rate is None) == (reached == 0.0)

@@ -18,16 +18,16 @@ def counts(rate: float, length: int, depths: tuple[int, ...] = (1, 3)) -> tuple[
 def test_pooled_counters_are_sums() -> None:
     pool = Pool((1, 3))
     parts = [counts(0.3, 10), counts(0.9, 31), counts(0.5, 1)]
-    for session, own in zip("aab", parts, strict=True):
-        pool.add(session, own)
+    for session, expected in zip("aab", parts, strict=True):
+        pool.add(session, expected)
     for place, pooled in enumerate(pool.pool()):
         assert (pooled.num_requests, pooled.num_units) == (3, 2)
-        assert pooled.counts.num_drafts == pytest.approx(sum(own[place].num_drafts for own in parts))
+        assert pooled.counts.num_drafts == pytest.approx(sum(expected[place].num_drafts for expected in parts))
         assert pooled.counts.num_output_tokens == 42
         assert pooled.counts.num_prompt_tokens == 15
-        histogram = np.sum([own[place].acceptance_histogram for own in parts], axis=0)
+        histogram = np.sum([expected[place].acceptance_histogram for expected in parts], axis=0)
         assert pooled.counts.acceptance_histogram == pytest.approx(histogram.tolist())
-        positions = np.sum([own[place].num_accepted_tokens_per_pos for own in parts], axis=0)
+        positions = np.sum([expected[place].num_accepted_tokens_per_pos for expected in parts], axis=0)
         assert pooled.counts.num_accepted_tokens_per_pos == pytest.approx(positions.tolist())
         assert sum(positions) == pytest.approx(pooled.counts.num_accepted_tokens)
 
@@ -50,7 +50,7 @@ def test_the_interval_holds_the_truth_over_correlated_requests() -> None:
     rng = np.random.default_rng(11)
     kinds = [counts(rate, 24, (3,)) for rate in np.linspace(0.1, 0.9, 9)]
     drafts, accepted = (
-        np.mean([getattr(own[0], name) for own in kinds]) for name in ("num_drafts", "num_accepted_tokens")
+        np.mean([getattr(expected[0], name) for expected in kinds]) for name in ("num_drafts", "num_accepted_tokens")
     )
     truth = 1.0 + accepted / drafts
     held = 0

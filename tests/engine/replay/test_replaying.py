@@ -96,13 +96,13 @@ def responses_of(wanted: list[Request], outputs: list[Decoded]) -> list[Response
 def replayed(
     target: Any, draft: Any, rule: VerifyRule, responses: list[Response], depth: int, budget: Budget | None = None
 ) -> list[ExpectedCounts]:
-    own = token_scores(target, responses, ENDS, with_probs=True, budget=budget)
+    plain_scores = token_scores(target, responses, ENDS, with_probs=True, budget=budget)
     drafts = token_scores(draft, responses, ENDS, with_probs=True, budget=budget)
-    for response, scores in zip(responses, own, strict=True):
+    for response, scores in zip(responses, plain_scores, strict=True):
         assert check_target(response, scores, near_tie_logit=0.0) == 0
     accepts = [
         prefix_accept(rule, response, scores, of_target.probs)
-        for response, scores, of_target in zip(responses, drafts, own, strict=True)
+        for response, scores, of_target in zip(responses, drafts, plain_scores, strict=True)
     ]
     law = step_law(StepChances.of_prefix(accepts, 8), [depth, 8])
     return [expected_counts(law, row, len(response.request.prompt))[0] for row, response in enumerate(responses)]
@@ -123,10 +123,14 @@ def test_drafts_that_are_certain_are_replayed_to_the_count(
     wanted = requests(48)
     loop = decoded(target, wanted, DraftModelProposer(draft, depth, is_sampling=False), depth, rule)
     expected = replayed(target, draft, rule, responses_of(wanted, loop), depth)
-    for own, counts in zip(loop, expected, strict=True):
-        assert_counts_equal(own.counts, counts)
-    assert sum(own.counts.num_cut_steps for own in loop) > 3
-    assert 0 < sum(own.counts.num_accepted_tokens for own in loop) < sum(own.counts.num_draft_tokens for own in loop)
+    for item, counts in zip(loop, expected, strict=True):
+        assert_counts_equal(item.counts, counts)
+    assert sum(decoded.counts.num_cut_steps for decoded in loop) > 3
+    assert (
+        0
+        < sum(decoded.counts.num_accepted_tokens for decoded in loop)
+        < sum(decoded.counts.num_draft_tokens for decoded in loop)
+    )
 
 
 @pytest.mark.parametrize("rule", list(VerifyRule))
@@ -134,8 +138,8 @@ def test_greedy_requests_are_replayed_to_the_count_by_every_rule(target: Any, dr
     wanted = requests(16, ("greedy", "greedy penalised"))
     loop = decoded(target, wanted, DraftModelProposer(draft, 4, is_sampling=rule is VerifyRule.REJECTION), 4, rule)
     expected = replayed(target, draft, rule, responses_of(wanted, loop), 4)
-    for own, counts in zip(loop, expected, strict=True):
-        assert_counts_equal(own.counts, counts)
+    for item, counts in zip(loop, expected, strict=True):
+        assert_counts_equal(item.counts, counts)
 
 
 @pytest.mark.parametrize("depth", [2, 5])
@@ -145,10 +149,10 @@ def test_lookup_is_replayed_to_the_count(target: Any, rule: VerifyRule, depth: i
     loop = decoded(target, wanted, NgramProposer(depth, 1, 3), depth, rule)
     responses = responses_of(wanted, loop)
     law = step_law(lookup_chances(responses, 1, 3, 8), [depth])
-    for row, own in enumerate(loop):
-        assert_counts_equal(own.counts, expected_counts(law, row, len(wanted[row].prompt))[0])
-    assert sum(own.counts.num_plain_steps for own in loop) > 0
-    assert sum(own.counts.num_accepted_tokens for own in loop) > 0
+    for row, item in enumerate(loop):
+        assert_counts_equal(item.counts, expected_counts(law, row, len(wanted[row].prompt))[0])
+    assert sum(decoded.counts.num_plain_steps for decoded in loop) > 0
+    assert sum(decoded.counts.num_accepted_tokens for decoded in loop) > 0
 
 
 def looped_with_memory(target: Any, wanted: list[Request], config: SpeculationConfig) -> list[Decoded]:
@@ -173,9 +177,9 @@ def assert_replayed_to_the_count(
     replayer = Replayer([Drafting(config, None)], depths, end_token_ids=ends, target=None)
     responses = responses_of(wanted, loop)
     found = replayer.replay(responses[:20]) + replayer.replay(responses[20:])
-    for own, each in zip(loop, found, strict=True):
+    for decoded, each in zip(loop, found, strict=True):
         assert isinstance(each, Replayed)
-        assert_counts_equal(own.counts, each.counts[0][depths.index(config.num_speculative_tokens)])
+        assert_counts_equal(decoded.counts, each.counts[0][depths.index(config.num_speculative_tokens)])
     return loop
 
 
@@ -187,9 +191,9 @@ def test_suffix_drafts_are_replayed_to_the_count(target: Any, rule: VerifyRule, 
         "s", "t", None, "suffix", depth, rule, suffix_memory_tokens=memory, suffix_decoding_max_spec_factor=1.5
     )
     loop = assert_replayed_to_the_count(target, requests(48), config, [1, 2, 5, 8])
-    assert sum(own.counts.num_plain_steps for own in loop) > 0
-    assert sum(own.counts.num_cut_steps for own in loop) > 0
-    assert sum(own.counts.num_accepted_tokens for own in loop) > 0
+    assert sum(decoded.counts.num_plain_steps for decoded in loop) > 0
+    assert sum(decoded.counts.num_cut_steps for decoded in loop) > 0
+    assert sum(decoded.counts.num_accepted_tokens for decoded in loop) > 0
 
 
 @pytest.mark.all
@@ -201,7 +205,7 @@ def test_suffix_drafts_are_replayed_to_the_count_on_the_bundled_pair() -> None:
     config = SpeculationConfig("s", "t", None, "suffix", 4, VerifyRule.GREEDY_DRAFT)
     loop = assert_replayed_to_the_count(target.model, wanted, config, [4, 8])
     assert len(loop) == 32
-    assert sum(own.counts.num_accepted_tokens for own in loop) > 100
+    assert sum(decoded.counts.num_accepted_tokens for decoded in loop) > 100
 
 
 def bundled_prompts() -> list[tuple[int, ...]]:
@@ -247,8 +251,9 @@ def rejection_z(target: Any, draft: Any, scored_draft: Any, depth: int, count: i
     expected = replayed(target, scored_draft, VerifyRule.REJECTION, responses_of(wanted, loop), depth)
     length = sum(e.num_accepted_tokens for e in expected) / sum(e.num_drafts for e in expected)
     differences = [
-        (own.counts.num_accepted_tokens - e.num_accepted_tokens) - length * (own.counts.num_drafts - e.num_drafts)
-        for own, e in zip(loop, expected, strict=True)
+        (decoded.counts.num_accepted_tokens - e.num_accepted_tokens)
+        - length * (decoded.counts.num_drafts - e.num_drafts)
+        for decoded, e in zip(loop, expected, strict=True)
     ]
     variance = sum(
         e.accepted_variance - 2 * length * e.drafts_accepted_covariance + length**2 * e.drafts_variance

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shadowspec.engine.replay.response_tokens import logged_response
 from shadowspec.engine.tokenizer import FolderTokenizer

@@ -34,7 +34,7 @@ MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 ANSWER = "Because air scatters blue light."
 LONG_PROMPT = "A long story. " * 1_000
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
-KEPT = MAX_STRING_LENGTH_PROMPT_IN_DB  # characters
+MAX_STORED = MAX_STRING_LENGTH_PROMPT_IN_DB  # characters
 HOOKS = GuardrailEventHooks
 SECONDS_TO_LOG = 20  # the callbacks run in a thread of litellm's
 
@@ -171,8 +171,8 @@ def main() -> None:
     payloads["redacted_later"] = json.loads(safe_dumps(redacted_standard_logging_payload(payloads["chat"])))
     # What its loggers do to long prompts: the database's (its code needs the whole proxy, so only its words are
     # litellm's own here) and Datadog's.
-    cut = f"{LONG_PROMPT[:700]}... ({LITELLM_TRUNCATED_PAYLOAD_FIELD} skipped {len(LONG_PROMPT) - KEPT} chars. "
-    cut += f"{LITELLM_TRUNCATION_DB_SAFEGUARD_NOTE}) ...{LONG_PROMPT[700 - KEPT :]}"
+    cut = f"{LONG_PROMPT[:700]}... ({LITELLM_TRUNCATED_PAYLOAD_FIELD} skipped {len(LONG_PROMPT) - MAX_STORED} chars. "
+    cut += f"{LITELLM_TRUNCATION_DB_SAFEGUARD_NOTE}) ...{LONG_PROMPT[700 - MAX_STORED :]}"
     payloads["cut_in_the_middle"] = {**payloads["long"], "messages": [{"role": "user", "content": cut}]}
     payloads["cut_at_the_end"] = dict(Recorder().truncate_standard_logging_payload_content(payloads["long"]))
     Path(sys.argv[1]).write_text(json.dumps(payloads))

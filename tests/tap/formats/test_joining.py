@@ -31,7 +31,7 @@ def half(name: str, is_request: bool, at: float = 0.0, **changes: Any) -> EventH
     return EventHalf(join_id=name, is_request=is_request, body=body, event_time=TIME + timedelta(seconds=at), **given)
 
 
-def told(joined: Iterable[Opened]) -> list[tuple[int, str, tuple[int, ...]]]:
+def list_joined(joined: Iterable[Opened]) -> list[tuple[int, str, tuple[int, ...]]]:
     """Offset, what became of it, and the offsets of its members."""
     return [
         (
@@ -74,8 +74,10 @@ def test_the_window_ends_by_the_partition_s_own_time() -> None:
     joiner.add(key(2), half("response", False, at=1))
     assert joiner.add(key(1, partition=1), half("elsewhere", True, at=1_000)) == []
     assert joiner.add(key(3), half("on time", True, at=10)) == []
-    assert told(joiner.add(key(4), half("later", True, at=10.5))) == [(1, "alone", (1,))]
-    assert told(joiner.add(key(5), half("later still", True, at=11.5))) == [(2, "response_without_request", (2,))]
+    assert list_joined(joiner.add(key(4), half("later", True, at=10.5))) == [(1, "alone", (1,))]
+    assert list_joined(joiner.add(key(5), half("later still", True, at=11.5))) == [
+        (2, "response_without_request", (2,))
+    ]
 
 
 def test_halves_of_old_events_wait_as_long_as_those_of_new_ones() -> None:
@@ -83,16 +85,16 @@ def test_halves_of_old_events_wait_as_long_as_those_of_new_ones() -> None:
     joiner = Joiner(WINDOW)
     joiner.add(key(1), half("new", True, at=100))
     assert joiner.add(key(2), half("old", True, at=0)) == []
-    assert told(joiner.add(key(3), half("old", False, at=1))) == [(2, "pair", (2, 3))]
+    assert list_joined(joiner.add(key(3), half("old", False, at=1))) == [(2, "pair", (2, 3))]
 
 
 def test_a_half_that_came_before_is_a_duplicate() -> None:
     joiner = Joiner(WINDOW)
     joiner.add(key(1), half("a", True))
-    assert told(joiner.add(key(2), half("a", True))) == [(2, "seen_before", (2,))]
-    assert told(joiner.add(key(3), half("a", False))) == [(1, "pair", (1, 3))]
-    assert told(joiner.add(key(4), half("a", False))) == [(4, "seen_before", (4,))]
-    assert told(joiner.add(key(5), half("a", True))) == [(5, "seen_before", (5,))]
+    assert list_joined(joiner.add(key(2), half("a", True))) == [(2, "seen_before", (2,))]
+    assert list_joined(joiner.add(key(3), half("a", False))) == [(1, "pair", (1, 3))]
+    assert list_joined(joiner.add(key(4), half("a", False))) == [(4, "seen_before", (4,))]
+    assert list_joined(joiner.add(key(5), half("a", True))) == [(5, "seen_before", (5,))]
     duplicate = joiner.add(key(6), half("a", True))[0]
     assert duplicate.error is not None
     assert duplicate.error.counter == "duplicate"
@@ -102,13 +104,13 @@ def test_a_half_that_comes_after_the_window_stays_alone() -> None:
     joiner = Joiner(WINDOW)
     joiner.add(key(1), half("a", True))
     joiner.add(key(2), half("b", False))
-    assert told(joiner.add(key(3), half("c", True, at=11))) == [
+    assert list_joined(joiner.add(key(3), half("c", True, at=11))) == [
         (1, "alone", (1,)),
         (2, "response_without_request", (2,)),
     ]
-    assert told(joiner.add(key(4), half("a", False, at=11))) == [(4, "response_without_request", (4,))]
-    assert told(joiner.add(key(5), half("b", True, at=11))) == [(5, "alone", (5,))]
-    assert told(joiner.add(key(6), half("a", False, at=11))) == [(6, "seen_before", (6,))]
+    assert list_joined(joiner.add(key(4), half("a", False, at=11))) == [(4, "response_without_request", (4,))]
+    assert list_joined(joiner.add(key(5), half("b", True, at=11))) == [(5, "alone", (5,))]
+    assert list_joined(joiner.add(key(6), half("a", False, at=11))) == [(6, "seen_before", (6,))]
 
 
 def test_what_is_over_is_forgotten_after_another_window() -> None:
@@ -124,7 +126,7 @@ def test_halves_in_two_partitions_find_each_other() -> None:
     joiner.add(key(1, partition=0), half("a", True))
     (joined,) = joiner.add(key(9, partition=1), half("a", False))
     assert joined.members == (key(1, 0), key(9, 1))
-    assert told(joiner.add(key(2, partition=0), half("a", False))) == [(2, "seen_before", (2,))]
+    assert list_joined(joiner.add(key(2, partition=0), half("a", False))) == [(2, "seen_before", (2,))]
 
 
 def test_the_same_id_of_another_sender_is_another_call() -> None:
@@ -144,7 +146,7 @@ def test_a_partition_that_is_forgotten_gives_nothing_and_may_come_back() -> None
     assert joiner.num_waiting == 1
     assert joiner.add(key(1), half("a", True)) == []  # delivered again
     assert joiner.add(key(2), half("c", True)) == []
-    assert told(joiner.drain()) == [(1, "alone", (1,)), (1, "alone", (1,)), (2, "alone", (2,))]
+    assert list_joined(joiner.drain()) == [(1, "alone", (1,)), (1, "alone", (1,)), (2, "alone", (2,))]
 
 
 def test_a_call_of_a_forgotten_partition_may_go_on_in_another() -> None:
@@ -166,7 +168,7 @@ def test_only_quiet_partitions_are_judged_by_the_time_of_others() -> None:
     assert joiner.expire(TIME + 3 * WINDOW) == []
     assert joiner.expire(TIME + QUIET_WINDOWS * WINDOW) == []
     assert joiner.expire(EPOCH) == []
-    assert told(joiner.expire(TIME + QUIET_WINDOWS * WINDOW + timedelta(seconds=1))) == [(1, "alone", (1,))]
+    assert list_joined(joiner.expire(TIME + QUIET_WINDOWS * WINDOW + timedelta(seconds=1))) == [(1, "alone", (1,))]
     assert joiner.drain() == []
 
 
@@ -174,8 +176,8 @@ def test_memory_is_bounded_by_bytes_the_oldest_first() -> None:
     joiner = Joiner(WINDOW, max_waiting_bytes=250)
     assert joiner.add(key(1), half("a", True)) == []
     assert joiner.add(key(2), half("b", True)) == []
-    assert told(joiner.add(key(3), half("c", True))) == [(1, "alone", (1,))]
-    assert told(joiner.add(key(4), half("d", False, size=1_000))) == [
+    assert list_joined(joiner.add(key(3), half("c", True))) == [(1, "alone", (1,))]
+    assert list_joined(joiner.add(key(4), half("d", False, size=1_000))) == [
         (2, "alone", (2,)),
         (3, "alone", (3,)),
         (4, "response_without_request", (4,)),
@@ -215,7 +217,7 @@ def run(script: Sequence[tuple[str, bool, float, int]]) -> list[Opened]:
     again: list[Opened] = []
     for offset, (name, is_request, at, partition) in enumerate(script):
         again += joiner.add(key(offset, partition), half(f"{name}{partition}", is_request, at))
-    assert told(again) == told(out)
+    assert list_joined(again) == list_joined(out)
     return out + joiner.drain()
 
 
@@ -241,4 +243,4 @@ def test_a_partition_s_pairs_do_not_depend_on_the_others(script: list[tuple[str,
     for offset, (name, is_request, at, partition) in enumerate(script):
         if partition == 0:
             alone += joiner.add(key(offset), half(f"{name}0", is_request, at))
-    assert sorted(told(alone + joiner.drain())) == sorted(told(both))
+    assert sorted(list_joined(alone + joiner.drain())) == sorted(list_joined(both))

@@ -90,8 +90,8 @@ def test_headers_fill_what_the_body_lacks() -> None:
 
 def test_the_body_wins_over_headers() -> None:
     headers = (("x-session-id", b"from-header"), ("x-endpoint", b"from-header"), ("x-tenant-id", b"t"))
-    own = chat(session_id=None, headers={"X-SESSION-ID": "own"}, endpoint="own")
-    record = record_of(own, headers)
+    entry = chat(session_id=None, headers={"X-SESSION-ID": "own"}, endpoint="own")
+    record = record_of(entry, headers)
     assert (record.session(), record.endpoint, record.tenant_id()) == ("own", "own", "t")
     assert record_of(chat(), headers).session() == "s-1"
 
