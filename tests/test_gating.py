@@ -91,11 +91,7 @@ def test_a_second_gate_over_the_same_rows_sees_the_same_evidence() -> None:
 
 def test_few_clusters_have_not_entered() -> None:
     decision = decided(World(4, make_run=noisy_run()).evidence())[""]
-    assert (decision.verdict, decision.reason_code, decision.clusters_needed) == (
-        Verdict.HOLD,
-        "too_few_clusters",
-        4,
-    )
+    assert (decision.verdict, decision.reason_code, decision.clusters_needed) == (Verdict.HOLD, "too_few_clusters", 4)
     assert decision.level is None
 
 

@@ -248,7 +248,7 @@ def test_folding_anew_is_refused_where_rows_are_gone(store: Store) -> None:
     before = gate(store)
     execute(store, "DELETE FROM records WHERE source_offset < 3")
     assert [d.tests for d in gate(store)] == [d.tests for d in before], "what is folded needs its rows no more"
-    with pytest.raises(InputError, match=r"must be folded anew .* removed by retention"):
+    with pytest.raises(InputError, match=r"must be folded again .* removed by retention"):
         gate(store, replace(POLICY, log_speedup_clip=0.5))
     assert [d.tests for d in gate(store)] == [d.tests for d in before], "and nothing was lost"
 
@@ -259,7 +259,7 @@ def test_folding_anew_is_refused_where_only_runs_are_gone(store: Store) -> None:
     feed.write_blocks(0, 4)
     gate(store)
     execute(store, "DELETE FROM runs WHERE source_offset < 3")
-    with pytest.raises(InputError, match=r"must be folded anew .* \d+ of \d+ runs are left"):
+    with pytest.raises(InputError, match=r"must be folded again .* \d+ of \d+ runs are left"):
         gate(store, replace(POLICY, log_speedup_clip=0.5))
 
 
@@ -271,7 +271,7 @@ def test_evidence_of_another_version_is_folded_anew(store: Store, table: str) ->
     _age(store, table)
     again = gate(store)
     assert [d.tests for d in again] == [d.tests for d in before]
-    assert explain(store, again[0].decision_id or 0).num_folds == 1, "it rests on rows read anew"
+    assert explain(store, again[0].decision_id or 0).num_folds == 1, "it rests on rows read again"
     feed.write_blocks(30, 40)
     assert gate(store)[0].num_blocks == 40
     _age(store, table)

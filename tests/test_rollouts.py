@@ -98,10 +98,7 @@ def test_a_disabled_slice_with_much_traffic_is_seen_by_its_share(store: Store) -
     harmed = decided(later, Verdict.DISABLE, slice_key="prompt_class=code", code="slowdown")
     harmed = examples.in_traffic(harmed, 0.3)
     stage, waits_for = look(store, later, decided(later), harmed)
-    assert (stage, waits_for) == (
-        Stage.SHADOW,
-        "prompt_class=code, 30% of the traffic, to be no longer DISABLEd",
-    )
+    assert (stage, waits_for) == (Stage.SHADOW, "prompt_class=code, 30% of the traffic, to be no longer DISABLEd")
 
 
 def test_an_override_of_a_slice_that_nobody_decided_keeps_the_stage(store: Store) -> None:

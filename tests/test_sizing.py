@@ -13,14 +13,7 @@ from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.planning.block_costs import CostSource, SessionCost, SessionCosts
 from shadowspec.planning.plans import EndpointPlan, SlicePlan, plan_endpoint
-from shadowspec.planning.sizing import (
-    MAX_BUSY,
-    Sizing,
-    devices_needed,
-    size_endpoint,
-    stored_costs,
-    stored_traffic,
-)
+from shadowspec.planning.sizing import MAX_BUSY, Sizing, devices_needed, size_endpoint, stored_costs, stored_traffic
 from shadowspec.types import ArrivedRequest, BlockTime, RecordKey, Verdict
 from tests.gate.oracle import decide_endpoint, endpoint_looks
 from tests.gate.worlds import CONFIG, START, World, noisy_run

@@ -125,10 +125,7 @@ def replays_table(rows: Sequence[ReplayRow]) -> str:
         ("Length, replay", "Mean acceptance length expected given the logged responses, pooled. In no test."),
         ("Length, loop", "Mean acceptance length that the loop counted in the same time, pooled."),
         ("First position", "First-position acceptance rate by replay, pooled."),
-        (
-            "Replay less loop",
-            "Difference of the two lengths; bounds for every look, until old rows are left out.",
-        ),
+        ("Replay less loop", "Difference of the two lengths; bounds for every look, until old rows are left out."),
         ("Comparison", "Beyond 5% of the loop's length: production answers otherwise than the shadow's target."),
     )
     cells = "".join(

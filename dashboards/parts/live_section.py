@@ -104,10 +104,7 @@ def _line(points: Sequence[LivePoint], moment: datetime) -> None:
         .encode(
             x=alt.X("time:T", title="time (your clock)", axis=charts.HOURS),
             y=alt.Y("tokens:Q", title="tokens per second"),
-            tooltip=[
-                alt.Tooltip("time:T", title="from", format="%d %b %H:%M"),
-                alt.Tooltip("tokens:Q", format=",.1f"),
-            ],
+            tooltip=[alt.Tooltip("time:T", title="from", format="%d %b %H:%M"), alt.Tooltip("tokens:Q", format=",.1f")],
         )
     )
     charts.show(

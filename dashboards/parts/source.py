@@ -188,13 +188,7 @@ def _curves(url: str, of: Pulse, endpoint: str) -> Curves:
 
 @st.cache_resource(show_spinner=False, max_entries=64, ttl=MAX_AGE)
 def _read_figures(
-    url: str,
-    of: Pulse,
-    endpoint: str,
-    slice_key: str,
-    concurrency: int,
-    fingerprint: str,
-    window: timedelta | None,
+    url: str, of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, window: timedelta | None
 ) -> RollupFigures:
     store_ = _store(url)
     since = window_start(store_.rollup_hours(endpoint), window)
@@ -207,13 +201,7 @@ def _read_figures(
 
 @st.cache_resource(show_spinner=False, max_entries=64, ttl=MAX_AGE)
 def _failures(
-    url: str,
-    of: Pulse,
-    endpoint: str,
-    slice_key: str,
-    concurrency: int,
-    fingerprint: str,
-    window: timedelta | None,
+    url: str, of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str, window: timedelta | None
 ) -> Failures:
     store_, place = _store(url), (fingerprint, concurrency)
     since = window_start(store_.rollup_hours(endpoint), window)

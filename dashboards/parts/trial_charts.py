@@ -36,10 +36,7 @@ _PATH = {
                 "tooltip": _TOOLTIP,
             },
         },
-        {
-            "mark": {"type": "rule", "strokeDash": [5, 4]},
-            "encoding": {"y": {"field": "lower", "type": "quantitative"}},
-        },
+        {"mark": {"type": "rule", "strokeDash": [5, 4]}, "encoding": {"y": {"field": "lower", "type": "quantitative"}}},
         {
             "mark": {"type": "text", "align": "left", "dx": 4},
             "encoding": {"x": _AT, "y": {"value": 12}, "text": {"field": "text", "type": "nominal"}},

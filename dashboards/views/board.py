@@ -10,16 +10,7 @@ from typing import Any
 import streamlit as st
 import streamlit.components.v2 as components
 
-from shadowspec.reports.pages.board import (
-    SORTS,
-    UNDECIDED,
-    Board,
-    BoardFilter,
-    FoundRows,
-    find_rows,
-    label_values,
-    models_of,
-)
+from shadowspec.reports.pages.board import SORTS, UNDECIDED, Board, BoardFilter, find_rows, label_values, models_of
 from shadowspec.text import plural
 from shadowspec.types import Verdict
 
@@ -46,9 +37,7 @@ def page() -> None:
         return
     st.html(_tallies(board))
     _partial(board)
-    wanted, sort = _filters(board)
-    found = find_rows(board, wanted, sort)
-    _table(board, found, sort)
+    _table(board, *_filters(board))
     _legend()
 
 
@@ -117,7 +106,8 @@ def _filters(board: Board) -> tuple[BoardFilter, str]:
     return wanted, sort
 
 
-def _table(board: Board, found: FoundRows, sort: str) -> None:
+def _table(board: Board, wanted: BoardFilter, sort: str) -> None:
+    found = find_rows(board, wanted, sort)
     if not found.endpoints:
         states.empty("No row matches", "The filters above leave nothing. Clear one, or the search.")
         return

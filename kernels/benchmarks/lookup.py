@@ -99,10 +99,7 @@ def figures(entry: Mapping[str, float]) -> dict[str, float | None]:
 def table(cells: list[dict[str, Any]], depth: int) -> str:
     """Markdown: a row a prompt class, three figures a way of drafting."""
     ways = list(WAYS)
-    lines = [
-        f"| K = {depth} | requests | " + " | ".join(ways) + " |",
-        "|---|---|" + "---|" * len(ways),
-    ]
+    lines = [f"| K = {depth} | requests | " + " | ".join(ways) + " |", "|---|---|" + "---|" * len(ways)]
     by_class = {cell["prompt_class"]: cell["num_requests"] for cell in cells if cell["num_speculative_tokens"] == depth}
     for prompt_class in sorted(by_class, key=lambda name: (name == EVERYTHING, -by_class[name])):
         found = {

@@ -73,9 +73,7 @@ def _score(
             inner = inner_start + tl.arange(0, INNER)
             is_inner = inner < size
             left = tl.load(
-                hidden + row[:, None] * hidden_row + inner[None, :],
-                mask=is_row[:, None] & is_inner[None, :],
-                other=0.0,
+                hidden + row[:, None] * hidden_row + inner[None, :], mask=is_row[:, None] & is_inner[None, :], other=0.0
             )
             right = tl.load(
                 head + token_start[None, :] + inner[:, None], mask=is_token[None, :] & is_inner[:, None], other=0.0

@@ -108,9 +108,7 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
             bar.update(task, total=total, completed=step, detail=f"overlap {look.overlap:.4f}")
 
         course = Trainer(target.model, draft, settings).train(
-            [*(each.response for each in parts.training), *answers],
-            parts.validation,
-            show,
+            [*(each.response for each in parts.training), *answers], parts.validation, show
         )
     origin = Origin(
         target_weights=target.weights_digest,

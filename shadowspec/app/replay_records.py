@@ -20,14 +20,7 @@ from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import RecordError
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import LoggedCall, ResponseReader
-from shadowspec.types import (
-    ExpectedCounts,
-    FunnelKey,
-    RecordKey,
-    ReplayedRecord,
-    SpeculationConfig,
-    parse_slice_key,
-)
+from shadowspec.types import ExpectedCounts, FunnelKey, RecordKey, ReplayedRecord, SpeculationConfig, parse_slice_key
 
 log = logging.getLogger(__name__)
 

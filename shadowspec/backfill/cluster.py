@@ -54,13 +54,7 @@ def call_remotely(function: Callable[[], Any], actors: Actors) -> Any:
 
 
 def judge_rows(
-    files: Sequence[str],
-    read: Read,
-    build: Callable[[], Judge],
-    give_up: Judge,
-    actors: Actors,
-    *,
-    readers: int,
+    files: Sequence[str], read: Read, build: Callable[[], Judge], give_up: Judge, actors: Actors, *, readers: int
 ) -> Iterator[Any]:
     """What becomes of every row of the files, as it comes, in no order.
 

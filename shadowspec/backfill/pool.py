@@ -32,10 +32,7 @@ class ActorPool(Generic[Item, Result]):
     """Owns its actors for as long as the cluster is connected."""
 
     def __init__(
-        self,
-        build: Callable[[], Callable[[Item], Result]],
-        give_up: Callable[[Item], Result],
-        actors: Actors,
+        self, build: Callable[[], Callable[[Item], Result]], give_up: Callable[[Item], Result], actors: Actors
     ) -> None:
         """
         Args:

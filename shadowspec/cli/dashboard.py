@@ -26,8 +26,7 @@ def dashboard(
     port: Annotated[int | None, typer.Option("--port", min=1, max=65_535, help="Instead of dashboard.port.")] = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to bind, instead of dashboard.host.")] = None,
     without_login: Annotated[
-        bool,
-        typer.Option("--without-login", help="Bind an address that others reach, though no login is configured."),
+        bool, typer.Option("--without-login", help="Bind an address that others reach, though no login is configured.")
     ] = False,
     config_path: ConfigOption = None,
 ) -> None:

@@ -27,8 +27,7 @@ def distill(
     files: Annotated[list[str], typer.Argument(help="Files of JSON lines with responses (gzip or not); - is stdin.")],
     endpoint: Annotated[str, typer.Option("--endpoint", "-e", help="Whose candidate's draft is trained.")],
     consent: Annotated[
-        str,
-        typer.Option("--consent", help="On what ground this traffic may be trained on; the model card states it."),
+        str, typer.Option("--consent", help="On what ground this traffic may be trained on; the model card states it.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the draft.")],
     candidate: Annotated[

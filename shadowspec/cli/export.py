@@ -170,8 +170,8 @@ def _counts(store: Store, endpoint: str) -> dict[str, dict[str, SpeculationCount
         rows[rollup.key.fingerprint][rollup.key.slice_key].append(rollup.counts)
     sums = {fingerprint: {key: pool_counts(counts) for key, counts in row.items()} for fingerprint, row in rows.items()}
     return {
-        fingerprint: {key: counts for key, counts in item.items() if counts is not None}
-        for fingerprint, item in sums.items()
+        fingerprint: {key: counts for key, counts in by_slice.items() if counts is not None}
+        for fingerprint, by_slice in sums.items()
     }
 
 

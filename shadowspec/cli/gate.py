@@ -109,8 +109,7 @@ def gate(
     input_continues: Annotated[
         bool,
         typer.Option(
-            "--input-continues",
-            help="More records of the same sessions will follow: leave the newest sessions open.",
+            "--input-continues", help="More records of the same sessions will follow: leave the newest sessions open."
         ),
     ] = False,
     explain: Annotated[

@@ -35,8 +35,7 @@ def produce(
     ] = None,
     rate: Annotated[float | None, typer.Option("--rate", min=0.001, help="Messages per second.")] = None,
     trace_speed: Annotated[
-        float | None,
-        typer.Option("--trace-speed", min=0.001, help="Keep the recorded times, so many times as fast."),
+        float | None, typer.Option("--trace-speed", min=0.001, help="Keep the recorded times, so many times as fast.")
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Stop after so many messages.")] = None,
     as_json: JsonOption = False,

@@ -12,14 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import SCHEMA_VERSION, notes, print_json, results
-from shadowspec.cli.options import (
-    ConfigOption,
-    ContextsOption,
-    IsGreedyOption,
-    JsonOption,
-    KeptOption,
-    SurfaceOption,
-)
+from shadowspec.cli.options import ConfigOption, ContextsOption, IsGreedyOption, JsonOption, KeptOption, SurfaceOption
 
 if TYPE_CHECKING:
     from shadowspec.app.profile_engine import Profile
@@ -118,11 +111,7 @@ def _document(profile: Profile) -> dict[str, Any]:
         "is_greedy": profile.costs.key.is_greedy,
         "profiled_at": profile.costs.profiled_at.isoformat(),
         "points": [
-            asdict(each)
-            | {
-                "step_ms": each.step_ms,
-                "break_even_length": surface.break_even_length(each.place),
-            }
+            asdict(each) | {"step_ms": each.step_ms, "break_even_length": surface.break_even_length(each.place)}
             for each in surface.points
         ],
     }

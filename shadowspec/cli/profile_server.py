@@ -14,14 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import SCHEMA_VERSION, notes, print_json, progress_bar, results
-from shadowspec.cli.options import (
-    ConfigOption,
-    ContextsOption,
-    IsGreedyOption,
-    JsonOption,
-    KeptOption,
-    SurfaceOption,
-)
+from shadowspec.cli.options import ConfigOption, ContextsOption, IsGreedyOption, JsonOption, KeptOption, SurfaceOption
 from shadowspec.cli.profile_device import MAX_CONTEXT, MAX_LOAD, parse_numbers
 
 if TYPE_CHECKING:

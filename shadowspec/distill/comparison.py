@@ -51,11 +51,7 @@ class Comparison:
 
 
 def compare(
-    examples: Sequence[Example],
-    target: LoadedModel,
-    before: LoadedModel,
-    after: LoadedModel,
-    config: SpeculationConfig,
+    examples: Sequence[Example], target: LoadedModel, before: LoadedModel, after: LoadedModel, config: SpeculationConfig
 ) -> Comparison:
     """Replay every example with both drafts, at the config's depth and under its rule."""
     replayer = Replayer(

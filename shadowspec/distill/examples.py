@@ -67,8 +67,8 @@ def split(examples: Iterable[Example], shares: Shares, seed: int) -> Split:
     found: dict[Part, list[Example]] = {part: [] for part in Part}
     for example in examples:
         found[part_of(example, shares, seed)].append(example)
-    for part, item in found.items():
-        sessions = len(_sessions(item))
+    for part, examples_of_part in found.items():
+        sessions = len(_sessions(examples_of_part))
         if sessions < MIN_SESSIONS:
             raise NoDataError(
                 f"{sessions} of the {len(_sessions([each for every in found.values() for each in every]))} sessions "

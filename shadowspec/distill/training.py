@@ -76,10 +76,7 @@ class Trainer:
         self._tokens_per_pass = max(1, settings.logits_per_pass // int(target.config.vocab_size))
 
     def train(
-        self,
-        training: Sequence[Response],
-        validation: Sequence[Example],
-        on_progress: Callable[[int, int, Look], None],
+        self, training: Sequence[Response], validation: Sequence[Example], on_progress: Callable[[int, int, Look], None]
     ) -> Course:
         """
         Args:

@@ -58,11 +58,7 @@ def _greedy_parity(target: LoadedModel, request: Request, base: Sequence[int], s
         "a rerun",
         1,
         lambda: decode_batch(
-            target.model,
-            [request],
-            end_token_ids=end_ids,
-            detokenize=target.tokenizer.decode,
-            kernels=target.kernels,
+            target.model, [request], end_token_ids=end_ids, detokenize=target.tokenizer.decode, kernels=target.kernels
         ),
     )
     differs = tuple(alone.decoded[0].output) != tuple(base) if alone is not None else None
@@ -99,12 +95,7 @@ def _score(
         first, second = (_score(target, requests, plain, drafted, half) for half in halves)
         return first | second
     return {
-        index: Parity(
-            z_sum=spec.total,
-            z_tokens=spec.tokens,
-            baseline_z_sum=base.total,
-            baseline_z_tokens=base.tokens,
-        )
+        index: Parity(z_sum=spec.total, z_tokens=spec.tokens, baseline_z_sum=base.total, baseline_z_tokens=base.tokens)
         for index, spec, base in zip(sampled, *scores, strict=True)
     }
 
@@ -150,10 +141,7 @@ def top_two_gap(logits: torch.Tensor) -> float:
 
 @torch.inference_mode()
 def z_scores(
-    target: Any,
-    requests: Sequence[Request],
-    end_token_ids: frozenset[int],
-    *alternatives: Sequence[Sequence[int]],
+    target: Any, requests: Sequence[Request], end_token_ids: frozenset[int], *alternatives: Sequence[Sequence[int]]
 ) -> tuple[list[Score], ...]:
     """Teacher-forced score of each sampled output under its own processed distribution, for each alternative."""
     scores = []

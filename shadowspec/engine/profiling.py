@@ -58,12 +58,7 @@ class Grid:
 
 
 def profile(
-    target: LoadedModel,
-    candidate: Candidate,
-    grid: Grid,
-    *,
-    seed: int = 0,
-    on_run: Callable[[], None] = lambda: None,
+    target: LoadedModel, candidate: Candidate, grid: Grid, *, seed: int = 0, on_run: Callable[[], None] = lambda: None
 ) -> list[StepCost]:
     """The costs at every place of the grid, in its order.
 

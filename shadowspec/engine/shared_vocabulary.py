@@ -129,10 +129,12 @@ def shared_vocabulary(
     """
     where = f"draft {draft_path} cannot draft for target {target_path}"
     try:
-        theirs, entry = meanings(target), meanings(draft)
+        target_meanings, draft_meanings = meanings(target), meanings(draft)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
-    shared = sorted((theirs[meaning], index) for meaning, index in entry.items() if meaning in theirs)
+    shared = sorted(
+        (target_meanings[meaning], index) for meaning, index in draft_meanings.items() if meaning in target_meanings
+    )
     if not shared:
         raise ModelError(f"{where}: the vocabularies share no token")
     unknown = _unknown(draft)

@@ -104,11 +104,7 @@ def difference(after: LiveCounts, before: LiveCounts) -> LiveCounts | None:
         for name, bins in after.latencies.items()
         if name in before.latencies and before.latencies[name].bounds == bins.bounds
     }
-    found = LiveCounts(
-        **entry,
-        num_accepted_tokens_per_pos=tuple(new - old for new, old in pairs),
-        latencies=latencies,
-    )
+    found = LiveCounts(**entry, num_accepted_tokens_per_pos=tuple(new - old for new, old in pairs), latencies=latencies)
     return found if found.is_valid else None
 
 

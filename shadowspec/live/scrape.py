@@ -43,11 +43,7 @@ async def _scrape_all(
     for name in ("httpx", "httpcore"):  # they log every request, and where a redirect points with its query
         logging.getLogger(name).setLevel(logging.WARNING)
     async with httpx.AsyncClient(
-        headers=dict(headers),
-        verify=context,
-        trust_env=False,
-        follow_redirects=False,
-        timeout=source.timeout_s,
+        headers=dict(headers), verify=context, trust_env=False, follow_redirects=False, timeout=source.timeout_s
     ) as http:
         return list(await asyncio.gather(*(_scrape(http, source, url) for url in source.urls)))
 

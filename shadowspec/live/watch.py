@@ -17,15 +17,7 @@ from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
 from shadowspec.live.guard import MAX_UNITS, Guarded, Promise, from_then, promise_of, watch_replica, window_between
 from shadowspec.store import Store
 from shadowspec.text import percent, plural
-from shadowspec.types import (
-    FailedScrape,
-    LiveReplica,
-    LiveScrape,
-    LiveWindow,
-    Override,
-    OverrideRecord,
-    Verdict,
-)
+from shadowspec.types import FailedScrape, LiveReplica, LiveScrape, LiveWindow, Override, OverrideRecord, Verdict
 from shadowspec.types.live_windows import GuardPolicy
 
 AUTHOR: Final = "live guard"

@@ -15,17 +15,7 @@ from scipy.stats import t as student
 from shadowspec import metrics
 from shadowspec.errors import InputError
 from shadowspec.planning.cost_model import Drafts
-from shadowspec.planning.frontier import (
-    Choice,
-    Crossing,
-    Drafting,
-    Gain,
-    Length,
-    Work,
-    crossings,
-    frontier,
-    gain,
-)
+from shadowspec.planning.frontier import Choice, Crossing, Drafting, Gain, Length, Work, crossings, frontier, gain
 from shadowspec.reports.cells import Costs, MeasuredCell, Surfaces
 from shadowspec.reports.predictions import LOOKUPS, drafts_of, why_not
 from shadowspec.text import times

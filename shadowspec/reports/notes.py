@@ -34,13 +34,7 @@ class DetectorLine:
 def decision_notes(decision: Decision) -> list[str]:
     """The sentences that a reader needs beside the reason; none where there is nothing to add."""
     composition = decision.composition or Composition(is_named=True)
-    notes = [
-        *override_notes(decision),
-        *_forbidden(decision),
-        *_load(decision),
-        *_run(decision),
-        *_drift(decision),
-    ]
+    notes = [*override_notes(decision), *_forbidden(decision), *_load(decision), *_run(decision), *_drift(decision)]
     if decision.verdict is Verdict.ENABLE and not composition.is_named:
         notes.append("Another config has a better lower bound of speedup here and is the one named.")
     cover, bounds = composition.cover, composition.bounds.get("speedup")

@@ -103,7 +103,7 @@ def newest_arrivals(records: Iterable[StoredRecord]) -> list[ArrivedRequest]:
         for record in records
         if record.counter in ARRIVING and record.slice_key is not None and record.event_time is not None
     ]
-    return sorted(found, key=lambda item: (item.at, item.key))[-MAX_ARRIVALS:]
+    return sorted(found, key=lambda served: (served.at, served.key))[-MAX_ARRIVALS:]
 
 
 def timed_requests(runs: Iterable[Run], blocks: Iterable[StoredBlock]) -> list[ServedRequest]:
@@ -137,21 +137,16 @@ def queue_cells(
     """
     known = {arrival.key for arrival in arrivals}
     by_cell: dict[tuple[int, str], list[ServedRequest]] = defaultdict(list)
-    for item in timed:
-        if item.key in known and item.fingerprint in configs:
-            by_cell[item.concurrency, item.fingerprint].append(item)
+    for served in timed:
+        if served.key in known and served.fingerprint in configs:
+            by_cell[served.concurrency, served.fingerprint].append(served)
     found = [
-        _cell(concurrency, configs[fingerprint], arrivals, item, busy)
-        for (concurrency, fingerprint), item in by_cell.items()
+        _cell(concurrency, configs[fingerprint], arrivals, served, busy)
+        for (concurrency, fingerprint), served in by_cell.items()
     ]
     return sorted(
         found,
-        key=lambda cell: (
-            cell.config.name,
-            cell.config.num_speculative_tokens,
-            cell.fingerprint,
-            cell.concurrency,
-        ),
+        key=lambda cell: (cell.config.name, cell.config.num_speculative_tokens, cell.fingerprint, cell.concurrency),
     )
 
 
@@ -170,7 +165,7 @@ def _cell(
         engine=config.engine,
         config=config.config,
         num_arrivals=len(arrivals),
-        num_timed=len({item.key for item in timed}),
+        num_timed=len({served.key for served in timed}),
         num_borrowed=num_borrowed,
         thinning=max(1.0, weight / len(arrivals)),
         first=arrivals[0].at,
@@ -189,8 +184,8 @@ def _with_rows(
     first = arrivals[0].at
     arrivals_ms = [(arrival.at - first).total_seconds() * MS_PER_S for arrival in arrivals]
     services = {
-        Arm.BASELINE: [item.baseline_ms for item in chosen],
-        Arm.SPECULATIVE: [item.speculative_ms for item in chosen],
+        Arm.BASELINE: [served.baseline_ms for served in chosen],
+        Arm.SPECULATIVE: [served.speculative_ms for served in chosen],
     }
     recorded = utilisation(arrivals_ms, services[Arm.BASELINE], cell.concurrency, cell.thinning)
     if not recorded:
@@ -298,4 +293,4 @@ def _traffic(factor: float) -> str:
 def _waits(arm: ArmQueue) -> str:
     if arm.is_overloaded:
         return OVERLOADED
-    return ", ".join(milliseconds(item) for item in (arm.mean_queue_ms, arm.p95_queue_ms, arm.p99_queue_ms))
+    return ", ".join(milliseconds(served) for served in (arm.mean_queue_ms, arm.p95_queue_ms, arm.p99_queue_ms))

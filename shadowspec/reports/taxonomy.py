@@ -27,13 +27,7 @@ from shadowspec.tap.context_buckets import CONTEXT_BUCKETS, LARGEST_CONTEXT_BUCK
 from shadowspec.tap.prompt_class import STRUCTURED, TOOL_CALLING
 from shadowspec.text import percent, plural
 from shadowspec.types import Arm, Contract, SamplingRegime, Validity, parse_slice_key
-from shadowspec.types.failures import (
-    BEYOND_DRAFT_CONTEXT,
-    EARLY_KNOWN,
-    EARLY_REJECTIONS,
-    LOOKED_AT,
-    validity_name,
-)
+from shadowspec.types.failures import BEYOND_DRAFT_CONTEXT, EARLY_KNOWN, EARLY_REJECTIONS, LOOKED_AT, validity_name
 
 # Requests on either side: of 20, each of some 20 steps, pooled acceptance has a standard error of about .05.
 MIN_REQUESTS = 20

@@ -29,11 +29,7 @@ def advance_rollouts(
 
 
 def next_steps(
-    endpoint: str,
-    found: EndpointDecisions,
-    standing: Sequence[Rollout],
-    policy: RolloutPolicy,
-    now: datetime,
+    endpoint: str, found: EndpointDecisions, standing: Sequence[Rollout], policy: RolloutPolicy, now: datetime
 ) -> list[RolloutStep]:
     """One step per load that was decided, by load; an ENABLE of a fingerprint that was replaced is no decision."""
     current = {rollout.concurrency: rollout for rollout in standing}

@@ -194,9 +194,9 @@ def depth_limits(stage: Stage, decision: Decision, look: StageLook, policy: Roll
 def _is_enabled(bucket: str, look: StageLook, decision: Decision) -> bool:
     """Whether a context bucket's own slices, if it makes slices, stand enabled (at least one, and none DISABLEd)."""
     verdicts = {
-        item.verdict
-        for item in look.decisions
-        if item.fingerprint == decision.fingerprint and item.slice_labels.get("context_bucket") == bucket
+        row.verdict
+        for row in look.decisions
+        if row.fingerprint == decision.fingerprint and row.slice_labels.get("context_bucket") == bucket
     }
     return not verdicts or (Verdict.ENABLE in verdicts and Verdict.DISABLE not in verdicts)
 

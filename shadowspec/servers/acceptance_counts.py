@@ -158,11 +158,7 @@ def _ending(steps: Sequence[tuple[int, int]], completion: Completion, *, drafts_
 
 
 def _counts(
-    histogram: Sequence[int],
-    num_draft_tokens: int,
-    ending: Ending,
-    completion: Completion,
-    num_prompt_tokens: int,
+    histogram: Sequence[int], num_draft_tokens: int, ending: Ending, completion: Completion, num_prompt_tokens: int
 ) -> SpeculationCounts:
     """Counters cut at the last emitted token, from uncut ones and how the request ended."""
     rows = list(histogram)

@@ -43,14 +43,7 @@ from shadowspec.servers.probing import LOOKUPS, CountsSource, counts_source, pro
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import Completion, ServerError
-from shadowspec.types import (
-    BASELINE,
-    Arm,
-    FingerprintedConfig,
-    SamplingParameters,
-    SpeculationConfig,
-    StepCost,
-)
+from shadowspec.types import BASELINE, Arm, FingerprintedConfig, SamplingParameters, SpeculationConfig, StepCost
 
 log = logging.getLogger(__name__)
 
@@ -222,13 +215,7 @@ async def _profile(
     return ServerProfile(config, tuple(places), len(compared), sum(base == spec for base, spec in compared))
 
 
-async def _run(
-    client: Client,
-    requests: Sequence[ServerRequest],
-    load: int,
-    width: int,
-    reading: _Reading,
-) -> _Run:
+async def _run(client: Client, requests: Sequence[ServerRequest], load: int, width: int, reading: _Reading) -> _Run:
     """One closed loop, with every request's steps, of which each drafts `width` tokens."""
     if width != BASELINE and reading.source is CountsSource.COUNTERS:
         outcomes, counted = await steps_counted(

@@ -67,9 +67,7 @@ def draw_fleet(world: FleetWorld, seed: np.random.SeedSequence) -> list[DeviceDr
     assert not arrivals.mean_extra, "a session is one request"
     assert not arrivals.lengths, "a session is one request"
     device_arrivals = replace(
-        arrivals,
-        num_sessions=arrivals.num_sessions // fleet.num_devices,
-        gap_s=arrivals.gap_s * fleet.num_devices,
+        arrivals, num_sessions=arrivals.num_sessions // fleet.num_devices, gap_s=arrivals.gap_s * fleet.num_devices
     )
     draws = []
     for device, child in enumerate(seed.spawn(fleet.num_devices)):

@@ -6,18 +6,7 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Column,
-    DateTime,
-    Dialect,
-    Double,
-    ForeignKey,
-    Integer,
-    Text,
-    TypeDecorator,
-)
+from sqlalchemy import JSON, BigInteger, Column, DateTime, Dialect, Double, ForeignKey, Integer, Text, TypeDecorator
 
 from shadowspec.errors import StoreError
 

@@ -32,12 +32,7 @@ from shadowspec.types import (
     Verdict,
     VerifyRule,
 )
-from shadowspec.types.decision_documents import (
-    DECISION_FIELDS,
-    TEST_FIELDS,
-    read_test,
-    stored_test_details,
-)
+from shadowspec.types.decision_documents import DECISION_FIELDS, TEST_FIELDS, read_test, stored_test_details
 
 # ruff: noqa: D103 - each function is the mapping that its name and types state
 

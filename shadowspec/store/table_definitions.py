@@ -272,10 +272,7 @@ funnel_counts = Table(  # per partition, so that workers never wait for each oth
 )
 
 attempts = Table(  # measurements that began with a record alone, after one that killed the engine
-    "attempts",
-    metadata,
-    *record_key(),
-    *integers("num_attempts"),
+    "attempts", metadata, *record_key(), *integers("num_attempts")
 )
 
 rollups = Table(  # sums over runs, which add up and outlive them

@@ -100,8 +100,7 @@ _FUNCTIONS_OFFERED = _rule(
 )
 _FUNCTION_SCHEMA = r"[\"']parameters[\"']\s*:\s*\{"
 _SQL = _rule(
-    r"\bcreate table\b|\bsql\b",
-    r"\bselect\b[\s\S]{1,200}?\bfrom\b[\s\S]{1,100}?(?:\bwhere\b|\bjoin\b|\bgroup by\b|;)",
+    r"\bcreate table\b|\bsql\b", r"\bselect\b[\s\S]{1,200}?\bfrom\b[\s\S]{1,100}?(?:\bwhere\b|\bjoin\b|\bgroup by\b|;)"
 )
 _DATA_FORMATS = _words("json yaml csv xml")
 _FORMAT = _rule(

@@ -13,11 +13,7 @@ from typing import Final, Protocol
 
 from shadowspec.store import Store
 from shadowspec.tap.sources import RawRecord
-from shadowspec.types import (
-    Block,
-    BlockResult,
-    PartitionId,
-)
+from shadowspec.types import Block, BlockResult, PartitionId
 from shadowspec.worker.pipeline import BlockEngine, Pipeline
 
 CONSUMER: Final = "file"  # whom the ledger names for files: any process that reads one, wherever it lies

@@ -6,11 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from shadowspec.tap.sources import RawRecord
-from shadowspec.types import (
-    Block,
-    FingerprintedConfig,
-    PartitionId,
-)
+from shadowspec.types import Block, FingerprintedConfig, PartitionId
 from shadowspec.worker.recovery import BlockOutcome
 
 

@@ -189,9 +189,7 @@ class Service:
         else:
             self.source.resume_all()
         self._telemetry.record_backpressure(
-            is_paused=is_paused,
-            num_unfinished=self._outbox.num_unfinished,
-            num_waiting=self._pipeline.num_waiting,
+            is_paused=is_paused, num_unfinished=self._outbox.num_unfinished, num_waiting=self._pipeline.num_waiting
         )
 
     def _observe(self) -> None:

@@ -16,15 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from shadowspec.app import (
-    backfill_judge as judging,
-)
-from shadowspec.app import (
-    backfill_replay as backfilling,
-)
-from shadowspec.app import (
-    replay_records as replaying,
-)
+from shadowspec.app import backfill_judge as judging
+from shadowspec.app import backfill_replay as backfilling
+from shadowspec.app import replay_records as replaying
 from shadowspec.app.backfill_judge import (
     Call,
     Failed,
@@ -351,11 +345,7 @@ def test_another_process_says_the_same_of_work(workspace: Workspace, seed: str) 
     workspace.replace_in_config('match = { model = "m" }', f'match = {{ model = "m" }}{RULES}')
     text = work_id(loaded(workspace), ASKED, SECRET, fingerprints("a", "b"))
     done = subprocess.run(
-        [sys.executable, "-c", WORK],
-        env=environment(PYTHONHASHSEED=seed),
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", WORK], env=environment(PYTHONHASHSEED=seed), capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == text, done.stderr
 

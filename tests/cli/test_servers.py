@@ -211,12 +211,7 @@ def test_doctor_looks_at_servers_that_speak_sglangs_api(
     ],
 )
 def test_doctor_says_what_is_missing(
-    served: Workspace,
-    servers: tuple[FakeServer, FakeServer],
-    arm: int,
-    changes: dict[str, Any],
-    is_ok: bool,
-    says: str,
+    served: Workspace, servers: tuple[FakeServer, FakeServer], arm: int, changes: dict[str, Any], is_ok: bool, says: str
 ) -> None:
     for name, value in changes.items():
         setattr(servers[arm], name, value)

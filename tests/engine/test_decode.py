@@ -283,11 +283,7 @@ def test_identities_hold_for_every_run(target: Any, draft: Any, data: st.DataObj
         assert timing.decode_ms == pytest.approx(timing.draft_ms + timing.verify_ms + timing.other_ms)
 
 
-@given(
-    drafted=st.integers(0, 5),
-    accepted=st.integers(0, 5),
-    room=st.integers(1, 8),
-)
+@given(drafted=st.integers(0, 5), accepted=st.integers(0, 5), room=st.integers(1, 8))
 def test_a_step_is_cut_at_the_last_emitted_token(drafted: int, accepted: int, room: int) -> None:
     """Against the rule by brute force: nothing after the last emitted token counts."""
     accepted = min(accepted, drafted)

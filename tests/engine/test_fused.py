@@ -40,12 +40,7 @@ SAMPLING = {
     "greedy": SamplingParameters(temperature=0.0, max_tokens=8),
     "sampled": SamplingParameters(temperature=0.8, max_tokens=8),
     "penalties": SamplingParameters(
-        temperature=0.8,
-        max_tokens=8,
-        min_tokens=4,
-        repetition_penalty=1.2,
-        presence_penalty=0.3,
-        frequency_penalty=0.2,
+        temperature=0.8, max_tokens=8, min_tokens=4, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2
     ),
     "few": SamplingParameters(temperature=0.9, max_tokens=8, top_k=4),
     "likely": SamplingParameters(temperature=0.9, max_tokens=8, min_p=0.05),

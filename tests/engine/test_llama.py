@@ -52,12 +52,7 @@ ROPES: dict[str, dict[str, Any]] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32,
     },
-    "yarn": {
-        "rope_type": "yarn",
-        "rope_theta": 10_000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
+    "yarn": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32},
     "dynamic": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0},
 }
 

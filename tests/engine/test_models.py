@@ -13,12 +13,7 @@ from transformers import Gemma2Config, LlamaConfig, MistralConfig, T5Config
 from shadowspec.engine import llama_layer
 from shadowspec.engine.candidate import Models, fingerprint_candidate
 from shadowspec.engine.llama import DirectLlama
-from shadowspec.engine.models import (
-    check_pair,
-    load_model,
-    refuse_unmeasurable,
-    runnable,
-)
+from shadowspec.engine.models import check_pair, load_model, refuse_unmeasurable, runnable
 from shadowspec.engine.tokenizer import check_contexts, load_tokenizer
 from shadowspec.errors import ModelError, RecordError
 from shadowspec.types import SpeculationConfig, VerifyRule

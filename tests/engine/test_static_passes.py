@@ -28,14 +28,7 @@ from shadowspec.engine.proposers import Proposer
 from shadowspec.engine.proposers.draft_model import DraftModelProposer
 from shadowspec.engine.proposers.ngram import NgramProposer
 from shadowspec.engine.proposers.suffix import SuffixOptions, SuffixProposer
-from shadowspec.engine.static_passes import (
-    CudaGraphs,
-    Reach,
-    Recorder,
-    StaticPasses,
-    choose_recorder,
-    rounded_up,
-)
+from shadowspec.engine.static_passes import CudaGraphs, Reach, Recorder, StaticPasses, choose_recorder, rounded_up
 from shadowspec.errors import ModelError
 from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.types.measuring_settings import EngineSettings

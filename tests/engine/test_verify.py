@@ -71,12 +71,7 @@ def draw(target: Any, sampling: SamplingParameters, rule: VerifyRule, make: Call
     for start in range(0, DRAWS, BATCH):
         requests = [Request(PROMPT, sampling, seed) for seed in range(start, start + BATCH)]
         result = decode_batch(
-            target,
-            requests,
-            proposer=make(),
-            num_speculative_tokens=2,
-            verify_rule=rule,
-            end_token_ids=frozenset({1}),
+            target, requests, proposer=make(), num_speculative_tokens=2, verify_rule=rule, end_token_ids=frozenset({1})
         )
         outputs += [decoded.output for decoded in result.decoded]
     return outputs

@@ -13,15 +13,7 @@ from shadowspec.rollout.export import sglang, tensorrt_llm, vllm
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import endpoint_schedule
 from shadowspec.types import SUFFIX_OPTIONS, Decision, SpeculationConfig, Verdict, VerifyRule
-from tests.export.worlds import (
-    config,
-    decision,
-    fields,
-    judged,
-    sglang_depths,
-    tensorrt_depths,
-    vllm_depths,
-)
+from tests.export.worlds import config, decision, fields, judged, sglang_depths, tensorrt_depths, vllm_depths
 
 TWO_DEPTHS = [decision(load=2, of=config(5), number=11), decision(load=6, of=config(3), number=12)]
 WITH_A_GAP = [decision(load=2), decision(Verdict.HOLD, load=4), decision(load=8)]

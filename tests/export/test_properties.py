@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from shadowspec.rollout.export import flagd, sglang, tensorrt_llm, vllm
 from shadowspec.rollout.export.load_schedule import Schedule, endpoint_schedule, slice_schedules
 from shadowspec.types import Decision, SpeculationConfig, Verdict, VerifyRule
-from tests.export.worlds import (
-    NOW,
-    WEEK,
-    decision,
-    judged,
-    sglang_depths,
-    tensorrt_depths,
-    vllm_depths,
-)
+from tests.export.worlds import NOW, WEEK, decision, judged, sglang_depths, tensorrt_depths, vllm_depths
 
 SLICES = ("", "prompt_class=code", "prompt_class=chat")
 LOADS = (1, 2, 4, 7)
@@ -120,10 +112,7 @@ def test_nothing_is_on_without_a_decision_that_stands(world: list[Decision]) -> 
     for keys_are_largest in (False, True):
         for floor in (0, 1):
             read = tensorrt_depths(
-                yaml.safe_load(tensorrt_llm.render(whole).text),
-                LARGEST,
-                keys_are_largest=keys_are_largest,
-                floor=floor,
+                yaml.safe_load(tensorrt_llm.render(whole).text), LARGEST, keys_are_largest=keys_are_largest, floor=floor
             )
             assert_allowed(read, world, "")
     text = flagd.render([(whole, slice_schedules("chat", standings))]).text

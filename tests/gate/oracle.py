@@ -16,6 +16,7 @@ import numpy as np
 
 from shadowspec.errors import InputError
 from shadowspec.gate.evidence.betting_tests import score_units
+from shadowspec.gate.evidence.clusters import in_event_order
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states, watch_start, watch_states
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.units import (
@@ -28,7 +29,6 @@ from shadowspec.gate.evidence.units import (
     cluster_key,
     clusters_of_key,
     dominant_keys,
-    in_event_order,
     is_greedy,
     is_known,
     own_key,
@@ -235,9 +235,7 @@ def endpoint_looks(
 
 
 def _units_of_run(
-    clusters: tuple[ClusterUnit, ...],
-    blocks: tuple[BlockUnit, ...],
-    trial: Trial | None,
+    clusters: tuple[ClusterUnit, ...], blocks: tuple[BlockUnit, ...], trial: Trial | None
 ) -> tuple[tuple[ClusterUnit, ...], tuple[BlockUnit, ...]]:
     """The units of one run and of those after it."""
     if trial is not None:

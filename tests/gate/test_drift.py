@@ -76,8 +76,7 @@ def test_the_statistic_is_the_recursion() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    arrays(np.float64, st.integers(0, 60), elements=st.floats(-CLIP, CLIP)),
-    st.lists(st.integers(0, 60), max_size=5),
+    arrays(np.float64, st.integers(0, 60), elements=st.floats(-CLIP, CLIP)), st.lists(st.integers(0, 60), max_size=5)
 )
 def test_folding_in_pieces_is_folding_at_once(values: Floats, cuts: list[int]) -> None:
     sums = Sums(values, np.ones_like(values))
@@ -214,8 +213,7 @@ def test_a_detector_survives_being_stored(detector: Detector) -> None:
 
 
 @pytest.mark.parametrize(
-    "stored",
-    [{}, {**STATE, "promise": None}, {**STATE, "promise": True}, {**STATE, "log_peak": "high"}],
+    "stored", [{}, {**STATE, "promise": None}, {**STATE, "promise": True}, {**STATE, "log_peak": "high"}]
 )
 def test_what_is_no_detector_is_refused(stored: dict[str, Figure]) -> None:
     with pytest.raises(InputError, match="drift detector cannot be read"):
@@ -228,8 +226,7 @@ def test_a_promise_at_the_top_of_the_range_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"drift_run_length": 0}, {"drift_run_length": 1.5}, {"drift_tolerance": -0.1}, {"on_alarm": "enable"}],
+    "change", [{"drift_run_length": 0}, {"drift_run_length": 1.5}, {"drift_tolerance": -0.1}, {"on_alarm": "enable"}]
 )
 def test_policy_keys_are_checked(change: dict[str, float | str]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):

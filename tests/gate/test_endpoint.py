@@ -104,12 +104,7 @@ def test_speedup_is_weighted_by_requests_on_the_log_scale_and_acceptance_by_draf
 
 @pytest.mark.parametrize(
     "unknown",
-    [
-        decision("b", level=None),
-        decision("b", Verdict.HOLD, code="dependent"),
-        decision("b", num_units=0),
-        None,
-    ],
+    [decision("b", level=None), decision("b", Verdict.HOLD, code="dependent"), decision("b", num_units=0), None],
 )
 def test_slices_without_a_bound_that_holds_count_as_unknown(unknown: Decision | None) -> None:
     traffic = {"a": SliceTraffic(50.0, 500.0), "b": SliceTraffic(50.0, 500.0)}

@@ -18,7 +18,6 @@ from shadowspec.gate.evidence.betting_tests import betting_tests
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence, restarted_states
 from shadowspec.gate.evidence.speedup import speedup_test
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.autocorrelation import Moments
 from shadowspec.gate.stats.betting import GRID_STEP, Sums
 from shadowspec.gate.stats.capital import CapitalTable, geometric_grid, grid
@@ -26,6 +25,7 @@ from shadowspec.gate.verdict.decision import Hypothesis, decide, test_results
 from shadowspec.types import Parity, Run, TestState, Trial
 from shadowspec.types.decision_documents import shown_test_details
 from tests.gate.coverage import lag_one_autocorrelation
+from tests.gate.test_betting import log_capital
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, run_of
 
 POLICY = GatePolicy(max_hypotheses=2, min_span_s=0.0)
@@ -60,7 +60,7 @@ def test_a_table_holds_the_capital_of_every_null(side, units, cuts) -> None:
             ratios = (sums.values - theta * sums.weights) / theta
         else:
             ratios = (theta * sums.weights - sums.values) / (1.0 - theta)
-        assert table.log_capital(theta) == pytest.approx(betting.log_capital(np.maximum(ratios, -1.0)), abs=1e-9)
+        assert table.log_capital(theta) == pytest.approx(log_capital(np.maximum(ratios, -1.0)), abs=1e-9)
 
 
 def test_repeated_units_are_folded_like_any_others() -> None:

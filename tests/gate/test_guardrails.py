@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from shadowspec.errors import ConfigError
-from shadowspec.gate.evidence.guardrails import (
-    COST_CLIP,
-    guardrail_tests,
-    min_quantile_units,
-    quantile_results,
-)
+from shadowspec.gate.evidence.guardrails import COST_CLIP, guardrail_tests, min_quantile_units, quantile_results
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.evidence.quantiles import LatencyHistogram, bin_of
 from shadowspec.gate.evidence.series import BettingTest

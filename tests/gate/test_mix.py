@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from shadowspec.gate.verdict.mix import SliceWeight, decompose, mix_shift, mix_words
 
 weights = st.dictionaries(
-    st.sampled_from("abcde"),
-    st.builds(SliceWeight, st.floats(-50.0, 50.0), st.floats(0.01, 100.0)),
-    min_size=1,
+    st.sampled_from("abcde"), st.builds(SliceWeight, st.floats(-50.0, 50.0), st.floats(0.01, 100.0)), min_size=1
 )
 
 

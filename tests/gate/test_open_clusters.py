@@ -10,9 +10,10 @@ from datetime import datetime, timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shadowspec.gate.evidence.clusters import ClusterProgress, MemoryKeys, step
+from shadowspec.gate.evidence.clusters import ClusterProgress, step
 from shadowspec.gate.evidence.units import Cluster, own_key
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.recompute import MemoryKeys
 from shadowspec.types import ARRIVING, StoredRecord
 from tests.gate.oracle import fold_clusters
 from tests.gate.worlds import START, key_of, record_of

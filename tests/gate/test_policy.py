@@ -87,10 +87,7 @@ def test_a_limit_that_clashes_with_what_was_fixed_at_entry_is_told_and_no_error(
 
 
 @settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.sets(st.integers(0, 40)), st.integers(1, 12)), max_size=8),
-    st.floats(0.01, 0.2),
-)
+@given(st.lists(st.tuples(st.sets(st.integers(0, 40)), st.integers(1, 12)), max_size=8), st.floats(0.01, 0.2))
 def test_shares_are_fixed_at_entry_and_never_sum_to_more_than_alpha(looks, alpha: float) -> None:
     held: dict[int, float] = {}
     for entered, max_hypotheses in looks:

@@ -273,13 +273,11 @@ CASES = {
         5_000.0, records(*((s, 1_000.0 * step + n) for step in range(7) for n, s in enumerate(SESSIONS)))
     ),
     "cluster_reopen_after_s": Case(
-        10_000_000.0,
-        records(*((s, at + n) for at in (0.0, 2e5) for n, s in enumerate(SESSIONS[:12])), ("last", 4e5)),
+        10_000_000.0, records(*((s, at + n) for at in (0.0, 2e5) for n, s in enumerate(SESSIONS[:12])), ("last", 4e5))
     ),
     "time_block_s": Case(86_400.0, records(*((None, 700.0 * number) for number in range(40)), ("last", 80_000.0))),
     "dominant_key_share": Case(
-        1.0,
-        records(*((("busy" if n % 2 else f"s{n}"), 300.0 * n) for n in range(80)), ("last", 80_000.0)),
+        1.0, records(*((("busy" if n % 2 else f"s{n}"), 300.0 * n) for n in range(80)), ("last", 80_000.0))
     ),
     "timed_positions": Case(1, timed),
     "block_max_wait_s": Case(1_200.0, waited),

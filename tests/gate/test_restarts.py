@@ -190,9 +190,7 @@ looks = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(looks)
-def test_all_levels_ever_given_sum_to_no_more_than_alpha(
-    history: list[tuple[dict[str, str], set[str], int]],
-) -> None:
+def test_all_levels_ever_given_sum_to_no_more_than_alpha(history: list[tuple[dict[str, str], set[str], int]]) -> None:
     """Whatever enters, alarms, changes or rolls back, and whatever max_hypotheses says from look to look."""
     gate = History()
     for asked, alarmed, max_hypotheses in history:

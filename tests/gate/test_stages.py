@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, evidence_time
-from shadowspec.gate.verdict.effective_decisions import effective
+from shadowspec.gate.verdict.effective_decisions import StandingVerdict, effective
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.rollout.stages import StageLook, next_step
 from shadowspec.types import Decision, EvidenceSummary, Rollout, Stage, Verdict
@@ -49,7 +49,10 @@ def decided(
 
 
 def look(*decisions: Decision, now: datetime = NOON, **more: Any) -> StageLook:
-    latest = [LatestDecision(each, is_current=True, evidence_at=evidence_time(each, ())) for each in decisions]
+    latest = [
+        LatestDecision(StandingVerdict(each, None), is_current=True, evidence_at=evidence_time(each, ()))
+        for each in decisions
+    ]
     return StageLook("chat", 4, latest, now, **more)
 
 
@@ -182,14 +185,8 @@ def test_a_context_bucket_deepens_only_where_its_own_slices_stand() -> None:
 
 CASES: dict[str, tuple[object, Callable[[RolloutPolicy], object]]] = {
     "partial_share": (0.3, lambda policy: next_step(standing(Stage.SHADOW), look(decided()), policy)),
-    "shadow_soak_s": (
-        11 * 86_400.0,
-        lambda policy: next_step(standing(Stage.SHADOW), look(decided()), policy),
-    ),
-    "partial_soak_s": (
-        11 * 86_400.0,
-        lambda policy: next_step(standing(Stage.PARTIAL), look(decided()), policy),
-    ),
+    "shadow_soak_s": (11 * 86_400.0, lambda policy: next_step(standing(Stage.SHADOW), look(decided()), policy)),
+    "partial_soak_s": (11 * 86_400.0, lambda policy: next_step(standing(Stage.PARTIAL), look(decided()), policy)),
     "min_soak_blocks": (81, lambda policy: next_step(standing(Stage.PARTIAL), look(decided()), policy)),
     "max_decision_age_s": (
         3_600.0,
@@ -203,24 +200,12 @@ CASES: dict[str, tuple[object, Callable[[RolloutPolicy], object]]] = {
             policy,
         ),
     ),
-    "alarm_stage": (
-        "shadow",
-        lambda policy: next_step(standing(Stage.BROAD), look(decided(), alarms=("a",)), policy),
-    ),
+    "alarm_stage": ("shadow", lambda policy: next_step(standing(Stage.BROAD), look(decided(), alarms=("a",)), policy)),
     "first_depth": (3, lambda policy: next_step(standing(Stage.SHADOW), look(decided()), policy)),
-    "depth_soak_s": (
-        11 * 86_400.0,
-        lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy),
-    ),
-    "partial_max_depth": (
-        2,
-        lambda policy: next_step(standing(Stage.PARTIAL), look(decided(blocks=30)), policy),
-    ),
+    "depth_soak_s": (11 * 86_400.0, lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy)),
+    "partial_max_depth": (2, lambda policy: next_step(standing(Stage.PARTIAL), look(decided(blocks=30)), policy)),
     "broad_max_depth": (2, lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy)),
-    "context_max_depths": (
-        {"128k+": 0},
-        lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy),
-    ),
+    "context_max_depths": ({"128k+": 0}, lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy)),
 }
 
 

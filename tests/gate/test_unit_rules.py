@@ -18,10 +18,10 @@ import pytest
 from shadowspec.gate.evidence import agreement
 from shadowspec.gate.evidence import clusters as open_clusters
 from shadowspec.gate.evidence import speedup as latency
-from shadowspec.gate.evidence.clusters import MemoryKeys
 from shadowspec.gate.evidence.hypothesis import TestEvidence
 from shadowspec.gate.evidence.series import BettingTest, Unit, unit_series
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.run.recompute import MemoryKeys
 from shadowspec.gate.stats import betting
 from shadowspec.gate.verdict import required_tests as results
 from shadowspec.gate.verdict import trial_levels
@@ -271,11 +271,7 @@ def test_levels_are_fixed_at_entry_and_sum_to_alpha() -> None:
     assert spent == pytest.approx(0.05)
     assert chance <= 0.05
     unguarded = ("elif given + share <= policy.alpha * (1.0 + 1e-9):", "elif True:")
-    growing = sabotaged(
-        LEVELS,
-        unguarded,
-        ("share = _first_share(policy)", "share = policy.alpha / len(entered)"),
-    )
+    growing = sabotaged(LEVELS, unguarded, ("share = _first_share(policy)", "share = policy.alpha / len(entered)"))
     assert family_wise(growing, 20)[0] == pytest.approx(3.6 * 0.05, rel=0.01)
     per_slice = sabotaged(LEVELS, unguarded, ("policy.alpha / policy.max_hypotheses", "policy.alpha"))
     assert family_wise(per_slice, 10)[1] == pytest.approx(0.40, abs=0.02)

@@ -191,14 +191,7 @@ def test_a_missing_z_widens_both_bounds() -> None:
 # "DISABLE iff an opposite bound crosses (...), a parity fault, or memory is over budget": nothing else does.
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"acceptance": 0.1},
-        {"speedup": 1.05, "noise": 0.02},
-        {"slowed_share": 0.09},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"acceptance": 0.1}, {"speedup": 1.05, "noise": 0.02}, {"slowed_share": 0.09}])
 def test_nothing_short_of_proof_disables(changes: dict[str, float]) -> None:
     assert look(evidence_of(draw_runs(800, **changes))).verdict is not Verdict.DISABLE
 

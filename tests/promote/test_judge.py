@@ -21,17 +21,7 @@ from shadowspec.rollout.check.question import CheckInput, Question, parse_labels
 from shadowspec.store import Traffic
 from shadowspec.text import parse_duration
 from shadowspec.types import Decision, EvidenceSummary, Override, Verdict
-from tests.promote.worlds import (
-    CHAT,
-    CODE,
-    HOUR,
-    NOW,
-    check_input,
-    decision,
-    fingerprint,
-    question,
-    traffic,
-)
+from tests.promote.worlds import CHAT, CODE, HOUR, NOW, check_input, decision, fingerprint, question, traffic
 
 
 def answer(what: CheckInput, asked: Question | None = None) -> Answer:

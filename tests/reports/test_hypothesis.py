@@ -53,11 +53,7 @@ def test_distributions_are_known_to_within_a_bin() -> None:
         [], None, {"baseline_end_to_end_ms": histogram(*range(1, 101)), "speedup": histogram(0.5, 1.2, 1.2)}
     )
     (binned,) = found.distributions
-    assert (binned.arm, binned.measure, binned.num_runs) == (
-        Arm.BASELINE,
-        "end_to_end_ms",
-        100,
-    )
+    assert (binned.arm, binned.measure, binned.num_runs) == (Arm.BASELINE, "end_to_end_ms", 100)
     for share, quantile in binned.quantiles:
         assert quantile.lower <= 100 * share <= quantile.upper
     assert binned.cumulative[-1][1] == 1.0

@@ -189,12 +189,7 @@ def test_a_password_is_read_when_it_is_needed_and_shown_nowhere(
     context, certificate = certified(tmp_path)
     password = tmp_path / "password"
     password.write_text(SECRET)
-    keys = {
-        "security": "starttls",
-        "username": "gate",
-        "password_file": str(password),
-        "ca_file": str(certificate),
-    }
+    keys = {"security": "starttls", "username": "gate", "password_file": str(password), "ca_file": str(certificate)}
     with (
         caplog.at_level(logging.DEBUG),
         mail_server(tls_context=context, require_starttls=True, wants_login=True) as box,

@@ -94,9 +94,7 @@ ORDER = ("closed_by is None or newest <= closed_by", "True")  # blocks enter as 
 
 
 @pytest.mark.all
-def test_blocks_that_enter_as_they_are_committed_make_the_gate_enable_falsely(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_blocks_that_enter_as_they_are_committed_make_the_gate_enable_falsely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven of the world's first twelve draws are enabled then, at 26 to 78 blocks; here are the three soonest."""
     fleet = world(24, 5)
     draws = [draw_fleet(fleet, seed_of(fleet, 1, index)) for index in (6, 10, 11)]

@@ -86,11 +86,7 @@ def test_the_newest_are_added_up(store: Store, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(stored_replays, "MAX_REPLAYS", 2)
     monkeypatch.setattr(stored_replays, "MAX_RUNS", 3)
     (sums,) = store.replay_sums(["chat"])["chat"]
-    assert (sums.num_requests, sums.first_event, sums.last_event) == (
-        2,
-        times[3],
-        times[4],
-    )
+    assert (sums.num_requests, sums.first_event, sums.last_event) == (2, times[3], times[4])
     (loop,) = store.loop_sums([LoopSpan("chat", {"fp"}, times[0], times[4])])["chat"]
     assert (loop.num_requests, loop.first_event, loop.last_event) == (3, times[2], times[4])
 
@@ -105,23 +101,10 @@ def test_the_loops_runs_add_up_likewise(store: Store) -> None:
     save_block(store, sliced(examples.block("d", range(5, 6)), "a=b"), [later])
     save_block(store, sliced(examples.block("e", range(6, 7), fingerprint="g"), "a=b"), [examples.record(6)])
     (sums,) = store.loop_sums([LoopSpan("chat", {"fp"}, examples.NOON, examples.NOON)])["chat"]
-    assert (
-        sums.slice_key,
-        sums.fingerprint,
-        sums.num_requests,
-        sums.num_units,
-    ) == ("a=b", "fp", 3, 3)
-    assert (sums.num_drafts, sums.num_draft_tokens, sums.num_accepted_tokens) == (
-        6.0,
-        24.0,
-        15.0,
-    )
+    assert (sums.slice_key, sums.fingerprint, sums.num_requests, sums.num_units) == ("a=b", "fp", 3, 3)
+    assert (sums.num_drafts, sums.num_draft_tokens, sums.num_accepted_tokens) == (6.0, 24.0, 15.0)
     assert sums.num_first_accepted_tokens == 6.0
-    assert (sums.drafts_squares, sums.accepted_drafts, sums.accepted_squares) == (
-        12.0,
-        30.0,
-        75.0,
-    )
+    assert (sums.drafts_squares, sums.accepted_drafts, sums.accepted_squares) == (12.0, 30.0, 75.0)
     (sums,) = store.loop_sums([LoopSpan("chat", {"fp"}, examples.NOON, later.event_time)])["chat"]
     assert sums.num_units == 4
     assert store.loop_sums([LoopSpan("chat", set(), examples.NOON, later.event_time)]) == {"chat": []}

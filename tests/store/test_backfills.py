@@ -16,12 +16,7 @@ from shadowspec.errors import StoreError
 from shadowspec.reports.frontiers import length_of
 from shadowspec.store import Store
 from shadowspec.store.write import stored_replays
-from shadowspec.types import (
-    ExpectedCounts,
-    FingerprintedConfig,
-    RecordKey,
-    ReplayedRecord,
-)
+from shadowspec.types import ExpectedCounts, FingerprintedConfig, RecordKey, ReplayedRecord
 from tests.store import examples
 from tests.store.examples import backfilled
 

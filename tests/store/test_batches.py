@@ -116,11 +116,7 @@ def test_consumers_stand_apart(known: Store) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        Advance(FILE, 4, 3, 0, {}, None),
-        Advance(FILE, 4, 5, -1, {}, None),
-        Advance(FILE, 4, 5, 1, {SHED: -1}, None),
-    ],
+    [Advance(FILE, 4, 3, 0, {}, None), Advance(FILE, 4, 5, -1, {}, None), Advance(FILE, 4, 5, 1, {SHED: -1}, None)],
 )
 def test_a_ledger_never_goes_backwards(known: Store, wrong: Advance) -> None:
     known.save_batch(batch(range(4), None), "group")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shadowspec.errors import InputError
 from shadowspec.gate.run.recompute import compare
 from shadowspec.store import Store
-from shadowspec.types import Composition, Decision, DriftFigures, MixChange, RateChange, TestResult, Verdict
+from shadowspec.types import Composition, Decision, DriftFigures, Figure, MixChange, RateChange, TestResult, Verdict
 from shadowspec.types.decision_documents import (
     DECISION_FIELDS,
     TEST_FIELDS,
@@ -76,13 +76,18 @@ def test_an_explanation_compares_every_part_of_a_decision(decision: Decision, da
     assert num_figures > len(TEST_FIELDS) * len(decision.tests)
     if decision == other:
         assert not differences
-    if shown_details(decision) != shown_details(other) and not _is_near(decision, other):
+    if _present(decision) != _present(other) and not _is_near(decision, other):
         assert differences
+
+
+def _present(decision: Decision) -> dict[str, Figure]:
+    """The figures that have a value: to an explanation, an absent figure and one that is None are the same."""
+    return {name: value for name, value in shown_details(decision).items() if value is not None}
 
 
 def _is_near(one: Decision, other: Decision) -> bool:
     """Whether numbers alone differ, which may be by less than the tolerance of an explanation."""
-    first, second = shown_details(one), shown_details(other)
+    first, second = _present(one), _present(other)
     return first.keys() == second.keys() and all(
         first[name] == second[name] or not isinstance(first[name], str) for name in first
     )

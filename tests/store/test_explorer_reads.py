@@ -172,10 +172,7 @@ def test_evidence_of_one_slice(store: Store) -> None:
     with store.evidence_session("chat") as session:
         session.save_evidence(rows)
     found = store.slice_evidence("chat", "a=b")
-    assert [(stored.slice_key, stored.concurrency) for stored in found] == [
-        ("a=b", 4),
-        ("a=b", 8),
-    ]
+    assert [(stored.slice_key, stored.concurrency) for stored in found] == [("a=b", 4), ("a=b", 8)]
     assert store.slice_evidence("nobody", "a=b") == []
 
 

@@ -98,10 +98,7 @@ def _as(url: str, role: str) -> str:
 def refused(url: str, role: str, *statements: str) -> None:
     engine = sqlalchemy.create_engine(_as(url, role), poolclass=NullPool)
     for statement in statements:
-        with (
-            engine.connect() as connection,
-            pytest.raises(ProgrammingError, match=r"permission denied|must be owner"),
-        ):
+        with engine.connect() as connection, pytest.raises(ProgrammingError, match=r"permission denied|must be owner"):
             connection.execute(text(statement))
 
 

@@ -69,12 +69,7 @@ def longest_by_prefixes(tokens: list[int], shortest: int, longest: int, count: i
     return tokens[start : start + min(count, total - start)]
 
 
-@given(
-    st.lists(st.integers(0, 2), min_size=1, max_size=40),
-    st.integers(1, 4),
-    st.integers(0, 3),
-    st.integers(1, 6),
-)
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 4), st.integers(0, 3), st.integers(1, 6))
 def test_ngrams_are_looked_up_as_vllm_does(tokens: list[int], shortest: int, more: int, count: int) -> None:
     found = earliest_lookup(np.array(tokens), shortest, shortest + more, count)
     assert found.tolist() == longest_by_prefixes(tokens, shortest, shortest + more, count)

@@ -10,15 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
 
-from shadowspec.types import (
-    Arm,
-    Block,
-    BlockResult,
-    FingerprintedConfig,
-    RecordKey,
-    SamplingParameters,
-    ShadowPrompt,
-)
+from shadowspec.types import Arm, Block, BlockResult, FingerprintedConfig, RecordKey, SamplingParameters, ShadowPrompt
 from tests.fakes import FakeEngine
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -147,10 +147,7 @@ def test_engines_that_cannot_be_built_say_so(start: Start, tmp_path: Path) -> No
         BuildFailed(f"{tmp_path / 'none'}: this folder does not exist", 2),
         Died(0),
     ]
-    assert events_until(start(Unbuildable()), Died) == [
-        BuildFailed("the engines cannot be built: OSError", 2),
-        Died(0),
-    ]
+    assert events_until(start(Unbuildable()), Died) == [BuildFailed("the engines cannot be built: OSError", 2), Died(0)]
 
 
 def test_a_child_that_holds_its_interpreter_holds_nobody_else(start: Start) -> None:
@@ -212,10 +209,7 @@ def run_parent(tmp_path: Path, what: str) -> tuple[subprocess.Popen[str], int]:
     script.write_text(PARENT)
     path = os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "kernels")])
     parent = subprocess.Popen(
-        [sys.executable, str(script), what],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        [sys.executable, str(script), what], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
     )
     assert parent.stdout is not None
     return parent, int(parent.stdout.readline())

@@ -82,10 +82,7 @@ def test_an_address_of_version_six() -> None:
 
 
 def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
-    with (
-        HealthServer("127.0.0.1", 0, Telemetry(), {}) as server,
-        socket.create_connection(("127.0.0.1", server.port)),
-    ):
+    with HealthServer("127.0.0.1", 0, Telemetry(), {}) as server, socket.create_connection(("127.0.0.1", server.port)):
         assert ask(server, "/livez")[0] == 200
         began = time.monotonic()
         server.stop()

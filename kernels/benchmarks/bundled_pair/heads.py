@@ -24,12 +24,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
-)
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from kernels.benchmarks.bundled_pair.corpora import read_documents
 from kernels.benchmarks.bundled_pair.responses import load_model, load_tokenizer

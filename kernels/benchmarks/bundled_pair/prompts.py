@@ -276,11 +276,7 @@ class CandidateSessions:
 
 
 def candidate_sessions(
-    plan: EndpointPlan,
-    held_out: Sequence[Document],
-    training: TrainingText,
-    count_tokens: TokenCounter,
-    seed: int,
+    plan: EndpointPlan, held_out: Sequence[Document], training: TrainingText, count_tokens: TokenCounter, seed: int
 ) -> CandidateSessions:
     """All sessions that the held-out documents give this endpoint, without the prompts in the training text.
 

@@ -52,13 +52,7 @@ class History:
 
 
 def history(
-    endpoint: SyntheticEndpoint,
-    place: int,
-    policy: GatePolicy,
-    start: datetime,
-    days: int,
-    num_looks: int,
-    seed: int,
+    endpoint: SyntheticEndpoint, place: int, policy: GatePolicy, start: datetime, days: int, num_looks: int, seed: int
 ) -> History:
     """The endpoint's looks, evenly spaced over the days; one whose mirror stopped is looked at all the same."""
     draw = np.random.default_rng([seed, place, 1])
@@ -85,14 +79,7 @@ def history(
             changed = _changed_rollouts(endpoint.name, store, rollouts, now)
             assert store.progress is not None, "the gate was run"
             looks.append(LookResult(now, decisions, changed, store.progress.document, len(records), len(runs)))
-    evidence = sorted(
-        store.evidence(),
-        key=lambda stored: (
-            stored.slice_key,
-            stored.concurrency,
-            stored.fingerprint,
-        ),
-    )
+    evidence = sorted(store.evidence(), key=lambda stored: (stored.slice_key, stored.concurrency, stored.fingerprint))
     return History(endpoint.name, tuple(looks), tuple(evidence), tuple(last), maker.next_offset, num_runs)
 
 

@@ -63,12 +63,7 @@ def acceptance_cell(theirs: Sequence[Counted], loop: Sequence[Counted], replay: 
     cut = Rate.of(
         *zip(*((item.counts.num_accepted_tokens, item.counts.num_draft_tokens) for item in theirs), strict=True)
     )
-    expected = Rate.of(
-        *zip(
-            *((counts.num_accepted_tokens, counts.num_draft_tokens) for counts in replay),
-            strict=True,
-        )
-    )
+    expected = Rate.of(*zip(*((counts.num_accepted_tokens, counts.num_draft_tokens) for counts in replay), strict=True))
     if uncut is None or looped is None or cut is None or expected is None:
         return None
     return {

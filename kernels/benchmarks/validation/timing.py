@@ -184,9 +184,7 @@ def timed_request(prompt: Prompt, answer: Completion, depth: int, way: Way) -> T
     else:
         steps = Steps(len(prompt), answer.num_output_tokens - 1, 0)
     return TimedRequest(
-        steps,
-        1e3 * (answer.first_token_s - answer.sent_s),
-        1e3 * (answer.last_token_s - answer.first_token_s),
+        steps, 1e3 * (answer.first_token_s - answer.sent_s), 1e3 * (answer.last_token_s - answer.first_token_s)
     )
 
 

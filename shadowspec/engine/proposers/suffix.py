@@ -91,11 +91,11 @@ class SuffixText:
     def draft(self, count: int) -> list[int]:
         """Up to `count` tokens that the text may go on with; none where its last token is new."""
         allowed = budgets(self._options, count)
-        rows, own_score = self._draft(self._own, self._own.state, self._own.length, 0, allowed)
+        drafted, own_score = self._draft(self._own, self._own.state, self._own.length, 0, allowed)
         if self._recent is None:
-            return rows
+            return drafted
         other, other_score = self._draft(self._recent, self._state, self._length, 1, allowed)
-        return other if other_score > own_score else rows
+        return other if other_score > own_score else drafted
 
     def _draft(
         self, index: SuffixAutomaton, state: int, length: int, num_asking: int, allowed: Budgets

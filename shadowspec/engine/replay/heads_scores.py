@@ -65,10 +65,7 @@ def start_scores(
 
 
 def start_chances(
-    responses: Sequence[Response],
-    scores: Sequence[StartScores],
-    target_probs: Sequence[Reals | None],
-    depth: int,
+    responses: Sequence[Response], scores: Sequence[StartScores], target_probs: Sequence[Reals | None], depth: int
 ) -> StepChances:
     """The chances of acceptance.
 

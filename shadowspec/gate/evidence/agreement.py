@@ -7,15 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shadowspec.gate.evidence.series import (
-    BettingTest,
-    Blocks,
-    Unit,
-    add_times,
-    is_missing,
-    sums_of,
-    unit_series,
-)
+from shadowspec.gate.evidence.series import BettingTest, Blocks, Unit, add_times, is_missing, sums_of, unit_series
 from shadowspec.gate.evidence.units import ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries

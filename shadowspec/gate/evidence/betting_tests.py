@@ -16,10 +16,7 @@ Totals = Mapping[str, float]
 
 
 def score_units(
-    clusters: Sequence[ClusterUnit],
-    blocks: Blocks,
-    policy: GatePolicy,
-    before: Mapping[str, Totals] | None = None,
+    clusters: Sequence[ClusterUnit], blocks: Blocks, policy: GatePolicy, before: Mapping[str, Totals] | None = None
 ) -> list[BettingTest]:
     """Every betting test over these units; `before` are the totals of the units before them, by test."""
     timed, past = add_times(blocks), before or {}

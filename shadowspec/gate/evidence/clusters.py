@@ -14,17 +14,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from shadowspec.gate.evidence.units import (
-    Cluster,
-    Entry,
-    cluster_key,
-    clusters_of_key,
-    dominant_keys,
-    in_event_order,
-    own_key,
-)
+from shadowspec.errors import InputError
+from shadowspec.gate.evidence.units import Cluster, Entry, cluster_key, clusters_of_key, dominant_keys, own_key
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.types import ARRIVING, Arrival, OpenKey, SliceKey, StoredRecord
+from shadowspec.types import ARRIVING, Arrival, FunnelCounter, OpenKey, SliceKey, StoredRecord
 
 # How often each key of a slice has come up to an event time, by own key.
 KeyCounts = Callable[[str, datetime], Mapping[str, int]]
@@ -127,6 +120,25 @@ def step(
     return result
 
 
+def in_event_order(records: Iterable[StoredRecord]) -> list[tuple[datetime, StoredRecord]]:
+    """The records that have an event time, with it, ties by key.
+
+    Raises:
+        InputError: a usable record has no event time or no slice.
+    """
+    timed = []
+    for record in records:
+        if record.event_time is not None and record.counter is not FunnelCounter.MALFORMED:
+            timed.append((record.event_time, record))
+        elif record.counter in ARRIVING:
+            raise InputError(f"record {record.key} of endpoint {record.endpoint} has no event time")
+        if record.counter in ARRIVING and record.slice_key is None:
+            raise InputError(f"record {record.key} of endpoint {record.endpoint} has no slice")
+    timed.sort(key=lambda pair: pair[1].key)
+    timed.sort(key=lambda pair: pair[0])
+    return timed
+
+
 @dataclass(frozen=True, slots=True)
 class _Late:
     """Records that were late for good, by slice; and those of them that their cluster, in evidence by then, missed."""
@@ -179,7 +191,11 @@ def _enter(
     """Let clusters in, of the keys in `opened` and of those in the table; `opened` is left as the keys are after it."""
     for each in table.take_waiting(_first_unclosed(table, opened, closed_by)):
         opened[each.slice_key, each.key] = each
-    waiting = {(item.first_event, item.key, item.slice_key): item for item in opened.values() if item.first_event}
+    waiting = {
+        (candidate.first_event, candidate.key, candidate.slice_key): candidate
+        for candidate in opened.values()
+        if candidate.first_event
+    }
     queue = sorted(waiting)
     entered: list[Cluster] = []
     entries, newest = dict(progress.entries), progress.newest_close
@@ -282,38 +298,3 @@ def _open_first(open_key: OpenKey, policy: GatePolicy, closed_by: datetime | Non
 def _in_slice(numbers: Mapping[str, int], slice_key: str) -> int:
     """A slice's number, or for "" the sum of all."""
     return sum(numbers.values()) if not slice_key else numbers.get(slice_key, 0)
-
-
-class MemoryKeys:
-    """A key table in memory."""
-
-    def __init__(self) -> None:
-        self._keys: dict[SliceKey, OpenKey] = {}
-
-    def take(self, keys: Iterable[SliceKey]) -> list[OpenKey]:
-        """Take out those of these keys that are known."""
-        return [self._keys.pop(key) for key in list(keys) if key in self._keys]
-
-    def take_waiting(self, until: datetime | None) -> list[OpenKey]:
-        """Take out the keys whose waiting cluster opened at or before this; None: all that wait."""
-        found = [
-            place
-            for place, each in self._keys.items()
-            if each.first_event is not None and (until is None or each.first_event <= until)
-        ]
-        return self.take(found)
-
-    def first_unclosed(self, closed_by: datetime) -> datetime | None:
-        """The earliest first event of a waiting cluster that is not closed."""
-        return min(
-            (each.first_event for each in self._keys.values() if each.first_event and not each.is_closed(closed_by)),
-            default=None,
-        )
-
-    def add(self, keys: Iterable[OpenKey]) -> None:
-        """Keep these."""
-        self._keys |= {(each.slice_key, each.key): each for each in keys}
-
-    def forget(self, reopened_by: datetime) -> None:
-        """Drop the keys for which nothing waits and that may reopen."""
-        self._keys = {place: each for place, each in self._keys.items() if not is_over(each, reopened_by)}

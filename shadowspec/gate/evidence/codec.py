@@ -73,9 +73,9 @@ def decode(document: Document, tables: bytes) -> HypothesisEvidence:
     require_version(document, VERSION)
     doubles, at = np.frombuffer(tables, dtype=_DOUBLE), 0
     tests = {}
-    for name, item in document["tests"].items():
-        size = item["num_nulls"] * (1 + 2 * NUM_FRACTIONS)
-        tests[name] = _test_evidence(item, doubles[at : at + size])
+    for name, stored in document["tests"].items():
+        size = stored["num_nulls"] * (1 + 2 * NUM_FRACTIONS)
+        tests[name] = _test_evidence(stored, doubles[at : at + size])
         at += size
     gaps = {"largest_gaps": tuple(document["runs"]["largest_gaps"])}
     return HypothesisEvidence(
@@ -88,7 +88,7 @@ def decode(document: Document, tables: bytes) -> HypothesisEvidence:
 
 
 def _latencies(document: Document) -> LatencyHistogram:
-    counts = {arm: dict(item) for arm, item in document["latencies"].items()}
+    counts = {arm: dict(stored) for arm, stored in document["latencies"].items()}
     moments = document.get("latency_moments")  # none in documents that were written before they were kept
     if moments is None:
         return LatencyHistogram(counts)

@@ -14,12 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from shadowspec.gate.evidence.quantiles import (
-    PROBABILITIES,
-    LatencyHistogram,
-    QuantileBounds,
-    quantile_ranks,
-)
+from shadowspec.gate.evidence.quantiles import PROBABILITIES, LatencyHistogram, QuantileBounds, quantile_ranks
 from shadowspec.gate.evidence.series import BettingTest, Unit, is_missing, unit_series
 from shadowspec.gate.evidence.units import BlockUnit
 from shadowspec.gate.policy import GatePolicy

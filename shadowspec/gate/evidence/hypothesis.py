@@ -112,7 +112,8 @@ class TestEvidence:
 
 def count_units(evidence: TestEvidence, units: UnitSeries) -> TestEvidence:
     """The evidence in which these units count, whole groups of them; the rest waits."""
-    every, group = evidence.waiting.concat(units), evidence.state.merged_units
+    waiting, group = evidence.waiting, evidence.state.merged_units
+    every = waiting.concat(units) if waiting.num_units else units
     whole = every.num_units // group * group
     merged = every.part(0, whole).merge(0, group)
     return replace(

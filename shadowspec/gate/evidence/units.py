@@ -20,17 +20,7 @@ from datetime import UTC, datetime, timedelta
 
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.types import (
-    ARRIVING,
-    Arrival,
-    FunnelCounter,
-    OpenBlock,
-    RecordKey,
-    Run,
-    SamplingRegime,
-    StoredBlock,
-    StoredRecord,
-)
+from shadowspec.types import Arrival, OpenBlock, RecordKey, Run, SamplingRegime, StoredBlock, StoredRecord
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -88,9 +78,7 @@ class BlockUnit:
 
 
 def block_units(
-    blocks: Iterable[StoredBlock],
-    runs: Mapping[RecordKey, MeasuredRun],
-    newest: Mapping[str, datetime] | None = None,
+    blocks: Iterable[StoredBlock], runs: Mapping[RecordKey, MeasuredRun], newest: Mapping[str, datetime] | None = None
 ) -> tuple[BlockUnit, ...]:
     """The blocks that hold a run of the hypothesis, in the order in which they enter; an empty block is no unit.
 
@@ -107,8 +95,7 @@ def block_units(
     # `sequence` counts within one input; the clock orders inputs that were measured one after the other.
     times = newest or {}
     in_order = sorted(
-        blocks,
-        key=lambda each: (times.get(each.block_id, _NEVER), each.started_at, each.sequence, each.block_id),
+        blocks, key=lambda each: (times.get(each.block_id, _NEVER), each.started_at, each.sequence, each.block_id)
     )
     for block in in_order:
         found = sorted(by_block.get(block.block_id, []), key=lambda measured: measured.run.key)
@@ -124,25 +111,6 @@ def block_units(
 def is_greedy(record: StoredRecord) -> bool:
     """Whether the record's request was sampled greedily; its label decides."""
     return record.labels.get("sampling_regime") == SamplingRegime.GREEDY
-
-
-def in_event_order(records: Iterable[StoredRecord]) -> list[tuple[datetime, StoredRecord]]:
-    """The records that have an event time, with it, ties by key.
-
-    Raises:
-        InputError: a usable record has no event time or no slice.
-    """
-    timed = []
-    for record in records:
-        if record.event_time is not None and record.counter is not FunnelCounter.MALFORMED:
-            timed.append((record.event_time, record))
-        elif record.counter in ARRIVING:
-            raise InputError(f"record {record.key} of endpoint {record.endpoint} has no event time")
-        if record.counter in ARRIVING and record.slice_key is None:
-            raise InputError(f"record {record.key} of endpoint {record.endpoint} has no slice")
-    timed.sort(key=lambda pair: pair[1].key)
-    timed.sort(key=lambda pair: pair[0])
-    return timed
 
 
 def cluster_key(record: StoredRecord, at: datetime, policy: GatePolicy, *, is_dominant: bool) -> str:

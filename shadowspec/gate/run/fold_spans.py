@@ -49,12 +49,12 @@ def next_plan(offsets: Offsets, cursors: Sequence[Span], limit: int = OFFSETS_AT
 def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
     """The same offsets as spans that neither meet nor overlap, sorted."""
     found: list[Span] = []
-    for item in sorted(span for span in spans if span.start < span.stop):
+    for following in sorted(span for span in spans if span.start < span.stop):
         last = found[-1] if found else None
-        if last is not None and _place(last) == _place(item) and item.start <= last.stop:
-            found[-1] = replace(last, stop=max(last.stop, item.stop))
+        if last is not None and _place(last) == _place(following) and following.start <= last.stop:
+            found[-1] = replace(last, stop=max(last.stop, following.stop))
         else:
-            found.append(item)
+            found.append(following)
     return tuple(found)
 
 

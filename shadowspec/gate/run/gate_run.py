@@ -32,13 +32,7 @@ from shadowspec.gate.run.state import (
 )
 from shadowspec.gate.verdict.trial_levels import HypothesisId, is_superseded
 from shadowspec.gc_control import gc_paused
-from shadowspec.types import (
-    Decision,
-    Fold,
-    Span,
-    StoredEvidence,
-    Watermark,
-)
+from shadowspec.types import Decision, Fold, Span, StoredEvidence, Watermark
 
 
 def run_gate(

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from typing import Protocol
 
 from shadowspec.errors import InputError, NoDataError
 from shadowspec.gate.evidence import codec
-from shadowspec.gate.evidence.clusters import KeyTable, MemoryKeys
+from shadowspec.gate.evidence.clusters import KeyTable, is_over
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import EndpointLook, evidence_after
 from shadowspec.gate.run.fold_spans import merge_spans
@@ -25,7 +26,7 @@ from shadowspec.gate.verdict.trial_levels import (
     supersede,
     with_level,
 )
-from shadowspec.types import Decision, Figure, FingerprintedConfig, Fold, OpenBlock, Span
+from shadowspec.types import Decision, Figure, FingerprintedConfig, Fold, OpenBlock, OpenKey, SliceKey, Span
 from shadowspec.types.decision_documents import TEST_FIELDS, decision_figures, shown_figure, shown_test_details
 
 TOLERANCE = 1e-9  # relative, and absolute about 0: sums are stored, read and added in the same order
@@ -77,6 +78,41 @@ class Explanation:
     num_folds: int
     num_records: int
     num_runs: int
+
+
+class MemoryKeys:
+    """A key table in memory."""
+
+    def __init__(self) -> None:
+        self._keys: dict[SliceKey, OpenKey] = {}
+
+    def take(self, keys: Iterable[SliceKey]) -> list[OpenKey]:
+        """Take out those of these keys that are known."""
+        return [self._keys.pop(key) for key in list(keys) if key in self._keys]
+
+    def take_waiting(self, until: datetime | None) -> list[OpenKey]:
+        """Take out the keys whose waiting cluster opened at or before this; None: all that wait."""
+        found = [
+            place
+            for place, each in self._keys.items()
+            if each.first_event is not None and (until is None or each.first_event <= until)
+        ]
+        return self.take(found)
+
+    def first_unclosed(self, closed_by: datetime) -> datetime | None:
+        """The earliest first event of a waiting cluster that is not closed."""
+        return min(
+            (each.first_event for each in self._keys.values() if each.first_event and not each.is_closed(closed_by)),
+            default=None,
+        )
+
+    def add(self, keys: Iterable[OpenKey]) -> None:
+        """Keep these."""
+        self._keys |= {(each.slice_key, each.key): each for each in keys}
+
+    def forget(self, reopened_by: datetime) -> None:
+        """Drop the keys for which nothing waits and that may reopen."""
+        self._keys = {place: each for place, each in self._keys.items() if not is_over(each, reopened_by)}
 
 
 class MemoryUnits:

@@ -75,7 +75,7 @@ def new_progress(entries: Mapping[str, Mapping[str, Entry]], dominant: Mapping[s
     return {
         "version": FOLD_VERSION,
         "entries": {clustering: _entries(entry) for clustering, entry in entries.items()},
-        "dominant": {clustering: sorted(map(list, item)) for clustering, item in dominant.items()},
+        "dominant": {clustering: sorted(map(list, stored)) for clustering, stored in dominant.items()},
     }
 
 
@@ -138,16 +138,16 @@ def decode_state(document: Document) -> EndpointState:
         slices=document["slices"],
         clusterings={
             clustering: ClusterProgress(
-                num_entered=item["num_entered"],
-                newest_close=_time(item["newest_close"]),
-                num_closed=item["num_closed"],
-                num_members=item.get("num_members", {}),  # counted from here on where it was not before
-                num_late=item["num_late"],
-                num_left_out=item.get("num_left_out", {}),
-                entries=_read_entries(item["entries"]),
-                dominant=frozenset((name, key) for name, key in item["dominant"]),
+                num_entered=stored["num_entered"],
+                newest_close=_time(stored["newest_close"]),
+                num_closed=stored["num_closed"],
+                num_members=stored.get("num_members", {}),  # counted from here on where it was not before
+                num_late=stored["num_late"],
+                num_left_out=stored.get("num_left_out", {}),
+                entries=_read_entries(stored["entries"]),
+                dominant=frozenset((name, key) for name, key in stored["dominant"]),
             )
-            for clustering, item in document["ways"].items()
+            for clustering, stored in document["ways"].items()
         },
         seen={
             name: Seen(datetime.fromisoformat(first), datetime.fromisoformat(last))

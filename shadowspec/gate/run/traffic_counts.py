@@ -96,7 +96,7 @@ class TrafficCounts:
         return TrafficCounts(
             {
                 int(bucket): {
-                    name: (number, {key: (item[0], item[1], item[2]) for key, item in by.items()})
+                    name: (number, {key: (sums[0], sums[1], sums[2]) for key, sums in by.items()})
                     for name, (number, by) in slices.items()
                 }
                 for bucket, slices in document.items()

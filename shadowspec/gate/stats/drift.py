@@ -140,10 +140,7 @@ def started_states(policy: GatePolicy, lower_bounds: Mapping[str, float]) -> dic
     hypothesis to them less the tolerance, but to no less than the promise.  They fire earlier and change no
     verdict.
     """
-    promises = {
-        "speedup": (math.log1p(policy.margin), policy.log_speedup_clip),
-        "acceptance": (policy.floor, 1.0),
-    }
+    promises = {"speedup": (math.log1p(policy.margin), policy.log_speedup_clip), "acceptance": (policy.floor, 1.0)}
     states: dict[str, Mapping[str, Figure]] = {}
     for watcher in WATCHERS:
         promise, highest = promises[watcher.test_name]

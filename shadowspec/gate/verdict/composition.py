@@ -157,7 +157,4 @@ def _mean_weight(name: str, states: Iterable[SliceState]) -> float | None:
     if name == "speedup":
         return 1.0
     found = list(states)
-    return ratio(
-        sum(state.acceptance_weight for state in found),
-        sum(state.num_measured for state in found),
-    )
+    return ratio(sum(state.acceptance_weight for state in found), sum(state.num_measured for state in found))

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.effective_decisions import active, effective, for_what_serves
+from shadowspec.gate.verdict.effective_decisions import StandingVerdict, active, for_what_serves, standing_verdict
 from shadowspec.gate.verdict.trial_levels import Seen, current_fingerprint, is_superseded
 from shadowspec.types import Decision, FingerprintedConfig, Override, OverrideRecord
 from shadowspec.types.engine_names import is_measured_on
@@ -80,9 +80,15 @@ class LatestDecision:
     of its evidence happened (None: unknown).
     """
 
-    decision: Decision
+    standing: StandingVerdict
     is_current: bool
     evidence_at: datetime | None
+
+    @property
+    def decision(self) -> Decision:
+        """The decision in force."""
+        assert self.standing.decision is not None, "something was decided"
+        return self.standing.decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ def endpoint_decisions(
     overrides = tuple(overrides)
     latest = [
         LatestDecision(
-            effective(each, overrides, now),
+            standing_verdict(each.endpoint, each.slice_key, each.concurrency, each, overrides, now),
             fingerprints[each.config.name] == each.fingerprint and not is_superseded(each),
             evidence_time(each, measured),
         )
@@ -144,10 +150,10 @@ def current_fingerprints(
 ) -> dict[str, str]:
     """The current fingerprint of each candidate, decided or only measured, by the candidate's name.
 
-    The gate's rule (`trial.current_fingerprint`) on the hours in which each was measured, so that a verdict whose
-    fingerprint was replaced is out of force before the next gate run says so.  Hours that do not tell which of two came
-    later: one that the gate has not seen goes before the one that it judged last.  Without a measurement it is the one
-    that the gate judged last.
+    The gate's rule (`trial_levels.current_fingerprint`) on the hours in which each was measured, so that a verdict
+    whose fingerprint was replaced is out of force before the next gate run says so.  Hours that do not tell which of
+    two came later: one that the gate has not seen goes before the one that it judged last.  Without a measurement it is
+    the one that the gate judged last.
 
     Args:
         decisions: the latest on each hypothesis.
@@ -167,8 +173,8 @@ def current_fingerprints(
         if row.fingerprint in configs and row.fingerprint not in looks:
             by_name[configs[row.fingerprint].config.name].add(row.fingerprint)
     current = {}
-    for name, item in by_name.items():
-        in_order = sorted(item, key=lambda each: (each not in looks, looks.get(each, _NEVER), each))
+    for name, fingerprints in by_name.items():
+        in_order = sorted(fingerprints, key=lambda each: (each not in looks, looks.get(each, _NEVER), each))
         found = current_fingerprint({each: seen[each] for each in in_order if each in seen})
         current[name] = found or in_order[-1]
     return current

@@ -53,14 +53,8 @@ def weighted_bounds(slices: Iterable[SliceBounds], lowest: float, highest: float
     """
     present = [bounds for bounds in slices if bounds.weight > 0.0]
     total = sum(bounds.weight for bounds in present)
-    lower = ratio(
-        sum(bounds.weight * (lowest if bounds.lower is None else bounds.lower) for bounds in present),
-        total,
-    )
-    upper = ratio(
-        sum(bounds.weight * (highest if bounds.upper is None else bounds.upper) for bounds in present),
-        total,
-    )
+    lower = ratio(sum(bounds.weight * (lowest if bounds.lower is None else bounds.lower) for bounds in present), total)
+    upper = ratio(sum(bounds.weight * (highest if bounds.upper is None else bounds.upper) for bounds in present), total)
     known = ratio(sum(bounds.weight for bounds in present if bounds.lower is not None), total)
     if lower is None or upper is None or known is None:
         return None

@@ -42,15 +42,7 @@ def standing_decision(
     """
     in_run = previous if previous is not None and trial is not None and not previous.ends_run else None
     in_force = in_run if in_run is not None and in_run.reason_code != DRIFT else None
-    decision = decide(
-        hypothesis,
-        evidence,
-        policy,
-        trial=trial,
-        has_entered=has_entered,
-        previous=in_force,
-        now=now,
-    )
+    decision = decide(hypothesis, evidence, policy, trial=trial, has_entered=has_entered, previous=in_force, now=now)
     if trial is None:
         return decision
     if decision.verdict is Verdict.ENABLE:

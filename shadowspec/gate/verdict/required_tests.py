@@ -111,10 +111,7 @@ def bounds(test: BettingTest, lower: CapitalTable, upper: CapitalTable, level: f
     fail_level = level / NUM_DISABLING_TESTS
     lowest = lower.find_bound(fail_level if test.above is None else level)
     highest = upper.find_bound(fail_level if test.below is None else level)
-    return (
-        test.series.lowest if lowest is None else lowest,
-        test.series.highest if highest is None else highest,
-    )
+    return (test.series.lowest if lowest is None else lowest, test.series.highest if highest is None else highest)
 
 
 def min_fault_requests(policy: GatePolicy, level: float) -> int:

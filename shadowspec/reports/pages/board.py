@@ -19,15 +19,7 @@ from shadowspec.reports.definitions import find_test
 from shadowspec.reports.notes import alerts
 from shadowspec.reports.pages.board_values import BoardValues, Saving, TrendDay, saving, trend
 from shadowspec.store import GroupSums
-from shadowspec.types import (
-    Decision,
-    Override,
-    Rollout,
-    SpeculationConfig,
-    TestResult,
-    Verdict,
-    parse_slice_key,
-)
+from shadowspec.types import Decision, Override, Rollout, SpeculationConfig, TestResult, Verdict, parse_slice_key
 
 PARITY_TESTS = ("parity_faults", "parity_near_ties", "parity_sampled")
 Key = tuple[str, str, int, str]  # endpoint, slice key, concurrency, fingerprint
@@ -140,7 +132,7 @@ def build_board(values: BoardValues, overrides: Sequence[Override], now: datetim
     fingerprints = set()
     for name in {*by_endpoint, *(key[0] for key in days)}:
         policy, measured = values.policies.get(name), values.traffic.get(name, ())
-        found = endpoint_decisions(by_endpoint[name], policy, (), now, measured=measured, configs=values.configs)
+        found = endpoint_decisions(by_endpoint[name], policy, overrides, now, measured=measured, configs=values.configs)
         decisions |= {_key(each.decision): each for each in found.latest if each.is_current}
         fingerprints |= {(name, fingerprint) for fingerprint in found.fingerprints.values()}
     stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in values.rollouts}
@@ -182,12 +174,10 @@ def _row(
     now: datetime,
 ) -> BoardRow:
     endpoint, slice_key, concurrency, fingerprint = key
-    decision = None if latest is None else latest.decision
-    standing = standing_verdict(endpoint, slice_key, concurrency, decision, overrides, now)
-    tests = {test.name: test for test in decision.tests} if decision is not None else {}
+    standing = standing_verdict(*key[:3], None, overrides, now) if latest is None else latest.standing
+    decision, shown = standing.measured, standing.decision
     config = values.configs.get(fingerprint)
     share = decision.traffic_share if decision is not None else None
-    shown = standing.decision
     return BoardRow(
         endpoint=endpoint,
         slice_key=slice_key,
@@ -199,8 +189,8 @@ def _row(
         speedup=find_test(decision, "speedup"),
         acceptance=find_test(decision, "acceptance"),
         tail=find_test(decision, "tail"),
-        parity=tuple(tests[name] for name in PARITY_TESTS if name in tests),
-        memory=tests.get("memory"),
+        parity=tuple(test for name in PARITY_TESTS if (test := find_test(decision, name)) is not None),
+        memory=find_test(decision, "memory"),
         saving=saving(days, values.newest_day, values.prices.get(endpoint)),
         traffic_share=share if share is not None or slice_key else 1.0,
         num_clusters=0 if decision is None else decision.num_clusters,

@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.metrics import ratio
 from shadowspec.reports.token_costs import DeviceTime, device_time
-from shadowspec.store import GroupSums, Store, Traffic
+from shadowspec.store import GroupSums, RollupSums, Store, Traffic
 from shadowspec.types import Arm, Decision, FingerprintedConfig, Rollout
 
 TREND_DAYS = 14
@@ -71,30 +71,23 @@ def trend(days: Sequence[GroupSums], newest_day: date | None) -> tuple[TrendDay,
     """Each of the last `TREND_DAYS` up to the newest, oldest first; empty where nothing was measured in them."""
     if newest_day is None or not days:
         return ()
-    by_day: dict[date, list[GroupSums]] = defaultdict(list)
+    by_day: dict[date, list[RollupSums]] = defaultdict(list)
     for groups in days:
         assert groups.start is not None, "sums by day have a day"
-        by_day[groups.start.date()].append(groups)
-    found = []
-    for back in range(TREND_DAYS - 1, -1, -1):
-        day = newest_day - timedelta(days=back)
-        sums = [groups.sums for groups in by_day.get(day, ())]
-        log = ratio(
-            sum(rollup_sums.weighted_log_speedup for rollup_sums in sums),
-            sum(rollup_sums.timed_weight for rollup_sums in sums),
-        )
-        accepted = sum(rollup_sums.weighted_first_accepted_tokens for rollup_sums in sums)
-        found.append(
-            TrendDay(
-                day=day,
-                num_runs=sum(rollup_sums.num_runs for rollup_sums in sums),
-                speedup=None if log is None else math.exp(log),
-                first_position_acceptance_rate=ratio(
-                    accepted, sum(rollup_sums.weighted_drafts for rollup_sums in sums)
-                ),
-            )
-        )
-    return tuple(found)
+        by_day[groups.start.date()].append(groups.sums)
+    return tuple(_trend_day(newest_day - timedelta(days=back), by_day) for back in reversed(range(TREND_DAYS)))
+
+
+def _trend_day(day: date, by_day: Mapping[date, Sequence[RollupSums]]) -> TrendDay:
+    groups = by_day.get(day, ())
+    log = ratio(sum(sums.weighted_log_speedup for sums in groups), sum(sums.timed_weight for sums in groups))
+    num_accepted = sum(sums.weighted_first_accepted_tokens for sums in groups)
+    return TrendDay(
+        day=day,
+        num_runs=sum(sums.num_runs for sums in groups),
+        speedup=None if log is None else math.exp(log),
+        first_position_acceptance_rate=ratio(num_accepted, sum(sums.weighted_drafts for sums in groups)),
+    )
 
 
 def saving(days: Sequence[GroupSums], newest_day: date | None, price_per_hour: float | None) -> Saving | None:

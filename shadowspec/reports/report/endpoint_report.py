@@ -78,9 +78,9 @@ def endpoint_report(
     found = endpoint_decisions(decisions, policy, (), now, measured=source.traffic(name), configs=configs)
     by_key: dict[HypothesisId, Decision] = {hypothesis_id(each): each for each in found.current}
     runs_by_key: dict[HypothesisId, list[JoinedRun]] = defaultdict(list)
-    for item in measured:
-        for slice_key in {item.slice_key, ""}:
-            runs_by_key[slice_key, item.concurrency, item.run.fingerprint].append(item)
+    for measured_run in measured:
+        for slice_key in {measured_run.slice_key, ""}:
+            runs_by_key[slice_key, measured_run.concurrency, measured_run.run.fingerprint].append(measured_run)
     slices = {key: _slice_figures(key[0], joined_runs) for key, joined_runs in runs_by_key.items()}
     paths = endpoint_curves(name, source.folds(name), MemoryRows(records, blocks, runs), decisions)
     hypotheses = [
@@ -137,12 +137,12 @@ def _cells(hypotheses: Iterable[Hypothesis], runs: Mapping[HypothesisId, Sequenc
 def _device_time(runs: Iterable[JoinedRun]) -> DeviceTime:
     """Of the requests that were timed in both arms."""
     found = DeviceTime()
-    for item in runs:
-        baseline, speculative = item.run.baseline, item.run.speculative
+    for measured in runs:
+        baseline, speculative = measured.run.baseline, measured.run.speculative
         if baseline is not None and speculative is not None:
             found += DeviceTime(
-                baseline.end_to_end_ms / item.concurrency,
-                speculative.end_to_end_ms / item.concurrency,
+                baseline.end_to_end_ms / measured.concurrency,
+                speculative.end_to_end_ms / measured.concurrency,
                 baseline.num_output_tokens,
                 speculative.num_output_tokens,
             )
@@ -175,10 +175,10 @@ def _hypothesis(
 ) -> Hypothesis:
     slice_key, concurrency, fingerprint = key
     decision = standing.decision
-    counter = Counter(item.run.block_id for item in runs)
+    counter = Counter(measured.run.block_id for measured in runs)
     used = [block for block in blocks if block.block_id in counter]
-    loops = sum(item.run.is_repetition_loop for item in runs)
-    answered = sum(item.run.failure is None for item in runs)
+    loops = sum(measured.run.is_repetition_loop for measured in runs)
+    answered = sum(measured.run.failure is None for measured in runs)
     figures_of_slice = _slice_figures(slice_key, runs)
     acceptance = figures.acceptance(runs)
     return Hypothesis(
@@ -221,9 +221,9 @@ def _engine(decision: Decision | None, config: FingerprintedConfig | None) -> st
 
 
 def _context_points(runs: Iterable[JoinedRun]) -> Iterator[ContextPoint]:
-    for item in runs:
-        if (counts := item.run.counts) is not None:
-            of_measured = Tally.of_measured(item.run, item.sampling_rate)
+    for measured in runs:
+        if (counts := measured.run.counts) is not None:
+            of_measured = Tally.of_measured(measured.run, measured.sampling_rate)
             yield ContextPoint(counts.num_prompt_tokens, counts.num_output_tokens, of_measured)
 
 
@@ -235,13 +235,15 @@ def _cache_cost(blocks: Iterable[StoredBlock], fingerprint: str) -> CacheCost | 
 
 def _slice_figures(slice_key: str, runs: Sequence[JoinedRun]) -> SliceFigures:
     """What a slice is compared by; each request weighs the inverse of its session's sampling rate."""
-    counted = [(item.run.counts, 1.0 / item.sampling_rate) for item in runs if item.run.counts is not None]
+    counted = [
+        (measured.run.counts, 1.0 / measured.sampling_rate) for measured in runs if measured.run.counts is not None
+    ]
     return SliceFigures(
         slice_key,
-        sum(item.run.failure is None for item in runs),
+        sum(measured.run.failure is None for measured in runs),
         sum(weight * counts.num_drafts for counts, weight in counted),
         sum(weight * counts.num_accepted_tokens_per_pos[0] for counts, weight in counted),
-        failure_counts(item.run for item in runs),
+        failure_counts(measured.run for measured in runs),
     )
 
 

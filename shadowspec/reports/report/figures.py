@@ -80,11 +80,11 @@ def ecdf(values: Sequence[float], weights: Sequence[int]) -> tuple[tuple[float, 
 
 def acceptance(runs: Sequence[JoinedRun]) -> Acceptance | None:
     """Acceptance pooled over runs of one speculation config; None where no run has counts."""
-    counted = [(item, item.run.counts) for item in runs if item.run.counts is not None]
+    counted = [(measured, measured.run.counts) for measured in runs if measured.run.counts is not None]
     plain = metrics.pool_counts(counts for _, counts in counted)
     if plain is None:
         return None
-    weights = request_weights([item.sampling_rate for item, _ in counted])
+    weights = request_weights([measured.sampling_rate for measured, _ in counted])
     weighted = metrics.pool_counts(_times(counts, weight) for (_, counts), weight in zip(counted, weights, strict=True))
     assert weighted is not None
     lengths = [
@@ -112,13 +112,13 @@ def acceptance(runs: Sequence[JoinedRun]) -> Acceptance | None:
 def latency(runs: Sequence[JoinedRun]) -> Latency | None:
     """Both arms' latency over the runs that have both; None where none has."""
     timed = [
-        (item, item.run.baseline, item.run.speculative)
-        for item in runs
-        if item.run.baseline is not None and item.run.speculative is not None
+        (measured, measured.run.baseline, measured.run.speculative)
+        for measured in runs
+        if measured.run.baseline is not None and measured.run.speculative is not None
     ]
     if not timed:
         return None
-    weights = request_weights([item.sampling_rate for item, _, _ in timed])
+    weights = request_weights([measured.sampling_rate for measured, _, _ in timed])
     arms = {Arm.BASELINE: [base for _, base, _ in timed], Arm.SPECULATIVE: [spec for _, _, spec in timed]}
     speedups = [
         (value, weight)
@@ -153,10 +153,10 @@ def latency(runs: Sequence[JoinedRun]) -> Latency | None:
 
 def parity(runs: Sequence[JoinedRun], near_tie_logit: float | None) -> ParityFigures | None:
     """Parity of greedy outputs (compared) and of sampled ones (teacher-forced z, pooled over tokens)."""
-    known = [(item, item.run.parity) for item in runs if item.run.parity is not None]
+    known = [(measured, measured.run.parity) for measured in runs if measured.run.parity is not None]
     if not known:
         return None
-    compared = [parity for item, parity in known if item.is_greedy]
+    compared = [parity for measured, parity in known if measured.is_greedy]
     diverged = [parity for parity in compared if parity.first_divergence is not None]
     gaps = [parity.divergence_gap for parity in diverged if parity.divergence_gap is not None]
     scored = [parity for _, parity in known if parity.z_sum is not None]

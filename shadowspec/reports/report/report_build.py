@@ -20,10 +20,7 @@ from shadowspec.reports.report.report_model import EndpointReport, Report
 from shadowspec.reports.shared_values import data_note as noted
 from shadowspec.reports.shared_values import funnel_of
 from shadowspec.store import Store
-from shadowspec.types import (
-    Decision,
-    Reservations,
-)
+from shadowspec.types import Decision, Reservations
 
 
 def build_report(

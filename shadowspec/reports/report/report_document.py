@@ -8,14 +8,7 @@ from shadowspec.planning.frontier import Gain
 from shadowspec.reports.frontiers import SliceFrontier
 from shadowspec.reports.predictions import Prediction, predicted_device
 from shadowspec.reports.queues import QueueCell, QueueRow
-from shadowspec.reports.rendering import (
-    Json,
-    audit_document,
-    funnel_document,
-    plain,
-    replay_document,
-    verdict_document,
-)
+from shadowspec.reports.rendering import Json, audit_document, funnel_document, plain, replay_document, verdict_document
 from shadowspec.reports.report.report_model import SCHEMA_VERSION, Hypothesis, Report
 from shadowspec.reports.token_costs import DeviceTime
 from shadowspec.types import Arm, Override, parse_slice_key

@@ -21,15 +21,7 @@ from shadowspec.reports.queues import QueueCell
 from shadowspec.reports.replay_rows import AuditRow, ReplayRow
 from shadowspec.reports.shared_values import Funnel, SpeedupBin
 from shadowspec.reports.tally import ContextRow
-from shadowspec.types import (
-    Arm,
-    Decision,
-    FingerprintedConfig,
-    Override,
-    SpeculationCounts,
-    TestResult,
-    Verdict,
-)
+from shadowspec.types import Arm, Decision, FingerprintedConfig, Override, SpeculationCounts, TestResult, Verdict
 
 SCHEMA_VERSION = 1
 

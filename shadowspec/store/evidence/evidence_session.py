@@ -97,10 +97,7 @@ class EvidenceSession(EvidenceRows):
             {
                 "endpoint": self.endpoint,
                 "block_id": block_id,
-                "runs": {
-                    "keys": [list(key) for key in kept.runs],
-                    "newest": kept.newest.isoformat(),
-                },
+                "runs": {"keys": [list(key) for key in kept.runs], "newest": kept.newest.isoformat()},
             }
             for block_id, kept in sorted(begun.items())
         ]

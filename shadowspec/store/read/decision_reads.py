@@ -16,12 +16,7 @@ from shadowspec.store.bulk import distinct_keys
 from shadowspec.store.read.row_reads import read_fingerprints
 from shadowspec.store.row_values import TestSnapshot
 from shadowspec.store.table_definitions import HYPOTHESIS, decisions, test_snapshots
-from shadowspec.types import (
-    Decision,
-    TestResult,
-    Verdict,
-    decision_documents,
-)
+from shadowspec.types import Decision, TestResult, Verdict, decision_documents
 
 _HYPOTHESIS = [decisions.c[name] for name in HYPOTHESIS]
 

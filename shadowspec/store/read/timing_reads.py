@@ -48,11 +48,7 @@ def read_served(connection: Connection, endpoint: str, since: datetime) -> list[
         *(_runs[name] for name in RECORD_KEY),
         *(_runs.slice_key, _runs.concurrency, _runs.fingerprint),
         *(_runs[name] for name in _TIMES),
-    ).where(
-        _runs.endpoint == endpoint,
-        _runs.event_time >= since,
-        *(_runs[name].is_not(None) for name in _TIMES),
-    )
+    ).where(_runs.endpoint == endpoint, _runs.event_time >= since, *(_runs[name].is_not(None) for name in _TIMES))
     found = []
     for row in connection.execute(statement):
         slice_key, concurrency, fingerprint, *times = row[_KEY_LENGTH:]

@@ -17,15 +17,7 @@ from shadowspec.store import bulk, row_values
 from shadowspec.store import table_definitions as tables
 from shadowspec.store.rollups import SUM_NAMES, additions
 from shadowspec.store.write import audit_rows, ledger_rows
-from shadowspec.types import (
-    BlockResult,
-    FingerprintedConfig,
-    RecordKey,
-    Run,
-    StoredRecord,
-    WriteBatch,
-    WriteOutcome,
-)
+from shadowspec.types import BlockResult, FingerprintedConfig, RecordKey, Run, StoredRecord, WriteBatch, WriteOutcome
 
 MeasuredBlock = tuple[BlockResult, tuple[StoredRecord, ...]]
 InsertedRun = tuple[Run, BlockResult, StoredRecord]

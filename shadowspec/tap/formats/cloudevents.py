@@ -20,15 +20,7 @@ from shadowspec.errors import RecordError
 from shadowspec.tap.documents import assemble_answer, parse_document
 from shadowspec.tap.formats.opened import EventHalf
 from shadowspec.tap.parameters import malformed_error, unsupported_error
-from shadowspec.tap.records import (
-    EARLIEST,
-    EPOCH,
-    LATEST,
-    MirroredRecord,
-    parse_time,
-    read_record,
-    transport_time,
-)
+from shadowspec.tap.records import EARLIEST, EPOCH, LATEST, MirroredRecord, parse_time, read_record, transport_time
 from shadowspec.types import RecordKey
 
 STRUCTURED: Final = "application/cloudevents"

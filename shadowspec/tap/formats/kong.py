@@ -54,11 +54,7 @@ def envelope(entry: Mapping[str, Any]) -> dict[str, Any]:
         "status": answer.get("status"),
         "cache_hit": _is_cache_hit(ai),
         "headers": call.get("headers"),
-        "metadata": {
-            "no_payload": not sent,
-            "provider_dialect": is_foreign,
-            "intervention": _intervention(plugin),
-        },
+        "metadata": {"no_payload": not sent, "provider_dialect": is_foreign, "intervention": _intervention(plugin)},
     }
 
 

@@ -110,10 +110,7 @@ def test_a_missed_cache_is_no_hit() -> None:
 
 @pytest.mark.parametrize("payload", ["{cut", "[]", 3])
 def test_a_payload_that_is_no_object_is_malformed(payload: Any) -> None:
-    assert refusal(kong_entry(ai=ai(payload={"request": payload}))) == (
-        "malformed",
-        "invalid:ai.proxy.payload.request",
-    )
+    assert refusal(kong_entry(ai=ai(payload={"request": payload}))) == ("malformed", "invalid:ai.proxy.payload.request")
     assert refusal(kong_entry(ai=ai(payload={"response": payload}))) == (
         "malformed",
         "invalid:ai.proxy.payload.response",

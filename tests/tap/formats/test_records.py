@@ -57,11 +57,7 @@ def opened_both_ways(value: bytes, headers: Any, format: MessageFormat) -> tuple
 
 @pytest.mark.parametrize("format", [MessageFormat.OPENAI, MessageFormat.AUTO])
 @settings(max_examples=400, deadline=None)
-@given(
-    st.sampled_from(WRITTEN),
-    st.randoms(use_true_random=False),
-    st.sampled_from(HEADERS[:2]),
-)
+@given(st.sampled_from(WRITTEN), st.randoms(use_true_random=False), st.sampled_from(HEADERS[:2]))
 def test_changed_messages_say_what_their_documents_say(
     format: MessageFormat, seed: bytes, generator: Random, headers: Any
 ) -> None:
