@@ -8,7 +8,7 @@ from datetime import datetime
 
 from shadowspec.gate.verdict.effective_decisions import REASON_CODE as OVERRIDE
 from shadowspec.gate.verdict.effective_decisions import order_words
-from shadowspec.gate.verdict.endpoint_bounds import forbidding_slices
+from shadowspec.gate.verdict.slice_rules import forbidding_slices
 from shadowspec.gate.verdict.trial_levels import DRIFT
 from shadowspec.text import moment, percent, plural, slice_title, times
 from shadowspec.types import Composition, Decision, MixChange, Override, Reservations, Verdict

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, is_stale
 from shadowspec.gate.verdict.effective_decisions import has_labels
-from shadowspec.gate.verdict.endpoint_bounds import bears_on_endpoint, named_candidates
+from shadowspec.gate.verdict.slice_rules import bears_on_endpoint, named_candidates
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
 
@@ -224,7 +224,7 @@ def _decision(look: StageLook, fingerprint: str | None) -> Decision | None:
 
 
 def _best(look: StageLook, current: str | None) -> Decision | None:
-    """The enabled config that `endpoint_bounds.named_candidates` names; one that was chosen before stays."""
+    """The enabled config that `slice_rules.named_candidates` names; one that was chosen before stays."""
     enabled = [d for d in look.decisions if d.slice_key == WHOLE_ENDPOINT and d.verdict is Verdict.ENABLE]
     named = named_candidates(enabled).get((WHOLE_ENDPOINT, look.concurrency))
     wanted = current if any(d.fingerprint == current for d in enabled) else named

@@ -20,9 +20,9 @@ from shadowspec.gate.evidence.hypothesis import restarted_states
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.units import BlockUnit, Cluster, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.folding import Completed, Units
+from shadowspec.gate.run.folding import Completed
 from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, Part, run_gate
-from shadowspec.gate.run.state import clustering_id
+from shadowspec.gate.run.state import Units, clustering_id
 from shadowspec.gate.stats.drift import (
     WATCHERS,
     Detector,

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.composition import compose_endpoint, group_key, since, slice_state, split
-from shadowspec.gate.verdict.endpoint_bounds import SliceTraffic
+from shadowspec.gate.verdict.composition import SliceTraffic, compose_endpoint, group_key, since, slice_state, split
 from shadowspec.gate.verdict.trial_levels import supersede
 from shadowspec.types import BettingFigures, Decision, EvidenceSummary, TestResult, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START

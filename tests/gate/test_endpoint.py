@@ -8,18 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shadowspec.gate.verdict.endpoint_bounds import (
+from shadowspec.gate.verdict.composition import SliceBounds, SliceTraffic, endpoint_bounds, weighted_bounds
+from shadowspec.gate.verdict.slice_rules import (
     ANY_SHARE,
     MIN_SLICE_SHARE,
-    SliceBounds,
-    SliceTraffic,
     bears_on_endpoint,
     covering_decision,
-    endpoint_bounds,
     forbidding_slices,
     is_shown_under_parent,
     named_candidates,
-    weighted_bounds,
 )
 from shadowspec.types import Decision, TestResult, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START

@@ -154,7 +154,7 @@ def test_clusters_enter_in_the_order_of_their_first_event() -> None:
     assert false_rate_of_entries(open_clusters) <= LEVEL
     as_they_close = sabotaged(
         "shadowspec.gate.evidence.clusters",
-        ("waiting = {(own.first_event, own.key,", "waiting = {(own.closes_at, own.key,"),
+        ("(candidate.first_event, candidate.key,", "(candidate.closes_at, candidate.key,"),
         ("place = (rest.first_event, rest.key,", "place = (rest.closes_at, rest.key,"),
         ("table.take_waiting(_first_unclosed(table, opened, closed_by))", "table.take_waiting(None)"),
     )

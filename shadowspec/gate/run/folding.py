@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 from shadowspec.errors import InputError
 from shadowspec.gate.evidence.clusters import ClusterProgress, step
-from shadowspec.gate.evidence.hypothesis import fold_in_run
 from shadowspec.gate.evidence.units import (
     BlockUnit,
     Cluster,
@@ -24,7 +23,7 @@ from shadowspec.gate.evidence.units import (
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.fold_spans import membership
 from shadowspec.gate.run.gate_store import OpenUnits, Place, Rows
-from shadowspec.gate.run.state import EndpointState, RunEvidence, clustering_id, new_evidence
+from shadowspec.gate.run.state import EndpointState, Units, clustering_id
 from shadowspec.gate.verdict.trial_levels import HypothesisId, Seen, frozen_policy, hypothesis_id
 from shadowspec.types import (
     ARRIVING,
@@ -43,14 +42,6 @@ NEVER = datetime(1970, 1, 1, tzinfo=UTC)  # the watermark of who knows of no tim
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
-    """The units of one hypothesis that a fold completed, in folding order."""
-
-    clusters: Sequence[ClusterUnit] = ()
-    blocks: Sequence[BlockUnit] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Completed:
     """What the rows of a fold completed.  Where keys must be cut (`new_dominant`), nothing of it may be kept."""
 
@@ -60,9 +51,9 @@ class Completed:
     closed_by: datetime | None
     num_records: int
     num_runs: int
-    new_dominant: bool = False
     open_blocks: Mapping[str, OpenBlock] = field(default_factory=dict)  # as they are now
     entered_blocks: Collection[str] = ()  # those that were open before
+    new_dominant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,30 +145,7 @@ class Folding:
         times = {record.key: record.event_time for record in records if record.event_time is not None}
         blocks, open_blocks, entered_blocks = self._block_units(new, times, closed_by)
         units = {key: Units(clusters.get(key, ()), blocks.get(key, ())) for key in sorted({*clusters, *blocks})}
-        return Completed(
-            after,
-            units,
-            entered,
-            closed_by,
-            len(records),
-            len(runs),
-            open_blocks=open_blocks,
-            entered_blocks=entered_blocks,
-        )
-
-    def fold(self, key: HypothesisId, run_evidence: RunEvidence | None, units: Units) -> RunEvidence:
-        """The evidence of a hypothesis with these units, those left out that belong to runs before its current one."""
-        policy, previous = self._rules.of(key), self._rules.previous.get(key)
-        evidence = run_evidence or new_evidence(policy, previous)
-        num_skipped = min(evidence.skip_clusters, len(units.clusters)), min(evidence.skip_blocks, len(units.blocks))
-        clusters, blocks = units.clusters[num_skipped[0] :], units.blocks[num_skipped[1] :]
-        in_run = previous if previous is not None and not previous.ends_run else None
-        return replace(
-            evidence,
-            evidence=fold_in_run(evidence.evidence, clusters, blocks, policy, in_run),
-            skip_clusters=evidence.skip_clusters - num_skipped[0],
-            skip_blocks=evidence.skip_blocks - num_skipped[1],
-        )
+        return Completed(after, units, entered, closed_by, len(records), len(runs), open_blocks, entered_blocks)
 
     def _read_blocks(self, block_ids: Iterable[str]) -> None:
         self._blocks.update(self._rows.blocks(set(block_ids) - self._blocks.keys()))

@@ -26,6 +26,7 @@ from shadowspec.gate.run.state import (
     encode_evidence,
     encode_state,
     evidence_parameters,
+    fold_units,
     is_readable,
     new_progress,
     new_state,
@@ -79,7 +80,6 @@ class Part:
     begins: Mapping[str, Any] | None
     plan: Plan
     cursors: Sequence[Span]
-    folding: Folding
     completed: Completed
 
 
@@ -123,13 +123,16 @@ class EndpointGate:
         completed = folding.complete(state, plan.spans, after, closed_by, plan.unfinished, plan.finite)
         if completed.new_dominant:
             raise BeginsAnewError(_restart_progress(completed.state))
-        return Part(mark, rules, evidence, begins, plan, after, folding, completed)
+        return Part(mark, rules, evidence, begins, plan, after, completed)
 
     def conclude(self, session: GateSession, part: Part) -> None:
         """Keep what a part left behind, and decide if it was the last one."""
         # 1. Evidence.
-        completed, plan = part.completed, part.plan
-        changed = {key: part.folding.fold(key, part.evidence.get(key), units) for key, units in completed.units.items()}
+        completed, plan, rules = part.completed, part.plan, part.rules
+        changed = {
+            key: fold_units(part.evidence.get(key), units, rules.of(key), rules.previous.get(key))
+            for key, units in completed.units.items()
+        }
         evidence = {**part.evidence, **changed}
 
         # 2. Decide, once nothing is left to fold.
@@ -139,16 +142,14 @@ class EndpointGate:
             wanted = completed.state.seen if self._fingerprints is None else self._fingerprints
             loads = sorted(completed.state.loads) if self._loads is None else self._loads
             wanted_configs = {fingerprint: configs[fingerprint] for fingerprint in wanted}
-            look = EndpointLook(
-                self.endpoint, completed.state, evidence, part.rules, wanted_configs, loads, part.mark.time
-            )
+            look = EndpointLook(self.endpoint, completed.state, evidence, rules, wanted_configs, loads, part.mark.time)
             decided = look.decide(self._now)
             decisions = tuple(note_held_watermark(decision, part.mark) for decision in decided.decisions)
             changed |= decided.changed
 
         # 3. Keep all of it.
-        session.save_open_blocks(completed.open_blocks, completed.entered_blocks)
         session.save_evidence([encode_evidence(key, changed[key]) for key in sorted(changed)])
+        session.save_open_blocks(completed.open_blocks, completed.entered_blocks)
         fold_id = session.append(self._fold(plan, completed, part.begins), encode_state(completed.state), part.cursors)
         if not plan.unfinished:
             ids = session.append_decisions(decisions, fold_id)

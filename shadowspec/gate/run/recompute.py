@@ -17,7 +17,7 @@ from shadowspec.gate.run.endpoint_look import EndpointLook, evidence_after
 from shadowspec.gate.run.fold_spans import merge_spans
 from shadowspec.gate.run.folding import Completed, Folding, Rules
 from shadowspec.gate.run.gate_store import Rows
-from shadowspec.gate.run.state import FOLD_VERSION, EndpointState, RunEvidence, new_state
+from shadowspec.gate.run.state import FOLD_VERSION, EndpointState, RunEvidence, fold_units, new_state
 from shadowspec.gate.verdict.trial_levels import (
     frozen_policy,
     hypothesis_id,
@@ -199,7 +199,7 @@ class _Replay:
     def _refold(self, folds: Sequence[Fold]) -> tuple[EndpointState, RunEvidence | None]:
         state, run_evidence = EndpointState(), None
         found = refold(self._decision.endpoint, self._rows, ((fold, self._rules(fold)) for fold in folds))
-        for fold, (folding, completed) in zip(folds, found, strict=True):
+        for fold, (rules, completed) in zip(folds, found, strict=True):
             if (completed.num_records, completed.num_runs) != (fold.num_records, fold.num_runs):
                 raise NoDataError(
                     f"decision {self._target_id} of endpoint {self._decision.endpoint} cannot be recomputed: of fold "
@@ -208,7 +208,8 @@ class _Replay:
                 )
             state = completed.state
             if self._key in completed.units:
-                run_evidence = folding.fold(self._key, run_evidence, completed.units[self._key])
+                policy, previous = rules.of(self._key), rules.previous.get(self._key)
+                run_evidence = fold_units(run_evidence, completed.units[self._key], policy, previous)
             for fold_id, row in self._history:
                 if fold_id == fold.fold_id and run_evidence is not None:
                     run_evidence = evidence_after(run_evidence, row)
@@ -244,7 +245,7 @@ class _Replay:
         return replace(found, evidence=replace(found.evidence, watermark_held_by=held_by))
 
 
-def refold(endpoint: str, rows: Rows, folds: Iterable[tuple[Fold, Rules]]) -> Iterator[tuple[Folding, Completed]]:
+def refold(endpoint: str, rows: Rows, folds: Iterable[tuple[Fold, Rules]]) -> Iterator[tuple[Rules, Completed]]:
     """Take in again what stored folds took in, oldest first, each with its spans and watermark, and the given rules.
 
     Rows that retention has removed are missing: the caller compares the counts with the fold's.
@@ -255,11 +256,10 @@ def refold(endpoint: str, rows: Rows, folds: Iterable[tuple[Fold, Rules]]) -> It
         if fold.begins is not None:
             state = new_state(fold.begins, rules.clusterings)
         cursors = merge_spans((*cursors, *fold.spans))
-        folding = Folding(endpoint, rows, units, rules)
-        completed = folding.complete(state, fold.spans, cursors, fold.closed_by)
+        completed = Folding(endpoint, rows, units, rules).complete(state, fold.spans, cursors, fold.closed_by)
         units.save_open_blocks(completed.open_blocks, completed.entered_blocks)
         state = completed.state
-        yield folding, completed
+        yield rules, completed
 
 
 def policy_of(fold: Fold) -> GatePolicy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 from shadowspec.gate.evidence import codec
 from shadowspec.gate.evidence.betting_tests import score_units
 from shadowspec.gate.evidence.clusters import ClusterProgress
-from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
-from shadowspec.gate.evidence.units import Entry
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, fold_in_run
+from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit, Entry
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.traffic_counts import TrafficCounts
 from shadowspec.gate.verdict.trial_levels import HypothesisId, Seen, passed_clusters
@@ -55,6 +55,14 @@ class RunEvidence:
     parameters: str
     skip_clusters: int = 0
     skip_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The units of one hypothesis that a fold completed, in folding order."""
+
+    clusters: Sequence[ClusterUnit] = ()
+    blocks: Sequence[BlockUnit] = ()
 
 
 def clustering_id(policy: GatePolicy) -> str:
@@ -197,4 +205,26 @@ def new_evidence(policy: GatePolicy, previous: Decision | None) -> RunEvidence:
         evidence,
         skip_clusters=trial.start_clusters + (passed_clusters(previous) if previous.ends_run else 0),
         skip_blocks=trial.start_blocks + (previous.num_blocks if previous.ends_run else 0),
+    )
+
+
+def fold_units(
+    run_evidence: RunEvidence | None, units: Units, policy: GatePolicy, previous: Decision | None
+) -> RunEvidence:
+    """A hypothesis's evidence with these units, those left out that belong to runs before its current one.
+
+    `previous` is the latest decision on it.
+    """
+    before = run_evidence or new_evidence(policy, previous)
+    num_clusters, num_blocks = (
+        min(before.skip_clusters, len(units.clusters)),
+        min(before.skip_blocks, len(units.blocks)),
+    )
+    clusters, blocks = units.clusters[num_clusters:], units.blocks[num_blocks:]
+    in_run = previous if previous is not None and not previous.ends_run else None
+    return replace(
+        before,
+        evidence=fold_in_run(before.evidence, clusters, blocks, policy, in_run),
+        skip_clusters=before.skip_clusters - num_clusters,
+        skip_blocks=before.skip_blocks - num_blocks,
     )

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.endpoint_bounds import SliceTraffic
+from shadowspec.gate.verdict.composition import SliceTraffic
 from shadowspec.metrics import ratio
 from shadowspec.types import ARRIVING, Run, StoredRecord
 

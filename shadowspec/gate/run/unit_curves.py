@@ -17,9 +17,10 @@ from shadowspec.gate.evidence.betting_tests import score_units
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, fold_in_run
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.run.folding import Rules, Units
+from shadowspec.gate.run.folding import Rules
 from shadowspec.gate.run.gate_store import Place
 from shadowspec.gate.run.recompute import policy_of, refold
+from shadowspec.gate.run.state import Units
 from shadowspec.gate.verdict.curves import Recorder, SequencePoint, sequence_points
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id, passed_clusters
 from shadowspec.types import Decision, Fold, FunnelCounter, RecordKey, Run, Span, StoredBlock, StoredRecord
@@ -92,12 +93,11 @@ def endpoint_curves(endpoint: str, folds: Sequence[Fold], rows: MemoryRows, deci
     if not latest or any(rows.num_rows(fold.spans) != (fold.num_records, fold.num_runs) for fold in folds):
         return {}
 
-    rules = _rules(folds, latest)
     parts: dict[HypothesisId, list[_Part]] = defaultdict(list)
-    for number, (_, completed) in enumerate(refold(endpoint, rows, zip(folds, rules, strict=True))):
+    for rules, completed in refold(endpoint, rows, zip(folds, _rules(folds, latest), strict=True)):
         for key, units in completed.units.items():
             if key in latest:
-                _append(parts[key], rules[number].of(key), units)
+                _append(parts[key], rules.of(key), units)
     return {key: _curves(row, parts[key]) for key, row in latest.items() if key in parts}
 
 

@@ -5,23 +5,52 @@ Pure over the decisions of one look; everything that it finds becomes the `compo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.endpoint_bounds import (
-    SliceTraffic,
-    covering_decision,
-    endpoint_bounds,
-    is_shown_under_parent,
-    named_candidates,
-)
 from shadowspec.gate.verdict.mix import Decomposition, SliceWeight, decompose, mix_shift, mix_words
+from shadowspec.gate.verdict.slice_rules import covering_decision, is_shown_under_parent, named_candidates
 from shadowspec.gate.verdict.trial_levels import is_superseded
 from shadowspec.metrics import ratio
-from shadowspec.types import Composition, Decision, MixChange, RateChange, SliceCover, SliceState, TestResult, Verdict
+from shadowspec.types import (
+    Composition,
+    Decision,
+    MixChange,
+    RateChange,
+    SliceCover,
+    SliceState,
+    TestResult,
+    Verdict,
+    WeightedBounds,
+)
 
 _NAMES = ("speedup", "acceptance")
+
+# Reasons for which a slice's bounds are not used: its units have not shown to be independent.
+UNTRUSTED_CODES = frozenset({"dependent"})
+
+
+@dataclass(frozen=True, slots=True)
+class SliceBounds:
+    """A slice's simultaneous bounds of one mean, with its weight in the current traffic (any scale, 0 or more).
+
+    A bound is None where nothing is known: it enters at the end of the range.
+    """
+
+    slice_key: str
+    weight: float
+    lower: float | None
+    upper: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SliceTraffic:
+    """Current traffic of a slice: its requests, and the draft tokens (the acceptance rate's denominator) of them."""
+
+    num_requests: float
+    num_draft_tokens: float
 
 
 def compose_endpoint(
@@ -62,6 +91,50 @@ def compose_endpoint(
             if decision.verdict is Verdict.ENABLE:
                 composition = _since_enable(composition, previous.get(group_key(decision)), slices, policy)
         found.append(replace(decision, composition=composition))
+    return found
+
+
+def weighted_bounds(slices: Iterable[SliceBounds], lowest: float, highest: float) -> WeightedBounds | None:
+    """sum of w_s * lower_s and sum of w_s * upper_s, w_s the shares of the weight; None where there is no weight.
+
+    The slices' bounds of one kind hold at once with probability 1 - alpha or more, so their sum does too, for any
+    weights, however the weights were chosen and at no level of its own.  `lowest` and `highest` are the ends of
+    the mean's range.
+    """
+    present = [bounds for bounds in slices if bounds.weight > 0.0]
+    total = sum(bounds.weight for bounds in present)
+    lower = ratio(sum(bounds.weight * (lowest if bounds.lower is None else bounds.lower) for bounds in present), total)
+    upper = ratio(sum(bounds.weight * (highest if bounds.upper is None else bounds.upper) for bounds in present), total)
+    known = ratio(sum(bounds.weight for bounds in present if bounds.lower is not None), total)
+    if lower is None or upper is None or known is None:
+        return None
+    return WeightedBounds(lower, upper, known)
+
+
+def endpoint_bounds(
+    slices: Sequence[Decision], traffic: Mapping[str, SliceTraffic], log_speedup_clip: float
+) -> dict[str, WeightedBounds]:
+    """The endpoint's bounds of speedup and acceptance at one load and with one config, by test, as they are shown.
+
+    `slices` are its slices' decisions, `traffic` the current traffic by slice, those without a decision
+    included.  Speedup is weighted by requests on the log scale, acceptance by draft tokens.
+    """
+    by_slice = {decision.slice_key: decision for decision in slices}
+    found = {}
+    speedup = weighted_bounds(
+        [_bounds(name, share.num_requests, by_slice.get(name), "speedup") for name, share in traffic.items()],
+        -log_speedup_clip,
+        log_speedup_clip,
+    )
+    acceptance = weighted_bounds(
+        [_bounds(name, share.num_draft_tokens, by_slice.get(name), "acceptance") for name, share in traffic.items()],
+        0.0,
+        1.0,
+    )
+    if speedup is not None:
+        found["speedup"] = replace(speedup, lower=math.exp(speedup.lower), upper=math.exp(speedup.upper))
+    if acceptance is not None:
+        found["acceptance"] = acceptance
     return found
 
 
@@ -110,6 +183,21 @@ def split(name: str, before: Mapping[str, SliceState], after: Mapping[str, Slice
                 weights[key] = SliceWeight(rate * weight, weight)
         windows.append(weights)
     return decompose(*windows)
+
+
+def _bounds(slice_key: str, weight: float, decision: Decision | None, name: str) -> SliceBounds:
+    nothing = SliceBounds(slice_key, weight, None, None)
+    if decision is None or decision.level is None or decision.reason_code in UNTRUSTED_CODES:
+        return nothing
+    result = next((test for test in decision.tests if test.name == name), None)
+    if result is None or not result.num_units:
+        return nothing
+    return SliceBounds(slice_key, weight, _unshown(result, result.lower), _unshown(result, result.upper))
+
+
+def _unshown(result: TestResult, bound: float | None) -> float | None:
+    """A bound on the scale of the unit values: speedup's are shown exponentiated."""
+    return math.log(bound) if bound is not None and result.name == "speedup" else bound
 
 
 def _since_enable(

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from shadowspec.errors import NoDataError, UsageError
-from shadowspec.gate.verdict.endpoint_bounds import bears_on_endpoint
+from shadowspec.gate.verdict.slice_rules import bears_on_endpoint
 from shadowspec.rollout.check.answer import Answer, Role
 from shadowspec.rollout.check.load_weights import find
 from shadowspec.rollout.check.outcome import Outcome

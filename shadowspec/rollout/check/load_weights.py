@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from shadowspec.gate.verdict.current_decision import LatestDecision, is_stale
-from shadowspec.gate.verdict.endpoint_bounds import SHARE_TOLERANCE, bears_on_endpoint
+from shadowspec.gate.verdict.slice_rules import SHARE_TOLERANCE, bears_on_endpoint
 from shadowspec.rollout.check.answer import Bounds, Finding, LoadFinding, Role
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.rollout.check.question import CheckInput, Question

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from shadowspec.gate.verdict.effective_decisions import has_labels, may_meet
-from shadowspec.gate.verdict.endpoint_bounds import bears_on_endpoint
+from shadowspec.gate.verdict.slice_rules import bears_on_endpoint
 from shadowspec.rollout.check.answer import Finding, Role
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.rollout.check.question import Question

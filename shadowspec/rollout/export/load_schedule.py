@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from shadowspec.gate.verdict.effective_decisions import select_covering
-from shadowspec.gate.verdict.endpoint_bounds import ANY_SHARE, bears_on_endpoint
+from shadowspec.gate.verdict.slice_rules import ANY_SHARE, bears_on_endpoint
 from shadowspec.rollout.export.endpoint_state import ServedDecision, is_disabled
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.types import Override, SpeculationConfig
