@@ -7,8 +7,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# For two cores: half of the time they wait.
-WORKERS ?= 4
+# For two cores: more than half of the time they wait.
+WORKERS ?= 5
 # Where it is set, each of the hundreds of processes that the tests start compiles torch and the rest from source.
 export PYTHONDONTWRITEBYTECODE :=
 SECONDS_EACH ?= 600
@@ -47,7 +47,7 @@ test-services: $(VENV)/.installed-test
 	@.ci/strace
 
 .PHONY: test
-test: test-services ## Run the tests, with a real Postgres and Kafka, in ten minutes on two cores (WORKERS=4 ARGS="-k gate")
+test: test-services ## Run the tests, with a real Postgres and Kafka, in ten minutes on two cores (WORKERS=5 ARGS="-k gate")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15 $(ARGS)
 
 .PHONY: test-all

@@ -52,6 +52,7 @@ def assert_every_curve_ends_at_its_decision(store: Store) -> Curves:
     return curves
 
 
+@pytest.mark.representative("sqlite")
 def test_a_curve_passes_the_bounds_of_every_look_before_it_and_ends_at_the_last_ones(store: Store) -> None:
     feed = Feed(store, World(60, slices=SLICES, make_run=noisy_run(slowed_share=0.02)).evidence())
     seen = []
@@ -68,6 +69,7 @@ def test_a_curve_passes_the_bounds_of_every_look_before_it_and_ends_at_the_last_
                 assert (point.lower, point.upper) == (test.lower, test.upper)
 
 
+@pytest.mark.representative("sqlite")
 def test_the_oracle_draws_the_same_curve_of_rows_that_come_in_order(store: Store) -> None:
     feed = Feed(store, World(50, slices=SLICES, make_run=noisy_run(slowed_share=0.02)).evidence())
     rows = feed.write_blocks(0, 50, is_last=True)
@@ -82,6 +84,7 @@ def test_the_oracle_draws_the_same_curve_of_rows_that_come_in_order(store: Store
                 assert (point.lower, point.upper) == pytest.approx((other.lower, other.upper))
 
 
+@pytest.mark.representative("sqlite")
 def test_records_out_of_order_are_in_a_curve_as_they_were_in_the_evidence(store: Store) -> None:
     """Behind the watermark come requests of sessions that had entered, which the decision left out, and sessions that
     opened before others which are still open.
@@ -150,6 +153,7 @@ def test_runs_that_follow_each_other_have_curves_of_their_units_alone(store: Sto
     assert curves[WHOLE]["speedup"][-1].num_units == whole.num_blocks < 30
 
 
+@pytest.mark.representative("sqlite")
 def test_a_superseded_fingerprint_keeps_the_curve_of_its_last_verdict(store: Store) -> None:
     make = changing((80, noisy_run()), (120, with_fingerprint(noisy_run(), OTHER.fingerprint)))
     feed = Feed(store, World(120, make_run=make).evidence(), (CONFIG, OTHER))
@@ -161,6 +165,7 @@ def test_a_superseded_fingerprint_keeps_the_curve_of_its_last_verdict(store: Sto
     assert_every_curve_ends_at_its_decision(store)
 
 
+@pytest.mark.representative("sqlite")
 def test_a_curve_stops_at_what_its_decision_had_seen(store: Store) -> None:
     feed = Feed(store, World(40, slices=SLICES, make_run=noisy_run(slowed_share=0.02)).evidence())
     feed.write_blocks(0, 30)
@@ -178,6 +183,7 @@ def test_a_curve_stops_at_what_its_decision_had_seen(store: Store) -> None:
                 assert (last.num_units, last.lower, last.upper) == (test.num_units, test.lower, test.upper)
 
 
+@pytest.mark.representative("sqlite")
 def test_clusters_beyond_the_largest_number_are_in_no_curve(store: Store) -> None:
     feed, policy = Feed(store, World(60, make_run=noisy_run(speedup=1.05)).evidence()), replace(POLICY, max_clusters=90)
     for hours, (start, stop) in enumerate(((0, 20), (20, 60))):
@@ -188,6 +194,7 @@ def test_clusters_beyond_the_largest_number_are_in_no_curve(store: Store) -> Non
     assert curves[WHOLE]["acceptance"][-1].num_units == 90
 
 
+@pytest.mark.representative("sqlite")
 def test_evidence_that_began_anew_has_curves_from_there(store: Store) -> None:
     feed = Feed(store, World(40, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 30)
@@ -198,6 +205,7 @@ def test_evidence_that_began_anew_has_curves_from_there(store: Store) -> None:
     assert_every_curve_ends_at_its_decision(store)
 
 
+@pytest.mark.representative("sqlite")
 def test_a_fold_in_parts_is_taken_in_again_part_by_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans.next_plan, "__defaults__", (60,))
     feed = Feed(store, World(40, slices=SLICES, make_run=noisy_run()).evidence())
@@ -207,6 +215,7 @@ def test_a_fold_in_parts_is_taken_in_again_part_by_part(store: Store, monkeypatc
     assert_every_curve_ends_at_its_decision(store)
 
 
+@pytest.mark.representative("sqlite")
 def test_decisions_whose_rows_are_gone_have_no_curve(store: Store) -> None:
     feed = Feed(store, World(20, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 20)

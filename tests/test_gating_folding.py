@@ -59,6 +59,7 @@ class AtOnce:
         return decided
 
 
+@pytest.mark.representative("postgres")
 def test_look_after_look_decides_what_all_rows_at_once_decide(store: Store) -> None:
     """Failures, lost and slowed requests among them, and an ENABLE with its detectors on the way."""
     draw = noisy_run(slowed_share=0.02)
@@ -91,6 +92,7 @@ def test_look_after_look_decides_what_all_rows_at_once_decide(store: Store) -> N
     assert decided[0].evidence.newest_record is not None
 
 
+@pytest.mark.representative("postgres")
 def test_a_backlog_is_folded_in_parts_and_gives_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(60, slices=SLICES, make_run=noisy_run()).evidence()
     feed = Feed(store, world)
@@ -104,6 +106,7 @@ def test_a_backlog_is_folded_in_parts_and_gives_the_same(store: Store, monkeypat
     assert total(store, "folds", "num_runs") == len(world.runs)
 
 
+@pytest.mark.representative("postgres")
 def test_a_look_without_news_reads_no_rows_and_no_traffic(store: Store) -> None:
     """So that its time grows with hypotheses alone."""
     world = World(40, slices=SLICES, make_run=noisy_run()).evidence()
@@ -125,6 +128,7 @@ def test_a_look_without_news_reads_no_rows_and_no_traffic(store: Store) -> None:
     assert not [statement for statement in sent if read.search(statement)]
 
 
+@pytest.mark.representative("postgres")
 def test_rows_ahead_of_the_ledger_wait_for_it(store: Store) -> None:
     """A block whose runs lie on both sides of the ledger's place folds once the last of them is below."""
     world = World(30, make_run=noisy_run()).evidence()
@@ -140,6 +144,7 @@ def test_rows_ahead_of_the_ledger_wait_for_it(store: Store) -> None:
     assert count(store, "evidence_blocks") == 0
 
 
+@pytest.mark.representative("postgres")
 def test_late_records_are_counted_and_never_enter(store: Store) -> None:
     world = World(100, make_run=noisy_run()).evidence()
     feed = Feed(store, world)
@@ -154,6 +159,7 @@ def test_late_records_are_counted_and_never_enter(store: Store) -> None:
     assert after.num_clusters == before.num_clusters
 
 
+@pytest.mark.representative("postgres")
 def test_records_that_come_out_of_order_hold_what_else_would_be_decided(store: Store) -> None:
     """Their share is counted over looks, told by the decision, and recomputed with it."""
     world, policy = World(150, make_run=noisy_run()).evidence(), replace(POLICY, min_span_s=1e9)
@@ -178,6 +184,7 @@ def test_records_that_come_out_of_order_hold_what_else_would_be_decided(store: S
         assert explain(store, decision.decision_id).differences == ()
 
 
+@pytest.mark.representative("postgres")
 def test_keys_that_dominate_at_entry_are_cut_and_everything_is_folded_anew(store: Store) -> None:
     """Some slices have entered by then; the numbers are those of all rows at once."""
     world = World(40, slices=SLICES, make_run=noisy_run(), untimed=0).evidence()
@@ -200,6 +207,7 @@ def test_keys_that_dominate_at_entry_are_cut_and_everything_is_folded_anew(store
     assert count(store, "folds WHERE begins IS NOT NULL AND fold_id > 1") >= 1
 
 
+@pytest.mark.representative("postgres")
 def test_keys_that_dominate_are_cut_where_their_slice_enters_in_the_first_fold_of_all(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +232,7 @@ def test_keys_that_dominate_are_cut_where_their_slice_enters_in_the_first_fold_o
     assert gate(store)[0].evidence.num_dominant_keys == 1
 
 
+@pytest.mark.representative("postgres")
 def test_a_changed_policy_folds_anew_what_has_not_entered_and_leaves_what_has(store: Store) -> None:
     world = World(60, slices=(*[SLICES[0]] * 14, SLICES[1]), make_run=noisy_run()).evidence()
     feed = Feed(store, world)
@@ -241,6 +250,7 @@ def test_a_changed_policy_folds_anew_what_has_not_entered_and_leaves_what_has(st
     assert count(store, "folds WHERE begins IS NOT NULL AND fold_id > 1") == 1
 
 
+@pytest.mark.representative("postgres")
 def test_folding_anew_is_refused_where_rows_are_gone(store: Store) -> None:
     world = World(4, make_run=noisy_run()).evidence()
     feed = Feed(store, world)
@@ -253,6 +263,7 @@ def test_folding_anew_is_refused_where_rows_are_gone(store: Store) -> None:
     assert [d.tests for d in gate(store)] == [d.tests for d in before], "and nothing was lost"
 
 
+@pytest.mark.representative("postgres")
 def test_folding_anew_is_refused_where_only_runs_are_gone(store: Store) -> None:
     """Retention that was killed between the two tables leaves records without their runs."""
     feed = Feed(store, World(4, make_run=noisy_run()).evidence())
@@ -317,6 +328,7 @@ def test_a_file_in_any_order_is_folded_in_parts_as_if_at_once(
     assert way["num_late"] == {}
 
 
+@pytest.mark.representative("postgres")
 def test_units_are_folded_once_whatever_order_the_records_come_in(store: Store) -> None:
     """Partitions that run ahead of each other, and records behind the watermark."""
     world = World(60, slices=SLICES, make_run=noisy_run()).evidence()
@@ -339,6 +351,7 @@ def test_units_are_folded_once_whatever_order_the_records_come_in(store: Store) 
     assert next(t for t in last.tests if t.name == "parity_near_ties").num_units == 240
 
 
+@pytest.mark.representative("postgres")
 def test_evidence_is_read_by_what_is_new(store: Store) -> None:
     """A look does not read the rows of earlier looks again."""
     feed = Feed(store, World(40, make_run=noisy_run()).evidence())
@@ -355,6 +368,7 @@ def test_evidence_is_read_by_what_is_new(store: Store) -> None:
     assert len(seen) == 12
 
 
+@pytest.mark.representative("postgres")
 def test_keys_are_dropped_once_they_may_begin_anew(store: Store) -> None:
     policy = replace(POLICY, cluster_reopen_after_s=600.0)
     feed = Feed(store, World(200, make_run=noisy_run()).evidence())
@@ -399,6 +413,7 @@ def test_every_decision_is_recomputed_to_the_same_numbers(store: Store) -> None:
     assert explanation.num_runs == 800
 
 
+@pytest.mark.representative("postgres")
 def test_a_decision_that_was_tampered_with_is_told(store: Store) -> None:
     feed = Feed(store, World(20, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 20)
@@ -416,6 +431,7 @@ def test_a_decision_that_was_tampered_with_is_told(store: Store) -> None:
     assert explain(store, 2).differences == ()
 
 
+@pytest.mark.representative("postgres")
 def test_a_level_that_its_share_does_not_give_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = "shadowspec.store.evidence.evidence_session.stored_details"
     monkeypatch.setattr(
@@ -429,6 +445,7 @@ def test_a_level_that_its_share_does_not_give_is_told(store: Store, monkeypatch:
     assert parameters.stored == '{"z_clip": 0.1}', "objects are shown as schema 1 has them"
 
 
+@pytest.mark.representative("postgres")
 def test_what_folds_hold_is_of_the_first_version_where_none_is_named_and_refused_of_a_later(store: Store) -> None:
     feed = Feed(store, World(20, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 20)
@@ -445,6 +462,7 @@ def test_what_folds_hold_is_of_the_first_version_where_none_is_named_and_refused
         new_state({**new_progress({}, {}), "version": 2}, {})
 
 
+@pytest.mark.representative("postgres")
 def test_what_cannot_be_explained_says_why(store: Store) -> None:
     feed = Feed(store, World(20, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 20)
@@ -459,6 +477,7 @@ def test_what_cannot_be_explained_says_why(store: Store) -> None:
         explain(store, 1)
 
 
+@pytest.mark.representative("postgres")
 def test_a_decision_after_everything_was_folded_anew_is_explained_from_there(store: Store) -> None:
     feed = Feed(store, World(12, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 12)
@@ -490,12 +509,14 @@ def total(store: Store, what: str, figure: str) -> int:
     return int(found)
 
 
+@pytest.mark.representative("postgres")
 def test_the_moment_of_a_decision_is_given(store: Store) -> None:
     feed = Feed(store, World(4, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 4)
     assert gate(store, hours=5)[0].decided_at == datetime(2026, 1, 5, 5, tzinfo=START.tzinfo)
 
 
+@pytest.mark.representative("postgres")
 def test_a_level_once_given_is_kept_where_clusters_are_open_again(store: Store) -> None:
     """An input had ended and closed every cluster; more of it comes while another hypothesis wants all folded anew."""
     world = World(24, slices=(*[SLICES[0]] * 11, SLICES[1]), make_run=noisy_run()).evidence()

@@ -80,7 +80,9 @@ def connect(address: str | None, *, verbose: bool = False) -> Iterator[Resources
         except Exception as error:  # a bare one where a node takes longer than Ray waits
             raise ServiceUnavailableError(f"no Ray cluster {where} ({type(error).__name__}: {error})") from error
         stack.callback(ray.shutdown)
-        watch = stack.enter_context(_watch(_some_vital_ended(_vital()) if address is None else _all_nodes_ended))
+        watch = stack.enter_context(
+            _watch(_some_vital_ended(_vital()) if address is None else lambda: _num_nodes() == 0)
+        )
         total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         try:
             yield Resources(int(total.get("CPU", 0)), int(total.get("GPU", 0)), _num_nodes())
@@ -145,10 +147,6 @@ def _some_vital_ended(processes: list[psutil.Process]) -> Callable[[], bool]:
             return True
 
     return is_gone
-
-
-def _all_nodes_ended() -> bool:
-    return _num_nodes() == 0
 
 
 def _num_nodes() -> int:

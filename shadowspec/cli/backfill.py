@@ -15,7 +15,7 @@ from rich.table import Table
 from shadowspec.app.console import is_verbose, notes, print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointAloneOption, JsonOption, NearTieOption, VerifyRulesOption
 from shadowspec.cli.replay import DEPTHS_ACROSS, length_text, parse_depths
-from shadowspec.cli.run import funnel_document, funnel_table, show_measured
+from shadowspec.cli.run import funnel_document, print_funnel, show_measured
 
 if TYPE_CHECKING:
     from shadowspec.app.backfill_replay import Backfilled
@@ -278,10 +278,7 @@ def _print(done: Backfilled, depths: Sequence[int], seconds: float) -> None:
         + (f", {done.num_near_ties:,} greedy tokens are near-ties" if done.num_near_ties else ""),
         highlight=False,
     )
-    if done.funnel:
-        results.print(funnel_table(done.funnel))
-    for reason, message in done.messages.items():
-        notes.print(f"first {reason}: {message}", markup=False, highlight=False, soft_wrap=True)
+    print_funnel(done.funnel, done.messages)
 
 
 def _table(endpoint: str, groups: Sequence[tuple[str, Cells]], depths: Sequence[int]) -> Table:

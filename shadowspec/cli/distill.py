@@ -12,7 +12,7 @@ from rich.table import Table
 
 from shadowspec.app.console import notes, print_json, results
 from shadowspec.cli.options import ConfigOption, JsonOption
-from shadowspec.cli.run import funnel_document, funnel_table
+from shadowspec.cli.run import funnel_document, print_funnel
 from shadowspec.distill.training_settings import TOLERANCE, Settings, Shares
 from shadowspec.text import plural
 
@@ -181,8 +181,7 @@ def _print(done: Distilled) -> None:
         f"overlap with the target {first.overlap:.3f} → {blend.look.overlap:.3f} on validation sessions",
         highlight=False,
     )
-    if done.funnel:
-        results.print(funnel_table(done.funnel))
+    print_funnel(done.funnel, {})
     results.print(f"the draft and its card are in {done.out}", markup=False, highlight=False, soft_wrap=True)
     if course.blend.share == 0.0:
         why = "gained nothing" if course.best == 0 else "cost a slice too much, however little of it was kept,"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
@@ -17,6 +19,7 @@ from shadowspec.cli.options import ConfigOption, ContextsOption, IsGreedyOption,
 if TYPE_CHECKING:
     from shadowspec.app.profile_engine import Profile
 
+T = TypeVar("T")
 MAX_LOAD, MAX_CONTEXT = 1_024, 1_000_000
 
 
@@ -65,7 +68,20 @@ def profile_device(
                 store.append_costs(found.costs)
 
         profiles = profile_pairs(config, grids, endpoint=endpoint, on_profile=keep)
-    document = {"profiles": [_document(each) for each in profiles]}
+    show_profiles(profiles, _document, None if as_json else _print, out, is_stored=is_stored, is_wanted=is_wanted)
+
+
+def show_profiles(
+    profiles: Sequence[T],
+    document_of: Callable[[T], dict[str, Any]],
+    show: Callable[[T], None] | None,
+    out: Path | None,
+    *,
+    is_stored: bool,
+    is_wanted: bool | None,
+) -> None:
+    """Write the profiles to `out`, say where their costs are, and print each by `show` (None: all as one document)."""
+    document = {"profiles": [document_of(each) for each in profiles]}
     if out is not None:
         text = json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n"
         out.write_text(text, encoding="utf-8")
@@ -74,11 +90,11 @@ def profile_device(
         notes.print("cost surface stored: `shadowspec report` and the dashboard show what it predicts", markup=False)
     elif is_wanted is None:
         notes.print("not stored: there is no database yet (`shadowspec db upgrade` makes it)", markup=False)
-    if as_json:
+    if show is None:
         print_json(document)
     else:
         for each in profiles:
-            _print(each)
+            show(each)
 
 
 def parse_numbers(option: str, text: str, largest: int) -> tuple[int, ...]:

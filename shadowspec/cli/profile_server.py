@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -13,9 +12,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.console import SCHEMA_VERSION, notes, print_json, progress_bar, results
+from shadowspec.app.console import notes, progress_bar, results
 from shadowspec.cli.options import ConfigOption, ContextsOption, IsGreedyOption, JsonOption, KeptOption, SurfaceOption
-from shadowspec.cli.profile_device import MAX_CONTEXT, MAX_LOAD, parse_numbers
+from shadowspec.cli.profile_device import MAX_CONTEXT, MAX_LOAD, parse_numbers, show_profiles
 
 if TYPE_CHECKING:
     from shadowspec.config import Config, EndpointConfig
@@ -71,22 +70,9 @@ def profile_server(
             profiles.append(found)
             if store is not None:
                 store.append_costs(found.costs)
-    document = {"profiles": [_document(each) for each in profiles]}
-    if out is not None:
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n"
-        out.write_text(text, encoding="utf-8")
-        notes.print(f"cost surface written to {escape(str(out))}")
-    if is_stored:
-        notes.print("cost surface stored: `shadowspec report` and the dashboard show what it predicts", markup=False)
-    elif is_wanted is None:
-        notes.print("not stored: there is no database yet (`shadowspec db upgrade` makes it)", markup=False)
     for each in profiles:
         _warn(each)
-    if as_json:
-        print_json(document)
-    else:
-        for each in profiles:
-            _print(each)
+    show_profiles(profiles, _document, None if as_json else _print, out, is_stored=is_stored, is_wanted=is_wanted)
 
 
 def _select_served(config: Config, endpoint: str | None) -> dict[str, EndpointConfig]:

@@ -11,9 +11,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shadowspec.app.console import notes, print_json, results
+from shadowspec.app.console import print_json, results
 from shadowspec.cli.options import ConfigOption, EndpointAloneOption, JsonOption, NearTieOption, VerifyRulesOption
-from shadowspec.cli.run import funnel_document, funnel_table
+from shadowspec.cli.run import funnel_document, print_funnel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,10 +170,7 @@ def _print(done: ReplayedTraffic) -> None:
         + (f", {done.num_near_ties} greedy tokens are near-ties" if done.num_near_ties else ""),
         highlight=False,
     )
-    if done.funnel:
-        results.print(funnel_table(done.funnel))
-    for reason, message in done.refusals.items():
-        notes.print(f"first {reason}: {message}", markup=False, highlight=False, soft_wrap=True)
+    print_funnel(done.funnel, done.refusals)
 
 
 def _table(

@@ -71,8 +71,7 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
             + (f" ({totals['requests_found']} requests were measured already)" if totals["requests_found"] else ""),
             highlight=False,
         )
-        if done.funnel:
-            results.print(funnel_table(done.funnel))
+        print_funnel(done.funnel, {})
     if done.funnel and all(counter in _UNUSABLE for _, counter, _ in done.funnel) and not totals["requests_found"]:
         unmatched = any(reason == "no_endpoint" for _, _, reason in done.funnel)
         raise NoDataError(
@@ -80,6 +79,14 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
             + ("" if as_json else "; the table says why")
             + ("; no endpoint's `match` fits what is counted as no_endpoint" if unmatched else "")
         )
+
+
+def print_funnel(funnel: Mapping[FunnelKey, int], messages: Mapping[str, str]) -> None:
+    """Where records ended, and the first message of each reason."""
+    if funnel:
+        results.print(funnel_table(funnel))
+    for reason, message in messages.items():
+        notes.print(f"first {reason}: {message}", markup=False, highlight=False, soft_wrap=True)
 
 
 def funnel_document(funnel: Mapping[FunnelKey, int]) -> list[dict[str, Any]]:

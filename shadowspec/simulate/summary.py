@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from shadowspec.simulate.intervals import Share, quantile, share
 from shadowspec.simulate.repetition import fixed_sample_size
@@ -110,7 +111,7 @@ def broken_promises(results: Iterable[WorldResult]) -> list[str]:
     """
     summaries = [summarise(result) for result in results]
     broken = []
-    for verdict, rate_of in (("ENABLE", _false_enable), ("DISABLE", _false_disable)):
+    for verdict, rate_of in (("ENABLE", attrgetter("false_enable")), ("DISABLE", attrgetter("false_disable"))):
         few = [s for s in summaries if s.world.kind == "null" and s.repetitions < ENOUGH]
         for summary in summaries:
             rate = rate_of(summary)
@@ -133,11 +134,3 @@ def broken_promises(results: Iterable[WorldResult]) -> list[str]:
                 f"{summary.world.name}: power {summary.power.value or 0.0:.0%} within {summary.limit_blocks} blocks"
             )
     return broken
-
-
-def _false_enable(summary: Summary) -> Share:
-    return summary.false_enable
-
-
-def _false_disable(summary: Summary) -> Share:
-    return summary.false_disable

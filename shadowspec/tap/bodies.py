@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 from msgspec import Meta, Struct, ValidationError, convert
-from msgspec.structs import FieldInfo, fields
+from msgspec.structs import fields
 
 from shadowspec.errors import RecordError
 from shadowspec.tap.parameters import malformed_error, unsupported_error
@@ -191,9 +191,7 @@ def invalid_place(value: Any, kind: Any) -> tuple[str | int, ...] | None:
     return None
 
 
-@cache
-def _fields(kind: type[Struct]) -> tuple[FieldInfo, ...]:
-    return fields(kind)
+_fields = cache(fields)
 
 
 def _wrong_field(document: Mapping[str, Any], kind: type[Struct], prefix: str) -> RecordError:

@@ -22,7 +22,7 @@ from shadowspec.types.audits import (
 from shadowspec.types.consumed_records import FunnelCounter, StoredBlock, StoredRecord
 from shadowspec.types.costs import BASELINE, SERVED_BACKEND, BlockTime, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
-from shadowspec.types.flags import NO_FLAGS, Contract, Intervention, OutputContract, RunFlags, Validity
+from shadowspec.types.flags import Contract, Intervention, OutputContract, RunFlags, Validity
 from shadowspec.types.fold_state import (
     Arrival,
     EndpointProgress,
@@ -126,7 +126,6 @@ __all__ = [
     "FIRST_TOKEN",
     "FORCEABLE",
     "LATENCIES",
-    "NO_FLAGS",
     "PER_TOKEN",
     "SERVED_BACKEND",
     "SUFFIX_OPTIONS",

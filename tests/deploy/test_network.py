@@ -107,7 +107,7 @@ def test_the_peers_allowed_are_the_hosts_contacted(name: str, tmp_path: Path) ->
 
 def test_the_peers_are_those_of_the_docs() -> None:
     assert f"@{DATABASE}/" in DOCS
-    table = DOCS[DOCS.index("| who | may reach") :]
+    table = DOCS[DOCS.index("| pod | may reach") :]
     for peer in contacted("worker", None):
         assert f"| {peer.port} |" in table
     for _, template in pods(build("base")):

@@ -254,7 +254,7 @@ def test_chunks_that_came_together_leave_counters_uncertain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "says"),
+    ("entry", "says"),
     [
         ({"num_spec_steps": 2}, "not detailed"),
         ({"num_spec_steps": 1, "per_step_accepted": [3], "per_step_drafted": [2]}, "more than it drafted"),

@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from shadowspec.gate.evidence.guardrails import quantile_results
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.verdict.current_decision import is_stale
 from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE, is_valid_for_engine
+from shadowspec.gate.verdict.hold_reasons import clusters_needed, figures, number, outlook, staleness
 from shadowspec.gate.verdict.required_tests import after_dependence, betting_results, fault_result, memory_result
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.metrics import ratio
@@ -96,7 +96,7 @@ def decide(
         tests=tuple(results),
         num_clusters=evidence.num_clusters,
         num_blocks=evidence.runs.num_blocks,
-        clusters_needed=_clusters_needed(outcome, results, evidence, policy),
+        clusters_needed=clusters_needed(outcome.code, results, evidence, policy),
         decided_at=now,
         engine=hypothesis.config.engine,
         serving_engine=policy.serving_engine,
@@ -155,7 +155,7 @@ def _judge(
         count = evidence.runs.num_faults(policy.near_tie_logit_of(hypothesis.config.dtype))
         return _Outcome(Verdict.DISABLE, "parity_fault", f"{count} greedy outputs differ from the target's own")
     if by_name["memory"].outcome == "fail":
-        return _Outcome(Verdict.DISABLE, "memory_over_budget", _figures(by_name["memory"]) + ": over budget")
+        return _Outcome(Verdict.DISABLE, "memory_over_budget", figures(by_name["memory"]) + ": over budget")
 
     # 2. Data that cannot be judged.
     if (evidence.missing_share or 0.0) > policy.max_missing:
@@ -172,7 +172,7 @@ def _judge(
             f"(limit {policy.max_missing:.1%})",
         )
 
-    stale = _staleness(evidence, policy, now)
+    stale = staleness(evidence, policy, now)
     if stale is not None:
         return _hold("stale_data", stale)
 
@@ -185,8 +185,8 @@ def _judge(
     for result in crossing:
         if result.name not in waiting and result.name not in restarts:
             low = by_name["acceptance"].outcome == "fail"
-            reason = f"{_figures(result)}: the limit is {_number(result.threshold)}" + (
-                f"; {_figures(by_name['acceptance'])} below the floor" if low and result.name == "speedup" else ""
+            reason = f"{figures(result)}: the limit is {number(result.threshold)}" + (
+                f"; {figures(by_name['acceptance'])} below the floor" if low and result.name == "speedup" else ""
             )
             return _Outcome(Verdict.DISABLE, DISABLE_CODES[result.name], reason)
     if crossing:
@@ -212,33 +212,25 @@ def _judge(
         if waiting or restarts:
             return _dependent(waiting, restarts)
         if by_name["total_time"].outcome == "fail":
-            return _hold("costlier", f"{_figures(by_name['total_time'])}: proven costlier in total time")
+            return _hold("costlier", f"{figures(by_name['total_time'])}: proven costlier in total time")
         if evidence.span_s < policy.min_span_s:
             return _hold("min_span", f"{evidence.span_s:.0f} s of traffic seen, {policy.min_span_s:.0f} s wanted")
-        return _Outcome(Verdict.ENABLE, "all_tests_pass", f"{_figures(by_name['speedup'])}: every required test passes")
+        return _Outcome(Verdict.ENABLE, "all_tests_pass", f"{figures(by_name['speedup'])}: every required test passes")
 
     # 5. HOLD, with the reason that says most.
     failed = [result for result in required if result.outcome == "fail"]
     if failed:
         return _hold(
-            HOLD_CODES.get(failed[0].name, "guardrail"), f"{_figures(failed[0])}: limit {_number(failed[0].threshold)}"
+            HOLD_CODES.get(failed[0].name, "guardrail"), f"{figures(failed[0])}: limit {number(failed[0].threshold)}"
         )
     undecided = [result for result in required if result.outcome == "open"]
     if evidence.num_clusters >= policy.max_clusters:
         return _hold("undecidable", f"{policy.max_clusters} clusters did not decide {undecided[0].name}")
     for result in undecided:
         if result.betting is not None and result.betting.is_undecidable:
-            return _hold("undecidable", f"{_figures(result)}: too near the limit {_number(result.threshold)} to tell")
+            return _hold("undecidable", f"{figures(result)}: too near the limit {number(result.threshold)} to tell")
     slowest = max(undecided, key=lambda result: math.inf if result.units_needed is None else result.units_needed)
-    return _hold("too_few_units", _outlook(slowest))
-
-
-def _staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -> str | None:
-    """Why the evidence is too old for a verdict to begin on it; None if it is not, or if there is none."""
-    limit_s, newest = policy.max_evidence_age_s, evidence.last_event
-    if limit_s is None or newest is None or not is_stale(newest, timedelta(seconds=limit_s), now):
-        return None
-    return f"the newest evidence is of {newest:%Y-%m-%d %H:%M} UTC, more than {limit_s:.0f} s ago"
+    return _hold("too_few_units", outlook(slowest))
 
 
 def _dependence(crossing: Sequence[TestResult]) -> tuple[list[str], dict[str, TestState]]:
@@ -258,43 +250,6 @@ def _unknown_parity(evidence: HypothesisEvidence) -> float | None:
     """Share of measured requests of which nothing is known about parity; None of none."""
     runs = evidence.runs
     return ratio(runs.num_unknown_parity, runs.num_requests - runs.num_failed)
-
-
-def _clusters_needed(
-    outcome: _Outcome, results: Sequence[TestResult], evidence: HypothesisEvidence, policy: GatePolicy
-) -> int | None:
-    if outcome.code == "too_few_clusters":
-        return policy.entry_clusters - evidence.num_closed_clusters
-    if outcome.code != "too_few_units":
-        return None
-    # A block's requests are sessions of their own, so that a block counts as so many clusters.
-    per_block = max(evidence.runs.max_block_requests, 1)
-    needed = []
-    for result in results:
-        if result.outcome == "open" and result.is_required:
-            if result.units_needed is None:
-                return None
-            merged = (result.state or TestState()).merged_units
-            needed.append(result.units_needed * merged * (per_block if result.unit == "block" else 1))
-    return max(needed)
-
-
-def _outlook(result: TestResult) -> str:
-    if result.num_units == 0 or result.units_needed is None:
-        return f"{_figures(result)}: not proven against {_number(result.threshold)}, and not on the way to it"
-    return (
-        f"{_figures(result)}: not yet proven against {_number(result.threshold)}, "
-        f"about {result.units_needed} more {result.unit}s"
-    )
-
-
-def _figures(result: TestResult) -> str:
-    bounds = f" [{_number(result.lower)}, {_number(result.upper)}]" if result.lower != result.upper else ""
-    return f"{result.name} {_number(result.estimate)}{bounds}"
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g}"
 
 
 def _hold(code: str, reason: str) -> _Outcome:

@@ -187,15 +187,14 @@ def grid(points: Sequence[Point], figure: str, x: str, y: str, *, newest_runs: i
         x_values=x_values,
         y_values=y_values,
         cells=tuple(
-            Cell(*key, form(tally), tally.num_runs) for key in _product(x_values, y_values) if (tally := sums.get(key))
+            Cell(x_value, y_value, form(tally), tally.num_runs)
+            for y_value in y_values
+            for x_value in x_values
+            if (tally := sums.get((x_value, y_value)))
         ),
         num_runs=sum(point.tally.num_runs for point in points),
         newest_runs=newest_runs,
     )
-
-
-def _product(x_values: Sequence[str], y_values: Sequence[str]) -> list[tuple[str, str]]:
-    return [(x, y) for y in y_values for x in x_values]
 
 
 def _config_values(fingerprint: str, configs: Mapping[str, FingerprintedConfig]) -> dict[str, str]:

@@ -59,7 +59,8 @@ def endpoint_report(
 ) -> EndpointReport:
     """One endpoint as of its current decisions, without its replays and audits.
 
-    What was decided and measured with a fingerprint that was replaced is left out of hypotheses and predictions.
+    Hypotheses leave out fingerprints that were replaced.  Predictions keep them: acceptance that was measured on one
+    engine predicts another.
 
     Args:
         source: committed rows, of which the endpoint's own are read.
@@ -83,7 +84,7 @@ def endpoint_report(
             runs_by_key[slice_key, measured_run.concurrency, measured_run.run.fingerprint].append(measured_run)
     slices = {key: _slice_figures(key[0], joined_runs) for key, joined_runs in runs_by_key.items()}
     paths = endpoint_curves(name, source.folds(name), MemoryRows(records, blocks, runs), decisions)
-    hypotheses = [
+    measured_or_decided = [
         _hypothesis(
             name,
             key,
@@ -95,11 +96,11 @@ def endpoint_report(
             paths.get(key, {}),
             _others(slices, key),
         )
-        for key in {*by_key, *list(runs_by_key)}
-        if key[2] in found.fingerprints.values()
+        for key in {*by_key, *runs_by_key}
     ]
-    ordered = tuple(sorted(_with_forbidding(hypotheses), key=_reading_order))
-    cells = _cells(ordered, runs_by_key)
+    current = [each for each in measured_or_decided if each.fingerprint in found.fingerprints.values()]
+    ordered = tuple(sorted(_with_forbidding(current), key=_reading_order))
+    cells = _cells(sorted(measured_or_decided, key=_reading_order), runs_by_key)
     events = [record.event_time for record in records if record.event_time is not None]
     starts = [block.started_at for block in blocks]
     return EndpointReport(
@@ -249,8 +250,8 @@ def _slice_figures(slice_key: str, runs: Sequence[JoinedRun]) -> SliceFigures:
 
 def _others(slices: Mapping[HypothesisId, SliceFigures], key: HypothesisId) -> list[SliceFigures]:
     """The endpoint's slices at the same load and with the same config; none for the whole endpoint."""
-    text, *place = key
-    return [figures for (name, *other), figures in slices.items() if text and name and other == place]
+    slice_key, *place = key
+    return [figures for (name, *other), figures in slices.items() if slice_key and name and other == place]
 
 
 def _near_tie_logit(policy: GatePolicy | None, config: FingerprintedConfig | None) -> float | None:

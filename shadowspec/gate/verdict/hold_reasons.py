@@ -1,0 +1,60 @@
+"""The words of a HOLD: why there is no verdict yet, and how much more evidence one needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.current_decision import is_stale
+from shadowspec.types import TestResult, TestState
+
+
+def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -> str | None:
+    """Why the evidence is too old for a verdict to begin on it; None if it is not, or if there is none."""
+    limit_s, newest = policy.max_evidence_age_s, evidence.last_event
+    if limit_s is None or newest is None or not is_stale(newest, timedelta(seconds=limit_s), now):
+        return None
+    return f"the newest evidence is of {newest:%Y-%m-%d %H:%M} UTC, more than {limit_s:.0f} s ago"
+
+
+def clusters_needed(
+    reason_code: str, results: Sequence[TestResult], evidence: HypothesisEvidence, policy: GatePolicy
+) -> int | None:
+    """Clusters until the slowest open test may pass; None where that is unknown or another reason holds."""
+    if reason_code == "too_few_clusters":
+        return policy.entry_clusters - evidence.num_closed_clusters
+    if reason_code != "too_few_units":
+        return None
+    # A block's requests are sessions of their own, so that a block counts as so many clusters.
+    per_block = max(evidence.runs.max_block_requests, 1)
+    needed = []
+    for result in results:
+        if result.outcome == "open" and result.is_required:
+            if result.units_needed is None:
+                return None
+            merged = (result.state or TestState()).merged_units
+            needed.append(result.units_needed * merged * (per_block if result.unit == "block" else 1))
+    return max(needed)
+
+
+def outlook(result: TestResult) -> str:
+    """What an open test has shown, and what it still needs."""
+    if result.num_units == 0 or result.units_needed is None:
+        return f"{figures(result)}: not proven against {number(result.threshold)}, and not on the way to it"
+    return (
+        f"{figures(result)}: not yet proven against {number(result.threshold)}, "
+        f"about {result.units_needed} more {result.unit}s"
+    )
+
+
+def figures(result: TestResult) -> str:
+    """A test's estimate with its bounds."""
+    bounds = f" [{number(result.lower)}, {number(result.upper)}]" if result.lower != result.upper else ""
+    return f"{result.name} {number(result.estimate)}{bounds}"
+
+
+def number(value: float | None) -> str:
+    """A figure as reasons show it."""
+    return "unknown" if value is None else f"{value:.3g}"
