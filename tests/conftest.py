@@ -40,7 +40,7 @@ hypothesis.settings.load_profile("tests")
 hypothesis.settings.register_profile(
     "long", max_examples=10_000_000, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
-EXAMPLES = 25  # of a property in `make test`
+EXAMPLES = 15  # of a property in `make test`
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by the marker `all`

@@ -68,6 +68,7 @@ def test_costs_are_told_written_and_kept(served: Workspace) -> None:
     assert "written" not in shown.err
 
 
+@pytest.mark.all
 def test_depths_add_up_as_the_server_is_changed(served: Workspace, servers: tuple[FakeServer, FakeServer]) -> None:
     assert served.run("profile-server", *SMALL).code == 0
     servers[1].num_speculative_tokens = 2

@@ -35,7 +35,7 @@ HOUR = timedelta(hours=1)
 SIZE = Size(num_slices=30, num_days=30, num_runs=8_000, num_looks=10, live_interval_s=900.0)
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=[pytest.mark.integration, pytest.mark.all])])
 def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Filled]]:
     """A small store of each dialect, and what was said to be in it."""
     if request.param == "sqlite":
@@ -48,7 +48,6 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield url, fill(url, SIZE, NOW)
 
 
-@pytest.mark.representative("sqlite")
 def test_failures_are_never_more_than_runs(filled: tuple[str, Filled]) -> None:
     url, _ = filled
     with Store.open(url) as store:

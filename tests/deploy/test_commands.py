@@ -177,7 +177,7 @@ def test_the_migration_may_run_twice(place: Place, migration: Recorded) -> None:
         assert f"is now a {kind}" in second.said
 
 
-@pytest.mark.representative("base")
+@pytest.mark.all
 @pytest.mark.parametrize("name", ["base", "gpu"])
 def test_the_worker_gets_ready_measures_and_drains(name: str, place: Place) -> None:
     documents = build(name)

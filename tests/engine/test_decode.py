@@ -114,7 +114,7 @@ def greedy_by_transformers(model: Any, requests: list[Request], rows: int = 8) -
     return [found[row] for row in range(len(requests))]
 
 
-@pytest.mark.representative("draft_model-4", "adaptive-7", "ngram-3", "suffix-4")
+@pytest.mark.representative("draft_model-4", "ngram-3", "suffix-4")
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", range(1, 9))
 @pytest.mark.parametrize("kind", ["draft_model", "adaptive", "ngram", "suffix"])

@@ -101,7 +101,7 @@ def decoded(
     return [(each.output, each.finish_reason, each.counts) for each in result.decoded]
 
 
-@pytest.mark.representative("greedy-kinds0", "rejection-kinds1", "greedy_draft-kinds6", "exact_match-kinds11")
+@pytest.mark.representative("rejection-kinds1", "greedy_draft-kinds6")
 @pytest.mark.parametrize(
     ("rule", "kinds"),
     [
@@ -129,7 +129,7 @@ def test_the_same_tokens_under_every_rule(
         assert ran["verify"].keys() == {"triton"}
 
 
-@pytest.mark.representative("baseline-False", "draft-True", "ngram-True")
+@pytest.mark.representative("draft-True")
 @pytest.mark.parametrize("is_static", [False, True])
 @pytest.mark.parametrize("kind", ["baseline", "draft", "ngram"])
 def test_both_arms_and_lookups(kind: str, is_static: bool, pair: tuple[LoadedModel, LoadedModel]) -> None:
