@@ -39,6 +39,7 @@ def raylet_of(folder: Path) -> int:
     raise AssertionError(f"no actor was seen; {processes_of(folder)}")
 
 
+@pytest.mark.all
 def test_a_row_that_ends_its_actors_is_given_up_and_the_others_come_through() -> None:
     with temporary_folder() as folder, judging(folder, "main") as process:
         out, said = process.communicate(timeout=PATIENCE_S)

@@ -29,7 +29,7 @@ from tests.servers.fake_server import FakeServer, running
 from tests.services import PATIENCE_S, free_port, postgres_server
 from tests.small_models import save_pair
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.all, pytest.mark.slow]
 
 ROLES = {"owner": "shadow_owner", "worker": "shadow_worker", "scheduler": "shadow_scheduler",
          "reader": "shadow_reader", "operator": "shadow_operator"}  # fmt: skip
@@ -168,7 +168,6 @@ def answers(port: int, path: str) -> bool:
         return False
 
 
-@pytest.mark.all
 def test_the_migration_may_run_twice(place: Place, migration: Recorded) -> None:
     assert "(it already was)" not in migration.said
     second = migrate(place, "second")
@@ -177,7 +176,6 @@ def test_the_migration_may_run_twice(place: Place, migration: Recorded) -> None:
         assert f"is now a {kind}" in second.said
 
 
-@pytest.mark.all
 @pytest.mark.parametrize("name", ["base", "gpu"])
 def test_the_worker_gets_ready_measures_and_drains(name: str, place: Place) -> None:
     documents = build(name)
@@ -226,7 +224,6 @@ def has_all_in_hand(port: int) -> bool:
     return len(lags) == 2 and not any(lags) and waiting > [0.0]
 
 
-@pytest.mark.all
 def test_one_scheduler_leads_reports_and_is_followed_by_the_other(place: Place) -> None:
     documents = build("base")
     assert named(documents, "Deployment", "shadowspec-scheduler")["spec"]["replicas"] == 2

@@ -15,6 +15,7 @@ from shadowspec.tap.openai import parse_request, parse_response
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, Intervention
 from tests.tap.formats.samples import message, record_of, refused_later
+from tests.tap.formats.test_message import formats_of, opened
 from tests.tap.mirror import RULE, admission, first_only
 
 Payloads = dict[str, dict[str, Any]]
@@ -46,6 +47,12 @@ def test_a_logged_chat_is_the_request_that_was_made(litellm_payloads: Payloads) 
     logged = parse_response(record).logged
     assert logged is not None
     assert (logged.finish_reason, logged.num_output_tokens) == ("stop", 20)
+
+
+def test_auto_takes_litellm_s_payloads_for_nothing_else(litellm_payloads: Payloads) -> None:
+    for payload in litellm_payloads.values():
+        assert formats_of(payload, ()) == [MessageFormat.LITELLM]
+        assert opened(payload) == opened(payload, format=MessageFormat.LITELLM)
 
 
 def test_a_session_is_believed_only_where_the_client_named_it(litellm_payloads: Payloads) -> None:

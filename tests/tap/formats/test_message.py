@@ -52,12 +52,6 @@ def test_every_sample_is_in_its_own_format_alone(format: MessageFormat) -> None:
         assert opened(value, headers) == opened(value, headers, format)
 
 
-def test_auto_takes_litellm_s_payloads_for_nothing_else(litellm_payloads: dict[str, dict[str, Any]]) -> None:
-    for payload in litellm_payloads.values():
-        assert formats_of(payload, ()) == [MessageFormat.LITELLM]
-        assert opened(payload) == opened(payload, format=MessageFormat.LITELLM)
-
-
 @pytest.mark.parametrize(
     "value", [{}, {"a": 1}, {"model": "m", "messages": []}, {"request": 3}, {"request": {}}, {"call_type": "x"}]
 )
