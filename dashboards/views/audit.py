@@ -25,7 +25,7 @@ EXPIRIES: Mapping[str, timedelta | None] = {
     "7 days": timedelta(days=7),
 }
 SAID = "order_said"  # in the session: what the last order came to, and until when that is told
-CONFIRMATION_TIME = timedelta(seconds=30)  # the header draws the page anew as soon as it sees the order
+CONFIRMATION_TIME = timedelta(seconds=30)  # the header draws the page again as soon as it sees the order
 
 
 def page() -> None:

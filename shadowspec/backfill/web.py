@@ -27,7 +27,7 @@ _SIZE: Final = re.compile(r"bytes .*/(\d+)")
 
 
 class FileInParts(HTTPFile):  # type: ignore[misc]  # fsspec has no types
-    """A file that is asked for in parts.  fsspec takes a part that is too short, or is none, for the file's end."""
+    """A file that is asked for in parts.  fsspec takes a part that is too short or missing for the file's end."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         data: bytes = super()._fetch_range(start, end)

@@ -1,6 +1,6 @@
 """The files that `shadowspec init` writes: every key, with its default and what it means.
 
-A default stands in the types alone: "~" in a template is the default of its key, as its value or in its comment.
+A default is written in the types alone: "~" in a template is the default of its key, as its value or in its comment.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Scheduler:
             return False
         try:
             term = LeaderTerm()
-            for endpoint in self._live:  # first: what it finds stands in the reports
+            for endpoint in self._live:  # first: the reports show what it finds
                 term.confirm()
                 _guard(partial(self._read_live, endpoint, term), f"live evidence of {endpoint}")()
             for job in self._settings.jobs.values():

@@ -34,7 +34,7 @@ class WorkerSettings:
     """[worker]: how `shadowspec worker` works off the mirror.  Times in seconds.
 
     Raises:
-        ValueError: a device stands twice, or the port is none.
+        ValueError: a device is listed twice, or the port is invalid.
     """
 
     # An engine process on each; none: one on the engine's device.

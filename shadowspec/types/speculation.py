@@ -118,7 +118,7 @@ class FingerprintedConfig:
 FIRST_OPTIONS: Final = frozenset(
     {"proposer", "num_speculative_tokens", "verify_rule", "backend", "ngram_min", "ngram_max"}
 )
-# Likewise of the suffix proposer; one that is added to SUFFIX_OPTIONS is none of these.
+# Likewise of the suffix proposer; an option added to SUFFIX_OPTIONS later does not belong here.
 FIRST_SUFFIX_OPTIONS: Final = frozenset(
     {
         "suffix_decoding_max_tree_depth",

@@ -30,7 +30,7 @@ def decisions(store: Store) -> list[Decision]:
             (each.concurrency, each.fingerprint) == (decision.concurrency, decision.fingerprint)
             for each in store.slice_evidence(decision.endpoint, decision.slice_key)
         )
-        and decision.reason_code != "drift"  # its evidence began anew
+        and decision.reason_code != "drift"  # its evidence restarted
     ]
     assert len(found) > 5
     return found

@@ -1,4 +1,4 @@
-"""A rollout moves forward by one stage on a current ENABLE that was measured anew, and back at once."""
+"""A rollout moves forward by one stage on a current ENABLE that was measured again, and back at once."""
 
 from __future__ import annotations
 
