@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shadowspec.config import Config, config_template, load_config, policy_template
-from shadowspec.config.policy_file import OF_ENDPOINTS
+from shadowspec.config.policy_file import OF_ENDPOINTS, OF_THE_CODE
 from shadowspec.errors import ConfigError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
@@ -142,7 +142,7 @@ def test_the_template_shows_every_parameter_with_its_default(tmp_path: Path) -> 
     for table, kind in (("default", GatePolicy), ("default.rollout", RolloutPolicy)):
         body = shown.split(f"[{table}]\n")[1].split("\n[")[0]
         assert sorted(re.findall(r"(?m)^(\w+) = ", body)) == sorted(
-            {field.name for field in fields(kind)} - OF_ENDPOINTS
+            {field.name for field in fields(kind)} - OF_ENDPOINTS - OF_THE_CODE
         )
     policy_path.write_text(policy_template())
     assert load_config(path, {}).policy == GatePolicy()

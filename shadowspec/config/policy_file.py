@@ -20,6 +20,7 @@ from shadowspec.rollout.rollout_policy import RolloutPolicy
 POLICY_VERSION: Final = 1
 NO_LIMIT: Final = "none"  # TOML has no null
 OF_ENDPOINTS: Final = frozenset({"serving_engine"})  # fields that the endpoint's own table holds, and no policy
+OF_THE_CODE: Final = frozenset({"rule_set"})  # fields that no file sets
 OPTIONAL: Final = frozenset(field.name for field in fields(GatePolicy) if "None" in str(field.type)) - OF_ENDPOINTS
 
 
@@ -134,7 +135,7 @@ def _rollout_table(path: Path, table: str, values: Any) -> dict[str, Any]:
 
 
 def _require_known(path: Path, table: str, values: Mapping[str, Any], kind: type[GatePolicy | RolloutPolicy]) -> None:
-    known = {field.name for field in fields(kind)} - OF_ENDPOINTS
+    known = {field.name for field in fields(kind)} - OF_ENDPOINTS - OF_THE_CODE
     for name in values:
         if name not in known:
             belongs = "; it belongs in [endpoints.NAME]" if name in OF_ENDPOINTS else ""

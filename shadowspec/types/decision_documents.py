@@ -213,6 +213,7 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
             "start_clusters": run.start_clusters,
             "start_lost": run.start_lost,
             "supersedes": run.supersedes,
+            **({} if run.follows == _follows(run.num_restarts, run.supersedes) else {"follows": run.follows}),
         }
     if decision.watch is not None:
         found["watch"] = {
@@ -282,6 +283,13 @@ def _check_version(details: Document) -> Document:
     return details
 
 
+def _follows(num_restarts: int, supersedes: str | None) -> str | None:
+    """Why the run before ended, where the document does not say so."""
+    if not num_restarts:
+        return None
+    return "drift" if supersedes is None else "changed_fingerprint"
+
+
 def _read_run(document: Document) -> Trial | None:
     if document.get("share") is None:
         return None
@@ -293,6 +301,7 @@ def _read_run(document: Document) -> Trial | None:
         start_clusters=document["start_clusters"],
         start_lost=document["start_lost"],
         supersedes=document["supersedes"],
+        follows=document.get("follows") or _follows(document["num_restarts"], document["supersedes"]),
     )
 
 

@@ -108,7 +108,8 @@ class Trial:
     `share` is what the hypothesis was given of alpha at its entry, `level` the part that this run may use (None: the
     share is used up).  Evidence counts from `start_blocks` blocks and `start_clusters` clusters of the fingerprint on,
     and from `start_lost` lost records of the slice.  `supersedes` is the fingerprint whose verdict went with the run
-    before (None: the first run, or a restart with the same fingerprint).
+    before (None: the first run, or a restart with the same fingerprint).  `follows` is why the run before it ended, as a
+    reason code (None: the first run).
     """
 
     share: float
@@ -118,6 +119,7 @@ class Trial:
     start_clusters: int = 0
     start_lost: int = 0
     supersedes: str | None = None
+    follows: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

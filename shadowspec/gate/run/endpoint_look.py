@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_states
@@ -27,7 +27,10 @@ from shadowspec.types import Decision, FingerprintedConfig, Trial
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One hypothesis at one look; `policy` has its frozen parameters as at its entry."""
+    """One hypothesis at one look; `policy` has its frozen parameters as at its entry.
+
+    `rule_set` is the version of the rules that new runs begin with (None: the run's).
+    """
 
     hypothesis: Hypothesis
     evidence: HypothesisEvidence
@@ -35,6 +38,7 @@ class Look:
     trial: Trial | None
     has_entered: bool
     previous: Decision | None
+    rule_set: int | None = field(default=None, kw_only=True)
 
     @property
     def level(self) -> float | None:
@@ -51,6 +55,7 @@ class Look:
             has_entered=self.has_entered,
             previous=self.previous,
             now=now,
+            rule_set=self.rule_set,
         )
 
 
@@ -112,6 +117,7 @@ class EndpointLook:
             trial=trial,
             has_entered=has_entered,
             previous=self.rules.previous.get(key),
+            rule_set=self.rules.policy.rule_set,
         )
 
     def decide(self, now: datetime) -> Decided:

@@ -195,6 +195,11 @@ def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
+def has_entered(previous: Decision | None) -> bool:
+    """Whether the latest decision on a hypothesis is of a run: its definitions are then fixed."""
+    return previous is not None and previous.run is not None
+
+
 def new_evidence(policy: GatePolicy, previous: Decision | None) -> RunEvidence:
     """The evidence of no units; units of runs that have ended do not count again."""
     trial = previous.run if previous is not None else None

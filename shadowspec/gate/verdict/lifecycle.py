@@ -19,7 +19,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import drift
 from shadowspec.gate.verdict.decision import Hypothesis, decide, since_when
 from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE
-from shadowspec.gate.verdict.trial_levels import CHANGED_FINGERPRINT, DRIFT, passed_clusters, recipe_note
+from shadowspec.gate.verdict.trial_levels import CHANGED_FINGERPRINT, CHANGED_RULES, DRIFT, passed_clusters, recipe_note
 from shadowspec.types import Decision, DetectorFigures, DriftFigures, Figure, Trial, Verdict, Watch, WatchedMean
 
 _LN10 = math.log(10.0)
@@ -35,16 +35,21 @@ def standing_decision(
     has_entered: bool,
     previous: Decision | None,
     now: datetime,
+    rule_set: int | None = None,
 ) -> Decision:
     """The decision on a hypothesis in its run `trial` (None: it has none yet, or no level is left for it).
 
     `evidence` is that of the run alone; `previous` the latest decision with this fingerprint, of this run or not.
+    `rule_set` is the version of the rules that new runs begin with (None: the run's): an undecided run of an older
+    version ends.
     """
     in_run = previous if previous is not None and trial is not None and not previous.ends_run else None
     in_force = in_run if in_run is not None and in_run.reason_code != DRIFT else None
     decision = decide(hypothesis, evidence, policy, trial=trial, has_entered=has_entered, previous=in_force, now=now)
     if trial is None:
         return decision
+    if rule_set not in (None, policy.rule_set) and (in_force is None or in_force.verdict is Verdict.HOLD):
+        return _end_for_new_rules(decision, policy.rule_set, rule_set, previous, now)
     if decision.verdict is Verdict.ENABLE:
         was_enabled = in_force is not None and in_force.verdict is Verdict.ENABLE
         watch = in_force.watch if in_force and was_enabled else _watch(decision, policy)
@@ -73,6 +78,23 @@ def next_evidence(evidence: HypothesisEvidence, decision: Decision) -> Hypothesi
         )
     watchers = (evidence.watchers or watch_states(decision)) if decision.verdict is Verdict.ENABLE else {}
     return evidence if watchers == evidence.watchers else replace(evidence, watchers=watchers)
+
+
+def _end_for_new_rules(
+    decision: Decision, old: int, new: int | None, previous: Decision | None, now: datetime
+) -> Decision:
+    """The row that ends an undecided run of older rules: HOLD, or what an alarm left in force; its figures remain."""
+    alarmed = previous is not None and previous.reason_code == DRIFT
+    verdict = previous.verdict if previous is not None and alarmed else Verdict.HOLD
+    return replace(
+        decision,
+        verdict=verdict,
+        reason_code=CHANGED_RULES,
+        reason=f"the run began under version {old} of the gate's rules; the next one begins under version {new}",
+        clusters_needed=None,
+        ends_run=True,
+        verdict_since=since_when(verdict, previous, now),
+    )
 
 
 def _watch(decision: Decision, policy: GatePolicy) -> Watch:
@@ -114,10 +136,12 @@ def _after_detectors(decision: Decision, evidence: HypothesisEvidence, policy: G
 
 def _meanwhile(decision: Decision, trial: Trial, policy: GatePolicy, note: str) -> Decision:
     """What a run says that follows another and has not decided yet; `note` is on its fingerprint."""
-    if trial.supersedes is None:
+    if trial.follows == CHANGED_RULES:
+        return decision
+    if trial.follows == DRIFT:
         reason = f"a drift alarm ended run {trial.num_restarts}; the next one: {decision.reason}"
         return replace(decision, verdict=_alarm_verdict(policy), reason_code=DRIFT, reason=reason)
-    if decision.reason_code not in WAITING_CODES:
+    if decision.reason_code not in WAITING_CODES or trial.supersedes is None:
         return decision
     reason = f"the fingerprint was {trial.supersedes[:12]} before{note}; the new one: {decision.reason}"
     return replace(decision, reason_code=CHANGED_FINGERPRINT, reason=reason)

@@ -27,6 +27,7 @@ from shadowspec.types import Decision, FingerprintedConfig, Supersession, Trial,
 RETURN_AFTER = timedelta(hours=1)
 
 CHANGED_FINGERPRINT = "changed_fingerprint"
+CHANGED_RULES = "changed_rules"
 DRIFT = "drift"
 
 FIRST_RUN_SHARE = 0.5
@@ -51,9 +52,11 @@ def hypothesis_id(decision: Decision) -> HypothesisId:
 
 
 def frozen_policy(policy: GatePolicy, previous: Decision | None) -> GatePolicy:
-    """The policy with a hypothesis's parameters as they were fixed when it entered."""
+    """The policy with a hypothesis's parameters as they were fixed when it entered, its rules when its run began."""
     fixed = previous.frozen_parameters if previous else None
-    return policy if fixed is None else policy.with_frozen_parameters(fixed)
+    if previous is None or fixed is None:
+        return policy
+    return policy.with_frozen_parameters({**fixed, "rule_set": policy.rule_set} if previous.ends_run else fixed)
 
 
 def name_of(decision: Decision) -> HypothesisName:
@@ -196,8 +199,17 @@ def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str,
         start_clusters=(folded.start_clusters + passed_clusters(same)) if folded and same else 0,
         start_lost=trial.start_lost + latest.evidence.num_lost,
         supersedes=None if latest.fingerprint == fingerprint else latest.fingerprint,
+        follows=_why_ended(latest, fingerprint),
     )
     return with_level(next_)
+
+
+def _why_ended(latest: Decision, fingerprint: str) -> str:
+    """Why the run of `latest` ended, as a reason code; an alarm is in force until a run after it decides."""
+    if latest.fingerprint != fingerprint:
+        return CHANGED_FINGERPRINT
+    alarmed = latest.reason_code == DRIFT or (latest.run is not None and latest.run.follows == DRIFT)
+    return DRIFT if alarmed else CHANGED_RULES
 
 
 def with_level(trial: Trial) -> Trial:
