@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shadowspec.gate.stats.betting import WEIGHTS
+
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
@@ -42,7 +44,7 @@ RULE_SETS = {
         shares_levels=False,
     ),
     2: RuleSet(
-        weights=(0.05, 0.1, 0.15, 0.7),
+        weights=WEIGHTS,
         num_disabling_tests=4,
         clips_sums=True,
         caps_both_arms=True,

@@ -16,8 +16,7 @@ import numpy as np
 
 from shadowspec.gate.evidence.hypothesis import TestEvidence
 from shadowspec.gate.evidence.series import BettingTest
-from shadowspec.gate.stats.betting import FRACTIONS, WEIGHTS, Floats, Side, opposite
-from shadowspec.gate.verdict.required_tests import NUM_DISABLING_TESTS
+from shadowspec.gate.stats.betting import FRACTIONS, Floats, Side, opposite
 
 NUM_PATHS = 400
 EXACT_UNITS = 256  # units ahead that are drawn one by one
@@ -46,6 +45,7 @@ class Bet:
     worst: float
     logs: Floats  # [len(FRACTIONS)]
     level: float
+    weights: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,7 @@ def outlook(test: BettingTest, evidence: TestEvidence | None, level: float) -> O
     """What to expect of a test at this level, from its evidence; `test` is its definition, of no units."""
     evidence = evidence or TestEvidence.empty(test)
     passes = tuple(_bet(test, evidence, side, theta, level) for side, theta in test.sides)
-    fails = tuple(
-        _bet(test, evidence, opposite(side), theta, level / NUM_DISABLING_TESTS) for side, theta in test.sides
-    )
+    fails = tuple(_bet(test, evidence, opposite(side), theta, test.fail_level(level)) for side, theta in test.sides)
     first, series = passes[0], test.series
     far = series.highest if first.sign > 0 else series.lowest
     highest = first.sign * (far - first.theta) / first.worst
@@ -165,9 +163,8 @@ def _bet(test: BettingTest, evidence: TestEvidence, side: Side, theta: float, le
         worst = theta - series.lowest
     else:
         worst = series.highest - theta if series.upper_worst is None else series.upper_worst
-    return Bet(
-        1.0 if side == "lower" else -1.0, theta, worst, np.zeros(len(FRACTIONS)) if sums is None else sums, level
-    )
+    logs = np.zeros(len(FRACTIONS)) if sums is None else sums
+    return Bet(1.0 if side == "lower" else -1.0, theta, worst, logs, level, table.weights)
 
 
 def _second_moment(mean_logs: Floats, mean: float) -> float:
@@ -187,7 +184,7 @@ def _capitals(
     spread = ratios - ratios.mean(axis=1, keepdims=True)
     variance = np.maximum((spread**2).sum(axis=1, keepdims=True), 1e-12)
     total = np.full((len(values), 1 + exact + len(steps)), -np.inf)
-    for fraction, share, begun in zip(FRACTIONS, WEIGHTS, bet.logs, strict=True):
+    for fraction, share, begun in zip(FRACTIONS, bet.weights, bet.logs, strict=True):
         logs = np.log1p(fraction * ratios)
         near = np.cumsum(logs[:, :exact], axis=1)
         paths = np.concatenate([np.zeros((len(values), 1)), near], axis=1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,13 +32,13 @@ from shadowspec.gate.stats.drift import (
     started_states,
 )
 from shadowspec.gate.verdict.required_tests import min_fault_requests
-from shadowspec.gate.verdict.trial_levels import DRIFT, HypothesisId, assign_shares, hypothesis_id, level_of_run
+from shadowspec.gate.verdict.trial_levels import DRIFT, HypothesisId, assign_trials, hypothesis_id, with_level
 from shadowspec.simulate.look_times import Moments, cluster_id, moments_of
 from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.paths import SLACK, TestOutcome, TestPath, outcome_of, path_of, possible_looks
 from shadowspec.simulate.rows import Rows
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools, Ints, Requests, event_time
-from shadowspec.types import Decision, FingerprintedConfig, TestState, Verdict, Watermark
+from shadowspec.types import Decision, FingerprintedConfig, TestState, Trial, Verdict, Watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ def watch(
     begins = [_first_look(completed.units.get(("", load, each.fingerprint)), moments) for each in configs]
     found: list[list[HypothesisOutcome]] = []
     courses = []
-    for (slice_key, _), share in _shares(completed, policy, load).items():
+    for slice_key, trial in _first_trials(completed, policy, configs[0], load).items():
         found.append([])
         measured = _measure(slice_key, load, configs, begins, completed, moments, policy)
-        courses.append(_course(measured, policy, share, found[-1]))
+        courses.append(_course(measured, policy, trial, found[-1]))
 
     # 2. What the gate says there.
     waiting = [(course, look) for course in courses if (look := next(course, None)) is not None]
@@ -143,12 +143,13 @@ def _advance(course: Course, said: tuple[int, Decisions]) -> int | None:
         return None
 
 
-def _shares(whole: Completed, policy: GatePolicy, load: int) -> dict[tuple[str, int], float]:
-    """The share of alpha of each hypothesis (slice, load) that gets one, in the order of entry."""
+def _first_trials(whole: Completed, policy: GatePolicy, config: FingerprintedConfig, load: int) -> dict[str, Trial]:
+    """The first run of each slice's hypothesis that gets a level, in the order of entry."""
     (progress,) = whole.state.clusterings.values()
     in_order = sorted(progress.entries, key=lambda slice_key: (progress.entries[slice_key].position, slice_key))
-    shares = assign_shares([(slice_key, load) for slice_key in in_order], {}, policy)
-    return {name: share for name, share in shares.items() if share is not None}
+    entered = [(slice_key, load, config.fingerprint) for slice_key in in_order]
+    trials = assign_trials(entered, {config.fingerprint: config}, [], policy, len(whole.state.slices))
+    return {slice_key: trial for (slice_key, *_), trial in trials.items() if trial is not None}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,18 +228,21 @@ def _clusters_us(clusters: Sequence[Cluster], slice_key: str, moments: Moments) 
 
 
 def _course(
-    measured: Sequence[_MeasuredConfig], policy: GatePolicy, share: float, outcomes: list[HypothesisOutcome]
+    measured: Sequence[_MeasuredConfig], policy: GatePolicy, trial: Trial, outcomes: list[HypothesisOutcome]
 ) -> Course:
     """All runs of one hypothesis: its fingerprints follow each other, and runs of one follow its alarms."""
     num_restarts = 0
     for measured_config in measured:
         first, units = measured_config.first, measured_config.units
-        while first < measured_config.end and (level := level_of_run(share, num_restarts)) is not None:
+        while first < measured_config.end:
+            level = with_level(replace(trial, num_restarts=num_restarts), ("", 0, ""), {}).level
+            if level is None:
+                break
             run = _Run(measured_config, units, policy, level)
             outcome, alarmed_at = yield from run.course(first)
             outcomes.append(outcome)
-            expected = level, num_restarts, len(measured_config.units.blocks) - len(units.blocks)
-            if (outcome.level, outcome.num_restarts, outcome.start_blocks) != expected:
+            expected = num_restarts, len(measured_config.units.blocks) - len(units.blocks)
+            if (outcome.num_restarts, outcome.start_blocks) != expected:
                 raise AcceleratorError(f"{measured_config.key}: a run {expected} is {outcome}")
             if alarmed_at is None:
                 break
@@ -253,13 +257,14 @@ class _Run:
 
     def __init__(self, measured: _MeasuredConfig, units: _Seen, policy: GatePolicy, level: float) -> None:
         self._key, self._end, self._units, self._policy = measured.key, measured.end, units, policy
-        self._level = level
+        self._level = self._first_level = level
+        self._config = measured.config
         self._tests = betting_tests(units.clusters, units.blocks, policy)
         self._states = {test.name: TestState() for test in self._tests}
         self._units_at = {test.name: _units_at(test, units) for test in self._tests}
         self._paths = {test.name: self._path(test) for test in self._tests}
         self._from_start = dict(self._paths)
-        self._faults = _faults_at(units, policy, measured.config, level)
+        self._faults = _faults_at(units, policy, self._config, level)
         self._is_long = _is_long(units, policy)
 
     def course(self, first: int) -> Generator[int, tuple[int, Decisions], tuple[HypothesisOutcome, int | None]]:
@@ -275,6 +280,8 @@ class _Run:
             if look < first:
                 continue
             decision = said[self._key]
+            if self._has_new_level(decision):
+                candidates, waits = possible_looks(self._tests, self._paths, self._faults, self._is_long)
             was_dependent |= decision.reason_code == "dependent"
             if is_verdict(decision):
                 break
@@ -311,7 +318,18 @@ class _Run:
             at = look + 1
 
     def _path(self, test: BettingTest) -> TestPath:
-        return path_of(test, self._states[test.name], self._level, self._units_at[test.name])
+        return path_of(test, self._states[test.name], self._policy, self._level, self._units_at[test.name])
+
+    def _has_new_level(self, decision: Decision) -> bool:
+        """Whether other hypotheses have passed levels on to this one; its paths then go by the new one."""
+        if decision.level is None:
+            raise AcceleratorError(f"{self._key}: no level")
+        is_new = decision.level != self._level
+        if is_new:
+            self._level = decision.level
+            self._paths = {test.name: self._path(test) for test in self._tests}
+            self._faults = _faults_at(self._units, self._policy, self._config, self._level)
+        return is_new
 
     def _has_restarted(self, decision: Decision) -> bool:
         """Whether the decision restarts tests; their paths then do."""
@@ -341,7 +359,7 @@ class _Run:
             num_clusters=decision.num_clusters,
             was_dependent=was_dependent,
             tests={
-                test.name: outcome_of(test, self._from_start[test.name], self._policy, self._level)
+                test.name: outcome_of(test, self._from_start[test.name], self._policy, self._first_level)
                 for test in self._tests
                 if test.series.num_units
             },

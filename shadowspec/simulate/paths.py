@@ -14,7 +14,8 @@ from shadowspec.gate.evidence.hypothesis import TestEvidence, count_units
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
-from shadowspec.gate.stats.autocorrelation import autocorrelation_path
+from shadowspec.gate.stats.autocorrelation import errors_path, autocorrelation_path
+from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
 from shadowspec.gate.verdict.decision import DISABLE_CODES
 from shadowspec.gate.verdict.required_tests import MERGES, betting_result, crossings, dependence, min_units
 from shadowspec.simulate.traffic import Bools, Ints
@@ -25,14 +26,16 @@ SLACK = 1e-6  # a look is asked rather than skipped where rounding could decide
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TestPath:
-    """One test from its state on, read at each look: whether it passes, fails, waits for sure, may restart, [looks].
+    """One test from its state on, read at each look: whether it passes, fails, may restart, and whether it waits for
+    sure where it passes and where it fails, [looks].
 
     `passed_units` and `failed_units` are the numbers of its units after which it may pass, and fail.
     """
 
     passes: Bools
     fails: Bools
-    waits: Bools
+    waits_to_pass: Bools
+    waits_to_fail: Bools
     restarts: Bools
     passed_units: Ints
     failed_units: Ints
@@ -67,15 +70,15 @@ def possible_looks(
     required = [paths[test.name] for test in tests if test.is_required]
     disabling = [paths[test.name] for test in tests if test.name in DISABLE_CODES]
     passes = enough & np.logical_and.reduce([path.passes for path in required])
-    waits = np.logical_or.reduce([path.waits for path in required])
+    waits = np.logical_or.reduce([path.waits_to_pass for path in required])
     restarts = np.logical_or.reduce([path.restarts for path in required])
     crosses = np.logical_or.reduce([path.fails for path in disabling])
-    free = np.logical_or.reduce([path.fails & ~path.waits for path in disabling])
+    free = np.logical_or.reduce([path.fails & ~path.waits_to_fail for path in disabling])
     possible = faulty | free | (passes & (restarts | (is_long & ~waits)))
     return possible, (crosses | (passes & waits)) & ~possible
 
 
-def path_of(test: BettingTest, state: TestState, level: float, units: Ints) -> TestPath:
+def path_of(test: BettingTest, state: TestState, policy: GatePolicy, level: float, units: Ints) -> TestPath:
     """The path of a test that counts from `state` on; `units` are the units seen at each look."""
     series = test.series.merge(state.start_unit, state.merged_units)
     num_units = np.maximum(units - state.start_unit, 0) // state.merged_units
@@ -83,19 +86,40 @@ def path_of(test: BettingTest, state: TestState, level: float, units: Ints) -> T
     has_units = num_units > 0
     if not series.num_units:
         nothing = np.zeros(len(units), bool)
-        return TestPath(nothing, nothing, nothing, nothing, units[:0], units[:0])
+        return TestPath(nothing, nothing, nothing, nothing, nothing, units[:0], units[:0])
     sides, opposites = test.sides, [(betting.opposite(side), theta) for side, theta in test.sides]
     logs = [
-        np.array([betting.log_capital_path(series.ratios(side, theta)) for side, theta in each]) + SLACK
+        np.array([betting.log_capital_path(series.ratios(side, theta), test.weights) for side, theta in each]) + SLACK
         for each in (sides, opposites)
     ]
-    passes, fails = crossings(logs[0], logs[1], level)
+    passes, fails = crossings(logs[0], logs[1], level, test.fail_level(level))
     r1 = autocorrelation_path(series.dependence_values(test.nulls[0]))[read]
-    waits, restarts = dependence(r1, num_units, can_merge=state.merged_units in MERGES, slack=SLACK)
+    waits, restarts = dependence(r1, num_units, policy.rules, can_merge=state.merged_units in MERGES, slack=SLACK)
+    to_pass, to_fail = np.zeros(len(units), bool), np.zeros(len(units), bool)
+    if policy.rules.judges_batches:
+        # Where two bounds may fail the test, one whose batches agree is enough.
+        to_pass, to_fail = (
+            least < 1.0 - SLACK
+            for least in (
+                np.min([_agreement(series, test, *each) for each in sides], axis=0)[read],
+                np.max([_agreement(series, test, *each) for each in opposites], axis=0)[read],
+            )
+        )
     passed_units, failed_units = np.flatnonzero(passes) + 1, np.flatnonzero(fails) + 1
     return TestPath(
-        passes[read] & has_units, fails[read] & has_units, waits & has_units, restarts, passed_units, failed_units
+        passes=passes[read] & has_units,
+        fails=fails[read] & has_units,
+        waits_to_pass=(waits | (to_pass & ~restarts)) & has_units,
+        waits_to_fail=(waits | (to_fail & ~restarts)) & has_units,
+        restarts=restarts,
+        passed_units=passed_units,
+        failed_units=failed_units,
     )
+
+
+def _agreement(series: UnitSeries, test: BettingTest, side: Side, theta: float) -> Floats:
+    """`BatchSums.errors` of one side after each unit over those that are wanted, [n]."""
+    return errors_path(series.lower if side == "lower" else series.upper, side, theta) / test.batch_errors
 
 
 def outcome_of(test: BettingTest, path: TestPath, policy: GatePolicy, level: float) -> TestOutcome:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, fields
+from dataclasses import asdict, astuple, fields
 from datetime import datetime
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from shadowspec.types.verdicts import (
     DriftFigures,
     EvidenceSummary,
     Figure,
+    LevelGraph,
     MixChange,
     RateChange,
     SliceCover,
@@ -57,7 +58,8 @@ TEST_FIELDS: Final = _names_before(TestResult, "is_required")
 _COUNTS = tuple(
     field.name for field in fields(EvidenceSummary) if field.name.startswith("num_") or field.name == "span_s"
 )
-_TEST_NAMES = frozenset({"version", "is_required", "r1", "start_unit", "merged_units"})
+_LARGEST = 1e9  # JSON has no infinity
+_TEST_NAMES = frozenset({"version", "is_required", "r1", "batch_agreement", "start_unit", "merged_units"})
 _BETTING_NAMES = _TEST_NAMES | {field.name for field in fields(BettingFigures)}
 
 
@@ -98,6 +100,8 @@ def shown_test_details(result: TestResult) -> dict[str, Figure]:
             found["unprovable"] = betting.unprovable
     if result.dependence is not None:
         found["r1"] = result.dependence.r1
+        if result.dependence.batch_agreement is not None:
+            found["batch_agreement"] = min(result.dependence.batch_agreement, _LARGEST)
     if result.state is not None:
         found |= {"start_unit": result.state.start_unit, "merged_units": result.state.merged_units}
     return {**found, **result.figures, "is_required": int(result.is_required)}
@@ -151,7 +155,9 @@ def read_test(columns: Document, details: Document) -> TestResult:
     return TestResult(
         **columns,
         is_required=bool(document.get("is_required", 1)),
-        dependence=Dependence(document.get("r1"), state) if state is not None or "r1" in document else None,
+        dependence=Dependence(document.get("r1"), state, document.get("batch_agreement"))
+        if state is not None or "r1" in document
+        else None,
         betting=betting,
         figures={name: value for name, value in document.items() if name not in names},
     )
@@ -215,6 +221,13 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
             "supersedes": run.supersedes,
             **({} if run.follows == _follows(run.num_restarts, run.supersedes) else {"follows": run.follows}),
         }
+        if run.graph is not None:
+            found["graph"] = {
+                **asdict(run.graph),
+                "num_before": run.num_before,
+                "in_slot": run.in_slot,
+                "has_passed": run.has_passed,
+            }
     if decision.watch is not None:
         found["watch"] = {
             "num_blocks": decision.watch.num_blocks,
@@ -302,7 +315,16 @@ def _read_run(document: Document) -> Trial | None:
         start_lost=document["start_lost"],
         supersedes=document["supersedes"],
         follows=document.get("follows") or _follows(document["num_restarts"], document["supersedes"]),
+        **_read_graph(document),
     )
+
+
+def _read_graph(document: Document) -> dict[str, Any]:
+    found = _object(document, "graph")
+    if found is None:
+        return {}
+    graph = LevelGraph(*(found[field.name] for field in fields(LevelGraph)))
+    return {"graph": graph, **{name: found[name] for name in ("num_before", "in_slot", "has_passed")}}
 
 
 def _read_watch(document: Document) -> Watch | None:

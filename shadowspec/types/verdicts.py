@@ -39,11 +39,14 @@ class Dependence:
     """How the units of a series depend on each other.
 
     `r1` is their autocorrelation at lag 1 (None: too few units, or no spread); `state` is what restarts have left
-    (None: the series has no units to merge).
+    (None: the series has no units to merge).  `batch_agreement` is by how many standard errors the means of
+    batches show the outcome, over those that are wanted: below 1 they do not (None: the outcome is open, or rules of
+    version 1).
     """
 
     r1: float | None = None
     state: TestState | None = None
+    batch_agreement: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +105,41 @@ class TestResult:
 
 
 @dataclass(frozen=True, slots=True)
+class LevelGraph:
+    """How an endpoint's alpha is shared, fixed when its first hypothesis enters.
+
+    Half of it is for the whole endpoint, in equal parts for its `num_endpoints` pairs of load and candidate; half is
+    for slices, in `num_slots` equal parts.  Without slots all of it is for the whole endpoint.
+    """
+
+    alpha: float
+    num_endpoints: int
+    num_slots: int
+
+    @property
+    def endpoint_share(self) -> float:
+        """Of the whole endpoint at one load and with one candidate."""
+        return self.alpha * (0.5 if self.num_slots else 1.0) / self.num_endpoints
+
+    @property
+    def slot_share(self) -> float:
+        """Of a slice."""
+        return 0.5 * self.alpha / self.num_slots
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One run of a hypothesis's tests.
 
-    `share` is what the hypothesis was given of alpha at its entry, `level` the part that this run may use (None: the
-    share is used up).  Evidence counts from `start_blocks` blocks and `start_clusters` clusters of the fingerprint on,
-    and from `start_lost` lost records of the slice.  `supersedes` is the fingerprint whose verdict went with the run
-    before (None: the first run, or a restart with the same fingerprint).  `follows` is why the run before it ended, as a
+    `share` is what the hypothesis was given of alpha at its entry, `level` what this run may use (None: the share is
+    used up).  Evidence counts from `start_blocks` blocks and `start_clusters` clusters of the fingerprint on, and from
+    `start_lost` lost records of the slice.  `supersedes` is the fingerprint whose verdict went with the run before
+    (None: the first run, or a restart with the same fingerprint).  `follows` is why the run before it ended, as a
     reason code (None: the first run).
+
+    `graph` is what the share is a part of, from restart `num_before` on (None: rules of version 1); `in_slot` says
+    whether it is a slice's part.  `has_passed`: the first run under the graph ended in ENABLE, and the level of that
+    run has gone to the slices that are left.
     """
 
     share: float
@@ -120,6 +150,10 @@ class Trial:
     start_lost: int = 0
     supersedes: str | None = None
     follows: str | None = None
+    graph: LevelGraph | None = None
+    num_before: int = 0
+    in_slot: bool = False
+    has_passed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from typing import Final
 import numpy as np
 
 from shadowspec.errors import InputError
-from shadowspec.gate.stats.betting import FRACTIONS, WEIGHTS, Floats
+from shadowspec.gate.rule_set import RULE_SETS
+from shadowspec.gate.stats.betting import FRACTIONS, Floats
 from shadowspec.metrics import ratio
 from shadowspec.types import AuditedRun
 
@@ -38,7 +39,7 @@ VERSION: Final = 1  # of a state's document; also of those without a number
 
 Document = Mapping[str, float | int | str | None]
 
-_LOG_WEIGHTS = np.log(WEIGHTS)
+_LOG_WEIGHTS = np.log(RULE_SETS[1].weights)  # audits have known no other rules
 _LN10 = math.log(10.0)
 _START = (0.0,) * len(FRACTIONS)
 _LISTS = ("log_more", "log_fewer")

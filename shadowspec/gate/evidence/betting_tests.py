@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from shadowspec.gate.evidence.agreement import acceptance_test, near_tie_test, z_test
 from shadowspec.gate.evidence.asymptotic import shown_beside
@@ -26,7 +27,8 @@ def score_units(
     parity = [near_tie_test(timed, policy), z_test(clusters, policy)]
     guardrails = guardrail_tests(timed.units, policy)
     means = [shown_beside(test, policy.alpha) for test in (speedup, total_time, acceptance)]
-    return [*means, tail, *parity, *guardrails]
+    rules, tests = policy.rules, (*means, tail, *parity, *guardrails)
+    return [replace(test, weights=rules.weights, num_disabling=rules.num_disabling_tests) for test in tests]
 
 
 def applies(test: BettingTest, *, has_greedy: bool, has_sampled: bool) -> bool:

@@ -1,7 +1,8 @@
 """A hypothesis's evidence as one JSON document and one block of bytes, and back, without loss.
 
 The document holds counts and sums by name, the bytes the capital tables: per test in the document's order the nulls
-[G], then the sums of the lower and of the upper table [G, 4] each, as little-endian doubles.
+[G], then the sums of the lower and of the upper table [G, 4] each, as little-endian doubles; then the sums over batches
+of the lower and of the upper side, unless the evidence was written before they were kept.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from shadowspec.errors import InputError
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
 from shadowspec.gate.evidence.quantiles import LatencyHistogram
 from shadowspec.gate.evidence.totals import RunTotals
-from shadowspec.gate.stats.autocorrelation import Moments
-from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
+from shadowspec.gate.rule_set import RULE_SETS
+from shadowspec.gate.stats.autocorrelation import BATCH_LENGTHS, BatchSums, Moments
+from shadowspec.gate.stats.betting import Floats, Side, Sums, UnitSeries
 from shadowspec.gate.stats.capital import NUM_FRACTIONS, CapitalTable
 from shadowspec.types import TestState
 
@@ -34,6 +36,8 @@ _COUNTS = (
 _COUNTED_LATER = {"num_members": 0, "num_left_out": 0}  # of documents that were written before they were counted
 _TIMES = ("first_event", "last_event", "newest_event")
 _SCALARS = ("num_seen", "num_units", "observed_value", "observed_weight", "null", "num_missing")
+_SIDES: tuple[Side, ...] = ("lower", "upper")
+_BATCHES = 9 * len(BATCH_LENGTHS)  # numbers that the sums over batches of one side take
 _MOMENTS = tuple(each.name for each in fields(Moments))
 
 
@@ -42,6 +46,7 @@ def encode(evidence: HypothesisEvidence) -> tuple[dict[str, Any], bytes]:
     tables: list[Floats] = []
     for test in evidence.tests.values():
         tables += [test.lower.thetas, test.lower.logs.ravel(), test.upper.logs.ravel()]
+        tables += [each.ravel() for side in _SIDES for each in (test.batches[side].unfinished, test.batches[side].sums)]
     document = {
         "version": VERSION,
         "tests": {name: _test_document(test) for name, test in evidence.tests.items()},
@@ -74,7 +79,7 @@ def decode(document: Document, tables: bytes) -> HypothesisEvidence:
     doubles, at = np.frombuffer(tables, dtype=_DOUBLE), 0
     tests = {}
     for name, stored in document["tests"].items():
-        size = stored["num_nulls"] * (1 + 2 * NUM_FRACTIONS)
+        size = stored["num_nulls"] * (1 + 2 * NUM_FRACTIONS) + (2 * _BATCHES if "weights" in stored else 0)
         tests[name] = _test_evidence(stored, doubles[at : at + size])
         at += size
     gaps = {"largest_gaps": tuple(document["runs"]["largest_gaps"])}
@@ -102,6 +107,7 @@ def _test_document(evidence: TestEvidence) -> dict[str, Any]:
         "start_unit": evidence.state.start_unit,
         "merged_units": evidence.state.merged_units,
         "num_nulls": len(evidence.lower.thetas),
+        "weights": evidence.lower.weights,
         "moments": [getattr(evidence.moments, name) for name in _MOMENTS],
         "totals": dict(evidence.totals),
         "lowest": waiting.lowest,
@@ -123,12 +129,15 @@ def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
     size = document["num_nulls"]
     lowest, highest, upper_worst = document["lowest"], document["highest"], document["upper_worst"]
     thetas = doubles[:size]
-    lower, upper = doubles[size:].reshape(2, size, NUM_FRACTIONS)
+    end = size * (1 + 2 * NUM_FRACTIONS)
+    lower, upper = doubles[size:end].reshape(2, size, NUM_FRACTIONS)
+    weights = tuple(document.get("weights", RULE_SETS[1].weights))
     waiting = document.get("waiting") or {"dependence": [] if document["has_dependence"] else None}
     return TestEvidence(
         state=TestState(document["start_unit"], document["merged_units"]),
-        lower=CapitalTable.empty("lower", thetas, lowest, highest).with_logs(lower),
-        upper=CapitalTable.empty("upper", thetas, lowest, highest, upper_worst).with_logs(upper),
+        lower=CapitalTable.empty("lower", thetas, lowest, highest, weights=weights).with_logs(lower),
+        upper=CapitalTable.empty("upper", thetas, lowest, highest, upper_worst, weights).with_logs(upper),
+        batches=_batches(doubles[end:]),
         moments=Moments(*document["moments"]),
         waiting=UnitSeries(
             lower=_sums(waiting.get("lower", ((), ()))),
@@ -142,6 +151,17 @@ def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
         totals=document["totals"],
         **{name: document[name] for name in _SCALARS},
     )
+
+
+def _batches(doubles: Floats) -> dict[Side, BatchSums]:
+    if not len(doubles):
+        return {side: BatchSums.empty() for side in _SIDES}
+    num = len(BATCH_LENGTHS)
+    parts = doubles.reshape(len(_SIDES), _BATCHES)
+    return {
+        side: BatchSums(part[: 3 * num].reshape(num, 3), part[3 * num :].reshape(num, 6))
+        for side, part in zip(_SIDES, parts, strict=True)
+    }
 
 
 def _decode_counts(document: Document) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from shadowspec.gate.evidence.series import BettingTest, add_times
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.stats.autocorrelation import Moments
-from shadowspec.gate.stats.betting import Floats, UnitSeries
+from shadowspec.gate.stats.autocorrelation import BatchSums, Moments
+from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
 from shadowspec.gate.stats.capital import CapitalTable
 from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS, Detector
 from shadowspec.metrics import ratio
@@ -47,6 +47,7 @@ class TestEvidence:
     observed_weight: float
     moments: Moments
     null: float  # at which `moments` are taken
+    batches: Mapping[Side, BatchSums]
     waiting: UnitSeries
     num_missing: int
     totals: Totals
@@ -59,12 +60,13 @@ class TestEvidence:
             state=state or TestState(),
             num_seen=0,
             num_units=0,
-            lower=CapitalTable.empty("lower", thetas, series.lowest, series.highest),
-            upper=CapitalTable.empty("upper", thetas, series.lowest, series.highest, series.upper_worst),
+            lower=CapitalTable.empty("lower", thetas, series.lowest, series.highest, weights=test.weights),
+            upper=CapitalTable.empty("upper", thetas, series.lowest, series.highest, series.upper_worst, test.weights),
             observed_value=0.0,
             observed_weight=0.0,
             moments=Moments(),
             null=test.nulls[0],
+            batches={"lower": BatchSums.empty(), "upper": BatchSums.empty()},
             waiting=series.part(0, 0),
             num_missing=0,
             totals=dict.fromkeys(test.totals, 0),
@@ -105,6 +107,7 @@ class TestEvidence:
             observed_value=0.0,
             observed_weight=0.0,
             moments=Moments(),
+            batches={side: BatchSums.empty() for side in self.batches},
             waiting=self.waiting.part(0, 0),
         )
         return count_units(begun, self.waiting.part(state.start_unit - first_waiting, self.waiting.num_units))
@@ -124,6 +127,10 @@ def count_units(evidence: TestEvidence, units: UnitSeries) -> TestEvidence:
         observed_value=evidence.observed_value + float(merged.observed.values.sum()),
         observed_weight=evidence.observed_weight + float(merged.observed.weights.sum()),
         moments=evidence.moments.fold(merged.dependence_values(evidence.null)),
+        batches={
+            "lower": evidence.batches["lower"].fold(merged.lower),
+            "upper": evidence.batches["upper"].fold(merged.upper),
+        },
         waiting=every.part(whole, every.num_units),
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadowspec.gate.evidence.units import BlockUnit, MeasuredRun
-from shadowspec.gate.stats.betting import Floats, Side, Sums, UnitSeries
+from shadowspec.gate.stats.betting import WEIGHTS, Floats, Side, Sums, UnitSeries
 from shadowspec.gate.stats.capital import geometric_grid, grid
 from shadowspec.types import Figure, Run
 
@@ -39,6 +39,11 @@ class BettingTest:
     is_required: bool = True
     disables: bool = False
     growth: float | None = None  # the nulls of its capital tables lie on powers of it instead of GRID_STEP
+    weights: tuple[float, ...] = WEIGHTS  # of its capital on the betting fractions
+    num_disabling: int = 4  # bounds that may disable a hypothesis: each has that part of the level
+    # By how many standard errors its mean must lie beyond a limit before a verdict, as means of batches vary.  The bets
+    # on speedup need so much evidence that more can be asked of it.
+    batch_errors: float = 2.5
     regime: str | None = None  # "greedy" or "sampled": only for hypotheses with such requests
     num_missing: int = 0
     totals: Mapping[str, float] = field(default_factory=dict)  # what these units add to its further figures
@@ -63,6 +68,10 @@ class BettingTest:
         if self.growth is not None:
             return geometric_grid(1.0 / highest, highest, self.growth, self.nulls)
         return grid(lowest, highest, self.nulls)
+
+    def fail_level(self, level: float) -> float:
+        """The level at which an opposite bound crosses, of a test that passes at `level`."""
+        return level / self.num_disabling
 
     def to_readable(self, value: float) -> float | None:
         """A value on the scale that people read; None where the bound was not found within its range."""

@@ -30,6 +30,7 @@ def speedup_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
         best=clip,
         above=math.log1p(policy.margin),
         is_log=True,
+        batch_errors=6.5,
         disables=True,
         num_missing=int(timed.is_missing.sum()),
         totals={"num_clipped": int((np.abs(logs) > clip).sum()), "num_timed": int((~np.isnan(logs)).sum())},

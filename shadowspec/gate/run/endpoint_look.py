@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -16,10 +16,13 @@ from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.lifecycle import next_evidence, standing_decision
 from shadowspec.gate.verdict.trial_levels import (
     HypothesisId,
+    HypothesisName,
     assign_trials,
     current_configs,
     entered_in_order,
+    has_passed,
     hypothesis_id,
+    name_of,
     superseded_rows,
 )
 from shadowspec.types import Decision, FingerprintedConfig, Trial
@@ -79,8 +82,11 @@ class EndpointLook:
     loads: Sequence[int]
     known_until: datetime | None
 
-    def looks(self) -> dict[HypothesisId, Look]:
-        """Every hypothesis at each load and with each config that is current, in the order of `decide`."""
+    def looks(self, passed: Collection[HypothesisName] = ()) -> dict[HypothesisId, Look]:
+        """Every hypothesis at each load and with each config that is current, in the order of `decide`.
+
+        Those that `passed` have come to ENABLE at this look, and pass their levels on.
+        """
         state, rules = self.state, self.rules
         # 1. The hypotheses.
         current = current_configs(self.configs, state.seen)
@@ -93,7 +99,7 @@ class EndpointLook:
 
         # 2. Runs and their levels, in the order of entry.
         standing = list(rules.previous.values())
-        trials = assign_trials(self.entered(keys, standing), current, standing, rules.policy)
+        trials = assign_trials(self.entered(keys, standing), current, standing, rules.policy, len(state.slices), passed)
 
         # 3. Each with its own evidence.
         return {key: self.look_at(key, trials.get(key), has_entered=key in trials) for key in keys}
@@ -126,12 +132,18 @@ class EndpointLook:
         The endpoint as a whole comes first, then the slices by name, and last the rows that take superseded verdicts
         out of force.
         """
-        # 1. Each on its own evidence.
+        # 1. Each on its own evidence, until no ENABLE is new whose level others can use.
         looks = self.looks()
+        decided = {key: look.decide(now) for key, look in looks.items()}
+        passed: set[HypothesisName] = set()
+        while new := {name_of(each) for each in decided.values() if has_passed(each)} - passed:
+            passed |= new
+            again = {key: look for key, look in self.looks(passed).items() if look.level != looks[key].level}
+            decided |= {key: look.decide(now) for key, look in again.items()}
+            looks |= again
         decisions, changed = [], {}
-        for key, look in looks.items():
+        for key, decision in decided.items():
             evidence = self.evidence.get(key)
-            decision = look.decide(now)
             decisions.append(decision)
             if evidence is not None and (after := evidence_after(evidence, decision)) is not evidence:
                 changed[key] = after

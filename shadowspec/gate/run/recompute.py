@@ -22,6 +22,7 @@ from shadowspec.gate.verdict.trial_levels import (
     frozen_policy,
     hypothesis_id,
     is_superseded,
+    name_of,
     recipe_note,
     supersede,
     with_level,
@@ -238,7 +239,9 @@ class _Replay:
             loads=(decision.concurrency,),
             known_until=decision.evidence.newest_record,
         )
-        trial = None if decision.run is None else with_level(decision.run)
+        trial = decision.run
+        if trial is not None and trial.graph is None:  # by the graph a level rests on other hypotheses' verdicts
+            trial = with_level(trial, name_of(decision), {})
         has_entered = bool(look.entered([self._key], [decision]))
         recomputed = look.look_at(self._key, trial, has_entered=has_entered).decide(decision.decided_at)
         everyone = [

@@ -1,6 +1,8 @@
-"""Lag-1 autocorrelation of unit values from running sums: what independence is judged on.
+"""Lag-1 autocorrelation of unit values, and sums over means of batches: what independence is judged on.
 
-Unlike capital it depends on the order of folding, and does not merge.
+Lag 1 misses a slow component under much noise.  The means of longer batches show it: where units depend on each other,
+they vary more than units that are drawn one by one would let them.  Unlike capital both depend on the order of folding,
+and do not merge.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shadowspec.gate.stats.betting import Floats
+from shadowspec.gate.stats.betting import Floats, Side, Sums
 
 NO_VARIANCE = 1e-12  # values that differ by less are equal
+BATCH_LENGTHS = (4, 8, 16, 32, 64)  # units
+MIN_BATCHES = 4  # fewer say nothing of how much they vary
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +78,70 @@ def _autocorrelation(
     shared = products - mean * (2.0 * total - last) + (num - 1) * mean * mean
     is_varied = (spread >= NO_VARIANCE) & (variation > 0.0)
     return np.divide(shared, variation, out=np.zeros(np.shape(mean)), where=is_varied)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSums:
+    """Sums over the means of batches of consecutive units (u their sums, g their weights), per length.
+
+    `unfinished` [lengths, 3] holds number, u and g of the units in no whole batch yet; `sums` [lengths, 6] the number
+    of batches, and over their means u, g, u * u, u * g and g * g.
+    """
+
+    unfinished: Floats
+    sums: Floats
+
+    @classmethod
+    def empty(cls) -> BatchSums:
+        """Those of no units."""
+        return cls(np.zeros((len(BATCH_LENGTHS), 3)), np.zeros((len(BATCH_LENGTHS), 6)))
+
+    def fold(self, units: Sums) -> BatchSums:
+        """Those with these units added at the end."""
+        if not len(units.values):
+            return self
+        both = np.stack([units.values, units.weights])
+        added = np.array([both.shape[1], *both.sum(axis=1)])
+        unfinished, sums = self.unfinished + added, self.sums.copy()
+        for row in np.flatnonzero(unfinished[:, 0] >= BATCH_LENGTHS).tolist():
+            length, num_left = BATCH_LENGTHS[row], int(self.unfinished[row, 0])
+            first = length - num_left
+            whole = first + (both.shape[1] - first) // length * length
+            means = both[:, first:whole].reshape(2, -1, length).mean(axis=2)
+            joined = (self.unfinished[row, 1:] + both[:, :first].sum(axis=1)) / length
+            u, g = np.concatenate([joined[:, None], means], axis=1)
+            sums[row] += (len(u), u.sum(), g.sum(), u @ u, u @ g, g @ g)
+            unfinished[row] = (both.shape[1] - whole, *both[:, whole:].sum(axis=1))
+        return BatchSums(unfinished, sums)
+
+    def errors(self, side: Side, theta: float) -> float:
+        """By how many of its standard errors the mean lies beyond `theta`, by the length of batches that says least.
+
+        Infinite where no length has MIN_BATCHES.
+        """
+        return float(_errors(self.sums, side, theta).min())
+
+
+def errors_path(units: Sums, side: Side, theta: float) -> Floats:
+    """`BatchSums.errors` after each of `units`, [n]."""
+    num_units = len(units.values)
+    least = np.full(num_units, np.inf)
+    for length in BATCH_LENGTHS:
+        num = num_units // length
+        u, g = (values[: num * length].reshape(-1, length).mean(axis=1) for values in (units.values, units.weights))
+        sums = np.stack([np.arange(1, num + 1), *(x.cumsum() for x in (u, g, u * u, u * g, g * g))], axis=1)
+        after = np.concatenate([[np.inf], _errors(sums, side, theta)])
+        least = np.minimum(least, after[np.arange(1, num_units + 1) // length])
+    return least
+
+
+def _errors(sums: Floats, side: Side, theta: float) -> Floats:
+    """Elementwise over rows of sums [..., 6]; infinite where there are fewer than MIN_BATCHES."""
+    num, u, g, uu, ug, gg = np.moveaxis(sums, -1, 0)
+    sign, many = (1.0 if side == "lower" else -1.0), np.maximum(num, 2.0)
+    mean = sign * (u - theta * g) / many
+    variance = np.maximum((uu - 2.0 * theta * ug + theta * theta * gg) / many - mean * mean, 0.0) * many / (many - 1.0)
+    error = np.sqrt(variance / many)
+    errors = np.divide(mean, error, out=np.where(mean > 0.0, np.inf, -np.inf), where=error > NO_VARIANCE)
+    found: Floats = np.where(num >= MIN_BATCHES, errors, np.inf)
+    return found

@@ -17,7 +17,6 @@ from shadowspec.gate.stats.betting import FRACTIONS, GRID_STEP, WEIGHTS, Floats,
 
 NUM_FRACTIONS = len(FRACTIONS)
 
-_LOG_WEIGHTS = np.log(WEIGHTS)
 _CHUNK = 512  # units at a time: the work area, a megabyte or two, stays in the processor's cache
 _GROUP = 16  # factors multiplied before a logarithm is taken; each lies from 0.05 to about 1e4, so none overflows
 _SAMPLE = 64  # of the units, which tells whether the same ones come again and again: zeros and ones, mostly
@@ -47,23 +46,30 @@ def with_nulls(points: Floats, lowest: float, highest: float, nulls: Iterable[fl
 
 @dataclass(frozen=True, slots=True)
 class CapitalTable:
-    """One side's sums; `worst` is the size b of a unit's worst value at each null."""
+    """One side's sums; `worst` is the size b of a unit's worst value at each null, `weights` the capital by fraction."""
 
     side: Side
     thetas: Floats  # [G], rising
     worst: Floats  # [G]
     logs: Floats  # [G, NUM_FRACTIONS]: sums over units of log(1 + f * y / b)
+    weights: tuple[float, ...] = WEIGHTS
 
     @classmethod
     def empty(
-        cls, side: Side, thetas: Floats, lowest: float, highest: float, upper_worst: float | None = None
+        cls,
+        side: Side,
+        thetas: Floats,
+        lowest: float,
+        highest: float,
+        upper_worst: float | None = None,
+        weights: tuple[float, ...] = WEIGHTS,
     ) -> CapitalTable:
         """The table of no units, whose mean lies from `lowest` to `highest`."""
         if side == "lower":
             worst = thetas - lowest
         else:
             worst = highest - thetas if upper_worst is None else np.full(len(thetas), upper_worst)
-        return cls(side, thetas, worst, np.zeros((len(thetas), NUM_FRACTIONS)))
+        return cls(side, thetas, worst, np.zeros((len(thetas), NUM_FRACTIONS)), weights)
 
     def fold(self, values: Floats, weights: Floats) -> CapitalTable:
         """The table with these units added: sums [n] and weights [n]."""
@@ -109,11 +115,11 @@ class CapitalTable:
     def log_capital(self, theta: float) -> float:
         """Natural logarithm of the capital against a mean at or below (above) `theta`; 0 where nothing is known."""
         sums = self.sums_at(theta)
-        return 0.0 if sums is None else float(np.logaddexp.reduce(_LOG_WEIGHTS + sums))
+        return 0.0 if sums is None else float(np.logaddexp.reduce(np.log(self.weights) + sums))
 
     def find_bound(self, level: float) -> float | None:
         """Confidence bound of the mean at `level`, valid at all looks at once; None where no null falls."""
-        capitals = np.logaddexp.reduce(_LOG_WEIGHTS + self.logs, axis=1)
+        capitals = np.logaddexp.reduce(np.log(self.weights) + self.logs, axis=1)
         fallen = capitals >= -math.log(level)
         standing = np.flatnonzero(~fallen)  # the capital is monotone in theta, so the fallen are an interval
         if self.side == "lower":
@@ -130,9 +136,10 @@ class CapitalTable:
         sums = self.sums_at(theta)
         if sums is None or not num_units:
             return None
-        if is_rejected(float(np.logaddexp.reduce(_LOG_WEIGHTS + sums)), level):
+        logs = np.log(self.weights) + sums
+        if is_rejected(float(np.logaddexp.reduce(logs)), level):
             return 0
-        missing, growth = -math.log(level) - _LOG_WEIGHTS - sums, sums / num_units
+        missing, growth = -math.log(level) - logs, sums / num_units
         needed = [gap / rate for gap, rate in zip(missing.tolist(), growth.tolist(), strict=True) if rate > 1e-9]
         return math.ceil(min(needed)) if needed else None
 

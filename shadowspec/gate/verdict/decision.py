@@ -18,6 +18,7 @@ from datetime import datetime
 from shadowspec.gate.evidence.guardrails import quantile_results
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.rule_set import RuleSet
 from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE, is_valid_for_engine
 from shadowspec.gate.verdict.hold_reasons import clusters_needed, figures, number, outlook, staleness
 from shadowspec.gate.verdict.required_tests import after_dependence, betting_results, fault_result, memory_result
@@ -78,7 +79,10 @@ def decide(
         missing = policy.entry_clusters - evidence.num_closed_clusters
         outcome = _hold("too_few_clusters", f"its tests are read once {missing} more clusters (sessions) have closed")
     elif level is None:
-        outcome = _hold("no_level_left", f"no level left: {policy.max_hypotheses} hypotheses have entered before it")
+        outcome = _hold(
+            "no_level_left",
+            f"no level left: the {policy.max_hypotheses} declared hypotheses (max_hypotheses) have entered before it",
+        )
     else:
         outcome = _judge(hypothesis, results, evidence, policy, now, other_engine)
 
@@ -181,7 +185,7 @@ def _judge(
         name for name, code in DISABLE_CODES.items() if is_valid_for_engine(Verdict.DISABLE, code, other_engine)
     ]
     crossing = [result for result in results if result.outcome == "fail" and result.name in deciding]
-    waiting, restarts = _dependence(crossing)
+    waiting, restarts = _dependence(crossing, policy.rules)
     for result in crossing:
         if result.name not in waiting and result.name not in restarts:
             low = by_name["acceptance"].outcome == "fail"
@@ -208,7 +212,7 @@ def _judge(
             "the engine that measured does not say what memory the arms took, and the policy sets a budget for it",
         )
     if all(result.outcome == "pass" for result in required):
-        waiting, restarts = _dependence(required)
+        waiting, restarts = _dependence(required, policy.rules)
         if waiting or restarts:
             return _dependent(waiting, restarts)
         if by_name["total_time"].outcome == "fail":
@@ -233,9 +237,9 @@ def _judge(
     return _hold("too_few_units", outlook(slowest))
 
 
-def _dependence(crossing: Sequence[TestResult]) -> tuple[list[str], dict[str, TestState]]:
+def _dependence(crossing: Sequence[TestResult], rules: RuleSet) -> tuple[list[str], dict[str, TestState]]:
     """Names of the crossing tests that wait for their independence to show, and states of those that restart."""
-    actions = {result.name: after_dependence(result) for result in crossing}
+    actions = {result.name: after_dependence(result, rules) for result in crossing}
     waiting = [name for name, (action, _) in actions.items() if action == "wait"]
     return waiting, {name: state for name, (action, state) in actions.items() if action == "restart"}
 

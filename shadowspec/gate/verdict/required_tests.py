@@ -1,7 +1,7 @@
 """The result of each required test at one look: outcome, estimate, bounds, smallest possible n, units needed.
 
 A test passes when its nulls fall at the hypothesis's level, from current capitals; it fails when the opposite
-bound crosses at that level divided by the number of tests that can disable (speedup, tail, z).
+bound crosses at that level divided by the number of bounds that can disable (speedup, tail, both of z).
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, TestEvidence
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.rule_set import RuleSet
 from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.betting import Floats, Side
 from shadowspec.gate.stats.capital import CapitalTable
 from shadowspec.metrics import ratio
 from shadowspec.types import BettingFigures, Dependence, TestResult, TestState
-
-NUM_DISABLING_TESTS = 3  # speedup, tail, z
 
 RESTART_AUTOCORRELATION = 0.2  # above it, once r1 is well known, the units are too small to be independent
 RESTART_UNITS = 100
@@ -49,11 +48,11 @@ def betting_results(evidence: HypothesisEvidence, policy: GatePolicy, level: flo
 
 def betting_result(test: BettingTest, evidence: TestEvidence, policy: GatePolicy, level: float) -> TestResult:
     """A betting test at one look; `test` is its definition under today's policy, of no units."""
-    fail_level = level / NUM_DISABLING_TESTS
+    fail_level = test.fail_level(level)
     tables = {"lower": evidence.lower, "upper": evidence.upper}
     pass_logs = [tables[side].log_capital(theta) for side, theta in test.sides]
     fail_logs = [tables[betting.opposite(side)].log_capital(theta) for side, theta in test.sides]
-    is_passed, is_failed = crossings(np.array(pass_logs), np.array(fail_logs), level)
+    is_passed, is_failed = crossings(np.array(pass_logs), np.array(fail_logs), level, fail_level)
     needed = [tables[side].units_needed(theta, evidence.num_units, level) for side, theta in test.sides]
     lower, upper = bounds(test, evidence.lower, evidence.upper, level)
     mean = evidence.mean
@@ -75,7 +74,11 @@ def betting_result(test: BettingTest, evidence: TestEvidence, policy: GatePolicy
         if unprovable or outcome != "open" or None in needed
         else max(n for n in needed if n is not None),
         is_required=test.is_required,
-        dependence=Dependence(evidence.moments.autocorrelation, evidence.state),
+        dependence=Dependence(
+            evidence.moments.autocorrelation,
+            evidence.state,
+            _batch_agreement(test, evidence, policy, outcome, fail_level),
+        ),
         betting=BettingFigures(
             mean=mean,
             observed_weight=evidence.observed_weight,
@@ -90,17 +93,31 @@ def betting_result(test: BettingTest, evidence: TestEvidence, policy: GatePolicy
     )
 
 
-def crossings(pass_logs: Floats, fail_logs: Floats, level: float) -> tuple[Bools, Bools]:
+def crossings(pass_logs: Floats, fail_logs: Floats, level: float, fail_level: float) -> tuple[Bools, Bools]:
     """Whether all nulls of a test fall, and whether an opposite one does, of log-capitals [nulls, ...]."""
     passes = np.logical_and.reduce(betting.is_rejected(pass_logs, level), axis=0)
-    return passes, np.logical_or.reduce(betting.is_rejected(fail_logs, level / NUM_DISABLING_TESTS), axis=0)
+    return passes, np.logical_or.reduce(betting.is_rejected(fail_logs, fail_level), axis=0)
+
+
+def _batch_agreement(
+    test: BettingTest, evidence: TestEvidence, policy: GatePolicy, outcome: str, fail_level: float
+) -> float | None:
+    """By how many standard errors, over those wanted, batches show that the test passes, or fails; None of an open one."""
+    if not policy.rules.judges_batches or outcome == "open":
+        return None
+    if outcome == "pass":
+        return min(evidence.batches[side].errors(side, theta) for side, theta in test.sides) / test.batch_errors
+    opposites = [(betting.opposite(side), theta) for side, theta in test.sides]
+    tables: dict[Side, CapitalTable] = {"lower": evidence.lower, "upper": evidence.upper}
+    crossed = [each for each in opposites if betting.is_rejected(tables[each[0]].log_capital(each[1]), fail_level)]
+    return max(evidence.batches[side].errors(side, theta) for side, theta in crossed) / test.batch_errors
 
 
 def min_units(test: BettingTest, policy: GatePolicy, level: float) -> int:
     """Units without which a test cannot pass; of what nothing can prove, those at which it would be given up."""
     if policy.unprovable(test.name):
         return policy.max_clusters
-    return max(betting.min_units(_best_ratio(test, side, theta), level) for side, theta in test.sides)
+    return max(betting.min_units(_best_ratio(test, side, theta), level, test.weights) for side, theta in test.sides)
 
 
 def bounds(test: BettingTest, lower: CapitalTable, upper: CapitalTable, level: float) -> tuple[float, float]:
@@ -108,7 +125,7 @@ def bounds(test: BettingTest, lower: CapitalTable, upper: CapitalTable, level: f
 
     A side that can only fail the test is judged at the level of failing.
     """
-    fail_level = level / NUM_DISABLING_TESTS
+    fail_level = test.fail_level(level)
     lowest = lower.find_bound(fail_level if test.above is None else level)
     highest = upper.find_bound(fail_level if test.below is None else level)
     return (test.series.lowest if lowest is None else lowest, test.series.highest if highest is None else highest)
@@ -184,7 +201,7 @@ def memory_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResu
     )
 
 
-def after_dependence(result: TestResult) -> tuple[str, TestState]:
+def after_dependence(result: TestResult, rules: RuleSet) -> tuple[str, TestState]:
     """What a look at which a test crosses may do with it: "count", "wait" or "restart", and the state to keep.
 
     Faults and memory are no series and count at once.  Quantiles have no units to merge, so that they only wait.
@@ -193,19 +210,25 @@ def after_dependence(result: TestResult) -> tuple[str, TestState]:
     if result.dependence is None or (r1 := result.dependence.r1) is None:
         return "count", state
     can_merge = result.state is not None and state.merged_units in MERGES
-    waits, restarts = dependence(r1, result.num_units, can_merge=can_merge)
+    waits, restarts = dependence(r1, result.num_units, rules, can_merge=can_merge)
+    agreement = result.dependence.batch_agreement
     if restarts:
         end = state.start_unit + result.num_units * state.merged_units
         return "restart", TestState(end, MERGES[state.merged_units])
-    return "wait" if waits else "count", state
+    return "wait" if waits or (agreement is not None and agreement < 1.0) else "count", state
 
 
 def dependence(
-    r1: float | Floats, num_units: int | NDArray[np.int64], *, can_merge: bool, slack: float = 0.0
+    r1: float | Floats, num_units: int | NDArray[np.int64], rules: RuleSet, *, can_merge: bool, slack: float = 0.0
 ) -> tuple[Bools, Bools]:
-    """Whether units of this r1 wait, and whether they restart merged, elementwise; with `slack` fewer wait."""
-    limit = r1 + Z_95 / np.sqrt(np.maximum(num_units, 1))
-    restarts = np.asarray(r1 > RESTART_AUTOCORRELATION - slack) & (num_units >= RESTART_UNITS) & can_merge
+    """Whether units of this r1 wait, and whether they restart merged, elementwise; with `slack` fewer wait.
+
+    A restart drops all capital, so that r1 must exceed its threshold by more than its standard error; until then the
+    units wait.
+    """
+    error = 1.0 / np.sqrt(np.maximum(num_units, 1))
+    limit, surely = r1 + Z_95 * error, r1 - error * rules.judges_batches
+    restarts = np.asarray(surely > RESTART_AUTOCORRELATION - slack) & (num_units >= RESTART_UNITS) & can_merge
     return ~restarts & ((limit >= WAIT_AUTOCORRELATION + slack) | np.equal(num_units, 0)), restarts
 
 

@@ -3,24 +3,32 @@
 A hypothesis is endpoint x slice x load x the operator's name for a speculation config.  The config of the name
 may change: other weights, another chat template, tokenizer, sampling or engine version make another
 fingerprint, and figures of the old one say nothing about the new.  A new fingerprint, or an alarm of a drift
-detector, ends the run: the next one starts with no evidence, at half the level.
+detector, ends the run: the next one starts with no evidence, at a lower level.
 
-Levels are alpha / max_hypotheses for each hypothesis, given at entry, fixed, never reallocated.
+Levels go by a sequentially rejective graph (Bretz, Maurer, Brannath and Posch 2009, with tests that hold at any time):
+the whole endpoint has one half of alpha, the slices have the other in `num_slots` equal parts, whether they have
+entered or not.  A hypothesis's first run uses FIRST_RUN of its part, its j-th restart the rest * 2**-j.  ENABLE in a
+first run passes that run's level on: to the slices that are left, in equal parts.  A slice that makes up its whole
+endpoint is the same hypothesis, at the same level.
 
-Invariant: what has been given never sums to more than alpha, whatever the policy says later.  A hypothesis's
-first run uses half of its share, its j-th restart share * 2**-(j + 1), so that all runs that it can ever have
-together use no more than the share.
+Invariant: the chance that any ENABLE of a first run is false is at most FIRST_RUN * alpha.  Until the first false one,
+only true ones have passed levels on.  With T of alpha for slices by then and m of them true nulls, the level of each
+true null is at most FIRST_RUN * T / m, a number that does not depend on the data.  The sum over all true nulls is at
+most FIRST_RUN * alpha, and each test falls at its level with at most that chance, at whatever look (Ville).  Restarts
+use the rest, fixed for each hypothesis at its entry.
+
+By rules of version 1 levels are alpha / max_hypotheses for each hypothesis; its first run uses half of it, its j-th
+restart share * 2**-(j + 1).  An endpoint that has used a part of alpha so shares what is left by the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TypeVar
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.types import Decision, FingerprintedConfig, Supersession, Trial, Verdict
+from shadowspec.types import Decision, FingerprintedConfig, LevelGraph, Supersession, Trial, Verdict
 
 # A fingerprint that was replaced is current again only when its replacement has not been measured for so long:
 # while workers are being restarted one by one, both are measured, and must not end each other's runs.
@@ -30,12 +38,12 @@ CHANGED_FINGERPRINT = "changed_fingerprint"
 CHANGED_RULES = "changed_rules"
 DRIFT = "drift"
 
-FIRST_RUN_SHARE = 0.5
+FIRST_RUN = 0.9  # of a hypothesis's part of alpha
+FIRST_RUN_SHARE = 0.5  # by rules of version 1
 MAX_RESTARTS = 30  # a share / 2**31 takes three times the units of a first run: more restarts are a fault elsewhere
 
 HypothesisId = tuple[str, int, str]  # slice key, concurrency, fingerprint
 HypothesisName = tuple[str, int, str]  # slice key, concurrency, the config's name
-Named = TypeVar("Named", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,71 +136,107 @@ def assign_trials(
     configs: Mapping[str, FingerprintedConfig],
     standing: Sequence[Decision],
     policy: GatePolicy,
+    num_slices: int,
+    passed: Collection[HypothesisName] = (),
 ) -> dict[HypothesisId, Trial | None]:
     """The run of each hypothesis of `entered`, in the order of entry; None where no level is left.
 
-    `standing` are the endpoint's latest decisions.
+    `standing` are the endpoint's latest decisions, `num_slices` the slices that it was ever seen to have; `passed` have
+    come to ENABLE at this look.
     """
     latest, by_id = latest_by_name(standing), {hypothesis_id(row): row for row in standing}
     names: dict[HypothesisId, HypothesisName] = {key: (key[0], key[1], configs[key[2]].config.name) for key in entered}
-    held = {name: row.run.share for name, row in latest.items() if row.run is not None}
-    shares = assign_shares(list(dict.fromkeys(names.values())), held, policy)
+    in_order = list(dict.fromkeys(names.values()))
+    assign = _assign_places if policy.rules.shares_levels else _assign_equal_shares
+    first = assign(in_order, latest, policy, num_slices)
     trials: dict[HypothesisId, Trial | None] = {}
     for key, name in names.items():
-        share = shares[name]
-        trials[key] = None if share is None else next_trial(latest.get(name), by_id.get(key), key[2], share)
+        trial = first[name]
+        trials[key] = None if trial is None else next_trial(latest.get(name), by_id.get(key), key[2], trial)
+    runs = {name: row.run for name, row in latest.items() if row.run is not None}
+    runs |= {names[key]: trial for key, trial in trials.items() if trial is not None}
+    return {key: with_level(trial, names[key], runs, passed) if trial else None for key, trial in trials.items()}
+
+
+def _assign_equal_shares(
+    entered: Sequence[HypothesisName], latest: Mapping[HypothesisName, Decision], policy: GatePolicy, num_slices: int
+) -> dict[HypothesisName, Trial | None]:
+    """The first run of each hypothesis by rules of version 1."""
+    del num_slices
+    shares: dict[HypothesisName, Trial | None] = {}
+    held = {name: row.run.share for name, row in latest.items() if row.run is not None}
+    given, share = sum(held.values()), policy.alpha / policy.max_hypotheses
+    for name in entered:
+        if name not in held and given + share > policy.alpha * (1.0 + 1e-9):  # sums of equal shares round
+            shares[name] = None
+            continue
+        given += share * (name not in held)
+        shares[name] = Trial(held.get(name, share), None)
+    return shares
+
+
+def _assign_places(
+    entered: Sequence[HypothesisName], latest: Mapping[HypothesisName, Decision], policy: GatePolicy, num_slices: int
+) -> dict[HypothesisName, Trial | None]:
+    """The first run of each hypothesis under the graph, with its part of alpha."""
+    held = {name: row.run for name, row in latest.items() if row.run is not None}
+    in_graph = {name: run for name, run in held.items() if run.graph is not None}
+    graph = next((run.graph for run in in_graph.values() if run.graph), None) or _new_graph(entered, held, policy)
+    num_endpoints = sum(not name[0] and not run.in_slot for name, run in in_graph.items())
+    num_slots = sum(run.in_slot for run in in_graph.values())
+    trials: dict[HypothesisName, Trial | None] = {}
+    for name in entered:
+        run, endpoint = in_graph.get(name), trials.get(("", *name[1:]))
+        if run is None or (name[0] and not run.in_slot):
+            num_before = 0 if name not in held else held[name].num_restarts + (run is None)
+            new = Trial(0.0, None, graph=graph, num_before=num_before)
+            if not name[0] and num_endpoints < graph.num_endpoints:
+                num_endpoints, run = num_endpoints + 1, replace(new, share=graph.endpoint_share)
+            elif name[0] and num_slices == 1 and endpoint is not None and not endpoint.in_slot:
+                run = replace(new, share=endpoint.share)  # the same hypothesis: its part is counted once
+            elif num_slots < graph.num_slots:
+                num_slots, run = num_slots + 1, replace(new, share=graph.slot_share, in_slot=True)
+            else:
+                run = None
+        trials[name] = run
     return trials
 
 
-def level_of_run(share: float, num_restarts: int) -> float | None:
-    """Level of a hypothesis's run after so many restarts; None where none is left."""
-    return share * FIRST_RUN_SHARE * 2.0**-num_restarts if num_restarts <= MAX_RESTARTS else None
+def _new_graph(
+    entered: Sequence[HypothesisName], held: Mapping[HypothesisName, Trial], policy: GatePolicy
+) -> LevelGraph:
+    """The graph over what runs of older rules have left of alpha."""
+    spent = sum(run.share * (1.0 - 0.5 ** (run.num_restarts + 1)) for run in held.values())
+    num_endpoints = min(max(sum(not name[0] for name in entered), 1), policy.max_hypotheses)
+    return LevelGraph(max(policy.alpha - spent, 0.0), num_endpoints, policy.max_hypotheses - num_endpoints)
 
 
 def shown_level(level: float | None, policy: GatePolicy) -> float:
     """The level at which tests are shown: that of their run, or that of a first one where there is none."""
-    return level or _first_share(policy) * FIRST_RUN_SHARE
+    if level is not None:
+        return level
+    if not policy.rules.shares_levels:
+        return policy.alpha / policy.max_hypotheses * FIRST_RUN_SHARE
+    graph = LevelGraph(policy.alpha, 1, policy.max_hypotheses - 1)
+    return FIRST_RUN * (graph.slot_share if graph.num_slots else graph.endpoint_share)
 
 
-def assign_shares(
-    entered: Sequence[Named], held: Mapping[Named, float], policy: GatePolicy
-) -> dict[Named, float | None]:
-    """Share of alpha of each hypothesis of `entered` (in order of entry); None where none is left.
-
-    `held` are the shares given at earlier looks, those of hypotheses that are no longer asked about included.
-    """
-    shares: dict[Named, float | None] = {}
-    given = sum(held.values())
-    share = _first_share(policy)
-    for hypothesis in entered:
-        if hypothesis in held:
-            shares[hypothesis] = held[hypothesis]
-        elif given + share <= policy.alpha * (1.0 + 1e-9):  # sums of equal shares round
-            given += share
-            shares[hypothesis] = share
-        else:
-            shares[hypothesis] = None
-    return shares
-
-
-def _first_share(policy: GatePolicy) -> float:
-    return policy.alpha / policy.max_hypotheses
-
-
-def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str, share: float) -> Trial:
+def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str, first: Trial) -> Trial:
     """The run that a look at `fingerprint` belongs to.
 
     `latest` is the latest decision on the hypothesis with whatever fingerprint, `same` the latest one with this
-    fingerprint (None: there is none); `share` counts for a first run only.
+    fingerprint (None: there is none); `first` is a first run with the hypothesis's part of alpha.
     """
     if latest is None or latest.run is None:
-        return with_level(Trial(share, None))
-    trial = latest.run
+        return first
+    trial = replace(
+        latest.run, share=first.share, graph=first.graph, in_slot=first.in_slot, has_passed=has_passed(latest)
+    )
     if latest.fingerprint == fingerprint and not latest.ends_run:
-        return trial
+        return latest.run if latest.run.graph is None else trial
     folded = same.run if same is not None else None
-    next_ = Trial(
-        share=trial.share,
+    return replace(
+        trial,
         level=None,
         num_restarts=trial.num_restarts + 1,
         start_blocks=(folded.start_blocks + same.num_blocks) if folded and same else 0,
@@ -200,8 +244,17 @@ def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str,
         start_lost=trial.start_lost + latest.evidence.num_lost,
         supersedes=None if latest.fingerprint == fingerprint else latest.fingerprint,
         follows=_why_ended(latest, fingerprint),
+        num_before=first.num_before if latest.run.graph is None else trial.num_before,
     )
-    return with_level(next_)
+
+
+def has_passed(decision: Decision) -> bool:
+    """Whether the first run of its hypothesis under the graph came to ENABLE, at this look or before."""
+    run = decision.run
+    if run is None or run.graph is None:
+        return False
+    is_enabled = decision.verdict is Verdict.ENABLE or decision.watch is not None
+    return run.has_passed or (run.num_restarts == run.num_before and is_enabled)
 
 
 def _why_ended(latest: Decision, fingerprint: str) -> str:
@@ -212,9 +265,31 @@ def _why_ended(latest: Decision, fingerprint: str) -> str:
     return DRIFT if alarmed else CHANGED_RULES
 
 
-def with_level(trial: Trial) -> Trial:
-    """The run with the level that its share and the restarts before it leave."""
-    return replace(trial, level=level_of_run(trial.share, trial.num_restarts))
+def with_level(
+    trial: Trial,
+    name: HypothesisName,
+    runs: Mapping[HypothesisName, Trial],
+    passed: Collection[HypothesisName] = (),
+) -> Trial:
+    """The run with its level; `runs` are those of all hypotheses that have a part of alpha."""
+    num_restarts = trial.num_restarts - trial.num_before
+    if trial.num_restarts > MAX_RESTARTS:
+        return replace(trial, level=None)
+    if trial.graph is None:
+        return replace(trial, level=trial.share * FIRST_RUN_SHARE * 0.5**trial.num_restarts)
+    if num_restarts:
+        return replace(trial, level=(1.0 - FIRST_RUN) * trial.share * 0.5**num_restarts)
+    if trial.has_passed and trial.level is not None:
+        return trial
+    given = 0.0
+    if trial.in_slot:
+        done = [
+            run
+            for each, run in runs.items()
+            if each != name and (run.in_slot or not each[0]) and (run.has_passed or each in passed)
+        ]
+        given = sum(run.share for run in done) / (trial.graph.num_slots - sum(run.in_slot for run in done))
+    return replace(trial, level=FIRST_RUN * (trial.share + given), has_passed=trial.has_passed or name in passed)
 
 
 def passed_clusters(decision: Decision) -> int:
