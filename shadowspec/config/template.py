@@ -226,7 +226,7 @@ num_speculative_tokens = 4
 # engine = "openai"           # default: ~
 # target = "models/target"
 # served_models = ["served-model"]
-# requests_per_slot = 4       # servers keep no slot that nobody uses: only a queue keeps its load
+# requests_per_slot = 1       # above 1 the load stays longer; so many times the requests for one block
 # [endpoints.served.servers]
 # baseline_url = "https://baseline.example:8000"        # roots, without /v1; no other host is contacted
 # speculative_url = "https://speculative.example:8000"
@@ -263,7 +263,7 @@ version = 1
 [default]
 # Errors and evidence
 # alpha = ~                     # chance of any false ENABLE at an endpoint, however often one looks
-# max_hypotheses = ~            # slices x loads x candidates that may be decided, the whole endpoint included
+# max_hypotheses = ~            # loads x candidates x (slices + 1): half of alpha is for the whole endpoint
 # entry_clusters = ~            # closed sessions of a slice from which on its tests are read
 # max_clusters = ~              # measured sessions after which an open question is given up as undecidable
 # indifference = ~              # an interval this close about its limit is undecidable

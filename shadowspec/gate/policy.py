@@ -74,7 +74,7 @@ class GatePolicy:
     """
 
     alpha: float = 0.05  # family-wise error of the endpoint
-    max_hypotheses: int = 8  # the endpoint's own included; each gets alpha / max_hypotheses
+    max_hypotheses: int = 8  # loads x candidates x (slices + 1): the whole endpoint gets half of alpha, slices the rest
     entry_clusters: int = 20  # closed clusters of its slice at which a hypothesis enters
     max_clusters: int = 20_000  # measured clusters after which an open question is called undecidable
     indifference: float = 0.01  # an interval this close about the threshold is undecidable

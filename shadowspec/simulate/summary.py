@@ -12,7 +12,6 @@ from shadowspec.simulate.results import TestTally, WorldResult
 from shadowspec.simulate.world import World
 from shadowspec.simulate.worlds import WORLDS
 
-TOLERANCE = 1.2  # the upper end of a rate's interval may be so many times alpha
 ENOUGH = 1_000  # repetitions from which on each world is held to that; fewer are pooled
 POOL = 300  # repetitions of all null worlds together from which on they are
 PROOF = 0.998  # confidence of the two-sided interval whose lower end convicts a world of few repetitions
@@ -105,27 +104,33 @@ def test_limit(test: TestTally) -> int:
 def broken_promises(results: Iterable[WorldResult]) -> list[str]:
     """What the gate promised and these results contradict, one sentence each; [] if it kept its promises.
 
-    A world of many repetitions is held to 1.2 alpha by the upper end of its interval; worlds of few are held to
-    it together, if they are enough, and each alone only where its lower end lies above alpha.  Power is to be .8,
-    which the upper end of its interval must reach where the repetitions are few.
+    A world of many repetitions is held to 1.2 alpha (to 2 where units depend on each other) by the upper end of its
+    interval.  Worlds of few are held to it together, if they are enough, and each alone only where its lower end lies
+    above alpha.  Power is to be .8, which the upper end of its interval must reach where the repetitions are few.  A
+    negative control must have more false verdicts than alpha.
     """
     summaries = [summarise(result) for result in results]
     broken = []
     for verdict, rate_of in (("ENABLE", attrgetter("false_enable")), ("DISABLE", attrgetter("false_disable"))):
-        few = [s for s in summaries if s.world.kind == "null" and s.repetitions < ENOUGH]
+        few = [s for s in summaries if s.world.kind == "null" and s.repetitions < ENOUGH and not s.world.fails_before]
         for summary in summaries:
             rate = rate_of(summary)
-            limit = TOLERANCE * summary.alpha
+            if summary.world.kind == "control":
+                continue
+            limit = summary.world.tolerance * summary.alpha
             if summary.repetitions >= ENOUGH and rate.upper > limit:
                 broken.append(f"{summary.world.name}: false {verdict} up to {rate.upper:.1%}, above {limit:.1%}")
             elif summary.repetitions < ENOUGH:
                 proven = share(rate.count, rate.total, PROOF)
-                if proven.lower > summary.alpha:
+                if proven.lower > max(summary.world.tolerance, 1.2) / 1.2 * summary.alpha:
                     broken.append(f"{summary.world.name}: false {verdict} {proven.lower:.1%} at least")
         pooled = share(sum(rate_of(s).count for s in few), sum(s.repetitions for s in few))
-        if pooled.total >= POOL and pooled.upper > TOLERANCE * few[0].alpha:
+        if pooled.total >= POOL and pooled.upper > few[0].world.tolerance * few[0].alpha:
             broken.append(f"all null worlds together: false {verdict} up to {pooled.upper:.1%}")
     for summary in summaries:
+        worst = max(summary.false_enable.upper, summary.false_disable.upper)
+        if summary.world.kind == "control" and worst <= summary.alpha:
+            broken.append(f"{summary.world.name}: the rules before do not fail, so that the world shows nothing")
         if summary.power is None:
             continue
         shown = summary.power.upper if summary.repetitions < ENOUGH else summary.power.value or 0.0

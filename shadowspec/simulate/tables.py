@@ -36,6 +36,11 @@ def tables_of(results: Mapping[str, WorldResult]) -> list[Table]:
             tuple(_null_row(summary) for summary in nulls),
         ),
         Table(
+            "What the rules before (version 1) say in worlds that are there for their faults",
+            ("world", "runs", "false ENABLE", "false DISABLE", "held as dependent"),
+            tuple(_null_row(summary) for summary in summaries if summary.world.kind == "control"),
+        ),
+        Table(
             "Where there is an effect",
             ("world", "runs", "ENABLE", "blocks to it", "DISABLE", "blocks to it", "false DISABLE"),
             tuple(_effect_row(summary) for summary in effects),
@@ -53,8 +58,8 @@ def tables_of(results: Mapping[str, WorldResult]) -> list[Table]:
         ),
         Table("Alarms after ENABLE", ("world", "alarmed", "blocks from the change"), tuple(_alarm_rows(summaries))),
         Table(
-            "What the design says and what was measured (median/90%)",
-            ("figure", "design", "measured"),
+            "Version 1 of the rules, and what was measured of this one (median/90%)",
+            ("figure", "version 1", "measured"),
             tuple((line.what, line.says, line.measured) for line in quoted_figures(results) if line.measured),
         ),
     ]
@@ -96,7 +101,7 @@ def _power_rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
     return [
         (
             s.world.name,
-            f"{s.world.policy.alpha / s.world.policy.max_hypotheses / 2:g}",
+            f"{s.level:g}",
             str(s.limit_blocks),
             percent(s.power),
         )

@@ -9,7 +9,7 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.simulate.effects import Effects
 from shadowspec.simulate.traffic import Arrivals
 
-# One hypothesis with all of alpha, half of which its first run uses: the level at which a fault shows soonest.
+# One hypothesis with all of alpha, most of which its first run uses: the level at which a fault shows soonest.
 ALONE = GatePolicy(max_hypotheses=1, min_span_s=0.0)
 BOUNDARY = math.log1p(ALONE.margin)
 
@@ -20,10 +20,11 @@ EVERYWHERE = None
 class World:
     """One world.
 
-    `kind` is "null" (ENABLE is wrong somewhere), "effect" (ENABLE is right; power and sizes) or "size" (only the
-    sizes of single tests are read).  `wrong_to_enable` and `wrong_to_disable` name the hypotheses for which the
-    verdict is false, by slice key ("" the endpoint) or "new" for a run of what came with the world's change;
-    EVERYWHERE is all of them.  `reads` is the test whose null is true at its boundary.
+    `kind` is "null" (ENABLE is wrong somewhere), "effect" (ENABLE is right; power and sizes), "size" (only the
+    sizes of single tests are read) or "control" (decided by rules of version 1, which must fail in it).
+    `wrong_to_enable` and `wrong_to_disable` name the hypotheses for which the verdict is false, by slice key ("" the
+    endpoint) or "new" for a run of what came with the world's change; EVERYWHERE is all of them.  `reads` is the test
+    whose null is true at its boundary.
     """
 
     name: str
@@ -37,6 +38,8 @@ class World:
     wrong_to_disable: tuple[str, ...] | None = ()
     reads: str = ""
     may_be_dependent: bool = False  # its units are no martingale: what protects is the wait for independence
+    tolerance: float = 1.2  # the upper end of the rate of false verdicts may be so many times alpha
+    fails_before: bool = False  # by rules of version 1 its false verdicts are too frequent: see `worlds.CONTROL_WORLDS`
     changes_fingerprint: bool = False  # from `effects.change_block` on another engine is measured
 
     def is_wrong_to_enable(self, slice_key: str, *, is_new: bool) -> bool:

@@ -26,11 +26,7 @@ def _make_policy(hypotheses: int) -> GatePolicy:
     return replace(ALONE, max_hypotheses=hypotheses)
 
 
-def _one_of(hypotheses: int) -> GatePolicy:
-    """The endpoint alone, at the level that it has as one of so many."""
-    return replace(ALONE, alpha=ALONE.alpha / hypotheses)
-
-
+DECLARED = _make_policy(GatePolicy().max_hypotheses)  # an endpoint with as many hypotheses as it has by default
 MARGIN = Effects(log_speedup=BOUNDARY)
 
 NULL_WORLDS = (
@@ -96,6 +92,27 @@ NULL_WORLDS = (
         "blocks follow each other, AR(1) .9",
         replace(MARGIN, block_sd=0.12, block_phi=0.9, noise_sd=0.05),
         may_be_dependent=True,
+    ),
+    *(
+        _boundary(
+            f"slow_component_{share}",
+            f"a slow component, AR(1) .98, has {share}% of the variance of blocks",
+            replace(MARGIN, block_sd=block_sd, block_phi=0.98, noise_sd=noise_sd),
+            may_be_dependent=True,
+            tolerance=2.0,
+            fails_before=True,
+        )
+        for share, block_sd, noise_sd in ((10, 0.0235, 0.149), (20, 0.035, 0.14))
+    ),
+    _boundary(
+        "slow_component_days",
+        "the same 20% over nine days, of which ENABLE needs seven",
+        replace(MARGIN, block_sd=0.035, block_phi=0.98, noise_sd=0.14),
+        arrivals=Arrivals(num_sessions=1_500, gap_s=9.0 * 86_400.0 / 1_500),
+        policy=replace(ALONE, min_span_s=GatePolicy().min_span_s),
+        may_be_dependent=True,
+        tolerance=2.0,
+        fails_before=True,
     ),
     World(
         "slowed_blocks",
@@ -199,7 +216,7 @@ EFFECT_WORLDS = (
         "effect",
         arrivals=Arrivals(num_sessions=800),
         effects=Effects(log_speedup=math.log(1.15), acceptance=0.55, slowed=0.02),
-        policy=_one_of(4),
+        policy=DECLARED,
         wrong_to_disable=EVERYWHERE,
     ),
     *(
@@ -208,7 +225,7 @@ EFFECT_WORLDS = (
             f"speedup 1.3, {slowed:.0%} slowed",
             "effect",
             effects=Effects(log_speedup=FASTER, slowed=slowed),
-            policy=_one_of(2),
+            policy=DECLARED,
             wrong_to_disable=EVERYWHERE,
         )
         for slowed in (0.0, 0.02, 0.05)
@@ -218,7 +235,7 @@ EFFECT_WORLDS = (
         "speedup 1.0: DISABLE is right",
         "effect",
         effects=Effects(log_speedup=0.0),
-        policy=_one_of(2),
+        policy=DECLARED,
         wrong_to_enable=EVERYWHERE,
     ),
     World(
@@ -227,7 +244,7 @@ EFFECT_WORLDS = (
         "effect",
         arrivals=Arrivals(num_sessions=400),
         effects=Effects(log_speedup=math.log(0.9)),
-        policy=_one_of(2),
+        policy=DECLARED,
         wrong_to_enable=EVERYWHERE,
     ),
     World(
@@ -236,7 +253,7 @@ EFFECT_WORLDS = (
         "effect",
         arrivals=Arrivals(num_sessions=1_800),
         effects=Effects(log_speedup=FASTER, change_block=100, log_speedup_later=0.0),
-        policy=_one_of(2),
+        policy=DECLARED,
         wrong_to_enable=("new",),
     ),
 )
@@ -248,12 +265,26 @@ SIZE_WORLDS = tuple(
         "size",
         arrivals=Arrivals(num_sessions=800),
         effects=Effects(log_speedup=math.log(speedup), acceptance=acceptance, slowed=slowed, slowed_log=SLOWED_LOG),
-        policy=_one_of(4),
+        policy=DECLARED,
         regime="high",
         wrong_to_disable=EVERYWHERE,
     )
     for speedup, acceptance, slowed in ((1.15, 0.55, 0.0), (1.3, 0.65, 0.02), (1.6, 0.75, 0.05))
 )
 
-WORLDS = {world.name: world for world in (*NULL_WORLDS, *EFFECT_WORLDS, *SIZE_WORLDS)}
+# Negative controls: what a world is there for shows in that the rules before it fail in it.
+CONTROL_WORLDS = tuple(
+    replace(
+        world,
+        name=f"{world.name}_before",
+        title=f"{world.title}: decided by rules of version 1",
+        kind="control",
+        policy=replace(world.policy, rule_set=1),
+        fails_before=False,
+    )
+    for world in (*NULL_WORLDS, *EFFECT_WORLDS)
+    if world.fails_before
+)
+
+WORLDS = {world.name: world for world in (*NULL_WORLDS, *EFFECT_WORLDS, *SIZE_WORLDS, *CONTROL_WORLDS)}
 QUICK_WORLDS = ("margin", "session_correlation", "low_traffic", "slowed_blocks", "session_length", "minimum_effect")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from shadowspec.gate.evidence.guardrails import quantile_results
@@ -20,7 +20,7 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.rule_set import RuleSet
 from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE, is_valid_for_engine
-from shadowspec.gate.verdict.hold_reasons import clusters_needed, figures, number, outlook, staleness
+from shadowspec.gate.verdict.hold_reasons import clusters_needed, figures, number, outlook, period, staleness
 from shadowspec.gate.verdict.required_tests import after_dependence, betting_results, fault_result, memory_result
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.metrics import ratio
@@ -85,6 +85,8 @@ def decide(
         )
     else:
         outcome = _judge(hypothesis, results, evidence, policy, now, other_engine)
+        if outcome.verdict is not Verdict.HOLD and policy.rules.judges_batches:
+            outcome = replace(outcome, reason=outcome.reason + period(evidence))
 
     if outcome.restarts:
         results = test_results(hypothesis, evidence.restart(outcome.restarts), policy, shown_level(level, policy))

@@ -1,4 +1,4 @@
-"""The words of a HOLD: why there is no verdict yet, and how much more evidence one needs."""
+"""The words of reasons: why there is no verdict yet, how much more evidence it takes, and of what traffic it speaks."""
 
 from __future__ import annotations
 
@@ -53,6 +53,13 @@ def figures(result: TestResult) -> str:
     """A test's estimate with its bounds."""
     bounds = f" [{number(result.lower)}, {number(result.upper)}]" if result.lower != result.upper else ""
     return f"{result.name} {number(result.estimate)}{bounds}"
+
+
+def period(evidence: HypothesisEvidence) -> str:
+    """The end of a verdict's reason: of which traffic it speaks."""
+    if evidence.first_event is None or evidence.last_event is None:
+        return ""
+    return f"; traffic of {evidence.first_event:%Y-%m-%d %H:%M} to {evidence.last_event:%Y-%m-%d %H:%M} UTC"
 
 
 def number(value: float | None) -> str:
