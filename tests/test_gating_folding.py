@@ -92,6 +92,37 @@ def test_look_after_look_decides_what_all_rows_at_once_decide(store: Store) -> N
     assert decided[0].evidence.newest_record is not None
 
 
+@pytest.mark.representative("postgres-1", "postgres-2")
+@pytest.mark.parametrize("rule_set", [1, 2])
+def test_the_whole_endpoint_leaves_thinned_sessions_out_and_their_slice_does_not(store: Store, rule_set: int) -> None:
+    """Of one slice's blocks every second counts with one request of four, and the others do not count at all."""
+    policy = replace(POLICY, rule_set=rule_set)
+    world = World(40, slices=SLICES, make_run=noisy_run()).evidence()
+    world = replace(
+        world,
+        records=[
+            structs.replace(record, is_thinned=True)
+            if record.slice_key == SLICES[1] and record.session_hash and int(record.session_hash[1:]) % 16 != 4
+            else record
+            for record in world.records
+        ],
+    )
+    feed, at_once = Feed(store, world), AtOnce(policy)
+    for hours, (start, stop) in enumerate(itertools.pairwise([0, 7, 8, 40])):
+        feed.write_blocks(start, stop, is_last=stop == 40)
+        decided = gate(store, policy, hours=hours)
+        assert_same_decisions(decided, at_once.look(feed.so_far(), ended=stop == 40, hours=hours))
+    by_slice = {decision.slice_key: decision for decision in decided}
+    assert [(by_slice[name].num_blocks, by_slice[name].num_clusters) for name in SLICES] == [(20, 80), (20, 80)]
+    whole = by_slice[""]
+    assert (whole.num_blocks, whole.num_clusters) == ((40, 160) if rule_set == 1 else (30, 90))
+    speedup = next(test for test in whole.tests if test.name == "speedup")
+    assert speedup.betting is not None
+    assert speedup.betting.observed_weight == pytest.approx(40.0 if rule_set == 1 else 22.5)
+    for decision in decided:
+        assert explain(store, decision.decision_id or 0).differences == ()
+
+
 @pytest.mark.representative("postgres")
 def test_a_backlog_is_folded_in_parts_and_gives_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(60, slices=SLICES, make_run=noisy_run()).evidence()

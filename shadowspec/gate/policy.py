@@ -126,7 +126,7 @@ class GatePolicy:
     dominant_key_share: float = 0.05  # a key above this share of its slice's records is cut into time blocks
     timed_positions: int = 4  # a session is timed at its J-th request, J uniform in 1..timed_positions
     block_max_wait_s: float = 600.0  # a block not full after this long runs short
-    min_rate: float = 0.01  # sampling rate of slices that feed no undecided hypothesis
+    min_rate: float = 0.1  # sampling rate of slices that feed nothing open: alarms take 1 / min_rate as much traffic
     rule_set: int = CURRENT_RULE_SET  # the version of the gate's rules: the code's, or that of a run that goes on
 
     def __post_init__(self) -> None:

@@ -19,15 +19,15 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.run.endpoint_look import Look
 from shadowspec.gate.stats.betting import Floats
 from shadowspec.gate.verdict.decision import HOLD_CODES, Hypothesis
-from shadowspec.gate.verdict.lifecycle import WAITING_CODES
+from shadowspec.gate.verdict.lifecycle import WAITING_CODES, is_open
 from shadowspec.gate.verdict.required_tests import min_fault_requests
 from shadowspec.gate.verdict.trial_levels import CHANGED_FINGERPRINT, DRIFT, shown_level
 from shadowspec.planning.first_passage import NUM_PATHS, first_passage_times, outlook
 from shadowspec.types import Decision, Verdict
 
 REQUESTS_PER_LOAD = 4  # a full block is a queue of so many requests per request in flight
-# HOLD that more evidence may end: a want of it, or a test that has failed so far.  Nothing is foreseen of another.
-OPEN_CODES = WAITING_CODES | {CHANGED_FINGERPRINT, DRIFT, "guardrail", *HOLD_CODES.values()}
+# HOLD whose end is foreseen: a want of evidence, or a test that has failed so far.
+FORESEEN_CODES = WAITING_CODES | {CHANGED_FINGERPRINT, DRIFT, "guardrail", *HOLD_CODES.values()}
 LATE = 0.9  # the quantile that is shown beside the median
 
 
@@ -75,11 +75,10 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
     """The plan of a hypothesis, `decision` being what the gate says of it now; decided ones want nothing more."""
     hypothesis, evidence, policy, verdict = look.hypothesis, look.evidence, look.policy, decision.verdict
     rate = evidence.num_clusters / evidence.span_s if evidence.span_s > 0.0 else None
-    # A drift alarm ends a run with a verdict that stands only until the next run, which is open, has its own.
-    if verdict is not Verdict.HOLD and decision.reason_code != DRIFT:
+    if verdict is not Verdict.HOLD and not is_open(verdict, decision.reason_code):
         return _close(decision, hypothesis, rate, "decided", 0.0)
     unprovable = [test.betting.unprovable for test in decision.tests if test.is_required and test.betting is not None]
-    held = next(filter(None, unprovable), None if decision.reason_code in OPEN_CODES else decision.reason)
+    held = next(filter(None, unprovable), None if decision.reason_code in FORESEEN_CODES else decision.reason)
     if held is not None:
         return _close(decision, hypothesis, rate, f"held: {held}", math.inf)
 

@@ -14,6 +14,7 @@ from shadowspec.types import (
     FunnelCounter,
     Memory,
     Parity,
+    RecordKey,
     Run,
     SpeculationConfig,
     SpeculationCounts,
@@ -90,18 +91,7 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
                     parity = NEAR_TIE if differs else EQUAL
                 else:
                     parity = Parity(None, None, None, z_sum, PARITY_TOKENS, 0.0, PARITY_TOKENS)
-                runs.append(
-                    Run(
-                        key,
-                        fingerprint,
-                        block_id,
-                        None,
-                        _counts(drafts, accepted),
-                        _timing(base_ms),
-                        _timing(base_ms * math.exp(-log)),
-                        parity,
-                    )
-                )
+                runs.append(measured_run(key, fingerprint, block_id, log, base_ms, drafts, accepted, parity))
         records.append(
             StoredRecord(
                 key,
@@ -132,6 +122,21 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
             )
         )
     return Rows(records, blocks, runs)
+
+
+def measured_run(
+    key: RecordKey,
+    fingerprint: str,
+    block_id: str,
+    log_speedup: float,
+    baseline_ms: float,
+    num_drafts: int,
+    num_accepted: int,
+    parity: Parity = EQUAL,
+) -> Run:
+    """The run of a request that went through both arms."""
+    timings = _timing(baseline_ms), _timing(baseline_ms * math.exp(-log_speedup))
+    return Run(key, fingerprint, block_id, None, _counts(num_drafts, num_accepted), *timings, parity)
 
 
 def _config(place: int, change_block: int | None) -> FingerprintedConfig:

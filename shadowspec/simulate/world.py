@@ -73,5 +73,26 @@ class FleetWorld(World):
     fleet: Fleet = field(default_factory=Fleet)
 
 
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Mean log speedups by slice, from the look on at which the endpoint's reason is `begins_at` ("": the first)."""
+
+    begins_at: str
+    slices_log: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SteeredWorld(World):
+    """A world whose sampling rates follow the verdicts, as the worker's do, and whose truth follows the endpoint's.
+
+    `shares` are the slices' of the traffic, of `num_sessions`.  The gate looks after every `look_every` blocks.
+    """
+
+    shares: tuple[float, ...] = (1.0,)
+    phases: tuple[Phase, ...] = ()
+    num_sessions: int = 14_000
+    look_every: int = 25
+
+
 def _names(names: tuple[str, ...] | None, slice_key: str, *, is_new: bool) -> bool:
     return names is EVERYWHERE or ("new" if is_new else slice_key) in names

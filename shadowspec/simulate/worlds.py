@@ -8,7 +8,7 @@ from dataclasses import replace
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.simulate.effects import SLOWED_LOG, Effects
 from shadowspec.simulate.traffic import Arrivals
-from shadowspec.simulate.world import ALONE, BOUNDARY, EVERYWHERE, FleetWorld, World
+from shadowspec.simulate.world import ALONE, BOUNDARY, EVERYWHERE, FleetWorld, Phase, SteeredWorld, World
 
 FASTER = math.log(1.3)
 
@@ -270,6 +270,48 @@ SIZE_WORLDS = tuple(
         wrong_to_disable=EVERYWHERE,
     )
     for speedup, acceptance, slowed in ((1.15, 0.55, 0.0), (1.3, 0.65, 0.02), (1.6, 0.75, 0.05))
+)
+
+_MAIN_SLOW = (math.log(0.85), *(math.log(1.25),) * 4)
+_MIXED = (FASTER, *(math.log(1.25),) * 4)
+# Rates that follow the verdicts after ENABLE, through alarm and recovery.  No naive gate is asked in them.
+STEERED_WORLDS = (
+    SteeredWorld(
+        "steered_constant",
+        "80% of the traffic at 1.3, four slices at 1.0 without a level: nothing changes, and no alarm is right",
+        "null",
+        policy=replace(_make_policy(2), min_rate=0.01),
+        shares=(0.8, 0.05, 0.05, 0.05, 0.05),
+        phases=(Phase("", (FASTER, 0.0, 0.0, 0.0, 0.0)),),
+    ),
+    SteeredWorld(
+        "steered_open",
+        "80% of the traffic at 1.3, four slices at 1.0 that are open for long: nothing changes, and no alarm is right",
+        "null",
+        policy=replace(_make_policy(6), min_rate=0.01),
+        shares=(0.8, 0.05, 0.05, 0.05, 0.05),
+        phases=(Phase("", (FASTER, 0.0, 0.0, 0.0, 0.0)),),
+    ),
+    SteeredWorld(
+        "steered_recovery",
+        "all slow until the alarm, then all but the main slice recover: 0.99 as a whole, and no ENABLE is right",
+        "null",
+        policy=_make_policy(2),
+        shares=(0.6, 0.1, 0.1, 0.1, 0.1),
+        phases=(
+            Phase("", _MIXED),
+            Phase("all_tests_pass", (math.log(0.85), *(math.log(0.9),) * 4)),
+            Phase("drift", _MAIN_SLOW),
+        ),
+    ),
+    SteeredWorld(
+        "steered_decay",
+        "after ENABLE the main slice alone becomes slow: 0.99 as a whole, and an alarm is right",
+        "effect",
+        policy=_make_policy(2),
+        shares=(0.6, 0.1, 0.1, 0.1, 0.1),
+        phases=(Phase("", _MIXED), Phase("all_tests_pass", _MAIN_SLOW)),
+    ),
 )
 
 # Negative controls: what a world is there for shows in that the rules before it fail in it.

@@ -70,6 +70,7 @@ records = Table(
     Column("session_position", BigInteger),
     Column("sampling_rate", Real),
     Column("num_prompt_tokens", BigInteger),
+    Column("is_thinned", Boolean),  # NULL: it counts for its whole endpoint
     Index(None, "endpoint", "event_time"),
 )
 

@@ -6,8 +6,10 @@ gives the same fates, and whether a request is measured is settled before anythi
 
 A session is timed once per endpoint, at its J-th usable request; requests without a session count for
 their user, and those without either for the ten minutes in which they came.  One draw per session decides
-which of its slices are sampled: those whose rate, as it stood at the slice's first record, is above it.  A
-session whose draw is above the endpoint's own rate is dropped before its bodies are read.
+which of its slices are sampled: those whose rate, as it stood at the slice's first record, is above it.  It
+counts for the whole endpoint where the smallest rate of all slices, as it stood then, is above it too, so that
+the endpoint's evidence has the mix of the traffic whatever the slices' rates are.  A session whose draw is above
+the endpoint's own rate is dropped before its bodies are read.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from shadowspec.types import (
     FunnelCounter,
     OutputContract,
     PartitionId,
+    SessionRate,
     ShadowPrompt,
     StoredRecord,
     UnitMemory,
@@ -38,21 +41,22 @@ from shadowspec.types import (
 
 MAX_REMEMBERED_REQUESTS = 1_000_000  # ids per endpoint against which duplicates are seen; about 150 MB
 
-SliceRate = Callable[[EndpointRule, str], float]  # the present inclusion rate of a slice of an endpoint
+# The present inclusion rate of a slice of an endpoint; of the whole (""), the smallest of its slices'.
+SliceRate = Callable[[EndpointRule, str], float]
 
 
 @dataclass(slots=True)
 class Unit:
     """A session, or its substitute: how many usable requests it has had, and when the last one came.
 
-    `rates` holds the inclusion rate of each of its slices, fixed at the slice's first record; `partition`
+    `rates` holds how it was drawn in each of its slices, fixed at the slice's first record; `partition`
     is where its last record came from.
     """
 
     position: int
     last_seen: datetime
     partition: PartitionId
-    rates: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, SessionRate] = field(default_factory=dict)
 
 
 class EndpointMemory:
@@ -142,7 +146,8 @@ class Admission:
             rules: the endpoints, in the order in which they are tried.
             tokenizers: each endpoint's target tokenizer, by endpoint name.
             keyed_hash: hashes under the operator's secret.
-            slice_rate: the rate at which a slice is sampled now, at most the endpoint's `sample_rate`.
+            slice_rate: the rate at which a slice is sampled now, at most the endpoint's `sample_rate`; of the slice
+                "", the smallest that is in force.
         """
         missing = [rule.name for rule in rules if rule.name not in tokenizers]
         if missing:
@@ -201,14 +206,14 @@ class Admission:
         # Step 4
         unit_key, slice_key = reading.unit_key, reading.slice_key
         unit = memory.count(unit_key, partition)
-        if (rate := unit.rates.get(slice_key)) is None:
-            rate = unit.rates[slice_key] = self._slice_rate(rule, slice_key)
-        place = (rate, unit_key, unit.position)
+        if (drawn := unit.rates.get(slice_key)) is None:
+            smallest, rate = self._slice_rate(rule, ""), self._slice_rate(rule, slice_key)
+            drawn = unit.rates[slice_key] = SessionRate(rate, is_thinned(smallest, rate, lambda: self._draw(reading)))
+        rate = drawn.sampling_rate
+        place = (rate, unit_key, unit.position, drawn.is_thinned)
         # Step 5
-        if rate < 1.0:
-            draw = self.reader.draw(rule, unit_key) if reading.draw is None else reading.draw
-            if draw >= rate:
-                return Rejected(_make_row(reading, FunnelCounter.SAMPLED_OUT, "not_sampled", *place))
+        if rate < 1.0 and self._draw(reading) >= rate:
+            return Rejected(_make_row(reading, FunnelCounter.SAMPLED_OUT, "not_sampled", *place))
         # Step 6
         if unit.position != 1 + self._hash.choice("timed_position", rule.timed_positions, rule.name, unit_key):
             return Rejected(_make_row(reading, FunnelCounter.SAMPLED_OUT, "not_timed", *place))
@@ -222,6 +227,9 @@ class Admission:
             prompt, _make_row(reading, FunnelCounter.MEASURED, None, *place), self._concurrency(rule, unit_key)
         )
 
+    def _draw(self, reading: Reading) -> float:
+        return self.reader.draw(reading.rule, reading.unit_key) if reading.draw is None else reading.draw
+
     def _concurrency(self, rule: EndpointRule, unit_key: str) -> int:
         """The session's load, drawn in proportion to the shares."""
         if len(rule.loads) == 1:
@@ -234,6 +242,14 @@ class Admission:
         return rule.loads[-1].concurrency  # rounding left a crumb
 
 
+def is_thinned(smallest: float, rate: float, draw: Callable[[], float]) -> bool | None:
+    """Whether a session whose slice is sampled at `rate` is left out of its endpoint's evidence; None if not.
+
+    `smallest` is the smallest rate in force at the endpoint's slices.
+    """
+    return (smallest < rate and draw() >= smallest) or None
+
+
 def _make_row(
     reading: Reading,
     counter: FunnelCounter,
@@ -241,12 +257,13 @@ def _make_row(
     sampling_rate: float | None = None,
     unit_key: str | None = None,
     position: int | None = None,
+    is_thinned: bool | None = None,
 ) -> StoredRecord:
     """The row of a record that was read so far; by place, as that takes half the time of naming every field."""
     return StoredRecord(
         reading.key, counter, reason, reading.rule.name, reading.slice_key, reading.labels, reading.event_time,
         reading.session_hash, reading.user_hash, reading.request_id_hash, unit_key, position, sampling_rate,
-        reading.num_prompt_tokens,
+        reading.num_prompt_tokens, is_thinned,
     )  # fmt: skip
 
 

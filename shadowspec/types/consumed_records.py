@@ -49,6 +49,9 @@ class StoredRecord(Struct, frozen=True):
     session_position: int | None = None
     sampling_rate: float | None = None  # inclusion probability of its session
     num_prompt_tokens: int | None = None
+    # True: left out of the whole endpoint's evidence, as its session's draw is not below the smallest rate that was in
+    # force at the endpoint's slices.  None: it counts.
+    is_thinned: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,13 +84,20 @@ class WriteOutcome:
     num_new_blocks: int
 
 
+class SessionRate(NamedTuple):
+    """How a session was drawn in one slice, fixed at its first record there; `is_thinned` as in `StoredRecord`."""
+
+    sampling_rate: float
+    is_thinned: bool | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class UnitMemory:
     """What the stored rows remember of one session, or of what stands for it."""
 
     position: int  # usable requests so far
     last_seen: datetime
-    rates: Mapping[str, float] = field(default_factory=dict)  # by slice: inclusion rate fixed at its first record
+    rates: Mapping[str, SessionRate] = field(default_factory=dict)  # by slice
 
 
 class BlockPlace(NamedTuple):

@@ -1,21 +1,17 @@
 """At which rate each slice is sampled: the endpoint's own until everything that it feeds is decided.
 
 A slice feeds its own hypotheses and the whole endpoint's, at every load and for every candidate.  Its rate
-never changes while one of them is undecided; then it drops to `min_rate`, which keeps the detectors alive and
-frees the rest of the capacity for slices that are still open.
+never falls while one of them is open; then it drops to `min_rate`, which keeps the detectors alive and
+frees the rest of the capacity for slices that are still open.  It rises again as soon as one is open again.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from shadowspec.gate.verdict.lifecycle import Standing, decided_slices
 from shadowspec.tap.endpoints import EndpointRule
-from shadowspec.types import Verdict
-
-Verdicts = Mapping[tuple[str, int, str], Verdict]  # by slice, load and fingerprint
-WHOLE_ENDPOINT = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +35,14 @@ class SliceRates:
             self._scopes[endpoint] = replace(self._scopes[endpoint], fingerprints=tuple(fingerprint))
 
     def __call__(self, rule: EndpointRule, slice_key: str) -> float:
-        """The rate of a slice that begins now."""
+        """The rate of a slice that begins now; of the whole endpoint (""), the smallest of its slices'."""
         is_decided = (rule.name, slice_key) in self._decided
         return min(rule.min_rate, rule.sample_rate) if is_decided else rule.sample_rate
 
-    def refresh(self, verdicts: Mapping[str, Verdicts]) -> None:
+    def refresh(self, standing: Mapping[str, Standing]) -> None:
         """Take up the current verdicts of each endpoint."""
         self._decided = frozenset(
             (endpoint, slice_key)
-            for endpoint, verdict in verdicts.items()
-            for slice_key in decided_slices(verdict, self._scopes[endpoint])
+            for endpoint, verdicts in standing.items()
+            for slice_key in decided_slices(verdicts, self._scopes[endpoint].loads, self._scopes[endpoint].fingerprints)
         )
-
-
-def decided_slices(verdicts: Verdicts, scope: Scope) -> set[str]:
-    """The slices of an endpoint that feed no undecided hypothesis."""
-    wanted = {(load, fingerprint) for load in scope.loads for fingerprint in scope.fingerprints}
-    decided: dict[str, set[tuple[int, str]]] = defaultdict(set)
-    for (slice_key, load, fingerprint), verdict in verdicts.items():
-        if verdict is not Verdict.HOLD:
-            decided[slice_key].add((load, fingerprint))
-    if not wanted or not wanted <= decided[WHOLE_ENDPOINT]:
-        return set()
-    return {slice_key for slice_key, item in decided.items() if wanted <= item} - {WHOLE_ENDPOINT}

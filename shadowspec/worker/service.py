@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shadowspec.gate.verdict.lifecycle import Standing
 from shadowspec.gc_control import gc_relaxed
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
@@ -23,7 +24,7 @@ from shadowspec.worker.background import Background, Call
 from shadowspec.worker.outbox import Writer
 from shadowspec.worker.pipeline import Pipeline
 from shadowspec.worker.ports import BlockSupervisor, DeadLetterQueue, MessageSource
-from shadowspec.worker.rates import SliceRates, Verdicts
+from shadowspec.worker.rates import SliceRates
 from shadowspec.worker.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Service:
         self._consumer, self._settings, self._telemetry = consumer, settings, telemetry
         self._database = Background("shadowspec-database")
         self._starting: dict[PartitionId, Call[PartitionPast]] = {}
-        self._refresh: Call[Mapping[str, Verdicts]] | None = None
+        self._refresh: Call[Mapping[str, Standing]] | None = None
         self._writer = Writer(
             self._outbox,
             self._database,
@@ -175,7 +176,7 @@ class Service:
             self._rates.refresh(self._refresh.result())
             self._refresh, self._refreshed_at = None, time.monotonic()
 
-    def _read_verdicts(self) -> dict[str, Verdicts]:
+    def _read_verdicts(self) -> dict[str, Standing]:
         return {rule.name: self._store.standing_verdicts(rule.name) for rule in self._rules}
 
     def _apply_backpressure(self) -> None:

@@ -286,13 +286,15 @@ def hypothesis_units(
         if block.concurrency == hypothesis.concurrency and slice_key in ("", block.slice_key)
     ]
     block_ids = {block.block_id for block in blocks}
+    is_thinning = not slice_key and policy.rules.thins_endpoint
+    left_out = {record.key for record in evidence.records if is_thinning and record.is_thinned}
     runs: dict[RecordKey, MeasuredRun] = {}
     for run in evidence.runs:
         if run.block_id not in all_blocks or run.key not in greedy:
             raise InputError(
                 f"run of {run.key} at endpoint {evidence.endpoint} has no block, no record or no sampling regime"
             )
-        if run.fingerprint == fingerprint and run.block_id in block_ids:
+        if run.fingerprint == fingerprint and run.block_id in block_ids and run.key not in left_out:
             runs[run.key] = MeasuredRun(run, greedy[run.key])
     units = cluster_units(folding.of_slice(slice_key), runs, policy.max_clusters)
     return units, block_units([block for block in blocks if block.block_id not in waiting], runs, newest)

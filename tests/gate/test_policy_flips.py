@@ -218,8 +218,9 @@ def waited(policy: GatePolicy) -> object:
 def decided_rate(policy: GatePolicy) -> object:
     rates = SliceRates({"chat": (4,)})
     rates.measure_with({"chat": ("f",)})
-    verdict = look(evidence_of(FAST)).verdict
-    rates.refresh({"chat": {("", 4, "f"): verdict, (SLICES[0], 4, "f"): verdict}})
+    decision = look(evidence_of(FAST))
+    standing = decision.verdict, decision.reason_code
+    rates.refresh({"chat": {("", 4, "f"): standing, (SLICES[0], 4, "f"): standing}})
     return rates(rule_of(policy), SLICES[0])
 
 

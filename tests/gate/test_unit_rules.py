@@ -202,7 +202,7 @@ def false_rate_of_steering(module: ModuleType) -> float:
     for _ in range(60):
         rates = module.SliceRates({"chat": (4,)})
         rates.measure_with({"chat": ("f",)})
-        verdicts: dict[tuple[str, int, str], Verdict] = {}
+        verdicts: dict[tuple[str, int, str], tuple[Verdict, str]] = {}
         values: list[list[float]] = [[] for _ in range(6)]  # of each slice, then of the endpoint
         for step in range(150):
             for place, gain in enumerate(gains):
@@ -213,9 +213,9 @@ def false_rate_of_steering(module: ModuleType) -> float:
             if step % 5 == 4:
                 for place, name in enumerate(("class=0", "class=1", "class=2", "class=3", "class=4", "")):
                     for verdict in _verdict(values[place]):
-                        verdicts[name, 4, "f"] = verdict
+                        verdicts[name, 4, "f"] = verdict, ""
                 rates.refresh({"chat": verdicts})
-        false += verdicts.get(("", 4, "f")) is Verdict.ENABLE
+        false += verdicts.get(("", 4, "f")) == (Verdict.ENABLE, "")
     return false / 60
 
 
@@ -228,8 +228,10 @@ def _verdict(values: list[float]) -> list[Verdict]:
 
 def test_a_slice_that_feeds_an_undecided_endpoint_keeps_its_rate() -> None:
     assert false_rate_of_steering(rates) <= MOST
-    steered = ("if not wanted or not wanted <= decided[WHOLE_ENDPOINT]:", "if not wanted:")
-    assert false_rate_of_steering(sabotaged("shadowspec.worker.rates", steered)) > 0.5
+    steered = sabotaged("shadowspec.worker.rates")
+    edit = ('if not wanted or not wanted <= decided[""]:', "if not wanted:")
+    steered.decided_slices = sabotaged("shadowspec.gate.verdict.lifecycle", edit).decided_slices
+    assert false_rate_of_steering(steered) > 0.5
 
 
 # The cluster is the unit, never the token: independent tokens made 68% false.

@@ -16,6 +16,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from shadowspec.errors import StoreError, UsageError
 from shadowspec.store import RoleKind, Store
+from shadowspec.store.admin import schema
 from shadowspec.types import (
     Advance,
     Clearing,
@@ -133,7 +134,9 @@ def test_a_writer_writes(url: str, make_role: Callable[[str], str]) -> None:
         assert store.save_batch(_batch(2, year=2023), "group").num_new_runs == 1  # a month that it makes
         assert store.record_attempt([RecordKey("topic", 0, 9)]) == {RecordKey("topic", 0, 9): 1}
         store.clear_attempts([RecordKey("topic", 0, 9)])
-        assert store.standing_verdicts("chat") == {("", 4, "fp"): examples.decision().verdict}
+        assert store.standing_verdicts("chat") == {
+            ("", 4, "fp"): (examples.decision().verdict, examples.decision().reason_code)
+        }
         assert len(store.finished_records(PartitionId("topic"), 0)) == 3
         assert store.unit_memories("chat", examples.NOON) == {}
         assert store.recent_request_ids("chat", examples.NOON) == set()
@@ -174,6 +177,20 @@ def test_a_writer_granted_before_recipes_goes_on_without(url: str, make_role: Ca
             "fp": None,
             "new": None,
         }
+
+
+def test_a_writer_granted_before_reasons_reads_them_after_the_upgrade(
+    url: str, make_role: Callable[[str], str]
+) -> None:
+    role = make_role("Writer")
+    with granted(url, RoleKind.WRITER, role) as store:
+        schema.migrate(url, "0019")
+        with sqlalchemy.create_engine(url, poolclass=NullPool).begin() as connection:
+            connection.execute(text(f"REVOKE SELECT (reason_code) ON decisions FROM {_quoted(role)}"))
+        with pytest.raises(StoreError, match="permission denied"):
+            store.standing_verdicts("chat")
+        schema.upgrade(url)
+        assert store.standing_verdicts("chat").keys() == {("", 4, "fp")}
 
 
 def test_a_gate_decides(url: str, make_role: Callable[[str], str]) -> None:

@@ -15,6 +15,7 @@ from shadowspec.types import (
     FunnelKey,
     PartitionId,
     RecordKey,
+    SessionRate,
     StoredRecord,
     UnitMemory,
     Watermark,
@@ -41,7 +42,7 @@ def remembered(offset: int, unit: str, position: int, slice_key: str, rate: floa
 def test_units_are_remembered(store: Store) -> None:
     records = (
         remembered(1, "session:a", 1, "code", 0.5, 0),
-        remembered(2, "session:a", 2, "chat", 0.25, 1),
+        replace(remembered(2, "session:a", 2, "chat", 0.25, 1), is_thinned=True),
         remembered(3, "session:a", 3, "code", 0.1, 2),  # the rate is fixed at the slice's first record
         remembered(4, "user:b", 7, "code", 1.0, 3),
         remembered(5, "session:old", 1, "code", 1.0, -90),
@@ -51,11 +52,11 @@ def test_units_are_remembered(store: Store) -> None:
     since = examples.NOON - timedelta(hours=1)
     at = examples.NOON + timedelta(minutes=2)
     assert store.unit_memories("chat", since) == {
-        "session:a": UnitMemory(3, at, {"code": 0.5, "chat": 0.25}),
-        "user:b": UnitMemory(7, at + timedelta(minutes=1), {"code": 1.0}),
+        "session:a": UnitMemory(3, at, {"code": SessionRate(0.5), "chat": SessionRate(0.25, is_thinned=True)}),
+        "user:b": UnitMemory(7, at + timedelta(minutes=1), {"code": SessionRate(1.0)}),
     }
     below = store.unit_memories("chat", since, partition=PartitionId("topic", 1), before_offset=2)
-    assert below == {"session:a": UnitMemory(1, examples.NOON, {"code": 0.5})}
+    assert below == {"session:a": UnitMemory(1, examples.NOON, {"code": SessionRate(0.5)})}
     assert store.unit_memories("chat", since, partition=PartitionId("topic", 0)) == {}
     assert store.recent_request_ids("chat", since) == {"request1", "request2", "request3", "request4"}
     assert store.recent_request_ids("chat", since, partition=PartitionId("topic", 1), before_offset=3) == {

@@ -14,7 +14,7 @@ from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.routing import NO_HINTS, Hints, Routing
 from shadowspec.tap.sources import RawRecord
-from shadowspec.types import FunnelCounter, PartitionId, RecordKey, UnitMemory
+from shadowspec.types import FunnelCounter, PartitionId, RecordKey, SessionRate, UnitMemory
 from tests.fakes import endpoint_rule
 from tests.tap.mirror import SECRET, START, ByteTokenizer, admit, chat, raw
 
@@ -85,6 +85,23 @@ def test_a_rate_is_fixed_at_the_first_record_of_session_and_slice() -> None:
     assert sum(not is_out(fate) for fate in fresh) < 15  # 3 expected at 0.01, 90 at 0.3
 
 
+def test_a_session_counts_for_its_endpoint_below_the_smallest_rate_of_any_slice() -> None:
+    """One draw: what an endpoint counts of a slice at rate 1 is what it would have counted at the smallest rate."""
+    rule = replace(RULE, sample_rate=1.0, timed_positions=1)
+    smallest = {"now": 0.25}
+    decide = admission(rule, lambda rule, slice_key: 1.0 if slice_key else smallest["now"])
+    few = admission(rule, lambda rule, slice_key: 0.25)
+    for session in range(200):
+        fate, alone = (admit(each, raw(record(session), session + 1)) for each in (decide, few))
+        assert isinstance(fate, Admitted)
+        assert fate.record.sampling_rate == 1.0
+        assert fate.record.is_thinned is (None if isinstance(alone, Admitted) else True)
+        assert alone.record.is_thinned is None  # nothing is thinned where all rates are the same
+    smallest["now"] = 1.0  # fixed at the slice's first record, as the rate is
+    later = [admit(decide, raw(record(session, 1), 1000 + session)).record for session in range(200)]
+    assert 30 < sum(stored.is_thinned is None for stored in later) < 70  # 50 expected
+
+
 def test_what_a_restart_restores_goes_on_as_if_there_had_been_none() -> None:
     records = [raw(record(session, turn), 1 + session + 40 * turn) for turn in range(3) for session in range(40)]
     rule = replace(RULE, sample_rate=1.0, timed_positions=3)
@@ -101,7 +118,7 @@ def test_what_a_restart_restores_goes_on_as_if_there_had_been_none() -> None:
         assert stored.slice_key is not None
         assert stored.sampling_rate is not None
         units[stored.unit_key] = UnitMemory(
-            stored.session_position, stored.event_time, {stored.slice_key: stored.sampling_rate}
+            stored.session_position, stored.event_time, {stored.slice_key: SessionRate(stored.sampling_rate)}
         )
     after.restore(PARTITION, "chat", units, [])
     assert [admit(after, each) for each in records[half:]] == expected[half:]

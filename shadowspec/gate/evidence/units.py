@@ -55,10 +55,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """A run with the sampling regime of its request, which picks the parity test."""
+    """A run with what its record says: the sampling regime, which picks the parity test, and `is_thinned`."""
 
     run: Run
     is_greedy: bool
+    is_thinned: bool = False  # left out of the whole endpoint's evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,11 @@ def block_units(
         if found:
             units.append(BlockUnit(block, tuple(found)))
     return tuple(units)
+
+
+def unthinned(runs: Iterable[MeasuredRun]) -> tuple[MeasuredRun, ...]:
+    """The runs that count for the whole endpoint: its mix is then the traffic's, whatever rates its slices have."""
+    return tuple(measured for measured in runs if not measured.is_thinned)
 
 
 def is_greedy(record: StoredRecord) -> bool:

@@ -19,6 +19,7 @@ from shadowspec.gate.evidence.units import (
     is_known,
     key_from,
     take_blocks,
+    unthinned,
 )
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.fold_spans import membership
@@ -86,7 +87,7 @@ class Folding:
     def __init__(self, endpoint: str, rows: Rows, units: OpenUnits, rules: Rules) -> None:
         self._endpoint, self._rows, self._units, self._rules = endpoint, rows, units, rules
         self._measured: dict[RecordKey, list[MeasuredRun]] = {}
-        self._greedy: dict[RecordKey, bool] = {}
+        self._labels: dict[RecordKey, tuple[bool, bool]] = {}  # whether greedy, and whether thinned
         self._blocks: dict[str, tuple[StoredBlock, int]] = {}
         self._clusterings: dict[HypothesisId, str] = {}
 
@@ -116,7 +117,7 @@ class Folding:
         records, runs = self._rows.records(spans), self._rows.runs(spans)
         closed_by = _known_until(records, unfinished, finite, closed_by)
         self._measured = {record.key: [] for record in records}
-        self._greedy = _regimes(records)
+        self._labels = _labels(records)
         self._read_blocks({run.block_id for run in runs})
         new = [self._measured_run(run) for run in runs]
         for measured in new:
@@ -151,18 +152,18 @@ class Folding:
         self._blocks.update(self._rows.blocks(set(block_ids) - self._blocks.keys()))
 
     def _measured_run(self, run: Run) -> MeasuredRun:
-        is_greedy = self._greedy.get(run.key)
-        if is_greedy is None or run.block_id not in self._blocks:
+        labels = self._labels.get(run.key)
+        if labels is None or run.block_id not in self._blocks:
             raise InputError(
                 f"run of {run.key} at endpoint {self._endpoint} has no block, no record or no sampling regime"
             )
-        return MeasuredRun(run, is_greedy)
+        return MeasuredRun(run, *labels)
 
     def _earlier(self, keys: Iterable[RecordKey]) -> list[MeasuredRun]:
         """The runs of records that earlier folds took in."""
         found = self._rows.runs_of(sorted(keys))
-        missing = sorted({run.key for run in found} - self._greedy.keys())
-        self._greedy.update(_regimes(self._rows.records_of(missing)))
+        missing = sorted({run.key for run in found} - self._labels.keys())
+        self._labels.update(_labels(self._rows.records_of(missing)))
         self._read_blocks({run.block_id for run in found})
         return [self._measured_run(run) for run in found]
 
@@ -170,6 +171,10 @@ class Folding:
         if key not in self._clusterings:
             self._clusterings[key] = clustering_id(self._rules.of(key))
         return self._clusterings[key]
+
+    def _runs_for(self, key: HypothesisId, runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
+        """Those of a unit's runs that count for a hypothesis."""
+        return unthinned(runs) if not key[0] and self._rules.of(key).rules.thins_endpoint else tuple(runs)
 
     def _key_counts(self, slice_key: str, until: datetime, cursors: Sequence[Span]) -> Counter[str]:
         found, is_folded = self._rows.key_columns(slice_key, until, ARRIVING), membership(cursors)
@@ -186,7 +191,7 @@ class Folding:
         units: dict[HypothesisId, list[ClusterUnit]] = defaultdict(list)
         blocks, nothing = self._blocks, list[MeasuredRun]()
         for clustering, clusters in entered.items():
-            concerned: dict[HypothesisId, list[list[ClusterUnit]]] = {}  # by slice, load and config
+            concerned: dict[HypothesisId, list[HypothesisId]] = {}  # by slice, load and config
             for cluster in clusters:
                 runs_by_hypothesis: dict[HypothesisId, list[MeasuredRun]] = {}
                 for key in cluster.members:
@@ -197,12 +202,12 @@ class Folding:
                 for place, runs in runs_by_hypothesis.items():
                     if place not in concerned:
                         concerned[place] = [
-                            units[each] for each in {("", *place[1:]), place} if self._clustering_of(each) == clustering
+                            each for each in {("", *place[1:]), place} if self._clustering_of(each) == clustering
                         ]
-                    unit = ClusterUnit(cluster, tuple(runs))
                     for each in concerned[place]:
-                        each.append(unit)
-        return {place: cluster_units for place, cluster_units in units.items() if cluster_units}
+                        if counted := self._runs_for(each, runs):
+                            units[each].append(ClusterUnit(cluster, counted))
+        return units
 
     def _block_units(
         self, measured: Sequence[MeasuredRun], event_times: Mapping[RecordKey, datetime], closed_by: datetime | None
@@ -226,7 +231,9 @@ class Folding:
         for fingerprint, runs in by_fingerprint.items():
             for unit in block_units(entered.values(), runs, result.entered):
                 for slice_key in {"", unit.block.slice_key}:
-                    units[slice_key, unit.block.concurrency, fingerprint].append(unit)
+                    key = slice_key, unit.block.concurrency, fingerprint
+                    if counted := self._runs_for(key, unit.runs):
+                        units[key].append(BlockUnit(unit.block, counted))
         return units, result.begun, ended
 
     def _state_after(
@@ -284,5 +291,9 @@ def _known_until(
     return min(known) if known else None
 
 
-def _regimes(records: Iterable[StoredRecord]) -> dict[RecordKey, bool]:
-    return {record.key: is_greedy(record) for record in records if "sampling_regime" in record.labels}
+def _labels(records: Iterable[StoredRecord]) -> dict[RecordKey, tuple[bool, bool]]:
+    return {
+        record.key: (is_greedy(record), bool(record.is_thinned))
+        for record in records
+        if "sampling_regime" in record.labels
+    }

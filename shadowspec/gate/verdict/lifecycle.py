@@ -10,7 +10,8 @@ its detectors end with it, and its evidence goes on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
 
@@ -19,11 +20,45 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import drift
 from shadowspec.gate.verdict.decision import Hypothesis, decide, since_when
 from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE
-from shadowspec.gate.verdict.trial_levels import CHANGED_FINGERPRINT, CHANGED_RULES, DRIFT, passed_clusters, recipe_note
+from shadowspec.gate.verdict.trial_levels import (
+    CHANGED_FINGERPRINT,
+    CHANGED_RULES,
+    DRIFT,
+    HypothesisId,
+    passed_clusters,
+    recipe_note,
+)
 from shadowspec.types import Decision, DetectorFigures, DriftFigures, Figure, Trial, Verdict, Watch, WatchedMean
 
 _LN10 = math.log(10.0)
 WAITING_CODES = frozenset({"too_few_clusters", "too_few_units", "min_span"})  # HOLD for want of evidence alone
+# HOLD that no further evidence ends: a level, a limit, an engine or a budget would have to change.
+FINAL_CODES = frozenset({"undecidable", "no_level_left", "unprovable", "unknown_memory", OTHER_ENGINE})
+# In force until the run that begins next has its own verdict, whatever verdict that is.
+_PASSING_CODES = frozenset({DRIFT, CHANGED_RULES})
+
+Standing = Mapping[HypothesisId, tuple[Verdict, str]]  # the current verdict of each hypothesis, and its reason code
+
+
+def is_open(verdict: Verdict, reason_code: str) -> bool:
+    """Whether more evidence may still change what was decided: a HOLD for evidence, and what an alarm leaves behind."""
+    return reason_code in _PASSING_CODES or (verdict is Verdict.HOLD and reason_code not in FINAL_CODES)
+
+
+def decided_slices(standing: Standing, loads: Collection[int], fingerprints: Collection[str]) -> set[str]:
+    """The slices of an endpoint that feed nothing open at these loads and with these configs.
+
+    A slice feeds its own hypotheses and the whole endpoint's (""), which is among them if any slice is.
+    """
+    wanted = {(load, fingerprint) for load in loads for fingerprint in fingerprints}
+    decided: dict[str, set[tuple[int, str]]] = defaultdict(set)
+    for (slice_key, load, fingerprint), (verdict, reason_code) in standing.items():
+        if not is_open(verdict, reason_code):
+            decided[slice_key].add((load, fingerprint))
+    if not wanted or not wanted <= decided[""]:
+        return set()
+    found = {slice_key for slice_key, item in decided.items() if wanted <= item}
+    return found if found != {""} else set()
 
 
 def standing_decision(

@@ -39,7 +39,7 @@ class Rights:
 
 
 _EVERYTHING = dict.fromkeys([*metadata.tables, "alembic_version"], "SELECT")
-_VERDICT = "SELECT (decision_id, endpoint, slice_key, concurrency, fingerprint, verdict)"
+_VERDICT = "SELECT (decision_id, endpoint, slice_key, concurrency, fingerprint, verdict, reason_code)"
 
 _GATE = Rights(
     _EVERYTHING

@@ -163,8 +163,8 @@ def _undecided_endpoints(connection: Connection, places: Sequence[Place], cut: d
         sql = f"SELECT DISTINCT {OF_HYPOTHESIS} FROM {table} AS own WHERE {is_old} AND {IS_NEEDED}"  # noqa: S608
         for endpoint, slice_key, concurrency, fingerprint in connection.execute(_statement(sql, cut)):
             standing = decision_reads.read_verdicts(connection, endpoint)
-            verdicts = {standing.get((name, concurrency, fingerprint)) for name in ("", slice_key)}
-            if not verdicts <= {Verdict.ENABLE, Verdict.DISABLE}:
+            keys = [(name, concurrency, fingerprint) for name in ("", slice_key)]
+            if any(key not in standing or standing[key][0] is Verdict.HOLD for key in keys):
                 found.add(endpoint)
     return tuple(sorted(found))
 

@@ -85,15 +85,15 @@ def read_snapshots(connection: Connection, endpoint: str) -> list[TestSnapshot]:
     return [row_values.snapshot_value(row, result) for row in found for result in tests[row["decision_id"]]]
 
 
-def read_verdicts(connection: Connection, endpoint: str) -> dict[tuple[str, int, str], Verdict]:
-    """The current verdict of each of the endpoint's hypotheses (slice key, concurrency, fingerprint).
+def read_verdicts(connection: Connection, endpoint: str) -> dict[tuple[str, int, str], tuple[Verdict, str]]:
+    """By slice key, load and fingerprint: the current verdict of the endpoint's hypotheses, with its reason code.
 
     It reads no column that a writer's role may not read.
     """
-    columns = [decisions.c[name] for name in ("slice_key", "concurrency", "fingerprint", "verdict")]
+    columns = [decisions.c[name] for name in ("slice_key", "concurrency", "fingerprint", "verdict", "reason_code")]
     latest = decisions.c.decision_id.in_(_read_latest_ids(connection, endpoint))
     found = connection.execute(select(*columns).where(latest))
-    return {(row[0], row[1], row[2]): Verdict(row[3]) for row in found}
+    return {(row[0], row[1], row[2]): (Verdict(row[3]), row[4]) for row in found}
 
 
 def read_decisions_at(connection: Connection, moment: datetime) -> list[Decision]:

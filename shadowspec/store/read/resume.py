@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, func, select
 
 from shadowspec.store import table_definitions as tables
 from shadowspec.store.read import row_reads
-from shadowspec.types import PartitionId, RecordKey, StoredRecord, UnitMemory
+from shadowspec.types import PartitionId, RecordKey, SessionRate, StoredRecord, UnitMemory
 
 _records = tables.records.c
 
@@ -39,22 +39,22 @@ def read_unit_memories(
     statement = select(_records.unit_key, func.max(_records.session_position), func.max(_records.event_time))
     for unit_key, position, last_seen in connection.execute(statement.where(*where).group_by(_records.unit_key)):
         memories[unit_key] = UnitMemory(position or 0, last_seen, {})
-    for unit_key, slice_key, rate in connection.execute(_select_first_rates(where)):
-        rates = dict(memories[unit_key].rates) | {slice_key: rate}
+    for unit_key, slice_key, *drawn in connection.execute(_select_first_rates(where)):
+        rates = dict(memories[unit_key].rates) | {slice_key: SessionRate(*drawn)}
         memories[unit_key] = UnitMemory(memories[unit_key].position, memories[unit_key].last_seen, rates)
     return memories
 
 
 def _select_first_rates(where: Sequence[ColumnElement[bool]]) -> Any:
-    """The inclusion rate of each unit's slices at their first records."""
+    """How each unit was drawn in its slices, at their first records."""
     first = func.row_number().over(
         partition_by=(_records.unit_key, _records.slice_key),
         order_by=(_records.session_position, _records.event_time, _records.source_offset, _records.source_item),
     )
     sampled = (_records.slice_key.is_not(None), _records.sampling_rate.is_not(None))
-    columns = (_records.unit_key, _records.slice_key, _records.sampling_rate, first.label("place"))
-    numbered = select(*columns).where(*where, *sampled).subquery()
-    return select(numbered.c.unit_key, numbered.c.slice_key, numbered.c.sampling_rate).where(numbered.c.place == 1)
+    columns = (_records.unit_key, _records.slice_key, _records.sampling_rate, _records.is_thinned)
+    numbered = select(*columns, first.label("place")).where(*where, *sampled).subquery()
+    return select(*(numbered.c[column.name] for column in columns)).where(numbered.c.place == 1)
 
 
 def read_recent_request_ids(
