@@ -191,8 +191,8 @@ DEFINITIONS = {
     ),
     "detector": (
         "Detector",
-        "A statistic that is folded unit by unit after ENABLE. Drift: it fires where what was proven no longer holds, "
-        "and then ENABLE is taken back. Prompt mix: an e-value that the slices' shares are no longer those at ENABLE.",
+        "A statistic that is folded unit by unit after ENABLE. Drift (of speedup, acceptance, the slowed share, and z "
+        "on either side): it fires where what was proven no longer holds, and then ENABLE is taken back. Prompt mix: an e-value that the slices' shares are no longer those at ENABLE.",
     ),
     "age": ("Evidence age", "Time since the newest block was measured."),
 }
