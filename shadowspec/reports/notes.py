@@ -13,7 +13,6 @@ from shadowspec.gate.verdict.trial_levels import DRIFT
 from shadowspec.text import moment, percent, plural, slice_title, times
 from shadowspec.types import Composition, Decision, MixChange, Override, Reservations, Verdict
 
-
 _WATCHED = {"tail": "the slowed share", "z_low": "z, low side", "z_high": "z, high side"}  # detectors, for people
 
 
