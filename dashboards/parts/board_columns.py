@@ -20,7 +20,7 @@ COLUMNS = (
     Column("Endpoint", "The endpoint with its config and load; below it other loads, configs, and its slices.", "name"),
     Column("Verdict", formats.definition("verdict") + " An operator's override takes precedence.", "verdict"),
     Column("Speedup", f"{formats.definition('speedup')} {formats.definition('bounds')}", "speedup"),
-    Column("Acceptance", f"{formats.definition('acceptance')} {formats.definition('bounds')}", "acceptance"),
+    Column("Accepted", f"{formats.definition('acceptance')} {formats.definition('bounds')}", "acceptance"),
     Column(
         "Slowed",
         "Share of requests that speculation slows by more than the policy's tail margin (20% unless set), with its "

@@ -121,8 +121,8 @@ def _row(row: BoardRow, context: TableContext, name: str, *, is_head: bool) -> s
     cells = (
         f'<th scope="row" class="ss-cell-name">{name}</th>',
         _cell("Verdict", _verdict(row)),
-        _cell("Speedup", _interval(row.speedup, times, low, high, is_log=True), "ss-wide"),
-        _cell("Acceptance", _interval(row.acceptance, _whole_percent, 0.0, 1.0, is_log=False), "ss-wide"),
+        _cell("Speedup", _interval(row.speedup, times, low, high, is_log=True) + _total_times(row), "ss-wide"),
+        _cell("Accepted", _interval(row.acceptance, _whole_percent, 0.0, 1.0, is_log=False), "ss-wide"),
         _cell("Slowed", _tail(row.tail)),
         _cell("Parity", _parity(row)),
         _cell("Memory", _memory(row)),
@@ -165,6 +165,12 @@ def _interval(interval: TestResult | None, shown: Format, low: float, high: floa
     short = f"{_bare(shown(interval.lower))}\u2013{_bare(shown(interval.upper))}"
     drawn = interval_svg(interval, low, high, is_log=is_log)
     return f'<span title="{escape(hover)}"><b>{shown(interval.estimate)}</b> <small>{short}</small></span>{drawn}'
+
+
+def _total_times(row: BoardRow) -> str:
+    if row.total_time is None or row.total_time.estimate is None:
+        return ""
+    return f'<small title="Ratio of total times: what the fleet pays.">total {times(row.total_time.estimate)}</small>'
 
 
 def _bare(text: str) -> str:

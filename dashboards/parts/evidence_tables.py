@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from shadowspec.reports.definitions import bounds_text, shown_as, test_notes, threshold_text, title_of_test
+from shadowspec.reports.definitions import bounds_text, shown_as, test_notes, threshold_text, title_of
 from shadowspec.reports.failure_rows import FailureRow
 from shadowspec.reports.pages.evidence_page import MEASURES, PROBABILITIES, BinnedDistribution, TimeParts
 from shadowspec.reports.replay_rows import AuditRow, ReplayRow
@@ -43,7 +43,7 @@ def _test(test: TestResult) -> str:
     note = f"<small>{escape('; '.join(notes))}</small>" if notes else ""
     needed = DASH if test.units_needed is None else f"{test.units_needed:,}"
     cells = (
-        f'<th scope="row">{escape(title_of_test(test.name))}{note}</th>',
+        f'<th scope="row">{escape(title_of(test))}{note}</th>',
         f'<td data-label="Outcome" class="ss-out-{test.outcome}">{mark} {word}</td>',
         f'<td data-label="Estimate">{shown(test.estimate)}</td>',
         f'<td data-label="Bounds">{bounds_text(test)}</td>',

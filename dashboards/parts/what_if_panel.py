@@ -10,7 +10,7 @@ import streamlit as st
 
 from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports.definitions import bounds_text, shown_as, threshold_text, title_of_test
+from shadowspec.reports.definitions import bounds_text, shown_as, threshold_text, title_of
 from shadowspec.reports.pages.load_cells import LoadCell
 from shadowspec.reports.pages.what_if import MAX_MARGIN, WhatIf, what_if
 from shadowspec.reports.token_costs import DeviceTime, device_time, saved_per_month
@@ -121,7 +121,7 @@ def _tests(found: WhatIf) -> None:
     before = {test.name: test for test in found.today.tests}
     rows = [
         {
-            "Test": title_of_test(test.name),
+            "Test": title_of(test),
             "Estimate": shown_as(test.name)(test.estimate),
             "Bounds": bounds_text(test),
             "In force": threshold_text(before[test.name]) if test.name in before else DASH,

@@ -31,8 +31,8 @@ SHAPES: Mapping[ChangeKind, tuple[str, str, str]] = {
 }
 MEANING: Mapping[ChangeKind, str] = {
     ChangeKind.VERDICT: "The gate's word on a hypothesis became another one.",
-    ChangeKind.ALARM: "A detector found that what ENABLE promised no longer holds, or an audit that loop and "
-    "replay differ.",
+    ChangeKind.ALARM: "What ENABLE promised no longer holds, by a detector, a parity fault or memory over budget; or "
+    "an audit found that loop and replay differ.",
     ChangeKind.FINGERPRINT: "A config's name refers to something else now: weights, template, engine or another "
     "part of it.",
     ChangeKind.MIX: "The traffic mix has shifted since the endpoint was enabled.",

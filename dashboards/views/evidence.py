@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import streamlit as st
 
-from shadowspec.reports.definitions import shown_as, title_of_test
+from shadowspec.reports.definitions import acceptance_title, shown_as, title_of_test, total_time_text
 from shadowspec.reports.notes import decision_notes
 from shadowspec.reports.pages.board import Board, BoardRow
 from shadowspec.reports.pages.evidence_page import TestPath
@@ -115,10 +115,12 @@ def _figures(row: BoardRow) -> None:
     speedup = row.speedup
     bounds = None if speedup is None else f"{times(speedup.lower)} to {times(speedup.upper)}"
     cells[0].metric("Speedup", DASH if speedup is None else times(speedup.estimate), help=formats.definition("speedup"))
-    cells[0].caption(bounds or "no bounds yet")
+    cells[0].caption(f"{bounds}; total times {total_time_text(row.total_time)}" if bounds else "no bounds yet")
     speedup = row.acceptance
     cells[1].metric(
-        "Acceptance", DASH if speedup is None else percent(speedup.estimate), help=formats.definition("acceptance")
+        acceptance_title([row.acceptance]),
+        DASH if speedup is None else percent(speedup.estimate),
+        help=formats.definition("acceptance"),
     )
     cells[1].caption("no bounds yet" if speedup is None else f"{percent(speedup.lower)} to {percent(speedup.upper)}")
     speedup = row.tail
@@ -230,7 +232,10 @@ def _forest(board: Board, row: BoardRow) -> None:
     st.markdown("#### Slices beside each other", help=f"Every slice at this load and with this config.{note}")
     height = 80 + 26 * len(shown)
     for column, figure, title in zip(
-        st.columns(2), ("speedup", "acceptance"), ("Speedup by slice (\u00d7)", "Acceptance by slice"), strict=True
+        st.columns(2),
+        ("speedup", "acceptance"),
+        ("Speedup by slice (\u00d7)", f"{acceptance_title(each.acceptance for each in shown)}, by slice"),
+        strict=True,
     ):
         with column:
             charts.show(

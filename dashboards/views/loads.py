@@ -8,7 +8,7 @@ import altair as alt
 import streamlit as st
 
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.reports.definitions import bounds_text, shown_as
+from shadowspec.reports.definitions import acceptance_title, bounds_text, shown_as, total_time_text
 from shadowspec.reports.pages.load_cells import LoadCell, break_evens, load_cells
 from shadowspec.text import DASH, plain_text, slice_title, times
 from shadowspec.types import Verdict
@@ -125,6 +125,7 @@ _MARKS: Mapping[Verdict, str] = {Verdict.ENABLE: "circle", Verdict.DISABLE: "squ
 
 
 def _table(endpoint: str, slice_key: str, cells: Sequence[LoadCell]) -> None:
+    accepted = acceptance_title(cell.acceptance for cell in cells)
     st.dataframe(
         charts.frame(
             [
@@ -135,7 +136,8 @@ def _table(endpoint: str, slice_key: str, cells: Sequence[LoadCell]) -> None:
                     "Verdict": formats.mark_verdict(cell.verdict),
                     "Speedup": times(cell.estimate),
                     "Bounds": DASH if cell.speedup is None else bounds_text(cell.speedup),
-                    "Acceptance": DASH
+                    "Total times": total_time_text(cell.total_time),
+                    accepted: DASH
                     if cell.acceptance is None
                     else f"{shown_as('acceptance')(cell.acceptance.estimate)} {bounds_text(cell.acceptance)}",
                     "Why": plain_text(cell.reason),
@@ -151,7 +153,7 @@ def _table(endpoint: str, slice_key: str, cells: Sequence[LoadCell]) -> None:
             "Load": st.column_config.NumberColumn(help="Requests run at once by the shadow."),
             "K": st.column_config.NumberColumn(help="Tokens drafted per step (num_speculative_tokens)."),
             "Bounds": st.column_config.TextColumn(help=formats.definition("bounds")),
-            "Acceptance": st.column_config.TextColumn(help=formats.definition("acceptance")),
+            accepted: st.column_config.TextColumn(help=formats.definition("acceptance")),
             "Evidence": st.column_config.LinkColumn(display_text="open"),
         },
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from shadowspec.text import DASH, figure, format_signed, number, percent, times
 from shadowspec.types import Decision, FingerprintedConfig, FunnelCounter, TestResult, Verdict
@@ -30,12 +30,12 @@ COUNTER_MEANING = {
 TEST_TITLE = {
     "speedup": "Speedup",
     "total_time": "Ratio of total times",
-    "acceptance": "Acceptance",
+    "acceptance": "First token accepted",
     "tail": "Slowed requests",
     "parity_near_ties": "Parity, greedy near-ties",
     "parity_faults": "Parity, greedy faults",
     "parity_sampled": "Parity, sampled",
-    "memory": "Memory",
+    "memory": "Memory budget, no test",
     "ttft": "Time to first token",
     "tpot": "Time per output token",
     "cost": "Cost per output token over its limit",
@@ -65,9 +65,10 @@ DEFINITIONS = {
         "reason. Verdicts come from this measurement alone.",
     ),
     "speedup": (
-        "Speedup",
+        "Speedup, geometric mean",
         "Baseline over speculative end-to-end time of the same request (prefill and decode, no queue time), as the "
-        "geometric mean over requests with each request's log clipped as the policy says. Above 1 is faster.",
+        "geometric mean over requests with each request's log clipped as the policy says. Above 1 is faster. It "
+        "says what a request gains; what the fleet pays is the ratio of total times, which stands beside it.",
     ),
     "total-times": (
         "Ratio of total times",
@@ -75,9 +76,9 @@ DEFINITIONS = {
     ),
     "request-speedup": ("Speedup per request", "Each request's own baseline over speculative end-to-end time."),
     "acceptance": (
-        "Acceptance",
+        "First token accepted",
         "First-position acceptance rate: share of propose-and-verify steps that accepted the first drafted token, the "
-        "same for every K (or the draft acceptance rate, where the policy's acceptance_metric says so). The gate's "
+        "same for every K (or of all drafted tokens, where the policy's acceptance_metric says so). The gate's "
         "estimate caps the weight of a session and so may differ from the pooled rate.",
     ),
     "first-position": (
@@ -87,7 +88,9 @@ DEFINITIONS = {
     "bounds": (
         "Bounds",
         "Anytime-valid: they hold at every look at once, however often the gate looked. Square brackets hold "
-        "[lower, upper]; an end that the evidence does not bound yet is an em dash.",
+        "[lower, upper]; an end that the evidence does not bound yet is an em dash. The end by which a test can "
+        "pass is at the level of its run, the end by which it can only fail at that level divided by the number of "
+        "tests that can disable.",
     ),
     "level": ("Level", "Largest probability of a false pass that this test may spend, over all looks together."),
     "units": (
@@ -191,8 +194,9 @@ DEFINITIONS = {
     ),
     "detector": (
         "Detector",
-        "A statistic that is folded unit by unit after ENABLE. Drift: it fires where what was proven no longer holds, "
-        "and then ENABLE is taken back. Prompt mix: an e-value that the slices' shares are no longer those at ENABLE.",
+        "A statistic that is folded unit by unit after ENABLE. Drift (of speedup, acceptance, the slowed share, and z "
+        "on either side): it fires where what was proven no longer holds, and then ENABLE is taken back. "
+        "Prompt mix: an e-value that the slices' shares are no longer those at ENABLE.",
     ),
     "age": ("Evidence age", "Time since the newest block was measured."),
 }
@@ -250,6 +254,24 @@ def memory_figure(value: float | None) -> str:
 def title_of_test(name: str) -> str:
     """The test's title; an unknown name is shown as words."""
     return TEST_TITLE.get(name, name.replace("_", " "))
+
+
+def acceptance_title(tests: Iterable[TestResult | None]) -> str:
+    """What the acceptance of these tests is a share of, for a heading over all of them."""
+    metrics = {test.figures.get("metric") for test in tests if test is not None}
+    if "draft_acceptance_rate" not in metrics:
+        return TEST_TITLE["acceptance"]
+    return "Drafted tokens accepted" if len(metrics) == 1 else "Accepted"
+
+
+def title_of(test: TestResult) -> str:
+    """The title of a test of a decision."""
+    return acceptance_title([test]) if test.name == "acceptance" else title_of_test(test.name)
+
+
+def total_time_text(test: TestResult | None) -> str:
+    """The ratio of total times (of the test of that name), which belongs beside a speedup."""
+    return DASH if test is None else times(test.estimate)
 
 
 def bounds_text(test: TestResult) -> str:

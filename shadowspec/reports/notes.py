@@ -13,6 +13,8 @@ from shadowspec.gate.verdict.trial_levels import DRIFT
 from shadowspec.text import moment, percent, plural, slice_title, times
 from shadowspec.types import Composition, Decision, MixChange, Override, Reservations, Verdict
 
+_WATCHED = {"tail": "the slowed share", "z_low": "z, low side", "z_high": "z, high side"}  # detectors, for people
+
 
 @dataclass(frozen=True, slots=True)
 class DetectorLine:
@@ -94,7 +96,7 @@ def detector_lines(decision: Decision) -> list[DetectorLine]:
     if decision.drift is not None:
         limit = decision.drift.threshold_log10
         lines += [
-            DetectorLine(f"Drift of {name}", detector.log10, limit, detector.num_units)
+            DetectorLine(f"Drift of {_WATCHED.get(name, name)}", detector.log10, limit, detector.num_units)
             for name, detector in decision.drift.detectors.items()
         ]
     if (change := _mix_change(decision)) is not None:

@@ -80,7 +80,7 @@ class SpeedupBin:
 class ChangeKind(StrEnum):
     """What happened, in the order in which a reader wants to know of it."""
 
-    ALARM = "alarm"  # a detector raised it: what was proven no longer holds
+    ALARM = "alarm"  # what was proven no longer holds: by a detector, or by a fault or memory over budget
     OVERRIDE_SET = "override_set"
     VERDICT = "verdict"
     ALARM_CLEARED = "alarm_cleared"

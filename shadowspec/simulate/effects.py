@@ -29,8 +29,9 @@ class Effects:
     Log speedup of a request is a location plus independent parts: its session's (sd `session_sd`), its block's
     (sd `block_sd`, autoregressive over blocks with `block_phi`), and its own (sd `noise_sd`, or Student's t with
     `noise_df` degrees of freedom at that scale).  A share `slowed` has `slowed_log` instead, whole blocks at once
-    with `slows_blocks`.  `busy_log` is the mean in busy bouts, `slices_log` the mean by slice, `log_speedup_later`
-    the mean from the block `change_block` on.  `daily_log` is by how much the mean falls from its level at the middle
+    with `slows_blocks`.  `busy_log` is the mean in busy bouts, `slices_log` the mean by slice.  From the block
+    `change_block` on `log_speedup_later` is the mean and `slowed_later` that share (None: as before), and a share
+    `faulty_later` of greedy outputs are faults.  `daily_log` is by how much the mean falls from its level at the middle
     phase of the day to the busiest hour; the mean over requests stays.
     """
 
@@ -48,6 +49,8 @@ class Effects:
     slices_log: tuple[float, ...] = ()
     change_block: int | None = None
     log_speedup_later: float = 0.0
+    slowed_later: float | None = None
+    faulty_later: float = 0.0
     acceptance: float = 0.65
     acceptance_sd: float = 0.1  # between sessions
     acceptance_of_length: tuple[tuple[int, float], ...] = ()  # (session length, rate) where they are tied
@@ -68,6 +71,7 @@ class Outcomes:
     z_sum: Floats
     differs: Bools
     failed: Bools
+    is_fault: Bools
 
 
 def draw_outcomes(effects: Effects, requests: Requests, rng: np.random.Generator) -> Outcomes:
@@ -75,7 +79,7 @@ def draw_outcomes(effects: Effects, requests: Requests, rng: np.random.Generator
     size, block, session = len(requests.at_us), requests.block, requests.session
     num_blocks, num_sessions = len(requests.blocks), int(session.max(initial=0)) + 1
     slows = rng.random(num_blocks)[block] if effects.slows_blocks else rng.random(size)
-    is_slowed = slows < effects.slowed
+    is_slowed = slows < _slowed_shares(effects, requests)
     log_speedup = _locations(effects, requests) + _noise(effects, rng, size)
     if effects.session_sd:
         log_speedup += rng.normal(0.0, effects.session_sd, size=num_sessions)[session]
@@ -94,6 +98,7 @@ def draw_outcomes(effects: Effects, requests: Requests, rng: np.random.Generator
         z_sum=own_z * PARITY_TOKENS,
         differs=rng.random(size) < effects.differing,
         failed=rng.random(size) < effects.failed,
+        is_fault=(rng.random(size) < effects.faulty_later) & _is_later(effects, requests),
     )
 
 
@@ -118,17 +123,27 @@ def _locations(effects: Effects, requests: Requests) -> Floats:
     if effects.busy_log is not None:
         means = np.where(requests.is_busy, effects.busy_log, effects.log_speedup)
     if effects.change_block is not None:
-        means = np.where(requests.block >= effects.change_block, effects.log_speedup_later, means)
+        means = np.where(_is_later(effects, requests), effects.log_speedup_later, means)
     if effects.daily_log:
         # Requests come at a density of 1 + swing * phase, under which the mean phase is swing / 2.
         phases = np.round(daily_phase(requests.at_us / SECOND), 2)
         means = means - effects.daily_log * (phases - DAILY_SWING / 2.0)
     sd = math.sqrt(effects.noise_sd**2 + effects.session_sd**2 + effects.block_sd**2)
-    found = np.empty_like(means)
-    for mean in np.unique(means):
-        at = location(float(mean), sd, effects.noise_df, effects.slowed, effects.slowed_log)
-        found[means == mean] = at
-    return found
+    pairs, places = np.unique(np.stack([means, _slowed_shares(effects, requests)]), axis=1, return_inverse=True)
+    found = [location(mean, sd, effects.noise_df, slowed, effects.slowed_log) for mean, slowed in pairs.T.tolist()]
+    return np.array(found, dtype=np.float64)[places.ravel()]
+
+
+def _is_later(effects: Effects, requests: Requests) -> Bools:
+    """Whether each request is in the block `change_block` or after it."""
+    is_later: Bools = requests.block >= (math.inf if effects.change_block is None else effects.change_block)
+    return is_later
+
+
+def _slowed_shares(effects: Effects, requests: Requests) -> Floats:
+    """The share of slowed requests, by request."""
+    later = effects.slowed if effects.slowed_later is None else effects.slowed_later
+    return np.where(_is_later(effects, requests), later, effects.slowed)
 
 
 def _noise(effects: Effects, rng: np.random.Generator, size: int) -> Floats:

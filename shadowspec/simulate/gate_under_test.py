@@ -2,9 +2,9 @@
 
 `run_gate` folds and decides, from a store in memory.  To run it at every look would take minutes, so that an
 accelerator says where it need not be run: the gate's capitals as paths over all looks (`paths`), of the units of one
-production fold of the whole input, show at which looks a verdict other than HOLD is possible, a test may restart, or a
-detector may alarm.  Only there the gate is run.  The outcome is what it says; where it says what the accelerator rules
-out, the repetition fails.  A test holds this against running the gate at every look.
+production fold of the whole input, show at which looks a verdict other than HOLD is possible, a test may restart, a
+detector may alarm, or a fault or memory may revoke.  Only there the gate is run.  The outcome is what it says; where it
+says what the accelerator rules out, the repetition fails.  A test holds this against running the gate at every look.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ import numpy as np
 from shadowspec.gate.evidence.betting_tests import betting_tests
 from shadowspec.gate.evidence.hypothesis import restarted_states
 from shadowspec.gate.evidence.series import BettingTest
+from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, Cluster, ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.folding import Completed
 from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, Part, run_gate
 from shadowspec.gate.run.state import Units, clustering_id
 from shadowspec.gate.stats.drift import (
-    WATCHERS,
     Detector,
     alarm_threshold,
     log_mean,
     log_statistic_paths,
     started_states,
+    watchers_of,
 )
-from shadowspec.gate.verdict.required_tests import min_fault_requests
+from shadowspec.gate.verdict.required_tests import memory_result, min_fault_requests
 from shadowspec.gate.verdict.trial_levels import DRIFT, HypothesisId, assign_trials, hypothesis_id, with_level
 from shadowspec.simulate.look_times import Moments, cluster_id, moments_of
 from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.paths import SLACK, TestOutcome, TestPath, outcome_of, path_of, possible_looks
 from shadowspec.simulate.rows import Rows
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools, Ints, Requests, event_time
-from shadowspec.types import Decision, FingerprintedConfig, TestState, Trial, Verdict, Watermark
+from shadowspec.types import Decision, FingerprintedConfig, Memory, TestState, Trial, Verdict, Watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class HypothesisOutcome:
 
     A run begins with the hypothesis, with a new fingerprint, or after an alarm; `start_blocks` of the fingerprint's
     blocks came before it.  `num_blocks` and `num_clusters` are the run's at its verdict, or all it had.
-    `alarm_block` is the run's block at which a detector alarmed after ENABLE, if one did.
+    `alarm_block` is the run's block at which a detector, a fault or memory ended its ENABLE, if one did.
     """
 
     slice_key: str
@@ -297,13 +298,15 @@ class _Run:
         alarm = None
         if decision.verdict is Verdict.ENABLE and is_verdict(decision):
             alarm = yield from self._alarm(look)
-        return self._outcome(decision, None if alarm is None else alarm[1], was_dependent=was_dependent), (
-            None if alarm is None else alarm[0]
-        )
+        ended = None if alarm is None else alarm[1]
+        outcome = self._outcome(decision, ended, was_dependent=was_dependent)
+        return outcome, alarm[0] if alarm is not None and alarm[1].ends_run else None
 
     def _alarm(self, enabled_at: int) -> Generator[int, tuple[int, Decisions], tuple[int, Decision] | None]:
-        """The first look after ENABLE at which a required detector alarms, with what the gate says there."""
+        """The first look at which ENABLE ends, by a detector or at once, with what the gate says there."""
         alarm_looks = _alarm_looks(self._tests, self._policy, self._units, enabled_at)
+        if self._policy.rules.watches_all:
+            alarm_looks = np.union1d(alarm_looks, np.flatnonzero(self._faults[1]))
         at = enabled_at + 1
         while True:
             ahead = alarm_looks[(alarm_looks >= at) & (alarm_looks < self._end)]
@@ -311,7 +314,7 @@ class _Run:
                 return None
             look, said = yield int(ahead[0])
             decision = said[self._key]
-            if decision.reason_code == DRIFT:
+            if decision.reason_code == DRIFT or decision.verdict is Verdict.DISABLE:
                 if look not in alarm_looks:
                     raise AcceleratorError(f"{self._key}: an alarm at look {look}")
                 return look, decision
@@ -382,16 +385,24 @@ def _units_at(test: BettingTest, seen: _Seen) -> Ints:
 
 
 def _faults_at(units: _Seen, policy: GatePolicy, config: FingerprintedConfig, level: float) -> tuple[Bools, Bools]:
-    """At each look: whether enough greedy requests may have shown no fault, and whether one may have been seen."""
-    greedy, gaps = [0], [0.0]
+    """At each look: whether enough greedy requests may have shown no fault, and whether a fault, or a block over the
+    budget for memory, may have been seen.
+    """
+    greedy, gaps, over = [0], [0.0], [False]
+    known: dict[Memory | None, bool] = {}
     for unit in units.blocks:
         parities = [measured.run.parity for measured in unit.runs if measured.is_greedy]
         greedy.append(len(parities))
         gaps.append(max((each.divergence_gap or 0.0 for each in parities if each is not None), default=0.0))
+        memory = unit.block.memory.get(config.fingerprint)
+        if memory not in known:
+            known[memory] = memory_result(RunTotals().fold([unit]), policy, level).outcome == "fail"
+        over.append(known[memory])
     greedy_at = np.cumsum(greedy)[units.blocks_at]
     largest_at = np.maximum.accumulate(gaps)[units.blocks_at]
     is_enough = (greedy_at == 0) | (greedy_at >= min_fault_requests(policy, level))
-    return is_enough, largest_at > policy.near_tie_logit_of(config.dtype)
+    is_over = np.logical_or.accumulate(over)[units.blocks_at]
+    return is_enough, is_over | (largest_at > policy.near_tie_logit_of(config.dtype))
 
 
 def _is_long(units: _Seen, policy: GatePolicy) -> Bools:
@@ -405,12 +416,13 @@ def _is_long(units: _Seen, policy: GatePolicy) -> Bools:
 def _alarm_looks(tests: Sequence[BettingTest], policy: GatePolicy, units: _Seen, enabled_at: int) -> Ints:
     """The looks after ENABLE, which came at the look `enabled_at`, at which a required detector may alarm."""
     by_name = {test.name: test for test in tests}
-    states = started_states(policy, {})
+    states = started_states(policy, {}, has_z="parity_sampled" in by_name)
     found = [np.zeros(0, dtype=np.int64)]
-    for watcher in WATCHERS:
-        seen = units.blocks_at if by_name[watcher.test_name].unit == "block" else units.clusters_at
-        series = by_name[watcher.test_name].series
-        after = series.part(int(seen[enabled_at]), min(int(seen[-1]), series.num_units)).lower
+    for watcher in watchers_of(policy):
+        if watcher.name not in states:
+            continue
+        seen, series = _units_at(by_name[watcher.test_name], units), by_name[watcher.test_name].series
+        after = watcher.sums(series.part(int(seen[enabled_at]), min(int(seen[-1]), series.num_units)))
         if len(after.values):
             paths = log_statistic_paths(Detector.of(states[watcher.name]), after.values, after.weights)
             alarms = np.flatnonzero(log_mean(paths) >= math.log(alarm_threshold(policy)) - SLACK)

@@ -29,6 +29,7 @@ PROMPT_TOKENS = 100
 
 EQUAL = Parity()
 NEAR_TIE = Parity(first_divergence=5, divergence_gap=0.0, rerun_differs=False)
+FAULT = Parity(first_divergence=5, divergence_gap=1.0, rerun_differs=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,10 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
     keys, labels = requests.keys(), {"sampling_regime": regime}
     records: list[StoredRecord] = []
     runs: list[Run] = []
+    compared = [
+        FAULT if is_fault else NEAR_TIE if differs else EQUAL
+        for is_fault, differs in zip(outcomes.is_fault.tolist(), outcomes.differs.tolist(), strict=True)
+    ]
     columns = zip(
         keys,
         requests.at_us.tolist(),
@@ -74,11 +79,11 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
         outcomes.num_drafts.tolist(),
         outcomes.num_accepted.tolist(),
         outcomes.z_sum.tolist(),
-        outcomes.differs.tolist(),
+        compared,
         strict=True,
     )
     slices = [slice_key_of(index) for index in range(int(requests.slice_index.max(initial=0)) + 1)]
-    for key, at, session, slice_index, timed, place, failed, log, base_ms, drafts, accepted, z_sum, differs in columns:
+    for key, at, session, slice_index, timed, place, failed, log, base_ms, drafts, accepted, z_sum, output in columns:
         counter, reason = (FunnelCounter.MEASURED, None) if timed else (FunnelCounter.SAMPLED_OUT, "not_timed")
         if timed:
             block_id = requests.blocks[place].block_id
@@ -87,10 +92,8 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
                 counter, reason = FunnelCounter.FAILED, "time_out"
                 runs.append(Run(key, fingerprint, block_id, failure="time_out"))
             else:
-                if regime == "greedy":
-                    parity = NEAR_TIE if differs else EQUAL
-                else:
-                    parity = Parity(None, None, None, z_sum, PARITY_TOKENS, 0.0, PARITY_TOKENS)
+                scored = Parity(None, None, None, z_sum, PARITY_TOKENS, 0.0, PARITY_TOKENS)
+                parity = output if regime == "greedy" else scored
                 runs.append(measured_run(key, fingerprint, block_id, log, base_ms, drafts, accepted, parity))
         records.append(
             StoredRecord(

@@ -16,6 +16,7 @@ ENOUGH = 1_000  # repetitions from which on each world is held to that; fewer ar
 POOL = 300  # repetitions of all null worlds together from which on they are
 PROOF = 0.998  # confidence of the two-sided interval whose lower end convicts a world of few repetitions
 POWER_WANTED = 0.8
+ALARMS_WANTED = 0.9  # of ENABLEs, where something changes that an alarm must end and the rules before did not see
 FIXED_FACTOR, SMALLEST_FACTOR = 2.5, 1.5  # of the fixed-sample size and of the smallest possible one
 NEVER_REQUIRED = ("total_time",)
 POWER_WORLD = "minimum_effect"
@@ -56,7 +57,7 @@ def summarise(result: WorldResult) -> Summary:
     world, total = WORLDS[result.name], result.repetitions
     limit = power_limit_blocks(result) if world.name == POWER_WORLD else None
     within = sum(blocks <= limit for blocks in result.enable_blocks) if limit is not None else 0
-    has_alarms = world.effects.change_block is not None and bool(result.enable_blocks) and world.kind == "effect"
+    has_alarms = world.effects.change_block is not None and bool(result.enable_blocks) and world.kind != "null"
     return Summary(
         world=world,
         repetitions=total,
@@ -107,7 +108,7 @@ def broken_promises(results: Iterable[WorldResult]) -> list[str]:
     A world of many repetitions is held to 1.2 alpha (to 2 where units depend on each other) by the upper end of its
     interval.  Worlds of few are held to it together, if they are enough, and each alone only where its lower end lies
     above alpha.  Power is to be .8, which the upper end of its interval must reach where the repetitions are few.  A
-    negative control must have more false verdicts than alpha.
+    negative control must have more false verdicts than alpha, or miss alarms.
     """
     summaries = [summarise(result) for result in results]
     broken = []
@@ -129,8 +130,11 @@ def broken_promises(results: Iterable[WorldResult]) -> list[str]:
             broken.append(f"all null worlds together: false {verdict} up to {pooled.upper:.1%}")
     for summary in summaries:
         worst = max(summary.false_enable.upper, summary.false_disable.upper)
-        if summary.world.kind == "control" and worst <= summary.alpha:
+        has_failed = worst > summary.alpha if summary.alarmed is None else summary.alarmed.upper < ALARMS_WANTED
+        if summary.world.kind == "control" and not has_failed:
             broken.append(f"{summary.world.name}: the rules before do not fail, so that the world shows nothing")
+        if summary.world.fails_before and summary.alarmed is not None and summary.alarmed.upper < ALARMS_WANTED:
+            broken.append(f"{summary.world.name}: {summary.alarmed.value or 0.0:.0%} of ENABLEs ended")
         if summary.power is None:
             continue
         shown = summary.power.upper if summary.repetitions < ENOUGH else summary.power.value or 0.0

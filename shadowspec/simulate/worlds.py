@@ -256,6 +256,28 @@ EFFECT_WORLDS = (
         policy=DECLARED,
         wrong_to_enable=("new",),
     ),
+    World(
+        "decay_of_tail",
+        "speedup 1.3 throughout, 2% slowed until the hundredth block and 25% from then on: how long an alarm takes",
+        "effect",
+        arrivals=Arrivals(num_sessions=1_800),
+        effects=Effects(log_speedup=FASTER, slowed=0.02, change_block=100, log_speedup_later=FASTER, slowed_later=0.25),
+        policy=DECLARED,
+        wrong_to_enable=("new",),
+        fails_before=True,
+    ),
+    World(
+        "faults_after_enable",
+        "a sound loop until the hundred and fiftieth block; every output a greedy fault and 25% slowed from then on",
+        "effect",
+        arrivals=Arrivals(num_sessions=1_000),
+        effects=Effects(
+            log_speedup=FASTER, change_block=150, log_speedup_later=FASTER, slowed_later=0.25, faulty_later=1.0
+        ),
+        policy=DECLARED,
+        wrong_to_enable=("new",),
+        fails_before=True,
+    ),
 )
 
 SIZE_WORLDS = tuple(

@@ -44,7 +44,7 @@ VERSION: Final = 2
 MEANS: Final = ("speedup", "acceptance")  # of an endpoint, made of those of its slices
 ADVICE: Final = "drift_advice"
 HAS_SHIFTED: Final = "mix_has_shifted"
-DETECTORS: Final = {name: f"drift_{name}" for name in MEANS}
+DETECTORS: Final = {name: f"drift_{name}" for name in (*MEANS, "tail", "z_low", "z_high")}
 
 
 def _names_before(kind: type[Any], first: str) -> tuple[str, ...]:
@@ -232,7 +232,7 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
         found["watch"] = {
             "num_blocks": decision.watch.num_blocks,
             "num_clusters": decision.watch.num_clusters,
-            "promises": {name: [promise.promise, promise.highest] for name, promise in decision.watch.promises.items()},
+            "promises": {name: [promise.promise, promise.best] for name, promise in decision.watch.promises.items()},
         }
     if decision.drift is not None:
         found |= {ADVICE: decision.drift.advice, "drift_threshold_log10": decision.drift.threshold_log10}

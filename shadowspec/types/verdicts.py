@@ -187,10 +187,10 @@ class EvidenceSummary:
 
 @dataclass(frozen=True, slots=True)
 class WatchedMean:
-    """A mean that a drift detector holds to `promise`, on the scale of the unit values, which end at `highest`."""
+    """A mean that a drift detector holds to `promise`, on the scale of the unit values; `best` is their best end."""
 
     promise: float
-    highest: float
+    best: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ def allowed_counts(module: ModuleType, num_values: int, probability: float) -> t
 def mean_run_length(module: ModuleType, wanted: float, num_paths: int, num_units: int, seed: int = 4) -> float:
     """Mean number of units to a false alarm of the e-SR detector while its promise just holds, cut at `num_units`."""
     rng, total = np.random.default_rng(seed), 0
-    detector = module.Detector(promise=MARGIN, highest=CLIP)
+    detector = module.Detector(promise=MARGIN, best=CLIP)
     for size in _chunks(num_paths):
         draws = [_rare_slowdowns(rng, num_units) for _ in range(size)]
         values, weights = (np.array(parts) for parts in zip(*draws, strict=True))

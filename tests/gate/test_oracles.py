@@ -93,7 +93,7 @@ def test_the_quantile_mixture_is_a_martingale() -> None:
 
 def test_e_sr_statistics_have_mean_n_while_the_promise_just_holds() -> None:
     """Shin, Ramdas and Rinaldo, arXiv 2203.03532: M_n - n is a martingale, hence the run length; by enumeration."""
-    detector, num_units = drift.Detector(promise=0.0, highest=1.0), 9
+    detector, num_units = drift.Detector(promise=0.0, best=1.0), 9
     gain, loss = 0.5, 1.0  # +0.5 with chance 2/3, -1 with 1/3: mean 0
     expected = 0.0
     for path in range(2**num_units):

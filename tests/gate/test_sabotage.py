@@ -174,7 +174,7 @@ def check_quantiles(quantiles: ModuleType) -> None:
 
 def check_drift(drift: ModuleType) -> None:
     """The statistics are the recursion's, and start as many false alarms as they promise at most."""
-    detector = drift.Detector(promise=0.1, highest=0.7)
+    detector = drift.Detector(promise=0.1, best=0.7)
     rng = np.random.default_rng(3)
     values, weights = rng.uniform(-0.7, 0.7, 30) * 0.5, np.full(30, 0.5)
     values[5] = 0.9  # beyond the highest: a bet cannot lose more than all
@@ -323,7 +323,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         "shadowspec.gate.stats.drift",
         check_drift,
         [
-            ("detector.highest - detector.promise", "detector.highest + detector.promise"),
+            ("detector.best - detector.promise", "detector.best + detector.promise"),
             ("detector.promise * weights - values", "values - detector.promise * weights"),
             ("/ slack, -1.0)", "/ slack, -9.0)"),
             ("logaddexp.accumulate(-before", "logaddexp.accumulate(+before"),

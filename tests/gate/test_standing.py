@@ -15,7 +15,7 @@ from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
 from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.lifecycle import next_evidence, standing_decision
 from shadowspec.gate.verdict.trial_levels import latest_by_name, name_of, next_trial, supersede
-from shadowspec.types import Decision, Run, Verdict
+from shadowspec.types import Decision, Parity, Run, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run
 
 POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0, drift_run_length=1_000)
@@ -30,14 +30,18 @@ class Gate:
     rows: list[Decision] = field(default_factory=list)
     evidence: dict[str, HypothesisEvidence] = field(default_factory=dict)
     num_runs: int = 0
+    is_greedy: bool = True
 
     def look(self, runs: Sequence[Run], fingerprint: str = CONFIG.fingerprint) -> Decision:
         """The decision after these runs, whose blocks and clusters are new."""
         hypothesis = Hypothesis(ENDPOINT, "prompt_class=code", 4, replace(CONFIG, fingerprint=fingerprint))
         start = self.num_runs
         self.num_runs += len(runs)
-        blocks = [block_unit((start + at) // 4, list(runs[at : at + 4])) for at in range(0, len(runs), 4)]
-        clusters = [cluster_unit(start + at, [run]) for at, run in enumerate(runs)]
+        greedy = self.is_greedy
+        blocks = [
+            block_unit((start + at) // 4, list(runs[at : at + 4]), is_greedy=greedy) for at in range(0, len(runs), 4)
+        ]
+        clusters = [cluster_unit(start + at, [run], is_greedy=greedy) for at, run in enumerate(runs)]
         by_fingerprint = {row.fingerprint: row for row in self.rows}
         latest = latest_by_name(self.rows).get(("prompt_class=code", 4, CONFIG.config.name))
         previous = by_fingerprint.get(fingerprint)
@@ -61,6 +65,11 @@ def draw_runs(num_blocks: int, seed: int, **world: float) -> list[Run]:
     return [draw(rng, index, f"b{index // 4:05d}") for index in range(4 * num_blocks)]
 
 
+def with_z(runs: Sequence[Run], mean: float) -> list[Run]:
+    """The runs as those of sampled requests, of 128 tokens each."""
+    return [replace(run, parity=Parity(z_sum=128 * mean, z_tokens=128, z_error=0.0)) for run in runs]
+
+
 def enabled(policy: GatePolicy = POLICY) -> Gate:
     gate = Gate(policy)
     assert gate.look(draw_runs(100, 0)).verdict is Verdict.ENABLE
@@ -71,7 +80,8 @@ def test_enable_starts_the_detectors_after_the_units_that_proved_it() -> None:
     gate = enabled()
     first = gate.rows[-1]
     assert watch_start(first) == (100, 400)
-    assert set(watch_states(first)) == {"drift_speedup", "drift_acceptance", "advisory_speedup", "advisory_acceptance"}
+    advisory = {"advisory_speedup", "advisory_acceptance"}
+    assert set(watch_states(first)) == {"drift_speedup", "drift_acceptance", "drift_tail"} | advisory
     assert not first.ends_run
     second = gate.look(draw_runs(10, 1))
     assert second.verdict is Verdict.ENABLE
@@ -122,6 +132,55 @@ def test_a_fall_of_acceptance_is_found() -> None:
     decision = gate.look(draw_runs(80, 1, acceptance=0.2))
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "drift")
     assert decision.reason.startswith("acceptance no longer holds 0.4")
+
+
+def test_a_rise_of_the_slowed_share_is_found() -> None:
+    gate = enabled()
+    decision = gate.look(draw_runs(40, 1, speedup=1.5, slowed_share=0.3))
+    assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "drift")
+    assert decision.reason.startswith("tail no longer stays within 0.1 (40 units")
+    assert set(decision.drift.detectors) == {"speedup", "acceptance", "tail"}
+
+
+@pytest.mark.parametrize(("mean", "words"), [(-0.1, "holds -0.02"), (0.1, "stays within 0.02")])
+def test_a_bias_of_sampled_output_is_found_on_either_side(mean: float, words: str) -> None:
+    gate = Gate(is_greedy=False)
+    assert gate.look(with_z(draw_runs(100, 0), 0.0)).verdict is Verdict.ENABLE
+    assert {"drift_z_low", "drift_z_high"} < set(watch_states(gate.rows[-1]))
+    decision = gate.look(with_z(draw_runs(10, 1), mean))
+    assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "drift")
+    assert decision.reason.startswith(f"parity_sampled no longer {words} (40 units")
+
+
+def test_a_greedy_fault_after_enable_revokes_it_at_once_and_for_good() -> None:
+    gate = enabled()
+    runs = draw_runs(1, 1)
+    faulty = replace(runs[0], parity=Parity(first_divergence=3, divergence_gap=1.0, rerun_differs=False))
+    decision = gate.look([faulty, *runs[1:]])
+    assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "parity_fault")
+    assert decision.reason == "1 greedy outputs differ from the target's own; ENABLE is revoked"
+    assert (decision.ends_run, decision.watch, decision.verdict_since) == (False, None, decision.decided_at)
+    later = gate.look(draw_runs(100, 2))
+    assert (later.verdict, later.reason, later.level) == (Verdict.DISABLE, decision.reason, decision.level)
+    assert gate.look(draw_runs(10, 3), "other").verdict is Verdict.HOLD, "a new fingerprint begins a new run"
+
+
+def test_memory_over_budget_revokes_enable() -> None:
+    gate = enabled()
+    gate.policy = replace(POLICY, memory_budget_share=0.05)
+    decision = gate.look(draw_runs(1, 1))
+    assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "memory_over_budget")
+    assert decision.reason.endswith("over budget; ENABLE is revoked")
+
+
+def test_an_enable_of_the_first_rules_keeps_its_detectors_and_stays_whatever_else_comes() -> None:
+    gate = enabled(replace(POLICY, rule_set=1))
+    assert "drift_tail" not in watch_states(gate.rows[-1])
+    fault = Parity(first_divergence=3, divergence_gap=1.0, rerun_differs=False)
+    runs = [replace(run, parity=fault) for run in draw_runs(40, 1, speedup=1.5, slowed_share=0.3)]
+    decision = gate.look(runs)
+    assert decision.verdict is Verdict.ENABLE
+    assert {test.name for test in decision.tests if test.outcome == "fail"} >= {"parity_faults"}
 
 
 def test_advice_comes_before_the_alarm_and_changes_nothing() -> None:

@@ -61,6 +61,8 @@ def test_verdicts_alarms_and_fingerprints_are_told_apart() -> None:
                 reason="ENABLE was superseded",
                 supersession=Supersession(NEW.fingerprint, Verdict.ENABLE),
             ),
+            verdict(Verdict.ENABLE, Verdict.DISABLE, reason_code="parity_fault", reason="1 differs"),
+            verdict(Verdict.HOLD, Verdict.DISABLE, reason_code="parity_fault", reason="1 differs"),
         ],
         CONFIGS,
     )
@@ -69,7 +71,10 @@ def test_verdicts_alarms_and_fingerprints_are_told_apart() -> None:
         ChangeKind.VERDICT,
         ChangeKind.ALARM,
         ChangeKind.FINGERPRINT,
+        ChangeKind.ALARM,
+        ChangeKind.VERDICT,
     ]
+    assert reported[4].what == "DISABLE: ENABLE is revoked"
     assert reported[0].what == "first verdict: HOLD"
     assert reported[1].what == "HOLD \u2192 ENABLE"
     assert reported[3].why.endswith(

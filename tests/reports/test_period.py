@@ -82,6 +82,13 @@ def report_of(store: Store, since: float, until: float, now: float = 100) -> Per
     return build_period_report(store, period_settings, NOON + since * HOUR, NOON + until * HOUR, NOON + now * HOUR)
 
 
+def test_a_fault_that_revokes_enable_is_an_alarm(store: Store) -> None:
+    store.save_fingerprints([examples.config()])
+    for decision in (decided(2, Verdict.ENABLE), decided(5, Verdict.DISABLE, reason_code="parity_fault")):
+        store.append_decisions([decision])
+    assert ("alarm", 5, "ENABLE is revoked: now DISABLE") in list_changes(report_of(store, 0, 12).changes)
+
+
 def list_changes(changes: tuple[Change, ...]) -> list[tuple[str, float, str]]:
     return [(change.kind.value, (change.at - NOON) / HOUR, change.what) for change in changes]
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shadowspec.reports.definitions import acceptance_title, title_of
 from shadowspec.reports.notes import alerts, detector_lines, order_note
 from shadowspec.reports.report import Report, build_report, render_html, render_json, render_markdown
 from shadowspec.reports.report.report_model import Hypothesis
@@ -28,6 +29,7 @@ from shadowspec.types import (
     Override,
     OverrideRecord,
     RateChange,
+    TestResult,
     Verdict,
 )
 from tests.reports.test_build import CHAT, CODE, POLICY, judged, world
@@ -208,7 +210,14 @@ def test_the_table_of_tests_shows_every_test_and_each_detector() -> None:
         "Shift of the prompt mix",
     ]
     text = printed(tables_of_tests([enabled]))
-    for title in ("Speedup", "Acceptance", "Slowed requests", "Memory", "10^4.71, speaks up at 10^4.60", "10^-0.20"):
+    for title in (
+        "Speedup",
+        "First token accepted",
+        "Slowed requests",
+        "Memory",
+        "10^4.71, speaks up at 10^4.60",
+        "10^-0.20",
+    ):
         assert title in text
     assert detector_lines(decided(Verdict.HOLD)) == []
     fresh = detector_lines(
@@ -238,3 +247,23 @@ def test_an_enabled_endpoint_names_the_slices_that_check_does_not_pass(
     assert (reported in printed(verdict_tables([enabled, slow]))) == is_reported
     page = Page(render_html(report(of=replace(source(), decisions=[enabled, slow])))).text
     assert (f"{reported}: `check` does not pass the endpoint as a whole." in page) == is_reported
+
+
+def test_acceptance_is_named_after_what_was_counted() -> None:
+    named = [{"metric": f"{kind}_acceptance_rate"} for kind in ("first_position", "draft")]
+    first, drafts = (
+        TestResult("acceptance", "open", 0.6, 0.5, 0.7, 0.4, 0.05, "cluster", 9, 5, figures=each) for each in named
+    )
+    assert acceptance_title([None, first]) == title_of(first) == "First token accepted"
+    assert title_of(drafts) == "Drafted tokens accepted"
+    assert acceptance_title([first, drafts]) == "Accepted"
+
+
+def test_the_table_of_verdicts_shows_total_times_beside_the_geometric_mean() -> None:
+    tests = tuple(
+        TestResult(name, "pass", estimate, 1.1, 1.5, 1.05, 0.05, "block", 90, 20)
+        for name, estimate in (("speedup", 1.32), ("total_time", 1.28))
+    )
+    text = printed(verdict_tables([replace(decided(Verdict.ENABLE), tests=tests)]))
+    assert "geometric mean" in text
+    assert "total times 1.28\u00d7" in text

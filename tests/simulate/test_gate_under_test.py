@@ -65,13 +65,16 @@ def watched(drawn: Draw, world: World) -> list[HypothesisOutcome]:
         ("fingerprint_change", 320, 0),
         ("failures", 240, 0),
         ("decay", 640, 0),  # ENABLE, an alarm, and the run after it
+        ("decay_of_tail", 560, 0),  # the same, by the detector of the slowed share
+        ("faults_after_enable", 480, 0),  # ENABLE, revoked
     ],
 )
 def test_the_outcome_is_that_of_a_gate_that_is_run_at_every_look(name: str, num_sessions: int, index: int) -> None:
     world = shortened(name, num_sessions)
     if world.effects.change_block is not None:
-        change = num_sessions // 8 if world.changes_fingerprint else 60
-        world = replace(world, effects=replace(world.effects, change_block=change, log_speedup_later=LATER))
+        change = num_sessions // 8 if world.changes_fingerprint else 60 if world.name == "decay" else 90
+        later = world.effects.log_speedup_later if world.effects.slowed_later else LATER
+        world = replace(world, effects=replace(world.effects, change_block=change, log_speedup_later=later))
     drawn = draw(world, seed_of(world, 7, index))
     quick = watched(drawn, world)
 
@@ -91,7 +94,8 @@ def test_the_outcome_is_that_of_a_gate_that_is_run_at_every_look(name: str, num_
                 was_dependent.add(run)
             if is_verdict(decision):
                 verdicts.setdefault(run, decision)
-            if decision.ends_run and decision.reason_code == "drift":
+            is_revoked = decision.verdict is Verdict.DISABLE and verdicts.get(run, decision).verdict is Verdict.ENABLE
+            if is_revoked or (decision.ends_run and decision.reason_code == "drift"):
                 alarms.setdefault(run, decision.num_blocks)
 
     assert len(quick) >= 1
@@ -110,6 +114,8 @@ def test_the_outcome_is_that_of_a_gate_that_is_run_at_every_look(name: str, num_
             assert outcome.was_dependent == (run in was_dependent)
         assert outcome.alarm_block == alarms.pop(run, None)
     assert (verdicts, alarms) == ({}, {}), "the quick way missed something"
+    if world.kind == "effect" and world.effects.change_block is not None:
+        assert quick[0].alarm_block is not None, "the world was to show an alarm"
 
 
 def test_a_key_that_dominates_is_cut_at_every_look_and_here() -> None:

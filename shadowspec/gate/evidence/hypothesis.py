@@ -288,7 +288,7 @@ def restarted_states(decision: Decision) -> dict[str, TestState]:
 def watch_states(decision: Decision) -> dict[str, Mapping[str, Figure]]:
     """The detectors' states as they were started at the ENABLE on which `decision` rests; empty without one."""
     promises = {} if decision.watch is None else decision.watch.promises
-    return {name: Detector(promise.promise, promise.highest).state() for name, promise in promises.items()}
+    return {name: Detector(promise.promise, promise.best).state() for name, promise in promises.items()}
 
 
 def watch_start(decision: Decision) -> tuple[int, int]:

@@ -1,11 +1,13 @@
-"""Detectors of decay in an enabled hypothesis: e-SR statistics on the unit values of speedup and acceptance.
+"""Detectors of decay in an enabled hypothesis: e-SR statistics on the unit values of what ENABLE promised.
 
 The null is that the promise still holds: E[x | past] >= m0 at every unit, m0 the threshold that was proven
 (never an estimate).  A unit with sum u and weight g gives L = 1 + lambda * (m0 * g - u), which under the null
-is nonnegative with mean at most 1 while 0 < lambda < 1 / (x_max - m0).  M = L * (M + 1), from 0, then grows by
+is nonnegative with mean at most 1 while 0 < lambda < 1 / (x_best - m0).  M = L * (M + 1), from 0, then grows by
 at most 1 a unit on average, so that the mean number of units until M reaches A is at least A, whatever the
 distribution; M keeps every possible moment of change in play at once.  Used is the mean of the M over the
 betting fractions.  After Shin, Ramdas and Rinaldo, arXiv 2203.03532.
+
+A promise "at most" has x_best below m0.  Lambda is then negative, and the statistic is the mirrored one.
 
 The promise needs independent units as the tests do, and more so: no look waits for r1 here.  Under
 autocorrelated units the run length does not hold.
@@ -21,30 +23,31 @@ import numpy as np
 
 from shadowspec.errors import InputError
 from shadowspec.gate.policy import GatePolicy
-from shadowspec.gate.stats.betting import FRACTIONS, Floats, Sums, UnitSeries
+from shadowspec.gate.stats.betting import FRACTIONS, Floats, Side, Sums, UnitSeries
 from shadowspec.types import Figure
 
-NUM_DETECTORS = 2  # of a hypothesis: speedup and acceptance; the advisory ones have a run length of their own
+State = Mapping[str, Figure]
 
 
 @dataclass(frozen=True, slots=True)
 class Detector:
     """One detector: its promise, and what it has folded since it was started.
 
-    `promise` is m0 and `highest` x_max, on the scale of the unit values (log speedup, acceptance rate).
+    `promise` is m0 and `best` x_best, on the scale of the unit values (log speedup, acceptance rate, slowed share, z):
+    the highest of them where the promise is a least value, the lowest where it is a greatest one.
     `log_statistics` are the natural logarithms of the M of each fraction (minus infinity at the start), so that
     nothing overflows; `log_peak` is the highest logarithm of their mean at any unit so far.
     """
 
     promise: float
-    highest: float
+    best: float
     log_statistics: tuple[float, ...] = (-math.inf,) * len(FRACTIONS)
     log_peak: float = -math.inf
     num_units: int = 0
 
     def __post_init__(self) -> None:
-        if not self.promise < self.highest:
-            raise InputError(f"a promise of {self.promise:g} leaves nothing to fall from {self.highest:g}")
+        if self.promise == self.best:
+            raise InputError(f"a promise of {self.promise:g} leaves nothing to fall from: it is the best value")
 
     def fold(self, sums: Sums) -> Detector:
         """The detector after the units of `sums`, in their order; in pieces or at once is the same."""
@@ -63,14 +66,14 @@ class Detector:
         logs = {f"log_statistic_{place}": _finite(value) for place, value in enumerate(self.log_statistics)}
         return {
             "promise": self.promise,
-            "highest": self.highest,
+            "highest": self.best,  # the name that stored states have
             "log_peak": _finite(self.log_peak),
             "num_units": self.num_units,
             **logs,
         }
 
     @staticmethod
-    def of(state: Mapping[str, Figure]) -> Detector:
+    def of(state: State) -> Detector:
         """The detector that `state` describes.
 
         Raises:
@@ -79,7 +82,7 @@ class Detector:
         try:
             return Detector(
                 promise=_number(state["promise"]),
-                highest=_number(state["highest"]),
+                best=_number(state["highest"]),
                 log_statistics=tuple(_log(state[f"log_statistic_{place}"]) for place in range(len(FRACTIONS))),
                 log_peak=_log(state["log_peak"]),
                 num_units=int(_number(state["num_units"])),
@@ -94,7 +97,7 @@ class Detector:
 
 def log_statistic_paths(detector: Detector, values: Floats, weights: Floats) -> Floats:
     """Logarithm of the M of each fraction after each unit, [..., f, n], of units [..., n] from the detector's state."""
-    slack = detector.highest - detector.promise
+    slack = detector.best - detector.promise
     ratios = np.maximum((detector.promise * weights - values) / slack, -1.0)
     grown = np.log1p(FRACTIONS[:, None] * ratios[..., None, :]).cumsum(axis=-1)
     before = np.concatenate([np.zeros_like(grown[..., :1]), grown[..., :-1]], axis=-1)
@@ -114,42 +117,60 @@ def log_mean(paths: Floats) -> Floats:
 class DriftWatcher:
     """Keeps one detector over the units of the test `test_name`; its state is None until the detector is started.
 
-    A missing value is folded at its worst, as the lower bound has it: an arm that fails is a decay too.
+    A missing value is folded at its worst, as the bound of `side` has it: an arm that fails is a decay too.
     """
 
     name: str
     test_name: str
+    side: Side = "lower"  # "upper" where the promise is a greatest value
 
-    def fold(
-        self, state: Mapping[str, Figure] | None, units: UnitSeries, policy: GatePolicy
-    ) -> Mapping[str, Figure] | None:
+    def fold(self, state: State | None, units: UnitSeries, policy: GatePolicy) -> State | None:
         """The state after these units."""
         del policy  # the promise was fixed when the detector was started
-        return None if state is None else Detector.of(state).fold(units.lower).state()
+        return None if state is None else Detector.of(state).fold(self.sums(units)).state()
+
+    def sums(self, units: UnitSeries) -> Sums:
+        """What it folds of these units."""
+        return units.lower if self.side == "lower" else units.upper
 
 
-WATCHERS = (DriftWatcher("drift_speedup", "speedup"), DriftWatcher("drift_acceptance", "acceptance"))
+WATCHERS = (
+    DriftWatcher("drift_speedup", "speedup"),
+    DriftWatcher("drift_acceptance", "acceptance"),
+    DriftWatcher("drift_tail", "tail", "upper"),
+    DriftWatcher("drift_z_low", "parity_sampled"),
+    DriftWatcher("drift_z_high", "parity_sampled", "upper"),
+)
 ADVISORY_WATCHERS = (DriftWatcher("advisory_speedup", "speedup"), DriftWatcher("advisory_acceptance", "acceptance"))
 
 
-def started_states(policy: GatePolicy, lower_bounds: Mapping[str, float]) -> dict[str, Mapping[str, Figure]]:
+def watchers_of(policy: GatePolicy) -> tuple[DriftWatcher, ...]:
+    """The detectors that a hypothesis may have; the advisory ones have a run length of their own."""
+    return WATCHERS if policy.rules.watches_all else WATCHERS[:2]
+
+
+def started_states(policy: GatePolicy, lower_bounds: Mapping[str, float], *, has_z: bool = False) -> dict[str, State]:
     """The states of all detectors of a hypothesis at the look that says ENABLE, by watcher.
 
     They fold what enters the evidence after that look: the units that proved the promise do not testify again.
     `lower_bounds` are those of "speedup" (log) and "acceptance" at that look; the advisory detectors hold the
     hypothesis to them less the tolerance, but to no less than the promise.  They fire earlier and change no
-    verdict.
+    verdict.  Without `has_z` it has no sampled request, and no score to watch.
     """
-    promises = {"speedup": (math.log1p(policy.margin), policy.log_speedup_clip), "acceptance": (policy.floor, 1.0)}
-    states: dict[str, Mapping[str, Figure]] = {}
-    for watcher in WATCHERS:
-        promise, highest = promises[watcher.test_name]
-        states[watcher.name] = Detector(promise, highest).state()
+    started = {
+        "drift_speedup": Detector(math.log1p(policy.margin), policy.log_speedup_clip),
+        "drift_acceptance": Detector(policy.floor, 1.0),
+        "drift_tail": Detector(policy.tail_share, 0.0),
+        "drift_z_low": Detector(-policy.z_bound, policy.z_clip),
+        "drift_z_high": Detector(policy.z_bound, -policy.z_clip),
+    }
+    watched = [each for each in watchers_of(policy) if has_z or each.test_name != "parity_sampled"]
+    states: dict[str, State] = {watcher.name: started[watcher.name].state() for watcher in watched}
     for watcher in ADVISORY_WATCHERS:
-        promise, highest = promises[watcher.test_name]
+        held = started[f"drift_{watcher.test_name}"]
         if watcher.test_name in lower_bounds:
-            value = max(promise, lower_bounds[watcher.test_name] - policy.drift_tolerance)
-            states[watcher.name] = Detector(value, highest).state()
+            value = max(held.promise, lower_bounds[watcher.test_name] - policy.drift_tolerance)
+            states[watcher.name] = Detector(value, held.best).state()
     return states
 
 
@@ -160,25 +181,25 @@ def alarm_threshold(policy: GatePolicy) -> float:
     times N comes no sooner, on average, than after the run length; the declared number of hypotheses bounds N
     whatever is enabled when.
     """
-    return policy.drift_run_length * float(NUM_DETECTORS * policy.max_hypotheses)
+    return policy.drift_run_length * float(len(watchers_of(policy)) * policy.max_hypotheses)
 
 
-def alarms(states: Mapping[str, Mapping[str, Figure]], policy: GatePolicy) -> tuple[str, ...]:
-    """Names of the tests whose promise no longer holds."""
+def alarms(states: Mapping[str, State], policy: GatePolicy) -> tuple[DriftWatcher, ...]:
+    """The watchers whose promise no longer holds."""
     return _select_alarmed(WATCHERS, states, policy)
 
 
-def advice(states: Mapping[str, Mapping[str, Figure]], policy: GatePolicy) -> tuple[str, ...]:
+def advice(states: Mapping[str, State], policy: GatePolicy) -> tuple[str, ...]:
     """Names of the tests that have come down from where they stood at ENABLE."""
-    return _select_alarmed(ADVISORY_WATCHERS, states, policy)
+    return tuple(watcher.test_name for watcher in _select_alarmed(ADVISORY_WATCHERS, states, policy))
 
 
 def _select_alarmed(
-    watchers: Sequence[DriftWatcher], states: Mapping[str, Mapping[str, Figure]], policy: GatePolicy
-) -> tuple[str, ...]:
+    watchers: Sequence[DriftWatcher], states: Mapping[str, State], policy: GatePolicy
+) -> tuple[DriftWatcher, ...]:
     threshold = alarm_threshold(policy)
-    started = [(watcher.test_name, states[watcher.name]) for watcher in watchers if watcher.name in states]
-    return tuple(name for name, state in started if Detector.of(state).has_alarmed(threshold))
+    started = [watcher for watcher in watchers if watcher.name in states]
+    return tuple(each for each in started if Detector.of(states[each.name]).has_alarmed(threshold))
 
 
 def _finite(value: float) -> float | None:

@@ -2,7 +2,7 @@
 
 ENABLE needs every required test to pass at this look, from current capitals; DISABLE needs one opposite bound
 to cross, a parity fault, or memory over budget.  Empty data never passes.  ENABLE and DISABLE stay: later
-looks show fresh figures under them and do not undo them.
+looks show fresh figures under them and do not undo them.  What needs no sequence revokes ENABLE all the same.
 
 Where another engine serves than the one that measured, nothing that rests on latency is decided, and nothing of it
 is current: HOLD (`GatePolicy.other_engine`).
@@ -64,15 +64,22 @@ def decide(
     """The decision on one hypothesis.
 
     `trial` is its run (None: not entered, or no level is left for it); `previous` the latest decision in that run,
-    whose ENABLE or DISABLE stays.  Without a level the tests are shown at the level that they would have.  Tests that
-    the decision restarts say so in its results (`restarted_states`): the evidence must then restart with them.
+    whose ENABLE (but for `_at_once`) or DISABLE stays.  Without a level the tests are shown at the level that they
+    would have.  Tests that the decision restarts say so in its results (`restarted_states`): the evidence must then
+    restart with them.
     """
     level = None if trial is None else trial.level
     results = test_results(hypothesis, evidence, policy, shown_level(level, policy))
 
     other_engine = policy.other_engine(hypothesis.config.engine)
     if previous is not None and is_valid_for_engine(previous.verdict, previous.reason_code, other_engine):
-        outcome = _Outcome(previous.verdict, previous.reason_code, previous.reason)
+        revoked = None
+        if previous.verdict is Verdict.ENABLE and policy.rules.watches_all:
+            revoked = _at_once(hypothesis, results, evidence, policy)
+        if revoked is None:
+            outcome = _Outcome(previous.verdict, previous.reason_code, previous.reason)
+        else:
+            outcome = replace(revoked, reason=f"{revoked.reason}; ENABLE is revoked")
     elif other_engine is not None and (not has_entered or level is None):
         outcome = _hold(OTHER_ENGINE, other_engine)
     elif not has_entered:
@@ -156,12 +163,10 @@ def _judge(
     by_name = {result.name: result for result in results}
     required = [result for result in results if result.is_required]
 
-    # 1. What needs no sequence: a fault, memory over budget.
-    if "parity_faults" in by_name and by_name["parity_faults"].outcome == "fail":
-        count = evidence.runs.num_faults(policy.near_tie_logit_of(hypothesis.config.dtype))
-        return _Outcome(Verdict.DISABLE, "parity_fault", f"{count} greedy outputs differ from the target's own")
-    if by_name["memory"].outcome == "fail":
-        return _Outcome(Verdict.DISABLE, "memory_over_budget", figures(by_name["memory"]) + ": over budget")
+    # 1. What needs no sequence.
+    found = _at_once(hypothesis, results, evidence, policy)
+    if found is not None:
+        return found
 
     # 2. Data that cannot be judged.
     if (evidence.missing_share or 0.0) > policy.max_missing:
@@ -237,6 +242,19 @@ def _judge(
             return _hold("undecidable", f"{figures(result)}: too near the limit {number(result.threshold)} to tell")
     slowest = max(undecided, key=lambda result: math.inf if result.units_needed is None else result.units_needed)
     return _hold("too_few_units", outlook(slowest))
+
+
+def _at_once(
+    hypothesis: Hypothesis, results: Sequence[TestResult], evidence: HypothesisEvidence, policy: GatePolicy
+) -> _Outcome | None:
+    """DISABLE for what one observation proves: a greedy fault, or memory over budget."""
+    by_name = {result.name: result for result in results}
+    if "parity_faults" in by_name and by_name["parity_faults"].outcome == "fail":
+        count = evidence.runs.num_faults(policy.near_tie_logit_of(hypothesis.config.dtype))
+        return _Outcome(Verdict.DISABLE, "parity_fault", f"{count} greedy outputs differ from the target's own")
+    if by_name["memory"].outcome == "fail":
+        return _Outcome(Verdict.DISABLE, "memory_over_budget", figures(by_name["memory"]) + ": over budget")
+    return None
 
 
 def _dependence(crossing: Sequence[TestResult], rules: RuleSet) -> tuple[list[str], dict[str, TestState]]:

@@ -154,9 +154,13 @@ def _covers(override: Override, slice_key: str, concurrency: int, now: datetime)
 
 
 OTHER_ENGINE: Final = "other_engine"
-CARRIED_CODES: Final = frozenset(
-    {"parity_fault", "memory_over_budget", "parity_biased"}
-)  # of DISABLE: they read no clock
+AT_ONCE_CODES: Final = frozenset({"parity_fault", "memory_over_budget"})  # of DISABLE: one observation proves it
+CARRIED_CODES: Final = AT_ONCE_CODES | {"parity_biased"}  # of DISABLE: they read no clock
+
+
+def is_revoked(before: Verdict | None, reason_code: str) -> bool:
+    """Whether a decision with this reason took back the ENABLE before it at once, without a detector."""
+    return before is Verdict.ENABLE and reason_code in AT_ONCE_CODES
 
 
 def is_valid_for_engine(verdict: Verdict, reason_code: str, other_engine: str | None) -> bool:

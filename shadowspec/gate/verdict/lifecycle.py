@@ -3,8 +3,8 @@
 `decide` judges one run of the tests by its evidence; here runs follow each other.  ENABLE starts the detectors.
 An alarm ends the run: ENABLE becomes DISABLE or HOLD by policy, and the next look begins a run with no evidence
 at half the level, whose own verdict then replaces the alarm's.  After a new fingerprint it is HOLD meanwhile.
-An ENABLE ends without an alarm where the endpoint's operator names another serving engine than the one that measured:
-its detectors end with it, and its evidence goes on.
+An ENABLE ends without an alarm where the endpoint's operator names another serving engine than the one that measured,
+or, as DISABLE, by a parity fault or memory over budget: its detectors end with it, and its evidence goes on.
 """
 
 from __future__ import annotations
@@ -138,8 +138,9 @@ def _watch(decision: Decision, policy: GatePolicy) -> Watch:
     speedup, acceptance = by_name["speedup"].lower, by_name["acceptance"].lower
     bounds = {} if speedup is None else {"speedup": math.log(speedup)}
     bounds |= {} if acceptance is None else {"acceptance": acceptance}
-    started = {name: drift.Detector.of(state) for name, state in drift.started_states(policy, bounds).items()}
-    promises = {name: WatchedMean(detector.promise, detector.highest) for name, detector in started.items()}
+    states = drift.started_states(policy, bounds, has_z="parity_sampled" in by_name)
+    started = {name: drift.Detector.of(state) for name, state in states.items()}
+    promises = {name: WatchedMean(detector.promise, detector.best) for name, detector in started.items()}
     return Watch(decision.num_blocks, passed_clusters(decision), promises)
 
 
@@ -150,21 +151,20 @@ def _drift_figures(watchers: Mapping[str, Mapping[str, Figure]], policy: GatePol
         if watcher.name in watchers:
             detector = drift.Detector.of(watchers[watcher.name])
             log10 = detector.log_peak / _LN10 if detector.num_units else None
-            detectors[watcher.test_name] = DetectorFigures(detector.num_units, log10)
+            detectors[watcher.name.removeprefix("drift_")] = DetectorFigures(detector.num_units, log10)
     advice = ", ".join(drift.advice(watchers, policy)) or None
     return DriftFigures(math.log10(drift.alarm_threshold(policy)), advice, detectors)
 
 
 def _after_detectors(decision: Decision, evidence: HypothesisEvidence, policy: GatePolicy) -> Decision:
-    alarmed = drift.alarms(evidence.watchers, policy)
-    if not alarmed:
-        return decision
     parts = []
-    for watcher in drift.WATCHERS:
-        if watcher.test_name in alarmed:
-            detector = drift.Detector.of(evidence.watchers[watcher.name])
-            promise = math.exp(detector.promise) if watcher.test_name == "speedup" else detector.promise
-            parts.append(f"{watcher.test_name} no longer holds {promise:.3g} ({detector.num_units} units since ENABLE)")
+    for watcher in drift.alarms(evidence.watchers, policy):
+        detector = drift.Detector.of(evidence.watchers[watcher.name])
+        promise = math.exp(detector.promise) if watcher.test_name == "speedup" else detector.promise
+        verb = "holds" if watcher.side == "lower" else "stays within"
+        parts.append(f"{watcher.test_name} no longer {verb} {promise:.3g} ({detector.num_units} units since ENABLE)")
+    if not parts:
+        return decision
     reason = "; ".join(parts)
     return replace(decision, verdict=_alarm_verdict(policy), reason_code=DRIFT, reason=reason, ends_run=True)
 

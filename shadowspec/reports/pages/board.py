@@ -42,6 +42,7 @@ class BoardRow:
     standing: StandingVerdict
     since: datetime | None
     speedup: TestResult | None
+    total_time: TestResult | None
     acceptance: TestResult | None
     tail: TestResult | None
     parity: tuple[TestResult, ...]
@@ -187,6 +188,7 @@ def _row(
         standing=standing,
         since=standing.since,
         speedup=find_test(decision, "speedup"),
+        total_time=find_test(decision, "total_time"),
         acceptance=find_test(decision, "acceptance"),
         tail=find_test(decision, "tail"),
         parity=tuple(test for name in PARITY_TESTS if (test := find_test(decision, name)) is not None),

@@ -22,6 +22,7 @@ class LoadCell:
     reason: str
     decision_id: int | None
     speedup: TestResult | None
+    total_time: TestResult | None
     acceptance: TestResult | None
 
     @property
@@ -73,6 +74,7 @@ def load_cells(decisions: Iterable[Decision], slice_key: str) -> list[LoadCell]:
             reason=decision.reason,
             decision_id=decision.decision_id,
             speedup=find_test(decision, "speedup"),
+            total_time=find_test(decision, "total_time"),
             acceptance=find_test(decision, "acceptance"),
         )
         for decision in decisions

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from shadowspec.gate.audit.audit_run import AUTHOR as AUDITOR
+from shadowspec.gate.verdict.effective_decisions import is_revoked
 from shadowspec.gate.verdict.trial_levels import CHANGED_FINGERPRINT, DRIFT
 from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.shared_values import Change, ChangeKind
@@ -42,12 +43,14 @@ def timeline(changes: Iterable[Change], *, since: datetime | None = None, limit:
 
 
 def verdict_changes(found: Iterable[VerdictChange], configs: Mapping[str, FingerprintedConfig]) -> list[Change]:
-    """Changes of verdict; where a drift alarm or a replaced fingerprint made them, they are of that kind."""
+    """Changes of verdict; where an alarm, a fault or a replaced fingerprint made them, they are of that kind."""
     changes = []
     for change in found:
         replaced = None if change.supersession is None else change.supersession.by
         if change.reason_code == DRIFT:
             kind, what = ChangeKind.ALARM, f"{change.verdict}: a drift alarm"
+        elif is_revoked(change.before, change.reason_code):
+            kind, what = ChangeKind.ALARM, f"{change.verdict}: ENABLE is revoked"
         elif change.reason_code == CHANGED_FINGERPRINT:
             kind, what = ChangeKind.FINGERPRINT, f"{change.verdict}: the fingerprint changed"
             if replaced is not None:

@@ -135,6 +135,7 @@ def _row(
         reason=shown.reason,
         since=standing.since,
         speedup=find_test(measured, "speedup"),
+        total_time=find_test(measured, "total_time"),
         acceptance=find_test(measured, "acceptance"),
         num_blocks=measured.num_blocks,
         num_clusters=measured.num_clusters,

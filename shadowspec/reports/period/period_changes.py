@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from shadowspec.gate.audit.audit_run import AUTHOR as AUDITOR
-from shadowspec.gate.verdict.effective_decisions import order_words
+from shadowspec.gate.verdict.effective_decisions import is_revoked, order_words
 from shadowspec.gate.verdict.trial_levels import DRIFT, HypothesisId, hypothesis_id
 from shadowspec.live.watch import AUTHOR as GUARD
 from shadowspec.reports.definitions import config_name
@@ -65,6 +65,8 @@ def _verdict_changes(
             found.append(_verdict_change(change, ChangeKind.VERDICT, f"{change.before} to {change.verdict}", configs))
         elif change.before is None:
             found.append(_verdict_change(change, ChangeKind.NEW, f"first verdict: {change.verdict}", configs))
+        if is_revoked(change.before, change.reason_code):
+            found.append(_verdict_change(change, ChangeKind.ALARM, f"ENABLE is revoked: now {change.verdict}", configs))
         if change.reason_code == DRIFT and key not in alarmed:
             alarmed.add(key)
             found.append(_verdict_change(change, ChangeKind.ALARM, f"drift alarm: now {change.verdict}", configs))

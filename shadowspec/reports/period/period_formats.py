@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from shadowspec import text as words
-from shadowspec.reports.definitions import interval_text, title_of_test
+from shadowspec.reports.definitions import acceptance_title, interval_text, title_of_test, total_time_text
 from shadowspec.reports.period.period_model import SCHEMA_VERSION, Need, PeriodReport, PeriodRow, SimulatedRate
 from shadowspec.reports.rendering import Json, funnel_document, markdown_table, plain
 from shadowspec.reports.report.report_html import template_environment
@@ -121,7 +121,7 @@ def period_document(report: PeriodReport) -> dict[str, Json]:
 def _row_document(row: Change | PeriodRow | Need) -> dict[str, Json]:
     """All fields, with slice and load in the shape of every other document."""
     values = {field.name: plain(getattr(row, field.name)) for field in dataclasses.fields(row)}
-    for name in ("speedup", "acceptance"):
+    for name in ("speedup", "total_time", "acceptance"):
         if (test := getattr(row, name, None)) is not None:
             values[name] = {field: plain(getattr(test, field)) for field in INTERVAL_FIELDS}
     values.pop("who", None)
@@ -136,7 +136,10 @@ def render_period_html(report: PeriodReport) -> str:
     environment = template_environment(
         {
             **{f.__name__: f for f in (words.times, words.percent, words.moment, words.plural, words.figure)},
-            **{f.__name__: f for f in (words.slice_title, interval_text, wanted_text, tests_text)},
+            **{
+                f.__name__: f
+                for f in (words.slice_title, interval_text, wanted_text, tests_text, acceptance_title, total_time_text)
+            },
             **{f.__name__: f for f in (days_text, ends_text, before_text)},
             "simulated_text": simulated_text,
             "kind_title": KIND_TITLE,
@@ -221,8 +224,9 @@ def _board(report: PeriodReport) -> str:
         "Config, load, measured on",
         "Verdict",
         "Since",
-        "Speedup",
-        "Acceptance",
+        "Speedup, geometric mean",
+        "Total times",
+        acceptance_title(row.acceptance for row in report.board),
         "Evidence",
         "Why",
         "Decision",
@@ -238,6 +242,7 @@ def _board(report: PeriodReport) -> str:
                 _verdict(row),
                 moment(row.since),
                 _text(interval_text(row.speedup, times)) if row.speedup else DASH,
+                total_time_text(row.total_time),
                 _text(interval_text(row.acceptance, percent)) if row.acceptance else DASH,
                 plural(row.num_blocks, "block"),
                 _text(row.reason),

@@ -36,6 +36,7 @@ class PeriodRow:
     reason: str
     since: datetime | None
     speedup: TestResult | None
+    total_time: TestResult | None
     acceptance: TestResult | None
     num_blocks: int
     num_clusters: int

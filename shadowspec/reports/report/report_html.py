@@ -95,7 +95,8 @@ def _vocabulary() -> dict[str, object]:
             f.__name__: f
             for f in (words.slice_title, definitions.title_of_test, definitions.shown_as, definitions.test_notes)
         },
-        **{f.__name__: f for f in (definitions.bounds_text, definitions.threshold_text)},
+        **{f.__name__: f for f in (definitions.bounds_text, definitions.threshold_text, definitions.title_of)},
+        **{f.__name__: f for f in (definitions.acceptance_title, definitions.total_time_text)},
         **{f.__name__: f for f in (decision_notes, detector_lines, order_note, override_notes)},
         **{f.__name__: f for f in (charts.forest, charts.sequence, charts.speedup_histogram, charts.latency_ecdf)},
         **{f.__name__: f for f in (charts.acceptance_positions, charts.acceptance_histogram, charts.gains_by_load)},

@@ -5,11 +5,13 @@ from __future__ import annotations
 from shadowspec.reports.definitions import (
     AUDIT_NOTE,
     REPLAY_NOTE,
+    acceptance_title,
     bounds_text,
     interval_text,
     shown_as,
     threshold_text,
-    title_of_test,
+    title_of,
+    total_time_text,
 )
 from shadowspec.reports.frontiers import frontier_lines
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
@@ -63,8 +65,19 @@ def render_markdown(report: Report) -> str:
 def _verdicts(report: Report) -> str:
     if not report.hypotheses:
         return "Nothing has been measured yet, so there is no verdict."
+    accepted = acceptance_title(h.acceptance_interval for h in report.hypotheses)
     return markdown_table(
-        ["Endpoint", "Slice", "Config, load", "Verdict", "Speedup", "Acceptance", "Evidence", "Why"],
+        [
+            "Endpoint",
+            "Slice",
+            "Config, load",
+            "Verdict",
+            "Speedup, geometric mean",
+            "Total times",
+            accepted,
+            "Evidence",
+            "Why",
+        ],
         (
             [
                 _text(h.endpoint),
@@ -72,6 +85,7 @@ def _verdicts(report: Report) -> str:
                 _text(f"{h.config_name}, {h.concurrency}"),
                 f"**{h.verdict.value}**{' (override)' if h.override else ''}" if h.verdict else "not judged",
                 _text(interval_text(h.speedup, times)) if h.speedup else DASH,
+                total_time_text(h.test("total_time")),
                 _text(interval_text(h.acceptance_interval, percent)) if h.acceptance_interval else DASH,
                 plural(h.decision.num_blocks if h.decision else h.num_blocks, "block"),
                 _text(" ".join([h.reason, *(override_notes(h.decision) if h.decision else [])])),
@@ -144,7 +158,7 @@ def _tests(h: Hypothesis) -> str:
         ["Test", "Outcome", "Estimate", "Bounds", "Threshold", "Level", "n", "Smallest n", "Still needed"],
         (
             [
-                _text(title_of_test(t.name)),
+                _text(title_of(t)),
                 t.outcome,
                 shown_as(t.name)(t.estimate),
                 _text(bounds_text(t)),

@@ -12,12 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from shadowspec.reports.definitions import (
+    acceptance_title,
     bounds_text,
     find_test,
     interval_text,
     shown_as,
     threshold_text,
-    title_of_test,
+    title_of,
+    total_time_text,
 )
 from shadowspec.reports.notes import alerts, detector_lines, order_note, with_forbidding
 from shadowspec.reports.report.report_model import EndpointReport, Report
@@ -104,19 +106,21 @@ def _endpoint(endpoint: EndpointReport) -> RenderableType:
 def _verdicts(endpoint: str, lines: Sequence[_Line], orders: Sequence[Override] = ()) -> RenderableType:
     """A table that fits 80 columns; the reasons, which are sentences, are under it, with the alarms."""
     table = _table(Text(endpoint, style="bold"))
-    for name in ("slice", "verdict", "speedup [bounds]", "acceptance [bounds]", "evidence"):
+    accepted = acceptance_title([find_test(line.decision, "acceptance") for line in lines]).lower()
+    for name in ("slice", "verdict", "speedup [bounds]\ngeometric mean", f"{accepted}\n[bounds]", "blocks"):
         table.add_column(Text(name), no_wrap=name != "slice")
     reasons: list[RenderableType] = [Padding(Text(order_note(order), "bold"), (0, 0, 0, 1)) for order in orders]
     several = _has_several(lines)
     for line in lines:
         name = _name(line.slice_key, line.config_name, line.concurrency, several)
         speedup, acceptance = find_test(line.decision, "speedup"), find_test(line.decision, "acceptance")
+        total_time = find_test(line.decision, "total_time")
         table.add_row(
             Text(name, style="" if line.slice_key else "bold"),
             _verdict(line.verdict),
-            Text(interval_text(speedup, times) if speedup else DASH),
+            Text(f"{interval_text(speedup, times)}\ntotal times {total_time_text(total_time)}" if speedup else DASH),
             Text(interval_text(acceptance, percent) if acceptance else DASH),
-            Text(plural(line.num_blocks, "block")),
+            Text(f"{line.num_blocks:,}"),
         )
         reasons.append(Padding(Text.assemble((f"{name}: ", "dim"), line.reason), (0, 0, 0, 1)))
         for alert in alerts(line.decision) if line.decision else ():
@@ -146,7 +150,7 @@ def _tests(endpoint: str, decisions: Sequence[Decision]) -> RenderableType:
         for place, test in enumerate(decision.tests):
             bounds = f"{shown_as(test.name)(test.estimate)} {bounds_text(test)}"
             needed = DASH if test.units_needed is None else f"~{test.units_needed:,}"
-            cells = (title_of_test(test.name), test.outcome, bounds, threshold_text(test))
+            cells = (title_of(test), test.outcome, bounds, threshold_text(test))
             numbers = (plural(test.num_units, test.unit), needed)
             table.add_row(*(Text(cell) for cell in ("" if place else name, *cells, *numbers)))
         for line in detector_lines(decision):
