@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from shadowspec.simulate.effects import PARITY_TOKENS, Outcomes
 from shadowspec.simulate.traffic import ENDPOINT, Requests, event_time, slice_key_of
@@ -68,8 +69,8 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
         requests.is_timed.tolist(),
         requests.block.tolist(),
         outcomes.failed.tolist(),
-        outcomes.log_speedup.tolist(),
         outcomes.baseline_ms.tolist(),
+        map(_timing, (outcomes.baseline_ms * np.exp(-outcomes.log_speedup)).tolist(), outcomes.lost_ms.tolist()),
         outcomes.num_drafts.tolist(),
         outcomes.num_accepted.tolist(),
         outcomes.z_sum.tolist(),
@@ -77,7 +78,7 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
         strict=True,
     )
     slices = [slice_key_of(index) for index in range(int(requests.slice_index.max(initial=0)) + 1)]
-    for key, at, session, slice_index, timed, place, failed, log, base_ms, drafts, accepted, z_sum, differs in columns:
+    for key, at, session, slice_index, timed, place, failed, base_ms, spec, drafts, accepted, z_sum, differs in columns:
         counter, reason = (FunnelCounter.MEASURED, None) if timed else (FunnelCounter.SAMPLED_OUT, "not_timed")
         if timed:
             block_id = requests.blocks[place].block_id
@@ -98,7 +99,7 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
                         None,
                         _counts(drafts, accepted),
                         _timing(base_ms),
-                        _timing(base_ms * math.exp(-log)),
+                        spec,
                         parity,
                     )
                 )
@@ -151,5 +152,6 @@ def _counts(num_drafts: int, num_accepted: int) -> SpeculationCounts:
     )
 
 
-def _timing(end_to_end_ms: float) -> ArmTiming:
-    return ArmTiming(0.0, PREFILL_SHARE * end_to_end_ms, (1.0 - PREFILL_SHARE) * end_to_end_ms)
+def _timing(end_to_end_ms: float, lost_ms: float = 0.0) -> ArmTiming:
+    served_ms = end_to_end_ms - lost_ms
+    return ArmTiming(lost_ms, PREFILL_SHARE * served_ms + lost_ms, (1.0 - PREFILL_SHARE) * served_ms)
