@@ -73,8 +73,8 @@ def latency(found: RollupFigures, row: BoardRow) -> None:
             evidence_charts.parts(found.parts),
             "Where a request's time goes (mean ms)",
             key="parts",
-            alt_text="Mean compute time of a request by part, for both arms; queue time is not in it",
-            help_text="Compute alone: the shadow's queue is in the table above and is never judged.",
+            alt_text="Mean compute time of a request by part, for both arms",
+            help_text="The queue, which the table above shows, is a part of the prefill.",
         )
     with right:
         test = next((each for each in _tests_of(row) if each.name == "speedup"), None)

@@ -57,10 +57,10 @@ def _test(test: TestResult) -> str:
 
 
 def latency_table(found: Sequence[BinnedDistribution], parts: Sequence[TimeParts]) -> str:
-    """Quantiles of both arms, and the shadow's own queue beside them."""
+    """Quantiles of both arms, and the queue, a part of TTFT, beside them."""
     resolution = f"Known to within a bin: \u00b1{percent(MAX_RELATIVE_ERROR)}."
     heads = (
-        ("Measure", "End to end is prefill and decode of the arm, without queue; TTFT is its prefill; TPOT is decode "
+        ("Measure", "End to end is prefill and decode of the arm; TTFT is its prefill; TPOT is decode "
          f"per output token after the first. {definition('longest-gap')}"),
         ("Arm", "Both arms ran the same requests."),
         *((f"p{100 * share:g}", f"Smallest latency that {percent(share, 0)} of requests do not exceed. {resolution}")
@@ -80,7 +80,7 @@ def latency_table(found: Sequence[BinnedDistribution], parts: Sequence[TimeParts
         )
     for part in parts:
         rows += (
-            f'<tr><th scope="row">Queue, mean <small>of the shadow itself: apart and never judged</small></th>'
+            f'<tr><th scope="row">Queue, mean <small>a part of TTFT: in a server, and for failed attempts</small></th>'
             f'<td data-label="Arm">{part.arm.value}</td><td data-label="mean" colspan="{len(PROBABILITIES)}">'
             f'{milliseconds(part.queue_ms)}</td><td data-label="Requests">{DASH}</td></tr>'
         )

@@ -111,7 +111,7 @@ _RUN_COLUMNS: dict[str, Any] = {
     "steps": st.column_config.NumberColumn("Steps", help="Propose-and-verify steps (num_drafts)."),
     "drafted": st.column_config.NumberColumn("Drafted"),
     "accepted": st.column_config.NumberColumn("Accepted"),
-    "baseline_ms": st.column_config.NumberColumn("Baseline, ms", format="%.1f", help="Prefill and decode, no queue."),
+    "baseline_ms": st.column_config.NumberColumn("Baseline, ms", format="%.1f", help="Prefill and decode."),
     "speculative_ms": st.column_config.NumberColumn("Speculative, ms", format="%.1f"),
     "speedup": st.column_config.NumberColumn("Speedup", format="%.2f\u00d7"),
     "failure": "Failure",

@@ -163,7 +163,7 @@ def _hours(points: Sequence[HourPoint], enabling: Enabling) -> None:
         "Mean end-to-end time by hour (ms), both arms in the shadow",
         key="latency-by-hour",
         alt_text="Mean end-to-end time of both arms by hour, with the moment of enabling",
-        help_text="Prefill and decode of the arm, no queue time; both arms are measured before and after alike.",
+        help_text="Prefill and decode of the arm; both arms are measured before and after alike.",
         height=300,
     )
     bars = (

@@ -33,10 +33,14 @@ false ENABLE is at most alpha (5%). `shadowspec simulate` tries that promise in 
   done with a block, and `run_gate` folds and decides after every sixth one. Blocks that would enter as they are
   committed, and not in the order of their newest events, would be enabled falsely in half of its draws.
 - **Boundary worlds** lie exactly on a threshold: the null is true, and no other null is harder. Most have one
-  hypothesis, which has all of alpha; its first run uses nine tenths, 4.5%. An endpoint with the default of 8 declared
-  hypotheses is tested at 2.25%.
-- **Negative controls** are worlds that are decided by version 1 of the rules, which must fail in them: what each rule of
-  version 2 is there for.
+  hypothesis, which has all of alpha; its first run uses nine tenths, 4.5%. An endpoint with the default of 8
+  declared hypotheses is tested at 2.25%.
+- **Negative controls** are worlds that are decided by version 1 of the rules, which must fail in them: what each rule
+  of version 2 is there for.
+- In **`three_candidates`** the requests are those of the second of three candidates, whose blocks run in the order that
+  the engine draws. In the order of before (the baseline first or last, the candidates as configured) the gate enabled
+  it, and the third, in 40 of 40 draws. In **`retries`** the slow requests are those answered at a later attempt; with
+  the time of the failed ones dropped, the gate enabled 40 of 40.
 - **Intervals** in brackets are Clopper and Pearson's, 95%, in percent.
 - **Naive gates** see every request of the same runs, timed or not. A gate that reads acceptance is blind to latency,
   and the other way round; what it enables blindly counts all the same, because it would have been enabled.

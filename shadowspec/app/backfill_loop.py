@@ -130,6 +130,4 @@ def _build(config: Config, actors: Actors) -> Callable[[Block], BlockResult]:
 
 def _fail_block(configs: Configs, reason: str, block: Block) -> BlockResult:
     """A block whose requests have failed runs."""
-    case = Case(block)
-    case.poison_survivors(reason)
-    return case.outcome(None, configs[block.endpoint], 0.0).result
+    return Case(block, reason=reason).fail(configs[block.endpoint]).result

@@ -7,6 +7,7 @@ fit alone is not decoded.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -55,9 +56,9 @@ class ArmRunner:
     ) -> ArmResult[Decoded | None]:
         """Decode the requests, `slots` at a time; in halves, one after the other, where they do not fit into memory.
 
-        The second half has waited for the first, whose duration is part of its prefill time: what so many requests
-        that arrive together would see on this device.  Of a queue that is longer than its slots the second half would
-        not have been issued meanwhile, and has not waited.
+        The second half has waited for the first, and both for the try that ran out of memory; that time is part of
+        their prefill time: what so many requests that arrive together would see on this device.  Of a queue that is
+        longer than its slots the second half would not have been issued meanwhile, and has not waited.
 
         The peak is what the whole arm needs, as far as known: on a GPU the most that was allocated for it, tries that
         ran out of memory included; elsewhere the weights and all caches, as if no part had waited.
@@ -78,6 +79,7 @@ class ArmRunner:
             if arrives_later:
                 waited_ms, together_bytes = 0.0, 0
             result: ArmResult[Decoded] | None = None
+            began_s = time.perf_counter()
             with suppress(*OUT_OF_MEMORY):
                 recorded_bytes = record_ahead(self._target, candidate, part, slots)
                 result = decode_batch(
@@ -100,11 +102,13 @@ class ArmRunner:
                 static_bytes = max(static_bytes, recorded_bytes)
                 continue
             free_memory(self._target, "an arm", min(slots, len(part)))
+            lost_ms = 1e3 * (time.perf_counter() - began_s)
+            duration_ms, waited_ms = duration_ms + lost_ms, waited_ms + lost_ms
             if len(part) == 1:
                 decoded.append(None)
             else:
                 middle, is_queue = len(part) // 2, len(part) > slots
-                parts += [(part[middle:], is_queue), (part[:middle], arrives_later)]
+                parts += [(part[middle:], is_queue), (part[:middle], False)]  # this one is there already
                 num_halved += 1
         weights = self._target.weight_bytes
         if candidate is not None and candidate.draft is not None:

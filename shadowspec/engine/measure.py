@@ -1,7 +1,7 @@
 """Measuring a block: the baseline arm and each candidate's arm on the same prompts, then parity.
 
-The arm drawn by hash goes first; warm-up, parity and audits run outside the timed arms.  A request that does not fit
-into memory alone (`arms`) fails its runs, which are stored and counted, never dropped.
+The order of the arms is drawn by hash; warm-up, parity and audits run outside the timed arms.  A request that does not
+fit into memory alone (`arms`) fails its runs, which are stored and counted, never dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.outputs import is_repetition_loop
 from shadowspec.types import (
-    Arm,
     AuditedRun,
     Block,
     BlockResult,
@@ -89,23 +88,24 @@ class Engine:
         slots = min(block.concurrency, len(requests))
         self._warm_up(slots, is_queue=len(requests) > slots)
         started_at = datetime.now(UTC)
-        baseline = self._arms.run(requests, None, slots) if block.first_arm is Arm.BASELINE else None
-        drafted: list[MeasuredArm] = []
-        for candidate in self.candidates:
-            recent = self._outputs.before(block, candidate.config) if candidate.config.config.remembers else None
-            drafted.append(self._arms.run(requests, candidate, slots, recent))
-        if baseline is None:
-            baseline = self._arms.run(requests, None, slots)
+        arms: dict[int | None, MeasuredArm] = {}
+        for place in block.arm_order(len(self.candidates)):
+            candidate = None if place is None else self.candidates[place]
+            remembers = candidate is not None and candidate.config.config.remembers
+            recent = self._outputs.before(block, candidate.config) if candidate is not None and remembers else None
+            arms[place] = self._arms.run(requests, candidate, slots, recent)
+        baseline = arms[None]
         runs: list[Run] = []
         memory: dict[str, Memory] = {}
         audits: list[AuditedRun] = []
-        for candidate, arm in zip(self.candidates, drafted, strict=True):
+        for place, candidate in enumerate(self.candidates):
+            arm = arms[place]
             runs += self._runs(block, requests, candidate, baseline, arm)
             memory[candidate.config.fingerprint] = self._memory(candidate, baseline, arm)
             if candidate.config.config.remembers:
                 self._outputs.after(block, candidate.config, [each.output if each else None for each in arm.decoded])
             audits += self._audits(block, requests, candidate.config.fingerprint, arm)
-        num_halved = sum(arm.num_halved for arm in (baseline, *drafted))
+        num_halved = sum(arm.num_halved for arm in arms.values())
         return BlockResult(block, started_at, tuple(runs), memory, num_halved, tuple(audits))
 
     def _audits(

@@ -66,9 +66,9 @@ DEFINITIONS = {
     ),
     "speedup": (
         "Speedup, geometric mean",
-        "Baseline over speculative end-to-end time of the same request (prefill and decode, no queue time), as the "
-        "geometric mean over requests with each request's log clipped as the policy says. Above 1 is faster. It "
-        "says what a request gains; what the fleet pays is the ratio of total times, which stands beside it.",
+        "Baseline over speculative end-to-end time of the same request (prefill and decode), as the geometric mean "
+        "over requests with each request's log clipped as the policy says. Above 1 is faster. It says what a request "
+        "gains; what the fleet pays is the ratio of total times, which stands beside it.",
     ),
     "total-times": (
         "Ratio of total times",
@@ -116,8 +116,8 @@ DEFINITIONS = {
         "Target passes saved",
         "Output tokens less target forward passes: passes that plain decoding would have needed beyond those made.",
     ),
-    "end-to-end": ("End to end", "Prefill plus decode of the arm, milliseconds; queue time is not in it."),
-    "ttft": ("TTFT", "Time to first token: prefill of the arm, milliseconds, without queue time."),
+    "end-to-end": ("End to end", "Prefill plus decode of the arm, milliseconds: what a client waited."),
+    "ttft": ("TTFT", "Time to first token: prefill of the arm, milliseconds, waiting included."),
     "tpot": ("TPOT", "Time per output token: decode time over the output tokens after the first, milliseconds."),
     "longest-gap": (
         "Longest gap",
@@ -130,7 +130,11 @@ DEFINITIONS = {
         "batch it falls short of the load as requests finish; a queue that refills slots (requests_per_slot) keeps it "
         "up until it runs dry.",
     ),
-    "queue": ("Queue", "The shadow's own waiting time, milliseconds; shown apart and never judged."),
+    "queue": (
+        "Queue",
+        "What a request waited in a server's queue and for attempts that came to nothing, milliseconds: a part of the "
+        "time to first token, shown apart as well.",
+    ),
     "derived-queue": (
         "Derived queue times",
         "What each arm would make of the recorded arrivals, first come, first served, with as many slots as the load: "

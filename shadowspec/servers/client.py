@@ -1,8 +1,9 @@
 """One server, spoken to: a client that contacts its host and no other, gives up in time, and never counts twice.
 
-A request is sent again only whole, and nothing of a failed attempt is retained: neither its tokens nor its time.  It
-is sent again where it was refused for now (429, 503, no connection), where the server failed (5xx) and where its answer
-was cut off; not where time ran out, which a second try would hide, and not where the answer makes no sense.
+A request is sent again only whole, and no token of a failed attempt is retained.  Its time is: a client would have
+waited for it and for the pause after it, so that both are in the time to the first token.  A request is sent again
+where it was refused for now (429, 503, no connection), where the server failed (5xx) and where its answer was cut off;
+not where time ran out, which a second try would hide, and not where the answer makes no sense.
 """
 
 from __future__ import annotations

@@ -44,20 +44,17 @@ def concurrencies(outcomes: Sequence[Outcome]) -> Mapping[int, float]:
     return dict(zip(answered, (np.clip(shared, 0.0, None).sum(1) / lasted).tolist(), strict=True))
 
 
-def timing(completion: Completion, concurrency: float, *, tells_queue: bool) -> ArmTiming:
-    """The latency of one answer, by this process's clock.
+def timing(completion: Completion, concurrency: float) -> ArmTiming:
+    """The latency of one answer, by this process's clock: from the first attempt on, as a client waits for it.
 
-    What a step spent on drafting and verifying no server says, so that decoding is all of it "other".
-
-    Args:
-        tells_queue: both servers say how long this request waited in them; that time is then no part of the prefill,
-            as nowhere.  Taken from one arm alone it would favour that arm.
+    Neither failed attempts nor the server's own queue are taken out, because speculation can cause both.  What a step
+    spent on drafting and verifying no server says, so that decoding is all of it "other".
     """
-    queued_ms = (completion.queue_ms or 0.0) if tells_queue else 0.0
+    waited_ms = 1e3 * completion.waited_s
     decode_ms = 1e3 * (completion.last_token_s - completion.first_token_s)
     return ArmTiming(
-        queue_ms=1e3 * completion.waited_s + queued_ms,
-        prefill_ms=max(0.0, 1e3 * (completion.first_token_s - completion.sent_s) - queued_ms),
+        queue_ms=waited_ms + (completion.queue_ms or 0.0),
+        prefill_ms=waited_ms + 1e3 * (completion.first_token_s - completion.sent_s),
         decode_ms=decode_ms,
         other_ms=decode_ms,
         num_output_tokens=completion.num_output_tokens,

@@ -1,7 +1,8 @@
 """Measuring a block through two servers of the same target: the in-process engine's interface, other machines' time.
 
-The arm drawn by hash goes first; the other begins when it has ended.  Connections, warm-up, parity and the pass that
-counts where answers do not say are outside the timed arms.  What a server does not say stays unknown, as memory does.
+The order of the arms is drawn by hash; the second begins when the first has ended.  Connections, warm-up, parity and
+the pass that counts where answers do not say are outside the timed arms.  What a server does not say stays unknown, as
+memory does.
 """
 
 from __future__ import annotations
@@ -110,9 +111,9 @@ class ServerEngine:
                 await self._await_server(arm, client)
             await self._warm_up(clients, requests, slots)
             started_at = datetime.now(UTC)
-            second = Arm.SPECULATIVE if block.first_arm is Arm.BASELINE else Arm.BASELINE
             outcomes = {}
-            for arm in (block.first_arm, second):
+            for place in block.arm_order(1):
+                arm = Arm.BASELINE if place is None else Arm.SPECULATIVE
                 outcomes[arm] = await run_arm(clients[arm], requests, slots, fresh_salt())
             arms = _Arms(outcomes[Arm.BASELINE], outcomes[Arm.SPECULATIVE])
             indices = range(len(block.requests))
@@ -209,7 +210,6 @@ class ServerEngine:
                 runs.append(Run(prompt.key, self._config.fingerprint, block.block_id, failure=failure))
                 continue
             assert isinstance(known, Accepted), "a run without a failure has its counts"
-            tells_queue = base.queue_ms is not None and spec.queue_ms is not None
             flags = _flags(prompt, base, spec, known)
             scores = self._scorer.score_pairs([base.text], [spec.text])[0]
             runs.append(
@@ -218,8 +218,8 @@ class ServerEngine:
                     fingerprint=self._config.fingerprint,
                     block_id=block.block_id,
                     counts=known.counts,
-                    baseline=timing(base, loads[0][index], tells_queue=tells_queue),
-                    speculative=timing(spec, loads[1][index], tells_queue=tells_queue),
+                    baseline=timing(base, loads[0][index]),
+                    speculative=timing(spec, loads[1][index]),
                     parity=parities[index],
                     is_repetition_loop=is_repetition_loop(spec.token_ids or ()),
                     finish_reason=spec.finish_reason,

@@ -201,7 +201,7 @@ def remarks(baseline: Probe, speculative: Probe) -> list[str]:
         )
     if not (baseline.tells_queue and speculative.tells_queue):
         found.append(
-            "queue times are not reported separately" + ("" if is_sglang else " (--enable-per-request-metrics)")
+            "queue times are not reported, and so not shown" + ("" if is_sglang else " (--enable-per-request-metrics)")
         )
     if not (baseline.tells_cached and speculative.tells_cached):
         found.append("cached tokens are not reported (--enable-prompt-tokens-details)")

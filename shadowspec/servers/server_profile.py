@@ -35,7 +35,7 @@ from shadowspec import metrics
 from shadowspec.errors import InputError, NoDataError
 from shadowspec.servers.acceptance_counts import UncountableError, from_steps, steps_counted
 from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
-from shadowspec.servers.closed_loop import Outcome, run_arm, timing
+from shadowspec.servers.closed_loop import Outcome, run_arm
 from shadowspec.servers.fingerprint import fingerprint_server_config
 from shadowspec.servers.identity import identify
 from shadowspec.servers.measure_servers import SEEDS
@@ -236,9 +236,11 @@ async def _run(client: Client, requests: Sequence[ServerRequest], load: int, wid
         ]
     found = []
     for answer, (num_steps, num_accepted) in zip(answers, steps, strict=True):
-        arm_timing = timing(answer, load, tells_queue=reading.tells_queue)
+        queued_ms = (answer.queue_ms or 0.0) if reading.tells_queue else 0.0  # a cost is that of the work alone
+        prefill_ms = max(0.0, 1e3 * (answer.first_token_s - answer.sent_s) - queued_ms)
+        decode_ms = 1e3 * (answer.last_token_s - answer.first_token_s)
         others = sum(answer.first_token_s < each.sent_s < answer.last_token_s for each in answers)
-        found.append(ServedSteps(num_steps, num_accepted, others, arm_timing.decode_ms, arm_timing.prefill_ms))
+        found.append(ServedSteps(num_steps, num_accepted, others, decode_ms, prefill_ms))
     return _Run(tuple(found), tuple(each.token_ids for each in answers))
 
 

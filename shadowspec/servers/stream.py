@@ -38,7 +38,7 @@ class Completion:
     first_logprobs: tuple[float, ...] = ()  # of the likeliest tokens at the first place, falling; () if not asked for
     longest_gap_s: float | None = None  # between two chunks that brought tokens; None: all came in one
     num_attempts: int = 1
-    waited_s: float = 0.0  # for earlier attempts, which were thrown away
+    waited_s: float = 0.0  # for earlier attempts, which came to nothing, and the pauses after them
 
 
 class StreamedAnswer:

@@ -33,6 +33,10 @@ class Effects:
     `change_block` on `log_speedup_later` is the mean and `slowed_later` that share (None: as before), and a share
     `faulty_later` of greedy outputs are faults.  `daily_log` is by how much the mean falls from its level at the middle
     phase of the day to the busiest hour; the mean over requests stays.
+
+    With `num_candidates` above 1 the requests are those of one of several candidates (its place is `candidate`) that
+    run in each block beside the baseline, in the order that the engine takes too; whichever arm runs first is
+    `first_arm_log` slower.  With `is_retried` a slowed request lost its time to attempts that came to nothing.
     """
 
     log_speedup: float = math.log(1.3)
@@ -58,6 +62,10 @@ class Effects:
     z: float = 0.0
     differing: float = 0.0  # share of greedy outputs that differ at a near-tie
     failed: float = 0.0
+    num_candidates: int = 1
+    candidate: int = 0
+    first_arm_log: float = 0.0
+    is_retried: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +74,7 @@ class Outcomes:
 
     log_speedup: Floats
     baseline_ms: Floats
+    lost_ms: Floats  # of the speculative arm's time: what attempts took that came to nothing
     num_drafts: Ints
     num_accepted: Ints
     z_sum: Floats
@@ -85,14 +94,17 @@ def draw_outcomes(effects: Effects, requests: Requests, rng: np.random.Generator
         log_speedup += rng.normal(0.0, effects.session_sd, size=num_sessions)[session]
     if effects.block_sd:
         log_speedup += _block_effects(effects, rng, num_blocks)[block]
-    log_speedup = np.where(is_slowed, effects.slowed_log, log_speedup)
+    log_speedup += _first_arm_effects(effects, requests)[block]
+    unslowed_log, log_speedup = log_speedup, np.where(is_slowed, effects.slowed_log, log_speedup)
 
     num_drafts = 1 + rng.poisson(effects.mean_drafts - 1.0, size=size)
     rates = _acceptance_rates(effects, requests, rng, num_sessions)
     own_z = rng.normal(effects.z, math.sqrt(0.2 / PARITY_TOKENS), size=size)
+    baseline_ms = rng.lognormal(math.log(BASELINE_MS), 0.2, size=size)
     return Outcomes(
         log_speedup=log_speedup,
-        baseline_ms=rng.lognormal(math.log(BASELINE_MS), 0.2, size=size),
+        baseline_ms=baseline_ms,
+        lost_ms=baseline_ms * (np.exp(-log_speedup) - np.exp(-unslowed_log)) * effects.is_retried,
         num_drafts=num_drafts,
         num_accepted=rng.binomial(num_drafts, rates),
         z_sum=own_z * PARITY_TOKENS,
@@ -162,6 +174,12 @@ def _block_effects(effects: Effects, rng: np.random.Generator, num_blocks: int) 
         last = step if index == 0 else effects.block_phi * last + kept * step
         values[index] = last
     return values
+
+
+def _first_arm_effects(effects: Effects, requests: Requests) -> Floats:
+    """By block: faster where the baseline ran first, slower where the candidate did, [blocks]."""
+    first = [block.arm_order(effects.num_candidates)[0] for block in requests.blocks]
+    return effects.first_arm_log * np.array([(arm is None) - float(arm == effects.candidate) for arm in first])
 
 
 def _acceptance_rates(effects: Effects, requests: Requests, rng: np.random.Generator, num_sessions: int) -> Floats:

@@ -76,6 +76,7 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
         outcomes.failed.tolist(),
         outcomes.log_speedup.tolist(),
         outcomes.baseline_ms.tolist(),
+        outcomes.lost_ms.tolist(),
         outcomes.num_drafts.tolist(),
         outcomes.num_accepted.tolist(),
         outcomes.z_sum.tolist(),
@@ -83,7 +84,21 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
         strict=True,
     )
     slices = [slice_key_of(index) for index in range(int(requests.slice_index.max(initial=0)) + 1)]
-    for key, at, session, slice_index, timed, place, failed, log, base_ms, drafts, accepted, z_sum, output in columns:
+    for (
+        key,
+        at,
+        session,
+        slice_index,
+        timed,
+        place,
+        failed,
+        log,
+        base_ms,
+        lost_ms,
+        drafts,
+        accepted,
+        *scores,
+    ) in columns:
         counter, reason = (FunnelCounter.MEASURED, None) if timed else (FunnelCounter.SAMPLED_OUT, "not_timed")
         if timed:
             block_id = requests.blocks[place].block_id
@@ -92,9 +107,10 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
                 counter, reason = FunnelCounter.FAILED, "time_out"
                 runs.append(Run(key, fingerprint, block_id, failure="time_out"))
             else:
-                scored = Parity(None, None, None, z_sum, PARITY_TOKENS, 0.0, PARITY_TOKENS)
-                parity = output if regime == "greedy" else scored
-                runs.append(measured_run(key, fingerprint, block_id, log, base_ms, drafts, accepted, parity))
+                scored = Parity(None, None, None, scores[0], PARITY_TOKENS, 0.0, PARITY_TOKENS)
+                parity = scores[1] if regime == "greedy" else scored
+                run = measured_run(key, fingerprint, block_id, log, base_ms, drafts, accepted, parity, lost_ms)
+                runs.append(run)
         records.append(
             StoredRecord(
                 key,
@@ -136,9 +152,10 @@ def measured_run(
     num_drafts: int,
     num_accepted: int,
     parity: Parity = EQUAL,
+    lost_ms: float = 0.0,
 ) -> Run:
-    """The run of a request that went through both arms."""
-    timings = _timing(baseline_ms), _timing(baseline_ms * math.exp(-log_speedup))
+    """The run of a request that went through both arms; of the speculative one `lost_ms` went to failed attempts."""
+    timings = _timing(baseline_ms), _timing(baseline_ms * math.exp(-log_speedup), lost_ms)
     return Run(key, fingerprint, block_id, None, _counts(num_drafts, num_accepted), *timings, parity)
 
 
@@ -159,5 +176,6 @@ def _counts(num_drafts: int, num_accepted: int) -> SpeculationCounts:
     )
 
 
-def _timing(end_to_end_ms: float) -> ArmTiming:
-    return ArmTiming(0.0, PREFILL_SHARE * end_to_end_ms, (1.0 - PREFILL_SHARE) * end_to_end_ms)
+def _timing(end_to_end_ms: float, lost_ms: float = 0.0) -> ArmTiming:
+    served_ms = end_to_end_ms - lost_ms
+    return ArmTiming(lost_ms, PREFILL_SHARE * served_ms + lost_ms, (1.0 - PREFILL_SHARE) * served_ms)

@@ -74,6 +74,19 @@ NULL_WORLDS = (
         "3% of requests take ten times as long, the others make up for it",
         replace(MARGIN, slowed=0.03, slowed_log=-math.log(10.0), noise_sd=0.08),
     ),
+    _boundary(
+        "retries",
+        "8% of requests are answered at the speculative server's third attempt; with the time lost, at the margin",
+        replace(MARGIN, slowed=0.08, slowed_log=-math.log(4.0), noise_sd=0.08, is_retried=True),
+    ),
+    World(
+        "three_candidates",
+        "three candidates like the baseline; whichever arm runs first in a block is 15% slower",
+        "null",
+        effects=Effects(log_speedup=0.0, noise_sd=0.06, num_candidates=3, candidate=1, first_arm_log=math.log(1.15)),
+        wrong_to_enable=EVERYWHERE,
+        reads="speedup",
+    ),
     _boundary("heavy_tails", "log speedups with two degrees of freedom", replace(MARGIN, noise_sd=0.06, noise_df=2.0)),
     _boundary(
         "ar1_quarter",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -31,13 +32,25 @@ class Block(Struct, frozen=True):
     concurrency: int  # the load b
     requests: tuple[ShadowPrompt, ...]  # 1..n_max, each an independent session
     fillers: tuple[ShadowPrompt, ...]
-    first_arm: Arm
+    first_arm: Arm  # of the baseline and the first candidate, the one that runs before the other
     requests_per_slot: int = 1  # 1: one batch; above, a queue that refills slots as requests finish
 
     @property
     def n_max(self) -> int:
         """Requests of a full block, fillers included."""
         return self.concurrency * self.requests_per_slot
+
+    def arm_order(self, num_candidates: int) -> list[int | None]:
+        """The order in which all arms run, each possible one as often: places of candidates, None the baseline.
+
+        `first_arm` is a fair draw of the order of two; each further candidate takes any place with equal chance, drawn
+        by hash.
+        """
+        order: list[int | None] = [None, 0] if self.first_arm is Arm.BASELINE else [0, None]
+        for candidate in range(1, num_candidates):
+            digest = hashlib.sha256(f"arm_order\0{candidate}\0{self.block_id}".encode()).digest()
+            order.insert(int.from_bytes(digest) % (len(order) + 1), candidate)
+        return order
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +81,13 @@ class SpeculationCounts:
 
 @dataclass(frozen=True, slots=True)
 class ArmTiming:
-    """Latency of one request in one arm, milliseconds.  Queue time is the shadow's own and never judged."""
+    """Latency of one request in one arm, milliseconds, as a client waits for it.
 
-    queue_ms: float
-    prefill_ms: float  # time to first token, without queue
+    In rows that servers' blocks left before this was so, the queue is outside the prefill.
+    """
+
+    queue_ms: float  # a part of the prefill, shown only: in the server's queue, and for attempts that came to nothing
+    prefill_ms: float  # time to first token, from the first attempt on
     decode_ms: float
     draft_ms: float = 0.0  # wall time of drafting while this request was active, as are the next two
     verify_ms: float = 0.0  # the target's pass, with the accept test

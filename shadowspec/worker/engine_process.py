@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
-from shadowspec.errors import ShadowSpecError
+from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.types import Block, BlockResult, FingerprintedConfig
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class Failed:
 
     block_id: str
     error: str  # class name
+    is_away: bool  # a server could not be reached: nothing of the block was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,7 @@ def _run(connection: socket.socket, factory: bytes, parent: int, log_level: int)
             result = engines[block.endpoint].measure(block)
         except Exception as error:
             log.error("measuring block %s: %s", block.block_id, _without_message(error))
-            channel.send(Failed(block.block_id, type(error).__name__))
+            channel.send(Failed(block.block_id, type(error).__name__, isinstance(error, ServiceUnavailableError)))
             break  # the device may be left in a state in which every block fails
         channel.send(result)
 

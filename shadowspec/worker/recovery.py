@@ -1,8 +1,10 @@
-"""A block on its way through an engine that may die of it: who is suspected, who is poisoned, what remains.
+"""A block on its way through an engine that may die of it: who is suspected, who is poisoned, what is stored.
 
-Once the engine has failed at a block, each of its own requests is tried alone: beside it are only copies
-of prompts that were measured well.  A request at which the engine fails alone too often is poisoned.  Then
-the block is measured with the others, fillers in the places of the poisoned ones, so that the load is true.
+A block at which the engine died, stalled or raised is not measured again: a second measurement that goes well would
+hide that the first did not.  Which arm it was is not known, so that each of its requests fails in every config.  What
+is looked for is who did it, for the blocks to come: each request of the block, fillers that are not known to be good
+included, is tried alone, beside copies of prompts that were measured well.  One at which the engine fails too often is
+poisoned.
 
 How often a request was tried alone is written down before each try, outside the process: a restarted worker does not
 count from zero again for a request that kills whatever measures it.
@@ -13,9 +15,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -28,12 +30,16 @@ from shadowspec.types import Block, BlockResult, FingerprintedConfig, RecordKey,
 
 @dataclass(frozen=True, slots=True)
 class BlockOutcome:
-    """A finished block.  Its poisoned requests have failed runs, by reason code; `seconds` is the wall time of
-    its last measurement, 0 if there was none."""
+    """A finished block.
+
+    `failure` is why the engine failed at it (None: it did not): then all its runs are failed ones, and `poisoned` are
+    the requests that did it, by reason code.  `seconds` is the wall time of its measurement, 0 if it failed.
+    """
 
     result: BlockResult
     poisoned: Mapping[RecordKey, str]
     seconds: float
+    failure: str | None = None
 
 
 @dataclass(slots=True)
@@ -42,19 +48,14 @@ class Case:
 
     block: Block
     suspects: deque[ShadowPrompt] | None = None
-    attempt: int = 0  # the number of the first suspect's trial that is measured now; 0: the block is, or what is left
+    attempt: int = 0  # the number of the first suspect's trial that is measured now; 0: the block is
     poisoned: dict[RecordKey, str] = field(default_factory=dict)
-    reason: str = "engine_died"  # of the last failure
-    num_retries: int = 0  # failures at the block after its requests were tried alone
+    reason: str = "engine_died"  # of the failure at the block
 
-    @property
-    def survivors(self) -> tuple[ShadowPrompt, ...]:
-        return tuple(prompt for prompt in self.block.requests if prompt.key not in self.poisoned)
-
-    def suspect_all(self, reason: str) -> None:
-        """The engine failed at the block: each request is to be tried."""
+    def suspect(self, prompts: Iterable[ShadowPrompt], reason: str) -> None:
+        """The engine failed at the block: each of these is to be tried."""
         self.reason = reason
-        self.suspects = deque(self.block.requests)
+        self.suspects = deque({prompt.key: prompt for prompt in prompts}.values())
 
     def clear_suspect(self) -> RecordKey:
         """The request that was tried did no harm; its key."""
@@ -68,24 +69,15 @@ class Case:
         self.poisoned[key] = reason
         return key
 
-    def poison_survivors(self, reason: str) -> None:
-        """The block fails though no request of it does alone."""
-        self.poisoned.update({prompt.key: reason for prompt in self.survivors})
-
-    def outcome(
-        self, measured: BlockResult | None, configs: Sequence[FingerprintedConfig], seconds: float
-    ) -> BlockOutcome:
-        """The block's end: what was measured, and a failed run of every config for each poisoned request."""
-        failures = [
-            Run(key, config.fingerprint, self.block.block_id, failure=reason)
+    def fail(self, configs: Sequence[FingerprintedConfig]) -> BlockOutcome:
+        """The end of a block at which the engine failed: a failed run of every config for each request."""
+        runs = tuple(
+            Run(prompt.key, config.fingerprint, self.block.block_id, failure=self.poisoned.get(prompt.key, self.reason))
             for config in configs
-            for key, reason in self.poisoned.items()
-        ]
-        if measured is None:
-            result = BlockResult(self.block, datetime.now(UTC), tuple(failures), {})
-        else:
-            result = replace(measured, block=self.block, runs=(*measured.runs, *failures))
-        return BlockOutcome(result, dict(self.poisoned), seconds)
+            for prompt in self.block.requests
+        )
+        result = BlockResult(self.block, datetime.now(UTC), runs, {})
+        return BlockOutcome(result, dict(self.poisoned), 0.0, self.reason)
 
 
 class MeasuredPrompts:
@@ -101,20 +93,17 @@ class MeasuredPrompts:
         kept = self._prompts.setdefault(place, deque(maxlen=REMEMBERED_PROMPTS))
         kept.extend(prompt for prompt in result.block.requests if prompt.key not in failed)
 
-    def whole(self, case: Case, poisoned: Mapping[RecordKey, str]) -> Block:
-        """The case's block as it is to be measured, without what is poisoned.
+    def without(self, block: Block, poisoned: Mapping[RecordKey, str]) -> Block:
+        """The block with other fillers in the places of poisoned ones, so that the load is true."""
+        fillers = [prompt for prompt in block.fillers if prompt.key not in poisoned]
+        missing = len(block.fillers) - len(fillers)
+        fillers += _repeat(self._others(block) or block.requests, missing)
+        return structs.replace(block, fillers=tuple(fillers))
 
-        Its fillers stay as they are, except poisoned ones; after a failure all that are not known to be good.
-        """
-        block, survivors = case.block, case.survivors
-        if case.suspects is None:
-            fillers = [prompt for prompt in block.fillers if prompt.key not in poisoned]
-        else:
-            good = {prompt.key for prompt in self._prompts.get((block.endpoint, block.slice_key), ())}
-            fillers = [prompt for prompt in block.fillers if prompt.key in good]
-        missing = block.n_max - len(survivors) - len(fillers)
-        fillers += _repeat(self._others(block) or survivors, missing)
-        return structs.replace(block, requests=survivors, fillers=tuple(fillers))
+    def suspects(self, block: Block) -> list[ShadowPrompt]:
+        """Whom to try once the engine has failed at the block."""
+        good = {prompt.key for prompt in self._prompts.get((block.endpoint, block.slice_key), ())}
+        return [*block.requests, *(prompt for prompt in block.fillers if prompt.key not in good)]
 
     def trial(self, block: Block, suspect: ShadowPrompt) -> Block:
         """A block of which only the suspect is new; smaller than the load where nothing was measured well yet."""

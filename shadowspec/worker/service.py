@@ -159,7 +159,7 @@ class Service:
             ready.popleft()
         for outcome in self._supervisor.step():
             self._pipeline.finish(outcome.result, outcome.poisoned)
-            self._telemetry.record_block(outcome.result, outcome.poisoned, outcome.seconds)
+            self._telemetry.record_block(outcome.result, outcome.poisoned, outcome.seconds, outcome.failure)
 
     @property
     def _configs(self) -> list[FingerprintedConfig]:

@@ -1,7 +1,9 @@
 """The engines kept running: a bounded queue of blocks, one child process per device, and what follows a failure.
 
-`step` is called from the poll loop and never waits.  A child that dies or stalls at a block is replaced and
-the block recovered (see `recovery`); one that dies or stalls while it builds, or dies idle, is replaced after a while.
+`step` is called from the poll loop and never waits.  A child that dies or stalls at a block is replaced and the block
+fails (see `recovery`); one that dies or stalls while it builds, dies idle, or finds a server away that a block needs, is
+replaced later, and the block is measured then: no arm has run.  What is in hand when the worker is asked to end
+is no failure either: it is not stored, and is delivered again.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 SENT_AHEAD = 2  # blocks in a child's hands: the next begins without waiting for the poll loop
 FIRST_BACKOFF_S = 1.0  # doubles with every death that no block explains, up to the longest
 LONGEST_BACKOFF_S = 30.0
+SERVER_AWAY = "server_away"  # why a child ended that could not begin its block
 CLOSE_TIMEOUT_S = 5.0  # for an idle child to leave by itself
 
 
@@ -62,7 +65,7 @@ class Supervisor:
             factories: one for each child process; each runs on a device of its own.
             settings: a child that is not built after `build_timeout_s` is killed; at its first start that is an error.
                 So is one that gives no result of a block for `block_timeout_s`.  `max_attempts` failures of a request
-                alone, or of a block after that, are its last.
+                alone are its last.
             on_restart: called with a short reason whenever a child has ended and another is to be started.
         """
         self._slots = [_Slot(factory, f"engine-{index}") for index, factory in enumerate(factories)]
@@ -180,12 +183,10 @@ class Supervisor:
                 self._measured.remember(event)
                 if case.attempt:
                     self._attempts.clear(case.clear_suspect())
-                elif self._poisoned or case.suspects is not None:
-                    self._finish(slot, case, event, seconds)
-                else:  # no engine has failed at it, and it was sent as it was offered
-                    self._outcomes.append(BlockOutcome(event, {}, seconds))
+                else:
+                    self._outcomes.append(BlockOutcome(replace(event, block=case.block), {}, seconds))
             case Failed():
-                slot.blame = "engine_failed"
+                slot.blame = SERVER_AWAY if event.is_away else "engine_failed"
             case BuildFailed(message, exit_code):
                 if not slot.has_been_ready:
                     error = ModelError(message)
@@ -217,15 +218,15 @@ class Supervisor:
             slot.process.kill()
 
     def _replace(self, slot: _Slot, death: Died) -> None:
-        """A child has ended: blame the block that it was at, take back the others, and plan its successor."""
+        """A child has ended: blame the block that it was at, if any, take back the others, and plan its successor."""
         reason = slot.blame or "engine_died"
         log.error("%s ended (%s, %s)%s", slot.name, reason, death, "" if slot.sent else " while no block was measured")
         slot.process, slot.is_ready, slot.blame = None, False, None
         slot.restart_at = time.monotonic()
-        if slot.sent:
-            first = slot.sent.popleft()
-            self._queue.extendleft(reversed(slot.sent))
-            slot.sent.clear()
+        first = slot.sent.popleft() if slot.sent and reason != SERVER_AWAY else None
+        self._queue.extendleft(case for case in reversed(slot.sent) if case is not slot.case)
+        slot.sent.clear()
+        if first is not None:
             self._blame(slot, first, reason)
         else:
             slot.restart_at += min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**slot.num_unexplained_deaths)
@@ -233,18 +234,12 @@ class Supervisor:
         self._on_restart(reason)
 
     def _blame(self, slot: _Slot, case: Case, reason: str) -> None:
-        """The engine failed at what was sent: a suspect alone, a block as it came, or what was left of one."""
+        """The engine failed at what was sent: a suspect alone, or a block."""
         slot.case = case
-        if case.attempt:
-            if case.attempt >= self._settings.max_attempts:
-                self._poison(case, reason)
-        elif case.suspects is None:
-            case.suspect_all(reason)
-        else:
-            case.num_retries += 1
-            if case.num_retries >= self._settings.max_attempts:
-                case.poison_survivors(reason)
-                self._finish(slot, case)
+        if not case.attempt:
+            case.suspect(self._measured.suspects(case.block), reason)
+        elif case.attempt >= self._settings.max_attempts:
+            self._poison(case, reason)
 
     def _give_work(self, slot: _Slot, depth: int) -> None:
         if not slot.is_ready or slot.blame is not None or len(slot.sent) >= depth:
@@ -254,10 +249,10 @@ class Supervisor:
                 self._recover(slot, slot.case)
         elif self._queue:
             case = self._queue.popleft()
-            self._send(slot, case, self._measured.whole(case, self._poisoned) if self._poisoned else case.block)
+            self._send(slot, case, self._measured.without(case.block, self._poisoned))
 
     def _recover(self, slot: _Slot, case: Case) -> None:
-        """The next step of a recovery: a suspect alone, or, when all were tried, the block with those left."""
+        """The next step of a recovery: a suspect alone, or, when all were tried, the block's end."""
         while case.suspects:
             suspect = case.suspects[0]
             attempt = self._attempts.number(suspect.key)
@@ -267,10 +262,8 @@ class Supervisor:
                 self._send(slot, case, self._measured.trial(case.block, suspect), attempt)
                 return
             self._poison(case, case.reason)  # an earlier worker has tried it often enough
-        if case.survivors:
-            self._send(slot, case, self._measured.whole(case, self._poisoned))
-        else:
-            self._finish(slot, case)
+        slot.case = None
+        self._outcomes.append(case.fail(slot.configs[case.block.endpoint]))
 
     def _poison(self, case: Case, reason: str) -> None:
         key = case.poison_suspect(reason)
@@ -278,14 +271,10 @@ class Supervisor:
         self._poisoned[key] = reason
 
     def _send(self, slot: _Slot, case: Case, block: Block, attempt: int = 0) -> None:
-        """Have the child measure this block for a case: its suspect alone at this attempt, or the whole (0)."""
+        """Have the child measure this block for a case: its suspect alone at this attempt, or all of it (0)."""
         assert slot.process is not None
         if not slot.sent:
             slot.since = time.monotonic()
         case.attempt = attempt
         slot.sent.append(case)
         slot.process.submit(block)
-
-    def _finish(self, slot: _Slot, case: Case, result: BlockResult | None = None, seconds: float = 0.0) -> None:
-        slot.case = None
-        self._outcomes.append(case.outcome(result, slot.configs[case.block.endpoint], seconds))

@@ -76,6 +76,7 @@ class Telemetry:
             "config_info", "What a config label refers to; always 1", "config", "name", "engine", "device"
         )
         self._restarts = counter("engine_restarts_total", "Engine processes that ended unasked", "reason")
+        self._failed_blocks = counter("failed_blocks_total", "Blocks an engine failed at", "endpoint", "reason")
         self._poisoned = counter("poisoned_requests_total", "Requests given up", "endpoint", "reason")
         self._out_of_memory = counter("out_of_memory_total", "Batches run in halves for want of memory", "endpoint")
         self._write_seconds = histogram("write_seconds", "Time to write a batch to the database", _WRITE_SECONDS)
@@ -137,10 +138,19 @@ class Telemetry:
         self._restarts.labels(reason).inc()
 
     def record_block(
-        self, result: BlockResult, poisoned: Mapping[RecordKey, str] | None = None, seconds: float | None = None
+        self,
+        result: BlockResult,
+        poisoned: Mapping[RecordKey, str] | None = None,
+        seconds: float | None = None,
+        failure: str | None = None,
     ) -> None:
-        """A block has come back; `seconds` is how long its measurement took (None or 0: it was not measured)."""
+        """A block has come back; `seconds` is how long its measurement took (None or 0: it was not measured).
+
+        `failure` is why the engine failed at it, if it did.
+        """
         block = result.block
+        if failure is not None:
+            self._failed_blocks.labels(block.endpoint, failure).inc()
         for reason in (poisoned or {}).values():
             self._poisoned.labels(block.endpoint, reason).inc()
         self._out_of_memory.labels(block.endpoint).inc(result.num_out_of_memory)

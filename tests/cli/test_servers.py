@@ -179,7 +179,7 @@ def test_doctor_looks_at_servers_that_speak_sglangs_api(
         assert checks(served)["servers letters"] == (
             True,
             "m on sglang/0.5.9, and with 3 speculative tokens on sglang/0.5.9; acceptance from each answer's "
-            "meta_info; queue times are not reported separately",
+            "meta_info; queue times are not reported, and so not shown",
         )
         pair[1].branches = 8
         is_ok, found = checks(served)["servers letters"]

@@ -135,6 +135,30 @@ def test_measuring_twice_gives_the_same_counts(engine: Engine) -> None:
     assert [run.counts for run in first.runs] == [run.counts for run in second.runs]
 
 
+def test_arms_run_in_the_order_drawn_and_nothing_but_times_depends_on_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[int | None] = []
+    run_arm = engine._arms.run
+
+    def watched(requests: Any, candidate: Any, *args: Any) -> Any:
+        order.append(None if candidate is None else engine.candidates.index(candidate))
+        return run_arm(requests, candidate, *args)
+
+    monkeypatch.setattr(engine._arms, "run", watched)
+    shape, found, seen = block([prompt(5), prompt(6, 0.9)], [prompt(7)]), [], set()
+    engine.measure(shape)  # warm from here on
+    for number in range(12):
+        drawn = structs.replace(shape, block_id=f"block-{number}", first_arm=list(Arm)[number % 2])
+        order.clear()
+        result = engine.measure(drawn)
+        assert order == drawn.arm_order(len(engine.candidates))
+        seen.add(tuple(order))
+        found.append([(run.key, run.fingerprint, run.counts, run.parity) for run in result.runs])
+    assert {order[0] for order in seen} == {None, 0, 1}, "each arm is the first of some block"
+    assert all(each == found[0] for each in found)
+
+
 def test_a_fault_in_the_speculative_arm_is_seen(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy verification that accepts everything emits the draft's own tokens: the arms part far from a tie."""
     honest = verify.verify_matching

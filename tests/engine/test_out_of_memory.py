@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,7 +177,12 @@ def test_memory_of_halves_is_that_of_the_whole_batch(engine: Engine) -> None:
 
 
 def test_of_a_queue_only_what_arrives_together_waits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four requests in two slots, run one by one: the third would have been issued when the first two had ended."""
+    """Four requests in two slots, run one by one: the third would have been issued when the first two had ended.
+
+    Each waits for the tries that ran out of memory since it came, too: the first two for two of them.
+    """
+    moments = itertools.count(step=0.25)
+    monkeypatch.setattr(arms, "time", SimpleNamespace(perf_counter=lambda: next(moments)))
     decode_batch = arms.decode_batch
 
     def timed(*args: Any, **named: Any) -> Any:
@@ -189,5 +196,5 @@ def test_of_a_queue_only_what_arrives_together_waits(engine: Engine, monkeypatch
         result = engine.measure(queue)
     for fingerprint in (config.fingerprint for config in engine.configs):
         runs = [run for run in result.runs if run.fingerprint == fingerprint]
-        assert [run.baseline.prefill_ms for run in runs if run.baseline] == [1.0, 1_001.0, 1.0, 1_001.0]
-        assert [run.speculative.prefill_ms for run in runs if run.speculative] == [1.0, 1_001.0, 1.0, 1_001.0]
+        assert [run.baseline.prefill_ms for run in runs if run.baseline] == [501.0, 1_501.0, 251.0, 1_251.0]
+        assert [run.speculative.prefill_ms for run in runs if run.speculative] == [501.0, 1_501.0, 251.0, 1_251.0]

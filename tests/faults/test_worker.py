@@ -147,15 +147,16 @@ def test_what_it_writes_contacts_and_says(
     metrics = worker.get("/metrics")
     assert worker.stop() == 0
 
-    # Every record in one counter, the request that kills the engine failed, the others measured.
+    # Every record in one counter, the blocks of requests that kill the engine failed, the others measured.
     funnel = store.funnel()
     assert sum(funnel.values()) == len(traffic)
-    num_poisoned = funnel["chat", FunnelCounter.FAILED, "engine_died"]
-    assert num_poisoned >= 1
+    num_failed = funnel[
+        "chat", FunnelCounter.FAILED, "engine_died"
+    ]  # those that share a block with one that kills, too
     assert funnel[None, FunnelCounter.MALFORMED, "not_json"] == 2
     assert funnel["chat", FunnelCounter.MEASURED, None] >= 5
     runs = store.runs("chat")
-    assert Counter(run.failure for run in runs) == {None: len(runs) - num_poisoned, "engine_died": num_poisoned}
+    assert Counter(run.failure for run in runs) == {None: len(runs) - num_failed, "engine_died": num_failed}
 
     # It spoke to the broker and the database alone, and nothing came to any topic but the dead letters.
     broker, database = int(kafka_bootstrap.rpartition(":")[2]), make_url(str(store.engine.url)).port
@@ -165,7 +166,8 @@ def test_what_it_writes_contacts_and_says(
     assert set(topics.admin.list_topics()) == names
     assert len(read_topic(kafka_bootstrap, topic, "%o")) == len(traffic)
     dead = read_topic(kafka_bootstrap, letters, "%h")
-    assert len(dead) == 2 + num_poisoned
+    num_poisoned = len(dead) - 2
+    assert 1 <= num_poisoned <= num_failed
     stages = [dict(part.split("=", 1) for part in each.split(",") if "=" in part) for each in dead]
     assert sorted(each["__connect.errors.stage"] for each in stages) == ["engine"] * num_poisoned + ["tap", "tap"]
 

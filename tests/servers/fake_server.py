@@ -34,6 +34,7 @@ class FakeServer:
     level: str = "detailed"  # of per-request metrics: "none", "summary", "detailed"
     has_metrics: bool = True
     tells_queue: bool = False
+    queue_ms: float = 0.25
     tells_cached: bool = False
     returns_token_ids: bool = True
     tells_logprobs: bool = True
@@ -201,7 +202,7 @@ class FakeServer:
         usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"]), "completion_tokens": sum(map(len, parts))}
         if self.tells_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": 0}
-        metrics: dict[str, Any] = {"queue_time_ms": 0.25} if self.tells_queue else {}
+        metrics: dict[str, Any] = {"queue_time_ms": self.queue_ms} if self.tells_queue else {}
         metrics |= {} if said is None else {"speculative_decoding": said}
         return [*events, {"model": self.model, "choices": [], "usage": usage, "metrics": metrics}]
 

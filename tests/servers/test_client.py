@@ -219,7 +219,7 @@ def test_nobody_listens(server: FakeServer) -> None:
 
 @pytest.mark.parametrize("first", [killed(3), status(503), status(500), raw(b"")])
 def test_what_is_sent_anew_counts_once(server: FakeServer, monkeypatch: pytest.MonkeyPatch, first: Behaviour) -> None:
-    """Nothing of the first attempt is kept, neither tokens nor time, and its prompt is in no cache of ours."""
+    """Of the first attempt only its time is kept, and its prompt is in no cache of ours."""
     monkeypatch.setattr("shadowspec.servers.client.FIRST_RETRY_S", 0.3)
     server.script.append(first)
     answer = ask(settings(server.url))

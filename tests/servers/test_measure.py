@@ -138,12 +138,14 @@ def test_blocks_of_a_new_size_are_warmed_up_once(servers: tuple[FakeServer, Fake
     assert len(servers[0].bodies) == 8
 
 
-def test_queue_time_of_one_arm_alone_is_taken_from_neither(servers: tuple[FakeServer, FakeServer]) -> None:
+def test_a_server_s_queue_is_shown_and_stays_in_the_judged_time(servers: tuple[FakeServer, FakeServer]) -> None:
     servers[0].tells_queue = False
+    servers[1].queue_ms = 1e6  # more than the whole answer took: what is taken out would show
     run = connected(servers).measure(block(1)).runs[0]
     assert run.baseline is not None
     assert run.speculative is not None
-    assert (run.baseline.queue_ms, run.speculative.queue_ms) == (0.0, 0.0)
+    assert (run.baseline.queue_ms, run.speculative.queue_ms) == (0.0, 1e6)
+    assert run.speculative.prefill_ms > 0.0
 
 
 def saying(**metrics: Any) -> Any:
@@ -195,13 +197,19 @@ def test_a_server_killed_in_the_middle_leaves_failed_runs_and_the_block_ends(
     assert {run.failure for run in result.runs} <= {"speculative_cut_off", "speculative_unreachable"}
 
 
-def test_attempts_that_were_thrown_away_are_counted(servers: tuple[FakeServer, FakeServer]) -> None:
+def test_attempts_that_came_to_nothing_are_counted_and_in_the_judged_time(
+    servers: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shadowspec.servers.client.FIRST_RETRY_S", 0.5)
     engine = connected(servers)
     servers[0].script.append(status(503))
     servers[1].script.append(killed(2))
     runs = engine.measure(block(2, load=1)).runs
     assert [run.served.num_retries for run in runs if run.served is not None] == [2, 0]
     assert [run.counts.num_output_tokens for run in runs if run.counts is not None] == [10, 11]
+    for arm_timing in (runs[0].baseline, runs[0].speculative):
+        assert arm_timing is not None
+        assert arm_timing.end_to_end_ms > arm_timing.prefill_ms > arm_timing.queue_ms > 500.0
 
 
 def test_outputs_that_part_are_seen_and_the_baseline_is_asked_again(servers: tuple[FakeServer, FakeServer]) -> None:

@@ -160,7 +160,7 @@ def test_what_cannot_be_counted_is_refused_with_what_is_missing(
 
 def test_remarks_name_nothing_that_sglang_does_not_have(servers: Servers) -> None:
     found = remarks(*probe_both(settings(servers)))
-    assert found == ["queue times are not reported separately"]
+    assert found == ["queue times are not reported, and so not shown"]
 
 
 def test_a_server_that_was_started_otherwise_is_another_one(servers: Servers) -> None:

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 from shadowspec.gate.stats import betting, capital
-from shadowspec.simulate.repetition import repeat, seed_of
+from shadowspec.simulate.gate_under_test import watch
+from shadowspec.simulate.repetition import draw, repeat, seed_of
 from shadowspec.simulate.results import WorldResult, tally
+from shadowspec.simulate.rows import CONFIG, Rows
 from shadowspec.simulate.run_worlds import run_worlds
 from shadowspec.simulate.summary import broken_promises, summarise
+from shadowspec.simulate.world import World
 from shadowspec.simulate.worlds import QUICK_WORLDS, WORLDS
+from shadowspec.types import Arm, Block, Run, Verdict
 
 REPETITIONS = 60
 
@@ -71,3 +75,43 @@ def test_a_margin_that_is_forgotten_breaks_it() -> None:
     result = tally(world, 1, repetitions, 0.0)
     assert result.false_enables > 10
     assert broken_promises([result]) != []
+
+
+def enabled(world: World, rows_as: Callable[[Rows], Rows] = lambda rows: rows) -> int:
+    """In how many of five repetitions the gate says ENABLE."""
+    found = 0
+    for index in range(5):
+        drawn = draw(world, seed_of(world, 1, index))
+        outcomes = watch(rows_as(drawn.rows), drawn.requests, world.policy, [CONFIG], world.arrivals.concurrency)
+        found += any(outcome.verdict is Verdict.ENABLE for outcome in outcomes)
+    return found
+
+
+def baseline_first_or_last(block: Block, num_candidates: int) -> list[int | None]:
+    candidates = list(range(num_candidates))
+    return [None, *candidates] if block.first_arm is Arm.BASELINE else [*candidates, None]
+
+
+def test_candidates_that_are_never_first_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As engines ran them once: the first arm's penalty falls on the baseline, and never on these candidates."""
+    world = WORLDS["three_candidates"]
+    worlds = [replace(world, effects=replace(world.effects, candidate=candidate)) for candidate in range(3)]
+    assert [enabled(each) for each in worlds] == [0, 0, 0]
+    monkeypatch.setattr(Block, "arm_order", baseline_first_or_last)
+    assert [enabled(each) for each in worlds] == [0, 5, 5]
+
+
+def without_lost_time(rows: Rows) -> Rows:
+    """As servers were timed once: from the attempt that was answered."""
+
+    def answered(run: Run) -> Run:
+        timing = run.speculative
+        assert timing is not None
+        return replace(run, speculative=replace(timing, prefill_ms=timing.prefill_ms - timing.queue_ms))
+
+    return replace(rows, runs=[answered(run) for run in rows.runs])
+
+
+def test_dropping_the_time_of_failed_attempts_breaks_it() -> None:
+    assert enabled(WORLDS["retries"]) == 0
+    assert enabled(WORLDS["retries"], without_lost_time) == 5

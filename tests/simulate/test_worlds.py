@@ -55,7 +55,7 @@ def excess_and_error(values: np.ndarray, truth: float) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    "name", ["margin", "session_correlation", "block_shocks", "rare_slowdowns", "heavy_tails", "ar1_half"]
+    "name", ["margin", "session_correlation", "block_shocks", "rare_slowdowns", "retries", "heavy_tails", "ar1_half"]
 )
 def test_a_boundary_world_lies_on_the_margin(name: str) -> None:
     """The mean over blocks, the unit, of the clipped log speedup: within three standard errors of log(1.05)."""

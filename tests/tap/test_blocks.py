@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -97,6 +99,20 @@ def test_the_first_arm_is_a_fair_coin() -> None:
     blocks = formed([(prompt(line), 1) for line in range(2_000)])
     arms = Counter(block.first_arm for block in blocks)
     assert stats.binomtest(arms[Arm.BASELINE], len(blocks), 0.5).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("num_candidates", [1, 2, 3])
+def test_every_order_of_the_arms_is_as_likely(num_candidates: int) -> None:
+    blocks = formed([(prompt(line), 1) for line in range(4_000)])
+    orders = Counter(tuple(block.arm_order(num_candidates)) for block in blocks)
+    permutations = set(itertools.permutations([None, *range(num_candidates)]))
+    assert orders.keys() == permutations
+    assert stats.chisquare([orders[each] for each in permutations]).pvalue > 1e-3
+    assert all(block.arm_order(num_candidates) == block.arm_order(num_candidates) for block in blocks[:10])
+    for block in blocks[:100]:  # a further candidate changes nothing in the order of the others
+        assert [each for each in block.arm_order(4) if each is None or each < num_candidates] == block.arm_order(
+            num_candidates
+        )
 
 
 @settings(max_examples=100, deadline=None)

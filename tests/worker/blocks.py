@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
 
+from shadowspec.errors import ServiceUnavailableError
 from shadowspec.types import Arm, Block, BlockResult, FingerprintedConfig, RecordKey, SamplingParameters, ShadowPrompt
-from tests.fakes import FakeEngine
+from tests.fakes import STALL_S, FakeEngine
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -81,13 +82,15 @@ class Diary:
 class DiaryEngine:
     """A fake engine that writes down each block that it begins (requests + fillers, by offset).
 
-    It dies at its first `deaths` blocks that hold the token `mark`, counted over all its lives.
+    It dies at its first `deaths` blocks that hold the token `mark`, counted over all its lives; or it never ends them
+    (`fault` "stall"), or finds a server away ("away").
     """
 
     inner: FakeEngine
     diary: Diary
     mark: int
     deaths: int
+    fault: str = "die"
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]:
@@ -99,6 +102,10 @@ class DiaryEngine:
         if any(self.mark in p.prompt_token_ids for p in (*block.requests, *block.fillers)):
             self.diary.write("marked")
             if self.diary.lines().count("marked") <= self.deaths:
+                if self.fault == "stall":
+                    time.sleep(STALL_S)
+                if self.fault == "away":
+                    raise ServiceUnavailableError("the server is away")
                 os._exit(9)
         return self.inner.measure(block)
 
@@ -115,6 +122,7 @@ class DiaryFactory:
     deaths: int = 0
     build_deaths: int = 0
     slow_build: int = 0
+    fault: str = "die"
 
     def __call__(self) -> Mapping[str, DiaryEngine]:
         self.diary.write(f"build {time.monotonic()}")
@@ -123,4 +131,4 @@ class DiaryFactory:
             os._exit(7)
         if number == self.slow_build:
             time.sleep(600)
-        return {"chat": DiaryEngine(self.inner, self.diary, self.mark, self.deaths)}
+        return {"chat": DiaryEngine(self.inner, self.diary, self.mark, self.deaths, self.fault)}

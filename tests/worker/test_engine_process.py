@@ -130,7 +130,7 @@ def test_an_error_crosses_by_name_alone(start: Start) -> None:
     events_until(process, Ready)
     bad = block(prompt(2, ERROR))
     process.submit(bad)
-    assert events_until(process, Died) == [Failed(bad.block_id, "RuntimeError"), Died(0)]
+    assert events_until(process, Died) == [Failed(bad.block_id, "RuntimeError", is_away=False), Died(0)]
 
 
 @dataclass(frozen=True)

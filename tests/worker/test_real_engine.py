@@ -82,5 +82,4 @@ def test_a_block_gives_the_counts_that_it_gives_here(factory: Factory) -> None:
     expected = [run.counts for run in here.measure(block(*asked[:3])).runs]
     assert [run.counts for run in outcomes[0].result.runs] == expected
     by_offset = {run.key.offset: run for run in outcomes[1].result.runs}
-    assert by_offset[20].failure == "engine_died"
-    assert by_offset[3].counts == here.measure(block(asked[3])).runs[0].counts
+    assert {offset: run.failure for offset, run in by_offset.items()} == {20: "engine_died", 3: "engine_died"}

@@ -1,21 +1,30 @@
-"""What is measured of a block in which a request kills the engine: as many requests as a full one, without it."""
+"""Who fills the places of poisoned requests, and who is suspected once an engine has failed at a block."""
 
 from __future__ import annotations
-
-from collections import deque
 
 from msgspec.structs import replace
 
 from shadowspec.worker.recovery import Case, MeasuredPrompts
+from tests.fakes import FakeEngine, fake_config
 from tests.worker.blocks import block, prompt
 
 
-def test_a_queue_is_measured_whole_without_its_poisoned_request() -> None:
-    prompts = [prompt(offset) for offset in range(5)]
-    queue = replace(block(*prompts, fillers=[prompts[0]]), concurrency=2, requests_per_slot=3)
-    case = Case(queue, suspects=deque(), poisoned={prompts[1].key: "engine_died"})
-    again = MeasuredPrompts().whole(case, case.poisoned)
-    assert again.requests == (prompts[0], *prompts[2:])
-    assert len(again.requests) + len(again.fillers) == queue.n_max == 6
-    assert prompts[1] not in again.fillers
-    assert (again.concurrency, again.requests_per_slot) == (2, 3)
+def test_a_poisoned_filler_is_exchanged_and_the_load_stays() -> None:
+    prompts, poison = [prompt(offset) for offset in range(3)], prompt(9)
+    queue = replace(block(*prompts, fillers=[poison, prompts[0], poison]), concurrency=2, requests_per_slot=3)
+    found = MeasuredPrompts().without(queue, {poison.key: "engine_died"})
+    assert found.requests == queue.requests
+    assert found.fillers == (prompts[0], prompts[0], prompts[1])
+    assert (found.concurrency, found.requests_per_slot) == (2, 3)
+    assert MeasuredPrompts().without(queue, {}) == queue
+
+
+def test_who_is_suspected_is_asked_once_each() -> None:
+    good, unknown = prompt(1), prompt(2)
+    measured = MeasuredPrompts()
+    measured.remember(FakeEngine((fake_config("one"),)).measure(block(good)))
+    bad = block(prompt(5), prompt(6), fillers=[good, unknown, unknown])
+    case = Case(bad)
+    case.suspect(measured.suspects(bad), "engine_died")
+    assert case.suspects is not None
+    assert [each.key.offset for each in case.suspects] == [5, 6, 2]

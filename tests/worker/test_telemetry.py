@@ -34,7 +34,9 @@ def exercised() -> Telemetry:
         block(prompt(1), prompt(2), prompt(3, OOM), fillers=[prompt(9)]), slice_key="prompt_class=code"
     )
     result = FakeEngine((CONFIG,), marks=Marks(oom=OOM)).measure(given)
-    telemetry.record_block(replace(result, num_out_of_memory=2), {prompt(3).key: "engine_stalled"}, 1.5)
+    telemetry.record_block(
+        replace(result, num_out_of_memory=2), {prompt(3).key: "engine_stalled"}, 1.5, "engine_stalled"
+    )
     telemetry.record_write(WriteOutcome(num_new_runs=2, num_new_records=9, num_new_blocks=1), 0.02)
     telemetry.commit_failed()
     telemetry.dead_letter("decode")
@@ -83,6 +85,7 @@ def test_a_measured_block() -> None:
     assert value(telemetry, "runs_total", **labels, failure="") == 2
     assert value(telemetry, "runs_total", **labels, failure="out_of_memory") == 1
     assert value(telemetry, "poisoned_requests_total", endpoint="chat", reason="engine_stalled") == 1
+    assert value(telemetry, "failed_blocks_total", endpoint="chat", reason="engine_stalled") == 1
     assert value(telemetry, "out_of_memory_total", endpoint="chat") == 2
     assert value(telemetry, "batch_requests_sum", endpoint="chat") == 4
     assert value(telemetry, "block_seconds_sum", endpoint="chat") == 1.5

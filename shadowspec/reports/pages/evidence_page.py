@@ -59,7 +59,7 @@ class BinnedDistribution:
 
 @dataclass(frozen=True, slots=True)
 class TimeParts:
-    """Mean milliseconds of a timed request of one arm.  Queue time is the shadow's own, apart and never judged."""
+    """Mean milliseconds of a timed request of one arm.  Queue time is a part of the prefill."""
 
     arm: Arm
     queue_ms: float

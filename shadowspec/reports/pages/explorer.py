@@ -40,8 +40,7 @@ class Figure:
 FIGURES: Mapping[str, Figure] = {
     "speedup": Figure(
         "Speedup (\u00d7)",
-        "Baseline over speculative end-to-end time of the same request, geometric mean over requests, nothing clipped; "
-        "no queue time in it.",
+        "Baseline over speculative end-to-end time of the same request, geometric mean over requests, nothing clipped.",
         tally.speedup,
         "times",
     ),

@@ -57,7 +57,7 @@ def render_markdown(report: Report) -> str:
         _configs(report),
         "Bounds in brackets are anytime-valid. Acceptance figures are pooled: counts are added up over requests, then "
         "one ratio is formed. Mean acceptance length includes the bonus or recovered token. End-to-end time is prefill "
-        "plus decode, without queue time.",
+        "plus decode: what a client waited.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -350,5 +350,5 @@ _LATENCY_NAME = {
     "ttft_ms": "TTFT",
     "tpot_ms": "TPOT",
     "longest_gap_ms": "Longest gap",
-    "queue_ms": "Queue (the shadow's own, not judged)",
+    "queue_ms": "Queue (a part of TTFT)",
 }

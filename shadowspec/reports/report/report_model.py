@@ -66,7 +66,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Both arms' latency over the same requests.  Queue time is the shadow's own, apart and never judged."""
+    """Both arms' latency over the same requests.  Queue time is a part of TTFT."""
 
     num_requests: int
     distributions: tuple[Distribution, ...]
