@@ -145,12 +145,19 @@ def _advance(course: Course, said: tuple[int, Decisions]) -> int | None:
 
 
 def _first_trials(whole: Completed, policy: GatePolicy, config: FingerprintedConfig, load: int) -> dict[str, Trial]:
-    """The first run of each slice's hypothesis that gets a level, in the order of entry."""
+    """The first run of each slice's hypothesis that gets a level, in the order of entry.
+
+    A slice that is its whole endpoint is the same hypothesis, and left out.
+    """
     (progress,) = whole.state.clusterings.values()
     in_order = sorted(progress.entries, key=lambda slice_key: (progress.entries[slice_key].position, slice_key))
     entered = [(slice_key, load, config.fingerprint) for slice_key in in_order]
     trials = assign_trials(entered, {config.fingerprint: config}, [], policy, len(whole.state.slices))
-    return {slice_key: trial for (slice_key, *_), trial in trials.items() if trial is not None}
+    return {
+        slice_key: trial
+        for (slice_key, *_), trial in trials.items()
+        if trial is not None and (not slice_key or trial.graph is None or trial.in_slot)
+    }
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,9 +1,9 @@
 """The engines kept running: a bounded queue of blocks, one child process per device, and what follows a failure.
 
 `step` is called from the poll loop and never waits.  A child that dies or stalls at a block is replaced and the block
-fails (see `recovery`); one that dies or stalls while it builds, dies idle, or finds a server away that a block needs, is
-replaced later, and the block is measured then: no arm has run.  What is in hand when the worker is asked to end
-is no failure either: it is not stored, and is delivered again.
+fails (see `recovery`).  One that dies or stalls while it builds, dies idle, or finds that a server is away, is replaced
+after a while, and the block is measured then: no arm has run.  What is in hand when the worker is asked to end is no
+failure either: it is not stored, and is delivered again.
 """
 
 from __future__ import annotations

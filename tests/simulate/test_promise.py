@@ -51,9 +51,9 @@ def test_naive_gates_visibly_fail() -> None:
     assert summarise(found["minimum_effect"]).naive["rolling_mean"].upper < 0.1, "off for ever, where it should be on"
 
 
-def grown(log_capital_path: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+def grown(log_capital_path: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """A capital path that pays out 5% too much at every unit."""
-    return lambda ratios: log_capital_path(np.maximum(ratios + 0.05, -1.0))
+    return lambda ratios, *weights: log_capital_path(np.maximum(ratios + 0.05, -1.0), *weights)
 
 
 def test_bets_that_pay_too_much_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
