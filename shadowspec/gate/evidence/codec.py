@@ -107,6 +107,7 @@ def _test_document(evidence: TestEvidence) -> dict[str, Any]:
         "lowest": waiting.lowest,
         "highest": waiting.highest,
         "upper_worst": waiting.upper_worst,
+        "has_light_extremes": waiting.has_light_extremes,
         "has_dependence": waiting.dependence is not None,
     }
     if waiting.num_units:
@@ -122,13 +123,15 @@ def _test_document(evidence: TestEvidence) -> dict[str, Any]:
 def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
     size = document["num_nulls"]
     lowest, highest, upper_worst = document["lowest"], document["highest"], document["upper_worst"]
+    has_light_extremes = document.get("has_light_extremes", False)  # of documents before there were such series
+    described = lowest, highest, upper_worst, has_light_extremes
     thetas = doubles[:size]
     lower, upper = doubles[size:].reshape(2, size, NUM_FRACTIONS)
     waiting = document.get("waiting") or {"dependence": [] if document["has_dependence"] else None}
     return TestEvidence(
         state=TestState(document["start_unit"], document["merged_units"]),
-        lower=CapitalTable.empty("lower", thetas, lowest, highest).with_logs(lower),
-        upper=CapitalTable.empty("upper", thetas, lowest, highest, upper_worst).with_logs(upper),
+        lower=CapitalTable.empty("lower", thetas, *described).with_logs(lower),
+        upper=CapitalTable.empty("upper", thetas, *described).with_logs(upper),
         moments=Moments(*document["moments"]),
         waiting=UnitSeries(
             lower=_sums(waiting.get("lower", ((), ()))),
@@ -138,6 +141,7 @@ def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
             highest=highest,
             upper_worst=upper_worst,
             dependence=None if waiting["dependence"] is None else np.array(waiting["dependence"], dtype=np.float64),
+            has_light_extremes=has_light_extremes,
         ),
         totals=document["totals"],
         **{name: document[name] for name in _SCALARS},

@@ -7,6 +7,7 @@ each unit enters it once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -55,12 +56,13 @@ class TestEvidence:
     def empty(cls, test: BettingTest, state: TestState | None = None, thetas: Floats | None = None) -> TestEvidence:
         """The evidence of no units of a test, which counts from `state` on, against the nulls `thetas` (None: all)."""
         series, thetas = test.series, test.thetas if thetas is None else thetas
+        described = series.lowest, series.highest, series.upper_worst, series.has_light_extremes
         return cls(
             state=state or TestState(),
             num_seen=0,
             num_units=0,
-            lower=CapitalTable.empty("lower", thetas, series.lowest, series.highest),
-            upper=CapitalTable.empty("upper", thetas, series.lowest, series.highest, series.upper_worst),
+            lower=CapitalTable.empty("lower", thetas, *described),
+            upper=CapitalTable.empty("upper", thetas, *described),
             observed_value=0.0,
             observed_weight=0.0,
             moments=Moments(),
@@ -86,6 +88,14 @@ class TestEvidence:
             self, num_seen=self.num_seen + num_new, num_missing=self.num_missing + test.num_missing, totals=totals
         )
         return count_units(seen, test.series.part(not_counted, num_new))
+
+    def with_lost(self, num_units: float) -> TestEvidence:
+        """The evidence as bounds are read from it where so many units were lost: both sides have them at their worst.
+
+        Groups of units that are merged take as many of them.
+        """
+        num_groups = num_units / self.state.merged_units
+        return replace(self, lower=self.lower.with_worst(num_groups), upper=self.upper.with_worst(num_groups))
 
     def restart(self, state: TestState) -> TestEvidence:
         """The evidence that restarts at `state`: what counted so far is dropped, what waited is counted on.
@@ -210,7 +220,7 @@ class HypothesisEvidence:
             self,
             tests=tests,
             runs=self.runs.fold(own_blocks),
-            latencies=self.latencies.fold(own_blocks),
+            latencies=self.latencies.fold(own_blocks, counts_failures=policy.rules.counts_failures_in_quantiles),
             watchers=kept,
             num_clusters=self.num_clusters + len(clusters),
             num_capped_clusters=self.num_capped_clusters + num_given - len(clusters),
@@ -225,6 +235,19 @@ class HypothesisEvidence:
             for name, test in self.tests.items()
         }
         return replace(self, tests=tests)
+
+    def lost_units(self, unit: str, policy: GatePolicy) -> float:
+        """What the lost requests come to in units of a test, all of them at their worst, by rules that count them.
+
+        One would have been of one cluster, and of one block, in which it weighs 1 / n_max.
+        """
+        if not policy.rules.folds_lost:
+            return 0.0
+        return self.num_lost / max(self.runs.max_block_requests, 1) if unit == "block" else float(self.num_lost)
+
+    def judged_latencies(self, policy: GatePolicy) -> LatencyHistogram:
+        """The latencies with those of the lost requests, of which blocks would have drawn so many, rounded up."""
+        return self.latencies.with_lost(math.ceil(self.lost_units("block", policy)))
 
     @property
     def missing_share(self) -> float | None:

@@ -130,7 +130,7 @@ def test_results(
     if evidence.runs.num_greedy:
         results.append(fault_result(evidence.runs, hypothesis.config.dtype, policy, level))
     results.append(memory_result(evidence.runs, policy, level))
-    results += quantile_results(evidence.latencies, policy, level)
+    results += quantile_results(evidence.judged_latencies(policy), policy, level)
     return results
 
 
