@@ -14,10 +14,17 @@ from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
 from shadowspec.metrics import ratio
 from shadowspec.types import Figure, SpeculationCounts
 
+JUDGED_WORDS = {
+    "first_position_acceptance_rate": "first token accepted",
+    "draft_acceptance_rate": "drafted tokens accepted",
+}
+
 
 def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
     """Acceptance rate of the policy's metric; clusters, weight min(D, S) / S."""
     cap = policy.max_scored_steps
+    # Reasons of version 1 say "acceptance" of either metric, and are recomputed word by word.
+    judged = {} if policy.rule_set == 1 else {"judged": JUDGED_WORDS[policy.acceptance_metric]}
     sums = np.array([_accepted_in(unit, policy) for unit in clusters], dtype=np.float64).reshape(-1, 3)
     accepted, scored, missing = sums.T
     series = UnitSeries(
@@ -34,7 +41,7 @@ def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> Bett
         best=1.0,
         above=policy.floor,
         num_missing=int(missing.sum()),
-        figures={"metric": policy.acceptance_metric},
+        figures={"metric": policy.acceptance_metric, **judged},
     )
 
 

@@ -29,9 +29,10 @@ Document = Mapping[str, Any]
 _DOUBLE = np.dtype("<f8")
 _COUNTS = (
     *("num_clusters", "num_closed_clusters", "num_members", "num_lost", "num_late", "num_left_out"),
-    *("num_dominant_keys", "num_capped_clusters"),
+    *("num_dominant_keys", "num_capped_clusters", "num_days", "newest_day"),
 )
-_COUNTED_LATER = {"num_members": 0, "num_left_out": 0}  # of documents that were written before they were counted
+# Of documents that were written before they were counted.
+_COUNTED_LATER = {"num_members": 0, "num_left_out": 0, "num_days": 0, "newest_day": -1}
 _TIMES = ("first_event", "last_event", "newest_event")
 _SCALARS = ("num_seen", "num_units", "observed_value", "observed_weight", "null", "num_missing")
 _MOMENTS = tuple(each.name for each in fields(Moments))

@@ -18,7 +18,7 @@ from shadowspec.gate.evidence.quantiles import LatencyHistogram
 from shadowspec.gate.evidence.series import BettingTest, add_times
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
-from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.stats.autocorrelation import Moments
 from shadowspec.gate.stats.betting import Floats, UnitSeries
 from shadowspec.gate.stats.capital import CapitalTable
@@ -163,6 +163,10 @@ class HypothesisEvidence:
     `num_closed_clusters` counts all its slice's clusters in evidence, measured or not; `num_lost` its records
     that failed or were shed without leaving a run; `num_late` those that came too late for their cluster,
     `num_left_out` those of them that belonged to it and came out of order, `num_members` the records of its clusters.
+    `num_days` are the UTC days on which measured clusters began, `newest_day` the last of them, from the epoch on.
+    `num_arrived` are all usable requests, `num_beyond` those of them that come too late in their session ever to be
+    timed.  `mix_lower` is the lower bound of the endpoint's speedup under the current mix of its slices, where a policy
+    asks for it.
     """
 
     tests: Mapping[str, TestEvidence] = field(default_factory=dict)
@@ -172,6 +176,8 @@ class HypothesisEvidence:
     num_clusters: int = 0
     first_event: datetime | None = None  # of the measured clusters
     last_event: datetime | None = None
+    num_days: int = 0
+    newest_day: int = -1
     num_closed_clusters: int = 0
     num_lost: int = 0
     num_members: int = 0
@@ -179,6 +185,9 @@ class HypothesisEvidence:
     num_left_out: int = 0
     num_dominant_keys: int = 0
     num_capped_clusters: int = 0  # passed by at `max_clusters`: in no test, and in no later run either
+    num_arrived: int = 0
+    num_beyond: int = 0
+    mix_lower: float | None = None
     newest_event: datetime | None = None  # up to which the endpoint's records are known
 
     def fold(
@@ -214,6 +223,10 @@ class HypothesisEvidence:
                     state = watcher.fold(kept.get(watcher.name), test.series, policy)
                     if state is not None:
                         kept[watcher.name] = state
+        num_days, newest_day = self.num_days, self.newest_day
+        for unit in clusters if policy.rules.spans_in_days else ():
+            day = int(unit.cluster.first_event.timestamp() // DAY_S)
+            num_days, newest_day = num_days + (day > newest_day), max(day, newest_day)
         events = [unit.cluster.first_event for unit in clusters] + ([self.first_event] if self.first_event else [])
         ends = [unit.cluster.last_event for unit in clusters] + ([self.last_event] if self.last_event else [])
         return replace(
@@ -226,6 +239,8 @@ class HypothesisEvidence:
             num_capped_clusters=self.num_capped_clusters + num_given - len(clusters),
             first_event=min(events, default=None),
             last_event=max(ends, default=None),
+            num_days=num_days,
+            newest_day=newest_day,
         )
 
     def restart(self, states: Mapping[str, TestState]) -> HypothesisEvidence:
