@@ -160,14 +160,8 @@ def first_passage_times(
 def _bet(test: BettingTest, evidence: TestEvidence, side: Side, theta: float, level: float) -> Bet:
     table = evidence.lower if side == "lower" else evidence.upper
     sums = table.sums_at(theta)
-    series = test.series
-    if side == "lower":
-        worst = theta - series.lowest
-    else:
-        worst = series.highest - theta if series.upper_worst is None else series.upper_worst
-    return Bet(
-        1.0 if side == "lower" else -1.0, theta, worst, np.zeros(len(FRACTIONS)) if sums is None else sums, level
-    )
+    logs = np.zeros(len(FRACTIONS)) if sums is None else sums
+    return Bet(1.0 if side == "lower" else -1.0, theta, test.series.worst(side, theta), logs, level)
 
 
 def _second_moment(mean_logs: Floats, mean: float) -> float:

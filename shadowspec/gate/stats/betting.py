@@ -110,11 +110,14 @@ class UnitSeries:
             values = self.lower.values - theta * self.lower.weights
         else:
             values = theta * self.upper.weights - self.upper.values
-        worst = worst_values(
-            side, np.array([theta]), self.lowest, self.highest, self.upper_worst, self.has_light_extremes
-        )
+        worst = self.worst(side, theta)
         ratios: Floats = np.maximum(values / worst, -1.0)
         return ratios
+
+    def worst(self, side: Side, theta: float) -> float:
+        """The size b of a unit's worst value against a mean at or below (above) theta."""
+        described = self.lowest, self.highest, self.upper_worst, self.has_light_extremes
+        return float(worst_values(side, np.array([theta]), *described)[0])
 
     def dependence_values(self, null: float) -> Floats:
         """What lag-1 autocorrelation is judged on, [n]."""

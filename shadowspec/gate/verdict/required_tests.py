@@ -217,9 +217,8 @@ def dependence(
 
 
 def _best_ratio(test: BettingTest, side: Side, theta: float) -> float:
-    series, gain = test.series, test.best - theta if side == "lower" else theta - test.best
-    described = series.lowest, series.highest, series.upper_worst, series.has_light_extremes
-    return gain / float(betting.worst_values(side, np.array([theta]), *described)[0])
+    gain = test.best - theta if side == "lower" else theta - test.best
+    return gain / test.series.worst(side, theta)
 
 
 def _is_within(test: BettingTest, lower: float, upper: float, indifference: float) -> bool:
