@@ -31,7 +31,9 @@ class Effects:
     `noise_df` degrees of freedom at that scale).  A share `slowed` has `slowed_log` instead, whole blocks at once
     with `slows_blocks`.  `busy_log` is the mean in busy bouts, `slices_log` the mean by slice, `log_speedup_later`
     the mean from the block `change_block` on.  `daily_log` is by how much the mean falls from its level at the middle
-    phase of the day to the busiest hour; the mean over requests stays.
+    phase of the day to the busiest hour; the mean over requests stays.  Baseline times are lognormal with
+    `baseline_sd`.  With `output_tokens` a sampled output has one of these numbers of tokens with equal chance, each of
+    which is the target's likeliest with probability `argmax`, as it should be.
     """
 
     log_speedup: float = math.log(1.3)
@@ -53,6 +55,9 @@ class Effects:
     acceptance_of_length: tuple[tuple[int, float], ...] = ()  # (session length, rate) where they are tied
     mean_drafts: float = 30.0
     z: float = 0.0
+    output_tokens: tuple[int, ...] = ()
+    argmax: float = 0.9
+    baseline_sd: float = 0.2
     differing: float = 0.0  # share of greedy outputs that differ at a near-tie
     failed: float = 0.0
 
@@ -66,6 +71,7 @@ class Outcomes:
     num_drafts: Ints
     num_accepted: Ints
     z_sum: Floats
+    z_tokens: Ints
     differs: Bools
     failed: Bools
 
@@ -85,16 +91,26 @@ def draw_outcomes(effects: Effects, requests: Requests, rng: np.random.Generator
 
     num_drafts = 1 + rng.poisson(effects.mean_drafts - 1.0, size=size)
     rates = _acceptance_rates(effects, requests, rng, num_sessions)
-    own_z = rng.normal(effects.z, math.sqrt(0.2 / PARITY_TOKENS), size=size)
+    z_sum, z_tokens = _z_scores(effects, rng, size)
     return Outcomes(
         log_speedup=log_speedup,
-        baseline_ms=rng.lognormal(math.log(BASELINE_MS), 0.2, size=size),
+        baseline_ms=rng.lognormal(math.log(BASELINE_MS), effects.baseline_sd, size=size),
         num_drafts=num_drafts,
         num_accepted=rng.binomial(num_drafts, rates),
-        z_sum=own_z * PARITY_TOKENS,
+        z_sum=z_sum,
+        z_tokens=z_tokens,
         differs=rng.random(size) < effects.differing,
         failed=rng.random(size) < effects.failed,
     )
+
+
+def _z_scores(effects: Effects, rng: np.random.Generator, size: int) -> tuple[Floats, Ints]:
+    """The sum of z of each request, and over how many tokens."""
+    if not effects.output_tokens:
+        own_z = rng.normal(effects.z, math.sqrt(0.2 / PARITY_TOKENS), size=size)
+        return own_z * PARITY_TOKENS, np.full(size, PARITY_TOKENS)
+    tokens = rng.choice(np.array(effects.output_tokens), size=size)
+    return rng.binomial(tokens, effects.argmax) - effects.argmax * tokens, tokens
 
 
 @lru_cache(maxsize=1_024)

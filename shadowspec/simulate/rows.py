@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shadowspec.simulate.effects import PARITY_TOKENS, Outcomes
+from shadowspec.simulate.effects import Outcomes
 from shadowspec.simulate.traffic import ENDPOINT, Requests, event_time, slice_key_of
 from shadowspec.types import (
     ArmTiming,
@@ -66,19 +66,22 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
         requests.session.tolist(),
         requests.slice_index.tolist(),
         requests.is_timed.tolist(),
+        requests.is_shed.tolist(),
         requests.block.tolist(),
         outcomes.failed.tolist(),
         outcomes.log_speedup.tolist(),
         outcomes.baseline_ms.tolist(),
         outcomes.num_drafts.tolist(),
         outcomes.num_accepted.tolist(),
-        outcomes.z_sum.tolist(),
+        zip(outcomes.z_sum.tolist(), outcomes.z_tokens.tolist(), strict=True),
         outcomes.differs.tolist(),
         strict=True,
     )
     slices = [slice_key_of(index) for index in range(int(requests.slice_index.max(initial=0)) + 1)]
-    for key, at, session, slice_index, timed, place, failed, log, base_ms, drafts, accepted, z_sum, differs in columns:
+    for key, at, session, slice_index, timed, shed, place, failed, log, base, drafts, accepted, z, differs in columns:
         counter, reason = (FunnelCounter.MEASURED, None) if timed else (FunnelCounter.SAMPLED_OUT, "not_timed")
+        if shed:
+            counter, reason = FunnelCounter.SHED, "queue_full"
         if timed:
             block_id = requests.blocks[place].block_id
             fingerprint = _config(place, change_block).fingerprint
@@ -89,7 +92,7 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
                 if regime == "greedy":
                     parity = NEAR_TIE if differs else EQUAL
                 else:
-                    parity = Parity(None, None, None, z_sum, PARITY_TOKENS, 0.0, PARITY_TOKENS)
+                    parity = Parity(None, None, None, z[0], z[1], 0.0, z[1])
                 runs.append(
                     Run(
                         key,
@@ -97,8 +100,8 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
                         block_id,
                         None,
                         _counts(drafts, accepted),
-                        _timing(base_ms),
-                        _timing(base_ms * math.exp(-log)),
+                        _timing(base),
+                        _timing(base * math.exp(-log)),
                         parity,
                     )
                 )
