@@ -16,10 +16,10 @@ from shadowspec.gate.run.gate_run import run_gate
 from shadowspec.gate.run.unit_curves import DRAWN_TESTS, Curves, MemoryRows, endpoint_curves
 from shadowspec.gate.verdict.trial_levels import is_superseded
 from shadowspec.store import Store
-from shadowspec.types import Decision, Run, Verdict
+from shadowspec.types import Decision, FunnelCounter, RecordKey, Run, Verdict
 from tests.gate.feeding import Feed
 from tests.gate.oracle import endpoint_sequences
-from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run, run_of
+from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run, record_of, run_of
 from tests.test_gating_trials import OTHER, changing, with_fingerprint
 
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0, drift_run_length=1_000)
@@ -67,6 +67,21 @@ def test_a_curve_passes_the_bounds_of_every_look_before_it_and_ends_at_the_last_
             if test.num_units and test.alpha == seen[-1][0].tests[0].alpha:
                 point = by_units[test.num_units]
                 assert (point.lower, point.upper) == (test.lower, test.upper)
+
+
+@pytest.mark.representative("sqlite")
+def test_a_curve_ends_at_bounds_that_have_the_lost_requests_in_them(store: Store) -> None:
+    feed = Feed(store, World(60, slices=SLICES, make_run=noisy_run()).evidence())
+    feed.write_blocks(0, 60)
+    lost = [
+        structs.replace(
+            record_of(i, at_s=1_000.0 + i, session=f"lost{i}", counter=FunnelCounter.SHED), key=RecordKey("file", 2, i)
+        )
+        for i in range(12)
+    ]
+    feed.write(lost, set(), is_last=True)
+    assert gate(store)[0].evidence.num_lost == 12
+    assert_every_curve_ends_at_its_decision(store)
 
 
 @pytest.mark.representative("sqlite")

@@ -79,7 +79,7 @@ class GatePolicy:
     max_clusters: int = 20_000  # measured clusters after which an open question is called undecidable
     indifference: float = 0.01  # an interval this close about the threshold is undecidable
     max_missing: float = 0.05  # share of failed and shed requests above which the verdict is HOLD
-    min_span_s: float = 7 * DAY_S  # event time that ENABLE needs to have seen: a whole cycle of the traffic
+    min_span_s: float = 7 * DAY_S  # event time, and days with evidence, that ENABLE needs: a whole cycle of the traffic
     max_evidence_age_s: float | None = None  # HOLD if the newest evidence is older; None: files may be of any age
 
     margin: float = 0.05  # speedup to be proven: 1 + margin
@@ -116,6 +116,7 @@ class GatePolicy:
     drift_run_length: int = 10_000  # units between false alarms of an endpoint's detectors, on average, at least
     drift_tolerance: float = 0.02  # advisory detectors hold to the lower bound at ENABLE less this (log speedup, rate)
     on_alarm: str = "disable"  # or "hold": what becomes of ENABLE when a detector fires
+    require_mix_bound: bool = False  # ENABLE of the endpoint also needs the speedup that its slices prove by their mix
     mix_window_s: float = 7 * DAY_S  # event time that counts as the current traffic: a whole cycle
 
     max_requests_per_cluster: int = 8
@@ -139,9 +140,9 @@ class GatePolicy:
         for name in _WHOLE_NUMBERS:
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"policy key {name!r} must be a whole number, not {getattr(self, name)!r}")
-        if not isinstance(self.require_serving_engine, bool):
-            value = self.require_serving_engine
-            raise ConfigError(f"policy key 'require_serving_engine' must be true or false, not {value!r}")
+        for name in ("require_serving_engine", "require_mix_bound"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"policy key {name!r} must be true or false, not {value!r}")
         if self.objective not in _OBJECTIVES:
             raise ConfigError(f"policy key 'objective' must be one of {_OBJECTIVES}, not {self.objective!r}")
         if self.acceptance_metric not in _ACCEPTANCE_METRICS:

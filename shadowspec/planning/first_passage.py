@@ -158,13 +158,9 @@ def first_passage_times(
 def _bet(test: BettingTest, evidence: TestEvidence, side: Side, theta: float, level: float) -> Bet:
     table = evidence.lower if side == "lower" else evidence.upper
     sums = table.sums_at(theta)
-    series = test.series
-    if side == "lower":
-        worst = theta - series.lowest
-    else:
-        worst = series.highest - theta if series.upper_worst is None else series.upper_worst
     logs = np.zeros(len(FRACTIONS)) if sums is None else sums
-    return Bet(1.0 if side == "lower" else -1.0, theta, worst, logs, level, table.weights)
+    sign = 1.0 if side == "lower" else -1.0
+    return Bet(sign, theta, test.series.worst(side, theta), logs, level, table.weights)
 
 
 def _second_moment(mean_logs: Floats, mean: float) -> float:

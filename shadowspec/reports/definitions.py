@@ -302,6 +302,7 @@ _NOTES: dict[str, tuple[str, Format]] = {
     "num_near_ties": ("{} near-ties", figure),
     "num_unknown": ("{} unknown", figure),
     "near_tie_logit": ("near-tie up to a gap of {}", figure),
+    "z_unclipped": ("mean z without the clip {}", format_signed),
     "baseline_z": ("baseline's own z {}", format_signed),
     "displaced_kv_tokens": ("{} KV tokens displaced", figure),
     "speculative_cost_per_million_tokens": ("{} per million output tokens", number),

@@ -32,7 +32,9 @@ class Effects:
     with `slows_blocks`.  `busy_log` is the mean in busy bouts, `slices_log` the mean by slice.  From the block
     `change_block` on `log_speedup_later` is the mean and `slowed_later` that share (None: as before), and a share
     `faulty_later` of greedy outputs are faults.  `daily_log` is by how much the mean falls from its level at the middle
-    phase of the day to the busiest hour; the mean over requests stays.
+    phase of the day to the busiest hour; the mean over requests stays.  Baseline times are lognormal with
+    `baseline_sd`.  With `output_tokens` a sampled output has one of these numbers of tokens with equal chance, each of
+    which is the target's likeliest with probability `argmax`, as it should be.
 
     With `num_candidates` above 1 the requests are those of one of several candidates (its place is `candidate`) that
     run in each block beside the baseline, in the order that the engine takes too; whichever arm runs first is
@@ -60,6 +62,9 @@ class Effects:
     acceptance_of_length: tuple[tuple[int, float], ...] = ()  # (session length, rate) where they are tied
     mean_drafts: float = 30.0
     z: float = 0.0
+    output_tokens: tuple[int, ...] = ()
+    argmax: float = 0.9
+    baseline_sd: float = 0.2
     differing: float = 0.0  # share of greedy outputs that differ at a near-tie
     failed: float = 0.0
     num_candidates: int = 1
@@ -78,6 +83,7 @@ class Outcomes:
     num_drafts: Ints
     num_accepted: Ints
     z_sum: Floats
+    z_tokens: Ints
     differs: Bools
     failed: Bools
     is_fault: Bools
@@ -99,19 +105,29 @@ def draw_outcomes(effects: Effects, requests: Requests, rng: np.random.Generator
 
     num_drafts = 1 + rng.poisson(effects.mean_drafts - 1.0, size=size)
     rates = _acceptance_rates(effects, requests, rng, num_sessions)
-    own_z = rng.normal(effects.z, math.sqrt(0.2 / PARITY_TOKENS), size=size)
-    baseline_ms = rng.lognormal(math.log(BASELINE_MS), 0.2, size=size)
+    z_sum, z_tokens = _z_scores(effects, rng, size)
+    baseline_ms = rng.lognormal(math.log(BASELINE_MS), effects.baseline_sd, size=size)
     return Outcomes(
         log_speedup=log_speedup,
         baseline_ms=baseline_ms,
         lost_ms=baseline_ms * (np.exp(-log_speedup) - np.exp(-unslowed_log)) * effects.is_retried,
         num_drafts=num_drafts,
         num_accepted=rng.binomial(num_drafts, rates),
-        z_sum=own_z * PARITY_TOKENS,
+        z_sum=z_sum,
+        z_tokens=z_tokens,
         differs=rng.random(size) < effects.differing,
         failed=rng.random(size) < effects.failed,
         is_fault=(rng.random(size) < effects.faulty_later) & _is_later(effects, requests),
     )
+
+
+def _z_scores(effects: Effects, rng: np.random.Generator, size: int) -> tuple[Floats, Ints]:
+    """The sum of z of each request, and over how many tokens."""
+    if not effects.output_tokens:
+        own_z = rng.normal(effects.z, math.sqrt(0.2 / PARITY_TOKENS), size=size)
+        return own_z * PARITY_TOKENS, np.full(size, PARITY_TOKENS)
+    tokens = rng.choice(np.array(effects.output_tokens), size=size)
+    return rng.binomial(tokens, effects.argmax) - effects.argmax * tokens, tokens
 
 
 @lru_cache(maxsize=1_024)

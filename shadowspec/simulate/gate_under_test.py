@@ -20,7 +20,7 @@ from shadowspec.gate.evidence.hypothesis import restarted_states
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, Cluster, ClusterUnit
-from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.run.folding import Completed
 from shadowspec.gate.run.gate_run import BeginsAnewError, EndpointGate, Part, run_gate
 from shadowspec.gate.run.state import Units, clustering_id
@@ -413,11 +413,14 @@ def _faults_at(units: _Seen, policy: GatePolicy, config: FingerprintedConfig, le
 
 
 def _is_long(units: _Seen, policy: GatePolicy) -> Bools:
-    """At each look, whether the clusters may span enough event time for ENABLE."""
+    """At each look, whether the clusters may span enough event time, and days, for ENABLE."""
+    days = np.array([unit.cluster.first_event.timestamp() // DAY_S for unit in units.clusters])
+    num_days = np.append(0, (np.diff(np.maximum.accumulate(days), prepend=-1.0) > 0).cumsum())
+    wanted = math.ceil(policy.min_span_s / DAY_S) if policy.rules.spans_in_days else 0
     first_s = np.minimum.accumulate([unit.cluster.first_event.timestamp() for unit in units.clusters])
     last_s = np.maximum.accumulate([unit.cluster.last_event.timestamp() for unit in units.clusters])
     is_long: Bools = np.append(0.0, last_s - first_s)[units.clusters_at] >= policy.min_span_s - SLACK
-    return is_long
+    return is_long & (num_days[units.clusters_at] >= wanted)
 
 
 def _alarm_looks(tests: Sequence[BettingTest], policy: GatePolicy, units: _Seen, enabled_at: int) -> Ints:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shadowspec.simulate.effects import PARITY_TOKENS, Outcomes
+from shadowspec.simulate.effects import Outcomes
 from shadowspec.simulate.traffic import ENDPOINT, Requests, event_time, slice_key_of
 from shadowspec.types import (
     ArmTiming,
@@ -72,6 +72,7 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
         requests.session.tolist(),
         requests.slice_index.tolist(),
         requests.is_timed.tolist(),
+        requests.is_shed.tolist(),
         requests.block.tolist(),
         outcomes.failed.tolist(),
         outcomes.log_speedup.tolist(),
@@ -79,7 +80,7 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
         outcomes.lost_ms.tolist(),
         outcomes.num_drafts.tolist(),
         outcomes.num_accepted.tolist(),
-        outcomes.z_sum.tolist(),
+        zip(outcomes.z_sum.tolist(), outcomes.z_tokens.tolist(), strict=True),
         compared,
         strict=True,
     )
@@ -90,16 +91,20 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
         session,
         slice_index,
         timed,
+        shed,
         place,
         failed,
         log,
-        base_ms,
-        lost_ms,
+        base,
+        lost,
         drafts,
         accepted,
-        *scores,
+        z,
+        output,
     ) in columns:
         counter, reason = (FunnelCounter.MEASURED, None) if timed else (FunnelCounter.SAMPLED_OUT, "not_timed")
+        if shed:
+            counter, reason = FunnelCounter.SHED, "queue_full"
         if timed:
             block_id = requests.blocks[place].block_id
             fingerprint = _config(place, change_block).fingerprint
@@ -107,10 +112,9 @@ def rows_of(requests: Requests, outcomes: Outcomes, regime: str, change_block: i
                 counter, reason = FunnelCounter.FAILED, "time_out"
                 runs.append(Run(key, fingerprint, block_id, failure="time_out"))
             else:
-                scored = Parity(None, None, None, scores[0], PARITY_TOKENS, 0.0, PARITY_TOKENS)
-                parity = scores[1] if regime == "greedy" else scored
-                run = measured_run(key, fingerprint, block_id, log, base_ms, drafts, accepted, parity, lost_ms)
-                runs.append(run)
+                scored = Parity(None, None, None, z[0], z[1], 0.0, z[1])
+                parity = output if regime == "greedy" else scored
+                runs.append(measured_run(key, fingerprint, block_id, log, base, drafts, accepted, parity, lost))
         records.append(
             StoredRecord(
                 key,

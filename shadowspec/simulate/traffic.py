@@ -40,7 +40,7 @@ class Arrivals:
     seconds apart on average.  With `busy_every_s` the traffic instead comes in far-apart bouts, each with equal
     chance busy (`concurrency` sessions of one request) or quiet (a single one), `busy_every_s` from one to the next.
     `concurrency` is the load, hence the size of a full block.  With `has_days` the rate swings over 24 hours, from a
-    tenth of its mean to nearly twice.
+    tenth of its mean to nearly twice.  A share `shed` of the requests is shed before anything is measured of them.
     """
 
     num_sessions: int = 1_200
@@ -53,6 +53,7 @@ class Arrivals:
     timed_positions: int = 4
     concurrency: int = CONCURRENCY
     has_days: bool = False
+    shed: float = 0.0
     late_slice_s: float = 0.0  # each further slice's traffic begins so much later
 
 
@@ -71,6 +72,7 @@ class Requests:
     slice_index: Ints
     is_busy: Bools
     is_timed: Bools
+    is_shed: Bools
     block: Ints
     blocks: tuple[Block, ...]
     started_us: Ints
@@ -111,6 +113,8 @@ def draw_requests(arrivals: Arrivals, rng: np.random.Generator, regime: str) -> 
     order = np.argsort(at_us, kind="stable")
     session, position = session[order], position[order]
     is_timed = timed_at[session] == position if arrivals.lengths or arrivals.mean_extra else np.ones(total, bool)
+    is_shed = is_timed & (rng.random(len(order)) < arrivals.shed) if arrivals.shed else np.zeros(len(order), bool)
+    is_timed = is_timed & ~is_shed
     blocks, block, started_us = _fill_blocks(at_us[order], slices[session], is_timed, regime, arrivals.concurrency)
     return Requests(
         at_us=at_us[order],
@@ -119,6 +123,7 @@ def draw_requests(arrivals: Arrivals, rng: np.random.Generator, regime: str) -> 
         slice_index=slices[session],
         is_busy=is_busy[session],
         is_timed=is_timed,
+        is_shed=is_shed,
         block=block,
         blocks=blocks,
         started_us=started_us,

@@ -163,6 +163,24 @@ NULL_WORLDS = (
         wrong_to_enable=EVERYWHERE,
         reads="speedup",
     ),
+    World(
+        "shedding",
+        "11% of the requests are slowed, and 40% of those shed before they are measured",
+        "null",
+        arrivals=Arrivals(num_sessions=1_600, shed=0.4 * 0.11),
+        effects=Effects(log_speedup=FASTER, slowed=0.6 * 0.11 / (1.0 - 0.4 * 0.11), noise_sd=0.05),
+        wrong_to_enable=EVERYWHERE,  # what reads single tests leaves out what was lost
+    ),
+    World(
+        "equal_totals",
+        "A/A with heavy tails where a lower total time must be proven",
+        "null",
+        arrivals=Arrivals(num_sessions=2_000),
+        effects=Effects(log_speedup=0.0, noise_sd=0.0, baseline_sd=1.5),
+        policy=replace(ALONE, objective="both"),
+        wrong_to_enable=EVERYWHERE,
+        reads="total_time",
+    ),
     _boundary(
         "eight_slices",
         "8 slices and their endpoint at the margin, family-wise",
@@ -242,6 +260,15 @@ EFFECT_WORLDS = (
             wrong_to_disable=EVERYWHERE,
         )
         for slowed in (0.0, 0.02, 0.05)
+    ),
+    World(
+        "short_outputs",
+        "speedup 1.3, and sampled outputs of one or two tokens, each as likely as it should be",
+        "effect",
+        arrivals=Arrivals(num_sessions=3_000),
+        effects=Effects(log_speedup=FASTER, output_tokens=(1, 2)),
+        regime="high",
+        wrong_to_disable=EVERYWHERE,
     ),
     World(
         "no_speedup",

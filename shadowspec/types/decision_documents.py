@@ -55,6 +55,7 @@ def _names_before(kind: type[Any], first: str) -> tuple[str, ...]:
 # Fields that the store has in columns; those after them are in the document.
 DECISION_FIELDS: Final = _names_before(Decision, "engine")
 TEST_FIELDS: Final = _names_before(TestResult, "is_required")
+_COUNTED_LATER = ("num_days", "num_arrived", "num_beyond")  # by later versions of the rules: absent where they are 0
 _COUNTS = tuple(
     field.name for field in fields(EvidenceSummary) if field.name.startswith("num_") or field.name == "span_s"
 )
@@ -203,7 +204,7 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
         "level": decision.level,
         "missing_share": evidence.missing_share,
         "late_share": evidence.late_share,
-        **{name: getattr(evidence, name) for name in _COUNTS},
+        **{name: getattr(evidence, name) for name in _COUNTS if name not in _COUNTED_LATER},
         "newest_evidence": _iso(evidence.newest_evidence),
         "newest_record": _iso(evidence.newest_record),
         "engine": decision.engine,
@@ -211,6 +212,8 @@ def decision_figures(decision: Decision) -> dict[str, Any]:
         "verdict_since": _iso(decision.verdict_since),
         "frozen_parameters": None if decision.frozen_parameters is None else dict(decision.frozen_parameters),
     }
+    if evidence.num_days or evidence.num_arrived:
+        found |= {name: getattr(evidence, name) for name in _COUNTED_LATER}
     if run is not None:
         found |= {
             "share": run.share,

@@ -163,7 +163,10 @@ class EvidenceSummary:
     The run's requests (`num_failed` of them failed) and, beside them, `num_lost` records that left no request.  Of the
     slice, whatever the run: closed clusters, their members, records that came too late for their cluster
     (`num_left_out` of them out of order), keys cut for dominating.  `num_capped_clusters` came after `max_clusters`.
-    `missing_share` and `late_share` are None of nothing.  `span_s` lies between the first and the last measured
+    `num_days` are the UTC days on which measured clusters began; rules that do not ask for days leave it 0.
+    `num_arrived` are the slice's usable requests, `num_beyond` those of them that come later in their session than any
+    request that is timed (both since they have been counted).  `missing_share` and `late_share` are None of nothing.
+    `span_s` lies between the first and the last measured
     cluster; `newest_evidence` is the time of the last.  `newest_record` is the watermark, which `watermark_held_by`
     holds back (None: nothing does).
     """
@@ -177,6 +180,9 @@ class EvidenceSummary:
     num_left_out: int = 0
     num_dominant_keys: int = 0
     num_capped_clusters: int = 0
+    num_days: int = 0
+    num_arrived: int = 0
+    num_beyond: int = 0
     missing_share: float | None = None
     late_share: float | None = None
     span_s: float = 0.0

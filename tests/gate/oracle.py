@@ -39,7 +39,7 @@ from shadowspec.gate.run.traffic_counts import Traffic, TrafficCounts, traffic_o
 from shadowspec.gate.stats import betting
 from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
 from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
-from shadowspec.gate.verdict.composition import compose_endpoint, group_key
+from shadowspec.gate.verdict.composition import compose_endpoint, endpoint_bounds, group_key
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.required_tests import NUM_DISABLING_TESTS
@@ -130,9 +130,12 @@ def decide_endpoint(
     """
     at_endpoint = [row for row in standing if row.endpoint == evidence.endpoint]
     looks = endpoint_looks(evidence, policy, configs, loads, at_endpoint, input_ended=input_ended)
-    decisions = [look.decide(now) for look in looks]
-    previous = {group_key(row): row for row in at_endpoint if not row.slice_key}
     traffic = current_traffic(evidence.records, evidence.runs, policy, evidence.watermark)
+    decisions = [look.decide(now) for look in looks]
+    if policy.require_mix_bound:
+        slices = [decision for decision in decisions if decision.slice_key]
+        decisions = [_with_mix_bound(look, slices, traffic).decide(now) for look in looks]
+    previous = {group_key(row): row for row in at_endpoint if not row.slice_key}
     replaced = superseded_rows(
         {_id(look.hypothesis): look.trial for look in looks},
         configs,
@@ -140,6 +143,13 @@ def decide_endpoint(
         now,
     )
     return [*compose_endpoint(decisions, previous, traffic, policy), *replaced]
+
+
+def _with_mix_bound(look: UnitsLook, slices: Sequence[Decision], traffic: Traffic) -> UnitsLook:
+    place = look.hypothesis.config.fingerprint, look.hypothesis.concurrency
+    own = [each for each in slices if (each.fingerprint, each.concurrency) == place]
+    found = endpoint_bounds(own, traffic.get(place[0], {}), look.policy.log_speedup_clip).get("speedup")
+    return replace(look, evidence=replace(look.evidence, mix_lower=found.lower if found else None))
 
 
 def endpoint_sequences(
@@ -224,7 +234,7 @@ def endpoint_looks(
         uncapped = replace(gate_policy, max_clusters=len(evidence.records) + 1)
         clusters, blocks = hypothesis_units(evidence, hypothesis, folding_of[key], uncapped, greedy, newest, waiting)
         clusters, blocks = _units_of_run(clusters, blocks, trial)
-        counted = _slice_counts(evidence, hypothesis.slice_key, folding_of[key])
+        counted = _slice_counts(evidence, hypothesis.slice_key, folding_of[key], gate_policy)
         if trial is not None:
             counted = replace(counted, num_lost=counted.num_lost - trial.start_lost)
         folded = _folded(counted, clusters, blocks, gate_policy, in_run)
@@ -300,9 +310,12 @@ def hypothesis_units(
     return units, block_units([block for block in blocks if block.block_id not in waiting], runs, newest)
 
 
-def _slice_counts(evidence: EndpointEvidence, slice_key: str, folding: Folding) -> HypothesisEvidence:
+def _slice_counts(
+    evidence: EndpointEvidence, slice_key: str, folding: Folding, policy: GatePolicy
+) -> HypothesisEvidence:
     """What is counted of a slice ("" for the whole endpoint) whatever the load and config."""
     measured = {run.key for run in evidence.runs}
+    arrived = [r for r in evidence.records if r.counter in ARRIVING and r.slice_key and slice_key in ("", r.slice_key)]
     lost = [r for r in evidence.records if r.counter in LOST and slice_key in ("", r.slice_key)]
     return HypothesisEvidence(
         num_closed_clusters=len(folding.of_slice(slice_key)),
@@ -310,6 +323,9 @@ def _slice_counts(evidence: EndpointEvidence, slice_key: str, folding: Folding) 
         num_lost=sum(record.key not in measured for record in lost),
         num_late=sum(late for name, late in folding.num_late.items() if slice_key in ("", name)),
         num_dominant_keys=sum(keys for name, keys in folding.dominant_keys.items() if slice_key in ("", name)),
+        num_arrived=len(arrived) * policy.rules.spans_in_days,
+        num_beyond=policy.rules.spans_in_days
+        * sum((record.session_position or 0) > policy.timed_positions for record in arrived),
         newest_event=evidence.watermark,
     )
 

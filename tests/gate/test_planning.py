@@ -16,7 +16,7 @@ from shadowspec.gate.evidence.hypothesis import TestEvidence
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
-from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
+from shadowspec.gate.stats.betting import Floats, Sums
 from shadowspec.planning import first_passage as planning
 from shadowspec.planning.capacity import Demand, course, starting_rates
 from shadowspec.planning.first_passage import MIN_UNITS, FirstPassages, first_passage_times, outlook
@@ -36,7 +36,7 @@ def of_values(name: str, values: Floats) -> BettingTest:
     sums = Sums(values, np.ones(len(values)))
     unit_series = test.series
     dependence = None if unit_series.dependence is None else values
-    series = UnitSeries(sums, sums, sums, unit_series.lowest, unit_series.highest, unit_series.upper_worst, dependence)
+    series = replace(unit_series, lower=sums, upper=sums, observed=sums, dependence=dependence)
     return replace(test, series=series)
 
 

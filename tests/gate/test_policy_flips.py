@@ -267,6 +267,7 @@ CASES = {
     "drift_run_length": Case(10**9, drifted(speedup=0.9, blocks=60), DRIFT),
     "drift_tolerance": Case(1.0, drifted(speedup=1.05, blocks=100), DRIFT),
     "on_alarm": Case("hold", drifted(speedup=0.8, blocks=200), DRIFT),
+    "require_mix_bound": Case(True, stored(World(400, slices=SLICES, make_run=noisy_run(speedup=1.2)).evidence())),
     "mix_window_s": Case(21_600.0, traffic_shares),
     "max_requests_per_cluster": Case(20, records(*((s, 3_000.0 + n) for n, s in enumerate(SESSIONS * 10)))),
     "cluster_idle_s": Case(100.0, records(*((s, float(n)) for n, s in enumerate(SESSIONS)), ("last", 900.0))),

@@ -48,6 +48,8 @@ def check_betting(betting: ModuleType) -> None:
     assert series.ratios("upper", 0.4).tolist() == pytest.approx([-0.1 / 1.6, 0.1 / 1.6, -0.5 / 1.6])
     capped = betting.UnitSeries(sums, sums, sums, -1.0, 2.0, upper_worst=0.25)
     assert capped.ratios("upper", 0.4).tolist() == pytest.approx([-0.4, 0.4, -1.0]), "never below -1"
+    light = betting.UnitSeries(sums, sums, sums, -1.0, 2.0, has_light_extremes=True)
+    assert light.ratios("upper", 0.4).tolist() == pytest.approx([-0.1 / 2.0, 0.1 / 2.0, -0.5 / 2.0])
     assert betting.is_rejected(math.log(20.0) + 1e-9, 0.05)
     assert not betting.is_rejected(math.log(20.0) - 1e-9, 0.05)
     smallest = betting.min_units(0.2, LEVEL)
@@ -76,6 +78,8 @@ def check_table(capital: ModuleType) -> None:
                 assert table.log_capital(theta) == pytest.approx(math.log(sum(map(math.exp, logs))), abs=1e-9)
                 logs = [math.log(w) + 2.0 * np.log1p(f * ratios).sum() for f, w in FRACTIONS_AND_WEIGHTS]
                 assert twice.log_capital(theta) == pytest.approx(math.log(sum(map(math.exp, logs))), abs=1e-9)
+                logs = [math.log(w) + 2.5 * math.log(1.0 - f) for f, w in FRACTIONS_AND_WEIGHTS]
+                assert empty.with_worst(2.5).log_capital(theta) == pytest.approx(math.log(sum(map(math.exp, logs))))
             outward = {"lower": 0.4, "upper": 0.1}[side]
             assert table.log_capital(0.2) == table.log_capital(outward)
             assert table.log_capital({"lower": 1.3, "upper": -0.6}[side]) == 0.0, "beyond every null nothing is known"
@@ -224,9 +228,10 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         check_betting,
         [
             ("self.lower.values - theta * self.lower.weights", "self.lower.values + theta * self.lower.weights"),
-            ("theta - self.lowest", "theta + self.lowest"),
+            ("(-lowest, thetas) if", "(-lowest, -thetas) if"),
             ("theta * self.upper.weights - self.upper.values", "theta * self.upper.weights + self.upper.values"),
-            ("self.highest - theta if", "self.highest + theta if"),
+            ("(highest, -thetas)", "(highest, thetas)"),
+            ("np.maximum(extra, 0.0)", "np.minimum(extra, 0.0)"),
             ("np.maximum(values / worst, -1.0)", "np.maximum(values / worst, -2.0)"),
             ("np.maximum(values / worst, -1.0)", "np.maximum(values * worst, -1.0)"),
             ("log_capital_now >= -math.log(level)", "log_capital_now >= +math.log(level)"),
@@ -238,8 +243,8 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         "shadowspec.gate.stats.capital",
         check_table,
         [
-            ("worst = thetas - lowest", "worst = thetas + lowest"),
-            ("worst = highest - thetas if", "worst = highest + thetas if"),
+            ("thetas, lowest, highest, upper_worst, has", "thetas, highest, lowest, upper_worst, has"),
+            ("num_units * np.log1p(-FRACTIONS)", "num_units * np.log1p(FRACTIONS)"),
             ("values[None, :] - self.thetas", "values[None, :] + self.thetas"),
             ("weights[None, :] - values[None, :]", "weights[None, :] + values[None, :]"),
             ("scores / self.worst[:, None], -1.0", "scores * self.worst[:, None], -1.0"),
@@ -357,8 +362,8 @@ def test_one_changed_character_fails_its_check(name: str, old: str, new: str) ->
     [
         ("0.6, 0.95])", "0.6, 0.99])", None),  # legal bets: coverage must not fail, which shows that it is not luck
         ("log_capital_now >= -math.log(level)", "log_capital_now >= -math.log(level) / 2", "tail"),
-        ("theta - self.lowest", "(theta - self.lowest) / 2", "speedup"),
-        ("self.highest - theta if", "(self.highest - theta) / 9 if", "tail"),
+        ("(-lowest, thetas) if", "(-lowest / 2, thetas / 2) if", "speedup"),
+        ("(highest, -thetas)", "(highest / 9, -thetas / 9)", "tail"),
     ],
 )
 def test_coverage_itself_sees_bets_that_are_too_large(old: str, new: str, world: str | None) -> None:

@@ -154,9 +154,12 @@ def test_z_is_pooled_clipped_and_weighted_by_tokens() -> None:
         for index, parity in enumerate(parities)
     ]
     test = z_test([*units, cluster_unit(9, [failed(9)], is_greedy=False), cluster_unit(10, [run_of(10, "b")])], POLICY)
-    assert test.series.lower.values.tolist() == pytest.approx([0.02 * 0.5, 0.2, -0.2])
-    assert test.series.upper.values.tolist() == pytest.approx([0.02 * 0.5, 0.2, 0.2])
-    assert test.series.lower.weights.tolist() == [0.5, 1.0, 1.0]
+    assert test.series.lower.values.tolist() == pytest.approx([0.02 * 0.5, 0.2, -0.3])
+    assert test.series.upper.values.tolist() == pytest.approx([0.02 * 0.5, 0.2, 0.3])
+    assert test.series.lower.weights.tolist() == [0.5, 1.0, 0.5]
+    for theta in (-0.15, -0.02, 0.0, 0.02, 0.15):
+        assert test.series.ratios("lower", theta)[2] == test.series.ratios("upper", theta)[2] == pytest.approx(-1.0)
+    assert format_figures(test)["z_unclipped"] == pytest.approx((0.02 * 0.5 + 0.4) / 1.5)
     assert format_figures(test)["baseline_z"] == pytest.approx(-0.01)
     assert test.series.ratios("upper", 0.02)[0] == pytest.approx(0.0)
 

@@ -100,6 +100,9 @@ def test_other_boundaries() -> None:
     slowed = large("slowed_blocks")
     share = (slowed.outcomes.log_speedup < -math.log(1.2)).mean()
     assert share == pytest.approx(0.10, abs=0.02)
+    short = large("short_outputs").outcomes
+    assert set(short.z_tokens.tolist()) == {1, 2}
+    assert short.z_sum.mean() == pytest.approx(0.0, abs=0.01)
     assert large("biased_output").outcomes.z_sum.mean() / PARITY_TOKENS == pytest.approx(0.02, abs=0.002)
     assert large("near_ties").outcomes.differs.mean() == pytest.approx(0.05, abs=0.005)
     failures = large("failures")
@@ -205,3 +208,14 @@ def test_the_last_blocks_are_started_by_the_end_of_the_input() -> None:
 def test_fixed_sample_size_is_the_textbook_one() -> None:
     """One-sided 5%, power .8, effect half a standard deviation: (1.645 + 0.842)^2 / 0.25 = 24.7."""
     assert fixed_sample_size(0.5, 1.0, 0.05) == 25
+
+
+def test_what_is_shed_is_stored_without_a_run_and_is_in_no_block() -> None:
+    world = resized("shedding", 2_000)
+    drawn = draw(world, seed_of(world, 3, 0))
+    lost = {record.key for record in drawn.rows.records if record.counter is FunnelCounter.SHED}
+    assert len(lost) / 2_000 == pytest.approx(0.044, abs=0.015)
+    assert not lost & {run.key for run in drawn.rows.runs}
+    kept = timed(Truth(drawn.requests, drawn.outcomes), drawn.outcomes.log_speedup)
+    slowed = (kept < -math.log1p(world.policy.tail_margin)).sum() + len(lost)
+    assert slowed / 2_000 == pytest.approx(0.11, abs=0.02), "with those that were shed more than the limit"

@@ -14,10 +14,17 @@ from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
 from shadowspec.metrics import ratio
 from shadowspec.types import Figure, SpeculationCounts
 
+JUDGED_WORDS = {
+    "first_position_acceptance_rate": "first token accepted",
+    "draft_acceptance_rate": "drafted tokens accepted",
+}
+
 
 def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
     """Acceptance rate of the policy's metric; clusters, weight min(D, S) / S."""
     cap = policy.max_scored_steps
+    # Reasons of version 1 say "acceptance" of either metric, and are recomputed word by word.
+    judged = {} if policy.rule_set == 1 else {"judged": JUDGED_WORDS[policy.acceptance_metric]}
     sums = np.array([_accepted_in(unit, policy) for unit in clusters], dtype=np.float64).reshape(-1, 3)
     accepted, scored, missing = sums.T
     series = UnitSeries(
@@ -34,7 +41,7 @@ def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> Bett
         best=1.0,
         above=policy.floor,
         num_missing=int(missing.sum()),
-        figures={"metric": policy.acceptance_metric},
+        figures={"metric": policy.acceptance_metric, **judged},
     )
 
 
@@ -81,10 +88,18 @@ def near_tie_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
 def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
     """Mean teacher-forced z = 1[y = argmax] - target(argmax) of sampled requests; clusters, weight by tokens.
 
-    A cluster's z is pooled over its tokens, clipped to `z_clip` and weighs min(T, parity_tokens) / parity_tokens.
-    Where it is known within an error alone, each bound takes the end that is worse for it.
+    A cluster of T tokens weighs min(T, parity_tokens) / parity_tokens, and its value is its mean z times that, clipped
+    to plus or minus `z_clip`: of a short one its sum over parity_tokens, which a token or two cannot bring to the clip,
+    so that it is unbiased; of a longer one the mean.  Version 1 of the rules clips the mean before it weighs.  Where z
+    is known within an error alone, each bound takes the end that is worse for it.
+
+    So y = value - theta * weight is least at -z_clip (weight 0) or -z_clip - theta (weight 1), and a request of which
+    nothing is known counts as either, whichever is worse for the null in question.
     """
-    units, baseline, num_missing = [], [], 0
+    units, baseline, num_missing, clips_sums = [], [], 0, policy.rules.clips_sums
+    # Against any theta of the range the worst value there is: see `worst_values`.
+    worst = (1.5 * policy.z_clip, 0.5) if clips_sums else (policy.z_clip, 1.0)
+    unclipped: list[tuple[float, float]] = []
     for unit in clusters:
         sampled = [measured.run for measured in unit.runs if not measured.is_greedy]
         if not sampled:
@@ -96,20 +111,28 @@ def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
         error = sum(p.z_error or 0.0 for p in known)
         units.append(
             Unit(
-                lower=_clipped_z(z_sum - error, num_tokens, policy) if is_known else (-policy.z_clip, 1.0),
-                upper=_clipped_z(z_sum + error, num_tokens, policy) if is_known else (policy.z_clip, 1.0),
+                lower=_clipped_z(z_sum - error, num_tokens, policy) if is_known else (-worst[0], worst[1]),
+                upper=_clipped_z(z_sum + error, num_tokens, policy) if is_known else worst,
                 observed=_clipped_z(z_sum, num_tokens, policy),
             )
         )
+        unclipped.append(_weighed_z(z_sum, num_tokens, policy))
         baseline.append(
             _clipped_z(
                 sum(p.baseline_z_sum or 0.0 for p in known), sum(p.baseline_z_tokens or 0 for p in known), policy
             )
         )
-    noise = sums_of(baseline)
+    noise, plain = sums_of(baseline), sums_of(unclipped)
+    totals = {
+        "baseline_z_sum": float(noise.values.sum()),
+        "baseline_z_weight": float(noise.weights.sum()),
+        "baseline_z_clusters": int((noise.weights > 0).sum()),
+    }
+    if clips_sums:
+        totals |= {"z_sum": float(plain.values.sum()), "z_weight": float(plain.weights.sum())}
     return BettingTest(
         "parity_sampled",
-        unit_series(units, -policy.z_clip, policy.z_clip),
+        unit_series(units, -policy.z_clip, policy.z_clip, has_light_extremes=clips_sums),
         "cluster",
         best=0.0,
         above=-policy.z_bound,
@@ -117,19 +140,19 @@ def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:
         disables=True,
         regime="sampled",
         num_missing=num_missing,
-        totals={
-            "baseline_z_sum": float(noise.values.sum()),
-            "baseline_z_weight": float(noise.weights.sum()),
-            "baseline_z_clusters": int((noise.weights > 0).sum()),
-        },
-        describe=_noise_floor,
+        totals=totals,
+        describe=_z_figures,
+        unclipped="z_unclipped",
     )
 
 
-def _noise_floor(totals: Mapping[str, float]) -> Mapping[str, Figure]:
+def _z_figures(totals: Mapping[str, float]) -> Mapping[str, Figure]:
+    """The noise floor and, by rules under which it may contradict the clipped one, the mean that was not clipped."""
+    unclipped = {"z_unclipped": ratio(totals["z_sum"], totals["z_weight"])} if "z_sum" in totals else {}
     return {
         "baseline_z": ratio(totals["baseline_z_sum"], totals["baseline_z_weight"]),
         "baseline_z_clusters": totals["baseline_z_clusters"],
+        **unclipped,
     }
 
 
@@ -160,6 +183,12 @@ def capped_rates(accepted: Floats, scored: Floats, cap: int) -> Sums:
 
 
 def _clipped_z(z_sum: float, num_tokens: int, policy: GatePolicy) -> tuple[float, float]:
-    mean = ratio(z_sum, num_tokens)
+    value, weight = _weighed_z(z_sum, num_tokens, policy)
+    clip = policy.z_clip if policy.rules.clips_sums else policy.z_clip * weight
+    return min(max(value, -clip), clip), weight
+
+
+def _weighed_z(z_sum: float, num_tokens: int, policy: GatePolicy) -> tuple[float, float]:
+    """A cluster's mean z times its weight, and the weight."""
     weight = min(num_tokens, policy.parity_tokens) / policy.parity_tokens
-    return (0.0, 0.0) if mean is None else (weight * min(max(mean, -policy.z_clip), policy.z_clip), weight)
+    return weight * (ratio(z_sum, num_tokens) or 0.0), weight

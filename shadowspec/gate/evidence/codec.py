@@ -31,9 +31,10 @@ Document = Mapping[str, Any]
 _DOUBLE = np.dtype("<f8")
 _COUNTS = (
     *("num_clusters", "num_closed_clusters", "num_members", "num_lost", "num_late", "num_left_out"),
-    *("num_dominant_keys", "num_capped_clusters"),
+    *("num_dominant_keys", "num_capped_clusters", "num_days", "newest_day"),
 )
-_COUNTED_LATER = {"num_members": 0, "num_left_out": 0}  # of documents that were written before they were counted
+# Of documents that were written before they were counted.
+_COUNTED_LATER = {"num_members": 0, "num_left_out": 0, "num_days": 0, "newest_day": -1}
 _TIMES = ("first_event", "last_event", "newest_event")
 _SCALARS = ("num_seen", "num_units", "observed_value", "observed_weight", "null", "num_missing")
 _SIDES: tuple[Side, ...] = ("lower", "upper")
@@ -113,6 +114,7 @@ def _test_document(evidence: TestEvidence) -> dict[str, Any]:
         "lowest": waiting.lowest,
         "highest": waiting.highest,
         "upper_worst": waiting.upper_worst,
+        "has_light_extremes": waiting.has_light_extremes,
         "has_dependence": waiting.dependence is not None,
     }
     if waiting.num_units:
@@ -128,6 +130,8 @@ def _test_document(evidence: TestEvidence) -> dict[str, Any]:
 def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
     size = document["num_nulls"]
     lowest, highest, upper_worst = document["lowest"], document["highest"], document["upper_worst"]
+    has_light_extremes = document.get("has_light_extremes", False)  # of documents before there were such series
+    described = lowest, highest, upper_worst, has_light_extremes
     thetas = doubles[:size]
     end = size * (1 + 2 * NUM_FRACTIONS)
     lower, upper = doubles[size:end].reshape(2, size, NUM_FRACTIONS)
@@ -135,8 +139,8 @@ def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
     waiting = document.get("waiting") or {"dependence": [] if document["has_dependence"] else None}
     return TestEvidence(
         state=TestState(document["start_unit"], document["merged_units"]),
-        lower=CapitalTable.empty("lower", thetas, lowest, highest, weights=weights).with_logs(lower),
-        upper=CapitalTable.empty("upper", thetas, lowest, highest, upper_worst, weights).with_logs(upper),
+        lower=CapitalTable.empty("lower", thetas, *described, weights=weights).with_logs(lower),
+        upper=CapitalTable.empty("upper", thetas, *described, weights=weights).with_logs(upper),
         batches=_batches(doubles[end:]),
         moments=Moments(*document["moments"]),
         waiting=UnitSeries(
@@ -147,6 +151,7 @@ def _test_evidence(document: Document, doubles: Floats) -> TestEvidence:
             highest=highest,
             upper_worst=upper_worst,
             dependence=None if waiting["dependence"] is None else np.array(waiting["dependence"], dtype=np.float64),
+            has_light_extremes=has_light_extremes,
         ),
         totals=document["totals"],
         **{name: document[name] for name in _SCALARS},

@@ -201,7 +201,7 @@ def _quantile_result(name: str, latencies: LatencyHistogram, margin: float, leve
     return TestResult(
         name=name,
         outcome="pass" if is_passed else "fail" if is_failed else "open",
-        estimate=ratio(spec.estimate, base.estimate) if latencies.num_units else None,
+        estimate=ratio(spec.estimate, base.estimate) if spec.estimate and base.estimate else None,
         lower=lower,
         upper=upper,
         threshold=1.0 + margin,

@@ -7,6 +7,7 @@ each unit enters it once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -17,7 +18,7 @@ from shadowspec.gate.evidence.quantiles import LatencyHistogram
 from shadowspec.gate.evidence.series import BettingTest, add_times
 from shadowspec.gate.evidence.totals import RunTotals
 from shadowspec.gate.evidence.units import BlockUnit, ClusterUnit
-from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.stats.autocorrelation import BatchSums, Moments
 from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
 from shadowspec.gate.stats.capital import CapitalTable
@@ -56,12 +57,13 @@ class TestEvidence:
     def empty(cls, test: BettingTest, state: TestState | None = None, thetas: Floats | None = None) -> TestEvidence:
         """The evidence of no units of a test, which counts from `state` on, against the nulls `thetas` (None: all)."""
         series, thetas = test.series, test.thetas if thetas is None else thetas
+        described = series.lowest, series.highest, series.upper_worst, series.has_light_extremes
         return cls(
             state=state or TestState(),
             num_seen=0,
             num_units=0,
-            lower=CapitalTable.empty("lower", thetas, series.lowest, series.highest, weights=test.weights),
-            upper=CapitalTable.empty("upper", thetas, series.lowest, series.highest, series.upper_worst, test.weights),
+            lower=CapitalTable.empty("lower", thetas, *described, weights=test.weights),
+            upper=CapitalTable.empty("upper", thetas, *described, weights=test.weights),
             observed_value=0.0,
             observed_weight=0.0,
             moments=Moments(),
@@ -88,6 +90,14 @@ class TestEvidence:
             self, num_seen=self.num_seen + num_new, num_missing=self.num_missing + test.num_missing, totals=totals
         )
         return count_units(seen, test.series.part(not_counted, num_new))
+
+    def with_lost(self, num_units: float) -> TestEvidence:
+        """The evidence as bounds are read from it where so many units were lost: both sides have them at their worst.
+
+        Groups of units that are merged take as many of them.
+        """
+        num_groups = num_units / self.state.merged_units
+        return replace(self, lower=self.lower.with_worst(num_groups), upper=self.upper.with_worst(num_groups))
 
     def restart(self, state: TestState) -> TestEvidence:
         """The evidence that restarts at `state`: what counted so far is dropped, what waited is counted on.
@@ -160,6 +170,10 @@ class HypothesisEvidence:
     `num_closed_clusters` counts all its slice's clusters in evidence, measured or not; `num_lost` its records
     that failed or were shed without leaving a run; `num_late` those that came too late for their cluster,
     `num_left_out` those of them that belonged to it and came out of order, `num_members` the records of its clusters.
+    `num_days` are the UTC days on which measured clusters began, `newest_day` the last of them, from the epoch on.
+    `num_arrived` are all usable requests, `num_beyond` those of them that come too late in their session ever to be
+    timed.  `mix_lower` is the lower bound of the endpoint's speedup under the current mix of its slices, where a policy
+    asks for it.
     """
 
     tests: Mapping[str, TestEvidence] = field(default_factory=dict)
@@ -169,6 +183,8 @@ class HypothesisEvidence:
     num_clusters: int = 0
     first_event: datetime | None = None  # of the measured clusters
     last_event: datetime | None = None
+    num_days: int = 0
+    newest_day: int = -1
     num_closed_clusters: int = 0
     num_lost: int = 0
     num_members: int = 0
@@ -176,6 +192,9 @@ class HypothesisEvidence:
     num_left_out: int = 0
     num_dominant_keys: int = 0
     num_capped_clusters: int = 0  # passed by at `max_clusters`: in no test, and in no later run either
+    num_arrived: int = 0
+    num_beyond: int = 0
+    mix_lower: float | None = None
     newest_event: datetime | None = None  # up to which the endpoint's records are known
 
     def fold(
@@ -211,18 +230,24 @@ class HypothesisEvidence:
                     state = watcher.fold(kept.get(watcher.name), test.series, policy)
                     if state is not None:
                         kept[watcher.name] = state
+        num_days, newest_day = self.num_days, self.newest_day
+        for unit in clusters if policy.rules.spans_in_days else ():
+            day = int(unit.cluster.first_event.timestamp() // DAY_S)
+            num_days, newest_day = num_days + (day > newest_day), max(day, newest_day)
         events = [unit.cluster.first_event for unit in clusters] + ([self.first_event] if self.first_event else [])
         ends = [unit.cluster.last_event for unit in clusters] + ([self.last_event] if self.last_event else [])
         return replace(
             self,
             tests=tests,
             runs=self.runs.fold(own_blocks),
-            latencies=self.latencies.fold(own_blocks),
+            latencies=self.latencies.fold(own_blocks, counts_failures=policy.rules.counts_failures_in_quantiles),
             watchers=kept,
             num_clusters=self.num_clusters + len(clusters),
             num_capped_clusters=self.num_capped_clusters + num_given - len(clusters),
             first_event=min(events, default=None),
             last_event=max(ends, default=None),
+            num_days=num_days,
+            newest_day=newest_day,
         )
 
     def restart(self, states: Mapping[str, TestState]) -> HypothesisEvidence:
@@ -232,6 +257,19 @@ class HypothesisEvidence:
             for name, test in self.tests.items()
         }
         return replace(self, tests=tests)
+
+    def lost_units(self, unit: str, policy: GatePolicy) -> float:
+        """What the lost requests come to in units of a test, all of them at their worst, by rules that count them.
+
+        One would have been of one cluster, and of one block, in which it weighs 1 / n_max.
+        """
+        if not policy.rules.folds_lost:
+            return 0.0
+        return self.num_lost / max(self.runs.max_block_requests, 1) if unit == "block" else float(self.num_lost)
+
+    def judged_latencies(self, policy: GatePolicy) -> LatencyHistogram:
+        """The latencies with those of the lost requests, of which blocks would have drawn so many, rounded up."""
+        return self.latencies.with_lost(math.ceil(self.lost_units("block", policy)))
 
     @property
     def missing_share(self) -> float | None:

@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -26,13 +26,14 @@ PROBABILITIES = {"p95": 0.95, "p99": 0.99}
 ARMS = ("baseline", "speculative")
 BIN_GROWTH = 1.01
 LOWEST_BIN = -700  # a microsecond
+INFINITE_BIN = 2_400  # nine months or longer: of requests that failed
 
 
 @dataclass(frozen=True, slots=True)
 class QuantileBounds:
-    """Estimate and bounds of one quantile; `upper` is None while it is infinite, `lower` while it is 0."""
+    """Estimate and bounds of one quantile, ms; an estimate or upper bound of None is infinite, a lower one is 0."""
 
-    estimate: float
+    estimate: float | None
     lower: float | None
     upper: float | None
 
@@ -41,28 +42,44 @@ class QuantileBounds:
 class LatencyHistogram:
     """One request per block, drawn by hash: its end-to-end times in both arms, counted in bins of 1%.
 
-    Bin i holds times from BIN_GROWTH^i up to, but without, BIN_GROWTH^(i+1) ms; a time of 0 counts in `LOWEST_BIN`.
-    `moments` are those of the times' logarithms in folding order: the bounds hold for independent times.
+    Bin i holds times from BIN_GROWTH^i up to, but without, BIN_GROWTH^(i+1) ms; a time of 0 counts in `LOWEST_BIN`, an
+    infinite one in `INFINITE_BIN`.  `moments` are those of the finite times' logarithms in folding order: the bounds
+    hold for independent times.
     """
 
     counts: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: {arm: {} for arm in ARMS})
     moments: Mapping[str, Moments] = field(default_factory=lambda: {arm: Moments() for arm in ARMS})
 
-    def fold(self, blocks: Blocks) -> LatencyHistogram:
-        """The histogram with a request of each of these blocks added."""
+    def fold(self, blocks: Blocks, *, counts_failures: bool) -> LatencyHistogram:
+        """The histogram with a request of each of these blocks added.
+
+        With `counts_failures` all requests are drawn among, and one that failed took the baseline no time and
+        speculation for ever, whichever failed: its worst.  Without, those are left out.
+        """
         timed = add_times(blocks)
-        kept = np.flatnonzero(~timed.is_missing)
+        kept = np.arange(len(timed.runs)) if counts_failures else np.flatnonzero(~timed.is_missing)
         places = timed.places[kept].tolist()
         drawn: dict[int, tuple[bytes, int]] = {}
         for place, at in zip(places, kept.tolist(), strict=True):
             draw = _draw(timed.runs[at].run), at
             drawn[place] = min(drawn.get(place, draw), draw)
         chosen = [at for _, at in drawn.values()]
-        times = {"baseline": timed.baseline_ms[chosen], "speculative": timed.speculative_ms[chosen]}
+        is_failed = timed.is_missing[chosen]
+        times = {
+            "baseline": np.where(is_failed, 0.0, timed.baseline_ms[chosen]),
+            "speculative": np.where(is_failed, np.inf, timed.speculative_ms[chosen]),
+        }
+        known = {arm: np.maximum(times[arm][~is_failed], BIN_GROWTH**LOWEST_BIN) for arm in ARMS}
         return LatencyHistogram(
             {arm: Counter(self.counts[arm]) + Counter(map(bin_of, times[arm].tolist())) for arm in ARMS},
-            {arm: self.moments[arm].fold(np.log(np.maximum(times[arm], BIN_GROWTH**LOWEST_BIN))) for arm in ARMS},
+            {arm: self.moments[arm].fold(np.log(known[arm])) for arm in ARMS},
         )
+
+    def with_lost(self, num_requests: int) -> LatencyHistogram:
+        """The histogram with so many more requests that were lost, and took each arm its worst time."""
+        added = {"baseline": {LOWEST_BIN: num_requests}, "speculative": {INFINITE_BIN: num_requests}}
+        counts = {arm: Counter(self.counts[arm]) + Counter(added[arm]) for arm in ARMS}
+        return replace(self, counts=counts) if num_requests else self
 
     @property
     def num_units(self) -> int:
@@ -72,7 +89,8 @@ class LatencyHistogram:
     @property
     def autocorrelation(self) -> float | None:
         """r1 of the times' logarithms, of the arm in which it is larger; None where some were counted without it."""
-        if any(self.moments[arm].num != self.num_units for arm in ARMS):
+        num_infinite = self.counts["speculative"].get(INFINITE_BIN, 0)
+        if any(self.moments[arm].num != self.num_units - num_infinite for arm in ARMS):
             return None
         return max(self.moments[arm].autocorrelation for arm in ARMS)
 
@@ -89,9 +107,9 @@ class LatencyHistogram:
         )
         assert estimate is not None, "the estimate's rank is always one of them"
         return QuantileBounds(
-            estimate=BIN_GROWTH ** (estimate + 0.5),
+            estimate=None if estimate == INFINITE_BIN else BIN_GROWTH ** (estimate + 0.5),
             lower=None if lower is None or lower == LOWEST_BIN else BIN_GROWTH**lower,
-            upper=None if upper is None else BIN_GROWTH ** (upper + 1),
+            upper=None if upper is None or upper == INFINITE_BIN else BIN_GROWTH ** (upper + 1),
         )
 
     def figures(self, level: float) -> dict[str, Figure]:
@@ -100,7 +118,7 @@ class LatencyHistogram:
         for arm in ARMS:
             for name, probability in PROBABILITIES.items():
                 bounds = self.bounds(arm, probability, level)
-                figures[f"{arm}_{name}_ms"] = bounds.estimate if bounds else None
+                figures[f"{arm}_{name}_ms"] = bounds.estimate if bounds else None  # infinite, or of nothing
                 figures[f"{arm}_{name}_lower_ms"] = bounds.lower if bounds else None
                 figures[f"{arm}_{name}_upper_ms"] = bounds.upper if bounds else None
         return figures
@@ -117,6 +135,8 @@ class QuantileRanks:
 
 def bin_of(time_ms: float) -> int:
     """The bin that holds a time of at least 0."""
+    if time_ms >= BIN_GROWTH**INFINITE_BIN:
+        return INFINITE_BIN
     if time_ms < BIN_GROWTH**LOWEST_BIN:
         return LOWEST_BIN
     number = math.floor(math.log(time_ms) / math.log(BIN_GROWTH))

@@ -49,6 +49,7 @@ class BettingTest:
     totals: Mapping[str, float] = field(default_factory=dict)  # what these units add to its further figures
     figures: Mapping[str, Figure] = field(default_factory=dict)  # shown only, and the same whatever the units
     describe: Callable[[Mapping[str, float]], Mapping[str, Figure]] = lambda _: {}  # further figures, of the totals
+    unclipped: str | None = None  # the figure that must lie on the passing side too: the mean that was not clipped
 
     @property
     def sides(self) -> tuple[tuple[Side, float], ...]:
@@ -72,6 +73,13 @@ class BettingTest:
     def fail_level(self, level: float) -> float:
         """The level at which an opposite bound crosses, of a test that passes at `level`."""
         return level / self.num_disabling
+
+    def is_contradicted(self, figures: Mapping[str, Figure]) -> bool:
+        """Whether the mean that was not clipped lies where the test would not pass: what was clipped away decides."""
+        mean = figures.get(self.unclipped) if self.unclipped is not None else None
+        if not isinstance(mean, float):
+            return False
+        return any(mean < theta if side == "lower" else mean > theta for side, theta in self.sides)
 
     def to_readable(self, value: float) -> float | None:
         """A value on the scale that people read; None where the bound was not found within its range."""
@@ -170,6 +178,7 @@ def unit_series(
     *,
     upper_worst: float | None = None,
     dependence: Floats | None = None,
+    has_light_extremes: bool = False,
 ) -> UnitSeries:
     """The series of `units`, whose mean lies from `lowest` to `highest`."""
     return UnitSeries(
@@ -180,6 +189,7 @@ def unit_series(
         highest=highest,
         upper_worst=upper_worst,
         dependence=dependence,
+        has_light_extremes=has_light_extremes,
     )
 
 

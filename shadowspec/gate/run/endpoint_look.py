@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -10,8 +11,8 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence, restarted_st
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.folding import Rules
 from shadowspec.gate.run.state import EndpointState, RunEvidence, clustering_id
-from shadowspec.gate.run.traffic_counts import traffic_of
-from shadowspec.gate.verdict.composition import compose_endpoint, group_key
+from shadowspec.gate.run.traffic_counts import Traffic, traffic_of
+from shadowspec.gate.verdict.composition import compose_endpoint, endpoint_bounds, group_key
 from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.lifecycle import next_evidence, standing_decision
 from shadowspec.gate.verdict.trial_levels import (
@@ -25,7 +26,7 @@ from shadowspec.gate.verdict.trial_levels import (
     name_of,
     superseded_rows,
 )
-from shadowspec.types import Decision, FingerprintedConfig, Trial
+from shadowspec.types import Decision, FingerprintedConfig, Trial, WeightedBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +135,21 @@ class EndpointLook:
         """
         # 1. Each on its own evidence, until no ENABLE is new whose level others can use.
         looks = self.looks()
-        decided = {key: look.decide(now) for key, look in looks.items()}
+        decided: dict[HypothesisId, Decision] = {}
         passed: set[HypothesisName] = set()
-        while new := {name_of(each) for each in decided.values() if has_passed(each)} - passed:
+        changing = looks
+        while changing:
+            # The slices come first: the whole may need their bounds.
+            for key in sorted(changing, key=lambda key: not key[0]):
+                decided[key] = self.with_mix_bound(looks[key], decided.values()).decide(now)
+            new = {name_of(each) for each in decided.values() if has_passed(each)} - passed
             passed |= new
-            again = {key: look for key, look in self.looks(passed).items() if look.level != looks[key].level}
-            decided |= {key: look.decide(now) for key, look in again.items()}
-            looks |= again
-        decisions, changed = [], {}
-        for key, decision in decided.items():
+            again = self.looks(passed) if new else {}
+            changing = {key: look for key, look in again.items() if look.level != looks[key].level}
+            looks |= changing
+        decisions, changed = [decided[key] for key in looks], {}
+        for key, decision in zip(looks, decisions, strict=True):
             evidence = self.evidence.get(key)
-            decisions.append(decision)
             if evidence is not None and (after := evidence_after(evidence, decision)) is not evidence:
                 changed[key] = after
 
@@ -157,11 +162,35 @@ class EndpointLook:
                 changed[key] = evidence_after(self.evidence[key], row)
         return Decided((*self.compose(decisions), *replaced), changed)
 
+    def with_mix_bound(self, look: Look, decisions: Iterable[Decision]) -> Look:
+        """The look of a whole endpoint with the bound that its slices' `decisions` give, where its policy asks for it.
+
+        Of an endpoint of one slice that bound is its own, which its test proves.
+        """
+        place, policy = look.hypothesis, look.policy
+        if place.slice_key or not policy.require_mix_bound:
+            return look
+        shares = self._traffic().get(place.config.fingerprint, {})
+        slices = [
+            each
+            for each in decisions
+            if each.slice_key and (each.fingerprint, each.concurrency) == (place.config.fingerprint, place.concurrency)
+        ]
+        bounds = endpoint_bounds(slices, shares, policy.log_speedup_clip)
+        lower = math.inf if len(shares) == 1 else _mix_lower(bounds)
+        return replace(look, evidence=replace(look.evidence, mix_lower=lower))
+
     def compose(self, decisions: Sequence[Decision]) -> list[Decision]:
         """The decisions of this look with what only all of them together can say."""
         previous = {group_key(row): row for row in self.rules.previous.values() if not row.slice_key}
-        traffic = traffic_of(self.state.traffic, self.rules.policy, self.known_until)
-        return compose_endpoint(decisions, previous, traffic, self.rules.policy)
+        return compose_endpoint(decisions, previous, self._traffic(), self.rules.policy)
+
+    def _traffic(self) -> Traffic:
+        return traffic_of(self.state.traffic, self.rules.policy, self.known_until)
+
+
+def _mix_lower(bounds: Mapping[str, WeightedBounds]) -> float | None:
+    return bounds["speedup"].lower if "speedup" in bounds else None
 
 
 def with_counts(
@@ -182,6 +211,8 @@ def with_counts(
         num_late=progress.late_in(key[0]),
         num_left_out=progress.left_out_in(key[0]),
         num_dominant_keys=progress.dominant_in(key[0]),
+        num_arrived=state.arrived_in(key[0]) if policy.rules.spans_in_days else 0,
+        num_beyond=state.beyond_in(key[0]) if policy.rules.spans_in_days else 0,
         newest_event=known_until,
     )
 
@@ -199,6 +230,9 @@ def look_again(
         num_late=counted.num_late,
         num_left_out=counted.num_left_out,
         num_dominant_keys=counted.num_dominant_keys,
+        num_arrived=counted.num_arrived,
+        num_beyond=counted.num_beyond,
+        mix_lower=_mix_lower(decision.composition.bounds if decision.composition else {}),
         newest_event=counted.newest_record,
     )
     hypothesis = Hypothesis(decision.endpoint, decision.slice_key, decision.concurrency, config)

@@ -246,6 +246,13 @@ class Folding:
         slices = Counter(dict(state.slices))
         for (slice_key, is_lost), number in self._endings(records).items():
             slices[slice_key] += number * is_lost
+        arrived, beyond = Counter(dict(state.arrived)), Counter(dict(state.beyond))
+        policy = self._rules.policy
+        if policy.rules.spans_in_days:  # earlier folds did not count them, and are folded again as they were
+            for record in records:
+                if record.counter in ARRIVING and record.slice_key:
+                    arrived[record.slice_key] += 1
+                    beyond[record.slice_key] += (record.session_position or 0) > policy.timed_positions
         started: dict[str, list[datetime]] = defaultdict(list)
         blocks = {(run.fingerprint, run.block_id): self._blocks[run.block_id][0] for run in runs}
         for (fingerprint, _), block in blocks.items():
@@ -263,6 +270,8 @@ class Folding:
             loads=state.loads | {block.concurrency for block in blocks.values()},
             traffic=state.traffic.fold(records, runs, self._rules.policy.mix_window_s),
             num_records=state.num_records + len(records),
+            arrived=dict(arrived),
+            beyond=dict(beyond),
         )
 
     def _endings(self, records: Sequence[StoredRecord]) -> Counter[tuple[str, bool]]:

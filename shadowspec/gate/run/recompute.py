@@ -243,12 +243,10 @@ class _Replay:
         if trial is not None and trial.graph is None:  # by the graph a level rests on other hypotheses' verdicts
             trial = with_level(trial, name_of(decision), {})
         has_entered = bool(look.entered([self._key], [decision]))
-        recomputed = look.look_at(self._key, trial, has_entered=has_entered).decide(decision.decided_at)
-        everyone = [
-            recomputed if hypothesis_id(row) == self._key else row
-            for row in self._rows.decisions_of(self._fold_id)
-            if not is_superseded(row)
-        ]
+        stored = [row for row in self._rows.decisions_of(self._fold_id) if not is_superseded(row)]
+        again = look.with_mix_bound(look.look_at(self._key, trial, has_entered=has_entered), stored)
+        recomputed = again.decide(decision.decided_at)
+        everyone = [recomputed if hypothesis_id(row) == self._key else row for row in stored]
         found = next(row for row in look.compose(everyone) if hypothesis_id(row) == self._key)
         held_by = decision.evidence.watermark_held_by  # of the ledger as it was then, which is kept nowhere else
         return replace(found, evidence=replace(found.evidence, watermark_held_by=held_by))

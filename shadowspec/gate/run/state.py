@@ -38,10 +38,24 @@ class EndpointState:
     loads: frozenset[int] = frozenset()
     traffic: TrafficCounts = field(default_factory=TrafficCounts)
     num_records: int = 0
+    arrived: Mapping[str, int] = field(default_factory=dict)  # by slice: usable requests
+    beyond: Mapping[str, int] = field(default_factory=dict)  # by slice: those beyond `timed_positions`
 
     def lost_in(self, slice_key: str) -> int:
         """Records of a slice ("" for the whole endpoint) that were lost without leaving a run."""
-        return sum(number for name, number in self.slices.items() if slice_key in ("", name))
+        return _sum_in(self.slices, slice_key)
+
+    def arrived_in(self, slice_key: str) -> int:
+        """Usable requests of a slice, since they have been counted."""
+        return _sum_in(self.arrived, slice_key)
+
+    def beyond_in(self, slice_key: str) -> int:
+        """Those of them that come later in their session than any request that is timed."""
+        return _sum_in(self.beyond, slice_key)
+
+
+def _sum_in(numbers: Mapping[str, int], slice_key: str) -> int:
+    return sum(number for name, number in numbers.items() if slice_key in ("", name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +141,8 @@ def encode_state(state: EndpointState) -> dict[str, Any]:
         "loads": sorted(state.loads),
         "traffic": state.traffic.document(),
         "num_records": state.num_records,
+        "arrived": dict(state.arrived),
+        "beyond": dict(state.beyond),
     }
 
 
@@ -164,6 +180,8 @@ def decode_state(document: Document) -> EndpointState:
         loads=frozenset(document["loads"]),
         traffic=TrafficCounts.of(document["traffic"]),
         num_records=document["num_records"],
+        arrived=document.get("arrived", {}),
+        beyond=document.get("beyond", {}),
     )
 
 

@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from shadowspec.gate.evidence.betting_tests import score_units
@@ -146,6 +146,7 @@ def _curves(decision: Decision, parts: Sequence[_Part]) -> dict[str, tuple[Seque
         evidence = fold_in_run(evidence, clusters, blocks, part.policy, decision, list(recorders.values()))
 
     # 3. The points; what does not come to what the decision says is none of its.
+    evidence = replace(evidence, num_lost=decision.evidence.num_lost)
     definitions = {test.name: test for test in score_units((), (), parts[-1].policy)}
     curves = {}
     for result in decision.tests:
@@ -153,7 +154,8 @@ def _curves(decision: Decision, parts: Sequence[_Part]) -> dict[str, tuple[Seque
         series = recorders[name].series if name in recorders else None
         if series is None or name not in evidence.tests:
             continue
-        points = sequence_points(definitions[name], evidence.tests[name], series, result.alpha)
+        lost = evidence.lost_units(result.unit, parts[-1].policy)
+        points = sequence_points(definitions[name], evidence.tests[name], series, result.alpha, num_lost=lost)
         if points and points[-1].num_units == result.num_units:
             last = points[-1]
             if _is_close(last.lower, result.lower) and _is_close(last.upper, result.upper):

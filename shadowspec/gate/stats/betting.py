@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -54,8 +54,9 @@ class UnitSeries:
 
     `lower` and `upper` differ only where something is missing: each holds the value that is worst for the
     bound of its name, and `observed` leaves it out.  `lowest` and `highest` bound the mean.  `upper_worst` is
-    the size of the worst value of the upper side where that is not `highest - theta`.  `dependence` replaces
-    the unit values where autocorrelation is judged.
+    the size of the worst value of the upper side where that is not `highest - theta`.  With `has_light_extremes` a unit
+    of next to no weight may have the sum `lowest` or `highest`.  `dependence` replaces the unit values where
+    autocorrelation is judged.
     """
 
     lower: Sums
@@ -65,6 +66,7 @@ class UnitSeries:
     highest: float
     upper_worst: float | None = None
     dependence: Floats | None = None
+    has_light_extremes: bool = field(default=False, kw_only=True)
 
     @property
     def num_units(self) -> int:
@@ -96,28 +98,48 @@ class UnitSeries:
 
     def merge(self, start: int, group: int) -> UnitSeries:
         """The series that restarts at unit `start` with `group` consecutive units merged into one."""
-        return UnitSeries(
-            self.lower.merge(start, group),
-            self.upper.merge(start, group),
-            self.observed.merge(start, group),
-            self.lowest,
-            self.highest,
-            self.upper_worst,
-            None if self.dependence is None else _group(self.dependence, start, group).min(axis=1),
+        return replace(
+            self,
+            lower=self.lower.merge(start, group),
+            upper=self.upper.merge(start, group),
+            observed=self.observed.merge(start, group),
+            dependence=None if self.dependence is None else _group(self.dependence, start, group).min(axis=1),
         )
 
     def ratios(self, side: Side, theta: float) -> Floats:
         """y / b of every unit, [n], at least -1: the evidence against a mean at or below (above) theta."""
         if side == "lower":
-            values, worst = self.lower.values - theta * self.lower.weights, theta - self.lowest
+            values = self.lower.values - theta * self.lower.weights
         else:
             values = theta * self.upper.weights - self.upper.values
-            worst = self.highest - theta if self.upper_worst is None else self.upper_worst
-        return np.maximum(values / worst, -1.0)
+        worst = self.worst(side, theta)
+        ratios: Floats = np.maximum(values / worst, -1.0)
+        return ratios
+
+    def worst(self, side: Side, theta: float) -> float:
+        """The size b of a unit's worst value against a mean at or below (above) theta."""
+        described = self.lowest, self.highest, self.upper_worst, self.has_light_extremes
+        return float(worst_values(side, np.array([theta]), *described)[0])
 
     def dependence_values(self, null: float) -> Floats:
         """What lag-1 autocorrelation is judged on, [n]."""
         return self.lower.values - null * self.lower.weights if self.dependence is None else self.dependence
+
+
+def worst_values(
+    side: Side, thetas: Floats, lowest: float, highest: float, upper_worst: float | None, has_light_extremes: bool
+) -> Floats:
+    """The size b of the worst value of a unit whose sum u lies from `lowest` to `highest`, at each null; [G].
+
+    At the lower side y = u - theta * g, with a weight g from 0 to 1.  Where u / g lies within the range, y is least
+    at full weight: lowest - theta.  Where a light unit may have an extreme sum, it is the lesser of lowest (g = 0) and
+    lowest - theta (g = 1), as y is linear in g.  The upper side is the same of the negative sums and nulls.
+    """
+    if side == "upper" and upper_worst is not None:
+        return np.full(len(thetas), upper_worst)
+    size, extra = (-lowest, thetas) if side == "lower" else (highest, -thetas)
+    worst: Floats = size + (np.maximum(extra, 0.0) if has_light_extremes else extra)
+    return worst
 
 
 def log_capital_path(ratios: Floats, weights: Sequence[float] = WEIGHTS) -> Floats:

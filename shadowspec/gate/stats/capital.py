@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shadowspec.gate.stats.betting import FRACTIONS, GRID_STEP, WEIGHTS, Floats, Side, is_rejected
+from shadowspec.gate.stats.betting import FRACTIONS, GRID_STEP, WEIGHTS, Floats, Side, is_rejected, worst_values
 
 NUM_FRACTIONS = len(FRACTIONS)
 
@@ -62,13 +62,11 @@ class CapitalTable:
         lowest: float,
         highest: float,
         upper_worst: float | None = None,
+        has_light_extremes: bool = False,
         weights: tuple[float, ...] = WEIGHTS,
     ) -> CapitalTable:
-        """The table of no units, whose mean lies from `lowest` to `highest`."""
-        if side == "lower":
-            worst = thetas - lowest
-        else:
-            worst = highest - thetas if upper_worst is None else np.full(len(thetas), upper_worst)
+        """The table of no units, whose mean lies from `lowest` to `highest`; the rest is as in `UnitSeries`."""
+        worst = worst_values(side, thetas, lowest, highest, upper_worst, has_light_extremes)
         return cls(side, thetas, worst, np.zeros((len(thetas), NUM_FRACTIONS)), weights)
 
     def fold(self, values: Floats, weights: Floats) -> CapitalTable:
@@ -93,6 +91,13 @@ class CapitalTable:
     def without_units(self) -> CapitalTable:
         """The table of no units, of the same nulls."""
         return self.with_logs(np.zeros_like(self.logs))
+
+    def with_worst(self, num_units: float) -> CapitalTable:
+        """The table with so many units added that are at their worst, y = -b, against every null; parts of one count.
+
+        A bet on a part of a unit may lose no less than that part of its logarithm: (1 - f) ^ `num_units`.
+        """
+        return self.with_logs(self.logs + num_units * np.log1p(-FRACTIONS)) if num_units else self
 
     def merge(self, other: CapitalTable) -> CapitalTable:
         """The table of the units of both.

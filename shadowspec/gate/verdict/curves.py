@@ -56,12 +56,18 @@ class Recorder:
 
 
 def sequence_points(
-    test: BettingTest, evidence: TestEvidence, series: UnitSeries, level: float, max_points: int = MAX_POINTS
+    test: BettingTest,
+    evidence: TestEvidence,
+    series: UnitSeries,
+    level: float,
+    *,
+    num_lost: float = 0.0,
+    max_points: int = MAX_POINTS,
 ) -> list[SequencePoint]:
     """The points of one test at the levels at which its result states its bounds.
 
     `series` are all units that `evidence` has seen; those that count are drawn.  At most `max_points` points, evenly
-    spread, the last unit included.
+    spread, the last unit included.  `num_lost` units were lost by then: no unit tells when, so each point has its part.
     """
     counted = series.merge(evidence.state.start_unit, evidence.state.merged_units)
     if not counted.num_units:
@@ -75,7 +81,8 @@ def sequence_points(
         added = counted.part(start, num_units)
         lower_table = lower_table.fold(added.lower.values, added.lower.weights)
         upper_table = upper_table.fold(added.upper.values, added.upper.weights)
-        lower, upper = bounds(test, lower_table, upper_table, level)
+        lost = num_lost / evidence.state.merged_units * num_units / counted.num_units
+        lower, upper = bounds(test, lower_table.with_worst(lost), upper_table.with_worst(lost), level)
         mean = ratio(float(values[num_units - 1]), float(weights[num_units - 1]))
         estimate = None if mean is None else math.exp(mean) if test.is_log else mean
         points.append(SequencePoint(num_units, estimate, test.to_readable(lower), test.to_readable(upper)))

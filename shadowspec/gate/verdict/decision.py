@@ -20,7 +20,15 @@ from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.rule_set import RuleSet
 from shadowspec.gate.verdict.effective_decisions import OTHER_ENGINE, is_valid_for_engine
-from shadowspec.gate.verdict.hold_reasons import clusters_needed, figures, number, outlook, period, staleness
+from shadowspec.gate.verdict.hold_reasons import (
+    clusters_needed,
+    figures,
+    number,
+    outlook,
+    period,
+    short_span,
+    staleness,
+)
 from shadowspec.gate.verdict.required_tests import after_dependence, betting_results, fault_result, memory_result
 from shadowspec.gate.verdict.trial_levels import shown_level
 from shadowspec.metrics import ratio
@@ -125,6 +133,9 @@ def decide(
             num_left_out=evidence.num_left_out,
             num_dominant_keys=evidence.num_dominant_keys,
             num_capped_clusters=evidence.num_capped_clusters,
+            num_days=evidence.num_days,
+            num_arrived=evidence.num_arrived,
+            num_beyond=evidence.num_beyond,
             missing_share=evidence.missing_share,
             late_share=evidence.late_share,
             span_s=evidence.span_s,
@@ -143,7 +154,7 @@ def test_results(
     if evidence.runs.num_greedy:
         results.append(fault_result(evidence.runs, hypothesis.config.dtype, policy, level))
     results.append(memory_result(evidence.runs, policy, level))
-    results += quantile_results(evidence.latencies, policy, level)
+    results += quantile_results(evidence.judged_latencies(policy), policy, level)
     return results
 
 
@@ -224,8 +235,15 @@ def _judge(
             return _dependent(waiting, restarts)
         if by_name["total_time"].outcome == "fail":
             return _hold("costlier", f"{figures(by_name['total_time'])}: proven costlier in total time")
-        if evidence.span_s < policy.min_span_s:
-            return _hold("min_span", f"{evidence.span_s:.0f} s of traffic seen, {policy.min_span_s:.0f} s wanted")
+        if (too_short := short_span(evidence, policy)) is not None:
+            return _hold("min_span", too_short)
+        lower, limit = evidence.mix_lower, 1.0 + policy.margin
+        if policy.require_mix_bound and not hypothesis.slice_key and (lower is None or lower <= limit):
+            return _hold(
+                "mix_bound",
+                f"the slices' bounds prove a speedup of {number(lower)} under the current mix: the limit is "
+                f"{number(limit)}",
+            )
         return _Outcome(Verdict.ENABLE, "all_tests_pass", f"{figures(by_name['speedup'])}: every required test passes")
 
     # 5. HOLD, with the reason that says most.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
-from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.verdict.current_decision import is_stale
 from shadowspec.types import TestResult, TestState
 
@@ -17,6 +18,20 @@ def staleness(evidence: HypothesisEvidence, policy: GatePolicy, now: datetime) -
     if limit_s is None or newest is None or not is_stale(newest, timedelta(seconds=limit_s), now):
         return None
     return f"the newest evidence is of {newest:%Y-%m-%d %H:%M} UTC, more than {limit_s:.0f} s ago"
+
+
+def short_span(evidence: HypothesisEvidence, policy: GatePolicy) -> str | None:
+    """Why the traffic seen is too short for ENABLE; None if it is not.
+
+    `min_span_s` is event time from the first to the last measured cluster, and as many days, begun ones included, must
+    have evidence: two bursts a week apart show two days.
+    """
+    wanted = math.ceil(policy.min_span_s / DAY_S)
+    if policy.rules.spans_in_days and evidence.num_days < wanted:
+        return f"{evidence.num_days} days have evidence, {wanted} wanted"
+    if evidence.span_s < policy.min_span_s:
+        return f"{evidence.span_s:.0f} s of traffic seen, {policy.min_span_s:.0f} s wanted"
+    return None
 
 
 def clusters_needed(
@@ -52,7 +67,8 @@ def outlook(result: TestResult) -> str:
 def figures(result: TestResult) -> str:
     """A test's estimate with its bounds."""
     bounds = f" [{number(result.lower)}, {number(result.upper)}]" if result.lower != result.upper else ""
-    return f"{result.name} {number(result.estimate)}{bounds}"
+    name = result.figures.get("judged", result.name)
+    return f"{name} {number(result.estimate)}{bounds}"
 
 
 def period(evidence: HypothesisEvidence) -> str:

@@ -41,24 +41,33 @@ def betting_results(evidence: HypothesisEvidence, policy: GatePolicy, level: flo
     for test in score_units((), (), policy):
         if applies(test, has_greedy=runs.num_greedy > 0, has_sampled=runs.num_sampled > 0):
             folded = evidence.tests.get(test.name) or TestEvidence.empty(test)
-            results.append(betting_result(test, folded, policy, level))
-    quantiles = evidence.latencies.figures(policy.alpha)  # shown beside the tail
+            lost = evidence.lost_units(test.unit, policy)
+            results.append(betting_result(test, folded, policy, level, num_lost=lost))
+    quantiles = evidence.judged_latencies(policy).figures(policy.alpha)  # shown beside the tail
     return [replace(each, figures={**each.figures, **quantiles}) if each.name == "tail" else each for each in results]
 
 
-def betting_result(test: BettingTest, evidence: TestEvidence, policy: GatePolicy, level: float) -> TestResult:
-    """A betting test at one look; `test` is its definition under today's policy, of no units."""
+def betting_result(
+    test: BettingTest, evidence: TestEvidence, policy: GatePolicy, level: float, *, num_lost: float = 0.0
+) -> TestResult:
+    """A betting test at one look; `test` is its definition under today's policy, of no units.
+
+    `num_lost` is what the requests come to, in units, that were lost: each table has them at the worst of its side.
+    """
     fail_level = test.fail_level(level)
+    evidence = evidence.with_lost(num_lost)
     tables = {"lower": evidence.lower, "upper": evidence.upper}
     pass_logs = [tables[side].log_capital(theta) for side, theta in test.sides]
     fail_logs = [tables[betting.opposite(side)].log_capital(theta) for side, theta in test.sides]
     is_passed, is_failed = crossings(np.array(pass_logs), np.array(fail_logs), level, fail_level)
     needed = [tables[side].units_needed(theta, evidence.num_units, level) for side, theta in test.sides]
     lower, upper = bounds(test, evidence.lower, evidence.upper, level)
+    figures = {**test.figures, **test.describe(dict.fromkeys(test.totals, 0) | dict(evidence.totals))}
     mean = evidence.mean
     threshold = test.above if test.above is not None and test.below is None else test.below
     unprovable = policy.unprovable(test.name)
-    outcome = "open" if unprovable else "pass" if is_passed else "fail" if is_failed else "open"
+    barred = unprovable or (is_passed and test.is_contradicted(figures))
+    outcome = "open" if barred else "pass" if is_passed else "fail" if is_failed else "open"
     return TestResult(
         name=test.name,
         outcome=outcome,
@@ -70,9 +79,7 @@ def betting_result(test: BettingTest, evidence: TestEvidence, policy: GatePolicy
         unit=test.unit,
         num_units=evidence.num_units,
         min_units=min_units(test, policy, level),
-        units_needed=None
-        if unprovable or outcome != "open" or None in needed
-        else max(n for n in needed if n is not None),
+        units_needed=None if barred or outcome != "open" or None in needed else max(n for n in needed if n is not None),
         is_required=test.is_required,
         dependence=Dependence(
             evidence.moments.autocorrelation,
@@ -86,10 +93,10 @@ def betting_result(test: BettingTest, evidence: TestEvidence, policy: GatePolicy
             log10_capital_fail=max(fail_logs) / math.log(10.0),
             fail_alpha=fail_level,
             num_missing=evidence.num_missing,
-            is_undecidable=outcome == "open" and not unprovable and _is_within(test, lower, upper, policy.indifference),
+            is_undecidable=outcome == "open" and not barred and _is_within(test, lower, upper, policy.indifference),
             unprovable=unprovable,
         ),
-        figures={**test.figures, **test.describe(dict.fromkeys(test.totals, 0) | dict(evidence.totals))},
+        figures=figures,
     )
 
 
@@ -233,10 +240,8 @@ def dependence(
 
 
 def _best_ratio(test: BettingTest, side: Side, theta: float) -> float:
-    series = test.series
-    if side == "lower":
-        return (test.best - theta) / (theta - series.lowest)
-    return (theta - test.best) / (series.highest - theta)
+    gain = test.best - theta if side == "lower" else theta - test.best
+    return gain / test.series.worst(side, theta)
 
 
 def _is_within(test: BettingTest, lower: float, upper: float, indifference: float) -> bool:

@@ -16,6 +16,7 @@ from shadowspec.errors import NoDataError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import LatestDecision, endpoint_decisions
 from shadowspec.gate.verdict.effective_decisions import active, standing_verdict
+from shadowspec.metrics import ratio
 from shadowspec.planning.plans import EndpointPlan, plan_stored
 from shadowspec.reports.definitions import find_test
 from shadowspec.reports.period.period_changes import changes_within
@@ -222,6 +223,7 @@ def _quality(
     last = max(whole, key=lambda decision: decision.decided_at, default=None)
     newest = [each.evidence_at for each in current if each.evidence_at is not None]
     missing = [decision.evidence.missing_share for decision in whole if decision.evidence.missing_share is not None]
+    beyond = [ratio(decision.evidence.num_beyond, decision.evidence.num_arrived) for decision in whole]
     policy = settings.policies.get(endpoint)
     return Quality(
         endpoint=endpoint,
@@ -233,6 +235,7 @@ def _quality(
         watermark_held_by=None if last is None else last.evidence.watermark_held_by,
         num_late=max((decision.evidence.num_late for decision in whole), default=None),
         num_lost=max((decision.evidence.num_lost for decision in whole), default=None),
+        beyond_share=max((share for share in beyond if share is not None), default=None),
         missing_share=max(missing, default=None),
         max_missing=None if policy is None else policy.max_missing,
         simulated=settings.simulated.get(endpoint),

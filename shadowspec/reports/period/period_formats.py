@@ -272,9 +272,9 @@ def _needs(report: PeriodReport) -> str:
 def _quality(report: PeriodReport) -> str:
     if not report.quality:
         return "No endpoint is configured or measured."
-    head = ["Endpoint", "Measured", "Failed", "Last look", "Newest evidence", "Traffic known up to", "Late", "Missing"]
+    head = ["Endpoint", "Measured", "Failed", "Last look", "Newest evidence", "Traffic known up to", "Late"]
     return markdown_table(
-        [*head, "False ENABLEs of its policy, simulated"],
+        [*head, "Never timed", "Missing", "False ENABLEs of its policy, simulated"],
         (
             [
                 _text(q.endpoint),
@@ -285,6 +285,7 @@ def _quality(report: PeriodReport) -> str:
                 before_text(q.watermark, report.until)
                 + (f"; held back by {_text(q.watermark_held_by)}" if q.watermark_held_by else ""),
                 figure(q.num_late),
+                percent(q.beyond_share),
                 percent(q.missing_share),
                 _text(simulated_text(q.simulated)),
             ]

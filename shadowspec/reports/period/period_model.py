@@ -104,6 +104,7 @@ class Quality:
     watermark_held_by: str | None
     num_late: int | None
     num_lost: int | None
+    beyond_share: float | None  # requests too late in their session to be timed, of all
     missing_share: float | None
     max_missing: float | None
     simulated: SimulatedRate | None

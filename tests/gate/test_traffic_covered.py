@@ -1,0 +1,134 @@
+"""How much of the traffic a verdict speaks for: days with evidence, turns that are never timed, the current mix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from msgspec import structs
+
+from shadowspec.gate.evidence import codec
+from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
+from shadowspec.gate.evidence.units import ClusterUnit
+from shadowspec.gate.policy import DAY_S, GatePolicy
+from shadowspec.gate.run.recompute import explain
+from shadowspec.store import Store
+from shadowspec.types import FunnelCounter, Verdict
+from tests.gate.feeding import Feed
+from tests.gate.test_decision import Seen, draw_runs, evidence_of, look, result
+from tests.gate.worlds import START, World, noisy_run, record_of
+from tests.test_gating_folding import POLICY as STORED
+from tests.test_gating_folding import gate
+
+POLICY = GatePolicy(max_hypotheses=2)
+SLICES = ("prompt_class=code", "prompt_class=sql")
+SEEN = evidence_of(draw_runs(400))
+
+
+def at_days(days: Sequence[float]) -> Seen:
+    """The clusters spread evenly over moments, in days from a midnight on."""
+    midnight = START.replace(hour=0, minute=0, second=0, microsecond=0)
+    clusters: list[ClusterUnit] = []
+    for index, unit in enumerate(SEEN.clusters):
+        at = midnight + timedelta(days=days[index * len(days) // len(SEEN.clusters)])
+        clusters.append(replace(unit, cluster=replace(unit.cluster, first_event=at, last_event=at)))
+    return replace(SEEN, clusters=tuple(clusters))
+
+
+@pytest.mark.parametrize(
+    ("days", "min_span_days", "reason"),
+    [
+        ((0.1, 7.2), 7.0, "2 days have evidence, 7 wanted"),
+        ((0.1, 1.2, 2.2, 3.2, 4.2, 5.2, 6.2), 7.0, "527040 s of traffic seen, 604800 s wanted"),
+        ((0.1, 1.2, 2.2, 3.2, 4.2, 5.2, 7.2), 7.0, None),
+        ((0.1, 1.2), 1.5, "95040 s of traffic seen, 129600 s wanted"),
+        ((0.1, 2.2), 1.5, None),
+        ((0.1, 0.2), 0.1, None),
+        ((0.1, 0.15), 0.1, "4320 s of traffic seen, 8640 s wanted"),
+        ((0.1,), 0.0, None),
+    ],
+)
+def test_enable_needs_the_span_and_as_many_days_with_evidence(
+    days: tuple[float, ...], min_span_days: float, reason: str | None
+) -> None:
+    decision = look(at_days(days), replace(POLICY, min_span_s=min_span_days * DAY_S))
+    assert decision.evidence.num_days == len({math.floor(day) for day in days})
+    assert (decision.reason_code, decision.reason if reason else None) == (
+        ("min_span", reason) if reason else ("all_tests_pass", None)
+    )
+
+
+def test_version_1_of_the_rules_counts_no_days() -> None:
+    decision = look(at_days((0.1, 7.2)), replace(POLICY, rule_set=1))
+    assert (decision.verdict, decision.evidence.num_days) == (Verdict.ENABLE, 0)
+
+
+def test_days_count_once_however_the_clusters_are_folded_and_stored() -> None:
+    clusters, whole = at_days((0.1, 0.9, 1.5, 1.6, 4.0)).clusters, HypothesisEvidence()
+    for start in range(0, 400, 70):
+        whole = whole.fold(clusters[start : start + 70], (), POLICY)
+        document, tables = codec.encode(whole)
+        whole = codec.decode(document, tables)
+    assert (whole.num_days, HypothesisEvidence().fold(clusters, (), POLICY).num_days) == (3, 3)
+    before = {name: value for name, value in document.items() if name not in ("num_days", "newest_day")}
+    assert codec.decode(before, tables).num_days == 0
+
+
+def test_requests_beyond_the_timed_positions_are_counted_and_recomputed(store: Store) -> None:
+    world = World(60, make_run=noisy_run()).evidence()
+    feed = Feed(store, world)
+    feed.write_blocks(0, 60)
+    late = [
+        structs.replace(
+            record_of(600 + n, at_s=1_300.0 + n, session=f"s{n % 5:06d}", counter=FunnelCounter.SAMPLED_OUT),
+            session_position=position,
+        )
+        for n, position in enumerate((4, 5, 9))
+    ]
+    feed.write(late, set(), is_last=True)
+    decisions = gate(store, STORED)
+    for decision in decisions:
+        assert decision.evidence.num_arrived == len(world.records) + 3
+        assert decision.evidence.num_beyond == 2
+        assert explain(store, decision.decision_id or 0).differences == ()
+
+
+@pytest.mark.parametrize(
+    ("speedup", "wanted", "code"),
+    [(1.1, True, "mix_bound"), (1.1, False, "all_tests_pass"), (1.3, True, "all_tests_pass")],
+)
+def test_the_mix_bound_holds_the_whole_endpoint_where_it_is_required(
+    store: Store, speedup: float, wanted: bool, code: str
+) -> None:
+    policy = replace(STORED, max_hypotheses=3, require_mix_bound=wanted)
+    Feed(store, World(160, slices=SLICES, make_run=noisy_run(speedup=speedup)).evidence()).write_blocks(
+        0, 160, is_last=True
+    )
+    whole, *slices = gate(store, policy)
+    assert whole.composition.bounds["speedup"].lower < result(whole, "speedup").lower
+    assert whole.reason_code == code
+    assert all(each.reason_code != "mix_bound" for each in slices)
+    assert (whole.watch is None) == (code == "mix_bound"), "no detector begins"
+    assert explain(store, whole.decision_id or 0).differences == ()
+
+
+def test_of_one_slice_the_mix_bound_is_its_own(store: Store) -> None:
+    Feed(store, World(300, make_run=noisy_run()).evidence()).write_blocks(0, 300, is_last=True)
+    whole = gate(store, replace(STORED, require_mix_bound=True, max_hypotheses=1))[0]  # none is left for the slice
+    assert whole.reason_code == "all_tests_pass"
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("first_position_acceptance_rate", "first token accepted 0.6"),
+        ("draft_acceptance_rate", "drafted tokens accepted 0.6"),
+    ],
+)
+def test_reasons_name_the_acceptance_that_is_judged(metric: str, words: str) -> None:
+    policy = replace(POLICY, min_span_s=0.0, floor=0.8, acceptance_metric=metric)
+    assert look(SEEN, policy).reason.startswith(words)
+    assert look(SEEN, replace(policy, rule_set=1)).reason.startswith("acceptance 0.6"), "as it was written"
