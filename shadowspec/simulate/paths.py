@@ -14,7 +14,7 @@ from shadowspec.gate.evidence.hypothesis import TestEvidence, count_units
 from shadowspec.gate.evidence.series import BettingTest
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats import betting
-from shadowspec.gate.stats.autocorrelation import errors_path, autocorrelation_path
+from shadowspec.gate.stats.autocorrelation import autocorrelation_path, errors_path
 from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
 from shadowspec.gate.verdict.decision import DISABLE_CODES
 from shadowspec.gate.verdict.required_tests import MERGES, betting_result, crossings, dependence, min_units

@@ -46,7 +46,7 @@ def with_nulls(points: Floats, lowest: float, highest: float, nulls: Iterable[fl
 
 @dataclass(frozen=True, slots=True)
 class CapitalTable:
-    """One side's sums; `worst` is the size b of a unit's worst value at each null, `weights` the capital by fraction."""
+    """One side's sums; `worst` is the size b of a unit's worst value at each null, `weights` its capital's."""
 
     side: Side
     thetas: Floats  # [G], rising

@@ -102,7 +102,7 @@ def crossings(pass_logs: Floats, fail_logs: Floats, level: float, fail_level: fl
 def _batch_agreement(
     test: BettingTest, evidence: TestEvidence, policy: GatePolicy, outcome: str, fail_level: float
 ) -> float | None:
-    """By how many standard errors, over those wanted, batches show that the test passes, or fails; None of an open one."""
+    """By how many standard errors, over those wanted, batches show the outcome; None of an open one."""
     if not policy.rules.judges_batches or outcome == "open":
         return None
     if outcome == "pass":
