@@ -19,6 +19,7 @@ from tests.test_gating import cut
 
 POLICY = GatePolicy(max_hypotheses=3, min_span_s=0.0)
 CONFIGS = {CONFIG.fingerprint: CONFIG}
+NAME = ("", 4, CONFIG.config.name)
 SLICES = ("prompt_class=code", "prompt_class=sql")
 
 
@@ -73,7 +74,7 @@ def test_after_a_drift_alarm_the_next_run_is_planned_whatever_stands_meanwhile()
     alarmed = [
         replace(
             look,
-            trial=with_level(replace(look.trial or Trial(1.0, None), num_restarts=1)),
+            trial=with_level(replace(look.trial or Trial(1.0, None), num_restarts=1, follows="drift"), NAME, {}),
             previous=replace(standing[0], verdict=Verdict.DISABLE, reason_code="drift"),
         )
         for look in looks
@@ -94,8 +95,8 @@ def test_what_nothing_will_decide_is_said() -> None:
     assert "no level left" in last.note
     assert last.clusters_median is None
     assert by_slice(plan)[SLICES[1]].seconds_median is None
-    full = planned(evidence, replace(POLICY, max_clusters=20)).hypotheses[0]
-    assert full.note == "held: 20 clusters did not decide acceptance"
+    full = planned(evidence, replace(POLICY, max_clusters=10)).hypotheses[0]
+    assert full.note == "held: 10 clusters did not decide acceptance"
 
 
 @pytest.mark.parametrize(

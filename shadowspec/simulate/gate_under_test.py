@@ -281,9 +281,10 @@ class _Run:
         at, was_dependent = first, False
         candidates, waits = possible_looks(self._tests, self._paths, self._faults, self._is_long)
         while True:
-            # Until the gate has said that the run is dependent, it is asked where it may say so.
+            # Until the gate has said that the run is dependent, it is asked where it may say so; and at once, for the
+            # level that others have left the run by then.
             asks = candidates if was_dependent else candidates | waits
-            ahead = np.flatnonzero(asks[at : self._end])
+            ahead = np.flatnonzero(asks[at : self._end]) if at > first else [0]
             look, said = yield (at + int(ahead[0]) if len(ahead) else self._end - 1)
             if look < first:
                 continue

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from statistics import fmean, stdev
 
 import numpy as np
 
@@ -37,21 +38,24 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.run.endpoint_look import Look
 from shadowspec.gate.run.traffic_counts import Traffic, TrafficCounts, traffic_of
 from shadowspec.gate.stats import betting
-from shadowspec.gate.stats.betting import Floats, Side, UnitSeries
+from shadowspec.gate.stats.betting import Side, UnitSeries
 from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
 from shadowspec.gate.verdict.composition import compose_endpoint, endpoint_bounds, group_key
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.gate.verdict.decision import Hypothesis
-from shadowspec.gate.verdict.required_tests import NUM_DISABLING_TESTS
 from shadowspec.gate.verdict.trial_levels import (
-    FIRST_RUN_SHARE,
     HypothesisId,
+    HypothesisName,
     Seen,
     assign_trials,
     current_configs,
     entered_in_order,
     frozen_policy,
+    has_passed,
     hypothesis_id,
+    latest_by_name,
+    name_of,
+    shown_level,
     superseded_rows,
 )
 from shadowspec.metrics import ratio
@@ -67,6 +71,7 @@ from shadowspec.types import (
     TestState,
     Trial,
 )
+from tests.gate.bretz import Graph, Node
 
 LOST = frozenset({FunnelCounter.FAILED, FunnelCounter.SHED})
 _NEVER = datetime.min.replace(tzinfo=UTC)
@@ -129,12 +134,26 @@ def decide_endpoint(
         InputError: rows contradict each other (a run without its record, a usable record without event time).
     """
     at_endpoint = [row for row in standing if row.endpoint == evidence.endpoint]
-    looks = endpoint_looks(evidence, policy, configs, loads, at_endpoint, input_ended=input_ended)
     traffic = current_traffic(evidence.records, evidence.runs, policy, evidence.watermark)
-    decisions = [look.decide(now) for look in looks]
-    if policy.require_mix_bound:
-        slices = [decision for decision in decisions if decision.slice_key]
-        decisions = [_with_mix_bound(look, slices, traffic).decide(now) for look in looks]
+    looks: list[UnitsLook] = []
+    decisions: list[Decision] = []
+    passed: set[HypothesisName] = set()
+    while True:  # everything again, until nothing new has passed its level on
+        again = endpoint_looks(evidence, policy, configs, loads, at_endpoint, input_ended=input_ended, passed=passed)
+        is_new = [not looks or look.level != looks[at].level for at, look in enumerate(again)]
+        looks = [look if new else looks[at] for at, (look, new) in enumerate(zip(again, is_new, strict=True))]
+        every = enumerate(zip(looks, is_new, strict=True))
+        slices = [look.decide(now) if new else decisions[at] for at, (look, new) in every if look.hypothesis.slice_key]
+        asked = [_with_mix_bound(look, slices, traffic) if policy.require_mix_bound else look for look in looks]
+        decisions = [
+            look.decide(now) if new else decisions[at] for at, (look, new) in enumerate(zip(asked, is_new, strict=True))
+        ]
+        if passed == (now_passed := passed | {name_of(each) for each in decisions if has_passed(each)}):
+            break
+        passed = now_passed
+    check_levels([*at_endpoint, *decisions])
+    for look, decision in zip(looks, decisions, strict=True):
+        check_batches(look, decision)
     previous = {group_key(row): row for row in at_endpoint if not row.slice_key}
     replaced = superseded_rows(
         {_id(look.hypothesis): look.trial for look in looks},
@@ -166,13 +185,81 @@ def endpoint_sequences(
     for look in endpoint_looks(evidence, policy, configs, loads, at_endpoint, input_ended=input_ended, as_decided=True):
         if look.previous is not None:
             states = restarted_states(look.previous)
-            level = look.level or look.policy.alpha / look.policy.max_hypotheses * FIRST_RUN_SHARE
+            level = shown_level(look.level, look.policy)
             sequences[_id(look.hypothesis)] = {
                 test.name: _points(test, states.get(test.name, TestState()), level)
                 for test in score_units(look.clusters, look.blocks, look.policy)
                 if test.series.num_units
             }
     return sequences
+
+
+def check_levels(rows: Iterable[Decision]) -> None:
+    """The levels of an endpoint's latest decisions are those of the graph; of one hypothesis the last row counts."""
+    latest = latest_by_name({name_of(row): row for row in rows if row.run is not None}.values())
+    nodes: dict[HypothesisName, Node] = {}
+    for name, row in latest.items():
+        if row.run is not None and row.run.graph is not None and (row.run.in_slot or not name[0]):
+            kind = "slot" if row.run.in_slot else "endpoint"
+            nodes[name] = kind, sum(other == kind for other, _ in nodes.values())
+    for name, row in latest.items():
+        run = row.run
+        if run is None or run.graph is None or run.level is None or run.has_passed:
+            continue
+        num_restarts, graph = run.num_restarts - run.num_before, run.graph
+        node = nodes.get(name, ("endpoint", 0))  # a slice that makes up its whole endpoint
+        weight = Graph(graph.num_endpoints, graph.num_slots).weights[node]
+        expected = 0.1 * 0.5**num_restarts * float(weight)
+        if not num_restarts:
+            levels = Graph(graph.num_endpoints, graph.num_slots)
+            for other, each in latest.items():
+                if name in nodes and other in nodes and other != name and has_passed(each):
+                    levels.reject(nodes[other])
+            expected = 0.9 * float(levels.weights[node])
+        assert math.isclose(run.level, expected * graph.alpha, rel_tol=1e-9), (name, run.level, expected * graph.alpha)
+
+
+def check_batches(look: UnitsLook, decision: Decision) -> None:
+    """What each result says of its batches is what the means of batches of all its units say."""
+    previous = look.previous
+    states = restarted_states(previous) if previous is not None and not previous.ends_run else {}
+    tests = {test.name: test for test in score_units(look.clusters, look.blocks, look.policy)}
+    for result in decision.tests:
+        if result.betting is None:
+            continue
+        test, state = tests[result.name], states.get(result.name, TestState())
+        series = test.series.merge(state.start_unit, state.merged_units)
+        assert series.num_units == result.num_units, result.name
+        expected = None
+        if result.outcome != "open" and look.policy.rule_set > 1:
+            sides = [(side, theta) for side, theta in test.sides]
+            if result.outcome == "fail":
+                turned: dict[Side, Side] = {"lower": "upper", "upper": "lower"}
+                sides = [(turned[side], theta) for side, theta in sides]
+                level = result.alpha / test.num_disabling
+                paths = [betting.log_capital_path(series.ratios(*each), test.weights) for each in sides]
+                sides = [each for each, path in zip(sides, paths, strict=True) if path[-1] >= -math.log(level)]
+            errors = [naive_errors(series, side, theta) / test.batch_errors for side, theta in sides]
+            expected = min(errors) if result.outcome == "pass" else max(errors)
+        said = None if result.dependence is None else result.dependence.batch_agreement
+        assert (said is None) == (expected is None), (result.name, said, expected)
+        if said is not None and expected is not None:
+            assert math.isclose(said, expected, rel_tol=1e-6, abs_tol=1e-9), (result.name, said, expected)
+
+
+def naive_errors(series: UnitSeries, side: Side, theta: float) -> float:
+    """By how many standard errors the mean lies beyond `theta`, by the batches that say least; infinite without any."""
+    sums = series.lower if side == "lower" else series.upper
+    sign = 1.0 if side == "lower" else -1.0
+    values = [sign * (u - theta * g) for u, g in zip(sums.values.tolist(), sums.weights.tolist(), strict=True)]
+    least = math.inf
+    for length in (4, 8, 16, 32, 64):
+        means = [fmean(values[at : at + length]) for at in range(0, len(values) - length + 1, length)]
+        if len(means) >= 4:
+            spread = stdev(means)
+            sure = math.inf if fmean(means) > 0.0 else -math.inf  # batches that are all alike leave no doubt
+            least = min(least, fmean(means) / spread * math.sqrt(len(means)) if spread > 1e-6 else sure)
+    return least
 
 
 def endpoint_looks(
@@ -184,11 +271,12 @@ def endpoint_looks(
     *,
     input_ended: bool,
     as_decided: bool = False,
+    passed: Collection[HypothesisName] = (),
 ) -> list[UnitsLook]:
     """Every hypothesis of the endpoint, of the fingerprints that are current, with its evidence and run.
 
     Arguments as of `decide_endpoint`; `as_decided`: the runs are those that the standing decisions rest on, not
-    those that begin after them.
+    those that begin after them; `passed` have come to ENABLE at this look.
     """
     # 1. The hypotheses, each with its parameters as frozen at its entry.
     rows = [decision for decision in standing if decision.endpoint == evidence.endpoint]
@@ -217,7 +305,8 @@ def endpoint_looks(
     # 3. Runs and their levels, in the order of entry.
     entries = {key: folding_of[key].entries.get(key[0]) for key in hypotheses}
     positions = {key: None if entry is None else entry.position for key, entry in entries.items()}
-    trials = assign_trials(entered_in_order(positions, current, rows), current, rows, policy)
+    entered = entered_in_order(positions, current, rows)
+    trials = assign_trials(entered, current, rows, policy, len(slices), passed)
 
     # 4. The units of each; blocks that the watermark has not reached wait.
     newest = newest_events(evidence.runs, evidence.records)
@@ -461,10 +550,10 @@ def _points(test: BettingTest, state: TestState, level: float) -> list[SequenceP
     series = test.series.merge(state.start_unit, state.merged_units)
     if not series.num_units:
         return []
-    fail_level = level / NUM_DISABLING_TESTS
+    fail_level = level / test.num_disabling
     moments = np.arange(1, series.num_units + 1)
-    lowers = _bounds(series, test.thetas, "lower", fail_level if test.above is None else level, moments)
-    uppers = _bounds(series, test.thetas, "upper", fail_level if test.below is None else level, moments)
+    lowers = _bounds(test, series, "lower", fail_level if test.above is None else level, moments)
+    uppers = _bounds(test, series, "upper", fail_level if test.below is None else level, moments)
     values, weights = series.observed.values.cumsum(), series.observed.weights.cumsum()
     points = []
     for num_units, lower, upper in zip(moments.tolist(), lowers, uppers, strict=True):
@@ -474,12 +563,12 @@ def _points(test: BettingTest, state: TestState, level: float) -> list[SequenceP
     return points
 
 
-def _bounds(series: UnitSeries, rising: Floats, side: Side, level: float, moments: np.ndarray) -> Sequence[float]:
+def _bounds(test: BettingTest, series: UnitSeries, side: Side, level: float, moments: np.ndarray) -> Sequence[float]:
     """The bound of one side after each of `moments` units: the outermost null that still stands, rounded outward."""
-    thetas = rising if side == "lower" else rising[::-1]
+    thetas = test.thetas if side == "lower" else test.thetas[::-1]
     num_rejected = np.zeros(len(moments), dtype=np.int64)
     for theta in thetas:
-        path = betting.log_capital_path(series.ratios(side, float(theta)))
+        path = betting.log_capital_path(series.ratios(side, float(theta)), test.weights)
         num_rejected += path[moments - 1] >= -math.log(level)
     ends = np.concatenate([[series.lowest if side == "lower" else series.highest], thetas])
     bounds: list[float] = ends[num_rejected].tolist()  # the capital is monotone in theta: the rejected come first

@@ -14,6 +14,7 @@ from shadowspec.engine.replay.law import StepChances, step_law
 from shadowspec.errors import InputError
 from shadowspec.gate.audit import difference as audit
 from shadowspec.gate.audit.difference import FAMILY_LEVEL, TOLERANCE, AuditState, bet_ratios
+from shadowspec.gate.rule_set import RULE_SETS
 from shadowspec.types import AuditedRun, RecordKey
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -67,7 +68,7 @@ def first_alarm(accepted: Reals, wanted: Reals, level: float) -> NDArray[np.int6
     found = []
     for ratios in bet_ratios(accepted / tokens, wanted / tokens):
         grown = np.log1p(audit.FRACTIONS[:, None, None] * ratios).cumsum(-1)
-        paths = np.logaddexp.reduce(np.log(audit.WEIGHTS)[:, None, None] + grown, axis=0)
+        paths = np.logaddexp.reduce(np.log(RULE_SETS[1].weights)[:, None, None] + grown, axis=0)
         crossed = paths >= -np.log(level)
         found.append(np.where(crossed.any(-1), crossed.argmax(-1) + 1, 0))
     either = np.where(found[0] == 0, found[1], found[0])

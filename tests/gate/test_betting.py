@@ -43,7 +43,7 @@ def find_bound(series: UnitSeries, side: str, level: float) -> float:
 def test_capital_is_the_sum_of_products_that_the_design_states(ratios: np.ndarray) -> None:
     direct = sum(
         w * math.prod(1.0 + f * ratio for ratio in ratios.tolist())
-        for f, w in ((0.1, 0.15), (0.3, 0.2), (0.6, 0.25), (0.95, 0.4))
+        for f, w in ((0.1, 0.05), (0.3, 0.1), (0.6, 0.15), (0.95, 0.7))
     )
     assert math.exp(log_capital(ratios)) == pytest.approx(direct, rel=1e-9)
 
@@ -133,20 +133,21 @@ def test_bounds_are_the_last_rejected_points_of_the_grid(units: list[tuple[float
         assert find_bound(series, side, level) == pytest.approx(expected)
 
 
-# Golden figures: sizes that the design quotes from its own simulations.
+# Golden figures: the smallest sizes are the first n at which the sum of w * (1 + f * ratio) ** n reaches 1 / level,
+# the others were measured over 1,000 runs of these draws.
 
 
 @pytest.mark.parametrize(
     ("best_ratio", "level", "expected"),
     [
-        (0.05 / 0.95, 0.0125, 107),  # greedy near-ties, 2 hypotheses
-        (0.1 / 0.9, 0.00625, 59),  # tail with nothing slowed, 4 hypotheses
-        (0.02 / 0.22, 0.00625, 73),  # z exactly 0, 4 hypotheses
+        (0.05 / 0.95, 0.0125, 97),  # greedy near-ties
+        (0.1 / 0.9, 0.00625, 54),  # tail with nothing slowed
+        (0.02 / 0.22, 0.00625, 66),  # z exactly 0
     ],
 )
-def test_smallest_n_is_the_designs(best_ratio: float, level: float, expected: int) -> None:
+def test_smallest_n_by_hand(best_ratio: float, level: float, expected: int) -> None:
     smallest = betting.min_units(best_ratio, level)
-    assert abs(smallest - expected) <= 1
+    assert smallest == expected
     best = np.full(smallest, best_ratio)
     assert betting.is_rejected(log_capital(best), level)
     assert not betting.is_rejected(log_capital(best[:-1]), level)
@@ -162,7 +163,7 @@ def median_units(draw, level: float, num_runs: int = 300) -> tuple[float, float]
     return float(np.median(sizes)), float(np.quantile(sizes, 0.9))
 
 
-@pytest.mark.parametrize(("speedup", "median", "ninety"), [(1.15, 59, 76), (1.3, 26, 30), (1.6, 15, 16)])
+@pytest.mark.parametrize(("speedup", "median", "ninety"), [(1.15, 55, 71), (1.3, 24, 28), (1.6, 14, 15)])
 def test_units_to_prove_a_speedup(speedup: float, median: int, ninety: int) -> None:
     clip, margin = math.log(2.0), math.log(1.05)
 
@@ -175,7 +176,7 @@ def test_units_to_prove_a_speedup(speedup: float, median: int, ninety: int) -> N
     assert observed[1] == pytest.approx(ninety, rel=0.15)
 
 
-@pytest.mark.parametrize(("slowed", "median", "ninety"), [(0.0, 59, 59), (0.02, 76, 88), (0.05, 130, 182)])
+@pytest.mark.parametrize(("slowed", "median", "ninety"), [(0.0, 54, 54), (0.02, 68, 81), (0.05, 119, 163)])
 def test_units_to_prove_a_small_tail(slowed: float, median: int, ninety: int) -> None:
     def draw(rng: np.random.Generator) -> np.ndarray:
         return series_of(rng.binomial(4, slowed, 900) / 4.0).ratios("upper", 0.1)
@@ -185,7 +186,7 @@ def test_units_to_prove_a_small_tail(slowed: float, median: int, ninety: int) ->
     assert observed[1] == pytest.approx(ninety, rel=0.12)
 
 
-@pytest.mark.parametrize(("acceptance", "median", "ninety"), [(0.55, 48, 82), (0.65, 26, 36), (0.75, 18, 24)])
+@pytest.mark.parametrize(("acceptance", "median", "ninety"), [(0.55, 46, 76), (0.65, 25, 35), (0.75, 18, 23)])
 def test_units_to_prove_an_acceptance_rate(acceptance: float, median: int, ninety: int) -> None:
     """Clusters of one request of about 30 steps, acceptance correlated within a session by .3."""
 
@@ -205,7 +206,7 @@ def test_units_to_prove_an_acceptance_rate(acceptance: float, median: int, ninet
 
 def test_bets_cannot_go_bankrupt_and_start_from_one_unit_of_capital() -> None:
     assert FRACTIONS.max() < 1.0
-    assert pytest.approx(1.0) == WEIGHTS.sum()
+    assert pytest.approx(1.0) == sum(WEIGHTS)
     assert log_capital(np.array([])) == pytest.approx(0.0)
 
 

@@ -96,15 +96,15 @@ def test_a_clearly_faster_hypothesis_is_enabled_and_names_every_test() -> None:
 
 
 @pytest.mark.all
-def test_the_size_of_an_enable_is_the_designs() -> None:
-    """Speedup 1.3, 2 hypotheses, nothing slowed: 53 blocks in the median, 80 for nine of ten."""
-    looks, first = (51, 52, 53, 57, 62, 68, 74, 80), []
+def test_the_size_of_an_enable() -> None:
+    """Speedup 1.3, nothing slowed, level .0125: 47 blocks in the median, 70 for nine of ten, measured over 100 runs."""
+    looks, first = (45, 46, 47, 51, 56, 62, 68, 74), []
     for seed in range(30):
         runs = draw_runs(320, seed)
         enabled = [n for n in looks if look(evidence_of(runs[: 4 * n])).verdict is Verdict.ENABLE]
         first.append(enabled[0] if enabled else 999)
-    assert 52 <= np.median(first) <= 57
-    assert sum(size <= 80 for size in first) >= 0.8 * len(first)
+    assert 46 <= np.median(first) <= 51
+    assert sum(size <= 74 for size in first) >= 0.8 * len(first)
 
 
 def test_nothing_passes_on_empty_data() -> None:
@@ -128,13 +128,16 @@ def test_a_slower_hypothesis_is_disabled() -> None:
     assert (decision.verdict, decision.reason_code) == (Verdict.DISABLE, "slowdown")
 
 
-def test_disable_needs_a_third_of_the_level() -> None:
+@pytest.mark.parametrize(("rule_set", "num_bounds"), [(1, 3), (2, 4)])
+def test_disable_needs_its_part_of_the_level(rule_set: int, num_bounds: int) -> None:
+    """Any of four bounds may disable: speedup, tail and both of z; rules of version 1 counted those of z as one."""
+    policy = replace(POLICY, rule_set=rule_set)
     runs = [run_of(index, f"b{index // 4:05d}", log_speedup=-0.05 - 0.01 * (index % 3)) for index in range(400)]
-    looks = [result(look(evidence_of(runs[:size])), "speedup") for size in range(80, 240, 4)]
+    looks = [result(look(evidence_of(runs[:size]), policy), "speedup") for size in range(80, 240, 4)]
     logs = [float(test.betting.log10_capital_fail or 0.0) for test in looks]
-    assert any(math.log10(1 / 0.0125) <= log < math.log10(3 / 0.0125) for log in logs)
+    assert any(math.log10(1 / 0.0125) <= log < math.log10(num_bounds / 0.0125) for log in logs)
     for test, log in zip(looks, logs, strict=True):
-        assert test.outcome == ("fail" if log >= math.log10(3 / 0.0125) else "open")
+        assert test.outcome == ("fail" if log >= math.log10(num_bounds / 0.0125) else "open")
 
 
 def test_many_slowed_requests_disable_even_if_the_mean_is_fast() -> None:

@@ -239,10 +239,10 @@ def test_a_decision_says_where_its_tests_count_from() -> None:
 
 
 def test_the_size_of_what_is_stored_of_a_hypothesis() -> None:
-    """200 slices at 2 loads, read and decided at every look, are the design's aim: 25 MB of tables."""
+    """200 slices at 2 loads, read and decided at every look, are the design's aim: 33 MB of tables."""
     clusters, blocks = units_of([run_of(i, "b") for i in range(200)], True)
     document, tables = codec.encode(HypothesisEvidence().fold(clusters, blocks, POLICY))
-    assert len(tables) < 80_000
+    assert len(tables) < 83_000
     assert len(json.dumps(document)) < 6_000
 
 

@@ -17,10 +17,12 @@ from scipy import integrate
 
 from shadowspec.gate.evidence import asymptotic, quantiles
 from shadowspec.gate.evidence.asymptotic import RatioMoments
+from shadowspec.gate.rule_set import RULE_SETS
 from shadowspec.gate.stats import betting, drift
 from shadowspec.gate.stats.capital import CapitalTable
 from tests.gate.coverage import log_mean_statistic
 
+WEIGHTS = RULE_SETS[1].weights  # with which confseq's figures were made
 DATA = Path(__file__).parents[1] / "data" / "oracles"
 CONFSEQ = json.loads((DATA / "confseq.json").read_text(encoding="utf-8"))
 GBSTATS = json.loads((DATA / "gbstats.json").read_text(encoding="utf-8"))
@@ -50,9 +52,10 @@ def test_capital_is_that_of_confseq_at_every_unit(case: dict[str, Any]) -> None:
     values = np.array(case["values"])
     sums = betting.Sums(values, np.ones(len(values)))
     series = betting.UnitSeries(sums, sums, sums, 0.0, 1.0)
-    path = betting.log_capital_path(series.ratios(case["side"], case["mean"]))
+    path = betting.log_capital_path(series.ratios(case["side"], case["mean"]), WEIGHTS)
     assert path.tolist() == pytest.approx(np.log(case["capital"]).tolist(), abs=1e-6)
-    table = CapitalTable.empty(case["side"], np.array([case["mean"]]), 0.0, 1.0).fold(values, np.ones(len(values)))
+    empty = CapitalTable.empty(case["side"], np.array([case["mean"]]), 0.0, 1.0, weights=WEIGHTS)
+    table = empty.fold(values, np.ones(len(values)))
     assert table.log_capital(case["mean"]) == pytest.approx(math.log(case["capital"][-1]), abs=1e-6)
 
 

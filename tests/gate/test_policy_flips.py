@@ -250,7 +250,7 @@ CASES = {
     "parity_margin": Case(0.002, seen(FAST)),
     "near_tie_logit": Case(0.1, seen(one_fault())),
     "parity_tokens": Case(6_400, seen(sampled(0.01))),
-    "z_clip": Case(0.95, seen(sampled(0.01, 256))),
+    "z_clip": Case(0.95, seen(sampled(0.01, 200))),
     "z_bound": Case(0.001, seen(sampled(0.01))),
     "memory_budget_share": Case(0.05, seen(FAST)),
     "memory_budget_tokens": Case(0, seen(FAST)),

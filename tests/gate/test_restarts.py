@@ -12,23 +12,29 @@ from hypothesis import strategies as st
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.trial_levels import (
+    CHANGED_FINGERPRINT,
+    DRIFT,
+    FIRST_RUN,
     MAX_RESTARTS,
     RETURN_AFTER,
     HypothesisName,
     Seen,
-    assign_shares,
+    assign_trials,
     current_fingerprint,
     is_superseded,
     latest_by_name,
-    level_of_run,
     name_of,
     next_trial,
     supersede,
+    with_level,
 )
-from shadowspec.types import Decision, EvidenceSummary, Trial, Verdict
+from shadowspec.types import Decision, EvidenceSummary, FingerprintedConfig, LevelGraph, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START
 
-SHARE = 0.05 / 8
+GRAPH = LevelGraph(alpha=0.05, num_endpoints=1, num_slots=7)
+SHARE = 0.025 / 7
+NAME = ("a", 4, "draft-k4")
+FINGERPRINTS = ("one", "two", "three")
 
 
 def decision(
@@ -44,9 +50,20 @@ def decision(
 ) -> Decision:
     config = replace(CONFIG.config, name=name)
     return Decision(
-        ENDPOINT, slice_key, 4, config, fingerprint, verdict, "", "", (), num_clusters, num_blocks, None, START,
-        run=run, ends_run=ends_run,
+        ENDPOINT, slice_key, 4, config, fingerprint, verdict, DRIFT if ends_run else "", "", (), num_clusters,
+        num_blocks, None, START, run=run, ends_run=ends_run,
     )  # fmt: skip
+
+
+def configs(*fingerprints: str) -> dict[str, FingerprintedConfig]:
+    """Fingerprints of one candidate, by fingerprint."""
+    config = replace(CONFIG.config, name="draft-k4")
+    return {each: replace(CONFIG, config=config, fingerprint=each) for each in fingerprints}
+
+
+def next_run(latest: Decision | None, same: Decision | None, fingerprint: str) -> Trial:
+    """The run that a look belongs to, with its level; a slice's, none of which has come to ENABLE."""
+    return with_level(next_trial(latest, same, fingerprint, Trial(SHARE, None, graph=GRAPH, in_slot=True)), NAME, {})
 
 
 def trial(
@@ -56,43 +73,56 @@ def trial(
     start_lost: int = 0,
     supersedes: str | None = None,
 ) -> Trial:
-    level = level_of_run(SHARE, num_restarts)
-    return Trial(SHARE, level, num_restarts, start_blocks, start_clusters, start_lost, supersedes)
+    level = (1.0 - FIRST_RUN) * SHARE * 0.5**num_restarts if num_restarts else FIRST_RUN * SHARE
+    follows = (CHANGED_FINGERPRINT if supersedes else DRIFT) if num_restarts else None
+    places = start_blocks, start_clusters, start_lost
+    return Trial(SHARE, level, num_restarts, *places, supersedes, follows, graph=GRAPH, in_slot=True)
 
 
-def test_the_first_run_uses_half_of_its_share_and_each_restart_half_of_the_run_before() -> None:
-    run = next_trial(None, None, "one", SHARE)
+def test_the_first_run_uses_most_of_its_part_and_restarts_half_of_the_rest_each() -> None:
+    run = next_run(None, None, "one")
     levels = [run.level]
     for _ in range(4):
         row = decision("one", run, ends_run=True)
-        run = next_trial(row, row, "one", SHARE)
+        run = next_run(row, row, "one")
         levels.append(run.level)
-    assert levels == [SHARE / 2, SHARE / 4, SHARE / 8, SHARE / 16, SHARE / 32]
+    assert levels == pytest.approx([0.9 * SHARE, 0.05 * SHARE, 0.025 * SHARE, 0.0125 * SHARE, 0.00625 * SHARE])
+
+
+def test_by_rules_of_version_1_each_run_uses_half_of_what_is_left() -> None:
+    run, share, levels = Trial(0.05 / 8, None), 0.05 / 8, []
+    for _ in range(4):
+        run = with_level(run, NAME, {})
+        levels.append(run.level)
+        run = replace(run, num_restarts=run.num_restarts + 1)
+    assert levels == [share / 2, share / 4, share / 8, share / 16]
 
 
 def test_a_run_that_has_not_ended_goes_on() -> None:
     row = decision("one", trial(2, 40, 160))
-    assert next_trial(row, row, "one", 1.0) == trial(2, 40, 160)
+    assert next_run(row, row, "one") == trial(2, 40, 160)
+    old = decision("one", Trial(0.01, 0.005))
+    assert next_run(old, old, "one") == Trial(0.01, 0.005), "also that of an older version of the rules"
 
 
 def test_an_ended_run_is_followed_by_one_without_evidence() -> None:
     row = decision("one", trial(1, 40, 160, 5), ends_run=True, num_blocks=30, num_clusters=100)
     row = replace(row, evidence=EvidenceSummary(num_lost=3))
-    assert next_trial(row, row, "one", 1.0) == trial(2, 70, 260, 8)
-    assert next_trial(row, None, "two", 1.0) == trial(2, 0, 0, 8, supersedes="one")
+    assert next_run(row, row, "one") == trial(2, 70, 260, 8)
+    assert next_run(row, None, "two") == trial(2, 0, 0, 8, supersedes="one")
 
 
 def test_a_new_fingerprint_restarts_within_the_share_of_its_name() -> None:
     row = decision("one", trial(), verdict=Verdict.ENABLE)
-    run = next_trial(row, None, "two", 1.0)
-    assert run == trial(1, 0, 0, supersedes="one")
-    assert run.level == SHARE / 4
+    run = next_run(row, None, "two")
+    assert run == replace(trial(1, 0, 0, supersedes="one"), has_passed=True)
+    assert run.level == pytest.approx(0.05 * SHARE)
 
 
 def test_a_fingerprint_that_returns_does_not_count_its_old_evidence_again() -> None:
     one = supersede(decision("one", trial(), num_blocks=50, num_clusters=200), "two", START)
     two = decision("two", trial(1, supersedes="one"))
-    assert next_trial(two, one, "one", 1.0) == trial(2, 50, 200, supersedes="two")
+    assert next_run(two, one, "one") == trial(2, 50, 200, supersedes="two")
 
 
 def test_the_superseded_verdict_is_out_of_force_and_still_shown() -> None:
@@ -124,9 +154,12 @@ def test_the_latest_run_of_a_name_is_its_most_restarted() -> None:
     assert name_of(rows[0]) == ("a", 4, "draft-k4")
 
 
-def test_no_level_is_left_after_very_many_restarts() -> None:
-    assert level_of_run(SHARE, MAX_RESTARTS) == SHARE * 2.0 ** -(MAX_RESTARTS + 1)
-    assert level_of_run(SHARE, MAX_RESTARTS + 1) is None
+@pytest.mark.parametrize("first", [Trial(SHARE, None), Trial(SHARE, None, graph=GRAPH, in_slot=True)])
+def test_no_level_is_left_after_very_many_restarts(first: Trial) -> None:
+    last = with_level(replace(first, num_restarts=MAX_RESTARTS), NAME, {})
+    part = 0.5 if first.graph is None else 1.0 - FIRST_RUN
+    assert last.level == SHARE * part * 0.5**MAX_RESTARTS
+    assert with_level(replace(first, num_restarts=MAX_RESTARTS + 1), NAME, {}).level is None
 
 
 def seen(first_min: float, last_min: float) -> Seen:
@@ -153,55 +186,90 @@ def test_a_rollback_makes_the_old_one_current_again() -> None:
 
 @dataclass
 class History:
-    """An endpoint's gate reduced to its levels: what is given, to whom, look after look."""
+    """An endpoint's gate reduced to its levels: what is given, to whom, look after look.  Nothing comes to ENABLE."""
 
     rows: dict[tuple[HypothesisName, str], Decision] = field(default_factory=dict)
     given: dict[tuple[HypothesisName, int], float] = field(default_factory=dict)
+    slices: set[str] = field(default_factory=set)
 
     def look(self, asked: Sequence[tuple[str, str]], alarmed: set[str], policy: GatePolicy) -> None:
+        """A look at (slice, fingerprint); of older rules what is in "abc" stays in force, and the rest is undecided."""
         latest = latest_by_name(self.rows.values())
-        names: list[HypothesisName] = [(slice_key, 4, "draft-k4") for slice_key, _ in asked]
-        held = {name: row.run.share for name, row in latest.items() if row.run}
-        shares = assign_shares(names, held, policy)
-        for name, (slice_key, fingerprint) in zip(names, asked, strict=True):
-            share = shares[name]
-            if share is None:
+        self.slices |= {slice_key for slice_key, _ in asked if slice_key}
+        keys = [(slice_key, 4, fingerprint) for slice_key, fingerprint in asked]
+        trials = assign_trials(keys, configs(*FINGERPRINTS), list(self.rows.values()), policy, len(self.slices))
+        for (slice_key, _, fingerprint), run in trials.items():
+            name: HypothesisName = (slice_key, 4, "draft-k4")
+            old = latest.get(name)
+            if run is None:
+                assert old is None, "what has a part keeps it"
+                self.rows[name, fingerprint] = decision(fingerprint, None, slice_key=slice_key)
                 continue
-            run = next_trial(latest.get(name), self.rows.get((name, fingerprint)), fingerprint, share)
-            if run.level is not None:
+            is_twin = slice_key and run.graph is not None and not run.in_slot  # the whole endpoint by another name
+            if run.level is not None and not is_twin:
                 earlier = self.given.setdefault((name, run.num_restarts), run.level)
                 assert earlier == run.level, "a level once given is fixed"
-            row = decision(fingerprint, run, slice_key=slice_key, ends_run=slice_key in alarmed)
-            self.rows[name, fingerprint] = row
-            old = latest.get(name)
+            is_of_older_rules = policy.rules.shares_levels and run.graph is None
+            ends = slice_key in alarmed or (is_of_older_rules and slice_key not in "abc")
+            self.rows[name, fingerprint] = decision(fingerprint, run, slice_key=slice_key, ends_run=ends)
             if old is not None and old.fingerprint != fingerprint:
                 self.rows[name, old.fingerprint] = supersede(old, fingerprint, START)
 
 
+SLICES = ["", *"abcdef"]
 looks = st.lists(
     st.tuples(
-        st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(["one", "two", "three"]), max_size=6),
-        st.sets(st.sampled_from("abcdef")),
+        st.dictionaries(st.sampled_from(SLICES), st.sampled_from(FINGERPRINTS), max_size=6),
+        st.sets(st.sampled_from(SLICES)),
         st.integers(1, 8),
     ),
     max_size=25,
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(looks)
-def test_all_levels_ever_given_sum_to_no_more_than_alpha(history: list[tuple[dict[str, str], set[str], int]]) -> None:
-    """Whatever enters, alarms, changes or rolls back, and whatever max_hypotheses says from look to look."""
+@settings(max_examples=200, deadline=None)
+@given(looks, st.integers(0, 25))
+def test_all_levels_ever_given_sum_to_no_more_than_alpha(
+    history: list[tuple[dict[str, str], set[str], int]], upgraded_at: int
+) -> None:
+    """Whatever enters, alarms, changes or rolls back, whatever max_hypotheses says, and whenever the rules change."""
     gate = History()
-    for asked, alarmed, max_hypotheses in history:
-        gate.look(list(asked.items()), alarmed, GatePolicy(max_hypotheses=max_hypotheses))
+    for number, (asked, alarmed, max_hypotheses) in enumerate(history):
+        policy = GatePolicy(max_hypotheses=max_hypotheses, rule_set=1 + (number >= upgraded_at))
+        gate.look(sorted(asked.items()), alarmed, policy)
     assert sum(gate.given.values()) <= 0.05 * (1 + 1e-9)
 
 
-def test_restarts_without_end_come_near_the_share_and_never_above_it() -> None:
+@pytest.mark.parametrize("rule_set", [1, 2])
+def test_restarts_without_end_come_near_the_share_and_never_above_it(rule_set: int) -> None:
     gate = History()
     for index in range(100):
-        gate.look([("a", f"fingerprint{index}")], {"a"} if index % 3 else set(), GatePolicy(max_hypotheses=1))
+        asked = [("", FINGERPRINTS[index % 3])]
+        gate.look(asked, {""} if index % 2 else set(), GatePolicy(max_hypotheses=1, rule_set=rule_set))
     assert sum(gate.given.values()) == pytest.approx(0.05)
     assert sum(gate.given.values()) <= 0.05
     assert max(restarts for _, restarts in gate.given) == MAX_RESTARTS
+
+
+@pytest.mark.parametrize(("rule_set", "shares"), [(1, [0.05 / 3] * 3), (2, [0.025, 0.0125, 0.0125])])
+def test_each_hypothesis_gets_its_part_until_none_is_left(rule_set: int, shares: list[float]) -> None:
+    gate = History()
+    gate.look([(each, "one") for each in ("", *"abcd")], set(), GatePolicy(max_hypotheses=3, rule_set=rule_set))
+    runs = [row.run for row in gate.rows.values() if row.run is not None]
+    assert [run.share for run in runs] == pytest.approx(shares)
+    part = {1: 0.5, 2: 0.9}[rule_set]
+    assert [run.level for run in runs] == pytest.approx([part * share for share in shares])
+
+
+def test_a_run_in_force_keeps_its_level_though_newer_rules_have_no_part_for_it() -> None:
+    gate = History()
+    gate.look([(each, "one") for each in "abc"], set(), GatePolicy(max_hypotheses=8, rule_set=1))
+    gate.look([(each, "one") for each in ("", *"abc")], set(), GatePolicy(max_hypotheses=2))
+    entered = [(each, 4, "one") for each in ("", *"abc")]
+    trials = assign_trials(entered, configs("one"), list(gate.rows.values()), GatePolicy(max_hypotheses=2), 3)
+    assert [trials[each, 4, "one"] for each in "abc"] == [Trial(0.05 / 8, 0.05 / 16)] * 3
+    gate.look([(each, "one") for each in ("", *"abc")], {"c"}, GatePolicy(max_hypotheses=2))
+    gate.look([(each, "one") for each in ("", *"abc")], set(), GatePolicy(max_hypotheses=2))
+    run = gate.rows[("c", 4, "draft-k4"), "one"].run
+    assert run is not None
+    assert (run.level, run.num_restarts) == (None, 1), "it ended, and what it used is not forgotten"

@@ -5,17 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
 import pytest
 from scipy import integrate
 
+from shadowspec.gate.policy import GatePolicy
+from shadowspec.types import Decision, LevelGraph, Trial, Verdict
 from tests.gate import coverage
 from tests.gate.coverage import BETTING, LEVEL
 from tests.gate.sabotage import assert_caught, assert_passes, cases, sabotaged
+from tests.gate.test_restarts import configs, decision
 
-FRACTIONS_AND_WEIGHTS = ((0.1, 0.15), (0.3, 0.2), (0.6, 0.25), (0.95, 0.4))
+FRACTIONS_AND_WEIGHTS = ((0.1, 0.05), (0.3, 0.1), (0.6, 0.15), (0.95, 0.7))
 Check = Callable[[ModuleType], None]
 
 
@@ -195,20 +199,43 @@ def check_drift(drift: ModuleType) -> None:
 
 
 def check_levels(levels: ModuleType) -> None:
-    """First runs use half of alpha / max_hypotheses, and no history spends more than alpha."""
-    from shadowspec.gate.policy import GatePolicy
+    """By equal parts and by the graph: no history spends more than alpha, and each level is worked out by hand."""
+    entered = [(slice_key, 4, "one") for slice_key in ("", *"abcdefghijk")]
 
+    def rows(trials: dict[tuple[str, int, str], Trial | None], *enabled: str) -> list[Decision]:
+        """Decisions on these runs, some of them ENABLE."""
+        return [
+            decision("one", run, slice_key=key[0], verdict=Verdict.ENABLE if key[0] in enabled else Verdict.HOLD)
+            for key, run in trials.items()
+        ]
+
+    for rule_set, shares, first in ((1, [0.01] * 5, 0.5), (2, [0.025] + [0.00625] * 4, 0.9)):
+        policy = GatePolicy(alpha=0.05, max_hypotheses=5, rule_set=rule_set)
+        for numbers in (range(1, 13), (12,)):  # as they enter one by one, and at once
+            held: list[Decision] = []
+            for number in numbers:
+                held = rows(levels.assign_trials(entered[:number], configs("one"), held, policy, 11))
+            runs = [row.run for row in held]
+            assert [run is not None for run in runs] == [True] * 5 + [False] * 7
+            assert [run.share for run in runs[:5]] == pytest.approx(shares)
+            assert [run.level for run in runs[:5]] == pytest.approx([first * share for share in shares])
+    # The endpoint passes .025 to four slots; one of them passes .00625 + .00625 to the three that are left.
     policy = GatePolicy(alpha=0.05, max_hypotheses=5)
-    at_once = levels.assign_shares(range(12), {}, policy)
-    assert [level is not None for level in at_once.values()] == [True] * 5 + [False] * 7
-    held: dict[int, float] = {}
-    for number in range(12):
-        given = levels.assign_shares(range(number + 1), held, policy)
-        assert [given[i] for i in held] == list(held.values())
-        held |= {name: level for name, level in given.items() if level is not None}
-    assert len(held) == 5
-    assert list(held.values()) == pytest.approx([0.01] * 5)
-    assert levels.level_of_run(0.01, 0) == pytest.approx(0.005)
+    trials = levels.assign_trials(
+        entered, configs("one"), rows(dict(zip(entered, runs, strict=True)), "", "b"), policy, 11
+    )
+    given = [trials[key].level for key in entered[:5]]
+    assert given == pytest.approx([0.0225, 0.9 * (0.0125 + 0.0125 / 3), 0.005625, *[0.9 * (0.0125 + 0.0125 / 3)] * 2])
+    later = levels.assign_trials([entered[0], ("", 8, "one")], configs("one"), rows({entered[0]: runs[0]}), policy, 11)
+    assert later["", 8, "one"].share == pytest.approx(0.00625), "another load takes a slot"
+    for run, level in ((Trial(0.01, None), 0.005 / 4), (Trial(0.01, None, graph=LevelGraph(0.05, 1, 4)), 0.001 / 4)):
+        assert levels.with_level(replace(run, num_restarts=2), ("a", 4, "draft-k4"), {}).level == pytest.approx(level)
+    # Rules of version 1 have used 3/4 of one part of .01 and 1/2 of another: .0375 is left.
+    old = [
+        decision("one", Trial(0.01, 0.001, num_restarts=each), slice_key=f"s{each}", ends_run=True) for each in (0, 1)
+    ]
+    trials = levels.assign_trials(entered[:1], configs("one"), old, policy, 2)
+    assert trials["", 4, "one"].share == pytest.approx(0.0375 / 2)
 
 
 CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
@@ -218,9 +245,9 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         [
             ("FRACTIONS = np.array([0.1, ", "FRACTIONS = np.array([0.2, "),
             ("0.6, 0.95])", "0.6, 0.96])"),
-            ("0.25, 0.4])", "0.25, 0.5])"),
+            ("0.15, 0.7)", "0.15, 0.8)"),
             ("ratios)).cumsum(axis=1)", "ratios)).cumsum(axis=0)"),
-            ("np.log(WEIGHTS)[:, None] + summed", "np.log(WEIGHTS)[:, None] - summed"),
+            ("np.log(weights)[:, None] + summed", "np.log(weights)[:, None] - summed"),
         ],
     ),
     "betting": (
@@ -259,8 +286,8 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
             ("fallen = capitals >= -math.log(level)", "fallen = capitals >= +math.log(level)"),
             ("int(standing[0]) - 1 if", "int(standing[0]) - 0 if"),
             ("int(standing[-1]) + 1 if", "int(standing[-1]) + 0 if"),
-            ("_LOG_WEIGHTS - sums, sums / num_units", "_LOG_WEIGHTS + sums, sums / num_units"),
-            ("_LOG_WEIGHTS - sums, sums / num_units", "_LOG_WEIGHTS - sums, sums * num_units"),
+            ("-math.log(level) - logs, sums / num_units", "-math.log(level) + logs, sums / num_units"),
+            ("-math.log(level) - logs, sums / num_units", "-math.log(level) - logs, sums * num_units"),
             ("math.floor(lowest / GRID_STEP) + 1", "math.floor(lowest / GRID_STEP) + 3"),
             (
                 "math.floor(math.log(lowest) / math.log(growth)) + 1",
@@ -340,8 +367,18 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         check_levels,
         [
             ("FIRST_RUN_SHARE = 0.5", "FIRST_RUN_SHARE = 0.6"),
-            ("policy.alpha / policy.max_hypotheses", "policy.alpha * policy.max_hypotheses"),
+            ("FIRST_RUN = 0.9", "FIRST_RUN = 0.8"),
+            ("sum(held.values()), policy.alpha / policy", "sum(held.values()), policy.alpha * policy"),
             ("given += share", "given -= share"),
+            ("num_endpoints < graph.num_endpoints", "num_endpoints <= graph.num_endpoints"),
+            ("num_slots < graph.num_slots", "num_slots <= graph.num_slots"),
+            ("0.5 ** (run.num_restarts + 1)", "0.5 ** (run.num_restarts + 2)"),
+            ("policy.max_hypotheses - num_endpoints)", "policy.max_hypotheses + num_endpoints)"),
+            ("FIRST_RUN_SHARE * 0.5**trial", "FIRST_RUN_SHARE * 0.6**trial"),
+            ("trial.share * 0.5**num_restarts", "trial.share * 0.6**num_restarts"),
+            ("(trial.graph.num_slots - sum(", "(trial.graph.num_slots + sum("),
+            ("trial.share + given", "trial.share - given"),
+            ("each != name and", "each == name and"),
         ],
     ),
 }

@@ -14,12 +14,13 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.drift import ADVISORY_WATCHERS, WATCHERS
 from shadowspec.gate.verdict.decision import Hypothesis
 from shadowspec.gate.verdict.lifecycle import next_evidence, standing_decision
-from shadowspec.gate.verdict.trial_levels import latest_by_name, name_of, next_trial, supersede
-from shadowspec.types import Decision, Parity, Run, Verdict
+from shadowspec.gate.verdict.trial_levels import latest_by_name, name_of, next_trial, supersede, with_level
+from shadowspec.types import Decision, LevelGraph, Parity, Run, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, cluster_unit, noisy_run
 
 POLICY = GatePolicy(max_hypotheses=1, min_span_s=0.0, drift_run_length=1_000)
-SHARE = 0.05
+SHARE = 0.05  # the only hypothesis has all of alpha: .9 of it in its first run, .1 * 2**-j in its j-th restart
+FIRST = Trial(SHARE, None, graph=LevelGraph(SHARE, 1, 0))
 
 
 @dataclass
@@ -43,9 +44,10 @@ class Gate:
         ]
         clusters = [cluster_unit(start + at, [run], is_greedy=greedy) for at, run in enumerate(runs)]
         by_fingerprint = {row.fingerprint: row for row in self.rows}
-        latest = latest_by_name(self.rows).get(("prompt_class=code", 4, CONFIG.config.name))
+        name = "prompt_class=code", 4, CONFIG.config.name
+        latest = latest_by_name(self.rows).get(name)
         previous = by_fingerprint.get(fingerprint)
-        trial = next_trial(latest, previous, fingerprint, SHARE)
+        trial = with_level(next_trial(latest, previous, fingerprint, FIRST), name, {})
         before = self.evidence.get(fingerprint, HypothesisEvidence(num_closed_clusters=100))
         folded = before.fold(clusters, blocks, self.policy, watchers=(*WATCHERS, *ADVISORY_WATCHERS))
         now = START + timedelta(minutes=len(self.rows))
@@ -189,23 +191,23 @@ def test_advice_comes_before_the_alarm_and_changes_nothing() -> None:
     assert (decision.verdict, decision.drift.advice) == (Verdict.ENABLE, "speedup")
 
 
-def test_after_an_alarm_a_run_at_half_the_level_decides_on_new_evidence_alone() -> None:
+def test_after_an_alarm_a_run_at_a_lower_level_decides_on_new_evidence_alone() -> None:
     gate = enabled()
     alarmed = gate.look(draw_runs(150, 1, speedup=1.0))
     assert alarmed.reason_code == "drift"
     next_ = gate.look(draw_runs(10, 2))
     assert (next_.verdict, next_.reason_code) == (Verdict.DISABLE, "drift"), "off until the new run has proved itself"
-    assert (next_.level, alarmed.level) == (SHARE / 4, SHARE / 2)
+    assert (next_.level, alarmed.level) == pytest.approx((0.05 * SHARE, 0.9 * SHARE))
     assert (next_.num_blocks, next_.num_clusters) == (10, 40)
     assert next_.run.start_blocks == 250
     assert next_.verdict_since == alarmed.verdict_since
     assert "a drift alarm ended run 1" in next_.reason
     recovered = gate.look(draw_runs(120, 3))
-    assert (recovered.verdict, recovered.level) == (Verdict.ENABLE, SHARE / 4)
+    assert (recovered.verdict, recovered.level) == (Verdict.ENABLE, next_.level)
     assert watch_start(recovered) == (130, 520), "counted within its run"
     again = gate.look(draw_runs(150, 4, speedup=1.0))
     assert again.reason_code == "drift"
-    assert gate.look(draw_runs(10, 5)).level == SHARE / 8
+    assert gate.look(draw_runs(10, 5)).level == pytest.approx(0.025 * SHARE)
 
 
 def test_a_run_after_an_alarm_may_disable_for_good() -> None:
@@ -220,7 +222,7 @@ def test_a_new_fingerprint_holds_until_it_has_proved_itself() -> None:
     gate = enabled()
     decision = gate.look(draw_runs(10, 1), "other")
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "changed_fingerprint")
-    assert (decision.level, decision.num_blocks) == (SHARE / 4, 10)
+    assert (decision.level, decision.num_blocks) == (pytest.approx(0.05 * SHARE), 10)
     assert f"the fingerprint was {CONFIG.fingerprint[:12]} before" in decision.reason
     old = gate.rows[-2]
     assert (old.fingerprint, old.verdict) == (CONFIG.fingerprint, Verdict.HOLD)
@@ -246,7 +248,7 @@ def test_a_fingerprint_that_returns_begins_anew() -> None:
     gate.look(draw_runs(10, 1), "other")
     back = gate.look(draw_runs(10, 2))
     assert (back.verdict, back.reason_code, back.num_blocks) == (Verdict.HOLD, "changed_fingerprint", 10)
-    assert (back.level, back.run.start_blocks) == (SHARE / 8, 100)
+    assert (back.level, back.run.start_blocks) == (pytest.approx(0.025 * SHARE), 100)
     assert [name_of(row) for row in gate.rows] == [("prompt_class=code", 4, CONFIG.config.name)] * len(gate.rows)
 
 

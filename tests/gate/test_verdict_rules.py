@@ -11,6 +11,7 @@ import pytest
 from shadowspec.gate.evidence.hypothesis import HypothesisEvidence
 from shadowspec.gate.evidence.speedup import speedup_test, total_time_test
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.rule_set import RULE_SETS
 from shadowspec.gate.stats import betting
 from shadowspec.gate.verdict.decision import Hypothesis, decide
 from shadowspec.gate.verdict.required_tests import after_dependence
@@ -21,9 +22,11 @@ from tests.gate.worlds import CONFIG, START, block_unit, cluster_unit, run_of
 BOTH = replace(POLICY, objective="both")
 
 
-def passed(r1: float | None, num_units: int, merged_units: int = 1, start_unit: int = 0) -> TestResult:
+def passed(
+    r1: float | None, num_units: int, merged_units: int = 1, start_unit: int = 0, agreement: float | None = None
+) -> TestResult:
     """A result of a test that crosses, of so many units."""
-    dependence = Dependence(r1, TestState(start_unit, merged_units))
+    dependence = Dependence(r1, TestState(start_unit, merged_units), agreement)
     return TestResult("speedup", "pass", 1.3, 1.1, 1.5, 1.05, 0.0125, "block", num_units, 10, 0, dependence=dependence)
 
 
@@ -99,11 +102,15 @@ def test_the_value_of_a_total_is_the_designs() -> None:
 @pytest.mark.parametrize(
     ("r1", "num_units", "merged_units", "action"),
     [
-        (0.21, 100, 1, "restart"),
-        (0.21, 100, 4, "restart"),
-        (0.21, 100, 8, "wait"),  # merged as far as it goes
+        (0.31, 100, 1, "restart"),  # .31 - .1 is above .2
+        (0.31, 100, 4, "restart"),
+        (0.30, 100, 1, "wait"),  # .3 - .1 is not
+        (0.26, 400, 1, "restart"),  # .26 - .05
+        (0.25, 400, 1, "count"),  # .25 - .05 is not above .2, and .25 + .0823 is below .35
+        (0.31, 100, 8, "wait"),  # merged as far as it goes
         (0.21, 400, 8, "count"),
-        (0.21, 99, 1, "wait"),  # r1 is not known well enough to restart
+        (0.90, 99, 1, "wait"),  # r1 is not known well enough to restart
+        (0.21, 100, 1, "wait"),  # .21 + .1645; rules of version 1 restarted here
         (0.20, 100, 1, "wait"),  # .2 + .1645 is above .35
         (0.20, 121, 1, "count"),  # .2 + .1495
         (0.20, 120, 1, "wait"),  # .2 + .1502
@@ -118,13 +125,53 @@ def test_when_dependent_units_wait_and_when_they_are_merged(
     r1: float | None, num_units: int, merged_units: int, action: str
 ) -> None:
     """ "r1 > .2 at n >= 100 restarts ... with 4, then 8, consecutive units merged; otherwise r1 + 1.645/sqrt(n) >= .35
-    makes it wait": .3 in the design, which cost a fifth of the power at the minimum effect."""
-    assert after_dependence(passed(r1, num_units, merged_units))[0] == action
+    makes it wait": .3 in the design, which cost a fifth of the power at the minimum effect.  "A restart for dependence
+    needs an estimate above its threshold by more than its own error" of 1/sqrt(n)."""
+    assert after_dependence(passed(r1, num_units, merged_units), POLICY.rules)[0] == action
+
+
+@pytest.mark.parametrize(
+    ("r1", "num_units", "merged_units", "action"),
+    [(0.21, 100, 1, "restart"), (0.20, 100, 1, "wait"), (0.21, 99, 1, "wait"), (0.21, 100, 8, "wait")],
+)
+def test_rules_of_version_1_restart_at_the_threshold_itself(
+    r1: float, num_units: int, merged_units: int, action: str
+) -> None:
+    assert after_dependence(passed(r1, num_units, merged_units), RULE_SETS[1])[0] == action
+
+
+@pytest.mark.parametrize(
+    ("agreement", "action"), [(None, "count"), (1.0, "count"), (0.99, "wait"), (-math.inf, "wait")]
+)
+def test_a_verdict_waits_until_the_means_of_batches_show_it(agreement: float | None, action: str) -> None:
+    assert after_dependence(passed(0.0, 100, agreement=agreement), POLICY.rules)[0] == action
+    restarts = after_dependence(passed(0.5, 120, agreement=agreement), POLICY.rules)
+    assert restarts == ("restart", TestState(120, 4)), "what lag 1 shows is mended by merging"
+
+
+def test_a_slow_component_under_noise_waits_though_lag_1_shows_nothing() -> None:
+    """A fifth of the requests' variance drifts slowly from block to block: r1 of .15, where .2 makes units restart."""
+    rng, slow, shock = np.random.default_rng(1), [], 0.0
+    for _ in range(240):
+        shock = 0.98 * shock + math.sqrt(1.0 - 0.98**2) * float(rng.standard_normal())
+        slow.append(shock)
+    runs = [
+        run_of(i, f"b{i // 4:05d}", log_speedup=0.13 + 0.06 * slow[i // 4] + 0.12 * float(rng.standard_normal()))
+        for i in range(960)
+    ]
+    new = look(evidence_of(runs))
+    old = look(evidence_of(runs), replace(POLICY, rule_set=1))
+    assert (new.reason_code, old.reason_code) == ("dependent", "all_tests_pass")
+    dependence = result(new, "speedup").dependence
+    assert dependence is not None
+    assert dependence.r1 == pytest.approx(0.15, abs=0.01)
+    assert dependence.batch_agreement == pytest.approx(0.72, abs=0.01)
 
 
 def test_a_restart_begins_at_the_next_unit() -> None:
-    assert after_dependence(passed(0.5, 120))[1] == TestState(120, 4)
-    assert after_dependence(passed(0.5, 110, merged_units=4, start_unit=120))[1] == TestState(120 + 440, 8)
+    assert after_dependence(passed(0.5, 120), POLICY.rules)[1] == TestState(120, 4)
+    later = passed(0.5, 110, merged_units=4, start_unit=120)
+    assert after_dependence(later, POLICY.rules)[1] == TestState(120 + 440, 8)
 
 
 def test_dependence_is_not_judged_while_a_test_is_open() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -76,9 +77,12 @@ def test_the_outcome_is_that_of_a_gate_that_is_run_at_every_look(name: str, num_
         change = num_sessions // 8 if world.changes_fingerprint else 60 if world.name == "decay" else 90
         later = world.effects.log_speedup_later if world.effects.slowed_later else LATER
         world = replace(world, effects=replace(world.effects, change_block=change, log_speedup_later=later))
-    drawn = draw(world, seed_of(world, 7, index))
-    quick = watched(drawn, world)
+    at_every_look(world, draw(world, seed_of(world, 7, index)))
 
+
+def at_every_look(world: World, drawn: Draw) -> list[HypothesisOutcome]:
+    """What the quick way says, once it is what a gate says that is run at every look."""
+    quick = watched(drawn, world)
     found, _ = moments(drawn, world)
     store = stored(drawn)
     verdicts: dict[tuple[str, str, int], Decision] = {}
@@ -117,6 +121,33 @@ def test_the_outcome_is_that_of_a_gate_that_is_run_at_every_look(name: str, num_
     assert (verdicts, alarms) == ({}, {}), "the quick way missed something"
     if world.kind == "effect" and world.effects.change_block is not None:
         assert quick[0].alarm_block is not None, "the world was to show an alarm"
+    return quick
+
+
+SLOT = 0.025 / 4  # of alpha, for each of four slices
+
+
+@pytest.mark.parametrize(
+    ("late_s", "speedup", "concurrency", "first_level"),
+    [
+        (9_000.0, 1.3, 4, 0.9 * (SLOT + 0.025 / 4)),  # the endpoint comes to ENABLE before its slices
+        (12_000.0, 1.5, 1, 0.9 * 0.025),  # the first slice is the whole endpoint until the second one comes
+    ],
+)
+def test_a_level_that_others_pass_on_is_used_from_the_next_look_on(
+    late_s: float, speedup: float, concurrency: int, first_level: float
+) -> None:
+    world = shortened("eight_slices", 640)
+    world = replace(
+        world,
+        arrivals=replace(world.arrivals, num_slices=2, late_slice_s=late_s, concurrency=concurrency),
+        effects=replace(world.effects, log_speedup=math.log(speedup)),
+        policy=replace(world.policy, max_hypotheses=5),
+    )
+    outcomes = at_every_look(world, draw(world, seed_of(world, 7, 0)))
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.ENABLE] * 3
+    levels = [0.9 * 0.025, first_level, 0.9 * (SLOT + (0.025 + SLOT) / 3)]
+    assert [outcome.level for outcome in outcomes] == pytest.approx(levels)
 
 
 def test_a_key_that_dominates_is_cut_at_every_look_and_here() -> None:
@@ -128,7 +159,8 @@ def test_a_key_that_dominates_is_cut_at_every_look_and_here() -> None:
     drawn = replace(drawn, rows=replace(drawn.rows, records=busy))
     with pytest.raises(BeginsAnewError):
         moments(drawn, world)
-    (outcome,) = watched(drawn, world)
+    outcome, twin = watched(drawn, world)
+    assert replace(twin, slice_key="") == outcome, "its only slice is the endpoint"
     store = stored(drawn)
     store.finish(len(busy), Watermark(START, is_ended=True))
     decision = run_gate(store, {ENDPOINT: world.policy}, now=START)[0]

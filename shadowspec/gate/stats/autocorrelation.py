@@ -141,7 +141,8 @@ def _errors(sums: Floats, side: Side, theta: float) -> Floats:
     sign, many = (1.0 if side == "lower" else -1.0), np.maximum(num, 2.0)
     mean = sign * (u - theta * g) / many
     variance = np.maximum((uu - 2.0 * theta * ug + theta * theta * gg) / many - mean * mean, 0.0) * many / (many - 1.0)
-    error = np.sqrt(variance / many)
-    errors = np.divide(mean, error, out=np.where(mean > 0.0, np.inf, -np.inf), where=error > NO_VARIANCE)
+    # Sums that cancel leave a little of the variance of equal means.
+    is_varied, sure = variance > NO_VARIANCE, np.where(mean > 0.0, np.inf, -np.inf)
+    errors = np.divide(mean, np.sqrt(variance / many), out=sure, where=is_varied)
     found: Floats = np.where(num >= MIN_BATCHES, errors, np.inf)
     return found

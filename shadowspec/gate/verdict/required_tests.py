@@ -109,7 +109,7 @@ def crossings(pass_logs: Floats, fail_logs: Floats, level: float, fail_level: fl
 def _batch_agreement(
     test: BettingTest, evidence: TestEvidence, policy: GatePolicy, outcome: str, fail_level: float
 ) -> float | None:
-    """Standard errors by which batches show that the test passes, or fails, over those wanted; None of an open test."""
+    """By how many standard errors, over those wanted, batches show the outcome; None of an open one."""
     if not policy.rules.judges_batches or outcome == "open":
         return None
     if outcome == "pass":

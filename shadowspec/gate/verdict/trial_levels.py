@@ -151,11 +151,14 @@ def assign_trials(
     first = assign(in_order, latest, policy, num_slices)
     trials: dict[HypothesisId, Trial | None] = {}
     for key, name in names.items():
-        trial = first[name]
-        trials[key] = None if trial is None else next_trial(latest.get(name), by_id.get(key), key[2], trial)
+        trial, before, same = first[name], latest.get(name), by_id.get(key)
+        trials[key] = next_trial(before, same, key[2], trial) if trial else _without_part(before, same, key[2])
     runs = {name: row.run for name, row in latest.items() if row.run is not None}
     runs |= {names[key]: trial for key, trial in trials.items() if trial is not None}
-    return {key: with_level(trial, names[key], runs, passed) if trial else None for key, trial in trials.items()}
+    return {
+        key: with_level(trial, names[key], runs, passed) if trial and first[names[key]] else trial
+        for key, trial in trials.items()
+    }
 
 
 def _assign_equal_shares(
@@ -246,6 +249,19 @@ def next_trial(latest: Decision | None, same: Decision | None, fingerprint: str,
         follows=_why_ended(latest, fingerprint),
         num_before=first.num_before if latest.run.graph is None else trial.num_before,
     )
+
+
+def _without_part(latest: Decision | None, same: Decision | None, fingerprint: str) -> Trial | None:
+    """The run of a hypothesis that has no part of alpha, in `next_trial`'s arguments; None where it never had one.
+
+    A verdict in force stays, and so does a run of older rules.  Nothing else has a level; what was used is kept.
+    """
+    if latest is None or latest.run is None:
+        return None
+    trial = next_trial(latest, same, fingerprint, latest.run)
+    goes_on = trial.num_restarts == latest.run.num_restarts
+    stays = goes_on and (trial.graph is None or latest.verdict is not Verdict.HOLD)
+    return trial if stays else replace(trial, level=None)
 
 
 def has_passed(decision: Decision) -> bool:
