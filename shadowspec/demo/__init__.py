@@ -50,8 +50,8 @@ data_note = "{data_note}"
 stale_after_s = 1e10
 
 [gate]
-# Two hypotheses per endpoint: the endpoint and its one slice.  Fewer hypotheses leave each a larger level.
-max_hypotheses = 2
+# One hypothesis per endpoint: its one slice is the endpoint, which has the whole error level.
+max_hypotheses = 1
 # The trace lasts one hour, so no whole week of traffic can be asked for.
 min_span_s = 0.0
 # Sessions have two to three requests; drawing the timed one from the first two leaves few without a pair.
