@@ -19,7 +19,7 @@ class Graph:
         slots: list[Node] = [("slot", number) for number in range(num_slots)]
         half = Fraction(1, 2)
         self.weights = dict.fromkeys(endpoints, (half if slots else 1) / Fraction(num_endpoints))
-        self.weights |= dict.fromkeys(slots, half / num_slots)
+        self.weights |= dict.fromkeys(slots, half / max(num_slots, 1))
         self._edges = {(one, other): Fraction(1, num_slots) for one in endpoints for other in slots}
         self._edges |= {(one, other): Fraction(1, num_slots - 1) for one in slots for other in slots if one != other}
 

@@ -1,4 +1,8 @@
-"""Databases of version 0.1.0: after the upgrade every decision, bound, override and explanation is what it was."""
+"""Databases of version 0.1.0: after the upgrade every decision, bound, override and explanation is what it was.
+
+A verdict in force stays.  An undecided run ends: the next one goes by the current rules, at a part of what is left of
+alpha.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from shadowspec.gate.run.recompute import explain
 from shadowspec.gate.verdict.effective_decisions import effective_decisions
 from shadowspec.store import Store
 from shadowspec.store.admin import schema
-from shadowspec.types import Decision
+from shadowspec.types import Decision, Trial, Verdict
 from shadowspec.types.decision_documents import shown_details
 from tests.gate.feeding import Feed, assert_same_value
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
@@ -124,36 +128,79 @@ def test_an_upgrade_keeps_overrides_rollouts_and_what_they_leave_of_the_verdicts
         ] == released["rollouts"]
 
 
-@pytest.mark.parametrize("name", ["standing", "history"])
-def test_a_gate_run_after_the_upgrade_decides_as_the_released_gate_did(
-    name: str, tmp_path: Path, expected: dict[str, Any]
-) -> None:
-    with Store.open(unpacked(name, tmp_path)) as store:
+def test_a_verdict_in_force_stays_with_its_figures_and_its_detectors(tmp_path: Path, expected: dict[str, Any]) -> None:
+    """Its run goes by the rules of 0.1.0 until an alarm or a new fingerprint ends it."""
+    with Store.open(unpacked("standing", tmp_path)) as store:
         decisions = run_gate(store, {ENDPOINT: POLICY}, now=LATER)
-    released = expected[name]["next_look"]
-    assert len(decisions) == len(released) > 0
+    released = expected["standing"]["next_look"]
+    assert [decision.verdict for decision in decisions] == [Verdict.ENABLE] * 3
     for decision, item in zip(decisions, released, strict=True):
         assert_as_released(decision, item)
 
 
-def test_evidence_begun_before_the_upgrade_goes_on_to_the_released_verdicts(
+def test_an_undecided_run_ends_and_the_next_one_has_a_part_of_what_is_left(
     tmp_path: Path, expected: dict[str, Any]
 ) -> None:
-    """An endpoint enabled by 0.1.0 gets its alarm, its next run and its new fingerprint as 0.1.0 decided them."""
+    """Three hypotheses had a third of alpha each: the endpoint's has used 7/8 of it in three runs, two slices' 3/4."""
+    with Store.open(unpacked("history", tmp_path)) as store:
+        ended = run_gate(store, {ENDPOINT: POLICY}, now=LATER)
+        begun = run_gate(store, {ENDPOINT: POLICY}, now=LATER + timedelta(days=1))
+    for decision, item in zip(ended, expected["history"]["next_look"], strict=True):
+        assert (decision.verdict, decision.reason_code, decision.ends_run) == (Verdict.HOLD, "changed_rules", True)
+        assert_as_released(decision, item, but=frozenset({"reason", "reason_code", "all_details", "clusters_needed"}))
+        assert shown_details(decision).items() >= item["all_details"].items()
+    left = 0.05 * (1.0 - (7 / 8 + 3 / 4 + 3 / 4) / 3)
+    for decision, before, share in zip(begun, ended, (left / 2, left / 4, left / 4), strict=True):
+        run = trial_of(decision)
+        assert (decision.num_blocks, run.start_blocks) == (0, before.num_blocks), "no unit counts twice"
+        assert (run.follows, run.num_restarts, run.num_before) == ("changed_rules",) + (
+            trial_of(before).num_restarts + 1,
+        ) * 2
+        assert (run.share, run.level) == pytest.approx((share, 0.9 * share))
+        assert decision.frozen_parameters is not None
+        assert decision.frozen_parameters["rule_set"] == 2
+
+
+def test_an_alarm_of_the_released_detectors_begins_a_run_under_the_new_rules(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    """An endpoint enabled by 0.1.0 gets its alarm as 0.1.0 decided it; slices stay until the fingerprint changes."""
+    looks: list[list[Decision]] = []
     with Store.open(unpacked("standing", tmp_path)) as store, Store.open(_empty(tmp_path)) as scratch:
         feed = Feed(scratch, WORLD.evidence(), (CONFIG, OTHER))
         feed.write_blocks(0, 200)  # what the released database has
         feed.store = store
-        decisions = []
         for number, (start, stop) in enumerate(itertools.pairwise(LOOKS), start=1):
             if stop > 200:
                 feed.write_blocks(start, stop, is_last=stop == LOOKS[-1])
-                decisions += run_gate(store, {ENDPOINT: POLICY}, now=START + timedelta(days=number))
+                looks.append(run_gate(store, {ENDPOINT: POLICY}, now=START + timedelta(days=number)))
+    alarmed, after, changed, last = looks
     by_number = sorted((int(number), item) for number, item in expected["history"]["decisions"].items())
-    released = [item for _, item in by_number[-len(decisions) :]]
-    assert {decision.reason_code for decision in decisions} > {"drift", "changed_fingerprint"}
-    for decision, item in zip(decisions, released, strict=True):
-        assert_as_released(decision, item, but=frozenset({"decision_id"}))
+    released = iter([item for _, item in by_number[-sum(map(len, looks)) :]])
+    for decision in (*alarmed, *after):
+        item = next(released)
+        if decision.slice_key or decision in alarmed:
+            assert_as_released(decision, item, but=frozenset({"decision_id"}))
+    assert [decision.reason_code for decision in alarmed] == ["drift", "all_tests_pass", "all_tests_pass"]
+    # Each had a third of alpha, of which the first run used half.
+    left = 0.05 / 2
+    assert (after[0].verdict, after[0].reason_code) == (Verdict.DISABLE, "drift"), "until the new run has decided"
+    assert (after[0].num_blocks, trial_of(after[0]).start_blocks) == (20, 270)
+    assert after[0].level == pytest.approx(0.9 * left / 2)
+    levels = [decision.level for decision in changed if decision.fingerprint == OTHER.fingerprint]
+    assert levels == pytest.approx([0.1 * left / 2 / 2, 0.9 * left / 4, 0.9 * left / 4])
+    assert [decision.level for decision in last] == levels
+    every = {
+        (decision.slice_key, trial_of(decision).num_restarts): decision.level or 0.0
+        for decision in itertools.chain(*looks)
+    }
+    assert sum(every.values()) <= 0.05
+
+
+def trial_of(decision: Decision) -> Trial:
+    """The run of a decision that has one."""
+    assert decision.run is not None
+    return decision.run
 
 
 def _empty(folder: Path) -> str:
