@@ -470,10 +470,24 @@ def test_a_level_that_its_share_does_not_give_is_told(store: Store, monkeypatch:
     )
     feed = Feed(store, World(30, make_run=noisy_run()).evidence())
     feed.write_blocks(0, 30)
-    assert gate(store)[0].run is not None
+    assert gate(store, replace(POLICY, rule_set=1))[0].run is not None
     parameters, level = explain(store, 1).differences
     assert (parameters.name, level.name) == ("details.frozen_parameters", "details.level")
     assert parameters.stored == '{"z_clip": 0.1}', "objects are shown as schema 1 has them"
+
+
+@pytest.mark.representative("postgres")
+def test_a_level_of_the_graph_that_the_tests_were_not_read_at_is_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others have passed on is not recomputed: the level stands as stored, and every test is read at it again."""
+    wrong = "shadowspec.store.evidence.evidence_session.stored_details"
+    monkeypatch.setattr(wrong, lambda item: stored_details(item) | {"level": 0.04})
+    feed = Feed(store, World(30, make_run=noisy_run()).evidence())
+    feed.write_blocks(0, 30)
+    (decision, *_) = gate(store)
+    differences = {each.name: (each.stored, each.recomputed) for each in explain(store, 1).differences}
+    assert differences["speedup.alpha"] == (decision.level, 0.04)
 
 
 @pytest.mark.representative("postgres")

@@ -111,7 +111,7 @@ def test_a_slowdown_after_enable_is_found_over_rows_and_a_new_run_begins() -> No
         20,
         80,
     )
-    assert fresh.level == pytest.approx(0.05 / 3 / 4)
+    assert fresh.level == pytest.approx(0.1 * 0.025 / 2), "the endpoint's reserve"
     recovered = gate.decision_at(900)
     assert (recovered.verdict, recovered.num_blocks) == (Verdict.ENABLE, 380)
 
@@ -159,7 +159,8 @@ def test_a_new_fingerprint_supersedes_the_old_verdict_within_the_same_share() ->
         assert (old.verdict, old.reason_code) == (Verdict.HOLD, "changed_fingerprint")
         assert (old.supersession.verdict, old.supersession.by) == ("ENABLE", OTHER.fingerprint)
         assert (fresh.verdict, fresh.reason_code) == (Verdict.HOLD, "changed_fingerprint")
-        assert fresh.level == pytest.approx(0.05 / 3 / 4), "max_hypotheses is 3: there is no other share"
+        share = 0.0125 if name else 0.025
+        assert fresh.level == pytest.approx(0.1 * share / 2), "max_hypotheses is 3: there is no other share"
     third = gate.look(300)
     assert set(third) == {(name, OTHER.fingerprint) for name in ("", *SLICES)}, "a superseded row is written once"
     assert third["", OTHER.fingerprint].verdict is Verdict.ENABLE
@@ -176,7 +177,7 @@ def test_a_rollback_is_a_run_of_its_own() -> None:
     back = gate.look(150)["", CONFIG.fingerprint]
     assert (back.verdict, back.reason_code, back.num_blocks) == (Verdict.HOLD, "changed_fingerprint", 10)
     assert back.run.start_blocks == 120
-    assert back.level == pytest.approx(0.05 / 3 / 8)
+    assert back.level == pytest.approx(0.1 * 0.025 / 4)
     assert gate.look(240)["", CONFIG.fingerprint].verdict is Verdict.ENABLE
 
 

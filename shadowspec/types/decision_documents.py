@@ -59,7 +59,6 @@ _COUNTED_LATER = ("num_days", "num_arrived", "num_beyond")  # by later versions 
 _COUNTS = tuple(
     field.name for field in fields(EvidenceSummary) if field.name.startswith("num_") or field.name == "span_s"
 )
-_LARGEST = 1e9  # JSON has no infinity
 _TEST_NAMES = frozenset({"version", "is_required", "r1", "batch_agreement", "start_unit", "merged_units"})
 _BETTING_NAMES = _TEST_NAMES | {field.name for field in fields(BettingFigures)}
 
@@ -102,7 +101,7 @@ def shown_test_details(result: TestResult) -> dict[str, Figure]:
     if result.dependence is not None:
         found["r1"] = result.dependence.r1
         if result.dependence.batch_agreement is not None:
-            found["batch_agreement"] = min(result.dependence.batch_agreement, _LARGEST)
+            found["batch_agreement"] = result.dependence.batch_agreement
     if result.state is not None:
         found |= {"start_unit": result.state.start_unit, "merged_units": result.state.merged_units}
     return {**found, **result.figures, "is_required": int(result.is_required)}

@@ -221,13 +221,11 @@ def check_levels(rows: Iterable[Decision]) -> None:
 
 def check_batches(look: UnitsLook, decision: Decision) -> None:
     """What each result says of its batches is what the means of batches of all its units say."""
-    previous = look.previous
-    states = restarted_states(previous) if previous is not None and not previous.ends_run else {}
     tests = {test.name: test for test in score_units(look.clusters, look.blocks, look.policy)}
     for result in decision.tests:
         if result.betting is None:
             continue
-        test, state = tests[result.name], states.get(result.name, TestState())
+        test, state = tests[result.name], result.state or TestState()
         series = test.series.merge(state.start_unit, state.merged_units)
         assert series.num_units == result.num_units, result.name
         expected = None
@@ -248,16 +246,16 @@ def check_batches(look: UnitsLook, decision: Decision) -> None:
 
 
 def naive_errors(series: UnitSeries, side: Side, theta: float) -> float:
-    """By how many standard errors the mean lies beyond `theta`, by the batches that say least; infinite without any."""
+    """By how many standard errors the mean lies beyond `theta`, by the batches that say least; 1e9 without any."""
     sums = series.lower if side == "lower" else series.upper
     sign = 1.0 if side == "lower" else -1.0
     values = [sign * (u - theta * g) for u, g in zip(sums.values.tolist(), sums.weights.tolist(), strict=True)]
-    least = math.inf
+    least = 1e9
     for length in (4, 8, 16, 32, 64):
         means = [fmean(values[at : at + length]) for at in range(0, len(values) - length + 1, length)]
         if len(means) >= 4:
             spread = stdev(means)
-            sure = math.inf if fmean(means) > 0.0 else -math.inf  # batches that are all alike leave no doubt
+            sure = 1e9 if fmean(means) > 0.0 else -1e9  # batches that are all alike leave no doubt
             least = min(least, fmean(means) / spread * math.sqrt(len(means)) if spread > 1e-6 else sure)
     return least
 

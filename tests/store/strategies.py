@@ -23,6 +23,7 @@ from shadowspec.types import (
     FingerprintedConfig,
     FunnelCounter,
     Intervention,
+    LevelGraph,
     Memory,
     MixChange,
     PairedScore,
@@ -222,7 +223,9 @@ TESTS = st.builds(
     min_units=COUNT,
     units_needed=optional(COUNT),
     is_required=st.booleans(),
-    dependence=optional(st.builds(Dependence, optional(FIGURE), optional(st.builds(TestState, COUNT, COUNT)))),
+    dependence=optional(
+        st.builds(Dependence, optional(FIGURE), optional(st.builds(TestState, COUNT, COUNT)), optional(FIGURE))
+    ),
     betting=optional(
         st.builds(
             BettingFigures, optional(FIGURE), FIGURE, FIGURE, FIGURE, FIGURE, COUNT, st.booleans(), optional(TEXT)
@@ -246,11 +249,26 @@ COMPOSITIONS = st.builds(
         st.builds(MixChange, FIGURE, st.booleans(), _by_mean(st.builds(RateChange, FIGURE, FIGURE, TEXT)))
     ),
 )
+_PLACES = (COUNT, COUNT, COUNT, optional(TEXT))  # where a run begins, and what it supersedes
+_BY_GRAPH = {
+    "graph": st.builds(LevelGraph, FIGURE, COUNT, COUNT),
+    "num_before": COUNT,
+    "in_slot": st.booleans(),
+    "has_passed": st.booleans(),
+}
+_WHY_ENDED = st.sampled_from(["drift", "changed_fingerprint", "changed_rules"])
+RUNS = st.one_of(
+    *(
+        st.builds(Trial, FIGURE, optional(FIGURE), num_restarts, *_PLACES, follows, **by_graph)  # type: ignore[arg-type]
+        for num_restarts, follows in ((st.just(0), st.none()), (st.integers(1, 30), _WHY_ENDED))
+        for by_graph in ({}, _BY_GRAPH)
+    )
+)
 # What the store keeps of a decision beside its columns.
 BESIDE_COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "engine": NAMES,
     "serving_engine": optional(TEXT),
-    "run": optional(st.builds(Trial, FIGURE, optional(FIGURE), COUNT, COUNT, COUNT, COUNT, optional(TEXT))),
+    "run": optional(RUNS),
     "frozen_parameters": optional(FIGURES),
     "evidence": st.builds(
         EvidenceSummary,

@@ -31,7 +31,7 @@ from shadowspec.types.decision_documents import (
 )
 from tests.store import examples, strategies
 
-NESTED = ("watch", "mix_reference", "frozen_parameters")
+NESTED = ("watch", "mix_reference", "frozen_parameters", "graph")
 DECISIONS = strategies.decisions(examples.config())
 
 

@@ -17,6 +17,7 @@ from shadowspec.gate.stats.betting import Floats, Side, Sums
 NO_VARIANCE = 1e-12  # values that differ by less are equal
 BATCH_LENGTHS = (4, 8, 16, 32, 64)  # units
 MIN_BATCHES = 4  # fewer say nothing of how much they vary
+NO_DOUBT = 1e9  # standard errors, where there is no error; a number that JSON has
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class BatchSums:
     def errors(self, side: Side, theta: float) -> float:
         """By how many of its standard errors the mean lies beyond `theta`, by the length of batches that says least.
 
-        Infinite where no length has MIN_BATCHES.
+        NO_DOUBT where no length has MIN_BATCHES.
         """
         return float(_errors(self.sums, side, theta).min())
 
@@ -125,24 +126,24 @@ class BatchSums:
 def errors_path(units: Sums, side: Side, theta: float) -> Floats:
     """`BatchSums.errors` after each of `units`, [n]."""
     num_units = len(units.values)
-    least = np.full(num_units, np.inf)
+    least = np.full(num_units, NO_DOUBT)
     for length in BATCH_LENGTHS:
         num = num_units // length
         u, g = (values[: num * length].reshape(-1, length).mean(axis=1) for values in (units.values, units.weights))
         sums = np.stack([np.arange(1, num + 1), *(x.cumsum() for x in (u, g, u * u, u * g, g * g))], axis=1)
-        after = np.concatenate([[np.inf], _errors(sums, side, theta)])
+        after = np.concatenate([[NO_DOUBT], _errors(sums, side, theta)])
         least = np.minimum(least, after[np.arange(1, num_units + 1) // length])
     return least
 
 
 def _errors(sums: Floats, side: Side, theta: float) -> Floats:
-    """Elementwise over rows of sums [..., 6]; infinite where there are fewer than MIN_BATCHES."""
+    """Elementwise over rows of sums [..., 6]; NO_DOUBT where there are fewer than MIN_BATCHES."""
     num, u, g, uu, ug, gg = np.moveaxis(sums, -1, 0)
     sign, many = (1.0 if side == "lower" else -1.0), np.maximum(num, 2.0)
     mean = sign * (u - theta * g) / many
     variance = np.maximum((uu - 2.0 * theta * ug + theta * theta * gg) / many - mean * mean, 0.0) * many / (many - 1.0)
     # Sums that cancel leave a little of the variance of equal means.
-    is_varied, sure = variance > NO_VARIANCE, np.where(mean > 0.0, np.inf, -np.inf)
+    is_varied, sure = variance > NO_VARIANCE, np.where(mean > 0.0, NO_DOUBT, -NO_DOUBT)
     errors = np.divide(mean, np.sqrt(variance / many), out=sure, where=is_varied)
-    found: Floats = np.where(num >= MIN_BATCHES, errors, np.inf)
+    found: Floats = np.where(num >= MIN_BATCHES, errors, NO_DOUBT)
     return found
