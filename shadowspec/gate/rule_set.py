@@ -25,6 +25,9 @@ class RuleSet:
     watches_all: bool  # after ENABLE: detectors of tail and score too, faults and memory revoke
     thins_endpoint: bool  # the whole endpoint counts sessions drawn below its slices' smallest rate alone
     spans_in_days: bool  # `min_span_s` counts days with evidence; else newest less oldest event
+    # Upper 95% limit of r1 below which units pass as independent.  With batches beside it .45 lets no more AR(1) units
+    # pass than .35 did without them, and independent units wait less (docs/simulation.md).
+    wait_autocorrelation: float
     judges_batches: bool  # dependence is judged by the means of batches too; else at lag 1 alone
     shares_levels: bool  # levels go by the graph of `trial_levels`; else each hypothesis has an equal part
 
@@ -40,6 +43,7 @@ RULE_SETS = {
         watches_all=False,
         thins_endpoint=False,
         spans_in_days=False,
+        wait_autocorrelation=0.35,
         judges_batches=False,
         shares_levels=False,
     ),
@@ -53,6 +57,7 @@ RULE_SETS = {
         watches_all=True,
         thins_endpoint=True,
         spans_in_days=True,
+        wait_autocorrelation=0.45,
         judges_batches=True,
         shares_levels=True,
     ),

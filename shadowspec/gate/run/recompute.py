@@ -20,14 +20,16 @@ from shadowspec.gate.run.gate_store import Rows
 from shadowspec.gate.run.state import FOLD_VERSION, EndpointState, RunEvidence, fold_units, has_entered, new_state
 from shadowspec.gate.verdict.trial_levels import (
     frozen_policy,
+    has_passed,
     hypothesis_id,
     is_superseded,
+    latest_by_name,
     name_of,
     recipe_note,
     supersede,
     with_level,
 )
-from shadowspec.types import Decision, Figure, FingerprintedConfig, Fold, OpenBlock, OpenKey, SliceKey, Span
+from shadowspec.types import Decision, Figure, FingerprintedConfig, Fold, OpenBlock, OpenKey, SliceKey, Span, Trial
 from shadowspec.types.decision_documents import TEST_FIELDS, decision_figures, shown_figure, shown_test_details
 
 TOLERANCE = 1e-9  # relative, and absolute about 0: sums are stored, read and added in the same order
@@ -220,6 +222,23 @@ class _Replay:
                     run_evidence = evidence_after(run_evidence, row)
         return state, run_evidence
 
+    def _trial(self) -> Trial | None:
+        """The target's run with the level that its part of alpha gives it, and what others had passed on by then."""
+        target, run = self._target, self._target.run
+        if run is None:
+            return None
+        found = self._level(run, self._rows.decisions_of(self._fold_id))
+        if found == target.run:
+            return found
+        # Hypotheses that this look no longer asked about may have passed levels on at earlier ones.
+        folds = self._rows.folds_until(self._fold_id)
+        return self._level(run, [row for fold in folds for row in self._rows.decisions_of(fold.fold_id or 0)])
+
+    def _level(self, run: Trial, rows: Sequence[Decision]) -> Trial:
+        latest = latest_by_name(rows)
+        runs = {name: replace(row.run, has_passed=has_passed(row)) for name, row in latest.items() if row.run}
+        return with_level(run, name_of(self._target), runs)
+
     def _rules(self, fold: Fold) -> Rules:
         """The policy as it was, for this hypothesis alone: others' clusters do not bear on it."""
         assert fold.fold_id is not None, "a fold that was read has its id"
@@ -239,9 +258,7 @@ class _Replay:
             loads=(decision.concurrency,),
             known_until=decision.evidence.newest_record,
         )
-        trial = decision.run
-        if trial is not None and trial.graph is None:  # by the graph a level rests on other hypotheses' verdicts
-            trial = with_level(trial, name_of(decision), {})
+        trial = self._trial()
         has_entered = bool(look.entered([self._key], [decision]))
         stored = [row for row in self._rows.decisions_of(self._fold_id) if not is_superseded(row)]
         again = look.with_mix_bound(look.look_at(self._key, trial, has_entered=has_entered), stored)

@@ -26,9 +26,6 @@ from shadowspec.types import BettingFigures, Dependence, TestResult, TestState
 
 RESTART_AUTOCORRELATION = 0.2  # above it, once r1 is well known, the units are too small to be independent
 RESTART_UNITS = 100
-# r1's upper 95% limit below which the units pass as independent.  At .3, independent units waited in one run of
-# five at the sizes at which the minimum effect is decided; at .35 AR(1) units still do not pass (docs/simulation.md).
-WAIT_AUTOCORRELATION = 0.35
 Z_95 = 1.645  # one-sided
 MERGES = {1: 4, 4: 8}  # units merged into one at the first and at the second restart
 
@@ -236,7 +233,7 @@ def dependence(
     error = 1.0 / np.sqrt(np.maximum(num_units, 1))
     limit, surely = r1 + Z_95 * error, r1 - error * rules.judges_batches
     restarts = np.asarray(surely > RESTART_AUTOCORRELATION - slack) & (num_units >= RESTART_UNITS) & can_merge
-    return ~restarts & ((limit >= WAIT_AUTOCORRELATION + slack) | np.equal(num_units, 0)), restarts
+    return ~restarts & ((limit >= rules.wait_autocorrelation + slack) | np.equal(num_units, 0)), restarts
 
 
 def _best_ratio(test: BettingTest, side: Side, theta: float) -> float:
