@@ -125,7 +125,7 @@ def test_when_dependent_units_wait_and_when_they_are_merged(
     r1: float | None, num_units: int, merged_units: int, action: str
 ) -> None:
     """ "r1 > .2 at n >= 100 restarts ... with 4, then 8, consecutive units merged; otherwise r1 + 1.645/sqrt(n) >= .45
-    makes it wait": .3 in the design, which cost a fifth of the power at the minimum effect; batches are judged beside it.  "A restart for dependence
+    makes it wait": .3 in the design, which cost a fifth of the power at the minimum effect.  "A restart for dependence
     needs an estimate above its threshold by more than its own error" of 1/sqrt(n)."""
     assert after_dependence(passed(r1, num_units, merged_units), POLICY.rules)[0] == action
 
