@@ -245,7 +245,7 @@ CHECKS: dict[str, tuple[str, Check, list[tuple[str, str]]]] = {
         [
             ("FRACTIONS = np.array([0.1, ", "FRACTIONS = np.array([0.2, "),
             ("0.6, 0.95])", "0.6, 0.96])"),
-            ("0.15, 0.7)", "0.15, 0.8)"),
+            ("from shadowspec.gate.rule_set import WEIGHTS", "WEIGHTS = (0.05, 0.1, 0.15, 0.8)"),
             ("ratios)).cumsum(axis=1)", "ratios)).cumsum(axis=0)"),
             ("np.log(weights)[:, None] + summed", "np.log(weights)[:, None] - summed"),
         ],

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadowspec.gate.evidence.units import BlockUnit, MeasuredRun
-from shadowspec.gate.stats.betting import WEIGHTS, Floats, Side, Sums, UnitSeries
+from shadowspec.gate.rule_set import WEIGHTS
+from shadowspec.gate.stats.betting import Floats, Side, Sums, UnitSeries
 from shadowspec.gate.stats.capital import geometric_grid, grid
 from shadowspec.types import Figure, Run
 
