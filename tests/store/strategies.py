@@ -272,7 +272,7 @@ BESIDE_COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "frozen_parameters": optional(FIGURES),
     "evidence": st.builds(
         EvidenceSummary,
-        *[COUNT] * 9,
+        *[COUNT] * 12,
         optional(FIGURE),
         optional(FIGURE),
         FIGURE,
