@@ -94,8 +94,8 @@ def test_enable_starts_the_detectors_after_the_units_that_proved_it() -> None:
 
 def test_the_detectors_start_at_enable_however_often_it_was_held_before() -> None:
     gate = Gate()
-    for seed in range(6):
-        decision = gate.look(draw_runs(20, seed))
+    for seed in range(12):
+        decision = gate.look(draw_runs(10, seed))
         if decision.verdict is Verdict.ENABLE:
             break
     assert [row.verdict for row in gate.rows[:2]] == [Verdict.HOLD, Verdict.HOLD]

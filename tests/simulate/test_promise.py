@@ -100,6 +100,7 @@ def baseline_first_or_last(block: Block, num_candidates: int) -> list[int | None
 def test_candidates_that_are_never_first_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As engines ran them once: the first arm's penalty falls on the baseline, and never on these candidates."""
     world = WORLDS["three_candidates"]
+    world = replace(world, policy=replace(world.policy, rule_set=1))  # batches would hold it back for longer
     worlds = [replace(world, effects=replace(world.effects, candidate=candidate)) for candidate in range(3)]
     assert [enabled(each) for each in worlds] == [0, 0, 0]
     monkeypatch.setattr(Block, "arm_order", baseline_first_or_last)
