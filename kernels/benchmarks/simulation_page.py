@@ -41,6 +41,7 @@ false ENABLE is at most alpha (5%). `shadowspec simulate` tries that promise in 
   the engine draws. In the order of before (the baseline first or last, the candidates as configured) the gate enabled
   it, and the third, in 40 of 40 draws. In **`retries`** the slow requests are those answered at a later attempt; with
   the time of the failed ones dropped, the gate enabled 40 of 40.
+- The figures below are of **20 repetitions** of each world: enough to see a gross fault, not a rate of a few percent.
 - **Intervals** in brackets are Clopper and Pearson's, 95%, in percent.
 - **Naive gates** see every request of the same runs, timed or not. A gate that reads acceptance is blind to latency,
   and the other way round; what it enables blindly counts all the same, because it would have been enabled.
