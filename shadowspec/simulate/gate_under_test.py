@@ -64,6 +64,34 @@ class HypothesisOutcome:
     tests: Mapping[str, TestOutcome]
     alarm_block: int | None = None
 
+    @classmethod
+    def of(
+        cls,
+        decision: Decision,
+        trial: Trial,
+        level: float,
+        tests: Mapping[str, TestOutcome],
+        alarm_block: int | None = None,
+        *,
+        was_dependent: bool,
+    ) -> HypothesisOutcome:
+        """The outcome of the run `trial` at this level, which came to `decision`."""
+        has_verdict = is_verdict(decision)
+        return cls(
+            slice_key=decision.slice_key,
+            fingerprint=decision.fingerprint,
+            num_restarts=trial.num_restarts,
+            start_blocks=trial.start_blocks,
+            level=level,
+            verdict=decision.verdict if has_verdict else Verdict.HOLD,
+            reason_code=decision.reason_code if has_verdict else "",
+            num_blocks=decision.num_blocks,
+            num_clusters=decision.num_clusters,
+            was_dependent=was_dependent,
+            tests=tests,
+            alarm_block=alarm_block,
+        )
+
 
 Decisions = Mapping[HypothesisId, Decision]
 # Yields the look at which it next wants the gate to be run, and is sent every look at which the gate was run.
@@ -357,25 +385,13 @@ class _Run:
         trial = decision.run
         if trial is None or trial.level is None:
             raise AcceleratorError(f"{self._key}: no level")
-        has_verdict = is_verdict(decision)
-        return HypothesisOutcome(
-            slice_key=decision.slice_key,
-            fingerprint=decision.fingerprint,
-            num_restarts=trial.num_restarts,
-            start_blocks=trial.start_blocks,
-            level=trial.level,
-            verdict=decision.verdict if has_verdict else Verdict.HOLD,
-            reason_code=decision.reason_code if has_verdict else "",
-            num_blocks=decision.num_blocks,
-            num_clusters=decision.num_clusters,
-            was_dependent=was_dependent,
-            tests={
-                test.name: outcome_of(test, self._from_start[test.name], self._policy, self._first_level)
-                for test in self._tests
-                if test.series.num_units
-            },
-            alarm_block=None if alarm is None else alarm.num_blocks,
-        )
+        tests = {
+            test.name: outcome_of(test, self._from_start[test.name], self._policy, self._first_level)
+            for test in self._tests
+            if test.series.num_units
+        }
+        alarm_block = None if alarm is None else alarm.num_blocks
+        return HypothesisOutcome.of(decision, trial, trial.level, tests, alarm_block, was_dependent=was_dependent)
 
 
 def _units_at(test: BettingTest, seen: _Seen) -> Ints:

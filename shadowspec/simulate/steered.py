@@ -148,19 +148,6 @@ def _note(outcomes: dict[tuple[str, int], HypothesisOutcome], decision: Decision
     key = decision.slice_key, trial.num_restarts
     before = outcomes.get(key)
     if before is None or (before.verdict is Verdict.HOLD and is_verdict(decision)):
-        has_verdict = is_verdict(decision)
-        outcomes[key] = HypothesisOutcome(
-            slice_key=decision.slice_key,
-            fingerprint=decision.fingerprint,
-            num_restarts=trial.num_restarts,
-            start_blocks=trial.start_blocks,
-            level=trial.level,
-            verdict=decision.verdict if has_verdict else Verdict.HOLD,
-            reason_code=decision.reason_code if has_verdict else "",
-            num_blocks=decision.num_blocks,
-            num_clusters=decision.num_clusters,
-            was_dependent=False,
-            tests={},
-        )
+        outcomes[key] = HypothesisOutcome.of(decision, trial, trial.level, {}, was_dependent=False)
     elif before.verdict is Verdict.ENABLE and decision.reason_code == DRIFT and decision.ends_run:
         outcomes[key] = replace(before, alarm_block=decision.num_blocks)
