@@ -48,6 +48,13 @@ def number(value: float | None, digits: int = 2) -> str:
     return DASH if value is None else f"{value:,.{digits}f}".replace("-", MINUS)
 
 
+def batch_change(baseline: float | None, speculative: float | None) -> str:
+    """How many requests of full length the KV caches of two servers hold at once."""
+    if baseline is None or speculative is None:
+        return "the servers do not say how many requests they hold"
+    return f"batch {baseline:,.1f} becomes {speculative:,.1f} (requests of full length)"
+
+
 def figure(value: float | None) -> str:
     """A number of unknown kind: whole if it is whole, else four significant digits."""
     if value is None:

@@ -28,7 +28,11 @@ COLUMNS = (
         "tail",
     ),
     Column("Parity", "Whether the speculative output is the target's own: the worst of the parity tests."),
-    Column("Memory", "Extra peak memory of the speculative arm, as a share of the baseline's, or in KV tokens."),
+    Column(
+        "Memory",
+        "Extra peak memory of the speculative arm, as a share of the baseline's, or in KV tokens; through servers, the "
+        "share of the baseline's KV cache that the speculative server's lacks.",
+    ),
     Column(
         "Saved",
         "Device time per output token that speculation saves against the baseline, pooled over the measured requests "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from html import escape
 
-from shadowspec.reports.definitions import memory_figure
+from shadowspec.reports.definitions import memory_figure, test_notes
 from shadowspec.reports.pages.board import BoardEndpoint, BoardRow
 from shadowspec.text import DASH, age, percent, plural, slice_title, times
 from shadowspec.types import Arm, TestResult, Verdict
@@ -199,9 +199,9 @@ def _memory(row: BoardRow) -> str:
     if test is None or test.estimate is None:
         return DASH
     word = "over budget" if test.outcome == "fail" else "within budget" if test.outcome == "pass" else "open"
-    limit = f"{word}, which is {memory_figure(test.threshold)}"
+    limit = "; ".join([f"{word}, which is {memory_figure(test.threshold)}", *test_notes(test)])
     flag = '<small class="ss-flag">over</small>' if test.outcome == "fail" else ""
-    return f'<span title="{limit}">+{memory_figure(test.estimate)}</span>{flag}'
+    return f'<span title="{escape(limit)}">+{memory_figure(test.estimate)}</span>{flag}'
 
 
 def _saving(row: BoardRow, currency: str) -> str:

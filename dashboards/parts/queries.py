@@ -168,8 +168,7 @@ def context_rows(
     """The newest runs of a hypothesis by the length of their prompts, and how many they are."""
     wanted = RunFilter(endpoint, slice_key, concurrency, fingerprint, since)
     store = source.store()
-    memory = store.newest_memory(wanted)
-    cost = None if memory is None else CacheCost(memory.kv_bytes_per_token, memory.draft_kv_bytes_per_token)
+    cost = CacheCost.of(store.newest_memory(wanted))
     points = [
         ContextPoint(row["num_prompt_tokens"], row["num_output_tokens"], Tally.of_run(row))
         for row in store.run_page(wanted, limit=MAX_CONTEXT_RUNS).rows

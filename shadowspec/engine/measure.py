@@ -19,12 +19,14 @@ from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.parity import parities_of
 from shadowspec.engine.proposers.recent_outputs import OutputsByEndpoint
 from shadowspec.engine.tokenizer import FolderTokenizer
+from shadowspec.metrics import ratio
 from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.outputs import is_repetition_loop
 from shadowspec.types import (
     AuditedRun,
     Block,
+    BlockMemory,
     BlockResult,
     FingerprintedConfig,
     Memory,
@@ -96,12 +98,12 @@ class Engine:
             arms[place] = self._arms.run(requests, candidate, slots, recent)
         baseline = arms[None]
         runs: list[Run] = []
-        memory: dict[str, Memory] = {}
+        memory: dict[str, BlockMemory] = {}
         audits: list[AuditedRun] = []
         for place, candidate in enumerate(self.candidates):
             arm = arms[place]
             runs += self._runs(block, requests, candidate, baseline, arm)
-            memory[candidate.config.fingerprint] = self._memory(candidate, baseline, arm)
+            memory[candidate.config.fingerprint] = self._memory(requests, candidate, baseline, arm)
             if candidate.config.config.remembers:
                 self._outputs.after(block, candidate.config, [each.output if each else None for each in arm.decoded])
             audits += self._audits(block, requests, candidate.config.fingerprint, arm)
@@ -187,8 +189,12 @@ class Engine:
             for index, prompt in enumerate(block.requests)
         ]
 
-    def _memory(self, candidate: Candidate, baseline: MeasuredArm, speculative: MeasuredArm) -> Memory:
+    def _memory(
+        self, requests: Sequence[Request], candidate: Candidate, baseline: MeasuredArm, speculative: MeasuredArm
+    ) -> Memory:
         draft = candidate.draft
+        pairs = zip(requests, baseline.decoded, strict=True)
+        lengths = [len(request.prompt) + len(decoded.output) for request, decoded in pairs if decoded is not None]
         return Memory(
             baseline_peak_bytes=baseline.peak_bytes,
             speculative_peak_bytes=speculative.peak_bytes,
@@ -196,6 +202,7 @@ class Engine:
             draft_weight_bytes=draft.weight_bytes if draft is not None else 0,
             draft_kv_bytes_per_token=draft.kv_bytes_per_token if draft is not None else 0,
             source=self._arms.memory_source,
+            kv_tokens_per_request=ratio(sum(lengths), len(lengths)),
         )
 
 

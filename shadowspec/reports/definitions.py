@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from shadowspec.text import DASH, figure, format_signed, number, percent, times
-from shadowspec.types import Decision, FingerprintedConfig, FunnelCounter, TestResult, Verdict
+from shadowspec.text import DASH, batch_change, figure, format_signed, number, percent, times
+from shadowspec.types import Decision, Figure, FingerprintedConfig, FunnelCounter, TestResult, Verdict
 
 Format = Callable[[float | None], str]
 
@@ -160,7 +160,13 @@ DEFINITIONS = {
     ),
     "displaced": (
         "Displaced KV tokens",
-        "Extra peak memory of the speculative arm, as tokens of the target's KV cache that would have fitted in it.",
+        "Extra peak memory of the speculative arm, as tokens of the target's KV cache that would have fitted in it; "
+        "through servers, the tokens by which the speculative server's KV cache holds less.",
+    ),
+    "displaced_requests": (
+        "Displaced requests",
+        "How many requests' KV cache the displaced tokens are: requests of the blocks' mean length in process, of the "
+        "greatest length that a server accepts through servers.",
     ),
     "loops": (
         "Repetition loops",
@@ -220,6 +226,8 @@ def test_notes(test: TestResult) -> list[str]:
         value = figures.get(name)
         if value is not None:
             notes.append(text.format(value.replace("_", " ") if isinstance(value, str) else format_value(value)))
+    if isinstance(displaced := test.figures.get("displaced_requests"), int | float):
+        notes.append(_displaced_batch(displaced, test.figures.get("baseline_requests")))
     if test.betting is not None and test.betting.num_missing:
         notes.append(f"{test.betting.num_missing} missing, folded at the worst value")
     if test.state is not None and test.state.merged_units != 1:
@@ -227,6 +235,13 @@ def test_notes(test: TestResult) -> list[str]:
     if test.betting is not None and test.betting.is_undecidable:
         notes.append("too near the threshold to tell")
     return notes
+
+
+def _displaced_batch(displaced: float, held: Figure) -> str:
+    """What the displaced tokens are in requests: of those that a server holds, where it says how many."""
+    if isinstance(held, int | float):
+        return batch_change(held, held - displaced)
+    return f"the cache of {number(displaced)} requests"
 
 
 def find_test(decision: Decision | None, name: str) -> TestResult | None:

@@ -18,7 +18,7 @@ from shadowspec import metrics
 from shadowspec.metrics import ratio
 from shadowspec.store import RollupSums
 from shadowspec.tap.context_buckets import prompt_range
-from shadowspec.types import Run
+from shadowspec.types import BlockMemory, Memory, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,11 @@ class CacheCost:
 
     target: int
     draft: int
+
+    @classmethod
+    def of(cls, memory: BlockMemory | None) -> CacheCost | None:
+        """Those of a block that was measured in process; no server says its bytes."""
+        return cls(memory.kv_bytes_per_token, memory.draft_kv_bytes_per_token) if isinstance(memory, Memory) else None
 
 
 @dataclass(frozen=True, slots=True)

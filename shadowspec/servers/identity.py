@@ -59,10 +59,19 @@ async def identify(client: Client, model: str) -> Identity:
     )
 
 
+async def sglang_info(client: Client) -> Mapping[str, Any]:
+    """How SGLang says that it was started, and what it has room for.
+
+    Raises:
+        ServerError: it cannot be reached, or does not say.
+    """
+    text = await client.look("server_info")
+    return _document(client, text if text is not None else await client.look("get_server_info"), "/server_info")
+
+
 async def _sglang(client: Client, entry: Mapping[str, Any]) -> Identity:
     """SGLang says of itself how it was started."""
-    text = await client.look("server_info")
-    info = _document(client, text if text is not None else await client.look("get_server_info"), "/server_info")
+    info = await sglang_info(client)
     length = entry.get("max_model_len")
     return Identity(
         sglang.ENGINE,

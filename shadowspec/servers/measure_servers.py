@@ -1,8 +1,8 @@
 """Measuring a block through two servers of the same target: the in-process engine's interface, other machines' time.
 
 The order of the arms is drawn by hash; the second begins when the first has ended.  Connections, warm-up, parity and
-the pass that counts where answers do not say are outside the timed arms.  What a server does not say stays unknown, as
-memory does.
+the pass that counts where answers do not say are outside the timed arms.  What a server does not say stays unknown.
+What the KV caches hold is read before each block.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from shadowspec.servers.closed_loop import Outcome, concurrencies, run_arm, timi
 from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.fingerprint import fingerprint_server_config
 from shadowspec.servers.identity import Identity, identify
+from shadowspec.servers.kv_capacity import read_capacity, served_memory
 from shadowspec.servers.probing import LOOKUPS, CountsSource, counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings
@@ -109,6 +110,7 @@ class ServerEngine:
             }
             for arm, client in clients.items():
                 await self._await_server(arm, client)
+            held = {arm: await read_capacity(client, self._identities[arm]) for arm, client in clients.items()}
             await self._warm_up(clients, requests, slots)
             started_at = datetime.now(UTC)
             outcomes = {}
@@ -123,7 +125,10 @@ class ServerEngine:
         failed = sorted({run.failure for run in runs if run.failure is not None})
         if failed:
             log.warning("block %s: requests failed: %s", block.block_id, ", ".join(failed))
-        return BlockResult(block, started_at, runs, memory={})
+        engine = self._identities[Arm.SPECULATIVE].engine
+        found = served_memory(held[Arm.BASELINE], held[Arm.SPECULATIVE], engine)
+        memory = {} if found is None else {self._config.fingerprint: found}
+        return BlockResult(block, started_at, runs, memory)
 
     def _request(self, prompt: ShadowPrompt) -> ServerRequest:
         """Both arms draw from the same seed."""

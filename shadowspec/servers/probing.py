@@ -13,6 +13,7 @@ from shadowspec.servers.client import Client, open_client, run_async, trust
 from shadowspec.servers.counters import scrape
 from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.identity import Identity, identify
+from shadowspec.servers.kv_capacity import KvCapacity, read_capacity
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.types import SamplingParameters, SpeculationConfig
@@ -24,6 +25,7 @@ NO_STEPS: Final = (
 )
 LOOKUPS: Final = ("ngram", "suffix")  # what may have nothing to propose in a step
 TINY: Final = ServerRequest((5, 6, 7, 8) * 4, SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True), 0)
+SAME_CAPACITY: Final = 0.02  # by which a cache may hold more for what its server measured at its start
 DETAILED: Final = "--per-request-spec-decode-metrics detailed"
 
 
@@ -55,6 +57,7 @@ class Probe:
     tells_cached: bool
     scores_outputs: bool | None = None  # tells what sampled outputs are scored by; None: it was not asked
     uncountable: str | None = None  # why what it accepts can never be counted
+    kv_capacity: KvCapacity | None = None  # what its KV cache holds; None: it does not say
 
 
 async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
@@ -93,6 +96,7 @@ async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
         tells_queue=answer.queue_ms is not None,
         tells_cached=answer.cached_tokens is not None,
         scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
+        kv_capacity=await read_capacity(client, identity),
     )
 
 
@@ -112,6 +116,7 @@ async def _probe_sglang(client: Client, identity: Identity, score_logprobs: int)
         tells_cached=answer.cached_tokens is not None,
         scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
         uncountable=sglang.uncountable(reported_settings),
+        kv_capacity=await read_capacity(client, identity),
     )
 
 
@@ -205,4 +210,32 @@ def remarks(baseline: Probe, speculative: Probe) -> list[str]:
         )
     if not (baseline.tells_cached and speculative.tells_cached):
         found.append("cached tokens are not reported (--enable-prompt-tokens-details)")
+    return [*found, *_memory_remarks(baseline.kv_capacity, speculative.kv_capacity)]
+
+
+def _memory_remarks(baseline: KvCapacity | None, speculative: KvCapacity | None) -> list[str]:
+    """What keeps the difference of two KV caches from being what speculation takes."""
+    if baseline is None or speculative is None:
+        return ["what the KV caches hold is not reported, so that memory stays unknown (vLLM: /metrics)"]
+    found = []
+    for capacity, arm in ((baseline, "baseline"), (speculative, "speculative")):
+        if capacity.fixed_by is not None:
+            found.append(
+                f"{capacity.fixed_by} sets the size of the {arm} server's KV cache: a draft's weights take nothing of "
+                "it, and are not among the displaced tokens"
+            )
+    if baseline.shares != speculative.shares:
+        found.append(
+            f"the servers' KV caches differ by their settings ({_settings(baseline)}; {_settings(speculative)}), and "
+            "not by speculation alone: give both the same share of the memory"
+        )
+    elif speculative.tokens > baseline.tokens * (1.0 + SAME_CAPACITY):
+        found.append(
+            f"the speculative server's KV cache holds more than the baseline's ({speculative.tokens:,} tokens, "
+            f"{baseline.tokens:,}): the servers differ in more than speculation"
+        )
     return found
+
+
+def _settings(capacity: KvCapacity) -> str:
+    return ", ".join(f"{name} {value}" for name, value in capacity.shares) or "none reported"

@@ -39,7 +39,7 @@ from shadowspec.simulate.memory import MemoryStore
 from shadowspec.simulate.paths import SLACK, TestOutcome, TestPath, outcome_of, path_of, possible_looks
 from shadowspec.simulate.rows import Rows
 from shadowspec.simulate.traffic import ENDPOINT, NEVER, PLACE, START, Bools, Ints, Requests, event_time
-from shadowspec.types import Decision, FingerprintedConfig, Memory, TestState, Trial, Verdict, Watermark
+from shadowspec.types import BlockMemory, Decision, FingerprintedConfig, TestState, Trial, Verdict, Watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +413,7 @@ def _faults_at(units: _Seen, policy: GatePolicy, config: FingerprintedConfig, le
     budget for memory, may have been seen.
     """
     greedy, gaps, over = [0], [0.0], [False]
-    known: dict[Memory | None, bool] = {}
+    known: dict[BlockMemory | None, bool] = {}
     for unit in units.blocks:
         parities = [measured.run.parity for measured in unit.runs if measured.is_greedy]
         greedy.append(len(parities))

@@ -15,6 +15,7 @@ from shadowspec.store.table_definitions import HYPOTHESIS
 from shadowspec.types import (
     Arm,
     ArmTiming,
+    BlockMemory,
     BlockResult,
     Decision,
     FingerprintedConfig,
@@ -23,6 +24,7 @@ from shadowspec.types import (
     RecordKey,
     Run,
     RunFlags,
+    ServedMemory,
     ServedRun,
     SpeculationConfig,
     SpeculationCounts,
@@ -63,13 +65,14 @@ FLAGS = _names(RunFlags)
 SERVED = _names(ServedRun)
 TIMING = _names(ArmTiming)
 MEMORY = _names(Memory)
+SERVED_MEMORY = _names(ServedMemory, "source")
 RECORD = tuple(name for name in StoredRecord.__struct_fields__ if name != "key")
 LABELS = RECORD.index("labels")
 RECORD_NAMES = (*RECORD_KEY, *RECORD)
 FINGERPRINT = _names(FingerprintedConfig, "config")
 BLOCK = _names(StoredBlock, "memory")
 BLOCK_NAMES = (*BLOCK, "num_out_of_memory", "num_runs")
-MEMORY_NAMES = ("block_id", "fingerprint", *MEMORY)
+MEMORY_NAMES = ("block_id", "fingerprint", *MEMORY, *SERVED_MEMORY)
 RUN = ("fingerprint", "block_id", "failure", "is_repetition_loop", "finish_reason")
 OF_BLOCK = ("endpoint", "slice_key", "concurrency")  # repeated in every run, so that reads need no join
 TIMINGS = {arm: tuple(f"{arm}_{name}" for name in TIMING) for arm in Arm}
@@ -83,7 +86,7 @@ DECISION = tuple(name for name in DECISION_FIELDS if name not in ("config", "tes
 _no_counts, _no_parity, _no_timing, _no_served = ((None,) * len(names) for names in (COUNTS, PARITY, TIMING, SERVED))
 _record, _run, _of_block = attrgetter(*RECORD), attrgetter(*RUN), attrgetter(*OF_BLOCK)
 _flags, _served = attrgetter(*FLAGS), attrgetter(*SERVED)
-_counts, _parity, _timing, _memory = attrgetter(*COUNTS), attrgetter(*PARITY), attrgetter(*TIMING), attrgetter(*MEMORY)
+_counts, _parity, _timing = attrgetter(*COUNTS), attrgetter(*PARITY), attrgetter(*TIMING)
 _block = attrgetter(*(name for name in BLOCK if name != "started_at"))
 
 
@@ -120,15 +123,18 @@ def block_tuple(result: BlockResult, num_runs: int) -> tuple[Any, ...]:
     return *_block(result.block), result.started_at, result.num_out_of_memory, num_runs
 
 
-def block_value(row: RowMapping, memory: Mapping[str, Memory]) -> StoredBlock:
+def block_value(row: RowMapping, memory: Mapping[str, BlockMemory]) -> StoredBlock:
     return StoredBlock(memory=memory, **(_pick(row, BLOCK) | {"first_arm": Arm(row["first_arm"])}))
 
 
-def memory_tuple(block_id: str, fingerprint: str, memory: Memory) -> tuple[Any, ...]:
-    return block_id, fingerprint, *_memory(memory)
+def memory_tuple(block_id: str, fingerprint: str, memory: BlockMemory) -> tuple[Any, ...]:
+    values = (getattr(memory, name, None) for name in (*MEMORY, *SERVED_MEMORY))
+    return block_id, fingerprint, *values
 
 
-def memory_value(row: RowMapping) -> Memory:
+def memory_value(row: RowMapping) -> BlockMemory:
+    if row["baseline_kv_tokens"] is not None:
+        return ServedMemory(**_pick(row, (*SERVED_MEMORY, "source")))
     return Memory(**_pick(row, MEMORY))
 
 

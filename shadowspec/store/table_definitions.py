@@ -88,6 +88,7 @@ fingerprints = Table(
     *integers("ngram_min", "ngram_max"),
     *integers("suffix_decoding_max_tree_depth", "suffix_memory_tokens"),
     *reals("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob", "draft_confidence_threshold"),
+    Column("speculative_config", Text),  # canonical JSON; NULL: the engine drafts by the options above
     Column("engine", Text, nullable=False),
     Column("device", Text, nullable=False),
     Column("dtype", Text, nullable=False),
@@ -121,8 +122,12 @@ block_memory = Table(
         "kv_bytes_per_token",
         "draft_weight_bytes",
         "draft_kv_bytes_per_token",
+        nullable=True,  # where servers measured, that say no bytes
     ),
     Column("source", Text, nullable=False),
+    *reals("kv_tokens_per_request", nullable=True),  # NULL where servers measured, or before 0021
+    *integers("baseline_kv_tokens", "speculative_kv_tokens", nullable=True),  # these: NULL where no server measured
+    *reals("baseline_kv_requests", "speculative_kv_requests", nullable=True),
 )
 
 runs = Table(  # one row per request and config, both arms in it; what reads need of block and record is repeated

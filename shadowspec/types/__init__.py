@@ -19,6 +19,7 @@ from shadowspec.types.audits import (
     ReplayedRecord,
     StoredAudit,
 )
+from shadowspec.types.block_memory import BlockMemory, Memory, ServedMemory
 from shadowspec.types.consumed_records import FunnelCounter, StoredBlock, StoredRecord
 from shadowspec.types.costs import BASELINE, SERVED_BACKEND, BlockTime, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
@@ -52,7 +53,6 @@ from shadowspec.types.measurement import (
     ArmTiming,
     Block,
     BlockResult,
-    Memory,
     PairedScore,
     Parity,
     Run,
@@ -142,6 +142,7 @@ __all__ = [
     "BackfilledBlock",
     "BettingFigures",
     "Block",
+    "BlockMemory",
     "BlockPlace",
     "BlockResult",
     "BlockTime",
@@ -200,6 +201,7 @@ __all__ = [
     "RunFlags",
     "SamplingParameters",
     "SamplingRegime",
+    "ServedMemory",
     "ServedRequest",
     "ServedRun",
     "SessionRate",

@@ -9,7 +9,8 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from shadowspec.types.measurement import Arm, Memory
+from shadowspec.types.block_memory import BlockMemory
+from shadowspec.types.measurement import Arm
 from shadowspec.types.requests import RecordKey
 
 
@@ -66,4 +67,4 @@ class StoredBlock:
     n_max: int
     first_arm: Arm
     started_at: datetime
-    memory: Mapping[str, Memory]  # by fingerprint
+    memory: Mapping[str, BlockMemory]  # by fingerprint

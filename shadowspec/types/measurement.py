@@ -1,4 +1,4 @@
-"""What is measured: blocks, the counters and timings of their runs, parity and memory."""
+"""What is measured: blocks, the counters and timings of their runs, and parity."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from shadowspec.types.audits import AuditedRun
+from shadowspec.types.block_memory import BlockMemory
 from shadowspec.types.flags import NO_FLAGS, RunFlags
 from shadowspec.types.requests import RecordKey, ShadowPrompt
 
@@ -175,30 +176,12 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Peak bytes of both arms on one block, and the draft's cost expressed in the target's KV-cache tokens."""
-
-    baseline_peak_bytes: int
-    speculative_peak_bytes: int
-    kv_bytes_per_token: int  # the target's
-    draft_weight_bytes: int
-    draft_kv_bytes_per_token: int
-    source: str = "accounted"  # "cuda_peak": the allocator's peak; "accounted": weights and caches added up
-
-    @property
-    def displaced_kv_tokens(self) -> int:
-        """KV-cache tokens of the target that the speculative arm's extra memory would have held."""
-        extra = max(0, self.speculative_peak_bytes - self.baseline_peak_bytes)
-        return extra // self.kv_bytes_per_token if self.kv_bytes_per_token else 0
-
-
-@dataclass(frozen=True, slots=True)
 class BlockResult:
     """All runs of a block: one per own request and candidate config, with the memory of each candidate."""
 
     block: Block
     started_at: datetime
     runs: tuple[Run, ...]
-    memory: Mapping[str, Memory]  # by fingerprint
+    memory: Mapping[str, BlockMemory]  # by fingerprint
     num_out_of_memory: int = 0  # times that an arm ran out of memory and was run in halves
     audits: tuple[AuditedRun, ...] = ()  # of the requests drawn for it, by config

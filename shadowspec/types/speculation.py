@@ -29,7 +29,7 @@ class SpeculationConfig:
     target: str  # path or id
     draft: str | None  # folder of a model or of heads; None: the proposer needs none
     # "draft_model" | "heterogeneous_draft_model" | "ngram" | "suffix" | "medusa" | "mlp_speculator" | "eagle3"
-    proposer: str
+    proposer: str  # or, with a `speculative_config`, the server's own name of its method
     num_speculative_tokens: int
     verify_rule: VerifyRule  # rule for sampled requests; a greedy request is always verified by `greedy`
     backend: str = "torch"
@@ -41,6 +41,9 @@ class SpeculationConfig:
     suffix_decoding_min_token_prob: float = 0.1  # estimated probability of a draft up to a token
     suffix_memory_tokens: int = 100_000  # of recent outputs of the endpoint; 0: drafts from the request alone
     draft_confidence_threshold: float = 0.0  # a draft model drafts no token that it gives less; 0: as many as it may
+    # What a server that drafts by its own method was started with, as canonical JSON, beside method, draft and depth;
+    # None: the proposer is one of those above.
+    speculative_config: str | None = None
 
     @property
     def is_adaptive(self) -> bool:

@@ -15,7 +15,19 @@ from shadowspec.gate.rule_set import RULE_SETS
 from shadowspec.gate.stats import betting
 from shadowspec.gate.verdict.decision import Hypothesis, decide
 from shadowspec.gate.verdict.required_tests import after_dependence
-from shadowspec.types import ArmTiming, Dependence, Memory, Parity, Run, TestResult, TestState, Trial, Verdict
+from shadowspec.reports.definitions import test_notes as shown_notes
+from shadowspec.types import (
+    ArmTiming,
+    Dependence,
+    Memory,
+    Parity,
+    Run,
+    ServedMemory,
+    TestResult,
+    TestState,
+    Trial,
+    Verdict,
+)
 from tests.gate.test_decision import HYPOTHESIS, POLICY, correlated, costly_tail, draw_runs, evidence_of, look, result
 from tests.gate.worlds import CONFIG, START, block_unit, cluster_unit, run_of
 
@@ -257,6 +269,44 @@ def test_memory_at_its_budget_is_within_it_and_unknown_memory_holds() -> None:
     exact = Memory(100, 125, 1, 0, 0)
     level = [replace(unit, block=replace(unit.block, memory={CONFIG.fingerprint: exact})) for unit in evidence.blocks]
     assert look(replace(evidence, blocks=tuple(level))).verdict is Verdict.ENABLE
+
+
+@pytest.mark.parametrize(
+    ("speculative", "outcome", "verdict", "note"),
+    [
+        (41_000, "pass", Verdict.ENABLE, "batch 48.0 becomes 41.0 (requests of full length)"),
+        (36_000, "pass", Verdict.ENABLE, "batch 48.0 becomes 36.0 (requests of full length)"),  # at the budget
+        (35_000, "fail", Verdict.DISABLE, "batch 48.0 becomes 35.0 (requests of full length)"),
+        (50_000, "pass", Verdict.ENABLE, "batch 48.0 becomes 48.0 (requests of full length)"),
+    ],
+)
+def test_memory_of_servers_is_judged_by_what_the_speculative_ones_cache_lacks(
+    speculative: int, outcome: str, verdict: Verdict, note: str
+) -> None:
+    evidence = evidence_of(draw_runs(400))
+    held = ServedMemory(48_000, speculative, 48.0, speculative / 1_000, "vllm")
+    full = ServedMemory(48_000, 48_000, 48.0, 48.0, "vllm")  # the worst of all blocks counts
+    memories = [held if index == 3 else full for index in range(len(evidence.blocks))]
+    units = [
+        replace(unit, block=replace(unit.block, memory={CONFIG.fingerprint: memory}))
+        for unit, memory in zip(evidence.blocks, memories, strict=True)
+    ]
+    decision = look(replace(evidence, blocks=tuple(units)))
+    memory = result(decision, "memory")
+    assert (memory.outcome, decision.verdict) == (outcome, verdict)
+    assert memory.figures["displaced_kv_tokens"] == max(0, 48_000 - speculative)
+    assert note in shown_notes(memory)
+
+
+def test_displaced_requests_of_blocks_in_process_are_shown_beside_the_tokens() -> None:
+    evidence = evidence_of(draw_runs(400))
+    memory = Memory(1_000_000, 1_100_000, 100, 0, 0, kv_tokens_per_request=400.0)
+    units = [replace(u, block=replace(u.block, memory={CONFIG.fingerprint: memory})) for u in evidence.blocks]
+    found = result(look(replace(evidence, blocks=tuple(units))), "memory")
+    assert (found.figures["displaced_kv_tokens"], found.figures["displaced_requests"]) == (1_000, 2.5)
+    assert "the cache of 2.50 requests" in shown_notes(found)
+    before = result(look(evidence), "memory")
+    assert not {"displaced_requests", "baseline_requests"} & before.figures.keys(), "old decisions have no such figure"
 
 
 # "θ grid, caps and clips are frozen at entry."; thresholds are not: bounds hold for all of them at once.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shadowspec import metrics
 from shadowspec.reports.report import figures
 from shadowspec.reports.report.figures import JoinedRun
-from shadowspec.types import Arm, ArmTiming, Parity, RecordKey, Run
+from shadowspec.types import Arm, ArmTiming, Memory, Parity, RecordKey, Run, ServedMemory
 from tests.reports.worlds import counts_of
 
 VALUES = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=60)
@@ -173,6 +173,20 @@ def test_failed_runs_have_no_figures() -> None:
     assert figures.acceptance([failed]) is None
     assert figures.latency([failed]) is None
     assert figures.parity([failed], 1e-3) is None
+
+
+def test_memory_of_servers_is_that_of_the_block_that_displaced_the_most() -> None:
+    held = [ServedMemory(48_000, tokens, 48.0, tokens / 1_000, "vllm") for tokens in (47_000, 41_000, 49_000)]
+    found = figures.kv_cache(held)
+    assert found is not None
+    assert (found.num_blocks, found.speculative_tokens, found.displaced_tokens) == (3, 41_000, 7_000)
+    assert (found.baseline_requests, found.speculative_requests) == (48.0, 41.0)
+    assert figures.memory(held) is None
+    in_process = [Memory(10, 30, 1, 0, 0, kv_tokens_per_request=each) for each in (None, 8.0, 5.0)]
+    assert figures.kv_cache(in_process) is None
+    measured_in_process = figures.memory(in_process)
+    assert measured_in_process is not None
+    assert measured_in_process.displaced_requests == 4.0
 
 
 def test_one_token_has_no_time_per_output_token() -> None:

@@ -36,6 +36,8 @@ class FakeServer:
     tells_queue: bool = False
     queue_ms: float = 0.25
     tells_cached: bool = False
+    kv_tokens: int | None = 48_768  # that its cache holds; None: it does not say
+    cache_labels: dict[str, str] = field(default_factory=dict)  # of cache_config_info, beside or in place of the usual
     returns_token_ids: bool = True
     tells_logprobs: bool = True
     max_logprobs: int = 20  # of the likeliest tokens at a prompt's places; 0: it tells none
@@ -105,6 +107,8 @@ class FakeServer:
             "# TYPE vllm:generation_tokens_total counter",
             f"vllm:generation_tokens_total{{{text}}} {self.num_generated}",
         ]
+        if self.kv_tokens is not None:
+            lines += ["# TYPE vllm:cache_config_info gauge", self._cache_config()]
         if self.num_speculative_tokens:
             for name, key in (
                 ("num_drafts", "drafts"),
@@ -121,6 +125,22 @@ class FakeServer:
                 number = self.per_pos[position] if self.per_pos else 0
                 lines.append(f'{name}{{{text},position="{position}"}} {number}.0')
         return "\n".join(lines) + "\n"
+
+    def _cache_config(self) -> str:
+        """As vLLM 0.32 writes it (tests/data/live)."""
+        assert self.kv_tokens is not None
+        labels = {
+            "block_size": "16",
+            "engine": "0",
+            "gpu_memory_utilization": "0.92",
+            "kv_cache_max_concurrency": str(self.kv_tokens / self.max_model_len),
+            "kv_cache_memory_bytes": "None",
+            "kv_cache_size_tokens": str(self.kv_tokens),
+            "num_gpu_blocks": str(self.kv_tokens // 16),
+            "num_gpu_blocks_override": "None",
+        }
+        shown = ",".join(f'{name}="{value}"' for name, value in {**labels, **self.cache_labels}.items())
+        return f"vllm:cache_config_info{{{shown}}} 1.0"
 
     async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if "prompt_logprobs" in body:

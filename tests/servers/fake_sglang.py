@@ -43,6 +43,8 @@ class FakeSglang(FakeServer):
             "speculative_num_draft_tokens": (self.num_draft_tokens or width + 1) if width else None,
             "speculative_adaptive": self.is_adaptive,
             "internal_states": [{}],
+            "mem_fraction_static": 0.88,
+            **({} if self.kv_tokens is None else {"max_total_num_tokens": self.kv_tokens}),
             "version": self.version,
         }
         await respond(writer, 200, json.dumps(info))

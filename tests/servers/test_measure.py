@@ -23,6 +23,7 @@ from shadowspec.types import (
     Parity,
     RecordKey,
     SamplingParameters,
+    ServedMemory,
     ShadowPrompt,
     SpeculationConfig,
     VerifyRule,
@@ -78,7 +79,8 @@ def test_every_own_request_has_a_run_with_counts_and_times(servers: tuple[FakeSe
     engine = connected(servers)
     result = engine.measure(block(5, fillers=1))
     assert [run.key.offset for run in result.runs] == [0, 1, 2, 3, 4]
-    assert result.memory == {}, "no server says what it peaked at"
+    full = ServedMemory(48_768, 48_768, 47.625, 47.625, "vllm")
+    assert result.memory == {engine.configs[0].fingerprint: full}
     for run, request in zip(result.runs, result.block.requests, strict=True):
         assert run.failure is None
         assert run.fingerprint == engine.configs[0].fingerprint

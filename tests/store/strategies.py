@@ -32,6 +32,7 @@ from shadowspec.types import (
     RecordKey,
     Run,
     RunFlags,
+    ServedMemory,
     ServedRun,
     SliceCover,
     SliceState,
@@ -104,6 +105,7 @@ CONFIGS = st.builds(
     suffix_decoding_min_token_prob=RATES,
     suffix_memory_tokens=COUNT,
     draft_confidence_threshold=RATES,
+    speculative_config=optional(TEXT),
 )
 FINGERPRINTED = st.builds(
     FingerprintedConfig,
@@ -114,7 +116,12 @@ FINGERPRINTED = st.builds(
     details=st.dictionaries(TEXT, TEXT, max_size=3),
     fingerprint=NAMES,
 )
-MEMORY = st.builds(Memory, *[COUNT] * 5)
+MEMORY = st.one_of(
+    st.builds(Memory, *[COUNT] * 5, kv_tokens_per_request=st.none() | REAL),
+    st.builds(
+        ServedMemory, COUNT, COUNT, st.none() | REAL, st.none() | REAL, source=st.sampled_from(("vllm", "sglang"))
+    ),
+)
 TIMINGS = st.builds(ArmTiming, *[MILLISECONDS] * 6, TOKENS, optional(MILLISECONDS))
 PARITY = st.builds(
     Parity, optional(COUNT), optional(REAL), optional(st.booleans()), *[optional(REAL), optional(COUNT)] * 2

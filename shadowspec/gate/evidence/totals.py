@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from shadowspec.gate.evidence.series import Blocks, add_times
 from shadowspec.metrics import ratio
-from shadowspec.types import Memory, Parity
+from shadowspec.types import BlockMemory, Parity
 
 MAX_Z_ERROR = 0.01  # per token of a sampled request: half of the margin for the mean z; beyond it its parity is unknown
 MAX_GAPS = 256  # largest top-2 gaps kept; one above the limit is enough for the verdict
@@ -35,7 +35,9 @@ class RunTotals:
     num_memory_blocks: int = 0
     displaced_kv_tokens_total: int = 0
     max_displaced_kv_tokens: int | None = None
-    max_extra_peak_share: float | None = None  # of the baseline's own peak
+    max_extra_peak_share: float | None = None  # of the baseline's own peak; of servers, of its KV cache
+    max_displaced_requests: float | None = None
+    baseline_requests: float | None = None  # that the baseline's KV cache holds where so many are displaced
 
     def fold(self, blocks: Blocks) -> RunTotals:
         """The totals with these blocks added."""
@@ -69,7 +71,8 @@ class RunTotals:
             max_displaced_kv_tokens=max([*displaced, self.max_displaced_kv_tokens or 0])
             if memory
             else self.max_displaced_kv_tokens,
-            max_extra_peak_share=_largest(self.max_extra_peak_share, map(_extra_peak_share, memory)),
+            max_extra_peak_share=_largest(self.max_extra_peak_share, (each.extra_share for each in memory)),
+            **_displaced_requests(self, memory),
         )
 
     def num_faults(self, near_tie_logit: float) -> int:
@@ -82,8 +85,13 @@ def _is_scored(parity: Parity) -> bool:
     return parity.z_sum is not None and (ratio(parity.z_error or 0.0, parity.z_tokens or 0) or 0.0) <= MAX_Z_ERROR
 
 
-def _extra_peak_share(memory: Memory) -> float | None:
-    return ratio(memory.speculative_peak_bytes - memory.baseline_peak_bytes, memory.baseline_peak_bytes)
+def _displaced_requests(before: RunTotals, memory: Iterable[BlockMemory]) -> dict[str, float | None]:
+    """The most requests that were displaced on any block, and how many its baseline holds."""
+    most, held = before.max_displaced_requests, before.baseline_requests
+    for each in memory:
+        if each.displaced_requests is not None and (most is None or each.displaced_requests > most):
+            most, held = each.displaced_requests, each.baseline_requests
+    return {"max_displaced_requests": most, "baseline_requests": held}
 
 
 def _largest(before: float | None, values: Iterable[float | None]) -> float | None:

@@ -172,7 +172,10 @@ def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) 
 
 
 def memory_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResult:
-    """Measured, no test: the largest extra peak memory of any block against the budget; shown where there is none."""
+    """Measured, no test: the largest extra memory of any block against the budget; shown where there is none.
+
+    Through servers it is the share of the baseline's KV cache that the speculative server's lacks.
+    """
     share, tokens = runs.max_extra_peak_share, runs.max_displaced_kv_tokens
     budgets: list[tuple[float | None, float | None]] = [
         (share, policy.memory_budget_share),
@@ -182,6 +185,9 @@ def memory_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResu
     is_over = any(measured is not None and measured > budget for measured, budget in set_)
     is_known = all(measured is not None for measured, _ in set_)
     measured, budget = set_[0] if set_ else (share, None)
+    displaced, held = runs.max_displaced_requests, runs.baseline_requests
+    requests = {} if displaced is None else {"displaced_requests": displaced}
+    requests |= {} if displaced is None or held is None else {"baseline_requests": held}
     return TestResult(
         name="memory",
         outcome="fail" if is_over else "pass" if is_known and set_ else "open",
@@ -201,6 +207,7 @@ def memory_result(runs: RunTotals, policy: GatePolicy, level: float) -> TestResu
             "displaced_kv_tokens": tokens,
             "budget_tokens": policy.memory_budget_tokens,
             "mean_displaced_kv_tokens": ratio(runs.displaced_kv_tokens_total, runs.num_memory_blocks),
+            **requests,  # absent where they are not known, as in decisions from before they were counted
         },
     )
 

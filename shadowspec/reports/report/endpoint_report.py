@@ -182,6 +182,7 @@ def _hypothesis(
     answered = sum(measured.run.failure is None for measured in runs)
     figures_of_slice = _slice_figures(slice_key, runs)
     acceptance = figures.acceptance(runs)
+    memories = [block.memory[fingerprint] for block in used if fingerprint in block.memory]
     return Hypothesis(
         endpoint=endpoint,
         slice_key=slice_key,
@@ -200,7 +201,8 @@ def _hypothesis(
         acceptance=acceptance,
         latency=figures.latency(runs),
         parity=figures.parity(runs, _near_tie_logit(policy, configs.get(fingerprint))),
-        memory=figures.memory(block.memory[fingerprint] for block in used if fingerprint in block.memory),
+        memory=figures.memory(memories),
+        kv_cache=figures.kv_cache(memories),
         num_repetition_loops=loops,
         repetition_loop_share=metrics.ratio(loops, answered),
         by_context=by_context(_context_points(runs), _cache_cost(used, fingerprint)),
@@ -230,8 +232,7 @@ def _context_points(runs: Iterable[JoinedRun]) -> Iterator[ContextPoint]:
 
 def _cache_cost(blocks: Iterable[StoredBlock], fingerprint: str) -> CacheCost | None:
     """The same in every block of a config."""
-    known = (block.memory[fingerprint] for block in blocks if fingerprint in block.memory)
-    return next((CacheCost(memory.kv_bytes_per_token, memory.draft_kv_bytes_per_token) for memory in known), None)
+    return next((cost for block in blocks if (cost := CacheCost.of(block.memory.get(fingerprint))) is not None), None)
 
 
 def _slice_figures(slice_key: str, runs: Sequence[JoinedRun]) -> SliceFigures:

@@ -17,13 +17,14 @@ from shadowspec import metrics
 from shadowspec.reports.report.report_model import (
     Acceptance,
     Distribution,
+    KvCacheFigures,
     Latency,
     MemoryFigures,
     OrderStatistic,
     ParityFigures,
 )
 from shadowspec.reports.shared_values import SpeedupBin
-from shadowspec.types import Arm, ArmTiming, Memory, Run, SpeculationCounts
+from shadowspec.types import Arm, ArmTiming, BlockMemory, Memory, Run, ServedMemory, SpeculationCounts
 
 QUANTILES = (0.5, 0.95, 0.99)
 SPEEDUP_QUANTILES = (0.05, 0.5, 0.95)
@@ -180,9 +181,9 @@ def parity(runs: Sequence[JoinedRun], near_tie_logit: float | None) -> ParityFig
     )
 
 
-def memory(blocks: Iterable[Memory]) -> MemoryFigures | None:
-    """The largest peaks of any block, and the largest difference on one block; None of no block."""
-    rows = list(blocks)
+def memory(blocks: Iterable[BlockMemory]) -> MemoryFigures | None:
+    """The largest peaks of any block, and the largest difference on one block; None where no block has peaks."""
+    rows = [each for each in blocks if isinstance(each, Memory)]
     if not rows:
         return None
     return MemoryFigures(
@@ -191,9 +192,28 @@ def memory(blocks: Iterable[Memory]) -> MemoryFigures | None:
         speculative_peak_bytes=max(row.speculative_peak_bytes for row in rows),
         extra_peak_bytes=max(row.speculative_peak_bytes - row.baseline_peak_bytes for row in rows),
         displaced_kv_tokens=max(row.displaced_kv_tokens for row in rows),
+        displaced_requests=max((each for row in rows if (each := row.displaced_requests) is not None), default=None),
         draft_weight_bytes=max(row.draft_weight_bytes for row in rows),
         kv_bytes_per_token=max(row.kv_bytes_per_token for row in rows),
         draft_kv_bytes_per_token=max(row.draft_kv_bytes_per_token for row in rows),
+    )
+
+
+def kv_cache(blocks: Iterable[BlockMemory]) -> KvCacheFigures | None:
+    """What the servers' caches hold, of the block that displaced the most; None where no server said so."""
+    rows = [each for each in blocks if isinstance(each, ServedMemory)]
+    if not rows:
+        return None
+    worst = max(rows, key=lambda row: row.baseline_kv_tokens - row.speculative_kv_tokens)
+    return KvCacheFigures(
+        num_blocks=len(rows),
+        baseline_tokens=worst.baseline_kv_tokens,
+        speculative_tokens=worst.speculative_kv_tokens,
+        displaced_tokens=worst.displaced_kv_tokens,
+        displaced_share=worst.extra_share,
+        baseline_requests=worst.baseline_kv_requests,
+        speculative_requests=worst.speculative_kv_requests,
+        source=worst.source,
     )
 
 

@@ -66,6 +66,7 @@ def _hypothesis(h: Hypothesis) -> dict[str, Json]:
             "latency",
             "parity",
             "memory",
+            "kv_cache",
             "num_repetition_loops",
             "repetition_loop_share",
             "by_context",

@@ -90,7 +90,10 @@ def _vocabulary() -> dict[str, object]:
     """Everything that the templates may say besides the report's own values."""
     return {
         **{f.__name__: f for f in (words.times, words.percent, words.milliseconds, words.number, words.format_signed)},
-        **{f.__name__: f for f in (words.byte_size, words.moment, words.age, words.figure, words.plural)},
+        **{
+            f.__name__: f
+            for f in (words.byte_size, words.batch_change, words.moment, words.age, words.figure, words.plural)
+        },
         **{
             f.__name__: f
             for f in (words.slice_title, definitions.title_of_test, definitions.shown_as, definitions.test_notes)

@@ -24,6 +24,7 @@ from shadowspec.reports.tally import ContextRow
 from shadowspec.text import (
     DASH,
     age,
+    batch_change,
     byte_size,
     figure,
     format_signed,
@@ -204,6 +205,14 @@ def _facts(h: Hypothesis) -> str:
         facts.append(
             f"peak memory {byte_size(m.baseline_peak_bytes)} baseline, {byte_size(m.speculative_peak_bytes)} "
             f"speculative; {m.displaced_kv_tokens:,} KV tokens displaced"
+            + (f", the cache of {number(m.displaced_requests)} requests" if m.displaced_requests is not None else "")
+        )
+    if h.kv_cache:
+        k = h.kv_cache
+        facts.append(
+            f"KV cache {k.baseline_tokens:,} tokens baseline, {k.speculative_tokens:,} speculative: "
+            f"{k.displaced_tokens:,} displaced ({percent(k.displaced_share)}); "
+            + batch_change(k.baseline_requests, k.speculative_requests)
         )
     return "\n".join(f"- {fact}" for fact in facts)
 

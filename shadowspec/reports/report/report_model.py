@@ -108,9 +108,24 @@ class MemoryFigures:
     speculative_peak_bytes: int
     extra_peak_bytes: int  # largest difference on one block
     displaced_kv_tokens: int  # largest over blocks
+    displaced_requests: float | None  # of the block's mean length; largest over blocks
     draft_weight_bytes: int
     kv_bytes_per_token: int
     draft_kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheFigures:
+    """What two servers' KV caches hold, of the block on which they differ the most; requests are of full length."""
+
+    num_blocks: int
+    baseline_tokens: int
+    speculative_tokens: int
+    displaced_tokens: int
+    displaced_share: float | None  # of the baseline's
+    baseline_requests: float | None
+    speculative_requests: float | None
+    source: str  # the engine that said so
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +154,8 @@ class Hypothesis:
     acceptance: Acceptance | None
     latency: Latency | None
     parity: ParityFigures | None
-    memory: MemoryFigures | None
+    memory: MemoryFigures | None  # in process
+    kv_cache: KvCacheFigures | None  # through servers
     num_repetition_loops: int
     repetition_loop_share: float | None
     by_context: tuple[ContextRow, ...]

@@ -22,11 +22,11 @@ from shadowspec.store.column_types import RECORD_KEY
 from shadowspec.types import (
     Arm,
     ArmTiming,
+    BlockMemory,
     Contract,
     FingerprintedConfig,
     FunnelCounter,
     Intervention,
-    Memory,
     PairedScore,
     Parity,
     RecordKey,
@@ -102,7 +102,7 @@ def read_records(connection: Connection, endpoint: str) -> list[StoredRecord]:
 
 def read_blocks(connection: Connection, endpoint: str) -> list[StoredBlock]:
     """The endpoint's blocks in start order."""
-    memory: dict[str, dict[str, Memory]] = defaultdict(dict)
+    memory: dict[str, dict[str, BlockMemory]] = defaultdict(dict)
     of_block = tables.block_memory.c.block_id == tables.blocks.c.block_id
     statement = select(tables.block_memory).join(tables.blocks, of_block).where(tables.blocks.c.endpoint == endpoint)
     for row in connection.execute(statement).mappings():
@@ -114,7 +114,7 @@ def read_blocks(connection: Connection, endpoint: str) -> list[StoredBlock]:
 
 def read_blocks_of(connection: Connection, block_ids: Sequence[str]) -> dict[str, tuple[StoredBlock, int]]:
     """These blocks by id, each with the number of runs that it was stored with."""
-    memory: dict[str, dict[str, Memory]] = defaultdict(dict)
+    memory: dict[str, dict[str, BlockMemory]] = defaultdict(dict)
     if not block_ids:
         return {}
     names = [(block_id,) for block_id in block_ids]

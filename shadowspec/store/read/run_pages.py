@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, and_, or_, select,
 from shadowspec.store import row_values
 from shadowspec.store import table_definitions as tables
 from shadowspec.store.column_types import RECORD_KEY, RUN_KEY
-from shadowspec.types import Memory
+from shadowspec.types import BlockMemory
 
 MAX_WALKED = 20_000  # runs that one page looks at; some hundred milliseconds
 PREFIX = 12  # characters of a hash
@@ -101,7 +101,7 @@ def read_recent_labels(
     return [(_row(row), dict(row["labels"])) for row in connection.execute(statement).mappings()]
 
 
-def read_newest_memory(connection: Connection, wanted: RunFilter) -> Memory | None:
+def read_newest_memory(connection: Connection, wanted: RunFilter) -> BlockMemory | None:
     """The memory of the block of the newest run that matches, among the endpoint's newest `MAX_WALKED`."""
     walked = (
         select(_runs.block_id, _runs.fingerprint, _runs.slice_key, _runs.concurrency, _runs.event_time)
