@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -23,6 +25,7 @@ from shadowspec.distill.card import Origin, card
 from shadowspec.distill.comparison import Comparison, compare
 from shadowspec.distill.draft_folder import load_trainable, require_free, write, write_card
 from shadowspec.distill.examples import Example, Split, split, times
+from shadowspec.distill.first_layers import num_layers, require_fewer_layers, write_first_layers
 from shadowspec.distill.training import Course, Look, Trainer
 from shadowspec.distill.training_settings import Settings, Shares
 from shadowspec.engine import LoadedModel, engine_name
@@ -32,7 +35,8 @@ from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import ConfigError, NoDataError, UsageError
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import ResponseReader
-from shadowspec.types import FunnelCounter, FunnelKey, SpeculationConfig
+from shadowspec.text import plural
+from shadowspec.types import FunnelCounter, FunnelKey, SpeculationConfig, VerifyRule
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,8 @@ class Wanted:
     shares: Shares
     labels: dict[str, str]  # that a record must have
     max_requests: int | None
+    # Of the target, which the draft begins as; None: it begins as the candidate's.
+    from_layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class Distilled:
     """What came of it."""
 
     out: Path
-    config: SpeculationConfig
+    config: SpeculationConfig  # with the draft that training began from
     endpoints: tuple[str, ...]  # that have the pair
     funnel: dict[FunnelKey, int]  # records that were not used
     split: Split
@@ -75,21 +81,62 @@ class _Traffic:
 
 
 def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings: Settings) -> Distilled:
-    """Train a candidate's draft on the responses in files, write it, and replay what was held out with both drafts.
+    """Train a draft on the responses in files, write it, and replay what was held out with it and what it was before.
 
-    All endpoints with the same target and draft take part: what one gains is not to be another's loss.
+    It begins as a candidate's draft, or as the target's first layers. All endpoints with the same target and draft
+    take part, with the same target alone where there is no draft yet: what one gains is not to be another's loss.
 
     Raises:
-        UsageError: there is something where the draft is to be written, or no record can have a wanted label.
+        UsageError: there is something where the draft is to be written, no record can have a wanted label, or the
+            target does not have more layers than the draft is to have.
         ConfigError: no such endpoint or candidate, or one that drafts with no model of its target's vocabulary.
         ModelError: a model cannot be loaded, or the pair does not fit.
         NoDataError: too few sessions have a response that can be used.
     """
     require_free(wanted.out)
-    candidate = candidate_of(config, wanted.endpoint, wanted.candidate)
-    _require_labels(config, wanted)
-    endpoints = sharing(config, candidate)
     transformers_logging.disable_progress_bar()  # stderr is ours
+    if wanted.from_layers is None:
+        candidate = candidate_of(config, wanted.endpoint, wanted.candidate)
+        _require_labels(config, wanted)
+        return _distill(config, paths, wanted, settings, candidate, sharing(config, candidate))
+    with _first_layers(config, wanted, wanted.from_layers) as candidate:
+        endpoints = tuple(name for name, each in config.endpoints.items() if each.target == candidate.target)
+        return _distill(config, paths, wanted, settings, candidate, endpoints)
+
+
+@contextmanager
+def _first_layers(config: Config, wanted: Wanted, count: int) -> Iterator[SpeculationConfig]:
+    """A candidate whose draft is the target's first layers, in a folder that ends with the block.
+
+    Its K is that of the endpoint's first candidate.
+    """
+    if wanted.candidate is not None:
+        raise UsageError(
+            f"--candidate {wanted.candidate} begins from that candidate's draft and --from-layers from the target: "
+            "give one of them"
+        )
+    first = _endpoint_candidates(config, wanted.endpoint)[0]
+    _require_labels(config, wanted)
+    require_fewer_layers(first.target, count)
+    wanted.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{wanted.out.name}-", dir=wanted.out.parent) as scratch:
+        folder = Path(scratch) / "first-layers"
+        with notes.status(f"taking the target's first {plural(count, 'layer')}"):
+            write_first_layers(first.target, count, folder)
+        yield SpeculationConfig(
+            wanted.out.name, first.target, str(folder), PROPOSER, first.num_speculative_tokens, VerifyRule.REJECTION
+        )
+
+
+def _distill(
+    config: Config,
+    paths: Sequence[str],
+    wanted: Wanted,
+    settings: Settings,
+    candidate: SpeculationConfig,
+    endpoints: tuple[str, ...],
+) -> Distilled:
+    """Train the candidate's draft on these endpoints' responses."""
     with notes.status("loading models"):
         models = new_models(config)
         target = models.load(candidate.target)
@@ -113,7 +160,10 @@ def distill_files(config: Config, paths: Sequence[str], wanted: Wanted, settings
     origin = Origin(
         target_weights=target.weights_digest,
         base_weights=base.weights_digest,
-        candidate=candidate.name,
+        candidate=candidate.name if wanted.from_layers is None else None,
+        first_layers=wanted.from_layers,
+        num_target_layers=num_layers(candidate.target),
+        num_parameters=base.num_parameters,
         num_speculative_tokens=candidate.num_speculative_tokens,
         verify_rule=candidate.verify_rule.value,
         consent=wanted.consent,
@@ -161,23 +211,28 @@ def candidate_of(config: Config, endpoint: str, name: str | None) -> Speculation
     Raises:
         ConfigError: there is none, or more than one to choose from.
     """
-    require_endpoints(config)
-    if endpoint not in config.endpoints:
-        known = ", ".join(config.endpoints)
-        raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
-    candidates = config.endpoints[endpoint].candidates
+    candidates = _endpoint_candidates(config, endpoint)
     if name is not None and name not in [each.name for each in candidates]:
         known = ", ".join(each.name for each in candidates)
         raise ConfigError(f"{config.path}: endpoints.{endpoint} has no candidate {name!r} (it has: {known})")
     drafting = [each for each in candidates if each.proposer == PROPOSER and name in (None, each.name)]
     if not drafting:
         raise ConfigError(
-            f"{config.path}: endpoints.{endpoint}: only a candidate with proposer = {PROPOSER!r} can be distilled"
+            f"{config.path}: endpoints.{endpoint}: only a candidate with proposer = {PROPOSER!r} can be distilled; "
+            "--from-layers makes a draft where there is none"
         )
     if len({each.draft for each in drafting}) > 1:
         known = ", ".join(each.name for each in drafting)
         raise ConfigError(f"{config.path}: endpoints.{endpoint} has several drafts: say which by --candidate ({known})")
     return drafting[0]
+
+
+def _endpoint_candidates(config: Config, endpoint: str) -> Sequence[SpeculationConfig]:
+    require_endpoints(config)
+    if endpoint not in config.endpoints:
+        known = ", ".join(config.endpoints)
+        raise ConfigError(f"{config.path}: no endpoint {endpoint!r} is configured (configured: {known})")
+    return config.endpoints[endpoint].candidates
 
 
 def sharing(config: Config, speculation_config: SpeculationConfig) -> tuple[str, ...]:

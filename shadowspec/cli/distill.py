@@ -33,6 +33,15 @@ def distill(
     candidate: Annotated[
         str | None, typer.Option("--candidate", help="Which one, where the endpoint has several draft models.")
     ] = None,
+    from_layers: Annotated[
+        int | None,
+        typer.Option(
+            "--from-layers",
+            min=1,
+            help="Begin as the target's first layers, this many, with its embeddings and head, instead of a "
+            "candidate's draft.",
+        ),
+    ] = None,
     where: Annotated[
         list[str] | None,
         typer.Option("--where", help="Only records with this label, such as consent=yes; may be given repeatedly."),
@@ -61,7 +70,10 @@ def distill(
     config_path: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a candidate's draft on the target's distribution over logged responses, and say what that gained.
+    """Train a draft on the target's distribution over logged responses, and say what that gained.
+
+    It begins as the draft of a candidate, or with --from-layers as the first layers of the target, where there is no
+    draft to begin from.
 
     The new draft is a folder of its own, with a model card; nothing that is configured changes. Acceptance before and
     after is that of sessions held out, by exact replay, for every slice of every endpoint with the same pair.
@@ -78,11 +90,12 @@ def distill(
         shares = Shares(validation, held_out)
     except ValueError as error:
         raise UsageError(f"--held-out {held_out} and --validation {validation}: {error}") from error
-    wanted = Wanted(endpoint, candidate, consent.strip(), out, shares, parse_labels(where or []), max_requests)
+    labels = parse_labels(where or [])
+    wanted = Wanted(endpoint, candidate, consent.strip(), out, shares, labels, max_requests, from_layers)
     settings = Settings(epochs=epochs, learning_rate=learning_rate, tokens_per_step=tokens_per_step, seed=seed)
     done = distill_files(load_config(find_config(config_path)), files, wanted, settings)
     if as_json:
-        print_json(_document(done, files))
+        print_json(_document(done, files, from_layers))
     else:
         _print(done)
 
@@ -106,12 +119,13 @@ def parse_labels(given: list[str]) -> dict[str, str]:
     return labels
 
 
-def _document(done: Distilled, files: list[str]) -> dict[str, Any]:
+def _document(done: Distilled, files: list[str], from_layers: int | None) -> dict[str, Any]:
     course, parts = done.course, done.split
     return {
         "files": files,
         "out": str(done.out),
-        "candidate": done.config.name,
+        "candidate": done.config.name if from_layers is None else None,
+        "from_layers": from_layers,
         "num_speculative_tokens": done.config.num_speculative_tokens,
         "endpoints": list(done.endpoints),
         "responses": {

@@ -20,7 +20,10 @@ class Origin:
 
     target_weights: str  # digests, as in fingerprints
     base_weights: str
-    candidate: str
+    candidate: str | None  # whose draft it was; None: it began as the target's first layers
+    first_layers: int | None  # of the target, that it began as; None: it began as a candidate's draft
+    num_target_layers: int
+    num_parameters: int
     num_speculative_tokens: int
     verify_rule: str
     consent: str
@@ -59,6 +62,11 @@ def card(
         for blend in course.blends
     )
     tokens = sum(len(answer.output) for answer in answers)
+    began = (
+        f"candidate {origin.candidate}"
+        if origin.first_layers is None
+        else f"the target's first {origin.first_layers} of {origin.num_target_layers} layers, its embeddings and head"
+    )
     end = "stopped early, for it got no better" if course.stopped_early else "went on to the end"
     return f"""\
 # A draft distilled on its target
@@ -70,7 +78,9 @@ than that target, and with another target its acceptance is unknown.
 |---|---|
 | target (sha256 over its weights) | `{origin.target_weights}` |
 | began from (sha256 over its weights) | `{origin.base_weights}` |
-| candidate | {origin.candidate}, K = {origin.num_speculative_tokens}, rule {origin.verify_rule} |
+| began as | {began} |
+| parameters | {origin.num_parameters:,} |
+| judged at | K = {origin.num_speculative_tokens}, rule {origin.verify_rule} |
 | engine, device | {origin.engine}, {origin.device} |
 
 ## What it learnt from

@@ -20,16 +20,19 @@ def target_logits(target: Any, responses: Sequence[Response]) -> torch.Tensor:
 def draft_logits(draft: Any, responses: Sequence[Response]) -> torch.Tensor:
     """The same of a draft in training, a transformers model; float32 [tokens, vocabulary], with its gradient.
 
-    Rows are padded at their end, where a causal model's earlier places do not see it.
+    Rows are padded at their end, where a causal model's earlier places do not see it.  The head, most of a small
+    model's work, is left out before the first place that any row needs.
     """
     sequences = [(*response.request.prompt, *response.output[:-1]) for response in responses]
     longest = max(len(sequence) for sequence in sequences)
     padded = [[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences]
     tokens = torch.tensor(padded, device=draft.device)  # int64 [rows, longest]
-    logits = draft(input_ids=tokens, use_cache=False).logits  # [rows, longest, vocabulary]
+    starts = torch.tensor([len(response.request.prompt) - 1 for response in responses], device=tokens.device)
+    first = int(starts.min())
+    logits = draft(input_ids=tokens, use_cache=False, logits_to_keep=longest - first).logits
     rows, columns = output_places([len(response.output) for response in responses], logits.device)
-    starts = torch.tensor([len(response.request.prompt) - 1 for response in responses], device=logits.device)
-    row_logits: torch.Tensor = logits[rows, starts[rows] + columns].float()
+    # [rows, longest - first, vocabulary]; the place `first` is its column 0
+    row_logits: torch.Tensor = logits[rows, starts[rows] - first + columns].float()
     return row_logits
 
 

@@ -150,8 +150,12 @@ def load_model(path: str, device: torch.device, dtype: torch.dtype) -> LoadedMod
     )
 
 
-def load_weights(path: str, dtype: torch.dtype) -> Any:
+def load_weights(path: str, dtype: torch.dtype, config: Any = None) -> Any:
     """A folder's model as transformers has it, from safetensors alone; none of the folder's code is run.
+
+    Args:
+        config: transformers' config of a model with fewer layers than the folder's, whose other weights stay unread;
+            None: the folder's.
 
     Raises:
         ModelError: the weights cannot be read.
@@ -159,6 +163,7 @@ def load_weights(path: str, dtype: torch.dtype) -> Any:
     try:
         return AutoModelForCausalLM.from_pretrained(
             path,
+            config=config,
             dtype=dtype,
             attn_implementation="sdpa",
             local_files_only=True,

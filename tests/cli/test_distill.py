@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from shadowspec.distill.first_layers import write_first_layers
 from shadowspec.engine.batch import Request
 from shadowspec.engine.decode import decode_batch
-from shadowspec.engine.models import LoadedModel, load_model
+from shadowspec.engine.models import LoadedModel, load_model, load_weights
 from shadowspec.types import SamplingParameters, VerifyRule
 from tests.cli.conftest import Workspace, record, write_traffic
+from tests.small_models import VOCABULARY, letter_tokenizer, save_model
 
 NUM_RECORDS = 120
 QUICK = ("--tokens-per-step", "256", "--learning-rate", "1e-3", "--epochs", "2")
@@ -130,6 +133,100 @@ def test_the_draft_keeps_the_dtype_of_its_base(
     assert before == after == "float32"
 
 
+LOOKUP = """[[endpoints.letters.candidates]]
+name = "lookup"
+proposer = "ngram"
+num_speculative_tokens = 2
+"""
+
+
+def without_a_draft(workspace: Workspace) -> None:
+    """Leave the endpoint with a candidate that has no model."""
+    toml = workspace.folder / "shadowspec.toml"
+    head, _, _ = toml.read_text("utf-8").partition("[[endpoints.letters.candidates]]")
+    toml.write_text(head + LOOKUP, encoding="utf-8")
+
+
+def test_a_draft_is_made_of_the_targets_first_layers(
+    workspace: Workspace, file: str, tiny_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    without_a_draft(workspace)
+    asked = ("distill", file, "-e", "letters", "--from-layers", "1", "--out", "new", *CONSENT, *QUICK, "--json")
+    result = workspace.run(*asked)
+    assert result.code == 0, result.err
+    found = result.document
+    assert (found["candidate"], found["from_layers"], found["num_speculative_tokens"]) == (None, 1, 2)
+    whole = next(gain for gain in found["gains"] if not gain["slice"])
+    assert whole["first_position_acceptance_rate_after"] > whole["first_position_acceptance_rate_before"]
+
+    target, made = (
+        json.loads((folder / "config.json").read_text("utf-8")) for folder in (tiny_pair[0], tmp_path / "new")
+    )
+    assert (target["num_hidden_layers"], made["num_hidden_layers"]) == (2, 1)
+    assert target["dtype"] == made["dtype"]
+    draft = load_model("new", torch.device("cpu"), torch.float32)  # which also probes it
+    card = (tmp_path / "new" / "README.md").read_text("utf-8")
+    assert "| began as | the target's first 1 of 2 layers, its embeddings and head |" in card
+    assert f"| parameters | {draft.num_parameters:,} |" in card
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set(), "nothing is left behind"
+
+
+def test_training_from_layers_begins_with_the_targets_weights(target: LoadedModel, tmp_path: Path) -> None:
+    write_first_layers(target.path, 1, tmp_path / "cut")
+    cut, whole = (load_weights(path, torch.float32).state_dict() for path in (str(tmp_path / "cut"), target.path))
+    assert set(cut) == {name for name in whole if ".layers.1." not in name}
+    assert all(torch.equal(weights, whole[name]) for name, weights in cut.items())
+
+
+def test_what_a_config_says_of_each_layer_is_cut_with_them(tmp_path: Path) -> None:
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=64,
+    )  # fmt: skip
+    save_model(tmp_path / "target", Qwen3ForCausalLM(config), letter_tokenizer())
+    write_first_layers(str(tmp_path / "target"), 2, tmp_path / "cut")
+    assert json.loads((tmp_path / "cut" / "config.json").read_text("utf-8"))["layer_types"] == ["full_attention"] * 2
+    assert load_model(str(tmp_path / "cut"), torch.device("cpu"), torch.float32).model.config.num_hidden_layers == 2
+
+
+def test_all_endpoints_with_the_target_take_part_in_a_draft_of_its_layers(
+    workspace: Workspace, traffic: list[dict[str, Any]], tiny_pair: tuple[Path, Path]
+) -> None:
+    without_a_draft(workspace)
+    toml = workspace.folder / "shadowspec.toml"
+    other = f'\n[endpoints.other]\ntarget = "{tiny_pair[0]}"\nserved_models = ["o"]\nmatch = {{ model = "o" }}\n'
+    text = toml.read_text("utf-8") + other + LOOKUP.replace("letters", "other")
+    toml.write_text(text, encoding="utf-8")
+    mixed = [
+        entry | {name: entry[name] | {"model": "om"[row % 2]} for name in ("request", "response")}
+        for row, entry in enumerate(traffic)
+    ]
+    path = write_traffic(workspace.folder / "mixed.jsonl", mixed)
+    result = workspace.run(
+        "distill", str(path), "-e", "letters", "--from-layers", "1", "--out", "new", *CONSENT, *QUICK, "--json"
+    )
+    assert result.code == 0, result.err
+    assert result.document["endpoints"] == ["letters", "other"]
+    assert {gain["endpoint"] for gain in result.document["gains"]} == {"letters", "other"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--from-layers", "2"), "has 2: give 1 to 1"),
+        (("--from-layers", "0"), "Invalid value for '--from-layers'"),
+        (("--from-layers", "1", "--candidate", "draft"), "--from-layers from the target: give one of them"),
+    ],
+)
+def test_layers_that_cannot_be_taken_say_why(
+    workspace: Workspace, file: str, arguments: tuple[str, ...], words: str
+) -> None:
+    result = workspace.run("distill", file, "-e", "letters", "--out", "new", *CONSENT, *arguments)
+    assert result.code == 2
+    assert words in " ".join(result.err.split())
+    assert not (workspace.folder / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -231,4 +328,4 @@ def test_lookup_has_nothing_to_train(workspace: Workspace, file: str) -> None:
     toml.write_text(toml.read_text("utf-8") + text, encoding="utf-8")
     result = workspace.run("distill", file, "-e", "letters", "--candidate", "lookup", "--out", "new", *CONSENT)
     assert result.code == 2
-    assert "only a candidate with proposer = 'draft_model' can be distilled" in result.err
+    assert "only a candidate with proposer = 'draft_model' can be distilled; --from-layers makes a draft" in result.err
