@@ -84,7 +84,8 @@ def template(tmp_path: Path) -> str:
 def test_the_template_is_a_configuration_as_it_stands(tmp_path: Path, template: str) -> None:
     config = load(tmp_path, template)
     assert list(config.endpoints) == ["chat"]
-    assert config.policy == config.endpoints["chat"].policy == GatePolicy()
+    assert config.policy == GatePolicy()
+    assert config.endpoints["chat"].policy == replace(GatePolicy(), serving_engine="shadowspec-torch")
     assert config.policy_path == tmp_path / "policy.toml"
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shadowspec.types.engine_names import is_measured_on, parse_engines
+from shadowspec.types.engine_names import (
+    is_for_serving,
+    is_measured_on,
+    parse_engines,
+    verdict_engine,
+    verdict_engine_text,
+)
 
 IN_PROCESS = "shadowspec-torch/0.1.0 torch/2.13.0+cu130 transformers/5.23.0"
 
@@ -30,6 +36,8 @@ IN_PROCESS = "shadowspec-torch/0.1.0 torch/2.13.0+cu130 transformers/5.23.0"
         ("torch/2.13.0", IN_PROCESS, True),
         ("shadowspec-torch torch 2.13", IN_PROCESS, True),
         ("torch vllm", IN_PROCESS, False),
+        ("tensorrt-llm", "tensorrt_llm/1.2", True),
+        ("llama.cpp", "llamacpp/b1", True),
         ("sglang", "unknown/unknown", False),
         ("vllm", "", False),
         ("", IN_PROCESS, False),
@@ -38,6 +46,25 @@ IN_PROCESS = "shadowspec-torch/0.1.0 torch/2.13.0+cu130 transformers/5.23.0"
 )
 def test_a_name_and_as_much_of_a_version_as_is_given(expected: str, measured: str, is_met: bool) -> None:
     assert is_measured_on(expected, measured) is is_met
+
+
+@pytest.mark.parametrize(
+    ("serving", "measured", "name", "is_serving"),
+    [
+        ("vllm 0.32", IN_PROCESS, "vllm 0.32", True),
+        ("shadowspec-torch", IN_PROCESS, "shadowspec-torch", True),
+        (None, IN_PROCESS, "shadowspec-torch", False),
+        (None, "vllm/0.32.0", "vllm", True),
+        (None, "", "unknown", False),
+    ],
+)
+def test_a_verdict_is_for_what_serves_and_else_for_what_measured(
+    serving: str | None, measured: str, name: str, is_serving: bool
+) -> None:
+    assert verdict_engine(serving, measured) == name
+    assert is_for_serving(serving, measured) is is_serving
+    assert verdict_engine_text(serving, measured).startswith(name)
+    assert ("names no serving_engine" in verdict_engine_text(serving, measured)) is (serving is None)
 
 
 def test_a_version_belongs_to_the_name_before_it() -> None:

@@ -88,7 +88,10 @@ def _config(row: BoardRow) -> str:
     parts = [] if row.config is None else [row.config.name]
     said = text(SEPARATOR.join([*parts, f"load {row.concurrency}"]))
     measured = row.standing.measured
-    return said if measured is None else f'<span title="latency measured on {text(measured.engine)}">{said}</span>'
+    if measured is None:
+        return said
+    basis = text(f"latency measured on {measured.engine}; the verdict is for {measured.verdict_engine_text}")
+    return f'<span title="{basis}">{said}</span>'
 
 
 def _link(row: BoardRow, name: str) -> str:
@@ -143,6 +146,8 @@ def _verdict(row: BoardRow) -> str:
     parts = [formats.verdict_html(row.verdict, row.reason)]
     if row.since is not None:
         parts.append(f'<small title="{moment_title(row.since)}">since {short_local(row.since)}</small>')
+    if (measured := row.standing.measured) is not None:
+        parts.append(f'<small title="{text(measured.verdict_engine_text)}">for {text(measured.verdict_engine)}</small>')
     if row.standing.override is not None:
         parts.append('<small class="ss-flag">override</small>')
     if row.stage is not None and row.verdict is Verdict.ENABLE:

@@ -129,7 +129,8 @@ def tests(row: BoardRow) -> None:
         decided = decision.decided_at
         number = "" if decision.decision_id is None else f" {decision.decision_id}"
         st.caption(
-            f"Decision{number} of {formats.local(decided)} ({moment(decided)}); latency measured on {_engine(row)}."
+            f"Decision{number} of {formats.local(decided)} ({moment(decided)}); latency measured on {_engine(row)}; "
+            f"the verdict is for {formats.markdown(decision.verdict_engine_text)}."
         )
 
 

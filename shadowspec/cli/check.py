@@ -148,13 +148,21 @@ def _print(answer: Answer, on_hold: OnHold, *, is_github: bool, as_json: bool) -
 
     if as_json:
         print_json(answer_document(answer, on_hold))
-        return
-    lines = answer_lines(answer)
-    if is_github:
-        lines = without_commands(lines, secrets.token_hex(16))
-    results.out("\n".join(lines), highlight=False)
+    else:
+        lines = answer_lines(answer)
+        if is_github:
+            lines = without_commands(lines, secrets.token_hex(16))
+        results.out("\n".join(lines), highlight=False)
     if answer.outcome is Outcome.HOLD and on_hold is OnHold.WARN:
         notes.print("warning: HOLD, which passes here (--on-hold warn)", markup=False, highlight=False)
+    if answer.outcome is Outcome.ENABLE and not answer.is_for_serving:
+        notes.print(
+            f"warning: this ENABLE is for {answer.verdict_engine} only, because endpoints.{answer.question.endpoint} "
+            "names no serving_engine: name what serves, or give --expect-engine",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _write_reports(answer: Answer, on_hold: OnHold, junit: Path | None, summary: Path | None, *, as_json: bool) -> None:

@@ -27,6 +27,7 @@ def decision_document(decision: Decision) -> dict[str, Any]:
         "fingerprint": decision.fingerprint,
         "engine": decision.engine,
         "serving_engine": decision.serving_engine,
+        "verdict_engine": decision.verdict_engine,
         **verdict_document(decision),
         "tests": [with_clusters(test_document(test)) for test in decision.tests],
     }

@@ -49,13 +49,19 @@ def export(
     expect_engine: Annotated[
         str | None, typer.Option("--expect-engine", help="What any other engine measured is off.")
     ] = None,
+    accept_other_engine: Annotated[
+        bool,
+        typer.Option(
+            "--accept-other-engine", help="Export verdicts for another engine than the one that will read them."
+        ),
+    ] = False,
     config_path: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document: the export, and why it is so.")] = False,
 ) -> None:
     """Write serving configuration from the decisions that stand.
 
     Speculation is on only where an ENABLE is fresh and not overridden. Why each decision counts or not goes to
-    standard error.
+    standard error. Verdicts for another engine are refused (exit code 2): latency says nothing of it.
     """
     from shadowspec.cli.report import write_file
     from shadowspec.config import find_config, load_config
@@ -68,7 +74,7 @@ def export(
     names = _endpoints(form, endpoint, config)
     with Store.open(config.database_url) as store:
         served = _load_served(store, {name: config.endpoints[name].policy for name in names}, age, expect_engine)
-        document = _render(form, names, served, store, out)
+        document = _render(form, names, served, store, out, accept_other_engine=accept_other_engine)
 
     if as_json:
         print_json({
@@ -135,17 +141,30 @@ def _load_served(
 
 
 def _render(
-    form: ExportFormat, names: Sequence[str], served: ServedDecisions, store: Store, out: Path | None
+    form: ExportFormat,
+    names: Sequence[str],
+    served: ServedDecisions,
+    store: Store,
+    out: Path | None,
+    *,
+    accept_other_engine: bool,
 ) -> Document:
+    from dataclasses import replace
+
     from shadowspec.rollout.export import flagd, modelopt, sglang, tensorrt_llm, vllm
+    from shadowspec.rollout.export.engine_match import require_engine
     from shadowspec.rollout.export.load_schedule import endpoint_schedule, slice_schedules, with_share
 
     decisions, orders = served.decisions, served.orders
     if form is ExportFormat.FLAGD:
-        return flagd.render([
+        endpoints = [
             (endpoint_schedule(n, decisions, overrides=orders), slice_schedules(n, decisions, overrides=orders))
             for n in names
-        ])  # fmt: skip
+        ]
+        schedules = [each for whole, slices in endpoints for each in (whole, *slices)]
+        accepted = require_engine(form, schedules, is_accepted=accept_other_engine)
+        document = flagd.render(endpoints)
+        return replace(document, remarks=(*accepted, *document.remarks))
     schedule = endpoint_schedule(names[0], decisions, overrides=orders)
     match form:
         case ExportFormat.VLLM:
@@ -158,7 +177,9 @@ def _render(
             document = tensorrt_llm.render(schedule)
         case ExportFormat.MODELOPT:
             document = modelopt.render(schedule, _counts(store, names[0]), store.fingerprints())
-    return with_share(document, schedule)
+    accepted = require_engine(form, [schedule], is_accepted=accept_other_engine)
+    document = with_share(document, schedule)
+    return replace(document, remarks=(*accepted, *document.remarks))
 
 
 def _counts(store: Store, endpoint: str) -> dict[str, dict[str, SpeculationCounts]]:
@@ -198,6 +219,7 @@ def _entry(served_decision: ServedDecision) -> dict[str, Any]:
         "candidate": decision.config.name,
         "fingerprint": decision.fingerprint,
         "engine": decision.engine,
+        "verdict_engine": decision.verdict_engine,
         "decision_id": decision.decision_id,
         "verdict": decision.verdict.value,
         "is_on": served_decision.is_on,

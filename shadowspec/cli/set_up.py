@@ -22,8 +22,21 @@ if TYPE_CHECKING:
 def init(
     path: Annotated[Path, typer.Argument(help="File to write, or a folder to write it to.")] = Path("shadowspec.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    serving_engine: Annotated[
+        str | None,
+        typer.Option(
+            help="What serves: vllm, sglang, llama.cpp, ...; shadowspec-torch is the engine in this process. "
+            "Default: asked for at a terminal, else shadowspec-torch."
+        ),
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Take the serving engine from this server, by what it reports.")
+    ] = None,
 ) -> None:
-    """Write a commented configuration and a commented policy to begin from, the policy beside the configuration."""
+    """Write a commented configuration and a commented policy to begin from, the policy beside the configuration.
+
+    Verdicts are for the serving engine that the configuration names.
+    """
     from shadowspec.cli.report import write_file
     from shadowspec.config import DEFAULT_POLICY_NAME, config_template, policy_template
     from shadowspec.config.file import DEFAULT_CONFIG_NAME
@@ -35,10 +48,49 @@ def init(
     for each in (path, policy_path):
         if each.exists() and not force:
             raise UsageError(f"{each} exists already; --force overwrites it")
-    write_file(path, config_template(str(policy_path)))
+    engine = _serving_engine(serving_engine, server)
+    write_file(path, config_template(str(policy_path), engine))
     write_file(policy_path, policy_template())
     notes.print(f"written: {path} and {policy_path}; make them your own, then run:", highlight=False)
     notes.print("shadowspec db upgrade && shadowspec doctor", highlight=False)
+    notes.print(f"serving_engine: {_verdicts_for(engine)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _serving_engine(named: str | None, server: str | None) -> str:
+    """What serves: as it is named, as a server reports it, as it is answered at a terminal, or the engine in process.
+
+    Raises:
+        UsageError: two ways are given, or the name is none.
+        ServiceUnavailableError: the server cannot be reached, or does not say what it is.
+    """
+    import sys
+
+    from shadowspec.errors import UsageError
+    from shadowspec.types.engine_names import IN_PROCESS, SERVING_ENGINES, parse_engines
+
+    if server is not None:
+        from shadowspec.servers.identity import engine_name
+
+        if named is not None:
+            raise UsageError("--serving-engine or --server: give one of them")
+        return engine_name(server)
+    if named is None and not sys.stdin.isatty():
+        return IN_PROCESS
+    if named is None:
+        question = f"What serves your endpoint ({', '.join(SERVING_ENGINES)}: the engine in this process)"
+        named = str(typer.prompt(question, default=IN_PROCESS, err=True))
+    if len(parse_engines(named)) != 1:
+        raise UsageError(f'--serving-engine {named!r}: expected one engine, such as vllm, or "vllm 0.32"')
+    return " ".join(named.split())
+
+
+def _verdicts_for(engine: str) -> str:
+    """What an engine's name in a configuration means for an endpoint that is measured in this process."""
+    from shadowspec.types.engine_names import IN_PROCESS, parse_engines
+
+    if parse_engines(engine)[0].name == IN_PROCESS:
+        return f"verdicts are for {engine}, which serves nobody; `export` for another engine refuses them"
+    return f"verdicts are for {engine}; latency must be measured on it, through two servers (docs/servers.md)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +143,7 @@ def examine(config_path: Path | None) -> list[Finding]:
             ("schedule", _schedule),
             *((f"receiver {receiver.name}", _receiver(receiver)) for receiver in config.schedule.receivers.values()),
             ("scores", _scores),
+            ("serving engine", _serving_engines),
             ("device", _device),
             ("models", _models),
             *(
@@ -204,6 +257,24 @@ def _scores(config: Config) -> str:
                 )
     names = sorted({each for endpoint in config.endpoints.values() for each in endpoint.scores})
     return ", ".join(names) or "no output is scored; no policy asks for it"
+
+
+def _serving_engines(config: Config) -> str:
+    """What the verdicts on each endpoint are for; nothing is wrong with one that names no engine, but it is said."""
+    from shadowspec.types.engine_names import IN_PROCESS, verdict_engine
+
+    found = []
+    for name, endpoint in config.endpoints.items():
+        serving = endpoint.policy.serving_engine
+        if serving is not None:
+            found.append(f"{name}: {serving}")
+            if endpoint.servers is None and endpoint.policy.other_engine(IN_PROCESS) is not None:
+                found[-1] += f", but latency is measured on {IN_PROCESS}: such verdicts are HOLD (docs/servers.md)"
+        elif endpoint.servers is None:
+            found.append(f"{name} names none: verdicts are for {verdict_engine(None, IN_PROCESS)}")
+        else:
+            found.append(f"{name} names none: verdicts are for what its servers report")
+    return "; ".join(found) or "no endpoint yet"
 
 
 def _device(config: Config) -> str:

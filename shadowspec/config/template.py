@@ -20,6 +20,7 @@ from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, Job
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.types.constrained import keys_of
+from shadowspec.types.engine_names import IN_PROCESS
 from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 
 DEFAULT_POLICY_NAME: Final = "policy.toml"
@@ -160,8 +161,10 @@ loads = [{ concurrency = 4, share = 1.0 }]
 # Requests of a block for each slot of its load.  1: one batch, in which a finished request's slot idles along; 4: a
 # queue whose next request takes the slot that is free, so that as many requests as the load are in progress.
 # requests_per_slot = ~
-# serving_engine = "vllm 0.32"  # what serves this endpoint, by name, or by name and version.  Verdicts that rest on
-#                       # latency are then made of what was measured on it alone: docs/policy.md
+# What serves this endpoint, by name or by name and version: "vllm", "vllm 0.32", "sglang", "llama.cpp".  Verdicts that
+# rest on latency are for it, and are made of what was measured on it alone (docs/policy.md, Which engine serves):
+# through servers (docs/servers.md), or for "shadowspec-torch" by the engine in this process.
+serving_engine = @
 # max_age_s = 3600.0    # older records are expired (against the newest event time); default: none are
 # scores = ["json_valid", "package.module:function"]  # of both arms' outputs, for guardrails: docs/guardrails.md
 # contract = "sql"      # what outputs have to be: "json", "tool_call", "sql" (extra `sql`); by class
@@ -342,8 +345,8 @@ _TABLE = re.compile(r"^(?:# )?\[{1,2}([A-Za-z_.]+)\]{1,2}$")
 _DEFAULTED = re.compile(r"^((?:# )?([a-z_0-9]+) = (?:.*# default: )?)(~ *)")
 
 
-def config_template(policy: str = DEFAULT_POLICY_NAME) -> str:
-    """A commented configuration that parses as it stands beside a policy file, which it names."""
+def config_template(policy: str = DEFAULT_POLICY_NAME, serving_engine: str = IN_PROCESS) -> str:
+    """A commented configuration that parses as it stands beside a policy file and with the engine that it names."""
     sections: dict[str, type[Section]] = {
         "database": DatabaseSection,
         "endpoints.chat": EndpointSection,
@@ -367,7 +370,8 @@ def config_template(policy: str = DEFAULT_POLICY_NAME) -> str:
         "endpoints.chat.live": keys_of(LiveSettings),
         "endpoints.served.servers": keys_of(ServerSettings),
     }
-    return _with_defaults(_CONFIG, tables).replace(f'"{DEFAULT_POLICY_NAME}"', json.dumps(policy, ensure_ascii=False))
+    written = _with_defaults(_CONFIG, tables).replace("serving_engine = @", f"serving_engine = {_text(serving_engine)}")
+    return written.replace(f'"{DEFAULT_POLICY_NAME}"', _text(policy))
 
 
 def policy_template() -> str:
@@ -392,6 +396,10 @@ def _with_defaults(template: str, tables: Mapping[str, Mapping[str, Any]]) -> st
             line = start + _toml(tables[table][key]).ljust(len(gap)) + line[found.end() :]
         lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _toml(value: Any) -> str:

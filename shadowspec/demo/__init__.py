@@ -64,6 +64,8 @@ served_models = ["{model}"]
 sample_rate = {sample_rate}
 match = {{ model = "{model}" }}
 loads = [{{ concurrency = 4, share = 1.0 }}]
+# Nothing serves the demo: its verdicts are for the engine that measures.
+serving_engine = "shadowspec-torch"
 
 [[endpoints.{name}.candidates]]
 name = "draft-k4"

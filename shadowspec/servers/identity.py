@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from shadowspec.servers import sglang
-from shadowspec.servers.client import Client
+from shadowspec.servers.client import Client, open_client, run_async, trust
+from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import ServerError
+from shadowspec.types.engine_names import parse_engines
 
 UNKNOWN = "unknown"
 
@@ -32,19 +34,37 @@ class Identity:
         return f"{self.engine}/{self.version}"
 
 
+def engine_name(url: str) -> str:
+    """The name of the engine behind a server's root, as a configuration names it.
+
+    Raises:
+        ServerError: it cannot be reached, or does not say which engine it is.
+    """
+    settings = ServerSettings(url, url, "any", "unknown", "float32")  # a look at its models needs no more than a URL
+
+    async def look() -> str:
+        async with open_client("serving", url, settings, trust(None), 1) as client:
+            owners = [each.get("owned_by") for each in await _models(client)]
+            names = {engine.name for owner in owners if isinstance(owner, str) for engine in parse_engines(owner)}
+            if len(names) != 1:
+                raise ServerError(
+                    client.name, "garbage", "/v1/models does not say which engine it is: give --serving-engine"
+                )
+            return names.pop()
+
+    return run_async(look())
+
+
 async def identify(client: Client, model: str) -> Identity:
     """What the server serves under the model's name.
 
     Raises:
         ServerError: it cannot be reached, points elsewhere, or does not serve this model.
     """
-    listed = _document(client, await client.look("v1/models"), "/v1/models")
-    entries = listed.get("data")
-    if not isinstance(entries, list):
-        raise ServerError(client.name, "garbage", "/v1/models lists no models")
-    rows = [each for each in entries if isinstance(each, dict) and each.get("id") == model]
+    entries = await _models(client)
+    rows = [each for each in entries if each.get("id") == model]
     if not rows:
-        names = ", ".join(sorted(str(each.get("id")) for each in entries if isinstance(each, dict))) or "none"
+        names = ", ".join(sorted(str(each.get("id")) for each in entries)) or "none"
         raise ServerError(client.name, "other_model", f"it serves {names}, and not {model}")
     if rows[0].get("owned_by") == sglang.ENGINE:
         return await _sglang(client, rows[0])
@@ -67,6 +87,14 @@ async def sglang_info(client: Client) -> Mapping[str, Any]:
     """
     text = await client.look("server_info")
     return _document(client, text if text is not None else await client.look("get_server_info"), "/server_info")
+
+
+async def _models(client: Client) -> list[Mapping[str, Any]]:
+    """The entries of /v1/models."""
+    entries = _document(client, await client.look("v1/models"), "/v1/models").get("data")
+    if not isinstance(entries, list):
+        raise ServerError(client.name, "garbage", "/v1/models lists no models")
+    return [each for each in entries if isinstance(each, dict)]
 
 
 async def _sglang(client: Client, entry: Mapping[str, Any]) -> Identity:

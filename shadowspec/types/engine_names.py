@@ -5,6 +5,9 @@ A config says what measured it in words of `name/version`: `vllm/0.32.0`, or sev
 behind a slash or a space: "vllm", "vllm/0.32", "vllm 0.32".  The name must be the same but for the case of its letters;
 of the version as many parts as are given, so that 0.32 is 0.32.0 and 0.32.1, and not 0.320.  Of several engines that
 are named together every one must be there.
+
+A verdict is for one engine: the one that serves the endpoint where the configuration names it, else the one that
+measured.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from typing import Final
 
 _VERSION: Final = re.compile(r"v?\d\S*", re.IGNORECASE)
 _ENDS_OF_PARTS: Final = ".+-"
+IN_PROCESS: Final = "shadowspec-torch"  # the engine in this process, which measures and serves nobody
+UNKNOWN: Final = "unknown"  # of decisions that did not keep what measured
+SERVING_ENGINES: Final = ("vllm", "sglang", "llama.cpp", "tensorrt-llm", IN_PROCESS)  # named in questions and messages
+_ALIASES: Final = {"tensorrt_llm": "tensorrt-llm", "llamacpp": "llama.cpp"}  # what servers call themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ def parse_engines(text: str) -> tuple[EngineName, ...]:
         if found and not found[-1].version and not version and _VERSION.fullmatch(name):
             found[-1] = EngineName(found[-1].name, _plain(name))
         else:
-            found.append(EngineName(name, _plain(version)))
+            found.append(EngineName(_ALIASES.get(name, name), _plain(version)))
     return tuple(found)
 
 
@@ -47,6 +54,28 @@ def is_measured_on(expected: str, measured: str) -> bool:
     """Whether every engine that `expected` names is among those of a config; an empty expectation never matches."""
     wanted, found = parse_engines(expected), parse_engines(measured)
     return bool(wanted) and all(any(engine_name.names(each) for each in found) for engine_name in wanted)
+
+
+def verdict_engine(serving: str | None, measured: str) -> str:
+    """The engine that a verdict is for: `serving` where the endpoint names it, else the name of what measured."""
+    if serving is not None:
+        return serving
+    found = parse_engines(measured)
+    return found[0].name if found else UNKNOWN
+
+
+def is_for_serving(serving: str | None, measured: str) -> bool:
+    """Whether a verdict is for an engine that serves: a named one, or one that was measured through its servers."""
+    return serving is not None or verdict_engine(serving, measured) not in (IN_PROCESS, UNKNOWN)
+
+
+def verdict_engine_text(serving: str | None, measured: str) -> str:
+    """The engine that a verdict is for, with the remark that readers need where the endpoint names none."""
+    name = verdict_engine(serving, measured)
+    if serving is not None:
+        return name
+    what = "as its servers report" if is_for_serving(serving, measured) else "which measured"
+    return f"{name}, {what}: the endpoint names no serving_engine"
 
 
 def _plain(version: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from shadowspec.types.engine_names import verdict_engine, verdict_engine_text
 from shadowspec.types.requests import parse_slice_key
 from shadowspec.types.speculation import SpeculationConfig
 
@@ -378,6 +379,16 @@ class Decision:
     def since(self) -> datetime:
         """Since when the verdict stands; where that was not kept, when it was decided."""
         return self.verdict_since or self.decided_at
+
+    @property
+    def verdict_engine(self) -> str:
+        """The engine that the verdict is for."""
+        return verdict_engine(self.serving_engine, self.engine)
+
+    @property
+    def verdict_engine_text(self) -> str:
+        """The same, with the remark that no engine is named."""
+        return verdict_engine_text(self.serving_engine, self.engine)
 
     @property
     def traffic_share(self) -> float | None:

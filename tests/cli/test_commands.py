@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shadowspec.cli import set_up
 from shadowspec.config import load_config
 from shadowspec.engine import Engine
 from shadowspec.store import Store
@@ -205,6 +206,34 @@ def test_bad_configuration(workspace: Workspace, traffic: str) -> None:
     assert workspace.run("init").code == 0
     bad(workspace, 2, "exists already", command=("init",))
     bad(workspace, 2, "shadowspec.toml exists already", command=("init", str(workspace.folder)))
+
+
+@pytest.mark.parametrize(("given", "written"), [((), "shadowspec-torch"), (("vllm  0.32",), "vllm 0.32")])
+def test_init_writes_the_serving_engine(workspace: Workspace, given: tuple[str, ...], written: str) -> None:
+    done = workspace.run("init", "new.toml", *(f"--serving-engine={name}" for name in given))
+    assert done.code == 0, done.err
+    assert load_config(Path("new.toml")).endpoints["chat"].policy.serving_engine == written
+    assert f"verdicts are for {written}" in done.err
+
+
+def test_init_asks_for_the_serving_engine_at_a_terminal(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(question: str, **_: object) -> str:
+        asked.append(question)
+        return "sglang"
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.prompt", answer)
+    assert set_up._serving_engine(None, None) == "sglang"
+    assert "What serves your endpoint (vllm, sglang, llama.cpp" in asked[0]
+
+
+def test_init_takes_one_engine_from_one_place(workspace: Workspace) -> None:
+    bad(workspace, 2, "expected one engine", command=("init", "new.toml", "--serving-engine", "vllm sglang"))
+    both = ("--serving-engine", "vllm", "--server", "http://127.0.0.1:1")
+    bad(workspace, 2, "give one of them", command=("init", "new.toml", *both))
+    assert not Path("new.toml").exists()
 
 
 def test_bad_usage_is_two_and_never_a_verdict(workspace: Workspace) -> None:

@@ -20,7 +20,13 @@ from tests.store.saving import save_block
 DRAFT = SpeculationConfig("small", "org/target", "org/draft", "draft_model", 4, VerifyRule.REJECTION)
 
 
-def fill(verdict: Verdict, *, evidence_age: timedelta = timedelta(hours=1), endpoint: str = "letters") -> None:
+def fill(
+    verdict: Verdict,
+    *,
+    evidence_age: timedelta = timedelta(hours=1),
+    endpoint: str = "letters",
+    engine: str = "vllm/0.32.0",
+) -> None:
     """A decision of now on one block, measured some time ago."""
     now = datetime.now(UTC)
     with Store.open("sqlite:///shadow.db") as store:
@@ -32,7 +38,7 @@ def fill(verdict: Verdict, *, evidence_age: timedelta = timedelta(hours=1), endp
         ]
         save_block(store, result, records)
         plain = examples.decision(verdict, endpoint=endpoint)
-        decided = replace(plain, config=DRAFT, decided_at=now, engine="vllm/0.32.0")
+        decided = replace(plain, config=DRAFT, decided_at=now, engine=engine)
         store.append_decisions([decided])
 
 
@@ -112,7 +118,39 @@ def test_what_another_engine_measured_is_off_once_the_serving_one_is_named(enabl
     assert vllm(enabled) is None
     assert "off (held; HOLD other_engine)" in enabled.run("export", "-f", "vllm").err
     enabled.replace_in_config('"sglang"\n', '"sglang"\ngate = { require_serving_engine = false }\n')
-    assert vllm(enabled) is not None
+    on = yaml.safe_load(enabled.run("export", "-f", "sglang").out)
+    assert on["speculative-num-steps"] == 4, (
+        "the policy accepts what was measured elsewhere, for the engine that serves"
+    )
+    refused = enabled.run("export", "-f", "vllm")
+    assert (refused.code, refused.out) == (2, "")
+    assert "the verdicts on letters are for sglang, not for vllm" in " ".join(refused.err.split())
+
+
+@pytest.mark.parametrize("form", ["vllm", "sglang", "tensorrt-llm", "modelopt", "flagd"])
+def test_verdicts_for_the_engine_in_this_process_are_refused_unless_accepted(workspace: Workspace, form: str) -> None:
+    workspace.run("db", "upgrade")
+    fill(Verdict.ENABLE, engine="shadowspec-torch/0.1.0 torch/2.13.0")
+    refused = workspace.run("export", "-f", form, "--out", "spec")
+    assert refused.code == 2
+    assert "the verdicts on letters are for shadowspec-torch" in " ".join(refused.err.split())
+    assert not Path("spec").exists()
+    accepted = workspace.run("export", "-f", form, "--accept-other-engine", "--json")
+    assert accepted.code == 0, accepted.err
+    assert [each for each in accepted.document["remarks"] if each.startswith("accepted by --accept-other-engine: ")]
+    assert accepted.document["decisions"][0]["verdict_engine"] == "shadowspec-torch"
+    order = ("override", "set", "-e", "letters", "--verdict", "disable", "--reason", "incident", "--author", "ada")
+    assert workspace.run(*order).code == 0
+    off = workspace.run("export", "-f", form)
+    assert off.code == 0, "the kill switch never waits for an engine's name"
+
+
+def test_a_named_engine_that_measured_is_no_other(workspace: Workspace) -> None:
+    workspace.run("db", "upgrade")
+    fill(Verdict.ENABLE, engine="shadowspec-torch/0.1.0 torch/2.13.0")
+    workspace.replace_in_config("[endpoints.letters]\n", '[endpoints.letters]\nserving_engine = "shadowspec-torch"\n')
+    assert workspace.run("export", "-f", "flagd").code == workspace.run("export", "-f", "modelopt").code == 0
+    assert workspace.run("export", "-f", "vllm").code == 2
 
 
 def test_a_held_decision_is_off(workspace: Workspace) -> None:
@@ -123,7 +161,7 @@ def test_a_held_decision_is_off(workspace: Workspace) -> None:
 
 def test_files(enabled: Workspace) -> None:
     for form, name in (("tensorrt-llm", "trt.yaml"), ("sglang", "sglang.yaml"), ("flagd", "flags.json")):
-        done = enabled.run("export", "-f", form, "--out", f"deep/{name}")
+        done = enabled.run("export", "-f", form, "--accept-other-engine", "--out", f"deep/{name}")
         assert (done.code, done.out) == (0, "")
         assert f"written: deep/{name}" in done.err
     texts = {path.name: path.read_text(encoding="utf-8") for path in Path("deep").iterdir()}

@@ -76,7 +76,9 @@ def test_traffic_is_measured_and_says_by_which_engine(
     assert {each["verdict"] for each in gated.document["decisions"]} == {"HOLD"}
     reported = {(each["engine"], each["serving_engine"]) for each in gated.document["decisions"]}
     assert reported == {("vllm/0.32.0", None)}
-    assert "latency measured on vllm/0.32.0" in served.run("gate").out
+    assert {each["verdict_engine"] for each in gated.document["decisions"]} == {"vllm"}
+    shown = " ".join(served.run("gate").out.split())
+    assert "latency measured on vllm/0.32.0; verdicts are for vllm, as its servers report" in shown
     assert "abcdefgh" not in done.err + done.out
     reported = served.run("report", "--format", "json")
     assert reported.code == 0, reported.err
@@ -84,6 +86,18 @@ def test_traffic_is_measured_and_says_by_which_engine(
     assert (shown["engine"], shown["details"]["counts_source"]) == ("vllm/0.32.0", "response")
     assert served.run("report", "--out", "report.html").code == 0
     assert "counts source response" in (served.folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_init_takes_the_serving_engine_from_a_server(
+    workspace: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    done = workspace.run("init", "new.toml", "--server", servers[0].url)
+    assert done.code == 0, done.err
+    assert load_config(workspace.folder / "new.toml").endpoints["chat"].policy.serving_engine == "vllm"
+    with running(gone := FakeServer()):
+        pass
+    done = workspace.run("init", "other.toml", "--force", "--server", gone.url)
+    assert (done.code, "serving server 127.0.0.1" in done.err) == (5, True)
 
 
 def test_requests_that_fail_stand_in_the_funnel_with_their_reason(

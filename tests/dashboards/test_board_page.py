@@ -41,7 +41,7 @@ def test_every_row_with_verdict_bounds_and_what_is_needed(
     assert "records read" in text
     assert re.search(r"traffic up to\s+\d{4}-\d\d-\d\d", text)
     assert f"latency measured on {enabled.engine} on " in text
-    assert f'title="latency measured on {enabled.engine}"' in table
+    assert f'title="latency measured on {enabled.engine}; the verdict is for {enabled.verdict_engine}' in table
 
 
 def test_filters_search_and_sort_stand_in_the_address(filled_url: str, configured: Configure, open_page: Open) -> None:

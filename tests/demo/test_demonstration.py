@@ -84,5 +84,6 @@ def test_the_demo_departs_from_the_default_policy_in_three_values_only(tmp_path:
     default = asdict(GatePolicy())
     for endpoint in config.endpoints.values():
         changed = {key for key, value in asdict(endpoint.policy).items() if value != default[key]}
-        assert changed == {"max_hypotheses", "min_span_s", "timed_positions"}
+        assert changed == {"max_hypotheses", "min_span_s", "timed_positions", "serving_engine"}
+        assert endpoint.policy.serving_engine == "shadowspec-torch", "of the endpoint, and no value of the policy"
     assert set(config.endpoints) == set(demo.SERVED_MODELS)

@@ -141,7 +141,8 @@ def test_who_acts_on_a_decision_made_before_the_naming_sees_what_stands(
     assert (word(found) == HELD) is is_held
     assert found.tests == decision.tests
     for policy in (POLICY, replace(SERVED_BY_VLLM, require_serving_engine=False)):
-        assert for_what_serves([decision], policy) == [decision]
+        named = replace(decision, serving_engine=policy.serving_engine)
+        assert for_what_serves([decision], policy) == [named], "for the engine that the policy names now"
 
 
 def test_a_plan_promises_nothing_of_evidence_that_decides_nothing() -> None:

@@ -82,6 +82,21 @@ def test_a_version_of_an_engine_may_be_given_in_part(shop: Shop) -> None:
     assert "its engine is shadowspec-torch/0.1.0 torch/2.13.0, not torch 2.1" in " ".join(refused.err.split())
 
 
+def test_an_enable_without_a_serving_engine_passes_with_a_warning_that_says_what_it_is_for(shop: Shop) -> None:
+    shop.decide([decision()])
+    for more in ((), ("--json",)):
+        warned = shop.run("-e", "chat", *more)
+        assert warned.code == 0
+        assert "this ENABLE is for shadowspec-torch only, because endpoints.chat names no serving_engine" in warned.err
+    assert "warning" not in shop.run("-e", "chat", "--expect-engine", "torch").err
+    path = shop.folder / "shadowspec.toml"
+    plain = path.read_text(encoding="utf-8")
+    path.write_text(plain.replace('target = "target"', 'target = "target"\nserving_engine = "torch 2.13"', 1))
+    named = shop.run("-e", "chat")
+    assert (named.code, named.err) == (0, "")
+    assert "the verdict is for torch 2.13" in named.out.splitlines()
+
+
 @pytest.mark.parametrize(("verdict", "code"), [("ENABLE", 0), ("DISABLE", 1)])
 def test_what_another_engine_measured_is_held_as_soon_as_the_serving_one_is_named(
     shop: Shop, verdict: str, code: int

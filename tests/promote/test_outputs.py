@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,28 @@ def test_hold_is_annotated_as_loudly_as_it_counts(on_hold: str, level: str) -> N
 
 
 def test_enable_is_a_notice_and_a_refusal_an_error() -> None:
-    assert step_annotations(answer(decision()), OnHold.FAIL)[0].startswith("::notice title=shadowspec%3A chat ENABLE::")
+    named = answer(replace(decision(), serving_engine="torch"))
+    assert step_annotations(named, OnHold.FAIL)[0].startswith("::notice title=shadowspec%3A chat ENABLE::")
     assert step_annotations(refusal(question(), "gone", NOW), OnHold.PASS) == ["::error title=shadowspec%3A chat::gone"]
+
+
+def test_an_enable_for_an_engine_that_serves_nobody_is_a_warning_in_every_output() -> None:
+    (unnamed,) = step_annotations(answer(decision()), OnHold.FAIL)
+    assert unnamed.startswith(
+        "::warning title=shadowspec%3A chat ENABLE::ENABLE chat: speculation with draft is proven "
+    )
+    assert "; for shadowspec-torch, which measured: the endpoint names no serving_engine)" in unnamed
+    said = "the verdict is for shadowspec-torch, which measured: the endpoint names no serving_engine"
+    found = answer(decision())
+    assert said in answer_lines(found)
+    assert answer_lines(found)[0] == "ENABLE chat: speculation with draft is proven for shadowspec-torch only"
+    assert said in step_summary(found).replace("\\", "")
+    assert '<property name="verdict_engine" value="shadowspec-torch" />' in junit_xml(found)
+    document = answer_document(found, OnHold.FAIL)
+    assert (document["serving_engine"], document["verdict_engine"]) == (None, "shadowspec-torch")
+    served = answer(replace(decision(), serving_engine="torch"))
+    assert answer_lines(served)[0] == "ENABLE chat: speculation with draft is proven here"
+    assert "the verdict is for torch" in answer_lines(served)
 
 
 @pytest.mark.parametrize(("slices", "annotations"), [(9, 9), (10, 10), (11, 10), (200, 10)])

@@ -46,12 +46,18 @@ def test_every_form_names_the_engine_of_each_hypothesis() -> None:
     assert {h.engine for h in report.hypotheses} == {ENGINE}
     assert Page(render_html(report)).text.count(f"latency measured on {ENGINE}") == len(report.hypotheses)
     assert render_markdown(report).replace("\\", "").count(f"latency measured on {ENGINE}") == len(report.hypotheses)
+    said = "shadowspec-torch, which measured: the endpoint names no serving_engine"
+    num_decided = sum(h.decision is not None for h in report.hypotheses)
+    assert Page(render_html(report)).text.count(f"verdict for {said}") == num_decided
+    assert render_markdown(report).replace("\\", "").count(f"the verdict is for {said}") == num_decided
     (endpoint,) = json.loads(render_json(report))["endpoints"]
+    assert {each["verdict_engine"] for each in endpoint["hypotheses"]} == {"shadowspec-torch"}
     assert {each["engine"] for each in endpoint["hypotheses"]} == {ENGINE}
     assert {each["engine"] for each in endpoint["derived_queues"]} == {ENGINE}
     decisions = [h.decision for h in report.hypotheses if h.decision is not None]
     for tables in (terminal_tables(report), verdict_tables(decisions)):
         assert printed(tables).count(f"latency measured on {ENGINE}") == 1, "once for all of an endpoint"
+        assert printed(tables).count(f"verdicts are for {said}") == 1
 
 
 def test_a_table_of_several_engines_says_which_lines_are_whose() -> None:

@@ -170,9 +170,13 @@ def is_valid_for_engine(verdict: Verdict, reason_code: str, other_engine: str | 
 
 
 def for_what_serves(decisions: Iterable[Decision], policy: GatePolicy) -> list[Decision]:
-    """The decisions, those that rest on another engine's latency held; their figures stay what they are."""
+    """The decisions, those that rest on another engine's latency held; their figures stay what they are.
+
+    Each is for the engine that the policy names, also where it was decided before that was named.
+    """
     found = []
-    for decision in decisions:
+    for each in decisions:
+        decision = replace(each, serving_engine=policy.serving_engine or each.serving_engine)
         other = policy.other_engine(decision.engine)
         if (
             other is None

@@ -80,6 +80,7 @@ def _hypothesis(h: Hypothesis) -> dict[str, Json]:
         "config": h.config_name,
         "fingerprint": h.fingerprint,
         "engine": h.engine,
+        "verdict_engine": None if h.decision is None else h.decision.verdict_engine,
         "verdict": None if h.verdict is None else h.verdict.value,
         "measured_verdict": _measured_verdict(h),
         "override": None if h.override is None else _order(h.override),

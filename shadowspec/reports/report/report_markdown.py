@@ -179,6 +179,8 @@ def _facts(h: Hypothesis) -> str:
         f"{plural(h.num_requests, 'request')} in {plural(h.num_blocks, 'block')}, {h.num_failed} failed",
         f"latency measured on {_text(h.engine)}",
     ]
+    if h.decision is not None:
+        facts.append(f"the verdict is for {_text(h.decision.verdict_engine_text)}")
     if h.acceptance:
         a = h.acceptance
         facts += [

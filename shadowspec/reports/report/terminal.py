@@ -132,12 +132,18 @@ def _verdicts(endpoint: str, lines: Sequence[_Line], orders: Sequence[Override] 
 
 
 def _engines(lines: Sequence[_Line], is_one_of_several: bool) -> list[str]:
-    """On what latency was measured, and of which lines where it was not one engine for all."""
-    ways: dict[str, dict[str, None]] = {}
+    """On what latency was measured and what the verdicts are for, of which lines where it is not one for all."""
+    lines_by_basis: dict[tuple[str, str | None], dict[str, None]] = {}
     for line in lines:
-        ways.setdefault(line.engine, {})[f"{line.config_name}, load {line.concurrency}"] = None
-    named = is_one_of_several and len(ways) > 1
-    return [f"latency measured on {engine}" + (f" ({'; '.join(of)})" if named else "") for engine, of in ways.items()]
+        basis = line.engine, None if line.decision is None else line.decision.verdict_engine_text
+        lines_by_basis.setdefault(basis, {})[f"{line.config_name}, load {line.concurrency}"] = None
+    named = is_one_of_several and len(lines_by_basis) > 1
+    return [
+        f"latency measured on {engine}"
+        + (f" ({'; '.join(of)})" if named else "")
+        + ("" if verdict_engine is None else f"; verdicts are for {verdict_engine}")
+        for (engine, verdict_engine), of in lines_by_basis.items()
+    ]
 
 
 def _tests(endpoint: str, decisions: Sequence[Decision]) -> RenderableType:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.rollout.check.question import Question
 from shadowspec.types import Decision
+from shadowspec.types.engine_names import is_for_serving, verdict_engine
 
 WORST_FIRST = (Outcome.DISABLE, Outcome.UNUSABLE, Outcome.HOLD)
 
@@ -92,8 +93,8 @@ class Finding:
 class Answer:
     """What the decisions say of one speculation config, the best of the endpoint's candidates.
 
-    `others` are the candidates that it was chosen from, with their outcomes.  A refusal has a `problem` and neither
-    config nor findings.
+    `engines` measured, `serving_engine` serves (None: none is named).  `others` are the candidates that it was
+    chosen from, with their outcomes.  A refusal has a `problem` and neither config nor findings.
     """
 
     question: Question
@@ -102,6 +103,7 @@ class Answer:
     fingerprints: tuple[str, ...]
     engines: tuple[str, ...]
     findings: tuple[Finding, ...]
+    serving_engine: str | None = None
     others: tuple[tuple[str, Outcome], ...] = ()
     problem: str | None = None
 
@@ -112,6 +114,17 @@ class Answer:
         if self.problem is not None:
             return Outcome.UNUSABLE
         return next((each for each in WORST_FIRST if each in blocking), Outcome.ENABLE)
+
+    @property
+    def verdict_engine(self) -> str:
+        """The engine that the answer is for."""
+        return verdict_engine(self.serving_engine, " ".join(self.engines))
+
+    @property
+    def is_for_serving(self) -> bool:
+        """Whether the answer is for an engine that serves, or for the one that the question expects."""
+        is_expected = self.question.expected_engine is not None
+        return is_expected or is_for_serving(self.serving_engine, " ".join(self.engines))
 
     @property
     def blocking(self) -> Sequence[Finding]:

@@ -23,6 +23,8 @@ def answer_document(answer: Answer, on_hold: OnHold) -> dict[str, Any]:
         "config": answer.config_name,
         "fingerprints": list(answer.fingerprints),
         "engines": list(answer.engines),
+        "serving_engine": answer.serving_engine,
+        "verdict_engine": None if answer.config_name is None else answer.verdict_engine,
         "other_candidates": [{"config": name, "outcome": outcome.value} for name, outcome in answer.others],
         "findings": [_finding(finding) for finding in answer.findings],
         "checked_at": answer.checked_at.isoformat(),

@@ -18,6 +18,7 @@ from shadowspec.rollout.check.plain_text import (
     headline,
     speedup_text,
     subject_lines,
+    verdict_engine_words,
 )
 from shadowspec.text import age, markdown_text, moment, percent, plain_text
 
@@ -58,8 +59,9 @@ def step_annotations(answer: Answer, on_hold: OnHold) -> list[str]:
     if answer.problem is not None:
         return [_command("error", f"shadowspec: {answer.question.endpoint}", plain_text(answer.problem))]
     if answer.outcome is Outcome.ENABLE:
-        said = f"{headline(answer)} (measured with {engines_text(answer)})"
-        return [_command("notice", f"shadowspec: {answer.question.endpoint} ENABLE", said)]
+        said = f"{headline(answer)} (measured with {engines_text(answer)}; for {verdict_engine_words(answer)})"
+        level = "warning" if not answer.is_for_serving else "notice"
+        return [_command(level, f"shadowspec: {answer.question.endpoint} ENABLE", said)]
     hold = {OnHold.FAIL: "error", OnHold.WARN: "warning", OnHold.PASS: "notice"}[on_hold]
     blocking = answer.blocking
     shown = blocking if len(blocking) <= MAX_ANNOTATIONS else blocking[: MAX_ANNOTATIONS - 1]
@@ -68,7 +70,7 @@ def step_annotations(answer: Answer, on_hold: OnHold) -> list[str]:
             _LEVEL.get(finding.outcome, hold),
             f"shadowspec: {answer.question.endpoint}, {finding_title(finding)} {finding.outcome}",
             f"{finding.reason} (speedup {speedup_text(finding.speedup)}, since {moment(finding.since)}, "
-            f"{decisions_text(finding)}, measured with {engines_text(answer)})",
+            f"{decisions_text(finding)}, measured with {engines_text(answer)}, for {verdict_engine_words(answer)})",
         )
         for finding in shown
     ]

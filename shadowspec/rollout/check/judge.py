@@ -73,6 +73,7 @@ def _answer(
         fingerprints=(fingerprint,),
         engines=() if config is None else (config.engine,),
         findings=tuple(findings),
+        serving_engine=next((each.decision.serving_engine for each in inputs.decisions.latest), None),
     )
 
 

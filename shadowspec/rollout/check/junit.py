@@ -51,6 +51,7 @@ def junit_xml(answer: Answer) -> str:
         ("config", answer.config_name or ""),
         ("fingerprints", " ".join(answer.fingerprints)),
         ("engines", "; ".join(answer.engines)),
+        ("verdict_engine", "" if answer.config_name is None else answer.verdict_engine),
         ("decisions", " ".join(str(d.decision_id) for finding in answer.findings for d in finding.decisions)),
     ):
         SubElement(properties, "property", {"name": name, "value": _clean(value)})

@@ -6,6 +6,7 @@ from shadowspec.rollout.check.answer import Answer, Bounds, Finding, Role
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.text import DASH, age, moment, percent, plain_text, times
 from shadowspec.types import parse_slice_key
+from shadowspec.types.engine_names import verdict_engine_text
 
 SHOWN_CHARACTERS = 12  # of a fingerprint
 
@@ -38,7 +39,8 @@ def headline(answer: Answer) -> str:
         return f"no answer for {asked}: {plain_text(answer.problem)}"
     blocking = answer.blocking
     if answer.outcome is Outcome.ENABLE:
-        return f"ENABLE {asked}: speculation with {answer.config_name} is proven here"
+        where = "here" if answer.is_for_serving else f"for {plain_text(answer.verdict_engine)} only"
+        return f"ENABLE {asked}: speculation with {answer.config_name} is proven {where}"
     named = ", ".join(finding_title(finding) for finding in blocking if finding.outcome is answer.outcome)
     meaning = {
         Outcome.DISABLE: f"speculation with {answer.config_name} must stay off",
@@ -54,6 +56,7 @@ def subject_lines(answer: Answer) -> list[str]:
         return []
     fingerprints = ", ".join(fingerprint[:SHOWN_CHARACTERS] for fingerprint in answer.fingerprints)
     lines = [f"config {answer.config_name}, fingerprint {fingerprints}, measured with {engines_text(answer)}"]
+    lines.append(f"the verdict is for {verdict_engine_words(answer)}")
     if answer.others:
         lines.append("other candidates: " + ", ".join(f"{name} {outcome}" for name, outcome in answer.others))
     return lines
@@ -62,6 +65,11 @@ def subject_lines(answer: Answer) -> list[str]:
 def engines_text(answer: Answer) -> str:
     """What its latency was measured on, by name and version."""
     return plain_text("; ".join(answer.engines) or "unknown")
+
+
+def verdict_engine_words(answer: Answer) -> str:
+    """The engine that the answer is for, with the remark that the endpoint names none."""
+    return plain_text(verdict_engine_text(answer.serving_engine, " ".join(answer.engines)))
 
 
 def finding_title(finding: Finding) -> str:
