@@ -41,12 +41,13 @@ false ENABLE is at most alpha (5%). `shadowspec simulate` tries that promise in 
   the engine draws. In the order of before (the baseline first or last, the candidates as configured) the gate enabled
   it, and the third, in 40 of 40 draws. In **`retries`** the slow requests are those answered at a later attempt; with
   the time of the failed ones dropped, the gate enabled 40 of 40.
-- The figures below are of **20 repetitions** of each world: enough to see a gross fault, not a rate of a few percent.
+- The figures below are of **{repetitions} repetitions** of each world. The interval beside a rate says how much they
+  can tell: 100 repetitions without a false verdict bound its rate at 3.6%, 2,000 at .2%.
 - **Intervals** in brackets are Clopper and Pearson's, 95%, in percent.
 - **Naive gates** see every request of the same runs, timed or not. A gate that reads acceptance is blind to latency,
   and the other way round; what it enables blindly counts all the same, because it would have been enabled.
 
-Repeat it with `shadowspec simulate` (all worlds, 2,000 repetitions each, taken up where it stopped with `--out FILE`),
+Repeat it with `shadowspec simulate` (2,000 repetitions of each world; with `--out FILE` only those that it lacks),
 `shadowspec simulate --quick`, or `shadowspec simulate --world NAME --repetitions N`. It exits with 4 if a rate
 contradicts the promise: the upper end of a world's interval above 1.2 alpha; with fewer than 1,000 repetitions, that
 of all null worlds together (of 300 or more), or a world's lower end above alpha.
@@ -79,7 +80,9 @@ def page(path: Path) -> str:
     """The page in Markdown, from a file of results."""
     results = read_results(path)
     environment = json.loads(path.read_text(encoding="utf-8"))["environment"]
-    parts = [_HEAD.format(picture=PICTURE)]
+    numbers = sorted({result.repetitions for result in results.values()})
+    repetitions = f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"
+    parts = [_HEAD.format(picture=PICTURE, repetitions=repetitions)]
     for table in tables_of(results):
         parts.append(f"## {table.title}\n\n{markdown(table)}\n")
         if table.title in _NOTES:

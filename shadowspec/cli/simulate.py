@@ -30,7 +30,9 @@ def simulate(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Keep results in this JSON file; worlds that it already holds are not run."),
+        typer.Option(
+            "--out", "-o", help="Keep results in this JSON file; repetitions that it already holds are not run again."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

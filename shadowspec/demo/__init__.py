@@ -29,8 +29,12 @@ SERVED_MODELS = {
 }
 # Share of sessions measured.  The two busy endpoints are measured whole; the quiet ones have too few sessions
 # for a verdict at any rate, and all of theirs would take the demo past three minutes.
-SAMPLE_RATE = 0.4
+SAMPLE_RATE = 0.25
 SAMPLE_RATES = {"code-completion": 1.0, "text-to-sql": 1.0}
+# Requests at once: a load of 2 divides the sessions of text-to-SQL into twice as many blocks as one of 4, and blocks
+# are what the gate counts.
+CONCURRENCY = 4
+CONCURRENCIES = {"text-to-sql": 2}
 DEMO_SECRET = "public demo traffic, nothing to protect"  # noqa: S105 - it is public
 _CONFIG_HEAD = """\
 # The demo's configuration, as `shadowspec demo` wrote it.
@@ -63,9 +67,9 @@ target = "{target}"
 served_models = ["{model}"]
 sample_rate = {sample_rate}
 match = {{ model = "{model}" }}
-loads = [{{ concurrency = 4, share = 1.0 }}]
 # Nothing serves the demo: its verdicts are for the engine that measures.
 serving_engine = "shadowspec-torch"
+loads = [{{ concurrency = {concurrency}, share = 1.0 }}]
 
 [[endpoints.{name}.candidates]]
 name = "draft-k4"
@@ -81,6 +85,7 @@ def demo_config(out: Path, seed: int) -> str:
         _CONFIG_ENDPOINT.format(
             name=name,
             model=model,
+            concurrency=CONCURRENCIES.get(name, CONCURRENCY),
             sample_rate=SAMPLE_RATES.get(name, SAMPLE_RATE),
             target=TARGET.as_posix(),
             draft=DRAFT.as_posix(),

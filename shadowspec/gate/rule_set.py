@@ -31,6 +31,7 @@ class RuleSet:
     # pass than .35 did without them, and independent units wait less (docs/simulation.md).
     wait_autocorrelation: float
     judges_batches: bool  # dependence is judged by the means of batches too; else at lag 1 alone
+    bounds_share_level: bool  # both shown bounds of a test are at its run's level; else an end that only fails is not
     shares_levels: bool  # levels go by the graph of `trial_levels`; else each hypothesis has an equal part
 
 
@@ -47,6 +48,7 @@ RULE_SETS = {
         spans_in_days=False,
         wait_autocorrelation=0.35,
         judges_batches=False,
+        bounds_share_level=False,
         shares_levels=False,
     ),
     2: RuleSet(
@@ -61,6 +63,7 @@ RULE_SETS = {
         spans_in_days=True,
         wait_autocorrelation=0.45,
         judges_batches=True,
+        bounds_share_level=True,
         shares_levels=True,
     ),
 }

@@ -88,9 +88,9 @@ DEFINITIONS = {
     "bounds": (
         "Bounds",
         "Anytime-valid: they hold at every look at once, however often the gate looked. Square brackets hold "
-        "[lower, upper]; an end that the evidence does not bound yet is an em dash. The end by which a test can "
-        "pass is at the level of its run, the end by which it can only fail at that level divided by the number of "
-        "tests that can disable.",
+        "[lower, upper]; an end that the evidence does not bound yet is an em dash. Each end is at the level of its "
+        "run. A test fails, and may disable, at that level divided by the number of bounds that can disable. Decisions "
+        "by version 1 of the rules show the end by which a test can only fail at that smaller level.",
     ),
     "level": ("Level", "Largest probability of a false pass that this test may spend, over all looks together."),
     "units": (

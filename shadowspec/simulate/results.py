@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,8 +18,8 @@ from shadowspec.simulate.rows import CHANGED
 from shadowspec.simulate.world import World
 from shadowspec.types import Verdict
 
-FORMAT = 1
-METHOD = 2  # of deciding a world: by the production gate.  Raised where a draw may end otherwise: all are run again
+FORMAT = 2
+METHOD = 3  # of deciding a world: by the production gate.  Raised where a draw may end otherwise: all are run again
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,12 @@ class TestTally:
     """One test of the endpoint's hypothesis over all repetitions, whatever the other tests said.
 
     `passed_units` and `failed_units` are the units at which its null (its opposite null) first fell, of those
-    repetitions in which it did; `mean` and `sd` of its unit values against the threshold, averaged.
+    repetitions in which it did; `mean` and `sd` of its unit values against the threshold, averaged over `num_runs`.
     """
 
     __test__ = False
 
+    num_runs: int
     unit: str
     level: float
     min_units: int
@@ -103,6 +104,22 @@ def tally(world: World, seed: int, repetitions: Iterable[Repetition], seconds: f
     )
 
 
+def add_results(before: WorldResult, further: WorldResult) -> WorldResult:
+    """The sums over the repetitions of both, which are of one world, defined and decided in one way."""
+    counts = ("repetitions", "false_enables", "false_disables", "num_dependent", "num_alarmed_early")
+    times = ("enable_blocks", "disable_blocks", "enable_clusters", "alarm_blocks")
+    names = [*before.tests, *(name for name in further.tests if name not in before.tests)]
+    return replace(
+        before,
+        **{name: getattr(before, name) + getattr(further, name) for name in counts},
+        **{name: sorted(getattr(before, name) + getattr(further, name)) for name in times},
+        naive_enables={name: count + further.naive_enables[name] for name, count in before.naive_enables.items()},
+        level=before.level or further.level,
+        tests={name: _add_tests(before.tests.get(name), further.tests.get(name)) for name in names},
+        seconds=round(before.seconds + further.seconds, 1),
+    )
+
+
 def definition_of(world: World) -> str:
     """A digest of everything that defines the world, its policy included, and of how it is decided."""
     return hashlib.sha256(f"{METHOD} {world!r}".encode()).hexdigest()[:16]
@@ -129,7 +146,9 @@ def read_results(path: Path) -> dict[str, WorldResult]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["schema_version"] != FORMAT:
-            raise InputError(f"{path} is of version {document['schema_version']}, this program reads {FORMAT}")
+            raise InputError(
+                f"{path} is of version {document['schema_version']}, this program reads {FORMAT}: name another file"
+            )
         return {name: _result(value) for name, value in document["worlds"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} does not hold the results of a simulation") from error
@@ -159,6 +178,7 @@ def _tests(outcomes: list[HypothesisOutcome]) -> dict[str, TestTally]:
     for name in names:
         found = [outcome.tests[name] for outcome in outcomes if name in outcome.tests]
         tallies[name] = TestTally(
+            num_runs=len(found),
             unit=found[0].unit,
             level=outcomes[0].level,
             min_units=found[0].min_units,
@@ -168,6 +188,19 @@ def _tests(outcomes: list[HypothesisOutcome]) -> dict[str, TestTally]:
             failed_units=sorted(test.failed for test in found if test.failed is not None),
         )
     return tallies
+
+
+def _add_tests(before: TestTally | None, further: TestTally | None) -> TestTally:
+    found = [test for test in (before, further) if test is not None]
+    num_runs = sum(test.num_runs for test in found)
+    return replace(
+        found[0],
+        num_runs=num_runs,
+        mean=sum(test.mean * test.num_runs for test in found) / num_runs,
+        sd=sum(test.sd * test.num_runs for test in found) / num_runs,
+        passed_units=sorted(units for test in found for units in test.passed_units),
+        failed_units=sorted(units for test in found for units in test.failed_units),
+    )
 
 
 def _is_new(world: World, outcome: HypothesisOutcome) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import platform
@@ -17,7 +16,7 @@ import scipy
 
 from shadowspec.gc_control import gc_paused
 from shadowspec.simulate.repetition import Repetition, repeat, seed_of
-from shadowspec.simulate.results import WorldResult, definition_of, read_results, tally, write_results
+from shadowspec.simulate.results import WorldResult, add_results, definition_of, read_results, tally, write_results
 from shadowspec.simulate.world import World
 from shadowspec.simulate.worlds import WORLDS
 
@@ -36,9 +35,9 @@ def run_worlds(
 ) -> dict[str, WorldResult]:
     """Results by world, in the order of `worlds`.
 
-    Repetition i of a world has the same draws whatever else is run.  With `out`, worlds that the file already
-    holds, defined as now and at this seed and number of repetitions, are taken from it, and each world is written
-    when it is done.
+    Repetition i of a world has the same draws whatever else is run.  With `out`, repetitions that the file already
+    holds of a world, defined as now and at this seed, count: the missing ones alone are run, and each world is
+    written when it is done.  A file that holds more repetitions than are asked for keeps them.
 
     Raises:
         InputError: `out` is not a file of results.
@@ -48,18 +47,20 @@ def run_worlds(
     with _workers(jobs) as submit:
         for world in worlds:
             before = known.get(world.name)
-            asked = (repetitions, seed, definition_of(world))
-            if before is not None and (before.repetitions, before.seed, before.definition) == asked:
+            if before is not None and (before.seed, before.definition) != (seed, definition_of(world)):
+                before = None
+            first = 0 if before is None else before.repetitions
+            advanced(world.name, min(first, repetitions))
+            if before is not None and first >= repetitions:
                 results[world.name] = before
-                advanced(world.name, repetitions)
                 continue
             started = time.monotonic()
             done: dict[int, Repetition] = {}
-            for chunk in submit(world.name, seed, repetitions):
+            for chunk in submit(world.name, seed, first, repetitions):
                 done.update(chunk)
                 advanced(world.name, len(chunk))
-            ordered = [done[index] for index in range(repetitions)]
-            results[world.name] = tally(world, seed, ordered, time.monotonic() - started)
+            further = tally(world, seed, [done[index] for index in sorted(done)], time.monotonic() - started)
+            results[world.name] = further if before is None else add_results(before, further)
             if out:
                 every = {**known, **results}
                 write_results(out, {name: every[name] for name in WORLDS if name in every}, environment())
@@ -83,21 +84,21 @@ def environment() -> dict[str, str]:
     }
 
 
-Submit = Callable[[str, int, int], Iterator[Mapping[int, Repetition]]]
+Submit = Callable[[str, int, int, int], Iterator[Mapping[int, Repetition]]]
 
 
 @contextmanager
 def _workers(jobs: int) -> Iterator[Submit]:
     """Chunks as they are done, in this process with one job and in processes of their own with more."""
     if jobs == 1:
-        yield lambda name, seed, total: (repeat_chunk(name, seed, *bounds) for bounds in _chunks(total))
+        yield lambda name, seed, first, last: (repeat_chunk(name, seed, *part) for part in _chunks(first, last))
         return
     # Spawned: a fork would copy the threads' locks of whoever calls.
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
     try:
 
-        def submit(name: str, seed: int, total: int) -> Iterator[Mapping[int, Repetition]]:
-            futures = [pool.submit(repeat_chunk, name, seed, *bounds) for bounds in _chunks(total)]
+        def submit(name: str, seed: int, first: int, last: int) -> Iterator[Mapping[int, Repetition]]:
+            futures = [pool.submit(repeat_chunk, name, seed, *part) for part in _chunks(first, last)]
             return (future.result() for future in as_completed(futures))
 
         yield submit
@@ -105,5 +106,5 @@ def _workers(jobs: int) -> Iterator[Submit]:
         pool.shutdown(cancel_futures=True)  # an interrupted run does not go on to its end
 
 
-def _chunks(total: int) -> list[tuple[int, int]]:
-    return [(first * CHUNK, min(total, (first + 1) * CHUNK)) for first in range(math.ceil(total / CHUNK))]
+def _chunks(first: int, last: int) -> list[tuple[int, int]]:
+    return [(start, min(last, start + CHUNK)) for start in range(first, last, CHUNK)]

@@ -27,8 +27,13 @@ def score_units(
     parity = [near_tie_test(timed, policy), z_test(clusters, policy)]
     guardrails = guardrail_tests(timed.units, policy)
     means = [shown_beside(test, policy.alpha) for test in (speedup, total_time, acceptance)]
-    rules, tests = policy.rules, (*means, tail, *parity, *guardrails)
-    return [replace(test, weights=rules.weights, num_disabling=rules.num_disabling_tests) for test in tests]
+    rules = policy.rules
+    by_rules = {
+        "weights": rules.weights,
+        "num_disabling": rules.num_disabling_tests,
+        "bounds_share_level": rules.bounds_share_level,
+    }
+    return [replace(test, **by_rules) for test in (*means, tail, *parity, *guardrails)]
 
 
 def applies(test: BettingTest, *, has_greedy: bool, has_sampled: bool) -> bool:

@@ -42,6 +42,7 @@ class BettingTest:
     growth: float | None = None  # the nulls of its capital tables lie on powers of it instead of GRID_STEP
     weights: tuple[float, ...] = WEIGHTS  # of its capital on the betting fractions
     num_disabling: int = 4  # bounds that may disable a hypothesis: each has that part of the level
+    bounds_share_level: bool = True  # both of its shown bounds are at the level of its run
     # By how many standard errors its mean must lie beyond a limit before a verdict, as means of batches vary.  The bets
     # on speedup need so much evidence that more can be asked of it.
     batch_errors: float = 2.5

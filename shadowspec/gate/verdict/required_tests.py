@@ -90,7 +90,10 @@ def betting_result(
             log10_capital_fail=max(fail_logs) / math.log(10.0),
             fail_alpha=fail_level,
             num_missing=evidence.num_missing,
-            is_undecidable=outcome == "open" and not barred and _is_within(test, lower, upper, policy.indifference),
+            is_undecidable=outcome == "open"
+            and not barred
+            and _is_within(test, lower, upper, policy.indifference)  # spares most looks the wider bounds
+            and _is_within(test, *_judged_bounds(test, evidence.lower, evidence.upper, level), policy.indifference),
             unprovable=unprovable,
         ),
         figures=figures,
@@ -125,13 +128,23 @@ def min_units(test: BettingTest, policy: GatePolicy, level: float) -> int:
 
 
 def bounds(test: BettingTest, lower: CapitalTable, upper: CapitalTable, level: float) -> tuple[float, float]:
-    """Both bounds of a test's mean, from its two tables; the end of its range where no null falls.
+    """Both bounds of a test's mean, from its two tables; the end of its range where no null falls."""
+    if test.bounds_share_level:
+        return _bounds_at(test, lower, upper, level, level)
+    return _judged_bounds(test, lower, upper, level)
 
-    A side that can only fail the test is judged at the level of failing.
-    """
+
+def _judged_bounds(test: BettingTest, lower: CapitalTable, upper: CapitalTable, level: float) -> tuple[float, float]:
+    """The bounds by which a test passes or fails: a side that can only fail it is judged at the level of failing."""
     fail_level = test.fail_level(level)
-    lowest = lower.find_bound(fail_level if test.above is None else level)
-    highest = upper.find_bound(fail_level if test.below is None else level)
+    levels = fail_level if test.above is None else level, fail_level if test.below is None else level
+    return _bounds_at(test, lower, upper, *levels)
+
+
+def _bounds_at(
+    test: BettingTest, lower: CapitalTable, upper: CapitalTable, lower_level: float, upper_level: float
+) -> tuple[float, float]:
+    lowest, highest = lower.find_bound(lower_level), upper.find_bound(upper_level)
     return (test.series.lowest if lowest is None else lowest, test.series.highest if highest is None else highest)
 
 

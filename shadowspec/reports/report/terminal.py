@@ -127,8 +127,22 @@ def _verdicts(endpoint: str, lines: Sequence[_Line], orders: Sequence[Override] 
             reasons.append(Padding(Text(alert, "bold"), (0, 0, 0, 3)))
         for each in line.suspicions:
             reasons.append(Padding(Text(f"suspected: {each.kind}: {'; '.join(each.figures)}", "dim"), (0, 0, 0, 3)))
-    measured = [Padding(Text(words, "dim"), (0, 0, 0, 1)) for words in _engines(lines, several)]
-    return Group(table, *reasons, *measured, Text(""))
+    below = [*_levels(lines, several), *_engines(lines, several)]
+    return Group(table, *reasons, *(Padding(Text(words, "dim"), (0, 0, 0, 1)) for words in below), Text(""))
+
+
+def _levels(lines: Sequence[_Line], is_one_of_several: bool) -> list[str]:
+    """At which error level the bounds are, and of which lines where it is not one level for all."""
+    names: dict[str, list[str]] = {}
+    for line in lines:
+        if (speedup := find_test(line.decision, "speedup")) is not None:
+            name = _name(line.slice_key, line.config_name, line.concurrency, is_one_of_several)
+            names.setdefault(percent(speedup.alpha, 2), []).append(name)
+    return [
+        f"[bounds] at error level {level} a side, all looks together"
+        + (f" ({'; '.join(of)})" if len(names) > 1 else "")
+        for level, of in names.items()
+    ]
 
 
 def _engines(lines: Sequence[_Line], is_one_of_several: bool) -> list[str]:
