@@ -29,7 +29,7 @@ SERVED_MODELS = {
 }
 # Share of sessions measured.  The two busy endpoints are measured whole; the quiet ones have too few sessions
 # for a verdict at any rate, and all of theirs would take the demo past three minutes.
-SAMPLE_RATE = 0.25
+SAMPLE_RATE = 0.3
 SAMPLE_RATES = {"code-completion": 1.0, "text-to-sql": 1.0}
 # Requests at once: a load of 2 divides the sessions of text-to-SQL into twice as many blocks as one of 4, and blocks
 # are what the gate counts.
