@@ -106,15 +106,20 @@ def tally(world: World, seed: int, repetitions: Iterable[Repetition], seconds: f
 
 def add_results(before: WorldResult, further: WorldResult) -> WorldResult:
     """The sums over the repetitions of both, which are of one world, defined and decided in one way."""
-    counts = ("repetitions", "false_enables", "false_disables", "num_dependent", "num_alarmed_early")
-    times = ("enable_blocks", "disable_blocks", "enable_clusters", "alarm_blocks")
     names = [*before.tests, *(name for name in further.tests if name not in before.tests)]
     return replace(
         before,
-        **{name: getattr(before, name) + getattr(further, name) for name in counts},
-        **{name: sorted(getattr(before, name) + getattr(further, name)) for name in times},
-        naive_enables={name: count + further.naive_enables[name] for name, count in before.naive_enables.items()},
+        repetitions=before.repetitions + further.repetitions,
         level=before.level or further.level,
+        false_enables=before.false_enables + further.false_enables,
+        false_disables=before.false_disables + further.false_disables,
+        num_dependent=before.num_dependent + further.num_dependent,
+        enable_blocks=sorted(before.enable_blocks + further.enable_blocks),
+        disable_blocks=sorted(before.disable_blocks + further.disable_blocks),
+        enable_clusters=sorted(before.enable_clusters + further.enable_clusters),
+        alarm_blocks=sorted(before.alarm_blocks + further.alarm_blocks),
+        num_alarmed_early=before.num_alarmed_early + further.num_alarmed_early,
+        naive_enables={name: count + further.naive_enables[name] for name, count in before.naive_enables.items()},
         tests={name: _add_tests(before.tests.get(name), further.tests.get(name)) for name in names},
         seconds=round(before.seconds + further.seconds, 1),
     )

@@ -28,12 +28,15 @@ def score_units(
     guardrails = guardrail_tests(timed.units, policy)
     means = [shown_beside(test, policy.alpha) for test in (speedup, total_time, acceptance)]
     rules = policy.rules
-    by_rules = {
-        "weights": rules.weights,
-        "num_disabling": rules.num_disabling_tests,
-        "bounds_share_level": rules.bounds_share_level,
-    }
-    return [replace(test, **by_rules) for test in (*means, tail, *parity, *guardrails)]
+    return [
+        replace(
+            test,
+            weights=rules.weights,
+            num_disabling=rules.num_disabling_tests,
+            bounds_share_level=rules.bounds_share_level,
+        )
+        for test in (*means, tail, *parity, *guardrails)
+    ]
 
 
 def applies(test: BettingTest, *, has_greedy: bool, has_sampled: bool) -> bool:
