@@ -259,6 +259,28 @@ def test_a_serving_engine_is_the_endpoints_own_and_reaches_its_policy(tmp_path: 
     assert load(tmp_path, ENDPOINT).endpoints["chat"].policy.other_engine("torch/2.13") is None
 
 
+def test_candidates_draft_by_the_rules_of_the_serving_engine_unless_the_operator_sets_others(tmp_path: Path) -> None:
+    ngram = """
+        [[endpoints.chat.candidates]]
+        name = "n"
+        proposer = "ngram"
+        num_speculative_tokens = 4
+    """
+
+    def rules(text: str) -> list[tuple[str, str]]:
+        found = load(tmp_path, text).endpoints["chat"].candidates
+        return [(each.ngram_occurrence.value, each.draft_sampling.value) for each in found]
+
+    named = ENDPOINT.replace("[[", "serving_engine = 'vllm 0.32'\n[[", 1)
+    default = ("latest", "request")
+    assert rules(ENDPOINT + ngram) == [default, default]
+    assert rules(named + ngram) == [("latest", "temperature"), ("earliest", "request")]
+    own = named + "draft_sampling = 'request'\n" + ngram + "ngram_occurrence = 'latest'\n"
+    assert rules(own) == [default, default]
+    assert rules(ENDPOINT + "draft_sampling = 'temperature'\n") == [("latest", "temperature")]
+    assert rules(SERVED.replace("[[", "serving_engine = 'vllm'\n[[", 1)) == [default], "there the server drafts"
+
+
 def test_live(tmp_path: Path) -> None:
     text = ENDPOINT + "[endpoints.chat.live]\nmetrics_urls = ['http://a:8000/metrics', 'https://b.example/m']\n"
     found = load(tmp_path, text + "engine = 'sglang'\nrun_length = 500\nca_file = 'ca.pem'\n").endpoints["chat"].live
@@ -306,6 +328,9 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (ENDPOINT + "proposer = 'suffix'\n", "suffix takes no draft"),
         (ENDPOINT + "ngram_min = 2\n", "ngram_min is for the proposer ngram"),
         (ENDPOINT + "suffix_memory_tokens = 2\n", "suffix_memory_tokens is for the proposer suffix"),
+        (ENDPOINT + "ngram_occurrence = 'earliest'\n", "ngram_occurrence is for the proposer ngram"),
+        (ENDPOINT + "draft_sampling = 'greedy'\n", "draft_sampling: should be 'request' or 'temperature'"),
+        (SUFFIX + "draft_sampling = 'temperature'\n", "draft_sampling is for proposers with a draft, and suffix has"),
         (ENDPOINT + "draft_confidence_threshold = 1.0\n", "0.draft_confidence_threshold: should be less than 1"),
         (ENDPOINT + "draft_confidence_threshold = -0.1\n", "draft_confidence_threshold: should be greater than or"),
         (SUFFIX + "ngram_max = 2\n", "ngram_max is for the proposer ngram"),
@@ -343,6 +368,7 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (SERVED + "api_key = 'x'\n", "endpoints.chat.servers.api_key: is not a known key"),
         (SERVED + ENDPOINT.partition("[[")[2].join(("[[", "")).replace("k4", "k5"), "one speculative server"),
         (SERVED.replace("= 4", "= 4\ndraft_confidence_threshold = 0.5"), "is for the engine in this process"),
+        (SERVED.replace("= 4", "= 4\ndraft_sampling = 'request'"), "draft_sampling is for the engine in this process"),
         (SERVED + "[worker]\ndevices = ['cuda:0', 'cuda:1']\n", "worker.devices: endpoints.chat is measured through"),
         (ENDPOINT.replace("[[", "serving_engine = ''\n[[", 1), "endpoints.chat.serving_engine: String should have at"),
         (ENDPOINT.replace("[[", "serving_engine = '  '\n[[", 1), "serving_engine: names one engine, such as vllm"),

@@ -38,6 +38,7 @@ from shadowspec.types import (
     VerifyRule,
     speculation,
 )
+from shadowspec.types.engine_rules import ENGINE_OPTIONS
 from tests.gate.feeding import Feed
 from tests.gate.worlds import CONFIG, ENDPOINT, START, World, noisy_run
 from tests.test_gating_trials import changing, with_fingerprint
@@ -45,7 +46,7 @@ from tests.test_gating_trials import changing, with_fingerprint
 # Digests that version 0.1.0 took.  They are no record of what this code does: databases hold them, and an endpoint
 # whose digest changed would lose its standing ENABLE.  A case is never edited; new options add none.
 STORED = json.loads((Path(__file__).parent / "data" / "fingerprints" / "version_0_1_0.json").read_text("utf-8"))
-LATER_OPTIONS = {"speculative_config"}  # that version 0.1.0 did not have
+LATER_OPTIONS = {"speculative_config", *ENGINE_OPTIONS}  # that version 0.1.0 did not have
 IDENTITIES = {
     "vllm": {
         Arm.BASELINE: Identity("vllm", "0.32.0", "org/target", 4096),

@@ -216,6 +216,7 @@ def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> Mappin
     from shadowspec.backfill.places import describe_place
     from shadowspec.reports.frontiers import length_of
     from shadowspec.types import parse_slice_key
+    from shadowspec.types.engine_rules import used_rules
 
     replays = []
     for endpoint in done.configs:
@@ -229,6 +230,7 @@ def _document(done: Backfilled, depths: Sequence[int], seconds: float) -> Mappin
                         "config": config.config.name,
                         "proposer": config.config.proposer,
                         "verify_rule": config.config.verify_rule.value,
+                        "drafting_rules": used_rules(config.config),
                         "num_speculative_tokens": config.config.num_speculative_tokens,
                         "fingerprint": config.fingerprint,
                         "num_requests": sums.num_requests,

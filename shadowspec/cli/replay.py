@@ -134,6 +134,7 @@ def parse_depths(text: str) -> tuple[int, ...]:
 def _cell(done: ReplayedTraffic, key: PoolKey, pooled: PooledCounts) -> dict[str, Any]:
     from shadowspec import metrics
     from shadowspec.types import parse_slice_key
+    from shadowspec.types.engine_rules import used_rules
 
     endpoint, slice_key, drafting = key
     config, counts = done.configs[endpoint][drafting], pooled.counts
@@ -143,6 +144,7 @@ def _cell(done: ReplayedTraffic, key: PoolKey, pooled: PooledCounts) -> dict[str
         "config": config.name,
         "proposer": config.proposer,
         "verify_rule": config.verify_rule.value,
+        "drafting_rules": used_rules(config),
         "num_speculative_tokens": len(counts.num_accepted_tokens_per_pos),
         "num_requests": pooled.num_requests,
         "num_sessions": pooled.num_units,

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,7 @@ from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
 from shadowspec.types.constrained import nest_table
+from shadowspec.types.engine_rules import ENGINE_OPTIONS, with_engine_rules
 from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 
 CONFIG_VARIABLE: Final = "SHADOWSPEC_CONFIG"
@@ -225,7 +226,7 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         **policy.rule_parts(),
     )
     backend = "torch" if section.servers is None else "openai"
-    candidates = tuple(_speculation_config(section.target, candidate, backend) for candidate in section.candidates)
+    candidates = tuple(_speculation_config(section, candidate, backend) for candidate in section.candidates)
     return EndpointConfig(
         rule=rule,
         target=section.target,
@@ -243,10 +244,13 @@ def _with_guard(live: LiveSettings, policy: GatePolicy) -> LiveSettings:
     return replace(live, guard=guard)
 
 
-def _speculation_config(target: str, candidate: CandidateSection, backend: str) -> SpeculationConfig:
+def _speculation_config(section: EndpointSection, candidate: CandidateSection, backend: str) -> SpeculationConfig:
+    """The candidate with the serving engine's rules, where the operator sets no other."""
     rule = candidate.verify_rule or ("rejection" if candidate.proposer == "draft_model" else "greedy_draft")
-    given = candidate.model_dump(exclude={"verify_rule"})
-    return SpeculationConfig(target=target, verify_rule=VerifyRule(rule), backend=backend, **given)
+    given = candidate.model_dump(exclude={"verify_rule", *ENGINE_OPTIONS})
+    config = SpeculationConfig(target=section.target, verify_rule=VerifyRule(rule), backend=backend, **given)
+    chosen = {name: value for name in ENGINE_OPTIONS if (value := getattr(candidate, name)) is not None}
+    return SpeculationConfig.read(asdict(with_engine_rules(config, section.serving_engine)) | chosen)
 
 
 def _nest_document(document: Mapping[str, Any]) -> dict[str, Any]:

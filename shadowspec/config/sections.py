@@ -15,6 +15,7 @@ from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.types import SUFFIX_OPTIONS, Contract, SpeculationConfig
 from shadowspec.types.constrained import Name, PathText, Positive, Seconds, Text, keys_of, require_distinct
 from shadowspec.types.engine_names import parse_engines
+from shadowspec.types.engine_rules import ENGINE_OPTIONS
 from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
@@ -23,9 +24,10 @@ PERSONAL_METADATA: Final = ("session_id", "user", "user_id", "request_id")
 LOOKUPS: Final = ("ngram", "suffix")  # proposers that look up what stands in texts: they need no draft
 PROPOSER_OPTIONS: Final = {
     "draft_model": ("draft_confidence_threshold",),
-    "ngram": ("ngram_min", "ngram_max"),
+    "ngram": ("ngram_min", "ngram_max", "ngram_occurrence"),
     "suffix": SUFFIX_OPTIONS,
 }
+IN_PROCESS_OPTIONS: Final = ("draft_confidence_threshold", *ENGINE_OPTIONS)  # a server drafts by its own
 
 _RULE: Final = keys_of(EndpointRule)  # with their defaults
 _DRAFTING: Final = keys_of(SpeculationConfig)
@@ -65,11 +67,13 @@ class CandidateSection(Section):
     verify_rule: Literal["rejection", "greedy_draft", "exact_match"] | None = None
     ngram_min: Positive = _DRAFTING["ngram_min"]
     ngram_max: Positive = _DRAFTING["ngram_max"]
+    ngram_occurrence: Literal["latest", "earliest"] | None = None  # None: as the serving engine, else as by default
     suffix_decoding_max_tree_depth: Annotated[int, Field(ge=2, le=1_024)] = _DRAFTING["suffix_decoding_max_tree_depth"]
     suffix_decoding_max_spec_factor: Annotated[float, Field(gt=0)] = _DRAFTING["suffix_decoding_max_spec_factor"]
     suffix_decoding_min_token_prob: Annotated[float, Field(ge=0, le=1)] = _DRAFTING["suffix_decoding_min_token_prob"]
     suffix_memory_tokens: Annotated[int, Field(ge=0, lt=2**31)] = _DRAFTING["suffix_memory_tokens"]
     draft_confidence_threshold: Annotated[float, Field(ge=0, lt=1)] = _DRAFTING["draft_confidence_threshold"]
+    draft_sampling: Literal["request", "temperature"] | None = None  # likewise
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -78,6 +82,8 @@ class CandidateSection(Section):
         for proposer, options in PROPOSER_OPTIONS.items():
             if proposer != self.proposer and (given := [name for name in options if name in self.model_fields_set]):
                 raise ValueError(f"{given[0]} is for the proposer {proposer}")
+        if self.draft_sampling is not None and self.draft is None:
+            raise ValueError(f"draft_sampling is for proposers with a draft, and {self.proposer} has none")
         if self.ngram_min > self.ngram_max:
             raise ValueError("ngram_min must not exceed ngram_max")
         if int((self.suffix_decoding_max_tree_depth - 1) * self.suffix_decoding_max_spec_factor) < 1:
@@ -146,8 +152,9 @@ class EndpointSection(Section):
             raise ValueError('engine = "openai" and the table servers belong together')
         if self.servers is not None and len(self.candidates) != 1:
             raise ValueError("candidates: there is one speculative server, and so one candidate")
-        if self.servers is not None and "draft_confidence_threshold" in self.candidates[0].model_fields_set:
-            raise ValueError("candidates: draft_confidence_threshold is for the engine in this process")
+        in_process = [name for name in IN_PROCESS_OPTIONS if name in self.candidates[0].model_fields_set]
+        if self.servers is not None and in_process:
+            raise ValueError(f"candidates: {in_process[0]} is for the engine in this process")
         if len([name for name in self.scores if ":" in name]) > 1:
             raise ValueError("scores: one function of yours at most, beside json_valid or contract_valid")
         if {JSON_VALID, CONTRACT_VALID} <= set(self.scores):

@@ -163,7 +163,8 @@ loads = [{ concurrency = 4, share = 1.0 }]
 # requests_per_slot = ~
 # What serves this endpoint, by name or by name and version: "vllm", "vllm 0.32", "sglang", "llama.cpp".  Verdicts that
 # rest on latency are for it, and are made of what was measured on it alone (docs/policy.md, Which engine serves):
-# through servers (docs/servers.md), or for "shadowspec-torch" by the engine in this process.
+# through servers (docs/servers.md), or for "shadowspec-torch" by the engine in this process.  Candidates draft by
+# its rules, as far as they are known (docs/engine.md).
 serving_engine = @
 # max_age_s = 3600.0    # older records are expired (against the newest event time); default: none are
 # scores = ["json_valid", "package.module:function"]  # of both arms' outputs, for guardrails: docs/guardrails.md
@@ -187,6 +188,8 @@ num_speculative_tokens = 4
 # verify_rule = "rejection"  # draft_model: rejection, greedy_draft, exact_match; heads and drafts of another
 #                            vocabulary: all three, by default greedy_draft; the others: greedy_draft, exact_match
 # draft_confidence_threshold = ~    # above it, e.g. 0.4: a row drafts no token that the draft model gives less
+# draft_sampling = "request" # or "temperature": what of a request's sampling the draft follows; the target follows all.
+#                            # Default: as the endpoint's serving_engine does (vLLM: temperature), else request
 
 # [[endpoints.chat.candidates]]
 # name = "ngram-k4"
@@ -194,6 +197,8 @@ num_speculative_tokens = 4
 # num_speculative_tokens = 4
 # ngram_min = ~              # shortest suffix that is looked up in the text so far
 # ngram_max = ~
+# ngram_occurrence = "latest"  # or "earliest": which of several occurrences is copied from.  Default: as the
+#                            # endpoint's serving_engine does (vLLM: earliest), else latest
 
 # [[endpoints.chat.candidates]]
 # name = "suffix-k8"

@@ -62,18 +62,20 @@ class Candidate:
                 self.draft.model,
                 count,
                 is_sampling=is_sampling,
+                draft_sampling=wanted.draft_sampling,
                 confidence_threshold=wanted.draft_confidence_threshold,
                 context_limit=self.context_limit,
                 passes=self.draft.passes,
                 kernels=self.draft.kernels,
             )
         if self.draft is not None:
-            if isinstance(self.draft.heads, Eagle3Draft):
-                return Eagle3Proposer(self.draft.heads, count, is_sampling=is_sampling)
-            return HeadsProposer(self.draft.heads, count, is_sampling=is_sampling)
+            heads, draft_sampling = self.draft.heads, wanted.draft_sampling
+            if isinstance(heads, Eagle3Draft):
+                return Eagle3Proposer(heads, count, is_sampling=is_sampling, draft_sampling=draft_sampling)
+            return HeadsProposer(heads, count, is_sampling=is_sampling, draft_sampling=draft_sampling)
         if wanted.proposer == "suffix":
             return SuffixProposer(count, SuffixOptions.of(wanted), recent)
-        return NgramProposer(count, wanted.ngram_min, wanted.ngram_max)
+        return NgramProposer(count, wanted.ngram_min, wanted.ngram_max, wanted.ngram_occurrence)
 
     def num_verified(self) -> tuple[int, ...]:
         """How many tokens of a row the target may be given in a step: the drafted ones and the one before them."""

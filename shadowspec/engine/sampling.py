@@ -76,6 +76,13 @@ class BatchSampling:
         sampling.keep(rows)
         return sampling
 
+    def temperature_alone(self) -> BatchSampling:
+        """The same rows by temperature alone, in a copy: no minimum length, no penalties, no truncation."""
+        sampling = copy.copy(self)
+        sampling.has_min_tokens = sampling.has_penalties = False
+        sampling.has_min_p = sampling.has_top_k = sampling.has_top_p = False
+        return sampling
+
     def keep(self, slots: torch.Tensor) -> None:
         """Drop all rows but these, int64 [kept]."""
         for name, value in self._by_row():

@@ -75,7 +75,8 @@ def frontiers(
 ) -> list[SliceFrontier]:
     """For each measured slice, on the engine and device profiled last, over the loads profiled of all its ways.
 
-    That may be a server that none of them was measured through: acceptance carries over.  A way that was measured on
+    That may be a server that none of them was measured through: acceptance carries over where both draft by the same
+    rules (`prediction_summary` says where they do not).  A way that was measured on
     that engine too speaks for itself there.
 
     Tokens per step belong to weights and rule, not to the load: those of the load with the most requests count, and

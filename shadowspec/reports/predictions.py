@@ -2,8 +2,9 @@
 
 A prediction is made of two measured things: the tokens per step of the cell itself (or of its replayed responses), and
 the cost surface of its pair on an engine and device: those that measured the cell, and any server that was profiled
-with the same pair, for acceptance carries over.  It speaks of the engine of the costs, which it names, and is held
-against what was timed there.  No verdict rests on it.
+with the same pair.  Acceptance carries over as far as both draft by the same rules: where they do not, the summary says
+so.  A prediction speaks of the engine of the costs, which it names, and is held against what was timed there.  No
+verdict rests on it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from shadowspec.planning.frontier import Drafting, Gain, Length, Work, gain
 from shadowspec.reports.cells import NO_TIME, Costs, MeasuredCell, ProfiledSurface, Surfaces, is_greedy
 from shadowspec.reports.token_costs import DeviceTime
 from shadowspec.text import DASH, number, percent, plural, slice_title, times
-from shadowspec.types import SERVED_BACKEND, Arm, CostKey, FingerprintedConfig, SpeculationConfig
+from shadowspec.types import Arm, CostKey, FingerprintedConfig, SpeculationConfig
+from shadowspec.types.engine_rules import rule_differences
 
 NOT_PROFILED: Final = "not profiled: run shadowspec profile-device"
 NOT_PROFILED_SERVER: Final = "not profiled: run shadowspec profile-server"
@@ -118,9 +120,7 @@ def _prediction(
     if (reason := why_not(cell, speculation_config)) is not None:
         return replace(none, reason=reason)
     if profiled is None:
-        return replace(
-            none, reason=NOT_PROFILED_SERVER if speculation_config.backend == SERVED_BACKEND else NOT_PROFILED
-        )
+        return replace(none, reason=NOT_PROFILED_SERVER if speculation_config.is_served else NOT_PROFILED)
     length = cell.tokens_per_step
     if length is None or cell.work is None:
         return replace(none, reason="nothing was drafted")
@@ -229,4 +229,15 @@ def prediction_summary(found: Sequence[Prediction]) -> str:
         said = f"{len(predicted)} of {plural(len(own_cells), 'cell')} predicted on {engine}"
         off = f"; median absolute error against what was measured there: {percent(error)}" if error is not None else ""
         lines.append(f"{said}{off}.")
-    return " ".join(lines)
+    return " ".join([*lines, *_rule_notes(found)])
+
+
+def _rule_notes(found: Sequence[Prediction]) -> list[str]:
+    """Which candidates draft by another rule here than on the engine that something is predicted of."""
+    predicted = (prediction for prediction in found if prediction.speedup is not None)
+    notes = [
+        f"{prediction.config.name}: {difference.text}."
+        for prediction in predicted
+        for difference in rule_differences(prediction.config, prediction.engine)
+    ]
+    return list(dict.fromkeys(notes))

@@ -32,7 +32,6 @@ from shadowspec.types import (
     StoredRecord,
     TestResult,
     Verdict,
-    VerifyRule,
 )
 from shadowspec.types.decision_documents import DECISION_FIELDS, TEST_FIELDS, read_test, stored_test_details
 
@@ -112,7 +111,7 @@ def fingerprint_row(config: FingerprintedConfig) -> dict[str, Any]:
 
 
 def config_value(row: RowMapping) -> SpeculationConfig:
-    return SpeculationConfig(**(_pick(row, CONFIG) | {"verify_rule": VerifyRule(row["verify_rule"])}))
+    return SpeculationConfig.read(_pick(row, CONFIG))
 
 
 def fingerprint_value(row: RowMapping) -> FingerprintedConfig:

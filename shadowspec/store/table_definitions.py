@@ -89,6 +89,8 @@ fingerprints = Table(
     *integers("suffix_decoding_max_tree_depth", "suffix_memory_tokens"),
     *reals("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob", "draft_confidence_threshold"),
     Column("speculative_config", Text),  # canonical JSON; NULL: the engine drafts by the options above
+    Column("ngram_occurrence", Text, nullable=False),
+    Column("draft_sampling", Text, nullable=False),
     Column("engine", Text, nullable=False),
     Column("device", Text, nullable=False),
     Column("dtype", Text, nullable=False),

@@ -21,7 +21,7 @@ from shadowspec.types.audits import (
 )
 from shadowspec.types.block_memory import BlockMemory, Memory, ServedMemory
 from shadowspec.types.consumed_records import FunnelCounter, StoredBlock, StoredRecord
-from shadowspec.types.costs import BASELINE, SERVED_BACKEND, BlockTime, CostKey, Place, ProfiledCosts, StepCost
+from shadowspec.types.costs import BASELINE, BlockTime, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
 from shadowspec.types.flags import Contract, Intervention, OutputContract, RunFlags, Validity
 from shadowspec.types.fold_state import (
@@ -86,8 +86,11 @@ from shadowspec.types.schedules import Delivery, DeliveryState, Period
 from shadowspec.types.speculation import (
     FIRST_OPTIONS,
     FIRST_SUFFIX_OPTIONS,
+    SERVED_BACKEND,
     SUFFIX_OPTIONS,
+    DraftSampling,
     FingerprintedConfig,
+    NgramOccurrence,
     SpeculationConfig,
     VerifyRule,
     fingerprint_config,
@@ -156,6 +159,7 @@ __all__ = [
     "DeliveryState",
     "Dependence",
     "DetectorFigures",
+    "DraftSampling",
     "DriftFigures",
     "EndpointProgress",
     "EndpointRows",
@@ -180,6 +184,7 @@ __all__ = [
     "LoopSpan",
     "Memory",
     "MixChange",
+    "NgramOccurrence",
     "OpenBlock",
     "OpenKey",
     "OutputContract",

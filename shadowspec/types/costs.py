@@ -11,7 +11,6 @@ from shadowspec.types.speculation import FingerprintedConfig, SpeculationConfig
 
 BASELINE: Final = 0  # the depth at which nothing is drafted
 SERVED: Final = "served: "  # before what a server was told to serve, in the place of a digest
-SERVED_BACKEND: Final = "openai"
 
 
 class Place(NamedTuple):
@@ -79,7 +78,7 @@ class CostKey:
     def of(cls, config: FingerprintedConfig, *, is_greedy: bool) -> Self:
         """Of a config's requests of one kind."""
         speculation_config = config.config
-        served = _name_served(speculation_config) if speculation_config.backend == SERVED_BACKEND else None
+        served = _name_served(speculation_config) if speculation_config.is_served else None
         return cls(
             engine=config.engine,
             device=config.device,

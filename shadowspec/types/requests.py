@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from shadowspec.types.flags import Intervention, OutputContract
 
@@ -50,6 +50,19 @@ class SamplingParameters(Struct, frozen=True):
     def is_penalised(self) -> bool:
         """Whether logits depend on the tokens seen before by more than the model."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def temperature_alone(self) -> SamplingParameters:
+        """The same request without what else changes a distribution: minimum length, penalties and truncation."""
+        return structs.replace(
+            self,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            min_tokens=0,
+        )
 
     def truncates(self, vocabulary: int) -> bool:
         """Whether min-p, top-k or top-p may take tokens from the distribution that is sampled."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, Self
 
 from shadowspec.types.requests import SamplingParameters
 
@@ -19,6 +19,23 @@ class VerifyRule(StrEnum):
     GREEDY_DRAFT = "greedy_draft"
     EXACT_MATCH = "exact_match"
     GREEDY = "greedy"
+
+
+class NgramOccurrence(StrEnum):
+    """Which of several earlier occurrences of a row's last tokens prompt lookup copies from."""
+
+    LATEST = "latest"
+    EARLIEST = "earliest"
+
+
+class DraftSampling(StrEnum):
+    """Which of a request's sampling parameters a draft's own distribution follows.
+
+    The target's follows all of them either way, and so does what is emitted; how much is accepted differs.
+    """
+
+    REQUEST = "request"  # all of them, as the target's
+    TEMPERATURE = "temperature"  # temperature alone: no minimum length, no penalties, no min-p, top-k and top-p
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +61,30 @@ class SpeculationConfig:
     # What a server that drafts by its own method was started with, as canonical JSON, beside method, draft and depth;
     # None: the proposer is one of those above.
     speculative_config: str | None = None
+    # What serving engines do differently (`engine_rules`).
+    ngram_occurrence: NgramOccurrence = NgramOccurrence.LATEST
+    draft_sampling: DraftSampling = DraftSampling.REQUEST
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """From values by name as a row or a document holds them; an option that it lacks is at its default."""
+        words = {name: kind(values[name]) for name, kind in _WORDS.items() if name in values}
+        return cls(**{**values, **words})
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a server drafts, by its own rules, and not the engine in this process."""
+        return self.backend == SERVED_BACKEND
+
+    def uses(self, option: str) -> bool:
+        """Whether what is drafted here depends on this option; a name that is no option is used."""
+        if option in SUFFIX_OPTIONS:
+            return self.proposer == "suffix"
+        if option == "ngram_occurrence":
+            return self.proposer == "ngram" and not self.is_served
+        if option == "draft_sampling":
+            return self.draft is not None and not self.is_served
+        return True
 
     @property
     def is_adaptive(self) -> bool:
@@ -56,6 +97,12 @@ class SpeculationConfig:
         return self.proposer == "suffix" and self.suffix_memory_tokens > 0
 
 
+_WORDS: Final = {
+    "verify_rule": VerifyRule,
+    "ngram_occurrence": NgramOccurrence,
+    "draft_sampling": DraftSampling,
+}
+SERVED_BACKEND: Final = "openai"
 SUFFIX_OPTIONS: Final = (
     "suffix_decoding_max_tree_depth",
     "suffix_decoding_max_spec_factor",
@@ -175,5 +222,4 @@ def sampling_defaults(default_sampling: Mapping[str, float]) -> str:
 
 
 def _is_set(config: SpeculationConfig, name: str, default: object) -> bool:
-    is_used = name not in SUFFIX_OPTIONS or config.proposer == "suffix"
-    return name not in _NAMES and is_used and getattr(config, name) != default
+    return name not in _NAMES and config.uses(name) and getattr(config, name) != default

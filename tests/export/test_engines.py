@@ -12,7 +12,16 @@ import yaml
 from shadowspec.rollout.export import sglang, tensorrt_llm, vllm
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import endpoint_schedule
-from shadowspec.types import SUFFIX_OPTIONS, Decision, SpeculationConfig, Verdict, VerifyRule
+from shadowspec.types import (
+    SERVED_BACKEND,
+    SUFFIX_OPTIONS,
+    Decision,
+    DraftSampling,
+    SpeculationConfig,
+    Verdict,
+    VerifyRule,
+)
+from shadowspec.types.engine_rules import with_engine_rules
 from tests.export.worlds import config, decision, fields, judged, sglang_depths, tensorrt_depths, vllm_depths
 
 TWO_DEPTHS = [decision(load=2, of=config(5), number=11), decision(load=6, of=config(3), number=12)]
@@ -109,6 +118,36 @@ def test_options_make_other_drafts() -> None:
     other = config(6, name="other", proposer="suffix", rule=VerifyRule.GREEDY_DRAFT)
     schedule = endpoint_schedule("chat", judged([decision(load=2, of=SUFFIX), decision(load=6, of=other)]))
     assert len({each.num_speculative_tokens for each in schedule.ranges} - {0}) == 1
+
+
+@pytest.mark.parametrize(
+    ("of", "option"),
+    [
+        (
+            config(proposer="ngram", rule=VerifyRule.GREEDY_DRAFT),
+            "ngram_occurrence = latest, while vLLM's rule is earl",
+        ),
+        (config(), "draft_sampling = request, while vLLM's rule is temperature"),
+    ],
+)
+def test_an_export_says_where_the_measured_drafts_follow_another_rule(of: SpeculationConfig, option: str) -> None:
+    """Acceptance does not carry over there; by the engine's own rule, or measured through a server, it does."""
+    remarks = exported_vllm([decision(of=of)])[1].remarks
+    assert [each for each in remarks if option in each and "acceptance does not carry over" in each]
+    for same in (with_engine_rules(of, "vllm 0.32"), replace(of, backend=SERVED_BACKEND)):
+        value, document = exported_vllm([decision(of=same)])
+        assert value is not None
+        assert document.remarks == (vllm.DATA_PARALLEL,)
+
+
+def test_sglang_and_tensorrt_say_where_the_measured_drafts_follow_another_rule() -> None:
+    said = "while SGLang's rule is temperature: acceptance does not carry over for requests with top_p"
+    assert any(said in each for each in exported_sglang([decision()])[2].remarks)
+    by_temperature = config(draft_sampling=DraftSampling.TEMPERATURE)
+    assert not any("carry over" in each for each in exported_sglang([decision(of=by_temperature)])[2].remarks)
+    assert not any("carry over" in each for each in exported_tensorrt([decision()])[1].remarks)
+    said = "draft_sampling = temperature, while TensorRT-LLM's rule is request"
+    assert any(said in each for each in exported_tensorrt([decision(of=by_temperature)])[1].remarks)
 
 
 def test_vllm_off_is_null() -> None:

@@ -15,13 +15,16 @@ from hypothesis import strategies as st
 from shadowspec.errors import NoDataError, UsageError
 from shadowspec.gate.verdict.trial_levels import supersede
 from shadowspec.rollout.check.answer import Answer, Role
+from shadowspec.rollout.check.check_document import answer_document
 from shadowspec.rollout.check.judge import judge
 from shadowspec.rollout.check.outcome import OnHold, Outcome, exit_code
+from shadowspec.rollout.check.plain_text import answer_lines
 from shadowspec.rollout.check.question import CheckInput, Question, parse_labels
 from shadowspec.store import Traffic
 from shadowspec.text import parse_duration
 from shadowspec.types import Decision, EvidenceSummary, Override, Verdict
-from tests.promote.worlds import CHAT, CODE, HOUR, NOW, check_input, decision, fingerprint, question, traffic
+from shadowspec.types.engine_rules import with_engine_rules
+from tests.promote.worlds import CHAT, CODE, HOUR, NOW, check_input, config, decision, fingerprint, question, traffic
 
 
 def answer(what: CheckInput, asked: Question | None = None) -> Answer:
@@ -471,3 +474,19 @@ def test_nothing_passes_without_a_fresh_enable_at_95_percent_of_the_loads(
         enabled = {d.concurrency for d in of_config if d.slice_key == "" and d.verdict is Verdict.ENABLE}
         share = sum(share for load, share in zip((2, 32), shares, strict=True) if load in enabled) / sum(shares)
         assert share > 0.95 - 1e-9
+
+
+def test_an_answer_says_where_the_candidate_drafts_by_another_rule_than_what_serves() -> None:
+    """A remark: the outcome is the gate's."""
+    inputs = check_input([decision()])
+    assert answer(inputs).remarks == ()
+    named = [decision(serving_engine="vllm 0.32")]
+    found = answer(check_input(named))
+    assert found.outcome is Outcome.ENABLE
+    (remark,) = found.remarks
+    assert "draft_sampling = request, while vllm 0.32's rule is temperature: acceptance does not carry over" in remark
+    assert remark in answer_lines(found)
+    assert answer_document(found, OnHold.FAIL)["remarks"] == [remark]
+    by_rule = replace(config(), config=with_engine_rules(config().config, "vllm"))
+    same = check_input(named, configs={by_rule.fingerprint: by_rule})
+    assert answer(same).remarks == ()

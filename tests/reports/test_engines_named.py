@@ -14,6 +14,7 @@ from shadowspec.reports.predictions import NOT_PROFILED_SERVER, prediction_summa
 from shadowspec.reports.report import build_report, render_html, render_json, render_markdown
 from shadowspec.reports.report.terminal import terminal_tables, verdict_tables
 from shadowspec.types import SERVED_BACKEND, CostKey, FingerprintedConfig, ProfiledCosts
+from shadowspec.types.engine_rules import with_engine_rules
 from tests.reports.test_build import POLICY, judged, world
 from tests.reports.test_pages import Page
 from tests.reports.test_predictions import CODE, profiled
@@ -97,6 +98,17 @@ def test_acceptance_of_one_engine_predicts_every_server_that_runs_the_pair() -> 
     said = prediction_summary(endpoint.predictions)
     assert f"predicted on {ENGINE}; median absolute error" in said
     assert f"1 of 1 cell predicted on {VLLM}." in said
+
+
+def test_a_prediction_for_another_engine_says_where_that_drafts_by_another_rule() -> None:
+    source = predicted_world(profiled(), server_costs())
+    (endpoint,) = build_report(source, {"editor": GatePolicy()}, NOW, data_note="Made up.").endpoints
+    said = f"draft_sampling = request, while {VLLM}'s rule is temperature: acceptance does not carry over"
+    assert prediction_summary(endpoint.predictions).count(said) == 1
+    here = [each for each in endpoint.predictions if each.engine == ENGINE]
+    assert "carry over" not in prediction_summary(here)
+    by_rule = [replace(each, config=with_engine_rules(each.config, VLLM)) for each in endpoint.predictions]
+    assert "carry over" not in prediction_summary(by_rule)
 
 
 def test_a_prediction_is_held_against_what_was_timed_on_the_engine_that_it_speaks_of() -> None:

@@ -18,6 +18,7 @@ from shadowspec.types import (
     Decision,
     Dependence,
     DetectorFigures,
+    DraftSampling,
     DriftFigures,
     EvidenceSummary,
     FingerprintedConfig,
@@ -26,6 +27,7 @@ from shadowspec.types import (
     LevelGraph,
     Memory,
     MixChange,
+    NgramOccurrence,
     PairedScore,
     Parity,
     RateChange,
@@ -106,6 +108,8 @@ CONFIGS = st.builds(
     suffix_memory_tokens=COUNT,
     draft_confidence_threshold=RATES,
     speculative_config=optional(TEXT),
+    ngram_occurrence=st.sampled_from(NgramOccurrence),
+    draft_sampling=st.sampled_from(DraftSampling),
 )
 FINGERPRINTED = st.builds(
     FingerprintedConfig,

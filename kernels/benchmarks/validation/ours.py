@@ -21,11 +21,17 @@ from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import TokenScores, token_scores
 from shadowspec.errors import RecordError
 from shadowspec.gate.policy import NEAR_TIE_LOGIT
-from shadowspec.types import ExpectedCounts, RecordKey, SamplingParameters, VerifyRule
+from shadowspec.types import (
+    DraftSampling,
+    ExpectedCounts,
+    NgramOccurrence,
+    RecordKey,
+    SamplingParameters,
+    VerifyRule,
+)
 
 from .counted import Counted
 from .predicting import Steps, TimedRequest
-from .vllm_rules import UntruncatedDraftProposer, earliest_chances, earliest_lookup, untruncated
 from .ways import NGRAM_MAX, NGRAM_MIN, Way
 
 BATCH = 64
@@ -88,10 +94,10 @@ class Ours:
     def proposer(self, way: Way, depth: int) -> Proposer:
         """What drafts as vLLM does in this way."""
         if way.is_lookup:
-            return NgramProposer(depth, NGRAM_MIN, NGRAM_MAX, earliest_lookup)
-        if way.rule is VerifyRule.REJECTION:
-            return UntruncatedDraftProposer(self.draft.model, depth, is_sampling=True)
-        return DraftModelProposer(self.draft.model, depth, is_sampling=False)
+            return NgramProposer(depth, NGRAM_MIN, NGRAM_MAX, NgramOccurrence.EARLIEST)
+        is_sampling = way.rule is VerifyRule.REJECTION
+        temperature = DraftSampling.TEMPERATURE
+        return DraftModelProposer(self.draft.model, depth, is_sampling=is_sampling, draft_sampling=temperature)
 
     def replayed(
         self,
@@ -116,10 +122,10 @@ class Ours:
         sound = [row for row in range(len(logged)) if _is_possible(logged[row], scores[row])]
         responses = [logged[row] for row in sound]
         if way.is_lookup:
-            chances_of = lookup_chances if by_our_rule else earliest_chances
-            chances = chances_of(responses, NGRAM_MIN, NGRAM_MAX, max(depths))
+            occurrence = NgramOccurrence.LATEST if by_our_rule else NgramOccurrence.EARLIEST
+            chances = lookup_chances(responses, NGRAM_MIN, NGRAM_MAX, max(depths), occurrence)
         else:
-            drafted_for = responses if by_our_rule else [untruncated(each) for each in responses]
+            drafted_for = responses if by_our_rule else [each.by_temperature_alone() for each in responses]
             drafts = token_scores(self.draft.model, drafted_for, ends, with_probs=not way.is_certain)
             accepts = [
                 prefix_accept(way.rule, logged[row], draft, scores[row].probs)

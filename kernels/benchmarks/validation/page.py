@@ -56,12 +56,12 @@ _RULES = """\
   added); replay cannot know what lay beyond the end and is held against vLLM's counts after our cut
   (`shadowspec/servers/acceptance_counts.py`).
 - **N-grams.** Both look for the longest suffix that occurred before. vLLM copies what followed its *earliest*
-  occurrence, our `ngram` proposer what followed the latest. Here vLLM's rule is reproduced
-  (`kernels/benchmarks/validation/vllm_rules.py`); the last table shows what our own would have accepted.
+  occurrence, our `ngram` proposer by default what followed the latest. Here it follows vLLM's rule
+  (`ngram_occurrence`); the last table shows what our default would have accepted.
 - **Sampled drafts.** For `draft_sample_method` `probabilistic` vLLM samples drafts from the draft's softmax at the
   request's temperature: top-p, top-k and min-p cut the target's distribution alone. Ours cut both. Both emit the
-  target's distribution; theirs accepts less where something is cut. vLLM's rule is reproduced here; the last table
-  shows ours.
+  target's distribution; theirs accepts less where something is cut. Here our draft follows vLLM's rule
+  (`draft_sampling`); the last table shows our default.
 - **vLLM 0.32 on a CPU samples wrongly with drafts.** Its `expand_kernel` for CPUs fills a copy of its output, so
   that temperature, top-k and top-p of drafted positions are whatever the memory held ([issue
   55005](https://github.com/vllm-project/vllm/issues/55005)). As shipped, {impossible} of {shipped_requests} sampled

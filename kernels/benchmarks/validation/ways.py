@@ -51,7 +51,7 @@ class Way:
 
     @property
     def differs(self) -> bool:
-        """Whether vLLM drafts by another rule than we do (`vllm_rules`)."""
+        """Whether vLLM drafts by another rule than we do by default."""
         return self.is_lookup or not self.is_certain
 
     @property

@@ -17,6 +17,7 @@ from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.randomness import DRAFT_STREAM, at_positions, sample
 from shadowspec.engine.runner import runner_for
 from shadowspec.engine.sampling import greedy_tokens, to_device
+from shadowspec.types import DraftSampling
 
 if TYPE_CHECKING:
     from shadowspec.engine.static_passes import StaticPasses
@@ -27,7 +28,9 @@ class DraftModelProposer:
     """Up to K sequential passes of a draft model.
 
     `is_sampling` drafts by sampling the draft's processed distribution (needed by the `rejection` rule);
-    otherwise the draft takes its arg-max, a one-hot draft.  A row that would leave the draft's context drafts nothing
+    otherwise the draft takes its arg-max, a one-hot draft.  `draft_sampling` says which of a request's parameters
+    process that distribution: verification takes the one that was sampled, so that either way the target's is
+    emitted.  A row that would leave the draft's context drafts nothing
     and makes plain steps from there on.
 
     With a `confidence_threshold` above 0 a row stops drafting before the first position at which no token has that
@@ -42,6 +45,7 @@ class DraftModelProposer:
         num_speculative_tokens: int,
         *,
         is_sampling: bool,
+        draft_sampling: DraftSampling = DraftSampling.REQUEST,
         confidence_threshold: float = 0.0,
         context_limit: int | None = None,
         passes: StaticPasses | None = None,
@@ -56,6 +60,7 @@ class DraftModelProposer:
         self._model, self._passes, self._kernels = model, passes, kernels
         self._num_speculative_tokens = num_speculative_tokens
         self._is_sampling = is_sampling
+        self._draft_sampling = draft_sampling
         self._confidence_threshold = confidence_threshold
         self._context_limit = context_limit
 
@@ -76,6 +81,7 @@ class DraftModelProposer:
             batch,
             self._num_speculative_tokens,
             is_sampling=self._is_sampling,
+            draft_sampling=self._draft_sampling,
             begun=self._find_drafting_rows(batch),
             confidence_threshold=self._confidence_threshold,
         )
@@ -129,15 +135,19 @@ class Draft:
         num_speculative_tokens: int,
         *,
         is_sampling: bool,
+        draft_sampling: DraftSampling = DraftSampling.REQUEST,
         begun: torch.Tensor | None = None,
         confidence_threshold: float = 0.0,
     ) -> None:
         """
         Args:
             is_sampling: sample the draft's processed distribution, which then joins the proposal.
+            draft_sampling: which of a row's parameters process it.
             begun: the rows that draft at all, bool [rows]; None: every row.
         """
         self._batch = batch
+        is_whole = draft_sampling is DraftSampling.REQUEST
+        self._sampling = batch.sampling if is_whole else batch.sampling.temperature_alone()
         self._is_sampling = is_sampling and not batch.sampling.all_greedy
         self._confidence_threshold = confidence_threshold
         self._goes_on = torch.ones_like(batch.lengths, dtype=torch.bool) if begun is None else begun
@@ -148,11 +158,11 @@ class Draft:
 
     def consider(self, logits: torch.Tensor) -> bool:
         """Take the draft's logits at the next depth, [rows, vocabulary]; whether any row drafts there."""
-        batch = self._batch
-        self._processed = batch.sampling.draft_logits(logits, self._tokens[:, : self._depth], batch.emitted)
-        self._draft_probs = batch.sampling.probs(self._processed[:, None])[:, 0] if self._is_sampling else None
+        sampling = self._sampling
+        self._processed = sampling.draft_logits(logits, self._tokens[:, : self._depth], self._batch.emitted)
+        self._draft_probs = sampling.probs(self._processed[:, None])[:, 0] if self._is_sampling else None
         if self._confidence_threshold > 0.0:
-            confidence = batch.sampling.confidence(self._processed, self._draft_probs)
+            confidence = sampling.confidence(self._processed, self._draft_probs)
             self._goes_on = self._goes_on & (confidence >= self._confidence_threshold)
             return bool(self._goes_on.any())
         return True

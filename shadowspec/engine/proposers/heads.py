@@ -13,21 +13,30 @@ from shadowspec.engine.heads.eagle3 import Eagle3Draft
 from shadowspec.engine.kv_cache import RaggedCache, Span
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.proposers.draft_model import Draft
+from shadowspec.types import DraftSampling
 
 
 class HeadsProposer:
     """One head per token, all from the hidden state at which the target made the row's last token.
 
     `is_sampling` drafts by sampling each head's processed distribution (needed by the `rejection` rule); otherwise
-    every head drafts its arg-max.
+    every head drafts its arg-max.  `draft_sampling` as in `DraftModelProposer`.
     """
 
     hidden = HiddenStates((FINAL,), of_prompt=False)
 
-    def __init__(self, heads: StagedHeads, num_speculative_tokens: int, *, is_sampling: bool) -> None:
+    def __init__(
+        self,
+        heads: StagedHeads,
+        num_speculative_tokens: int,
+        *,
+        is_sampling: bool,
+        draft_sampling: DraftSampling = DraftSampling.REQUEST,
+    ) -> None:
         self._heads = heads
         self._num_speculative_tokens = num_speculative_tokens
         self._is_sampling = is_sampling
+        self._draft_sampling = draft_sampling
 
     def begin(self, batch: Batch) -> None:
         """Nothing to prepare: the batch holds the hidden states."""
@@ -36,7 +45,12 @@ class HeadsProposer:
         """Nothing is held per slot."""
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
-        draft = Draft(batch, self._num_speculative_tokens, is_sampling=self._is_sampling)
+        draft = Draft(
+            batch,
+            self._num_speculative_tokens,
+            is_sampling=self._is_sampling,
+            draft_sampling=self._draft_sampling,
+        )
         state, tokens = self._heads.start(batch.last_hidden(), self._num_speculative_tokens), batch.last_tokens
         for index in range(self._num_speculative_tokens):
             logits, state = self._heads.stage(index, state, tokens)
@@ -51,17 +65,26 @@ class HeadsProposer:
 
 
 class Eagle3Proposer:
-    """K passes of the draft's layer with a cache of its own; `is_sampling` as in `DraftModelProposer`.
+    """K passes of the draft's layer with a cache of its own.
 
-    Each step begins by taking in what was emitted since the last one, with the hidden states that the target's own
-    pass gave: the entries that drafting made of the draft's states are written over.
+    `is_sampling` and `draft_sampling` as in `DraftModelProposer`.  Each step begins by taking in what was emitted since
+    the last one, with the hidden states that the target's own pass gave: the entries that drafting made of the draft's
+    states are written over.
     """
 
-    def __init__(self, draft: Eagle3Draft, num_speculative_tokens: int, *, is_sampling: bool) -> None:
+    def __init__(
+        self,
+        draft: Eagle3Draft,
+        num_speculative_tokens: int,
+        *,
+        is_sampling: bool,
+        draft_sampling: DraftSampling = DraftSampling.REQUEST,
+    ) -> None:
         self.hidden = draft.hidden
         self._draft = draft
         self._num_speculative_tokens = num_speculative_tokens
         self._is_sampling = is_sampling
+        self._draft_sampling = draft_sampling
 
     def begin(self, batch: Batch) -> None:
         self._cache = RaggedCache(1, batch.num_rows, batch.capacity, batch.device)
@@ -89,7 +112,12 @@ class Eagle3Proposer:
         self._draft.forward(tokens, self._draft.fuse(hidden[:, :longest]), angles, mask, self._cache)
 
     def propose(self, batch: Batch, span: Span) -> Proposal:
-        draft = Draft(batch, self._num_speculative_tokens, is_sampling=self._is_sampling)
+        draft = Draft(
+            batch,
+            self._num_speculative_tokens,
+            is_sampling=self._is_sampling,
+            draft_sampling=self._draft_sampling,
+        )
         states = self._take_in(batch)
         chosen = draft.choose(self._draft.logits(states[:, 0]))
         if self._num_speculative_tokens > 1:

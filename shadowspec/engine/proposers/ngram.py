@@ -1,8 +1,8 @@
-"""Drafting by prompt lookup: what followed the latest earlier occurrence of the row's last n tokens."""
+"""Drafting by prompt lookup: what followed an earlier occurrence of the row's last n tokens, the latest or earliest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,17 +11,23 @@ from shadowspec.engine.batch import Batch
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.proposers import Proposal
 from shadowspec.engine.sampling import to_device
+from shadowspec.types import NgramOccurrence
 
-Lookup = Callable[[npt.NDArray[np.int64], int, int, int], npt.NDArray[np.int64]]  # the arguments of `lookup`
 
-
-def lookup(tokens: npt.NDArray[np.int64], shortest: int, longest: int, count: int) -> npt.NDArray[np.int64]:
-    """Up to `count` tokens that followed the latest earlier occurrence of the longest matching suffix.
+def lookup(
+    tokens: npt.NDArray[np.int64],
+    shortest: int,
+    longest: int,
+    count: int,
+    occurrence: NgramOccurrence = NgramOccurrence.LATEST,
+) -> npt.NDArray[np.int64]:
+    """Up to `count` tokens that followed an earlier occurrence of the longest matching suffix.
 
     Args:
         tokens: the row's prompt and output so far, [length].
         shortest, longest: lengths of the suffixes looked up, longest first.
         count: number of tokens wanted.
+        occurrence: which one, where the suffix has several.
 
     Returns:
         0 to `count` tokens; none where no suffix occurs earlier.
@@ -31,7 +37,8 @@ def lookup(tokens: npt.NDArray[np.int64], shortest: int, longest: int, count: in
         windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)  # all but the suffix itself
         matches = np.flatnonzero((windows == tokens[length - size :]).all(axis=1))
         if len(matches):
-            start = int(matches[-1]) + size
+            chosen = matches[-1] if occurrence is NgramOccurrence.LATEST else matches[0]
+            start = int(chosen) + size
             return tokens[start : start + count]
     return tokens[:0]
 
@@ -41,14 +48,20 @@ class NgramProposer:
 
     hidden = None  # of the target: none are needed
 
-    def __init__(self, num_speculative_tokens: int, shortest: int, longest: int, find: Lookup = lookup) -> None:
+    def __init__(
+        self,
+        num_speculative_tokens: int,
+        shortest: int,
+        longest: int,
+        occurrence: NgramOccurrence = NgramOccurrence.LATEST,
+    ) -> None:
         """
         Args:
-            find: how a row's tokens are looked up; other engines choose another occurrence.
+            shortest, longest, occurrence: as `lookup` takes them.
         """
         self._num_speculative_tokens = num_speculative_tokens
         self._shortest, self._longest = shortest, longest
-        self._find = find
+        self._occurrence = occurrence
 
     def begin(self, batch: Batch) -> None:
         """Nothing to prepare: the batch keeps the rows' tokens."""
@@ -61,7 +74,9 @@ class NgramProposer:
         counts = np.zeros(batch.num_rows, dtype=np.int64)
         for row in range(batch.num_rows):
             if batch.is_active(row):
-                found = self._find(batch.history(row), self._shortest, self._longest, self._num_speculative_tokens)
+                found = lookup(
+                    batch.history(row), self._shortest, self._longest, self._num_speculative_tokens, self._occurrence
+                )
                 drafted[row, : len(found)] = found
                 counts[row] = len(found)
         drafted = drafted[:, : counts.max()]

@@ -10,7 +10,8 @@ Given the response, of which y is the i-th token, it is accepted where it is dra
 | any | any, looked up (n-gram, suffix) | 1 if y is the token proposed, else 0 |
 
 for P(y emitted and accepted) is min(target(y), draft(y)), and target(y) times the chance that a draft certain of its
-token proposes y.  Both distributions are those after penalties, temperature and truncation.
+token proposes y.  The target's distribution is that after penalties, temperature and truncation, the draft's too unless
+its `draft_sampling` is by temperature alone.
 
 What drafting by suffix proposes depends on where a step starts and, unlike what prompt lookup proposes, on how many
 tokens it may propose at most: fewer may come from another match.  So every number of speculative tokens is drafted for
@@ -31,7 +32,7 @@ from shadowspec.engine.proposers.suffix_automaton import SuffixAutomaton
 from shadowspec.engine.replay.law import StepChances
 from shadowspec.engine.replay.response_tokens import Response, refusal_error
 from shadowspec.engine.replay.scoring import TokenScores
-from shadowspec.types import SamplingParameters, VerifyRule
+from shadowspec.types import NgramOccurrence, SamplingParameters, VerifyRule
 
 Reals = npt.NDArray[np.float64]
 
@@ -138,12 +139,18 @@ def prefix_accept(rule: VerifyRule, response: Response, draft: TokenScores, targ
     return chances
 
 
-def lookup_chances(responses: Sequence[Response], shortest: int, longest: int, depth: int) -> StepChances:
+def lookup_chances(
+    responses: Sequence[Response],
+    shortest: int,
+    longest: int,
+    depth: int,
+    occurrence: NgramOccurrence = NgramOccurrence.LATEST,
+) -> StepChances:
     """Of prompt lookup: a step proposes what `proposers.ngram.lookup` finds at its start.
 
     Args:
         responses: the responses.
-        shortest, longest: lengths of the suffixes looked up.
+        shortest, longest, occurrence: as `lookup` takes them.
         depth: the most tokens that a step proposes.
     """
     lengths = np.array([len(response.output) for response in responses], dtype=np.int64)
@@ -153,7 +160,7 @@ def lookup_chances(responses: Sequence[Response], shortest: int, longest: int, d
     for row, response in enumerate(responses):
         prompt, output = response.request.prompt, response.output
         tokens = (*prompt, *output)
-        starts = _proposal_starts(tokens, len(prompt), shortest, longest)
+        starts = _proposal_starts(tokens, len(prompt), shortest, longest, occurrence)
         for place, start in enumerate(starts):
             if start is None:
                 continue
@@ -165,12 +172,15 @@ def lookup_chances(responses: Sequence[Response], shortest: int, longest: int, d
     return StepChances(accept, proposed, lengths)
 
 
-def _proposal_starts(tokens: Sequence[int], first: int, shortest: int, longest: int) -> list[int | None]:
+def _proposal_starts(
+    tokens: Sequence[int], first: int, shortest: int, longest: int, occurrence: NgramOccurrence
+) -> list[int | None]:
     """For every position from `first` on, given the tokens before it, where prompt lookup begins to copy.
 
     The places that followed each run of tokens are noted as they are passed, so that a response costs as much as it is
     long and not its square.
     """
+    is_latest = occurrence is NgramOccurrence.LATEST
     followed: list[dict[tuple[int, ...], int]] = [{} for _ in range(shortest, longest + 1)]
     starts: list[int | None] = []
     for now in range(len(tokens)):
@@ -179,7 +189,9 @@ def _proposal_starts(tokens: Sequence[int], first: int, shortest: int, longest: 
             found = (followed[size - shortest].get(tuple(tokens[now - size : now])) for size in sizes)
             starts.append(next((start for start in found if start is not None), None))
         for size in range(shortest, min(longest, now) + 1):
-            followed[size - shortest][tuple(tokens[now - size : now])] = now
+            run, places = tuple(tokens[now - size : now]), followed[size - shortest]
+            if is_latest or run not in places:
+                places[run] = now
     return starts
 
 

@@ -27,7 +27,7 @@ from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.engine.replay.scoring import Budget, TokenScores, group_by_length, token_scores
 from shadowspec.errors import ConfigError, RecordError
-from shadowspec.types import ExpectedCounts, SpeculationConfig, VerifyRule
+from shadowspec.types import DraftSampling, ExpectedCounts, SpeculationConfig, VerifyRule
 
 if TYPE_CHECKING:
     from shadowspec_kernels.dispatch import Kernels
@@ -156,19 +156,22 @@ class Replayer:
         return drafting.draft is not None and needs_probs(drafting.config.verify_rule, response)
 
     def _score(self, judged: Sequence[_Judged]) -> Iterator[tuple[Drafting, Scores | None]]:
-        """Each way of drafting with its draft's scores; a draft that several share is run once."""
+        """Each way of drafting with its draft's scores; a draft that several share is run once for each sampling."""
         responses = [each.response for each in judged]
         # The drafts whose probabilities are needed.
         samples = {id(each.draft) for each in self._draftings if each.config.verify_rule is VerifyRule.REJECTION}
-        found: dict[int, Scores] = {}
+        found: dict[tuple[int, DraftSampling], Scores] = {}
         for drafting in self._draftings:
             draft = drafting.draft
             if draft is None:
                 yield drafting, None
                 continue
-            if id(draft) not in found:
-                found[id(draft)] = self._draft_scores(draft, responses, with_probs=id(draft) in samples)
-            yield drafting, found[id(draft)]
+            key = id(draft), drafting.config.draft_sampling
+            if key not in found:
+                is_whole = drafting.config.draft_sampling is DraftSampling.REQUEST
+                drafted_for = responses if is_whole else [each.by_temperature_alone() for each in responses]
+                found[key] = self._draft_scores(draft, drafted_for, with_probs=id(draft) in samples)
+            yield drafting, found[key]
 
     def _draft_scores(
         self, draft: LoadedModel | LoadedHeads, responses: Sequence[Response], *, with_probs: bool
@@ -220,7 +223,7 @@ class Replayer:
         """By the start of a step and the depth, for responses of like length."""
         responses, deepest = [each.response for each in group], max(self._depths)
         if scores is None:
-            return lookup_chances(responses, config.ngram_min, config.ngram_max, deepest)
+            return lookup_chances(responses, config.ngram_min, config.ngram_max, deepest, config.ngram_occurrence)
         rule = config.verify_rule
         by_start = [each for each in scores if isinstance(each, StartScores)]
         if by_start:

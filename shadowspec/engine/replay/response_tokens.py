@@ -8,7 +8,7 @@ where only one can have been it, it is put back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from shadowspec.engine.batch import Request
@@ -28,6 +28,11 @@ class Response:
     request: Request
     output: tuple[int, ...] = field(repr=False)  # with the token that ended it, if one did
     token_logprobs: tuple[float, ...] | None = field(default=None, repr=False)  # of the logged tokens
+
+    def by_temperature_alone(self) -> Response:
+        """The response as a draft is held against it that follows nothing else of the request's sampling."""
+        sampling = self.request.sampling.temperature_alone()
+        return replace(self, request=replace(self.request, sampling=sampling))
 
 
 class OutputTokenizer(Protocol):

@@ -19,6 +19,7 @@ from shadowspec.rollout.orders import scope_words
 from shadowspec.store import AdviceChange, VerdictChange
 from shadowspec.text import percent
 from shadowspec.types import FingerprintedConfig, OverrideRecord, Rollout, Verdict
+from shadowspec.types.engine_rules import ENGINE_OPTIONS
 
 GATE, ROLLOUT, CLOCK = "the gate", "the rollout", "its expiry"
 SYSTEMS = (AUDITOR, GUARD)  # whose overrides are alarms
@@ -135,7 +136,7 @@ def differing_parts(old: FingerprintedConfig | None, new: FingerprintedConfig | 
         if before != after:
             found.append(f"{name} ({before} \u2192 {after})")
     found += [name.replace("_", " ") for name in old.differing_details(new)]
-    for name in ("target", "draft", "proposer", "num_speculative_tokens", "verify_rule", "backend"):
+    for name in ("target", "draft", "proposer", "num_speculative_tokens", "verify_rule", "backend", *ENGINE_OPTIONS):
         if getattr(old.config, name) != getattr(new.config, name):
             found.append(name.replace("_", " "))
     return found

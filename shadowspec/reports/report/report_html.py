@@ -19,6 +19,7 @@ from shadowspec.reports.report import charts
 from shadowspec.reports.report.report_model import Distribution, EndpointReport, Hypothesis, Latency, Report
 from shadowspec.reports.shared_values import UNMATCHED, Funnel
 from shadowspec.types import FunnelCounter, Verdict
+from shadowspec.types.engine_rules import rule_texts
 
 OUTCOME_MARK = {"pass": "\u2713", "fail": "\u2717", "open": "\u25cb"}
 MEASURE_TERM = {
@@ -96,7 +97,13 @@ def _vocabulary() -> dict[str, object]:
         },
         **{
             f.__name__: f
-            for f in (words.slice_title, definitions.title_of_test, definitions.shown_as, definitions.test_notes)
+            for f in (
+                words.slice_title,
+                definitions.title_of_test,
+                definitions.shown_as,
+                definitions.test_notes,
+                rule_texts,
+            )
         },
         **{f.__name__: f for f in (definitions.bounds_text, definitions.threshold_text, definitions.title_of)},
         **{f.__name__: f for f in (definitions.acceptance_title, definitions.total_time_text)},

@@ -38,6 +38,7 @@ from shadowspec.text import (
 )
 from shadowspec.text import markdown_text as _text
 from shadowspec.types import Arm
+from shadowspec.types.engine_rules import rule_texts
 
 
 def render_markdown(report: Report) -> str:
@@ -343,7 +344,7 @@ def _configs(report: Report) -> str:
         (
             [
                 _text(c.config.name),
-                _text(c.config.proposer),
+                _text(", ".join([c.config.proposer, *rule_texts(c.config)])),
                 str(c.config.num_speculative_tokens),
                 _text(c.config.verify_rule.value),
                 _text(c.engine),

@@ -94,7 +94,8 @@ class Answer:
     """What the decisions say of one speculation config, the best of the endpoint's candidates.
 
     `engines` measured, `serving_engine` serves (None: none is named).  `others` are the candidates that it was
-    chosen from, with their outcomes.  A refusal has a `problem` and neither config nor findings.
+    chosen from, with their outcomes; `remarks` what else whoever serves by the answer must know, which changes no
+    outcome.  A refusal has a `problem` and neither config nor findings.
     """
 
     question: Question
@@ -105,6 +106,7 @@ class Answer:
     findings: tuple[Finding, ...]
     serving_engine: str | None = None
     others: tuple[tuple[str, Outcome], ...] = ()
+    remarks: tuple[str, ...] = ()
     problem: str | None = None
 
     @property

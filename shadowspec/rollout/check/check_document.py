@@ -26,6 +26,7 @@ def answer_document(answer: Answer, on_hold: OnHold) -> dict[str, Any]:
         "serving_engine": answer.serving_engine,
         "verdict_engine": None if answer.config_name is None else answer.verdict_engine,
         "other_candidates": [{"config": name, "outcome": outcome.value} for name, outcome in answer.others],
+        "remarks": list(answer.remarks),
         "findings": [_finding(finding) for finding in answer.findings],
         "checked_at": answer.checked_at.isoformat(),
     }

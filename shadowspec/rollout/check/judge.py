@@ -17,7 +17,8 @@ from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.rollout.check.overridden import order_findings
 from shadowspec.rollout.check.question import CheckInput, Question
 from shadowspec.text import plain_text, plural
-from shadowspec.types import Decision, parse_slice_key
+from shadowspec.types import Decision, FingerprintedConfig, parse_slice_key
+from shadowspec.types.engine_rules import rule_differences
 
 MAX_NAMED: Final = 20  # slices named in an error
 _BEST_FIRST: Final = (Outcome.ENABLE, Outcome.HOLD, Outcome.UNUSABLE, Outcome.DISABLE)
@@ -66,6 +67,7 @@ def _answer(
         findings.append(find(slice_key, role, fingerprint, shares, share, inputs, question, now))
     findings += order_findings(question, inputs.decisions.overrides, findings, weights, shares)
     config = inputs.configs.get(fingerprint)
+    serving_engine = next((each.decision.serving_engine for each in inputs.decisions.latest), None)
     return Answer(
         question=question,
         checked_at=now,
@@ -73,8 +75,14 @@ def _answer(
         fingerprints=(fingerprint,),
         engines=() if config is None else (config.engine,),
         findings=tuple(findings),
-        serving_engine=next((each.decision.serving_engine for each in inputs.decisions.latest), None),
+        serving_engine=serving_engine,
+        remarks=() if config is None else _remarks(config, serving_engine),
     )
+
+
+def _remarks(config: FingerprintedConfig, serving_engine: str | None) -> tuple[str, ...]:
+    """Where the candidate was drafted by another rule than the serving engine's."""
+    return tuple(difference.text for difference in rule_differences(config.config, serving_engine))
 
 
 def _load_shares(question: Question, decisions: Iterable[Decision], inputs: CheckInput) -> dict[int, float]:

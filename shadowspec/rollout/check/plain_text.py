@@ -51,7 +51,7 @@ def headline(answer: Answer) -> str:
 
 
 def subject_lines(answer: Answer) -> list[str]:
-    """Which speculation config and engine the answer speaks of, and the candidates that it was chosen from."""
+    """Which config and engine the answer speaks of, the candidates that it was chosen from, and its remarks."""
     if answer.config_name is None:
         return []
     fingerprints = ", ".join(fingerprint[:SHOWN_CHARACTERS] for fingerprint in answer.fingerprints)
@@ -59,7 +59,7 @@ def subject_lines(answer: Answer) -> list[str]:
     lines.append(f"the verdict is for {verdict_engine_words(answer)}")
     if answer.others:
         lines.append("other candidates: " + ", ".join(f"{name} {outcome}" for name, outcome in answer.others))
-    return lines
+    return [*lines, *(plain_text(remark) for remark in answer.remarks)]
 
 
 def engines_text(answer: Answer) -> str:

@@ -19,6 +19,7 @@ from shadowspec.gate.verdict.slice_rules import ANY_SHARE, bears_on_endpoint
 from shadowspec.rollout.export.endpoint_state import ServedDecision, is_disabled
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.types import Override, SpeculationConfig
+from shadowspec.types.engine_rules import rule_differences
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +237,11 @@ def _merit(served: ServedDecision) -> tuple[float, int, str, str]:
 def counterpart(config: SpeculationConfig | None, names: Mapping[str, str]) -> str | None:
     """A peer's own name for the measured way of drafting; None where it has none, or nothing is on."""
     return None if config is None or config.is_adaptive else names.get(config.proposer)
+
+
+def rule_remarks(peer: str, config: SpeculationConfig) -> list[str]:
+    """Where what is exported was drafted by another rule than the peer's, so that its acceptance says nothing there."""
+    return [difference.text for difference in rule_differences(config, peer)]
 
 
 def off_remarks(peer: str, schedule: Schedule, proposers: Collection[str]) -> list[str]:

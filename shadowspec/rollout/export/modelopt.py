@@ -25,6 +25,7 @@ from shadowspec.rollout.export.endpoint_state import ServedDecision
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import Schedule
 from shadowspec.types import FingerprintedConfig, SpeculationConfig, SpeculationCounts, Verdict
+from shadowspec.types.engine_rules import used_rules
 
 SCHEMA_VERSION = "1.0"
 TOLERANCE = 0.02  # ModelOpt's own, of the mean's consistency with the rates
@@ -172,6 +173,7 @@ def _conditions(
         "device": measured.device,
         "dtype": measured.dtype,
         "verify_rule": decision.config.verify_rule.value,
+        **used_rules(decision.config),
         "num_steps": None if counts is None else counts.num_drafts,
         "is_cut_at_the_last_token": True,  # drafted tokens after the last emitted one count in no figure
         "verdict": Verdict.ENABLE.value if schedule.is_on else (served.off or BLOCKED).upper(),

@@ -17,9 +17,10 @@ from collections.abc import Collection, Sequence
 
 from shadowspec.rollout.export.endpoint_state import ServedDecision
 from shadowspec.rollout.export.export_document import Document, comment_lines, yaml_lines
-from shadowspec.rollout.export.load_schedule import Schedule, counterpart, endpoint_schedule, off_remarks
+from shadowspec.rollout.export.load_schedule import Schedule, counterpart, endpoint_schedule, off_remarks, rule_remarks
 from shadowspec.types import Override, VerifyRule
 
+PEER = "SGLang"
 ADAPTIVE_ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3"}
 ALGORITHMS = {"draft_model": "STANDALONE", **ADAPTIVE_ALGORITHMS}
 ADAPTIVE_SUFFIX = ".adaptive.json"
@@ -54,7 +55,7 @@ def render(schedule: Schedule, adaptive_path: str) -> Document:
     if schedule.config is None or algorithm is None or not leading:
         return _off(schedule, head)
 
-    remarks = []
+    remarks = rule_remarks(PEER, schedule.config)
     is_adaptive = schedule.config.proposer in ADAPTIVE_ALGORITHMS
     if not is_adaptive:
         leading = leading[:1]  # one depth only
@@ -84,7 +85,7 @@ def render(schedule: Schedule, adaptive_path: str) -> Document:
 
 
 def _off(schedule: Schedule, head: list[str]) -> Document:
-    remarks = off_remarks("SGLang", schedule, ALGORITHMS)
+    remarks = off_remarks(PEER, schedule, ALGORITHMS)
     # No flag at all is what switches speculation off.
     return Document("\n".join([*head, *comment_lines(["speculation is off"]), "{}"]) + "\n", tuple(remarks))
 

@@ -14,9 +14,10 @@ Read in TensorRT-LLM's source (fields, version and licence: tests/data/peers/ten
 from __future__ import annotations
 
 from shadowspec.rollout.export.export_document import Document, comment_lines, yaml_lines
-from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, counterpart, off_remarks
+from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, counterpart, off_remarks, rule_remarks
 from shadowspec.types import VerifyRule
 
+PEER = "TensorRT-LLM"
 DECODING_TYPES = {"draft_model": "Draft_Target", "eagle3": "Eagle3"}
 
 
@@ -28,7 +29,7 @@ def render(schedule: Schedule) -> Document:
     if schedule.config is None or decoding_type is None or not leading:
         return _off(schedule, head)
 
-    remarks = []
+    remarks = rule_remarks(PEER, schedule.config)
     depth = leading[0].num_speculative_tokens
     kept = []
     for each in leading:
@@ -66,5 +67,5 @@ def draft_len_schedule(ranges: list[BatchRange]) -> dict[str, int]:
 
 
 def _off(schedule: Schedule, head: list[str]) -> Document:
-    remarks = off_remarks("TensorRT-LLM", schedule, DECODING_TYPES)
+    remarks = off_remarks(PEER, schedule, DECODING_TYPES)
     return Document("\n".join([*head, "speculative_config: null"]) + "\n", tuple(remarks))

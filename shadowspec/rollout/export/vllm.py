@@ -21,15 +21,15 @@ import json
 from collections.abc import Sequence
 
 from shadowspec.rollout.export.export_document import Document
-from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, off_remarks
+from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, off_remarks, rule_remarks
 from shadowspec.types import SpeculationConfig, VerifyRule
 
+PEER = "vLLM"
 MAX_BATCH_SIZE = 2**31 - 1  # stands for a range without end
 DATA_PARALLEL = (
     "with --data-parallel-size above 1 vLLM drops the batch-size ranges and speculates at every batch size: "
     "do not use this there"
 )
-NGRAM = "vLLM looks an n-gram up in its own way: its proposals may differ from those that were measured"
 SUFFIX = (
     "vLLM's cache of outputs counts requests and not tokens, and holds outputs that are still being written: its "
     "proposals may differ from those that were measured"
@@ -59,10 +59,9 @@ def render(schedule: Schedule) -> Document:
     if config.proposer == HETEROGENEOUS and is_sampling:
         return Document("null\n", (HETEROGENEOUS_SAMPLED,))
     values: dict[str, object] = {"num_speculative_tokens": schedule.max_num_speculative_tokens}
-    remarks = [DATA_PARALLEL]
+    remarks = [DATA_PARALLEL, *rule_remarks(PEER, config)]
     if config.proposer == "ngram":
         values |= {"method": "ngram", "prompt_lookup_min": config.ngram_min, "prompt_lookup_max": config.ngram_max}
-        remarks.append(NGRAM)
     elif config.proposer == "medusa":
         values |= {"method": "medusa", "model": config.draft}
         remarks.append(MEDUSA)
@@ -107,4 +106,4 @@ def _suffix(schedule: Schedule, config: SpeculationConfig, leading: Sequence[Bat
 
 
 def _off(schedule: Schedule) -> Document:
-    return Document("null\n", tuple(off_remarks("vLLM", schedule, PROPOSERS)))
+    return Document("null\n", tuple(off_remarks(PEER, schedule, PROPOSERS)))

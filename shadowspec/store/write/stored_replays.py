@@ -30,7 +30,6 @@ from shadowspec.types import (
     LoopSpan,
     ReplayedRecord,
     SpeculationConfig,
-    VerifyRule,
 )
 
 EXPECTED = tuple(field.name for field in fields(ExpectedCounts))
@@ -73,7 +72,7 @@ def read_replay_configs(connection: Connection) -> dict[str, FingerprintedConfig
     """Every config that logged responses were replayed with, by fingerprint."""
     return {
         row["fingerprint"]: FingerprintedConfig(
-            config=SpeculationConfig(**(row["config"] | {"verify_rule": VerifyRule(row["config"]["verify_rule"])})),
+            config=SpeculationConfig.read(row["config"]),
             **{name: row[name] for name in CONFIG_NAMES if name != "config"},
         )
         for row in connection.execute(select(replay_configs)).mappings()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from transformers import LlamaForCausalLM
 
 from shadowspec.engine.batch import Batch, Request
@@ -17,7 +18,9 @@ from shadowspec.engine.decode import Decoded, decode_batch
 from shadowspec.engine.kv_cache import Span
 from shadowspec.engine.models import LoadedModel
 from shadowspec.engine.proposers import Proposal, Proposer
-from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
+from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
+from shadowspec.engine.replay.response_tokens import Response
+from shadowspec.types import DraftSampling, RecordKey, SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.types.measuring_settings import EngineSettings
 from tests.engine.heads.reference import AUXILIARY, Eagle3, Medusa, Speculator
 from tests.engine.test_verify import DRAWS, LEVEL, PROMPT, SAMPLING, draw, exact_distribution, p_value
@@ -209,3 +212,36 @@ def test_only_eagle_holds_a_cache(target: LoadedModel, folders: dict[str, Path])
         assert (proposer.cache_bytes() > 0) == (kind == "eagle3")
         assert drafting.draft is not None
         assert (drafting.draft.kv_bytes_per_token > 0) == (kind == "eagle3")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_by_temperature_alone_ignore_penalties_in_loop_and_replay(
+    kind: str, target: LoadedModel, folders: dict[str, Path]
+) -> None:
+    plain = candidate(kind, folders, target, 3, VerifyRule.GREEDY_DRAFT)
+    config = replace(plain.config.config, draft_sampling=DraftSampling.TEMPERATURE)
+    by_temperature = replace(plain, config=fingerprint_candidate(config, target, plain.draft, 1, {}))
+    assert by_temperature.config.fingerprint != plain.config.fingerprint
+    sampling = structs.replace(GREEDY, frequency_penalty=0.9, min_tokens=6)
+    wanted = [replace(request, sampling=sampling) for request in REQUESTS]
+    result = decode_batch(
+        target.model,
+        wanted,
+        proposer=by_temperature.proposer(),
+        num_speculative_tokens=3,
+        verify_rule=VerifyRule.GREEDY_DRAFT,
+        end_token_ids=frozenset({1}),
+    )
+    drafted = [each.counts.num_accepted_tokens for each in result.decoded]
+    responses = [
+        Response(RecordKey("file", 0, row), request, each.output)
+        for row, (request, each) in enumerate(zip(wanted, result.decoded, strict=True))
+    ]
+
+    def expected(each: SpeculationConfig) -> list[float]:
+        replayer = Replayer([Drafting(each, plain.draft)], [3], end_token_ids=frozenset({1}), target=target)
+        found = replayer.replay(responses)
+        return [one.counts[0][0].num_accepted_tokens for one in found if isinstance(one, Replayed)]
+
+    assert expected(config) == pytest.approx(drafted)
+    assert expected(plain.config.config) != pytest.approx(drafted), "the two can be told apart"

@@ -1,0 +1,104 @@
+"""How serving engines draft where they differ: the one table of their rules, as their sources have them.
+
+| engine | n-grams: of several occurrences it copies from | a draft's distribution follows |
+|---|---|---|
+| vLLM 0.32 | the earliest (`ngram_proposer.py`, and its GPU twin) | temperature alone (`llm_base_proposer.py`) |
+| SGLang | no such lookup: a trie of all requests' outputs | temperature alone (`sample_draft_proposal`) |
+| TensorRT-LLM | no such lookup: a pool of all requests' n-grams | top-k and top-p too (`one_model_sampler.py`) |
+| llama.cpp | the latest (`ngram-simple`; one length of n-grams) | arg-max of the draft's own logits (`draft-simple`) |
+| transformers 5.23 | the earliest (`PromptLookupCandidateGenerator`) | all parameters (`AssistedCandidateGenerator`) |
+
+None of them limits the lookup to the end of the text.  An endpoint's candidates take the rules of the engine that
+serves it (`serving_engine`), unless the operator sets them.  What is measured by another rule than an engine's says
+nothing of the acceptance there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shadowspec.types.engine_names import parse_engines
+from shadowspec.types.speculation import DraftSampling, NgramOccurrence, SpeculationConfig, VerifyRule
+
+TRUNCATION: Final = ("top_p", "top_k", "min_p")
+LOGIT_RULES: Final = ("penalties", "min_tokens")  # of a request, which change the arg-max too
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRules:
+    """The rules of one engine; None: it has no such drafts, or none that can be reproduced here."""
+
+    ngram_occurrence: NgramOccurrence | None = None
+    draft_sampling: DraftSampling | None = None
+
+
+ENGINE_RULES: Final[Mapping[str, EngineRules]] = {  # by the name that `serving_engine` gives
+    "vllm": EngineRules(NgramOccurrence.EARLIEST, DraftSampling.TEMPERATURE),
+    "sglang": EngineRules(None, DraftSampling.TEMPERATURE),
+    "tensorrt-llm": EngineRules(None, DraftSampling.REQUEST),
+    "llama.cpp": EngineRules(NgramOccurrence.LATEST, DraftSampling.TEMPERATURE),
+    "transformers": EngineRules(NgramOccurrence.EARLIEST, DraftSampling.REQUEST),
+}
+ENGINE_OPTIONS: Final = ("ngram_occurrence", "draft_sampling")  # of a speculation config, named as in `EngineRules`
+
+
+@dataclass(frozen=True, slots=True)
+class RuleDifference:
+    """An option in which a config that was measured in process drafts otherwise than an engine."""
+
+    engine: str  # as it was named
+    option: str
+    measured: str
+    engine_rule: str
+    concerns: tuple[str, ...]  # request parameters for which it matters; none: every request
+
+    @property
+    def text(self) -> str:
+        """The difference and what follows from it, in one sentence."""
+        where = f" for requests with {', '.join(self.concerns[:-1])} or {self.concerns[-1]}" if self.concerns else ""
+        return (
+            f"measured with {self.option} = {self.measured}, while {self.engine}'s rule is {self.engine_rule}: "
+            f"acceptance does not carry over{where}"
+        )
+
+
+def rules_of(engine: str | None) -> EngineRules:
+    """The rules of the engine that a text names, with or without its version; none where they are not known."""
+    names = parse_engines(engine or "")
+    return ENGINE_RULES.get(names[0].name, EngineRules()) if len(names) == 1 else EngineRules()
+
+
+def with_engine_rules(config: SpeculationConfig, engine: str | None) -> SpeculationConfig:
+    """The config with the rules of the engine that serves it, as far as they are known and it uses them."""
+    rules = rules_of(engine)
+    known = {option: rule for option in ENGINE_OPTIONS if (rule := getattr(rules, option)) is not None}
+    return replace(config, **{option: rule for option, rule in known.items() if config.uses(option)})
+
+
+def used_rules(config: SpeculationConfig) -> dict[str, str]:
+    """The options in which engines differ and that a config uses, with their values."""
+    return {option: getattr(config, option).value for option in ENGINE_OPTIONS if config.uses(option)}
+
+
+def rule_texts(config: SpeculationConfig) -> list[str]:
+    """The same for people, as in `ngram occurrence: latest`."""
+    return [f"{option.replace('_', ' ')}: {value}" for option, value in used_rules(config).items()]
+
+
+def rule_differences(config: SpeculationConfig, engine: str | None) -> tuple[RuleDifference, ...]:
+    """Where a config drafts by another rule than an engine does; none where a server drafted, by its own rules."""
+    rules, found = rules_of(engine), []
+    for option in ENGINE_OPTIONS:
+        theirs, measured = getattr(rules, option), getattr(config, option)
+        if theirs is not None and theirs is not measured and config.uses(option):
+            found.append(RuleDifference(str(engine), option, measured.value, theirs.value, _concerns(config, option)))
+    return tuple(found)
+
+
+def _concerns(config: SpeculationConfig, option: str) -> tuple[str, ...]:
+    if option != "draft_sampling":
+        return ()
+    is_drawn = config.verify_rule is VerifyRule.REJECTION or config.is_adaptive  # else the arg-max, which nothing cuts
+    return (*TRUNCATION, *LOGIT_RULES) if is_drawn else LOGIT_RULES

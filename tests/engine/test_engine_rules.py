@@ -1,0 +1,226 @@
+"""How serving engines draft: lookups by vLLM's own code, a draft by temperature alone, in the loop and in replay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from shadowspec import metrics
+from shadowspec.engine.batch import Request
+from shadowspec.engine.decode import Decoded, decode_batch
+from shadowspec.engine.models import LoadedModel
+from shadowspec.engine.proposers import Proposer
+from shadowspec.engine.proposers.draft_model import DraftModelProposer
+from shadowspec.engine.proposers.ngram import NgramProposer, lookup
+from shadowspec.engine.replay.replayer import Drafting, Replayed, Replayer
+from shadowspec.engine.replay.response_tokens import Response
+from shadowspec.types import (
+    DraftSampling,
+    ExpectedCounts,
+    NgramOccurrence,
+    RecordKey,
+    SamplingParameters,
+    SpeculationConfig,
+    VerifyRule,
+)
+from tests.engine.test_verify import LEVEL, SAMPLING, draw, exact_distribution, p_value
+
+ENDS = frozenset({1})
+DEPTH = 3
+TRUNCATED = SamplingParameters(temperature=1.2, top_p=0.6, max_tokens=24)
+PENALISED = SamplingParameters(temperature=0.0, frequency_penalty=0.7, max_tokens=24, min_tokens=6)
+EARLIEST, LATEST = NgramOccurrence.EARLIEST, NgramOccurrence.LATEST
+COUNTED = ("num_drafts", "num_plain_steps", "num_draft_tokens", "num_accepted_tokens", "acceptance_histogram")
+NGRAM = SpeculationConfig("n", "t", None, "ngram", DEPTH, VerifyRule.GREEDY_DRAFT, ngram_min=1, ngram_max=3)
+PAIR = SpeculationConfig("d", "t", "d", "draft_model", DEPTH, VerifyRule.REJECTION)
+
+
+def longest_by_prefixes(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:
+    """`_find_longest_matched_ngram_and_propose_tokens` of vLLM 0.32 in our own words: KMP over the reversed tokens."""
+    total = len(tokens)
+    if total < shortest:
+        return []
+    reverse = tokens[::-1]
+    prefixes = [0] * longest
+    found, position, previous, i = 0, 0, 0, 1
+    while i < total:
+        if reverse[previous] == reverse[i]:
+            previous += 1
+            if previous >= found:
+                found, position = previous, i
+            if i < longest:
+                prefixes[i] = previous
+            if previous == longest:
+                previous = prefixes[longest - 1]
+            i += 1
+        elif previous:
+            previous = prefixes[previous - 1]
+        else:
+            i += 1
+    if found < shortest:
+        return []
+    start = total - 1 - position + found
+    return tokens[start : start + min(count, total - start)]
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 4), st.integers(0, 3), st.integers(1, 6))
+def test_the_earliest_occurrence_is_the_one_that_vllm_finds(
+    tokens: list[int], shortest: int, more: int, count: int
+) -> None:
+    found = lookup(np.array(tokens), shortest, shortest + more, count, EARLIEST)
+    assert found.tolist() == longest_by_prefixes(tokens, shortest, shortest + more, count)
+
+
+def test_of_several_occurrences_the_configured_one_is_copied() -> None:
+    tokens = np.array([5, 6, 7, 5, 6, 8, 5, 6])
+    assert lookup(tokens, 2, 4, 1, EARLIEST).tolist() == [7]
+    assert lookup(tokens, 2, 4, 1, LATEST).tolist() == lookup(tokens, 2, 4, 1).tolist() == [8]
+
+
+def requests(count: int, sampling: SamplingParameters) -> list[Request]:
+    rng = np.random.default_rng(3)
+    return [Request(tuple(rng.integers(2, 12, 2 + row % 11).tolist()), sampling, row) for row in range(count)]
+
+
+def looped(target: Any, wanted: list[Request], proposer: Proposer, rule: VerifyRule) -> list[Decoded]:
+    result = decode_batch(
+        target, wanted, proposer=proposer, num_speculative_tokens=DEPTH, verify_rule=rule, end_token_ids=ENDS
+    )
+    return list(result.decoded)
+
+
+def replayed(
+    target: Any, draft: Any, wanted: list[Request], loop: list[Decoded], config: SpeculationConfig
+) -> list[ExpectedCounts]:
+    models = [LoadedModel(name, model, None, ENDS, "", "") for name, model in (("t", target), ("d", draft))]  # type: ignore[arg-type]  # no tokenizer is needed
+    replayer = Replayer(
+        [Drafting(config, models[1] if draft is not None else None)], [DEPTH], end_token_ids=ENDS, target=models[0]
+    )
+    responses = [
+        Response(RecordKey("file", 0, row), request, each.output)
+        for row, (request, each) in enumerate(zip(wanted, loop, strict=True))
+    ]
+    found = replayer.replay(responses)
+    assert all(isinstance(each, Replayed) for each in found)
+    return [each.counts[0][0] for each in found if isinstance(each, Replayed)]
+
+
+def num_equal(loop: list[Decoded], expected: list[ExpectedCounts]) -> int:
+    """Requests of which replay says what the loop counted."""
+    return sum(
+        all(np.allclose(getattr(item.counts, name), getattr(one, name)) for name in COUNTED)
+        for item, one in zip(loop, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("occurrence", list(NgramOccurrence))
+def test_replay_looks_up_the_occurrence_that_the_loop_looks_up(target: Any, occurrence: NgramOccurrence) -> None:
+    wanted = requests(40, SamplingParameters(temperature=0.5, max_tokens=24))
+    loop = looped(target, wanted, NgramProposer(DEPTH, 1, 3, occurrence), VerifyRule.GREEDY_DRAFT)
+    assert sum(each.counts.num_accepted_tokens for each in loop) > 0
+    assert sum(each.counts.num_plain_steps for each in loop) > 0
+    config = replace(NGRAM, ngram_occurrence=occurrence)
+    assert num_equal(loop, replayed(target, None, wanted, loop, config)) == len(wanted)
+    other = replace(NGRAM, ngram_occurrence=LATEST if occurrence is EARLIEST else EARLIEST)
+    assert num_equal(loop, replayed(target, None, wanted, loop, other)) < len(wanted), "the two can be told apart"
+
+
+@pytest.mark.parametrize("rule", [VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT])
+def test_a_draft_by_temperature_alone_ignores_penalties_in_loop_and_replay(
+    target: Any, draft: Any, rule: VerifyRule
+) -> None:
+    wanted = requests(24, PENALISED)
+    proposer = DraftModelProposer(
+        draft,
+        DEPTH,
+        is_sampling=rule is VerifyRule.REJECTION,
+        draft_sampling=DraftSampling.TEMPERATURE,
+    )
+    loop = looped(target, wanted, proposer, rule)
+    config = replace(PAIR, verify_rule=rule, draft_sampling=DraftSampling.TEMPERATURE)
+    assert num_equal(loop, replayed(target, draft, wanted, loop, config)) == len(wanted)
+    assert num_equal(loop, replayed(target, draft, wanted, loop, replace(PAIR, verify_rule=rule))) < len(wanted)
+
+
+def standard_errors(loop: list[Decoded], expected: list[ExpectedCounts]) -> float:
+    """Of the mean acceptance length: how far the loop lies from replay of its outputs."""
+    accepted = sum(each.num_accepted_tokens for each in expected)
+    length = metrics.ratio(accepted, sum(each.num_drafts for each in expected))
+    assert length is not None
+    difference = sum(
+        (each.counts.num_accepted_tokens - one.num_accepted_tokens) - length * (each.counts.num_drafts - one.num_drafts)
+        for each, one in zip(loop, expected, strict=True)
+    )
+    variance = sum(
+        one.accepted_variance - 2.0 * length * one.drafts_accepted_covariance + length**2 * one.drafts_variance
+        for one in expected
+    )
+    return float(difference / variance**0.5)
+
+
+@pytest.mark.slow
+def test_sampled_drafts_are_accepted_as_replay_of_the_same_rule_says(target: Any, draft: Any) -> None:
+    wanted = requests(400, TRUNCATED)
+    shares = {}
+    for draft_sampling in DraftSampling:
+        proposer = DraftModelProposer(draft, DEPTH, is_sampling=True, draft_sampling=draft_sampling)
+        loop = looped(target, wanted, proposer, VerifyRule.REJECTION)
+        errors = {
+            each: standard_errors(loop, replayed(target, draft, wanted, loop, replace(PAIR, draft_sampling=each)))
+            for each in DraftSampling
+        }
+        assert abs(errors.pop(draft_sampling)) < 4.0
+        (other,) = errors.values()
+        assert abs(other) > 4.0, "the two rules can be told apart here"
+        counts = [each.counts for each in loop]
+        shares[draft_sampling] = sum(each.num_accepted_tokens for each in counts) / sum(
+            each.num_draft_tokens for each in counts
+        )
+    assert shares[DraftSampling.TEMPERATURE] < shares[DraftSampling.REQUEST], "it proposes what the target forbids"
+
+
+@pytest.mark.slow
+@pytest.mark.representative("0.0")
+@pytest.mark.parametrize("threshold", [0.0, 0.3])
+def test_a_draft_by_temperature_alone_leaves_the_targets_distribution(
+    target: Any, draft: Any, threshold: float
+) -> None:
+    sampling = structs.replace(SAMPLING, temperature=1.2, top_p=0.7)
+    outputs = draw(
+        target,
+        sampling,
+        VerifyRule.REJECTION,
+        lambda: DraftModelProposer(
+            draft,
+            2,
+            is_sampling=True,
+            draft_sampling=DraftSampling.TEMPERATURE,
+            confidence_threshold=threshold,
+        ),
+    )
+    assert p_value(outputs, exact_distribution(target, sampling)) > LEVEL
+
+
+@pytest.mark.all
+def test_lookups_of_the_earliest_occurrence_leave_the_targets_distribution(target: Any) -> None:
+    outputs = draw(target, SAMPLING, VerifyRule.GREEDY_DRAFT, lambda: NgramProposer(2, 1, 3, EARLIEST))
+    assert p_value(outputs, exact_distribution(target, SAMPLING)) > LEVEL
+
+
+def test_what_the_target_forbids_is_proposed_and_never_accepted(target: Any, draft: Any) -> None:
+    sampling = structs.replace(TRUNCATED, top_p=0.01)  # the arg-max alone
+    wanted = requests(20, sampling)
+    proposer = DraftModelProposer(draft, DEPTH, is_sampling=True, draft_sampling=DraftSampling.TEMPERATURE)
+    loop = looped(target, wanted, proposer, VerifyRule.REJECTION)
+    greedy = [replace(request, sampling=structs.replace(sampling, temperature=0.0)) for request in wanted]
+    plain = decode_batch(
+        target, greedy, proposer=None, num_speculative_tokens=0, verify_rule=VerifyRule.GREEDY, end_token_ids=ENDS
+    )
+    assert [each.output for each in loop] == [each.output for each in plain.decoded]
+    assert any(each.counts.num_accepted_tokens < each.counts.num_draft_tokens for each in loop)
