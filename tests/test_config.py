@@ -110,7 +110,7 @@ def test_every_key_that_the_template_shows_is_real_and_shows_its_default(tmp_pat
     servers = shown.endpoints["served"].servers
     assert servers is not None
     server = ServerSettings(*servers.roots, servers.model, servers.device, servers.dtype)
-    assert replace(servers, api_key_variable=None, ca_file=None, max_model_len=None) == server
+    assert replace(servers, api_key_variable=None, ca_file=None, max_model_len=None, tool_call_format=None) == server
     live = shown.endpoints["chat"].live
     assert live is not None
     source = LiveSource(live.source.urls, live.source.model)

@@ -81,6 +81,76 @@ def test_json(text: str, validity: Validity) -> None:
     assert judge(contract, text, None) is validity
 
 
+@pytest.mark.parametrize(
+    ("text", "validity"),
+    [
+        ('{"city": "Berlin"}', Validity.VALID),
+        ('{"city": "Berlin", "days": 2}', Validity.VALID),
+        ('{"city": "berlin"}', Validity.INVALID),
+        ('{"days": 2}', Validity.INVALID),
+        ('{"city": "Berlin", "wind": 3}', Validity.INVALID),
+        ('["Berlin"]', Validity.INVALID),
+        ('{"city": "Berlin"', Validity.INVALID),
+        ('{"city": "Berlin"} so', Validity.INVALID),
+    ],
+)
+def test_json_against_the_schema_of_its_request(text: str, validity: Validity) -> None:
+    contract = OutputContract(Contract.JSON, schema=WEATHER["function"]["parameters"])
+    assert judge(contract, text, "stop") is validity
+    assert judge(contract, text, "length") is Validity.UNFINISHED
+    assert "Berlin" not in repr(contract) + str(contract)
+    assert "city" not in repr(contract)
+
+
+def test_a_number_too_long_to_be_read_is_json_and_held_against_no_schema() -> None:
+    contract = OutputContract(Contract.JSON, schema={"type": "string"})
+    assert judge(contract, "9" * 5_000, "stop") is Validity.VALID
+    assert judge(contract, "9", "stop") is Validity.INVALID
+
+
+@pytest.mark.parametrize(
+    ("contract", "text", "validity"),
+    [
+        (OutputContract(Contract.GRAMMAR, pattern="[0-9]{2}"), "17", Validity.VALID),
+        (OutputContract(Contract.GRAMMAR, pattern="[0-9]{2}"), "170", Validity.INVALID),
+        (OutputContract(Contract.GRAMMAR, pattern="(a+)+"), "a" * 60 + "!", Validity.INVALID),
+        (OutputContract(Contract.GRAMMAR, pattern="(?=a)"), "a", None),
+        (OutputContract(Contract.GRAMMAR, choices=("yes", "no")), "no", Validity.VALID),
+        (OutputContract(Contract.GRAMMAR, choices=("yes", "no")), "no ", Validity.INVALID),
+    ],
+)
+def test_the_grammar_of_a_request(
+    contract: OutputContract, text: str, validity: Validity | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert judge(contract, text, "stop") is validity
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "validity"),
+    [
+        ('{"city": "Berlin", "days": 2}', Validity.VALID),
+        ('[{"name": "weather", "parameters": {"city": "Berlin"}}]', Validity.VALID),
+        ('[{"name": "weather", "parameters": {"city": "berlin"}}]', Validity.INVALID),
+        ('[{"name": "wetter", "parameters": {"city": "Berlin"}}]', Validity.INVALID),
+        ('{"city": 3}', Validity.INVALID),
+        ('"Berlin"', Validity.INVALID),
+        ("It rains.", Validity.INVALID),
+    ],
+)
+def test_a_call_that_is_named_may_be_its_arguments_alone(text: str, validity: Validity) -> None:
+    contract = OutputContract(Contract.TOOL_CALL, (WEATHER,), is_arguments=True)
+    assert judge(contract, text, "stop") is validity
+
+
+def test_arguments_that_look_like_a_call_are_read_as_arguments() -> None:
+    """A tool whose arguments are called name and parameters, and whose output is broken as a call."""
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "parameters": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "run", "parameters": schema}}
+    contract = OutputContract(Contract.TOOL_CALL, (tool,), is_arguments=True)
+    assert judge(contract, '{"name": "a job", "parameters": "none"}', "stop") is Validity.VALID
+
+
 def test_where_tools_are_offered_a_call_is_as_good_as_json() -> None:
     contract = OutputContract(Contract.JSON, (WEATHER,))
     assert judge(contract, CALL, "stop") is Validity.VALID

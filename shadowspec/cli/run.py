@@ -56,6 +56,8 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
     Raises:
         NoDataError: no record could be used.
     """
+    from shadowspec.tap.parameters import REMEDIES
+
     totals = {
         "records_read": sum(each.records_read for each in done.progress),
         "blocks_measured": sum(each.blocks_measured for each in done.progress),
@@ -72,6 +74,8 @@ def show_measured(done: FileMeasurement, files: Sequence[str], *, as_json: bool)
             highlight=False,
         )
         print_funnel(done.funnel, {})
+        for reason in sorted({reason for _, _, reason in done.funnel if reason is not None} & REMEDIES.keys()):
+            notes.print(f"{reason}: {REMEDIES[reason]}", markup=False, highlight=False, soft_wrap=True)
     if done.funnel and all(counter in _UNUSABLE for _, counter, _ in done.funnel) and not totals["requests_found"]:
         unmatched = any(reason == "no_endpoint" for _, _, reason in done.funnel)
         raise NoDataError(

@@ -33,10 +33,11 @@ from shadowspec.gate.policy import GatePolicy
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.scheduler.job_settings import RECEIVERS, LiveSettings, ScheduleSettings
 from shadowspec.servers.server_settings import ServerSettings
+from shadowspec.tap.asked_output import ToolCallFormat
 from shadowspec.tap.endpoints import EndpointRule, MatchRule
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
-from shadowspec.types import Contract, OutputContract, SpeculationConfig, VerifyRule
+from shadowspec.types import OUTPUT_CONSTRAINT, Contract, OutputContract, SpeculationConfig, VerifyRule
 from shadowspec.types.constrained import nest_table
 from shadowspec.types.engine_rules import ENGINE_OPTIONS, with_engine_rules
 from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
@@ -82,8 +83,13 @@ class Config:
 
     @property
     def slice_by(self) -> dict[str, tuple[str, ...]]:
-        """The labels that slices have, by endpoint."""
-        return {name: endpoint.rule.slice_by for name, endpoint in self.endpoints.items()}
+        """The labels that slices have, by endpoint; those of constrained requests have one more."""
+        return {
+            name: (*endpoint.rule.slice_by, OUTPUT_CONSTRAINT)
+            if endpoint.rule.takes_constraints
+            else endpoint.rule.slice_by
+            for name, endpoint in self.endpoints.items()
+        }
 
 
 def find_config(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path:
@@ -223,6 +229,8 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
             name: OutputContract(Contract(kind), dialect=section.sql_dialect)
             for name, kind in section.contracts.items()
         },
+        takes_constraints=section.servers is not None,
+        tool_call_format=_tool_call_format(section.servers),
         **policy.rule_parts(),
     )
     backend = "torch" if section.servers is None else "openai"
@@ -237,6 +245,10 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         servers=section.servers,
         live=None if section.live is None else _with_guard(section.live, policy),
     )
+
+
+def _tool_call_format(servers: ServerSettings | None) -> ToolCallFormat | None:
+    return None if servers is None or servers.tool_call_format is None else ToolCallFormat(servers.tool_call_format)
 
 
 def _with_guard(live: LiveSettings, policy: GatePolicy) -> LiveSettings:

@@ -12,14 +12,15 @@ from shadowspec.scheduler.job_settings import LiveSettings, ScheduleSettings
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.kafka import KafkaSettings
-from shadowspec.types import SUFFIX_OPTIONS, Contract, SpeculationConfig
+from shadowspec.types import OUTPUT_CONSTRAINT, SUFFIX_OPTIONS, Contract, SpeculationConfig
 from shadowspec.types.constrained import Name, PathText, Positive, Seconds, Text, keys_of, require_distinct
 from shadowspec.types.engine_names import parse_engines
 from shadowspec.types.engine_rules import ENGINE_OPTIONS
 from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
-BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant")
+BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant", OUTPUT_CONSTRAINT)
+CONTRACTS: Final = (Contract.JSON, Contract.TOOL_CALL, Contract.SQL)  # a grammar is a request's to state
 PERSONAL_METADATA: Final = ("session_id", "user", "user_id", "request_id")
 LOOKUPS: Final = ("ngram", "suffix")  # proposers that look up what stands in texts: they need no draft
 PROPOSER_OPTIONS: Final = {
@@ -171,8 +172,8 @@ class EndpointSection(Section):
 
 
 def _check_contract(contracts: dict[str, str], dialect: str | None) -> None:
-    if unknown := [kind for kind in contracts.values() if kind not in tuple(Contract)]:
-        raise ValueError(f"contract: unknown {unknown[0]!r}; there are {', '.join(Contract)}")
+    if unknown := [kind for kind in contracts.values() if kind not in CONTRACTS]:
+        raise ValueError(f"contract: unknown {unknown[0]!r}; there are {', '.join(CONTRACTS)}")
     if contracts and set(contracts) != {""}:
         from shadowspec.tap.prompt_class import PROMPT_CLASSES  # compiles the rules of every class
 

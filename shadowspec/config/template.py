@@ -152,7 +152,8 @@ served_models = ["my-model"]
 # Globs on what a record says of itself; all that are given must match.  The first endpoint that matches
 # takes the record.  Without `match` it is a record whose "endpoint" is this endpoint's name.
 match = { model = "my-model", path = "/v1/*" }
-# Labels that make hypotheses, of: prompt_class, sampling_regime, context_bucket, tenant, and your own.
+# Labels that make hypotheses, of: prompt_class, sampling_regime, context_bucket, tenant, output_constraint, and
+# your own.
 # slice_by = ~
 # labels = ["tier"]     # keys of the record's metadata that are kept as labels
 # sample_rate = ~       # share of sessions (per slice) that may be measured
@@ -252,6 +253,8 @@ num_speculative_tokens = 4
 # reachable_within_s = ~      # that a server may be away before a block; then the run ends
 # score_logprobs = ~          # likeliest tokens asked of the baseline per token of a sampled output (its --max-logprobs
 #                             must allow it); more where top_k or a temperature near 1 wants it; 0: none is scored
+# tool_call_format = "hermes" # how the target writes tool calls, so that strict ones can be asked for; default:
+#                             requests with strict tools are refused
 # [[endpoints.served.candidates]]
 # name = "served-k4"          # what the speculative server does
 # proposer = "draft_model"

@@ -1,4 +1,4 @@
-"""Whether an output keeps its contract: JSON, a call of a tool that was offered, SQL.
+"""Whether an output keeps its contract: JSON (of a schema), a call of a tool that was offered, SQL, a grammar.
 
 The question is that of the code which takes the output: does the whole of it parse as what it should be?  It says
 nothing of whether the content is right.  Texts are seen in memory alone; what leaves this module is a `Validity`.
@@ -62,12 +62,38 @@ def require_sql(dialect: str | None) -> None:
 def _is_valid(contract: OutputContract, text: str) -> bool | None:
     if contract.kind is Contract.SQL:
         return is_sql(text, contract.dialect)
+    if contract.kind is Contract.GRAMMAR:
+        return text in contract.choices if contract.pattern is None else _is_match(contract.pattern, text)
     calls = find_calls(text) if contract.kind is Contract.TOOL_CALL or contract.tools else None
-    if calls is not None:
+    if calls is not None and not (contract.is_arguments and None in calls):
         return all(call is not None and keeps(call, contract.tools) for call in calls)
     if contract.kind is Contract.JSON:
-        return is_json(text) == 1.0
+        return is_json(text) == 1.0 and (contract.schema is None or fits_text(text, contract.schema))
+    if contract.is_arguments:
+        return _are_arguments(text, contract.tools)
     return False if contract.is_required else None
+
+
+def _are_arguments(text: str, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the text is the arguments of the only tool, by themselves."""
+    functions = [function for tool in tools if isinstance(function := tool.get("function"), Mapping)]
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(arguments, dict) or not functions:
+        return False
+    return keeps(ToolCall(str(functions[0].get("name")), arguments), tools)
+
+
+def _is_match(pattern: str, text: str) -> bool | None:
+    """Whether the whole text matches; None by a pattern that RE2 does not know."""
+    options = re2.Options()
+    options.log_errors = False  # a pattern that is none would be written to stderr
+    try:
+        return re2.fullmatch(pattern, text, options) is not None
+    except re2.error:
+        return None
 
 
 def is_sql(text: str, dialect: str | None = None) -> bool:
@@ -108,8 +134,17 @@ def keeps(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> bool:
     return not call.is_typed or not isinstance(schema, Mapping) or fits(call.arguments, schema)
 
 
-def fits(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
-    """Whether the arguments are as a JSON schema has them; a schema that cannot be used refuses nothing.
+def fits_text(text: str, schema: Mapping[str, Any]) -> bool:
+    """Whether a JSON text is as a JSON schema has it; a number too long to be read is held against nothing."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return True
+    return fits(value, schema)
+
+
+def fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether a value is as a JSON schema has it; a schema that cannot be used refuses nothing.
 
     Nothing is fetched for a reference, and patterns run in linear time: both come from whoever sent the request.
     """
@@ -121,7 +156,7 @@ def fits(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
     registry = importlib.import_module("referencing").Registry()
     validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _matches_pattern})
     try:
-        return bool(validator(schema, registry=registry).is_valid(arguments))
+        return bool(validator(schema, registry=registry).is_valid(value))
     except Exception:  # whatever a schema that is none makes of the validator, recursion and lookups included
         return True
 

@@ -17,12 +17,19 @@ from shadowspec.types import Arm, Contract, Intervention, SpeculationCounts, Val
 from shadowspec.types import failures as names
 from shadowspec.types.failures import EARLY_STEPS, MIN_EARLY_REJECTIONS
 
-CONTRACT_TITLE = {Contract.JSON: "JSON", Contract.TOOL_CALL: "Tool call", Contract.SQL: "SQL"}
+CONTRACT_TITLE = {
+    Contract.JSON: "JSON",
+    Contract.TOOL_CALL: "Tool call",
+    Contract.SQL: "SQL",
+    Contract.GRAMMAR: "Grammar",
+}
 CONTRACT_MEANING = {
-    Contract.JSON: "the whole output is one JSON value (RFC 8259)",
+    Contract.JSON: "the whole output is one JSON value (RFC 8259), as the request's JSON schema has it where it names "
+    "one",
     Contract.TOOL_CALL: "every call in the output is well formed, of a tool that was offered, with arguments as its "
     "schema has them",
     Contract.SQL: "the whole output parses as SQL statements",
+    Contract.GRAMMAR: "the whole output matches the request's regular expression, or is one of its choices",
 }
 INTERVENTION_MEANING = {
     Intervention.FILTERED: "Production's own output was withheld, in part or whole (finish_reason content_filter).",
@@ -122,7 +129,8 @@ def _rows(counts: Mapping[str, int], num_answered: int, num_repetition_loops: in
     num_examined = counts[names.LOOKED_AT]
     beyond = "Prompt and output are longer than the draft's context; from there on nothing is drafted."
     number = counts.get(names.BEYOND_DRAFT_CONTEXT, 0)
-    yield _row(names.BEYOND_DRAFT_CONTEXT, "Beyond the draft's context", beyond, number, num_examined)
+    num_known = names.num_draft_context_known(counts)
+    yield _row(names.BEYOND_DRAFT_CONTEXT, "Beyond the draft's context", beyond, number, num_known)
     for contract in Contract:
         for arm in Arm:
             yield from _contract_rows(counts, contract, arm)

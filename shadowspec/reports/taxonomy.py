@@ -27,7 +27,13 @@ from shadowspec.tap.context_buckets import CONTEXT_BUCKETS, LARGEST_CONTEXT_BUCK
 from shadowspec.tap.prompt_class import STRUCTURED, TOOL_CALLING
 from shadowspec.text import percent, plural
 from shadowspec.types import Arm, Contract, SamplingRegime, Validity, parse_slice_key
-from shadowspec.types.failures import BEYOND_DRAFT_CONTEXT, EARLY_KNOWN, EARLY_REJECTIONS, LOOKED_AT, validity_name
+from shadowspec.types.failures import (
+    BEYOND_DRAFT_CONTEXT,
+    EARLY_KNOWN,
+    EARLY_REJECTIONS,
+    num_draft_context_known,
+    validity_name,
+)
 
 # Requests on either side: of 20, each of some 20 steps, pooled acceptance has a standard error of about .05.
 MIN_REQUESTS = 20
@@ -94,11 +100,16 @@ def suspicions(slice_figures: SliceFigures, others: Sequence[SliceFigures]) -> t
         (FailureKind.LONG_CONTEXT, _peers(labels, others, _is_cooler(_CONTEXT)), "with a shorter context"),
     ):
         found[kind] += _lags(slice_figures, peers, of)
+    counts = slice_figures.counts
     found[content] += _share(
-        slice_figures, EARLY_REJECTIONS, EARLY_KNOWN, EARLY_SHARE, "rejected the draft from the start"
+        counts, EARLY_REJECTIONS, counts.get(EARLY_KNOWN, 0), EARLY_SHARE, "rejected the draft from the start"
     )
     found[FailureKind.LONG_CONTEXT] += _share(
-        slice_figures, BEYOND_DRAFT_CONTEXT, LOOKED_AT, BEYOND_SHARE, "are longer than the draft's context"
+        counts,
+        BEYOND_DRAFT_CONTEXT,
+        num_draft_context_known(counts),
+        BEYOND_SHARE,
+        "are longer than the draft's context",
     )
     for contract in Contract:
         is_call = contract is Contract.TOOL_CALL
@@ -151,8 +162,8 @@ def _lags(figures: SliceFigures, peers: Sequence[SliceFigures], of: str) -> list
     return [f"acceptance {percent(here)} against {percent(there)} of {plural(len(peers), 'slice')} {of}"]
 
 
-def _share(figures: SliceFigures, count: str, known: str, limit: float, what: str) -> list[str]:
-    number, of = figures.counts.get(count, 0), figures.counts.get(known, 0)
+def _share(counts: Mapping[str, int], count: str, of: int, limit: float, what: str) -> list[str]:
+    number = counts.get(count, 0)
     share = ratio(number, of)
     if of < MIN_REQUESTS or share is None or share < limit:
         return []
@@ -172,7 +183,7 @@ def _breaks(figures: SliceFigures, contract: Contract) -> list[str]:
     shares = {arm: broken[arm] / ended[arm] for arm in Arm}
     if shares[Arm.SPECULATIVE] - shares[Arm.BASELINE] < BROKEN_SHARE:
         return []
-    name = contract.replace("_", " ") if contract is Contract.TOOL_CALL else contract.upper()
+    name = contract.upper() if contract in (Contract.JSON, Contract.SQL) else contract.replace("_", " ")
     return [
         f"{percent(shares[Arm.SPECULATIVE])} of the speculative arm's outputs are no valid {name}, "
         f"{percent(shares[Arm.BASELINE])} of the baseline's"

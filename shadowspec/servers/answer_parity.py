@@ -73,10 +73,10 @@ async def parity_of(
 async def top_two_gap(client: Client, request: ServerRequest, output: tuple[int, ...]) -> float | None:
     """The target's top-2 logit gap after `output`, as a difference of log probabilities; None if it is not reported.
 
-    Servers tell them before penalties and minimum length, so that with these the gap is not known.
+    Servers tell them before penalties and minimum length, and a grammar would begin again after the output so far, so
+    that with these the gap is not known.
     """
-    sampling_parameters = request.sampling
-    if sampling_parameters.is_penalised or len(output) < sampling_parameters.min_tokens:
+    if request.is_adjusted or len(output) < request.sampling.min_tokens:
         return None
     sampling = SamplingParameters(temperature=0.0, max_tokens=1, ignore_eos=True)
     asked = ServerRequest((*request.prompt_token_ids, *output), sampling, request.seed, num_logprobs=2)
@@ -121,7 +121,7 @@ async def score(
         max_model_len: what the server takes; a last token that does not fit beside one to be generated is left out.
     """
     sampling = request.sampling
-    if most == 0 or sampling.is_penalised or sampling.min_tokens > 0:
+    if most == 0 or request.is_adjusted or sampling.min_tokens > 0:
         return None
     length = len(request.prompt_token_ids)
     kept = output if max_model_len is None else output[: max(0, max_model_len - 1 - length)]

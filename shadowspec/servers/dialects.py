@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from shadowspec.servers import sglang
+from shadowspec.servers.grammars import STRUCTURED_SINCE
 from shadowspec.servers.request import ServerRequest, body_of, scoring_body_of
 from shadowspec.servers.stream import StreamedAnswer
+
+VLLM: Final = "vllm"  # as its /v1/models says
 
 
 class Dialect(StrEnum):
     """What a server speaks."""
 
     OPENAI = "openai"
+    GUIDED = "guided"  # OpenAI's, with the fields of an older vLLM for constraints on outputs
     SGLANG = "sglang"
 
     @classmethod
-    def of(cls, engine: str) -> Dialect:
-        """That of an engine, by its name in /v1/models."""
-        return cls.SGLANG if engine == sglang.ENGINE else cls.OPENAI
+    def of(cls, engine: str, version: str = "") -> Dialect:
+        """That of an engine, by its name in /v1/models and, where constraints may be asked for, its version."""
+        if engine == sglang.ENGINE:
+            return cls.SGLANG
+        numbers = re.match(r"(\d+)\.(\d+)", version)
+        is_old = numbers is not None and (int(numbers[1]), int(numbers[2])) < STRUCTURED_SINCE
+        return cls.GUIDED if engine == VLLM and is_old else cls.OPENAI
 
     @property
     def path(self) -> str:
@@ -29,7 +38,9 @@ class Dialect(StrEnum):
 
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
         """What is sent for a streamed answer."""
-        return sglang.body_of(request, salt) if self is Dialect.SGLANG else body_of(request, model, salt)
+        if self is Dialect.SGLANG:
+            return sglang.body_of(request, salt)
+        return body_of(request, model, salt, is_guided=self is Dialect.GUIDED)
 
     def answer(self, server: str, model: str, request: ServerRequest, sent_s: float) -> StreamedAnswer:
         """What takes that answer's events."""

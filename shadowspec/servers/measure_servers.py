@@ -27,6 +27,7 @@ from shadowspec.servers.answer_parity import parity_of
 from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
 from shadowspec.servers.closed_loop import Outcome, concurrencies, run_arm, timing
 from shadowspec.servers.dialects import Dialect
+from shadowspec.servers.enforcement import Enforcement
 from shadowspec.servers.fingerprint import fingerprint_server_config
 from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.kv_capacity import read_capacity, served_memory
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 
 WARM_TOKENS: Final = 8
 UNSURE: Final = "_unsure"  # of the last step: what is added to where a run's counts come from
+UNCONSTRAINED_ANSWER: Final = "unconstrained"  # the failure of constrained requests where a server enforces nothing
 SEEDS: Final = 2**63  # servers take no larger ones
 
 
@@ -81,6 +83,7 @@ class ServerEngine:
         self._measuring, self._scorer = measuring, scorer or Scorer()
         self._context = trust(settings.ca_file)
         self._warm: set[tuple[int, int]] = set()  # slots, requests
+        self._enforcement = Enforcement()
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]:
@@ -102,7 +105,7 @@ class ServerEngine:
             clients = {
                 arm: (
                     await stack.enter_async_context(open_client(arm, url, self._settings, self._context, slots))
-                ).speaking(Dialect.of(self._identities[arm].engine))
+                ).speaking(Dialect.of(self._identities[arm].engine, self._identities[arm].version))
                 for arm, url in (
                     (Arm.BASELINE, self._settings.baseline_url),
                     (Arm.SPECULATIVE, self._settings.speculative_url),
@@ -111,6 +114,11 @@ class ServerEngine:
             for arm, client in clients.items():
                 await self._await_server(arm, client)
             held = {arm: await read_capacity(client, self._identities[arm]) for arm, client in clients.items()}
+            if any(request.constraint is not None for request in requests):
+                # All of a block's, as they are slices of their own.
+                for arm, client in clients.items():
+                    if not await self._enforcement.enforces(arm, client):
+                        return self._unmeasured(block, f"{arm}_{UNCONSTRAINED_ANSWER}")
             await self._warm_up(clients, requests, slots)
             started_at = datetime.now(UTC)
             outcomes = {}
@@ -132,10 +140,17 @@ class ServerEngine:
 
     def _request(self, prompt: ShadowPrompt) -> ServerRequest:
         """Both arms draw from the same seed."""
-        is_marked = prompt.contract is not None and prompt.contract.may_be_marked
         return ServerRequest(
-            prompt.prompt_token_ids, prompt.sampling, prompt.seed_under(self._measuring.seed) % SEEDS, is_marked
+            prompt.prompt_token_ids,
+            prompt.sampling,
+            prompt.seed_under(self._measuring.seed) % SEEDS,
+            keeps_special_tokens=prompt.contract is not None and prompt.contract.may_be_marked,
+            constraint=prompt.constraint,
         )
+
+    def _unmeasured(self, block: Block, failure: str) -> BlockResult:
+        runs = [Run(prompt.key, self._config.fingerprint, block.block_id, failure=failure) for prompt in block.requests]
+        return BlockResult(block, datetime.now(UTC), tuple(runs), memory={})
 
     async def _await_server(self, arm: Arm, client: Client) -> None:
         """Wait until the server is there, but not for ever, and see that it is the one that it was."""

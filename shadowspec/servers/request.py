@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shadowspec.types import SamplingParameters
+from shadowspec.servers.grammars import guided_fields, structured_fields
+from shadowspec.types import OutputConstraint, SamplingParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,23 @@ class ServerRequest:
     seed: int  # int64: what vLLM takes
     keeps_special_tokens: bool = False
     num_logprobs: int = 0  # of the likeliest tokens at each place; 0: none are asked for
+    constraint: OutputConstraint | None = None
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether tokens are drawn from another distribution than that of which servers report log probabilities.
+
+        Those of a prompt's places are taken before penalties, and no grammar restricts a prompt.
+        """
+        return self.sampling.is_penalised or self.constraint is not None
 
 
-def body_of(request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
+def body_of(request: ServerRequest, model: str, salt: str, *, is_guided: bool = False) -> dict[str, Any]:
     """The body of /v1/completions, streamed.
 
     A parameter that is left out would be the server's to choose (its generation_config), so that none is.  `salt` keeps
     a prompt apart from every other one in the server's prefix cache; servers that know no `cache_salt` ignore it.
+    `is_guided` says that the server is a vLLM that knows no `structured_outputs` yet.
     """
     sampling = request.sampling
     body: dict[str, Any] = {
@@ -57,6 +68,8 @@ def body_of(request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
         body |= {"logprobs": request.num_logprobs, "return_tokens_as_token_ids": True}
     if sampling.stop_token_ids:
         body["stop_token_ids"] = list(sampling.stop_token_ids)
+    if request.constraint is not None:
+        body |= guided_fields(request.constraint) if is_guided else structured_fields(request.constraint)
     return body
 
 

@@ -47,6 +47,7 @@ class ServerSettings:
     reachable_within_s: Annotated[float, Field(ge=0)] = 60.0  # that a server may be away before a block begins
     # Of the likeliest tokens, asked for at each place of a sampled output; 0: none is scored.
     score_logprobs: Annotated[int, Field(ge=0, le=1_000_000)] = 20
+    tool_call_format: Literal["hermes"] | None = None  # of the target; None: strict tools are not asked for
 
     def __post_init__(self) -> None:
         for name, url in zip(("baseline_url", "speculative_url"), self.roots, strict=True):

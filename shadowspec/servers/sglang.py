@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from shadowspec.servers.grammars import sglang_parameters
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.stream import StreamedAnswer
 
@@ -54,6 +55,8 @@ def body_of(request: ServerRequest, salt: str) -> dict[str, Any]:
         "sampling_seed": request.seed,
         "n": 1,
     }
+    if request.constraint is not None:
+        sampling |= sglang_parameters(request.constraint)
     body = {
         "input_ids": list(request.prompt_token_ids),
         "sampling_params": sampling,

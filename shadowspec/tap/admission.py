@@ -29,7 +29,6 @@ from shadowspec.tap.reading import Reader, Reading, Tokenizer
 from shadowspec.tap.records import EPOCH
 from shadowspec.tap.routing import NO_HINTS, Hints
 from shadowspec.types import (
-    Contract,
     FunnelCounter,
     OutputContract,
     PartitionId,
@@ -221,7 +220,7 @@ class Admission:
             reading.key, rule.name, event_time, reading.labels, reading.prompt_token_ids, reading.sampling,
             reading.session_hash, reading.user_hash, reading.request_id_hash, reading.logged,
             _contract(rule, reading.labels["prompt_class"], reading.request),
-            intervention_of(reading.record, reading.logged),
+            intervention_of(reading.record, reading.logged), reading.request.asked.constraint,
         )  # fmt: skip
         return Admitted(
             prompt, _make_row(reading, FunnelCounter.MEASURED, None, *place), self._concurrency(rule, unit_key)
@@ -279,12 +278,10 @@ def _contract(rule: EndpointRule, prompt_class: str, request: ParsedRequest) -> 
     """What the operator has named for this class of prompts, else what the request asks for; None: nothing.
 
     Where tools are offered, a call of one of them is right too; asked for by the request alone, so is an answer in
-    words, unless JSON is asked for.
+    words, unless JSON or a call is asked for.
     """
-    tools = tuple(request.tools or ()) if request.offers_tools else ()
     configured = rule.contracts.get(prompt_class) or rule.contracts.get("")
-    if configured is not None:
-        return replace(configured, tools=tools) if tools else configured
-    if request.asks_for_json:
-        return OutputContract(Contract.JSON, tools)
-    return OutputContract(Contract.TOOL_CALL, tools, is_required=False) if tools else None
+    if configured is None:
+        return request.asked.contract
+    tools = tuple(request.tools or ()) if request.offers_tools else ()
+    return replace(configured, tools=tools) if tools else configured

@@ -128,13 +128,15 @@ class ChoiceBody(Body, gc=False):
 
 
 class UsageBody(Body, gc=False):
-    """The server's own count."""
+    """The server's own count; `output_tokens` in Responses and Messages."""
 
     completion_tokens: Count | None = None
+    output_tokens: Count | None = None
 
 
 class ResponseBody(Body, gc=False):
-    """What is read of a response, chat or completion.  `id`, `created` and `error` may be anything."""
+    """What is read of an answer to any call.  `id`, `created`, `error` and what only Responses or Messages have may be
+    anything: their adapters check it."""
 
     model: str | None = None
     prompt_token_ids: TokenIds | None = None
@@ -143,6 +145,13 @@ class ResponseBody(Body, gc=False):
     id: Any = None
     created: Any = None
     error: Any = None
+    created_at: Any = None  # Responses, as are the next three
+    output: Any = None
+    status: Any = None
+    incomplete_details: Any = None
+    type: Any = None  # Messages, as are the next two
+    content: Any = None
+    stop_reason: Any = None
 
 
 def convert_or_refuse(document: Mapping[str, Any], kind: type[Kind], prefix: str = "") -> Kind:

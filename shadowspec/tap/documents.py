@@ -14,6 +14,7 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from shadowspec.errors import RecordError
+from shadowspec.tap import anthropic_messages, openai_responses
 from shadowspec.tap.parameters import malformed_error
 
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
@@ -94,21 +95,26 @@ def _why_refused(value: bytes | str) -> str:
 def assemble_answer(text: str) -> dict[str, Any] | None:
     """The answer that the stream's chunks make, or None if the text is no stream.
 
-    Of the choices, text, token ids, log probabilities and the reason for the end are put together.
+    Of the choices, text, token ids, log probabilities and the reason for the end are put together.  Streams of the
+    Responses and the Messages API, whose events say what they are, become answers of these.
 
     Raises:
         RecordError: malformed ("invalid:stream"); a chunk is no JSON object, or the stream has no chunk.
     """
     if not text.lstrip().startswith((DATA, "event:", ":")):
         return None
+    lines = [line[len(DATA) :].strip() for line in text.splitlines() if line.startswith(DATA)]
+    if not lines:
+        raise malformed_error("invalid:stream")
+    chunks = [_chunk(data) for data in lines if data and data != DONE]
+    if chunks and openai_responses.is_event(chunks[0]):
+        return openai_responses.streamed_answer(chunks)
+    if chunks and anthropic_messages.is_event(chunks[0]):
+        return anthropic_messages.streamed_answer(chunks)
     answer: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
-    chunks = [line[len(DATA) :].strip() for line in text.splitlines() if line.startswith(DATA)]
-    if not chunks:
-        raise malformed_error("invalid:stream")
-    for data in chunks:
-        if data and data != DONE:
-            _add_chunk(answer, choices, _chunk(data))
+    for chunk in chunks:
+        _add_chunk(answer, choices, chunk)
     answer["choices"] = [choices[index] for index in sorted(choices)]
     return answer
 

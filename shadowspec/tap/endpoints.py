@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from shadowspec.errors import ConfigError
+from shadowspec.tap.asked_output import ToolCallFormat
 from shadowspec.types import OutputContract
 from shadowspec.types.constrained import Positive, Text
 
@@ -51,7 +52,9 @@ class EndpointRule:
     open and then closed, so that it surely is a new one by then); `labels` the metadata keys that are kept
     as slice labels; `default_sampling` what the server uses where a request does not say (names of
     SamplingParameters); `max_new_tokens` a cap on what is generated (None: the request's own);
-    `contracts` what outputs have to be, by prompt class ("": every class), whatever a request asks for.
+    `contracts` what outputs have to be, by prompt class ("": every class), whatever a request asks for;
+    `takes_constraints` says that what measures it can restrict outputs to a grammar, as servers do, and
+    `tool_call_format` how its target writes tool calls (None: not known, so that strict tools are refused).
     """
 
     name: str
@@ -71,6 +74,8 @@ class EndpointRule:
     max_new_tokens: int | None = None
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     contracts: Mapping[str, OutputContract] = field(default_factory=dict)
+    takes_constraints: bool = False
+    tool_call_format: ToolCallFormat | None = None
 
     def __post_init__(self) -> None:
         def require(holds: bool, what: str) -> None:

@@ -1,19 +1,30 @@
 """The adapter for OpenAI's chat and completions bodies, with vLLM's additions to them.
 
-`parse_request` and `parse_response` give what is measured; a body that asks for what the loop does not do (see
-`parameters`) is refused.  Given prompt token ids win over rendering.
+`parse_request` and `parse_response` give what is measured; a body that asks for what the engine does not do (see
+`parameters`) is refused.  Given prompt token ids win over rendering.  Bodies of OpenAI's Responses API and of
+Anthropic's Messages API are read as the chat that they amount to.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
+from shadowspec.tap import anthropic_messages, openai_responses
+from shadowspec.tap.asked_output import AskedOutput, ToolCallFormat, asked_output, refuse_constraints
 from shadowspec.tap.bodies import MAX_SEED, LogprobsBody, RequestBody, ResponseBody, TokenIds, convert_or_refuse
-from shadowspec.tap.parameters import NEUTRAL, PASSED, RENDERING, malformed_error, unsupported_error
+from shadowspec.tap.calls import Call, call_of
+from shadowspec.tap.parameters import (
+    CONSTRAINING,
+    NEUTRAL,
+    PASSED,
+    RENDERING,
+    malformed_error,
+    unknown_parameter_error,
+    unsupported_error,
+)
 from shadowspec.tap.records import MirroredRecord
 from shadowspec.types import Intervention, LoggedResponse, SamplingParameters
 
@@ -22,8 +33,10 @@ DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's and vLLM's max_tokens of a com
 NEUTRAL_SAMPLING: Final = SamplingParameters()
 TRUNCATION_MARKER: Final = "litellm_truncated"  # LiteLLM writes it in place of what it cut out of a logged prompt
 READ_ROLES: Final = frozenset({"system", "developer", "user"})  # whose messages say what is asked
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")  # of an unknown parameter
-OTHER_CALLS: Final[Mapping[str, str]] = {"embeddings": "embeddings", "input": "embeddings"}
+_AS_CHAT: Final[Mapping[Call, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    Call.RESPONSES: openai_responses.chat_body,
+    Call.MESSAGES: anthropic_messages.chat_body,
+}
 
 # OpenAI's and Azure's, then Bedrock's, Anthropic's, Cohere's, Zhipu's and Gemini's, in lower case.
 FILTERING_REASONS: Final = frozenset(
@@ -64,7 +77,7 @@ class ParsedRequest(Struct, frozen=True, gc=False):
     sampling: SamplingParameters
     max_tokens: int | None
     offers_tools: bool
-    asks_for_json: bool
+    asked: AskedOutput
 
     def __repr__(self) -> str:
         return f"ParsedRequest(is_chat={self.is_chat!r}, max_tokens={self.max_tokens!r})"
@@ -81,6 +94,10 @@ def parse_response(record: MirroredRecord) -> ParsedResponse:
         return ParsedResponse(None)
     if not isinstance(response, ResponseBody):
         record.response = response = convert_or_refuse(response, ResponseBody, "response")
+    if openai_responses.is_answer(response):
+        return ParsedResponse(openai_responses.logged_answer(response), None, response.model)
+    if anthropic_messages.is_answer(response):
+        return ParsedResponse(anthropic_messages.logged_answer(response), None, response.model)
     if not response.choices:
         return ParsedResponse(None, response.prompt_token_ids, response.model)
     if len(response.choices) > 1:
@@ -100,24 +117,30 @@ def parse_request(
     *,
     served_prompt_token_ids: TokenIds | None = None,
     default_sampling: Mapping[str, float] | None = None,
+    takes_constraints: bool = False,
+    tool_call_format: ToolCallFormat | None = None,
 ) -> ParsedRequest:
-    """The request of a record, if the loop can measure it as it was served.
+    """The request of a record, if the engine can measure it as it was served.
 
     Args:
         record: the mirrored record.
         served_prompt_token_ids: the prompt as the response reports it; used where the request has none.
         default_sampling: the server's defaults for parameters that the request leaves open.
+        takes_constraints: the engine can constrain an output, as servers do.
+        tool_call_format: how the target writes tool calls, where that is known.
 
     Raises:
         RecordError: malformed, or unsupported with the feature that is missing.
     """
-    body = record.request
-    is_chat = _is_chat(record)
-    _check_parameters(
-        body,
-        has_prompt_token_ids=body.get("prompt_token_ids") is not None or served_prompt_token_ids is not None,
-        is_format_enforced=record.annotation("response_format_enforced") not in (False, "false", "False"),
-    )
+    body, call = record.request, call_of(record)
+    is_chat = call is not Call.COMPLETION
+    if (as_chat := _AS_CHAT.get(call)) is not None:
+        body = as_chat(body)
+    is_format_enforced = record.annotation("response_format_enforced") not in (False, "false", "False")
+    has_prompt_token_ids = body.get("prompt_token_ids") is not None or served_prompt_token_ids is not None
+    _check_parameters(body, has_prompt_token_ids=has_prompt_token_ids)
+    if not takes_constraints:
+        refuse_constraints(body, is_enforced=is_format_enforced)
     request = convert_or_refuse(body, RequestBody, "request")
     if request.seed is not None and request.seed >= MAX_SEED:
         raise malformed_error("invalid:request.seed")
@@ -152,23 +175,24 @@ def parse_request(
         sampling=_sampling_of(request, max_tokens, default_sampling or {}),
         max_tokens=max_tokens,
         offers_tools=bool(request.tools) and body.get("tool_choice") != "none",
-        asks_for_json=(body.get("response_format") or {}).get("type") == "json_object",
+        asked=asked_output(
+            body, request.tools or (), is_enforced=is_format_enforced, tool_call_format=tool_call_format
+        ),
     )
 
 
-def _check_parameters(body: Mapping[str, Any], *, has_prompt_token_ids: bool, is_format_enforced: bool) -> None:
-    """Refuse a request that asks for what the loop does not do.
+def _check_parameters(body: Mapping[str, Any], *, has_prompt_token_ids: bool) -> None:
+    """Refuse a request with a parameter that no engine implements.
 
     Args:
         body: the request as it was sent.
         has_prompt_token_ids: the record holds the rendered prompt, so that rendering parameters do not matter.
-        is_format_enforced: production enforced `response_format` by a mask on the grammar.
 
     Raises:
         RecordError: unsupported, with the feature or "unknown_parameter:NAME" as the reason.
     """
     for name, value in body.items():
-        if name in PASSED:
+        if name in PASSED or name in CONSTRAINING:
             continue
         if name in NEUTRAL:
             neutral, reason = NEUTRAL[name]
@@ -178,31 +202,7 @@ def _check_parameters(body: Mapping[str, Any], *, has_prompt_token_ids: bool, is
             if not has_prompt_token_ids and not _is_one_of(value, RENDERING[name]):
                 raise unsupported_error(f"rendering_parameter:{name}")
         elif value is not None:
-            raise unsupported_error(f"unknown_parameter:{name}" if _SAFE_NAME.fullmatch(name) else "unknown_parameter")
-    _check_response_format(body.get("response_format"), is_format_enforced)
-    _check_tools(body)
-
-
-def _check_response_format(response_format: Any, is_enforced: bool) -> None:
-    if response_format is None:
-        return
-    if not isinstance(response_format, Mapping):
-        raise malformed_error("invalid:request.response_format")
-    kind = response_format.get("type")
-    if kind == "text" or (kind == "json_object" and not is_enforced):
-        return
-    raise unsupported_error("grammar")
-
-
-def _check_tools(body: Mapping[str, Any]) -> None:
-    """A forced or strict tool call is decoded under a grammar; a free one is ordinary text."""
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        raise unsupported_error("forced_tool_choice")
-    tools = body.get("tools")
-    for tool in tools if isinstance(tools, list) else ():  # what is no list is refused with the body
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if isinstance(function, Mapping) and function.get("strict") is True:
-            raise unsupported_error("grammar")
+            raise unknown_parameter_error(name)
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
@@ -223,24 +223,6 @@ def intervention_of(record: MirroredRecord, logged: LoggedResponse | None) -> In
         return _INTERVENTIONS[said]
     reason = logged.finish_reason if logged is not None else None
     return Intervention.FILTERED if reason is not None and reason.lower() in FILTERING_REASONS else None
-
-
-def _is_chat(record: MirroredRecord) -> bool:
-    """Which call it was: by its path where the record has one, else by the body."""
-    path = record.request_path
-    if path is not None:
-        if path.endswith("/chat/completions"):
-            return True
-        if path.endswith("/completions"):
-            return False
-        raise unsupported_error(OTHER_CALLS.get(path.rsplit("/", 1)[-1], "other_call"))
-    if "messages" in record.request:
-        return True
-    if "prompt" in record.request or "prompt_token_ids" in record.request:
-        return False
-    if "input" in record.request:
-        raise unsupported_error("embeddings")
-    raise malformed_error("invalid:request.messages")
 
 
 def _completion_prompt(prompt: str | list[Any] | None) -> tuple[str | None, tuple[int, ...] | None]:

@@ -7,11 +7,14 @@ listed here might be such a one, and is treated as one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from shadowspec.errors import RecordError
 from shadowspec.types import FunnelCounter
+
+_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,40}")  # of an unknown parameter
 
 # Read by the adapter and implemented by the loop.
 READ: Final = frozenset(
@@ -49,13 +52,7 @@ NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "bad_words": ((None, []), "bad_words"),
     "logits_processors": ((None, []), "logits_processors"),
     "truncate_prompt_tokens": ((None,), "truncate_prompt_tokens"),
-    "structured_outputs": ((None,), "grammar"),
-    "guided_json": ((None,), "grammar"),
-    "guided_regex": ((None,), "grammar"),
-    "guided_choice": ((None,), "grammar"),
-    "guided_grammar": ((None,), "grammar"),
-    "guided_decoding_backend": ((None,), "grammar"),
-    "guided_whitespace_pattern": ((None,), "grammar"),
+    "guided_whitespace_pattern": ((None,), "grammar_option"),
     "functions": ((None, []), "functions"),
     "function_call": ((None, "none", "auto"), "functions"),
     "modalities": ((None, ["text"]), "modalities"),
@@ -63,6 +60,15 @@ NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "web_search_options": ((None,), "web_search"),
     "prompt_embeds": ((None,), "prompt_embeds"),
 }
+
+# Restrict the output, beside `response_format`, `tool_choice` and strict tools: vLLM's field, its older ones, SGLang's.
+# Servers enforce them; the in-process engine does not, so that there they are supported at None only.
+CONSTRAINING: Final = frozenset(
+    {
+        "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+        "guided_decoding_backend", "json_schema", "regex", "ebnf", "structural_tag",
+    }
+)  # fmt: skip
 
 # Change how messages become tokens: nothing to see where the record holds the prompt's token ids.
 RENDERING: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -77,10 +83,23 @@ RENDERING: Final[Mapping[str, tuple[Any, ...]]] = {
     "mm_processor_kwargs": (None, {}),
 }
 
+# What an operator can do about a reason; the others say enough.
+REMEDIES: Final[Mapping[str, str]] = dict.fromkeys(
+    ("grammar", "forced_tool_choice"),
+    'constrained outputs are measured through servers, which enforce them: engine = "openai" (docs/servers.md)',
+) | {
+    "strict_tools": "servers can be asked for strict calls where [endpoints.NAME.servers] names tool_call_format",
+}
+
 
 def unsupported_error(reason: str) -> RecordError:
     """The error of a record that is well formed but that the loop cannot measure as it was served."""
     return RecordError(FunnelCounter.UNSUPPORTED, reason)
+
+
+def unknown_parameter_error(name: str) -> RecordError:
+    """The error of a record with a parameter that no table here lists; only a name that is a word is in its reason."""
+    return unsupported_error(f"unknown_parameter:{name}" if _SAFE_NAME.fullmatch(name) else "unknown_parameter")
 
 
 def malformed_error(reason: str) -> RecordError:

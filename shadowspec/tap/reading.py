@@ -27,6 +27,8 @@ from shadowspec.tap.prompt_class import prompt_class
 from shadowspec.tap.records import EPOCH, MirroredRecord
 from shadowspec.tap.routing import Hints
 from shadowspec.types import (
+    OUTPUT_CONSTRAINT,
+    UNCONSTRAINED,
     FunnelCounter,
     FunnelKey,
     LoggedResponse,
@@ -109,8 +111,8 @@ class Reader:
         self._tokenizers = tokenizers
         self._hash = keyed_hash
         self._matched: dict[tuple[str | None, str | None, str | None], EndpointRule | None] = {}
-        # What hardly varies is made once, and is the same for all: by class, regime, context and endpoint.
-        self._labelled: dict[tuple[str, SamplingRegime, str, str], tuple[Mapping[str, str], str]] = {}
+        # What hardly varies is made once, and is the same for all: by class, regime, context, constraint and endpoint.
+        self._labelled: dict[tuple[str, SamplingRegime, str, str, str], tuple[Mapping[str, str], str]] = {}
 
     def presample(self, hints: Hints) -> FunnelKey | None:
         """Where a record ends whose key or headers already say that its session is not sampled, else None."""
@@ -188,7 +190,11 @@ class Reader:
         _check_model(rule, record.model, response.model)
         # Step 7
         reading.request = openai.parse_request(
-            record, served_prompt_token_ids=response.prompt_token_ids, default_sampling=rule.default_sampling
+            record,
+            served_prompt_token_ids=response.prompt_token_ids,
+            default_sampling=rule.default_sampling,
+            takes_constraints=rule.takes_constraints,
+            tool_call_format=rule.tool_call_format,
         )
         reading.logged = response.logged
 
@@ -200,9 +206,13 @@ class Reader:
         reading.num_prompt_tokens = len(ids)
         reading.sampling = _bound_length(request, rule, len(ids), tokenizer.context_length)
         regime, bucket = reading.sampling.regime, context_bucket(len(ids))
-        asked = (class_name, regime, bucket, rule.name)
+        constraint = request.asked.constraint
+        kind = UNCONSTRAINED if constraint is None else constraint.kind.value
+        asked = (class_name, regime, bucket, kind, rule.name)
         if (found := self._labelled.get(asked)) is None:
             labels = {"prompt_class": class_name, "sampling_regime": regime.value, "context_bucket": bucket}
+            if constraint is not None or OUTPUT_CONSTRAINT in rule.slice_by:
+                labels[OUTPUT_CONSTRAINT] = kind
             found = self._labelled[asked] = (labels, format_slice_key(labels, rule.slice_by))
         reading.labels, reading.slice_key = found
         tenant = reading.record.tenant_id()
@@ -289,7 +299,7 @@ def _prompt_class(record: MirroredRecord, request: ParsedRequest) -> str:
         request.texts,
         declared=declared if isinstance(declared, str) else None,
         offers_tools=request.offers_tools,
-        asks_for_json=request.asks_for_json,
+        asks_for_json=request.asked.asks_for_json,
     )
 
 

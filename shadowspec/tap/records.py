@@ -87,7 +87,7 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         return None if self.headers is None else self.headers.get(name)
 
     def in_response(self, name: str) -> Any:
-        """The response's `id`, `created` or `error`, whatever it is; None if there is none."""
+        """The response's field of that name, whatever it is; None if there is none."""
         response = self.response
         return response.get(name) if isinstance(response, dict) else getattr(response, name, None)
 
@@ -125,7 +125,7 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         """When the request was made, UTC.
 
         The record's timestamp (ISO 8601, without an offset taken as UTC; or epoch seconds, milliseconds,
-        microseconds or nanoseconds), else the response's `created`, else the transport's own time.
+        microseconds or nanoseconds), else the response's `created` or `created_at`, else the transport's own time.
 
         Raises:
             RecordError: malformed; there is no time, or none between 2000 and 2100.
@@ -133,6 +133,8 @@ class MirroredRecord(Struct, gc=False, kw_only=True):
         value: Any = self.timestamp
         if value is None:
             value = self.in_response("created")
+        if value is None:
+            value = self.in_response("created_at")
         if value is None and fallback_ms <= 0:
             raise malformed_error("no_timestamp")
         time = transport_time(fallback_ms) if value is None else parse_time(value)

@@ -1,9 +1,9 @@
 """Reading logged responses: every record that holds one, whatever is sampled and timed for measuring.
 
-Records are read as they are for measuring, by the same steps and with the same refusals, but for three things: the
+Records are read as they are for measuring, by the same steps and with the same refusals, but for four things: the
 sampling rate and the drawn place in a session do not apply, for replay costs next to nothing; `max_new_tokens`, which
-caps what the shadow generates, does not apply, for the response is there already; and a record without a response is
-unsupported.
+caps what the shadow generates, does not apply, for the response is there already; a record without a response is
+unsupported; and so is one whose output was constrained, at whatever endpoint, for replay knows no masks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from shadowspec.tap import anthropic_messages, openai_responses
 from shadowspec.tap.bodies import ResponseBody
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.formats import MessageFormat, Opened, open_message
@@ -45,7 +46,7 @@ class ResponseReader:
     def __init__(
         self, rules: Sequence[EndpointRule], tokenizers: Mapping[str, Tokenizer], keyed_hash: KeyedHash
     ) -> None:
-        whole = [replace(rule, sample_rate=1.0, max_new_tokens=None) for rule in rules]
+        whole = [replace(rule, sample_rate=1.0, max_new_tokens=None, takes_constraints=False) for rule in rules]
         self._reader = Reader(whole, tokenizers, keyed_hash)
         self._joiner = Joiner(DEFAULT_WINDOW)
         self._seen: set[tuple[str, str]] = set()  # endpoint, and an id by which a request would be known again
@@ -95,7 +96,13 @@ def _call(reading: Reading) -> LoggedCall:
 
 def response_text(body: ResponseBody | None) -> str | None:
     """The text of the answer's only choice, if all that was generated is in it."""
-    if body is None or body.choices is None or len(body.choices) != 1:
+    if body is None:
+        return None
+    if openai_responses.is_answer(body):
+        return openai_responses.answer_text(body)
+    if anthropic_messages.is_answer(body):
+        return anthropic_messages.answer_text(body)
+    if body.choices is None or len(body.choices) != 1:
         return None
     (choice,) = body.choices
     message = choice.message

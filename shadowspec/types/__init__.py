@@ -20,6 +20,13 @@ from shadowspec.types.audits import (
     StoredAudit,
 )
 from shadowspec.types.block_memory import BlockMemory, Memory, ServedMemory
+from shadowspec.types.constraints import (
+    OUTPUT_CONSTRAINT,
+    UNCONSTRAINED,
+    ConstraintForm,
+    ConstraintKind,
+    OutputConstraint,
+)
 from shadowspec.types.consumed_records import FunnelCounter, StoredBlock, StoredRecord
 from shadowspec.types.costs import BASELINE, BlockTime, CostKey, Place, ProfiledCosts, StepCost
 from shadowspec.types.evidence import EndpointRows, EvidenceSnapshot, Watermark, WatermarkHolder
@@ -131,9 +138,11 @@ __all__ = [
     "FIRST_TOKEN",
     "FORCEABLE",
     "LATENCIES",
+    "OUTPUT_CONSTRAINT",
     "PER_TOKEN",
     "SERVED_BACKEND",
     "SUFFIX_OPTIONS",
+    "UNCONSTRAINED",
     "AcceptanceSums",
     "Advance",
     "Arm",
@@ -152,6 +161,8 @@ __all__ = [
     "Buckets",
     "Clearing",
     "Composition",
+    "ConstraintForm",
+    "ConstraintKind",
     "Contract",
     "CostKey",
     "Decision",
@@ -187,6 +198,7 @@ __all__ = [
     "NgramOccurrence",
     "OpenBlock",
     "OpenKey",
+    "OutputConstraint",
     "OutputContract",
     "OverriddenVerdict",
     "Override",

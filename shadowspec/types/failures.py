@@ -2,7 +2,8 @@
 
 Counts alone, so that they add up over runs, hours and slices.  A count that is not there is 0.  Every share has a
 denominator among them, because a flag is not defined for every run: `looked_at` for the flags that every answered run
-has, `early_known` for early rejections, and an arm's own valid, invalid and unfinished outputs for contracts.
+has, `early_known` for early rejections, `looked_at` less `draft_context_unknown` for the draft's context, and an arm's
+own valid, invalid and unfinished outputs for contracts.
 
 An early rejection is a request whose draft is rejected from the start: the draft does not speak the language of what is
 asked.  A request has few steps, which depend on each other: it takes nearly all of the first `EARLY_STEPS` to set the
@@ -13,7 +14,7 @@ flagged in 1.8% of cases, one at .10 in 79%, and one at .65, as chat has it, in 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from shadowspec.types import Arm, Contract, Intervention, Run, Validity
@@ -25,6 +26,7 @@ LOOKED_AT: Final = "looked_at"  # answered runs that were looked at for flags
 EARLY_KNOWN: Final = "early_known"
 EARLY_REJECTIONS: Final = "early_rejections"
 BEYOND_DRAFT_CONTEXT: Final = "beyond_draft_context"
+DRAFT_CONTEXT_UNKNOWN: Final = "draft_context_unknown"  # of runs through servers, which do not say how long it is
 # Sums over the runs whose production output a layer behind the model changed: acceptance is shown without them too.
 INTERVENED_DRAFTS: Final = "intervened_drafts"
 INTERVENED_DRAFT_TOKENS: Final = "intervened_draft_tokens"
@@ -47,6 +49,11 @@ def is_early_rejection(num_early_steps: int, num_early_rejections: int) -> bool 
     return None if num_early_steps < EARLY_STEPS else num_early_rejections >= MIN_EARLY_REJECTIONS
 
 
+def num_draft_context_known(counts: Mapping[str, int]) -> int:
+    """Of how many runs it is known whether they are longer than the draft's context."""
+    return counts.get(LOOKED_AT, 0) - counts.get(DRAFT_CONTEXT_UNKNOWN, 0)
+
+
 def failure_counts(runs: Iterable[Run]) -> Counter[str]:
     """What these runs add up to."""
     found: Counter[str] = Counter()
@@ -58,9 +65,11 @@ def failure_counts(runs: Iterable[Run]) -> Counter[str]:
 def add_run(counts: Counter[str], run: Run) -> None:
     """Add what one run adds; nothing, where it failed or nobody looked."""
     flags = run.flags
-    if run.failure is not None or flags.is_beyond_draft_context is None:
+    if run.failure is not None or (flags.is_beyond_draft_context is None and run.served is None):
         return
     counts[LOOKED_AT] += 1
+    if flags.is_beyond_draft_context is None:
+        counts[DRAFT_CONTEXT_UNKNOWN] += 1
     if flags.is_beyond_draft_context:
         counts[BEYOND_DRAFT_CONTEXT] += 1
     if flags.is_early_rejection is not None:

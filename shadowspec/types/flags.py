@@ -17,6 +17,7 @@ class Contract(StrEnum):
     JSON = "json"
     TOOL_CALL = "tool_call"
     SQL = "sql"
+    GRAMMAR = "grammar"  # the request's own: a regular expression or a choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,19 @@ class OutputContract:
 
     `tools` are those that the request offers, in OpenAI's form; `is_required` says that an output which calls none
     breaks a contract of tool calls, which it does not where the model was free to answer in words; `dialect` is that
-    of SQL, by sqlglot's name (None: whatever sqlglot reads).
+    of SQL, by sqlglot's name (None: whatever sqlglot reads).  `schema` is what JSON has to fit, `pattern` or `choices`
+    what the whole text has to be under a contract of a grammar.  `is_arguments`: the text may be the arguments of the
+    only tool by themselves, as servers write a call that the request forces.
     """
 
     kind: Contract
     tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     is_required: bool = True
     dialect: str | None = None
+    schema: Mapping[str, Any] | None = field(default=None, repr=False)
+    pattern: str | None = field(default=None, repr=False)
+    choices: tuple[str, ...] = field(default=(), repr=False)
+    is_arguments: bool = False
 
     @property
     def may_be_marked(self) -> bool:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
+from shadowspec.types.constraints import OUTPUT_CONSTRAINT, OutputConstraint
 from shadowspec.types.flags import Intervention, OutputContract
 
 
@@ -115,6 +116,7 @@ class ShadowPrompt(Struct, frozen=True):
     response: LoggedResponse | None = None
     contract: OutputContract | None = None  # what its output has to be
     intervention: Intervention | None = None  # what became of production's own output
+    constraint: OutputConstraint | None = None  # what a server has to enforce; the in-process engine takes none
 
     def __repr__(self) -> str:  # without its text
         return f"ShadowPrompt({self.key!r}, endpoint={self.endpoint!r}, {self.sampling!r})"
@@ -128,8 +130,15 @@ class ShadowPrompt(Struct, frozen=True):
 
 
 def format_slice_key(labels: Mapping[str, str], slice_by: tuple[str, ...]) -> str:
-    """The canonical name of a slice: `label=value` joined by commas in the order of `slice_by`."""
-    return ",".join([f"{name}={labels.get(name, 'unknown')}" for name in slice_by])
+    """The canonical name of a slice: `label=value` joined by commas in the order of `slice_by`.
+
+    Requests whose output is constrained are slices of their own, whatever `slice_by` names: a mask changes what the
+    target may say and what a step costs.  The names of all other slices do not depend on there being such requests.
+    """
+    names = slice_by
+    if OUTPUT_CONSTRAINT in labels and OUTPUT_CONSTRAINT not in slice_by:
+        names = (*slice_by, OUTPUT_CONSTRAINT)
+    return ",".join([f"{name}={labels.get(name, 'unknown')}" for name in names])
 
 
 def parse_slice_key(slice_key: str) -> dict[str, str]:

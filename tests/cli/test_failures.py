@@ -107,13 +107,16 @@ def test_no_output_reaches_the_database_or_the_log(tmp_path: Path, caplog: pytes
         "CREATE TABLE canaries (name TEXT);\n\nQuestion: list all names.",
         "Return one JSON object.",
         "Tell me a story.",
+        "Answer with a number.",
     ]
     asked = [
         replace(
             prompt(place),
             prompt_token_ids=tuple(target.tokenizer.render_chat([{"role": "user", "content": question}], None)),
             sampling=SamplingParameters(temperature=0.0, max_tokens=32),
-            contract=OutputContract(kind, (tool,), dialect=None),
+            contract=OutputContract(
+                kind, (tool,), dialect=None, pattern="[0-9]+" if kind is Contract.GRAMMAR else None
+            ),
         )
         for place, (kind, question) in enumerate(zip(Contract, questions, strict=True))
     ]
@@ -128,7 +131,7 @@ def test_no_output_reaches_the_database_or_the_log(tmp_path: Path, caplog: pytes
         rows = [StoredRecord(each.key, FunnelCounter.MEASURED, endpoint="chat", event_time=now) for each in asked]
         save_block(store, result, rows)
         assert {run.flags.contract for run in store.runs("chat")} == set(Contract)
-    assert len(seen) == 6
+    assert len(seen) == 2 * len(Contract)
     assert all(len(text) > 20 for text in seen)
     stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     words = {word for text in (*seen, *questions) for word in text.split() if len(word) > 7}

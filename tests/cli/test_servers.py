@@ -12,7 +12,7 @@ import pytest
 from shadowspec.app.serve_worker import ConfiguredEngines
 from shadowspec.config import load_config
 from shadowspec.store import Store
-from shadowspec.types import Arm, Block, BlockResult
+from shadowspec.types import Arm, Block, BlockResult, PairedScore, Validity
 from shadowspec.worker.engine_process import EngineProcess, Event, Failed, Ready
 from tests.cli.conftest import Workspace, record, write_traffic
 from tests.servers.fake_server import FakeServer, running, silent, well
@@ -241,3 +241,48 @@ def test_doctor_compares_lengths(served: Workspace, servers: tuple[FakeServer, F
         "shadowspec.toml: endpoints.letters.servers: a server takes 32 tokens of prompt and output, and the target "
         "64: set max_model_len = 32, so that longer requests are recognised beforehand",
     )
+
+
+def test_a_schema_is_a_slice_with_the_validity_of_both_arms(
+    served: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    served.replace_in_config("loads =", 'scores = ["contract_valid"]\nloads =')
+    schema = {"type": "object", "properties": {"canary_field": {"type": "string"}}}
+    wanted = {"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": schema}}}
+    records = [record(number, **({"max_tokens": 40} | wanted if number % 2 else {})) for number in range(8)]
+    path = str(write_traffic(served.folder / "mixed.jsonl", records))
+    done = served.run("run", path, "--json")
+    assert done.code == 0, done.err
+    assert done.document["requests_measured"] == 8
+    with Store.open(f"sqlite:///{served.folder}/shadow.db") as store:
+        rows = store.records("letters")
+        runs = {run.key: run for run in store.runs("letters")}
+        counts = store.failure_counts("letters")
+    slices = {row.key: row.slice_key or "" for row in rows}
+    constrained = [key for key, name in slices.items() if name.endswith(",output_constraint=json_schema")]
+    assert len(constrained) == 4
+    assert not any("output_constraint" in name for key, name in slices.items() if key not in constrained)
+    for key in constrained:
+        flags = runs[key].flags
+        assert (flags.baseline_validity, flags.speculative_validity) == (Validity.VALID, Validity.VALID)
+        assert runs[key].scores["structured_validity"] == PairedScore(1.0, 1.0)
+    (of_slice,) = (each for (name, *_), each in counts.items() if "output_constraint" in name)
+    assert (of_slice["json_baseline_valid"], of_slice["json_speculative_valid"]) == (4, 4)
+    report = served.run("report", "--format", "json")
+    shown = next(each for each in report.document["endpoints"][0]["hypotheses"] if "output_constraint" in each["slice"])
+    assert shown["slice"]["output_constraint"] == "json_schema"
+    assert "canary" not in done.out + done.err + report.out
+    for part in served.folder.glob("shadow.db*"):
+        assert b"canary" not in part.read_bytes(), "the schema is in the database"
+    refused = served.run("override", "set", "--endpoint", "letters", "--slice", "output_constraint=json_schema",
+                         "--verdict", "HOLD", "--reason", "a test", "--author", "me")  # fmt: skip
+    assert refused.code == 0, refused.err
+
+
+def test_in_process_a_schema_is_refused_with_its_remedy(workspace: Workspace) -> None:
+    assert workspace.run("db", "upgrade").code == 0
+    asked = record(1, response_format={"type": "json_object"})
+    done = workspace.run("run", str(write_traffic(workspace.folder / "traffic.jsonl", [record(0), asked])))
+    assert done.code == 0, done.err
+    assert "grammar" in done.out
+    assert 'engine = "openai"' in done.err

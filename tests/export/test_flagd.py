@@ -68,6 +68,21 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
     return evaluate
 
 
+def test_constrained_requests_are_not_asked_for_by_the_slices_without_that_label(ask: Ask) -> None:
+    constrained = f"{CODE},output_constraint=json_schema"
+    flags = flags_of([
+        decision(load=2, slice_key=CODE, of=config(5), number=21),
+        decision(Verdict.HOLD, load=2, slice_key=constrained),
+    ])  # fmt: skip
+    assert ask(flags, IS_CODE | {"concurrency": 2}) == (True, 5)
+    assert ask(flags, IS_CODE | {"concurrency": 2, "output_constraint": "none"}) == (True, 5)
+    assert ask(flags, IS_CODE | {"concurrency": 2, "output_constraint": "json_schema"}) == (False, 0)
+    proven = flags_of([decision(load=2, slice_key=constrained, of=config(3), number=22)])
+    assert ask(proven, IS_CODE | {"concurrency": 2, "output_constraint": "json_schema"}) == (True, 3)
+    assert ask(proven, IS_CODE | {"concurrency": 2}) == (False, 0)
+    schema().validate(flags)
+
+
 def schema() -> Draft7Validator:
     flags, targeting = (
         json.loads((PEERS / "flagd" / f"{name}.json").read_text(encoding="utf-8")) for name in ("flags", "targeting")

@@ -14,10 +14,25 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.tap.formats import samples
-from tests.tap.mirror import chat
+from tests.tap.mirror import chat, messages, responses
 
 CORPUS = Path(__file__).with_name("corpus")
 PLAIN, STRUCTURED, BATCH, BINARY_REQUEST, BINARY_RESPONSE = (bytes([number]) for number in (0, 2, 3, 4, 5))
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
+TOOL = {"name": "weather", "input_schema": SCHEMA}
+RESPONSES_TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA}
+ITEMS = [
+    {"role": "user", "content": [{"type": "input_text", "text": "Why is the sky blue?"}]},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Light scatters."}]},
+    {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "rain"},
+]
+TURNS = [
+    {"role": "user", "content": "Why is the sky blue?"},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "weather", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "rain"}]},
+]
 LARGEST = 6_000  # bytes: a large seed makes every mutation slow
 SHORTENED = ("model_map_information", "response_cost_failure_debug_info", "status_fields", "error_information")
 
@@ -39,6 +54,10 @@ def seeds(payloads: dict[str, dict[str, Any]]) -> dict[str, dict[str, bytes]]:
             "text": PLAIN
             + json.dumps({"request": {"model": "m", "prompt": "x", "top_k": 3}, "timestamp": 1.7e9}).encode(),
             "pair": PLAIN + json.dumps([chat(), chat(request_n=2)]).encode(),
+            "responses": PLAIN + json.dumps(responses(tools=[RESPONSES_TOOL], tool_choice="required")).encode(),
+            "items": PLAIN + json.dumps(responses(input=ITEMS)).encode(),
+            "messages": PLAIN + json.dumps(messages(messages=TURNS, system="Be brief.", tools=[TOOL])).encode(),
+            "schema": PLAIN + json.dumps(chat(request_response_format=FORMAT)).encode(),
             "headers": b"\x01" + json.dumps(chat(session_id=None, metadata={"tier": "pro"})).encode(),
         },
         "litellm": {

@@ -7,10 +7,12 @@ Whatever it holds, the result is a list of records, refusals with a reason, or h
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
 from shadowspec.tap.admission import Admission, Admitted
+from shadowspec.tap.asked_output import ToolCallFormat
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.formats import MessageFormat, Opened, open_message
 from shadowspec.tap.joining import Joiner
@@ -45,7 +47,11 @@ REASON: Final = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 WINDOW: Final = timedelta(minutes=5)
 ANY_MODEL: Final = ("model-a", "m", "public-chat")
 RULES: Final[tuple[EndpointRule, ...]] = (
-    first_only(endpoint_rule(name="any", served_models=ANY_MODEL, labels=("tier",), timed_positions=1)),
+    replace(
+        first_only(endpoint_rule(name="any", served_models=ANY_MODEL, labels=("tier",), timed_positions=1)),
+        takes_constraints=True,
+        tool_call_format=ToolCallFormat.HERMES,
+    ),
     RULE,
 )
 

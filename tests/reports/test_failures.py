@@ -25,7 +25,7 @@ from shadowspec.reports.report.terminal import terminal_tables
 from shadowspec.reports.taxonomy import FailureKind, SliceFigures
 from shadowspec.store import GroupSums
 from shadowspec.store.rollups import RollupSums
-from shadowspec.types import Contract, Intervention, Run, RunFlags, Validity
+from shadowspec.types import Contract, Intervention, Run, RunFlags, ServedRun, Validity
 from shadowspec.types.failures import failure_counts
 from tests.reports.test_build import CHAT, CODE, POLICY, world
 from tests.reports.worlds import NOW, MemorySource, add_slice
@@ -57,6 +57,23 @@ def hypotheses(source: MemorySource) -> list[Hypothesis]:
 
 def row(failures: Failures, name: str) -> FailureRow:
     return next(each for each in failures.rows if each.name == name)
+
+
+def test_servers_say_nothing_of_the_drafts_context_and_the_rest_is_counted() -> None:
+    source = flagged(world(failures=3))
+    for endpoint, runs in source.measured_runs.items():
+        source.measured_runs[endpoint] = [
+            run if run.failure else replace(
+                run, flags=replace(run.flags, is_beyond_draft_context=None), served=ServedRun("response", 0, 0, 0)
+            )
+            for run in runs
+        ]  # fmt: skip
+    whole, *_ = hypotheses(source)
+    runs = [run for run in source.measured_runs["editor"] if run.failure is None]
+    assert whole.failures.num_looked_at == len(runs)
+    beyond = row(whole.failures, "beyond_draft_context")
+    assert (beyond.count, beyond.of, beyond.share) == (0, 0, None)
+    assert row(whole.failures, "json_speculative_unfinished").of == len(runs)
 
 
 def test_counts_and_what_they_are_shares_of() -> None:

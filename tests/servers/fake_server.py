@@ -44,6 +44,8 @@ class FakeServer:
     reported: Callable[[list[Any]], Any] = list  # what is done to what it tells of them
     scored: list[dict[str, Any]] = field(default_factory=list)  # bodies of requests for prompt_logprobs
     key: str | None = None  # the bearer token that is wanted
+    enforces: bool = True  # what requests restrict its answers to; the fields are those that its version knows
+    spoils: int = 0  # so many of the next restricted answers lack their last character, as of a server that masks badly
     lost_token: int | None = None  # the output position at which this server's output is another one
     step_s: float = STEP_S
     redirect: str | None = None  # where everything points
@@ -173,8 +175,32 @@ class FakeServer:
         choice = {"index": 0, "text": "hush", "prompt_logprobs": self.reported(reported), "finish_reason": "length"}
         await respond(writer, 200, json.dumps({"model": self.model, "choices": [choice]}))
 
+    def restriction(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What a body restricts the answer to, by form, as far as this version reads it."""
+        if self.owner == "vllm" and tuple(map(int, self.version.split(".")[:2])) < (0, 11):
+            names = ("json", "regex", "choice", "grammar")
+            found = {name: body[f"guided_{name}"] for name in names if f"guided_{name}" in body}
+            kind = body.get("response_format", {}).get("type")
+            return found | ({kind: body["response_format"]} if kind is not None else {})
+        options: dict[str, Any] = body.get("structured_outputs", {})
+        return options
+
+    def restricted_text(self, body: dict[str, Any]) -> str | None:
+        restriction = self.restriction(body) if self.enforces else {}
+        if not restriction:
+            return None
+        ((form, value),) = restriction.items()
+        text = restricted(form, value, sum(body["prompt"]))
+        if self.spoils:
+            self.spoils -= 1
+            return text[:-1]
+        return text
+
     def output(self, body: dict[str, Any]) -> list[int]:
-        tokens = [(sum(body["prompt"]) + 7 * place) % 50 + 3 for place in range(body["max_tokens"])]
+        if (text := self.restricted_text(body)) is not None:
+            tokens = [CHARACTERS + ord(each) for each in text][: body["max_tokens"]]
+        else:
+            tokens = [(sum(body["prompt"]) + 7 * place) % 50 + 3 for place in range(body["max_tokens"])]
         if self.lost_token is not None and self.lost_token < len(tokens):
             tokens[self.lost_token] += 100
         return tokens
@@ -212,12 +238,12 @@ class FakeServer:
         parts, said = self.chunks(body)
         events = []
         for place, part in enumerate(parts):
-            choice: dict[str, Any] = {"index": 0, "text": "".join(chr(97 + each % 26) for each in part)}
+            choice: dict[str, Any] = {"index": 0, "text": text_of(part)}
             if self.returns_token_ids:
                 choice["token_ids"] = part
             if body.get("logprobs") and place == 0 and self.tells_logprobs:
                 choice["logprobs"] = {"top_logprobs": [{"token_id:5": -1.5, "token_id:6": -0.25, "token_id:7": -0.75}]}
-            choice["finish_reason"] = "length" if place == len(parts) - 1 else None
+            choice["finish_reason"] = end_of(parts, body["max_tokens"]) if place == len(parts) - 1 else None
             events.append({"model": self.model, "choices": [choice]})
         usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"]), "completion_tokens": sum(map(len, parts))}
         if self.tells_cached:
@@ -225,6 +251,46 @@ class FakeServer:
         metrics: dict[str, Any] = {"queue_time_ms": self.queue_ms} if self.tells_queue else {}
         metrics |= {} if said is None else {"speculative_decoding": said}
         return [*events, {"model": self.model, "choices": [], "usage": usage, "metrics": metrics}]
+
+
+CHARACTERS = 1_000  # in restricted answers a token is a character: its code point, from here on
+
+
+def text_of(tokens: list[int]) -> str:
+    return "".join(chr(each - CHARACTERS if each >= CHARACTERS else 97 + each % 26) for each in tokens)
+
+
+def end_of(parts: list[list[int]], max_tokens: int) -> str:
+    """Restricted answers end by themselves, the others at their length."""
+    is_whole = parts[-1][-1] >= CHARACTERS and sum(map(len, parts)) < max_tokens
+    return "stop" if is_whole else "length"
+
+
+def restricted(form: str, value: Any, seed: int) -> str:
+    """A text that a grammar allows."""
+    if form == "choice":
+        return str(value[seed % len(value)])
+    if form == "regex":
+        return "7" * (1 + seed % 5)  # of the tests' one pattern
+    if form == "grammar":
+        return "yes"
+    if form == "structural_tag":
+        tag = json.loads(value)["structures"][0] if isinstance(value, str) else value["structures"][0]
+        return f"{tag['begin']}{json.dumps(instance(tag['schema'], seed))}{tag['end']}"
+    return json.dumps({"any": seed} if form == "json_object" else instance(value, seed))
+
+
+def instance(schema: dict[str, Any], seed: int) -> Any:
+    """A value of a schema, of the few words of it that the tests use."""
+    if "enum" in schema:
+        return schema["enum"][seed % len(schema["enum"])]
+    if "anyOf" in schema:
+        return instance(schema["anyOf"][seed % len(schema["anyOf"])], seed)
+    if schema.get("type") == "array":
+        return [instance(schema["items"], seed)]
+    if schema.get("type") in ("string", "integer"):
+        return f"x{seed}" if schema["type"] == "string" else seed
+    return {name: instance(each, seed) for name, each in schema.get("properties", {}).items()}
 
 
 def place_logprobs(before: list[int], vocabulary: int = 160) -> list[float]:

@@ -10,7 +10,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tests.servers.fake_server import FakeServer, place_logprobs, respond
+from tests.servers.fake_server import FakeServer, end_of, place_logprobs, respond, text_of
+
+
+def _entry(body: dict[str, Any]) -> dict[str, Any]:
+    """A body of /generate as the server that it is made from knows one."""
+    sampling = body["sampling_params"]
+    return {"prompt": body["input_ids"], "max_tokens": sampling["max_new_tokens"], "sampling_params": sampling}
 
 
 @dataclass
@@ -69,15 +75,20 @@ class FakeSglang(FakeServer):
         meta = {"input_token_logprobs": rows, "input_top_logprobs": self.reported(top), "completion_tokens": 1}
         await respond(writer, 200, json.dumps({"text": "hush", "output_ids": [5], "meta_info": meta}))
 
+    def restriction(self, body: dict[str, Any]) -> dict[str, Any]:
+        forms = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
+        found = {forms[name]: value for name, value in body["sampling_params"].items() if name in forms}
+        if "json" in found:
+            found["json"] = json.loads(found["json"])  # SGLang takes text alone
+        if "grammar" in found and '"shadowspec"' in found["grammar"]:
+            return {"choice": ["shadowspec"]}
+        return found
+
     def output(self, body: dict[str, Any]) -> list[int]:
-        return super().output(
-            body
-            if "prompt" in body
-            else {"prompt": body["input_ids"], "max_tokens": body["sampling_params"]["max_new_tokens"]}
-        )
+        return super().output(body if "prompt" in body else _entry(body))
 
     def events(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        entry = {"prompt": body["input_ids"], "max_tokens": body["sampling_params"]["max_new_tokens"]}
+        entry = _entry(body)
         parts, said = self.chunks(entry)
         tokens: list[int] = []
         events = []
@@ -95,10 +106,11 @@ class FakeSglang(FakeServer):
             if body.get("return_logprob"):
                 meta["output_top_logprobs"] = [[[-0.25, 6, None], [-0.75, 7, None]]]
             if place == len(parts) - 1:
-                meta |= {"finish_reason": {"type": "length", "length": len(tokens)}, "e2e_latency": 0.1}
+                reason = end_of(parts, entry["max_tokens"])
+                meta |= {"finish_reason": {"type": reason, "length": len(tokens)}, "e2e_latency": 0.1}
                 meta |= self._drafts(said)
             shown = part if self.is_incremental else tokens
-            events.append({"text": "".join(chr(97 + each % 26) for each in shown), "output_ids": shown,
+            events.append({"text": text_of(shown), "output_ids": shown,
                            "meta_info": meta, "index": 0})  # fmt: skip
         return events
 

@@ -58,6 +58,7 @@ T = TypeVar("T")
 
 FAILURE_NAMES = (
     *(failures.LOOKED_AT, failures.EARLY_KNOWN, failures.EARLY_REJECTIONS, failures.BEYOND_DRAFT_CONTEXT),
+    failures.DRAFT_CONTEXT_UNKNOWN,
     *(failures.validity_name(contract, arm, validity) for contract in Contract for arm in Arm for validity in Validity),
     *(intervention.value for intervention in Intervention),
     *(failures.INTERVENED_DRAFTS, failures.INTERVENED_DRAFT_TOKENS, failures.INTERVENED_ACCEPTED_TOKENS),

@@ -150,10 +150,11 @@ def failures_of(runs: list[Run]) -> Counter[str]:
     found: Counter[str] = Counter()
     for run in runs:
         flags = run.flags
-        if run.failure is not None or flags.is_beyond_draft_context is None:
+        if run.failure is not None or (flags.is_beyond_draft_context is None and run.served is None):
             continue
         found["looked_at"] += 1
-        found["beyond_draft_context"] += flags.is_beyond_draft_context
+        found["draft_context_unknown"] += flags.is_beyond_draft_context is None
+        found["beyond_draft_context"] += flags.is_beyond_draft_context is True
         found["early_known"] += flags.is_early_rejection is not None
         found["early_rejections"] += flags.is_early_rejection is True
         for arm in Arm:

@@ -107,3 +107,49 @@ def fate(record: Any, *rules: EndpointRule) -> tuple[FunnelCounter, str | None]:
 def first_only(rule: EndpointRule) -> EndpointRule:
     """The rule with every session timed at its first request."""
     return replace(rule, timed_positions=1)
+
+
+def responses(text: str = "Why is the sky blue?", *, answer: str = "It scatters.", **changes: Any) -> dict[str, Any]:
+    """A record of OpenAI's Responses API; changes are of its request, None removes a key."""
+    part = {"type": "output_text", "text": answer, "annotations": []}
+    return {
+        "timestamp": START,
+        "session_id": "s-1",
+        "path": "/v1/responses",
+        "request": _changed({"model": "model-a", "input": text, "max_output_tokens": 20, "temperature": 0.8}, changes),
+        "response": {
+            "id": "resp_1",
+            "object": "response",
+            "created_at": START,
+            "model": "model-a",
+            "status": "completed",
+            "error": None,
+            "output": [{"type": "message", "id": "msg_1", "role": "assistant", "content": [part]}],
+            "usage": {"input_tokens": 7, "output_tokens": 3},
+        },
+    }
+
+
+def messages(text: str = "Why is the sky blue?", *, answer: str = "It scatters.", **changes: Any) -> dict[str, Any]:
+    """A record of Anthropic's Messages API; changes are of its request, None removes a key."""
+    turn = {"role": "user", "content": [{"type": "text", "text": text}]}
+    return {
+        "timestamp": START,
+        "session_id": "s-1",
+        "path": "/v1/messages",
+        "request": _changed({"model": "model-a", "messages": [turn], "max_tokens": 20, "temperature": 0.8}, changes),
+        "response": {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "model": "model-a",
+            "content": [{"type": "text", "text": answer}],
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "usage": {"input_tokens": 7, "output_tokens": 3},
+        },
+    }
+
+
+def _changed(request: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in (request | changes).items() if value is not None}

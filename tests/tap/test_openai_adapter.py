@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from typing import Any
@@ -11,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowspec.tap.admission import Admitted
-from shadowspec.tap.parameters import HARMLESS, NEUTRAL, READ, RENDERING
-from shadowspec.types import FunnelCounter, SamplingParameters, ShadowPrompt
-from tests.tap.mirror import RULE, START, chat, fate, fates, first_only
+from shadowspec.tap.parameters import CONSTRAINING, HARMLESS, NEUTRAL, READ, RENDERING
+from shadowspec.types import Contract, FunnelCounter, OutputContract, SamplingParameters, ShadowPrompt
+from tests.tap.mirror import RULE, START, chat, fate, fates, first_only, messages, responses
 
 MEASURED = (FunnelCounter.MEASURED, None)
 
@@ -171,8 +172,12 @@ def test_ids_are_found_where_mirrors_put_them() -> None:
         (completion(request_prompt="a (litellm_truncated 9 chars)"), "truncated"),
         (chat(path="/v1/embeddings"), "embeddings"),
         (chat(path=None, url="https://host/v1/embeddings?x=1"), "embeddings"),
-        (chat(path=None, request_messages=None, request_input="x"), "embeddings"),
-        (chat(path="/v1/responses"), "other_call"),
+        (chat(path=None, request_messages=None, request_input=["x"]), "embeddings"),
+        (chat(path=None, request_messages=None, request_input=[1, 2]), "embeddings"),
+        (chat(path=None, request_messages=None, request_input="x", request_encoding_format="float"), "embeddings"),
+        (chat(path="/v1/audio/speech"), "other_call"),
+        (chat(path="/v1/threads/t/messages"), "other_call"),
+        (chat(path="/v1/messages/count_tokens"), "other_call"),
         (chat(request_model="model-b", response_model=None), "other_model"),
         (chat(response_model="model-b"), "other_model"),
         (chat(request_model="else", response_model=None), "no_endpoint"),
@@ -182,6 +187,9 @@ def test_ids_are_found_where_mirrors_put_them() -> None:
         (chat(request_logit_bias={"5": 1}), "logit_bias"),
         (chat(request_guided_json={}), "grammar"),
         (chat(request_structured_outputs={"regex": "x"}), "grammar"),
+        (chat(request_regex="x"), "grammar"),
+        (chat(request_ebnf="x"), "grammar"),
+        (chat(request_guided_whitespace_pattern="x"), "grammar_option"),
         (chat(request_response_format={"type": "json_schema"}), "grammar"),
         (chat(request_response_format={"type": "json_object"}), "grammar"),
         (chat(request_tools=[{"function": {"name": "f", "strict": True}}]), "grammar"),
@@ -230,13 +238,23 @@ def test_neutral_and_harmless_parameters_change_nothing() -> None:
 
 def test_true_is_not_one_and_lists_do_not_overlap() -> None:
     assert fate(chat(request_n=True)) == unsupported("several_choices")
-    tables = (READ, HARMLESS, frozenset(NEUTRAL), frozenset(RENDERING))
+    tables = (READ, HARMLESS, CONSTRAINING, frozenset(NEUTRAL), frozenset(RENDERING))
     assert sum(len(table) for table in tables) == len(frozenset().union(*tables))
 
 
-def test_json_asked_for_without_a_mask_is_a_label() -> None:
-    record = chat(request_response_format={"type": "json_object"}, metadata={"response_format_enforced": False})
-    assert admitted(record).labels["prompt_class"] == "structured"
+@pytest.mark.parametrize(
+    ("response_format", "schema"),
+    [
+        ({"type": "json_object"}, None),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}, {"type": "object"}),
+    ],
+)
+def test_json_asked_for_without_a_mask_is_a_class_and_a_contract(response_format: Any, schema: Any) -> None:
+    prompt = admitted(chat(request_response_format=response_format, metadata={"response_format_enforced": False}))
+    assert set(prompt.labels) == {"prompt_class", "sampling_regime", "context_bucket"}
+    assert prompt.labels["prompt_class"] == "structured"
+    assert prompt.constraint is None
+    assert prompt.contract == OutputContract(Contract.JSON, schema=schema)
 
 
 @pytest.mark.parametrize(
@@ -294,14 +312,21 @@ CANARY = "canary sentence never to be stored"
 FIELDS = sorted(
     {*chat(), "endpoint", "user", "tenant", "request_id", "url", "status", "cache_hit", "metadata", "headers"}
 )
-REQUEST_FIELDS = sorted(READ | HARMLESS | set(NEUTRAL) | set(RENDERING))
-RESPONSE_FIELDS = ["id", "model", "created", "choices", "usage", "error", "prompt_token_ids"]
+REQUEST_FIELDS = sorted(
+    READ | HARMLESS | CONSTRAINING | set(NEUTRAL) | set(RENDERING)
+    | {"input", "instructions", "max_output_tokens", "text", "reasoning", "system", "stop_sequences", "output_config"}
+)  # fmt: skip
+RESPONSE_FIELDS = [
+    *("id", "model", "created", "choices", "usage", "error", "prompt_token_ids", "output", "status", "type"),
+    *("incomplete_details", "content", "stop_reason", "created_at"),
+]
 
 
 @st.composite
 def broken_records(draw: st.DrawFn) -> bytes:
     """A good record with a few of its parts replaced by arbitrary JSON, and its text by a canary."""
-    record = chat(request_messages=[{"role": "user", "content": CANARY}])
+    by_chat = chat(request_messages=[{"role": "user", "content": CANARY}])
+    record = draw(st.sampled_from([by_chat, responses(CANARY), messages(CANARY)]).map(copy.deepcopy))
     for _ in range(draw(st.integers(0, 4))):
         target = draw(st.sampled_from(["", "request", "response"]))
         names = {"": FIELDS, "request": REQUEST_FIELDS, "response": RESPONSE_FIELDS}[target]
@@ -314,10 +339,13 @@ def broken_records(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    records=st.lists(broken_records() | JSON.map(lambda j: json.dumps(j).encode()) | st.binary(max_size=60), max_size=8)
+    records=st.lists(
+        broken_records() | JSON.map(lambda j: json.dumps(j).encode()) | st.binary(max_size=60), max_size=8
+    ),
+    takes_constraints=st.booleans(),
 )
-def test_any_input_lands_in_one_counter_and_leaks_no_text(records: list[bytes]) -> None:
-    decided = fates(records)
+def test_any_input_lands_in_one_counter_and_leaks_no_text(records: list[bytes], takes_constraints: bool) -> None:
+    decided = fates(records, replace(RULE, takes_constraints=takes_constraints))
     assert len(decided) == len(records)
     for fate_of_one in decided:
         stored = fate_of_one.record

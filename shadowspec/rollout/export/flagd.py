@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import Schedule
-from shadowspec.types import Override, parse_slice_key
+from shadowspec.types import OUTPUT_CONSTRAINT, UNCONSTRAINED, Override, parse_slice_key
 
 SCHEMA = "https://flagd.dev/schema/v0/flags.json"
 ON, OFF = "on", "off"
@@ -53,7 +53,11 @@ def _flags(whole: Schedule, slices: Sequence[Schedule]) -> dict[str, object]:
     labels = sorted({name for key in (*(each.slice_key for each in slices), *ordered) for name in parse_slice_key(key)})
     loads = sorted({each.decision.concurrency for schedule in (whole, *slices) for each in schedule.served_decisions})
     rules = [_ordered_off(order, loads) for order in whole.orders if order.slice_key]
-    rules += [rule for each in slices for rule in _rules(each, _is_slice(each.slice_key))]
+    rules += [
+        rule
+        for each in slices
+        for rule in _rules(each, [*_is_slice(each.slice_key), *_is_unconstrained(each.slice_key, labels)])
+    ]
     rules += _rules(whole, _has_none(labels))
     ids = sorted({number for each in (whole, *slices) for number in each.decision_ids})
     engines = sorted({engine for each in (whole, *slices) for engine in each.engines})
@@ -109,6 +113,14 @@ def _ordered_off(order: Override, loads: Sequence[int]) -> Rule:
 
 def _is_slice(slice_key: str) -> list[Logic]:
     return [{"===": [{"var": name}, value]} for name, value in parse_slice_key(slice_key).items()]
+
+
+def _is_unconstrained(slice_key: str, labels: Sequence[str]) -> list[Logic]:
+    """Constrained requests are slices of their own beside slices without that label, whose rules are not theirs."""
+    if OUTPUT_CONSTRAINT not in labels or OUTPUT_CONSTRAINT in parse_slice_key(slice_key):
+        return []
+    value: Logic = {"var": OUTPUT_CONSTRAINT}
+    return [{"or": [{"!": [value]}, {"===": [value, UNCONSTRAINED]}]}]
 
 
 def _has_none(labels: Sequence[str]) -> list[Logic]:

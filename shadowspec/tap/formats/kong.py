@@ -18,9 +18,9 @@ from shadowspec.tap.parameters import malformed_error
 from shadowspec.types import Intervention
 
 PLUGINS: Final = ("proxy", "ai-proxy", "ai-proxy-advanced")  # the newest first
-FOREIGN_DIALECTS: Final = frozenset({"anthropic", "bedrock", "cohere", "gemini"})  # providers with bodies of their own
+FOREIGN_DIALECTS: Final = frozenset({"bedrock", "cohere", "gemini"})  # providers with bodies of their own
 BLOCKED_OUTPUT: Final = "AI_GUARDRAIL_BLOCK_OUTPUT"
-CALLS: Final = ("/completions", "/embeddings", "/responses")  # how the paths of OpenAI's calls end
+CALLS: Final = ("/completions", "/embeddings", "/responses", "/messages")  # how the paths of known calls end
 
 
 def is_log_entry(document: Mapping[str, Any]) -> bool:
@@ -87,7 +87,7 @@ def _tenant(consumer: Mapping[str, Any]) -> Any:
 
 
 def _path(uri: Any) -> str | None:
-    """The path where it is one of OpenAI's; a route's own path says nothing of the call."""
+    """The path where it is one of OpenAI's or Anthropic's; a route's own path says nothing of the call."""
     path = uri.split("?", 1)[0].rstrip("/") if isinstance(uri, str) else ""
     return path if path.endswith(CALLS) else None
 

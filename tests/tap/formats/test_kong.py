@@ -68,7 +68,7 @@ def test_payloads_may_be_objects_and_answers_streams() -> None:
         ({"ai": {}}, "no_payload"),
         ({"ai": {"proxy": {"meta": {"request_model": "model-a"}}}}, "no_payload"),
         ({"ai": ai(payload={"request": ""})}, "no_payload"),
-        ({"ai": ai(meta={"provider_name": "anthropic"})}, "provider_dialect"),
+        ({"ai": ai(meta={"provider_name": "bedrock"})}, "provider_dialect"),
         ({"ai": ai(cache={"cache_status": "Hit"})}, "cache_hit"),
         ({"ai": {**ai(), "ai-semantic-cache": {"cache": {"cache_status": "Hit"}}}}, "cache_hit"),
         ({"response": {"status": 429}}, "failed_request"),

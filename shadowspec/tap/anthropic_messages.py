@@ -1,0 +1,298 @@
+"""Anthropic's Messages API, as vLLM and SGLang serve it too: its request as a chat, and its answer.
+
+Blocks become messages as vLLM converts them: all system texts are one message at the beginning, the results of tools
+precede the text of the turn that brings them, and thinking is the reasoning of its message.  What has no place in a
+chat is refused by name: blocks that are not text, tools that the provider runs, and thinking that was redacted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from shadowspec.tap.bodies import ResponseBody
+from shadowspec.tap.parameters import malformed_error, unknown_parameter_error, unsupported_error
+from shadowspec.types import LoggedResponse
+
+_SHARED: Final = frozenset(
+    {
+        "model", "max_tokens", "temperature", "top_p", "top_k", "stream", "metadata", "service_tier",
+        "chat_template_kwargs", "cache_salt", "request_id", "priority",
+    }
+)  # fmt: skip
+_HARMLESS: Final = frozenset(
+    {"anthropic_version", "anthropic_beta", "betas", "inference_geo", "speed", "cache_control"}
+)
+_STATE: Final[Mapping[str, str]] = {
+    "container": "container",
+    "context_management": "context_management",
+    "mcp_servers": "built_in_tools",
+}
+_READ: Final = frozenset(
+    {"messages", "system", "stop_sequences", "tools", "tool_choice", "thinking", "output_config", "output_format"}
+)
+_MARKS: Final = frozenset({"system", "stop_sequences", "anthropic_version", "anthropic_beta", "output_config"})
+_BLOCKS: Final = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "document"})
+_REFUSED_BLOCKS: Final[Mapping[str, str]] = {
+    "image": "image_content",
+    "document": "file_content",
+    "container_upload": "file_content",
+    "redacted_thinking": "hidden_reasoning",
+}
+_CALLER_TOOLS: Final = (None, "custom")  # types of tools that the client runs and describes itself
+_CHOICES: Final[Mapping[str, Any]] = {"auto": "auto", "any": "required", "none": "none"}
+_BILLING: Final = "x-anthropic-billing-header"  # a client's mark, another in each request: vLLM leaves it out
+_FINISH_REASONS: Final[Mapping[str, str]] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+}
+
+
+def is_body(request: Mapping[str, Any], answer_type: Any) -> bool:
+    """Whether a body with `messages` is one of this API, by what no chat holds.
+
+    A body without any such thing is the same chat in both.
+    """
+    if answer_type == "message" or not _MARKS.isdisjoint(request):
+        return True
+    if any("input_schema" in tool for tool in _objects(request.get("tools"))):
+        return True
+    contents = (message.get("content") for message in _objects(request.get("messages")))
+    return any(block.get("type") in _BLOCKS for content in contents for block in _objects(content))
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    """The objects in a list; of anything else none."""
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
+def chat_body(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of the chat that a request amounts to.
+
+    Raises:
+        RecordError: malformed, or unsupported: it holds what no chat does.
+    """
+    body: dict[str, Any] = {}
+    for name, value in request.items():
+        if name in _SHARED:
+            body[name] = value
+        elif name in _STATE:
+            if value is not None and value != []:
+                raise unsupported_error(_STATE[name])
+        elif name not in _READ and name not in _HARMLESS and value is not None:
+            raise unknown_parameter_error(name)
+    _check_thinking(request.get("thinking"))
+    body["stop"] = request.get("stop_sequences")
+    body["messages"] = _messages(request)
+    body |= _output_parameters(request)
+    tools, choice = request.get("tools"), request.get("tool_choice")
+    if tools is not None:
+        if not isinstance(tools, list):
+            raise malformed_error("invalid:request.tools")
+        body["tools"] = [_tool(tool) for tool in tools]
+    if choice is not None:
+        body["tool_choice"] = _tool_choice(choice)
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _check_thinking(thinking: Any) -> None:
+    """Thinking that is asked for changes the prompt in a way that each server has of its own."""
+    if thinking is None:
+        return
+    if not isinstance(thinking, Mapping):
+        raise malformed_error("invalid:request.thinking")
+    if thinking.get("type") != "disabled":
+        raise unsupported_error("rendering_parameter:thinking")
+
+
+def _output_parameters(request: Mapping[str, Any]) -> dict[str, Any]:
+    config = request.get("output_config") or {}
+    if not isinstance(config, Mapping):
+        raise malformed_error("invalid:request.output_config")
+    wanted = config.get("format") or request.get("output_format")
+    if wanted is None:
+        return {"reasoning_effort": config.get("effort")}
+    if not isinstance(wanted, Mapping):
+        raise malformed_error("invalid:request.output_config.format")
+    schema = wanted.get("schema") or wanted.get("json_schema")
+    response_format = {"type": wanted.get("type"), "json_schema": {"schema": schema}}
+    return {"response_format": response_format, "reasoning_effort": config.get("effort")}
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, Mapping):
+        raise malformed_error("invalid:request.tools")
+    if tool.get("type") not in _CALLER_TOOLS:
+        raise unsupported_error("built_in_tools")
+    names = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
+    return {"type": "function", "function": {new: tool[old] for old, new in names.items() if tool.get(old) is not None}}
+
+
+def _tool_choice(choice: Any) -> Any:
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if not isinstance(kind, str) or kind not in _CHOICES:
+        raise malformed_error("invalid:request.tool_choice")
+    return _CHOICES[kind]
+
+
+def _messages(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    given = request.get("messages")
+    if not isinstance(given, list):
+        raise malformed_error("invalid:request.messages")
+    system = list(_system_texts(request.get("system"), "request.system"))
+    messages: list[dict[str, Any]] = []
+    for place, message in enumerate(given):
+        where = f"request.messages.{place}"
+        if not isinstance(message, Mapping) or not isinstance(role := message.get("role"), str):
+            raise malformed_error(f"invalid:{where}.role")
+        content = message.get("content")
+        if role == "system":
+            system += _system_texts(content, f"{where}.content")
+        elif isinstance(content, str):
+            messages.append({"role": role, "content": content})
+        else:
+            messages += _turn(role, content, f"{where}.content")
+    return [{"role": "system", "content": "".join(system)}, *messages] if system else messages
+
+
+def _system_texts(content: Any, place: str) -> Iterator[str]:
+    if isinstance(content, str):
+        yield from [content] if content else []
+    elif content is not None:
+        for block in _blocks(content, place):
+            text = _text(block, place)
+            if text and not text.startswith(_BILLING):
+                yield text
+
+
+def _turn(role: str, content: Any, place: str) -> Iterator[dict[str, Any]]:
+    """The messages that a turn's blocks become."""
+    message: dict[str, Any] = {"role": role}
+    parts, calls, thoughts = [], [], []
+    for block in _blocks(content, place):
+        kind = block.get("type")
+        if kind == "tool_result" and role == "user":
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block, place)}
+        elif kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": block.get("input") or {}}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "thinking":
+            thought = block.get("thinking")
+            if not isinstance(thought, str):
+                raise malformed_error(f"invalid:{place}.thinking")
+            thoughts.append(thought)
+        elif text := _text(block, place):
+            parts.append({"type": "text", "text": text})
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    if parts:
+        message["content"] = parts
+    if parts or role != "user":
+        yield message
+
+
+def _result(block: Mapping[str, Any], place: str) -> str:
+    content = block.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_text(each, place) for each in _blocks(content, place))
+
+
+def _blocks(content: Any, place: str) -> list[Mapping[str, Any]]:
+    if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
+        raise malformed_error(f"invalid:{place}")
+    return content
+
+
+def _text(block: Mapping[str, Any], place: str) -> str:
+    kind = block.get("type")
+    if kind != "text":
+        if not isinstance(kind, str):
+            raise unsupported_error("unknown_content")
+        if kind.startswith(("server_tool", "mcp_")) or kind.endswith("_tool_result"):
+            raise unsupported_error("built_in_tools")
+        raise unsupported_error(_REFUSED_BLOCKS.get(kind, "unknown_content"))
+    text = block.get("text")
+    if not isinstance(text, str):
+        raise malformed_error(f"invalid:{place}.text")
+    return text
+
+
+def is_answer(response: ResponseBody) -> bool:
+    """Whether an answer is one of this API."""
+    return response.choices is None and response.type == "message" and isinstance(response.content, list)
+
+
+def logged_answer(response: ResponseBody) -> LoggedResponse:
+    """What production answered; token ids are in no answer of this API."""
+    reason = response.stop_reason if isinstance(response.stop_reason, str) else None
+    counted = None if response.usage is None else response.usage.output_tokens
+    return LoggedResponse(None, None, None if reason is None else _FINISH_REASONS.get(reason, reason), counted)
+
+
+def answer_text(response: ResponseBody) -> str | None:
+    """The text of an answer, if all that was generated is in it: one block of text, and nothing else."""
+    blocks = response.content
+    if not isinstance(blocks, list) or len(blocks) != 1 or not isinstance(blocks[0], Mapping):
+        return None
+    text = blocks[0].get("text") if blocks[0].get("type") == "text" else None
+    return text if isinstance(text, str) else None
+
+
+def is_event(chunk: Mapping[str, Any]) -> bool:
+    """Whether the first chunk of a stream begins an answer of this API."""
+    return chunk.get("type") == "message_start"
+
+
+def streamed_answer(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The answer of a stream: the message of its first event, with what the later ones add to its blocks.
+
+    Raises:
+        RecordError: malformed ("invalid:stream"); an event does not hold what its type says.
+    """
+    answer: dict[str, Any] = {}
+    blocks: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        kind = chunk.get("type")
+        if kind == "message_start":
+            answer = dict(_part(chunk, "message"))
+        elif kind == "content_block_start":
+            blocks[_index(chunk)] = dict(_part(chunk, "content_block"))
+        elif kind == "content_block_delta":
+            _add_delta(blocks.setdefault(_index(chunk), {}), _part(chunk, "delta"))
+        elif kind == "message_delta":
+            answer |= {name: value for name, value in _part(chunk, "delta").items() if value is not None}
+            usages = (answer.get("usage"), chunk.get("usage"))
+            answer["usage"] = {name: value for each in usages if isinstance(each, dict) for name, value in each.items()}
+        elif kind == "error":
+            answer["error"] = chunk.get("error")
+    answer["content"] = [blocks[index] for index in sorted(blocks)]
+    return answer
+
+
+def _add_delta(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    for name in ("text", "thinking", "partial_json"):
+        if isinstance(added := delta.get(name), str):
+            before = block.get(name)
+            block[name] = (before if isinstance(before, str) else "") + added
+
+
+def _part(chunk: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = chunk.get(name)
+    if not isinstance(part, Mapping):
+        raise malformed_error("invalid:stream")
+    return part
+
+
+def _index(chunk: Mapping[str, Any]) -> int:
+    index = chunk.get("index")
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+        raise malformed_error("invalid:stream")
+    return index
