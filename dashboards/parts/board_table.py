@@ -151,7 +151,9 @@ def _verdict(row: BoardRow) -> str:
     if row.standing.override is not None:
         parts.append('<small class="ss-flag">override</small>')
     if row.stage is not None and row.verdict is Verdict.ENABLE:
-        parts.append(f"<small>{escape(row.stage.stage.value)}, {percent(row.stage.share, 0)} served</small>")
+        depths = row.stage.depth_caps.values()
+        served = "no proven depth" if depths and not any(depths) else f"{percent(row.stage.share, 0)} served"
+        parts.append(f"<small>{escape(row.stage.stage.value)}, {served}</small>")
     return "".join(parts)
 
 

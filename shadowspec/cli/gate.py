@@ -261,12 +261,12 @@ def rollout_document(step: RolloutStep) -> dict[str, Any]:
 
 def rollout_table(steps: Sequence[RolloutStep]) -> Table:
     """Every endpoint and load: stage, depth, and what the next stage waits for."""
-    table = Table(
-        "endpoint", "load", "stage", "share", "depth at most", "since", "waits for", title="rollout", box=None
-    )
+    table = Table("endpoint", "load", "stage", "share", "depth", "since", "waits for", title="rollout", box=None)
     for step in steps:
         rollout = step.rollout
-        depths = ", ".join(f"{name or 'any context'}: {cap}" for name, cap in sorted(rollout.depth_caps.items()))
+        depths = ", ".join(
+            f"{name or 'any context'}: {cap or 'none is proven'}" for name, cap in sorted(rollout.depth_caps.items())
+        )
         cells = (rollout.endpoint, str(rollout.concurrency), rollout.stage.value, f"{rollout.share:.0%}", depths)
         table.add_row(*map(escape, (*cells, f"{rollout.since:%Y-%m-%d %H:%M}", step.waits_for or "")))
     return table

@@ -337,10 +337,10 @@ version = 1
 # max_decision_age_s = ~        # an older decision moves nothing forward
 # max_disabled_share = ~        # a DISABLEd slice with so much of the traffic lets nothing move forward
 # alarm_stage = ~               # where an alarm moves the rollout: one stage back, or to the "shadow"
-# first_depth = ~               # speculative tokens that the partial stage begins with
+# first_depth = ~               # the partial stage begins with the deepest proven depth up to this, else with the first
 # depth_soak_s = ~              # for which ENABLE must have stood at a depth before the next
-# partial_max_depth = ~
-# broad_max_depth = ~           # never deeper than what was measured
+# partial_max_depth = ~         # below what is proven it keeps the endpoint in the shadow
+# broad_max_depth = ~
 # context_max_depths = ~        # by context bucket, e.g. { "32k-128k" = 2, "128k+" = 0 }; 0 is off
 
 # [endpoints.chat]

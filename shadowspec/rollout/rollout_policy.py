@@ -34,9 +34,10 @@ class RolloutPolicy:
     max_decision_age_s: float = DAY_S  # an older decision moves nothing forward
     max_disabled_share: float = 0.05  # of a DISABLEd slice's traffic, from which on nothing moves forward
     alarm_stage: str = "previous"  # where an alarm moves the rollout: one stage back, or to the "shadow"
-    first_depth: int = 1  # speculative tokens that the partial stage begins with
+    # Depths are numbers of speculative tokens; only proven ones are served, whatever the limits.
+    first_depth: int = 1  # the partial stage begins with the deepest proven one up to this, else with the first
     depth_soak_s: float = DAY_S  # for which ENABLE must have stood at one depth before the next
-    partial_max_depth: int = 4
+    partial_max_depth: int = 16  # a limit below what is proven keeps the endpoint in the stage before
     broad_max_depth: int = 16
     context_max_depths: Mapping[str, int] = field(default_factory=dict)  # by context bucket
 

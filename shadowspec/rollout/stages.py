@@ -3,6 +3,9 @@
 Everything here is pure: (where it stands, standing decisions, alarms, policy) -> where it stands next.  A stage
 moves forward by one, on an ENABLE that stands, and never on silence: new blocks must have been measured in the
 stage that is left.  It moves back at once.  Decisions are `effective` ones, so that an override moves it back too.
+
+A depth is served only where it was proven: another depth has other costs and another speedup.  So depths go from one
+proven depth to the next, and where no proven depth is within a limit, nothing is served.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from shadowspec.gate.verdict.effective_decisions import has_labels
 from shadowspec.gate.verdict.slice_rules import bears_on_endpoint, named_candidates
 from shadowspec.rollout.rollout_policy import RolloutPolicy
 from shadowspec.types import Decision, Override, Rollout, Stage, Verdict
+from shadowspec.types.speculation import draft_key
 
 WHOLE_ENDPOINT = ""
 ANY_CONTEXT = ""
@@ -101,7 +105,7 @@ def next_step(current: Rollout | None, look: StageLook, policy: RolloutPolicy) -
         moved = _move(current, stage, look, policy, "advanced", f"ENABLE is in force: {decision.reason}")
         return RolloutStep(moved, _missing(moved, decision, look, policy) if stage in _NEXT else None)
 
-    # 5. Depth, one token at a time.
+    # 5. Depth, one proven depth at a time.
     return RolloutStep(_deepen(current, decision, look, policy), waits_for)
 
 
@@ -128,6 +132,10 @@ def _missing(current: Rollout, decision: Decision, look: StageLook, policy: Roll
             return f"override {order.override_id} of {order.slice_key or 'the whole endpoint'} to end"
     if remaining > timedelta(0):
         return f"ENABLE to stand for {remaining.total_seconds():.0f} s more"
+    limit = depth_limits(_NEXT[current.stage], decision, look, policy)[ANY_CONTEXT]
+    if not _begin(limit, proven_depths(decision, look), policy.first_depth):
+        depth = decision.config.num_speculative_tokens
+        return f"a proof at {limit} tokens or fewer, which is all that the next stage may serve: {depth} are proven"
     blocks = decision.num_blocks - current.num_blocks
     if blocks < policy.min_soak_blocks:
         return f"{policy.min_soak_blocks - blocks} more blocks measured in this stage"
@@ -139,8 +147,11 @@ def _move(current: Rollout, stage: Stage, look: StageLook, policy: RolloutPolicy
         return _shadow(look, current.fingerprint, code, reason)
     decision = _decision(look, current.fingerprint)
     assert decision is not None
-    limits = depth_limits(stage, decision, look, policy)
-    first = current.depth_caps if current.stage is not Stage.SHADOW else {}
+    limits, proven = depth_limits(stage, decision, look, policy), proven_depths(decision, look)
+    before = current.depth_caps if current.stage is not Stage.SHADOW else {}
+    caps = {name: _hold(min(limit, before.get(name, 0)), proven) for name, limit in limits.items()}
+    if code != "alarm":
+        caps = {name: cap or _begin(limits[name], proven, policy.first_depth) for name, cap in caps.items()}
     return replace(
         current,
         stage=stage,
@@ -152,22 +163,23 @@ def _move(current: Rollout, stage: Stage, look: StageLook, policy: RolloutPolicy
         num_blocks=decision.num_blocks,
         alarms=look.alarms,
         depth_since=look.now,
-        depth_caps={name: min(limit, first.get(name, policy.first_depth)) for name, limit in limits.items()},
+        depth_caps=caps,
     )
 
 
 def _deepen(current: Rollout, decision: Decision, look: StageLook, policy: RolloutPolicy) -> Rollout:
-    """The caps raised by at most one where their time has come, and lowered at once where the limit is lower."""
+    """The depths, each raised to the next proven one where its time has come, and lowered at once to a proven one."""
     if current.stage is Stage.SHADOW:
         return current
-    limits = depth_limits(current.stage, decision, look, policy)
+    limits, proven = depth_limits(current.stage, decision, look, policy), proven_depths(decision, look)
     begun = max(current.depth_since or current.since, decision.since)
     may_rise = not look.alarms and look.now - begun >= timedelta(seconds=policy.depth_soak_s)
     caps = {}
     for name, limit in limits.items():
         cap = current.depth_caps.get(name)
+        held = _begin(limit, proven, policy.first_depth) if cap is None else _hold(min(limit, cap), proven)
         rises = cap is not None and may_rise and _is_enabled(name, look, decision)
-        caps[name] = min(limit, policy.first_depth if cap is None else cap + rises)
+        caps[name] = min((depth for depth in proven if held < depth <= limit), default=held) if rises else held
     if caps == dict(current.depth_caps) and current.share == policy.share_of(current.stage):
         return current
     is_deeper = any(cap > current.depth_caps.get(name, 0) for name, cap in caps.items())
@@ -176,14 +188,41 @@ def _deepen(current: Rollout, decision: Decision, look: StageLook, policy: Rollo
         share=policy.share_of(current.stage),
         decided_at=look.now,
         reason_code="deeper" if is_deeper else "limited",
-        reason=f"ENABLE is in force: {decision.reason}" if is_deeper else "the policy's limits are lower",
+        reason=f"ENABLE is in force: {decision.reason}"
+        if is_deeper
+        else "the policy's limits are lower, or a depth is proven no longer",
         depth_since=look.now,
         depth_caps=caps,
     )
 
 
+def proven_depths(decision: Decision, look: StageLook) -> tuple[int, ...]:
+    """At which depths its draft is enabled for the whole endpoint at this load, on the same engine; rising."""
+    draft, engine = draft_key(decision.config), decision.engine
+    return tuple(
+        sorted(
+            {
+                each.config.num_speculative_tokens
+                for each in look.decisions
+                if each.slice_key == WHOLE_ENDPOINT and each.verdict is Verdict.ENABLE
+                if (draft_key(each.config), each.engine) == (draft, engine)
+            }
+        )
+    )
+
+
+def _begin(limit: int, proven: Sequence[int], first_depth: int) -> int:
+    """The proven depth to begin with: the deepest up to `first_depth`, else the first within the limit; 0: none is."""
+    return _hold(min(limit, first_depth), proven) or min((depth for depth in proven if depth <= limit), default=0)
+
+
+def _hold(limit: int, proven: Sequence[int]) -> int:
+    """The deepest proven depth within the limit; 0: none is."""
+    return max((depth for depth in proven if depth <= limit), default=0)
+
+
 def depth_limits(stage: Stage, decision: Decision, look: StageLook, policy: RolloutPolicy) -> dict[str, int]:
-    """The deepest that the caps may become, per context bucket; never deeper than what was measured."""
+    """The deepest that the depths may become, per context bucket; never deeper than what was measured."""
     stage_limit = policy.partial_max_depth if stage is Stage.PARTIAL else policy.broad_max_depth
     limit = min(stage_limit, decision.config.num_speculative_tokens)
     buckets = {decision.slice_labels.get("context_bucket", ANY_CONTEXT) for decision in look.decisions}

@@ -20,7 +20,8 @@ class Stage(StrEnum):
 class Rollout:
     """One endpoint at one load: which config is rolled out, how far, and how deep it may draft.
 
-    `depth_caps` is the largest `num_speculative_tokens` per context bucket ("": any context); empty in shadow.
+    `depth_caps` is the `num_speculative_tokens` to serve per context bucket ("": any context), each a proven depth; 0
+    where none is proven within the limits; empty in shadow.
     `num_blocks` is what the endpoint's decision rested on when the stage began.  `reason_code` is a stable short
     code, `reason` a sentence for people.
     """

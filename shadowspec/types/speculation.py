@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -95,6 +95,11 @@ class SpeculationConfig:
     def remembers(self) -> bool:
         """Whether what is drafted depends on outputs of other requests, and so on the order in which these came."""
         return self.proposer == "suffix" and self.suffix_memory_tokens > 0
+
+
+def draft_key(config: SpeculationConfig) -> SpeculationConfig:
+    """The draft of a config: what a server can run only one of at a time; name, depth and backend may vary."""
+    return replace(config, name="", num_speculative_tokens=0, backend="")
 
 
 _WORDS: Final = {

@@ -11,7 +11,7 @@ from shadowspec.gate.verdict.current_decision import endpoint_decisions
 from shadowspec.gate.verdict.effective_decisions import effective
 from shadowspec.rollout.export.endpoint_state import Off, describe, judge_decisions
 from shadowspec.store import Traffic
-from shadowspec.types import EvidenceSummary, FingerprintedConfig, Override, Rollout, Stage, Verdict
+from shadowspec.types import Decision, EvidenceSummary, FingerprintedConfig, Override, Rollout, Stage, Verdict
 from tests.export.worlds import NOW, WEEK, config, decision, judged
 
 
@@ -123,14 +123,34 @@ def test_a_rollout_says_what_is_served() -> None:
         return standing.off, standing.num_speculative_tokens, standing.share
 
     assert only(rollout(Stage.SHADOW)) == (Off.NOT_ROLLED_OUT, 0, 1.0)
-    assert only(rollout(Stage.PARTIAL, any=3)) == (None, 3, 0.2)
+    assert only(rollout(Stage.PARTIAL, any=4)) == (None, 4, 0.2)
+    assert only(rollout(Stage.PARTIAL, any=3)) == (Off.TOO_DEEP, 0, 1.0), "3 tokens were never measured"
+    assert only(rollout(Stage.PARTIAL, any=0))[0] is Off.TOO_DEEP, "no depth is proven within the limits"
     assert only(rollout(Stage.BROAD, any=9, share=1.0)) == (None, 4, 1.0)
     assert only(rollout(Stage.BROAD, fingerprint="other", any=9))[0] is Off.NOT_ROLLED_OUT
-    assert only(rollout(Stage.PARTIAL, any=3, share=0.0))[0] is Off.NOT_ROLLED_OUT
-    assert only(rollout(Stage.PARTIAL, any=3, long=1))[1] == 1, "the context is not known: the smallest cap holds"
+    assert only(rollout(Stage.PARTIAL, any=4, share=0.0))[0] is Off.NOT_ROLLED_OUT
+    assert only(rollout(Stage.PARTIAL, any=4, long=1))[0] is Off.TOO_DEEP, "any context: the smallest depth holds"
+
+
+def test_a_smaller_depth_is_served_by_the_decision_that_proves_it() -> None:
+    def served(*decisions: Decision, depth: int) -> dict[str, Off | None]:
+        found = judged(decisions, rollouts=[rollout(Stage.PARTIAL, any=depth)])
+        return {f"{one.decision.config.draft} {one.decision.config.num_speculative_tokens}": one.off for one in found}
+
+    deep, shallow = decision(), decision(of=config(2))
+    other = replace(shallow, fingerprint="other", config=replace(shallow.config, name="another", draft="another"))
+    draft = deep.config.draft
+    found = served(deep, shallow, other, depth=2)
+    assert found == {f"{draft} 4": Off.TOO_DEEP, f"{draft} 2": None, "another 2": Off.NOT_ROLLED_OUT}
+    found = served(deep, shallow, depth=4)
+    assert found == {f"{draft} 4": None, f"{draft} 2": Off.NOT_ROLLED_OUT}
+    assert served(deep, replace(shallow, verdict=Verdict.HOLD), depth=2) == {
+        f"{draft} 4": Off.TOO_DEEP,
+        f"{draft} 2": Off.HELD,
+    }
 
 
 def test_a_slice_of_one_context_has_its_own_cap() -> None:
     old_decision = decision(slice_key="context_bucket=long")
-    (standing,) = judged([old_decision], rollouts=[rollout(Stage.BROAD, any=1, long=3, share=1.0)])
-    assert standing.num_speculative_tokens == 3
+    (standing,) = judged([old_decision], rollouts=[rollout(Stage.BROAD, any=1, long=4, share=1.0)])
+    assert standing.num_speculative_tokens == 4

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shadowspec.gate.verdict.current_decision import LatestDecision, evidence_time
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, effective
 from shadowspec.rollout.rollout_policy import RolloutPolicy
-from shadowspec.rollout.stages import StageLook, next_step
+from shadowspec.rollout.stages import StageLook, next_step, proven_depths
 from shadowspec.types import Decision, EvidenceSummary, Rollout, Stage, Verdict
 from tests.store import examples
 
@@ -34,6 +34,7 @@ def decided(
     fingerprint: str = "fp",
     lower: float = 1.1,
     evidence: datetime | None = None,
+    depth: int = 8,
 ) -> Decision:
     plain = examples.decision(verdict, fingerprint=fingerprint)
     return replace(
@@ -41,7 +42,7 @@ def decided(
         slice_key=slice_key,
         num_blocks=blocks,
         decided_at=at,
-        config=replace(plain.config, name=f"config-{fingerprint}", num_speculative_tokens=8),
+        config=replace(plain.config, name=f"config-{fingerprint}", num_speculative_tokens=depth),
         tests=(replace(plain.tests[0], lower=lower),),
         verdict_since=since,
         evidence=EvidenceSummary(newest_evidence=evidence or at),
@@ -58,7 +59,7 @@ def look(*decisions: Decision, now: datetime = NOON, **more: Any) -> StageLook:
 
 def standing(stage: Stage, *, since: datetime = NOON - 10 * DAY, caps: Mapping[str, int] | None = None) -> Rollout:
     """A rollout of config fp that has been in its stage for ten days."""
-    entry = caps if caps is not None else {} if stage is Stage.SHADOW else {"": 2}
+    entry = caps if caps is not None else {} if stage is Stage.SHADOW else {"": 8}
     at = None if stage is Stage.SHADOW else since
     share = POLICY.share_of(stage)
     return Rollout("chat", 4, stage, "fp", since, since, "advanced", "ENABLE stands", 20, (), at, entry, share)
@@ -78,12 +79,67 @@ def test_an_enable_takes_it_from_the_shadow_to_everyone_one_stage_at_a_time() ->
         now = NOON + day * DAY
         rollout = next_step(rollout, look(decided(at=now, blocks=60 + 10 * day), now=now), POLICY).rollout
         stages.append((rollout.stage, rollout.share, rollout.depth_caps.get("")))
-    assert stages[0] == (Stage.PARTIAL, 0.1, 1)
-    assert stages[1:4] == [(Stage.PARTIAL, 0.1, depth) for depth in (2, 3, 4)]
-    assert stages[6] == (Stage.PARTIAL, 0.1, 4)  # the stage's own limit
-    assert stages[7] == (Stage.BROAD, 1.0, 4)  # a week later, at the depth that it had
-    assert stages[8:12] == [(Stage.BROAD, 1.0, depth) for depth in (5, 6, 7, 8)]
-    assert stages[-1] == (Stage.BROAD, 1.0, 8)  # no deeper than what was measured
+    assert stages[:7] == [(Stage.PARTIAL, 0.1, 8)] * 7, "the one depth that is proven, from the first day on"
+    assert stages[7:] == [(Stage.BROAD, 1.0, 8)] * 22
+
+
+def ladder(now: datetime, *depths: int) -> list[Decision]:
+    """Decisions on one draft at several depths; that of config fp is the deepest."""
+    names = {depth: "fp" if depth == max(depths) else f"k{depth}" for depth in depths}
+    return [
+        decided(at=now, blocks=60 + 10 * (now - NOON).days, depth=depth, fingerprint=name, lower=1.0 + depth / 10)
+        for depth, name in names.items()
+    ]
+
+
+def test_depths_go_from_one_proven_depth_to_the_next() -> None:
+    policy = replace(POLICY, partial_max_depth=4)
+    rollout, depths = next_step(None, look(*ladder(NOON, 2, 4, 8)), policy).rollout, []
+    for day in range(1, 12):
+        now = NOON + day * DAY
+        rollout = next_step(rollout, look(*ladder(now, 2, 4, 8), now=now), policy).rollout
+        depths.append((rollout.stage, rollout.depth_caps[""]))
+    assert depths[:3] == [(Stage.PARTIAL, 2), (Stage.PARTIAL, 4), (Stage.PARTIAL, 4)]
+    assert depths[7:9] == [(Stage.BROAD, 4), (Stage.BROAD, 8)]
+    lost = next_step(rollout, look(*ladder(NOON + 12 * DAY, 2, 8), now=NOON + 12 * DAY), policy).rollout
+    assert lost.depth_caps == {"": 8}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"config": "another draft"},
+        {"engine": "vllm/0.32.0"},
+        {"verdict": Verdict.HOLD},
+        {"slice_key": CODE},
+    ],
+)
+def test_a_depth_is_proven_by_the_same_draft_on_the_same_engine_for_the_whole_endpoint_alone(
+    other: dict[str, Any],
+) -> None:
+    four = decided(depth=4, fingerprint="k4")
+    if "config" in other:
+        other = {"config": replace(four.config, draft=other["config"])}
+    here = look(decided(), replace(four, **other))
+    assert proven_depths(decided(), here) == (8,)
+    assert proven_depths(decided(), look(decided(), four)) == (4, 8)
+
+
+def test_without_a_proof_within_the_limit_nothing_is_served_and_it_says_so() -> None:
+    policy = replace(POLICY, partial_max_depth=4)
+    step = next_step(standing(Stage.SHADOW), look(decided()), policy)
+    assert step.rollout.stage is Stage.SHADOW
+    assert step.waits_for == "a proof at 4 tokens or fewer, which is all that the next stage may serve: 8 are proven"
+    lowered = next_step(standing(Stage.PARTIAL, caps={"": 8}), look(decided(blocks=30)), policy)
+    assert (lowered.rollout.depth_caps, lowered.rollout.reason_code) == ({"": 0}, "limited")
+
+
+def test_a_rollout_from_before_moves_to_the_proven_depth_when_its_depth_has_been_soaked() -> None:
+    old = standing(Stage.PARTIAL, caps={"": 2}, since=NOON - DAY / 2)
+    waiting = next_step(old, look(decided(blocks=30)), POLICY).rollout
+    assert waiting.depth_caps == {"": 0}, "2 tokens were never measured"
+    later = NOON + 2 * DAY
+    assert next_step(waiting, look(decided(at=later, blocks=30), now=later), POLICY).rollout.depth_caps == {"": 8}
 
 
 @pytest.mark.parametrize("stage", [Stage.PARTIAL, Stage.BROAD])
@@ -105,8 +161,8 @@ def test_an_override_is_no_standing_enable() -> None:
 
 def test_an_alarm_moves_it_back_once_and_holds_it_there() -> None:
     alarm = "acceptance of prompt_class=code"
-    back = next_step(standing(Stage.BROAD, caps={"": 6}), look(decided(), alarms=(alarm,)), POLICY)
-    assert (back.rollout.stage, back.rollout.reason_code, back.rollout.depth_caps) == (Stage.PARTIAL, "alarm", {"": 4})
+    back = next_step(standing(Stage.BROAD), look(decided(), alarms=(alarm,)), POLICY)
+    assert (back.rollout.stage, back.rollout.reason_code, back.rollout.depth_caps) == (Stage.PARTIAL, "alarm", {"": 8})
     later = NOON + 20 * DAY
     still = next_step(back.rollout, look(decided(at=later, blocks=900), now=later, alarms=(alarm,)), POLICY)
     assert still.rollout == back.rollout
@@ -172,7 +228,8 @@ def test_in_the_shadow_the_best_proven_config_is_chosen_and_kept() -> None:
 
 def test_a_context_bucket_deepens_only_where_its_own_slices_stand() -> None:
     partial = standing(Stage.PARTIAL, caps={"": 2, "<512": 2, "8k-32k": 2}, since=NOON - 2 * DAY)
-    decisions = [decided(), decided(slice_key=CODE), decided(Verdict.DISABLE, slice_key=CHAT)]
+    proven = [decided(), *(decided(depth=depth, fingerprint=f"k{depth}") for depth in (1, 2, 3))]
+    decisions = [*proven, decided(slice_key=CODE), decided(Verdict.DISABLE, slice_key=CHAT)]
     deeper = next_step(partial, look(*decisions), POLICY).rollout
     assert deeper.depth_caps == {"": 3, "<512": 3, "8k-32k": 2}
     assert (deeper.reason_code, deeper.since) == ("deeper", partial.since)
@@ -201,8 +258,16 @@ CASES: dict[str, tuple[object, Callable[[RolloutPolicy], object]]] = {
         ),
     ),
     "alarm_stage": ("shadow", lambda policy: next_step(standing(Stage.BROAD), look(decided(), alarms=("a",)), policy)),
-    "first_depth": (3, lambda policy: next_step(standing(Stage.SHADOW), look(decided()), policy)),
-    "depth_soak_s": (11 * 86_400.0, lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy)),
+    "first_depth": (
+        4,
+        lambda policy: next_step(
+            standing(Stage.SHADOW), look(*ladder(NOON + 3 * DAY, 2, 4, 8), now=NOON + 3 * DAY), policy
+        ),
+    ),
+    "depth_soak_s": (
+        11 * 86_400.0,
+        lambda policy: next_step(standing(Stage.BROAD, caps={"": 4}), look(*ladder(NOON, 4, 8)), policy),
+    ),
     "partial_max_depth": (2, lambda policy: next_step(standing(Stage.PARTIAL), look(decided(blocks=30)), policy)),
     "broad_max_depth": (2, lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy)),
     "context_max_depths": ({"128k+": 0}, lambda policy: next_step(standing(Stage.BROAD), look(decided()), policy)),
@@ -242,14 +307,12 @@ def test_whatever_happens_nothing_is_served_without_a_standing_enable(
             assert (rollout.share, rollout.depth_caps) == (0.0, {})
         else:
             assert verdicts[rollout.fingerprint or ""] is Verdict.ENABLE
-            assert 1 <= rollout.depth_caps[""] <= 8
+            assert rollout.depth_caps[""] == 8
         if before is not None:
             assert order.index(rollout.stage) <= order.index(before.stage) + 1
             if order.index(rollout.stage) > order.index(before.stage):
                 assert not is_alarmed
                 assert now - before.since >= DAY
                 assert blocks - before.num_blocks >= 20
-            if rollout.stage is before.stage:
-                assert all(cap - before.depth_caps.get(name, 0) <= 1 for name, cap in rollout.depth_caps.items())
             if rollout.stage is not Stage.SHADOW and before.stage is not Stage.SHADOW:
                 assert rollout.fingerprint == before.fingerprint

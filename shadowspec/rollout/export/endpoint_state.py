@@ -14,7 +14,8 @@ from typing import Final
 
 from shadowspec.gate.verdict.current_decision import Expectation, LatestDecision, is_stale
 from shadowspec.gate.verdict.effective_decisions import REASON_CODE as OVERRIDE
-from shadowspec.types import Decision, FingerprintedConfig, Override, Rollout, Stage, Verdict
+from shadowspec.types import Decision, FingerprintedConfig, Override, Rollout, SpeculationConfig, Stage, Verdict
+from shadowspec.types.speculation import draft_key
 
 NOTHING_EXPECTED: Final = Expectation()
 
@@ -29,20 +30,20 @@ class Off(StrEnum):
     OTHER_ENGINE = "other_engine"  # measured with another engine than the one asked for
     SUPERSEDED = "superseded"  # its candidate stands for another fingerprint now
     NOT_ROLLED_OUT = "not_rolled_out"  # the endpoint's stage is shadow, or another config is rolled out
+    TOO_DEEP = "too_deep"  # the rollout serves a smaller depth, at which this decision proves nothing
 
 
 @dataclass(frozen=True, slots=True)
 class ServedDecision:
     """What one decision exports as.
 
-    `expires_at` is when its evidence becomes stale; `off` is None where it is on.  `max_num_speculative_tokens` is
-    the depth that the rollout allows (None: any), `share` how much of the traffic it lets through.
+    `expires_at` is when its evidence becomes stale; `off` is None where it is on; `share` is how much of the traffic
+    the rollout lets through.  On means the depth that was measured, and no other.
     """
 
     decision: Decision
     expires_at: datetime
     off: Off | None
-    max_num_speculative_tokens: int | None = None
     share: float = 1.0
 
     @property
@@ -51,10 +52,7 @@ class ServedDecision:
 
     @property
     def num_speculative_tokens(self) -> int:
-        if not self.is_on:
-            return 0
-        depth = self.decision.config.num_speculative_tokens
-        return depth if self.max_num_speculative_tokens is None else min(depth, self.max_num_speculative_tokens)
+        return self.decision.config.num_speculative_tokens if self.is_on else 0
 
     @property
     def speedup_lower(self) -> float:
@@ -78,7 +76,13 @@ def judge_decisions(
     a load, that says what is served of it; where it has none, stages are not used.
     """
     configs = configs or {}
+    latest = list(latest)
     stages = {(rollout.endpoint, rollout.concurrency): rollout for rollout in rollouts}
+    measured = {name: config.config for name, config in configs.items()}
+    drafts = {
+        name: draft_key(config)
+        for name, config in (measured | {each.decision.fingerprint: each.decision.config for each in latest}).items()
+    }
     served_decisions = []
     for each in latest:
         decision, evidence_at = each.decision, each.evidence_at
@@ -91,7 +95,7 @@ def judge_decisions(
         if off is None and not each.is_current:
             off = Off.SUPERSEDED
         expires_at = now if evidence_at is None else evidence_at + max_age
-        served_decisions.append(_rolled_out(ServedDecision(decision, expires_at, off), stages))
+        served_decisions.append(_rolled_out(ServedDecision(decision, expires_at, off), stages, drafts))
     return served_decisions
 
 
@@ -124,7 +128,10 @@ def _off(decision: Decision) -> Off | None:
     return None if decision.verdict is Verdict.ENABLE else Off.HELD
 
 
-def _rolled_out(served: ServedDecision, stages: Mapping[tuple[str, int], Rollout]) -> ServedDecision:
+def _rolled_out(
+    served: ServedDecision, stages: Mapping[tuple[str, int], Rollout], drafts: Mapping[str, SpeculationConfig]
+) -> ServedDecision:
+    """The decision as its rollout serves it: the config that is rolled out, or the same draft proven at its depth."""
     decision = served.decision
     rollout = stages.get((decision.endpoint, decision.concurrency))
     if rollout is None or not served.is_on:
@@ -133,9 +140,14 @@ def _rolled_out(served: ServedDecision, stages: Mapping[tuple[str, int], Rollout
     smallest = min(rollout.depth_caps.values(), default=0)
     cap = rollout.depth_caps.get(decision.slice_labels.get("context_bucket", ""), smallest)
     cap = cap if "context_bucket" in decision.slice_labels else smallest
-    if rollout.stage is Stage.SHADOW or rollout.fingerprint != decision.fingerprint or cap < 1 or rollout.share <= 0:
+    depth, chosen = decision.config.num_speculative_tokens, rollout.fingerprint
+    is_chosen = chosen == decision.fingerprint
+    is_at_depth = depth == cap and chosen is not None and drafts.get(chosen) == drafts[decision.fingerprint]
+    if rollout.stage is Stage.SHADOW or not (is_chosen or is_at_depth) or rollout.share <= 0:
         return replace(served, off=Off.NOT_ROLLED_OUT)
-    return replace(served, max_num_speculative_tokens=cap, share=rollout.share)
+    if depth > cap:
+        return replace(served, off=Off.TOO_DEEP)
+    return replace(served, share=rollout.share)
 
 
 def _line(served: ServedDecision) -> str:

@@ -20,6 +20,7 @@ from shadowspec.rollout.export.endpoint_state import ServedDecision, is_disabled
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.types import Override, SpeculationConfig
 from shadowspec.types.engine_rules import rule_differences
+from shadowspec.types.speculation import draft_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ def _schedule(
     by_draft: dict[SpeculationConfig, dict[int, ServedDecision]] = defaultdict(dict)
     for each in served_decisions:
         if each.is_on and _place(each) in allowed and ordered_off.isdisjoint((None, each.decision.concurrency)):
-            chosen = by_draft[_draft_key(each.decision.config)]
+            chosen = by_draft[draft_key(each.decision.config)]
             load = each.decision.concurrency
             if load not in chosen or _merit(each) > _merit(chosen[load]):
                 chosen[load] = each
@@ -213,11 +214,6 @@ def _ranges(loads: Sequence[int], on: dict[int, ServedDecision]) -> Iterable[Bat
         else:
             joined.append(each)
     return joined
-
-
-def _draft_key(config: SpeculationConfig) -> SpeculationConfig:
-    """What a server can run only one of at a time; the name and the depth may vary."""
-    return replace(config, name="", num_speculative_tokens=0, backend="")
 
 
 def _ids(served: ServedDecision) -> tuple[int, ...]:
