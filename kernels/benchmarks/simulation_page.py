@@ -41,6 +41,9 @@ false ENABLE is at most alpha (5%). `shadowspec simulate` tries that promise in 
   the engine draws. In the order of before (the baseline first or last, the candidates as configured) the gate enabled
   it, and the third, in 40 of 40 draws. In **`retries`** the slow requests are those answered at a later attempt; with
   the time of the failed ones dropped, the gate enabled 40 of 40.
+- In **steered worlds** (`steered_...`) the verdicts set the sampling rates, as they do in the worker, so that what is
+  measured next depends on what was decided before. They take long: a tenth of the repetitions is run of each. No naive
+  gate is asked there. An alarm where nothing changes counts as a false DISABLE.
 - The figures below are of **{repetitions} repetitions** of each world. The interval beside a rate says how much they
   can tell: 100 repetitions without a false verdict bound its rate at 3.6%, 2,000 at .2%.
 - **Intervals** in brackets are Clopper and Pearson's, 95%, in percent.

@@ -50,6 +50,8 @@ def picture(summaries: Sequence[Summary]) -> str:
         y = top + ROW * row + ROW / 2
         parts.append(element("text", summary.world.name, x=LABELS - 12, y=y + 4, text_anchor="end"))
         for place, gate in enumerate(NAIVE_GATES):
+            if gate.name not in summary.naive:
+                continue
             found = summary.naive[gate.name].value or 0.0
             text = f"{gate.title}: {found:.1%} in {summary.world.name}"
             parts.append(_mark(place, x(max(found, LOWEST)), y, text))

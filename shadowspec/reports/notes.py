@@ -10,6 +10,7 @@ from shadowspec.gate.verdict.effective_decisions import REASON_CODE as OVERRIDE
 from shadowspec.gate.verdict.effective_decisions import order_words
 from shadowspec.gate.verdict.slice_rules import forbidding_slices
 from shadowspec.gate.verdict.trial_levels import DRIFT
+from shadowspec.metrics import ratio
 from shadowspec.text import moment, percent, plural, slice_title, times
 from shadowspec.types import Composition, Decision, MixChange, Override, Reservations, Verdict
 
@@ -49,7 +50,7 @@ def decision_notes(decision: Decision) -> list[str]:
             f"[{times(bounds.lower)}, {times(bounds.upper)}]; "
             f"{percent(bounds.known_share)} of the traffic has such a bound."
         )
-    return [*notes, *_changes(decision)]
+    return [*notes, *_never_timed(decision), *_changes(decision)]
 
 
 def with_forbidding(decisions: Sequence[Decision]) -> list[Decision]:
@@ -133,6 +134,16 @@ def _run(decision: Decision) -> list[str]:
     if decision.supersession is not None or run is None or not run.num_restarts or run.level is None:
         return []
     return [f"Run {run.num_restarts + 1} of its tests, on evidence of its own, at level {run.level:.2g}."]
+
+
+def _never_timed(decision: Decision) -> list[str]:
+    share = ratio(decision.evidence.num_beyond, decision.evidence.num_arrived)
+    if not share:
+        return []
+    return [
+        f"{percent(share)} of its requests are never timed: they come later in their session than timed_positions, "
+        "and the verdict assumes that they are like the others."
+    ]
 
 
 def _drift(decision: Decision) -> list[str]:

@@ -13,8 +13,9 @@ from shadowspec.simulate.effects import Outcomes, draw_outcomes
 from shadowspec.simulate.fleet import draw_fleet, watch_fleet
 from shadowspec.simulate.gate_under_test import HypothesisOutcome, watch
 from shadowspec.simulate.rows import CHANGED, CONFIG, Rows, rows_of
+from shadowspec.simulate.steered import watch_steered
 from shadowspec.simulate.traffic import Requests, draw_requests
-from shadowspec.simulate.world import FleetWorld, World
+from shadowspec.simulate.world import FleetWorld, SteeredWorld, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ def draw(world: World, seed: np.random.SeedSequence) -> Draw:
 
 def repeat(world: World, seed: np.random.SeedSequence) -> Repetition:
     """Draw the world and ask every gate."""
+    if isinstance(world, SteeredWorld):  # its requests come as the gate decides: no naive gate sees the same ones
+        return Repetition(tuple(watch_steered(world, seed)), {})
     if isinstance(world, FleetWorld):
         fleet = draw_fleet(world, seed)
         hypotheses = watch_fleet(world, fleet)

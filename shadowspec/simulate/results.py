@@ -15,7 +15,7 @@ from shadowspec.errors import InputError
 from shadowspec.simulate.gate_under_test import HypothesisOutcome
 from shadowspec.simulate.repetition import Repetition
 from shadowspec.simulate.rows import CHANGED
-from shadowspec.simulate.world import World
+from shadowspec.simulate.world import SteeredWorld, World
 from shadowspec.types import Verdict
 
 FORMAT = 2
@@ -46,7 +46,8 @@ class TestTally:
 class WorldResult:
     """All repetitions of one world.
 
-    `false_enables` and `false_disables` count repetitions in which any hypothesis got that verdict wrongly.
+    `false_enables` and `false_disables` count repetitions in which any hypothesis got that verdict wrongly; a false
+    alarm of a steered world is a false DISABLE.
     `enable_blocks`, `disable_blocks`, `enable_clusters` and `alarm_blocks` (from the change on) are of the first
     run of the endpoint's own hypothesis; `num_alarmed_early` the repetitions with an alarm before the change.
     `definition` tells the world as it was defined, and decided, from one of the same name that was changed since.
@@ -79,11 +80,10 @@ def tally(world: World, seed: int, repetitions: Iterable[Repetition], seconds: f
     """The sums over repetitions of one world."""
     done = list(repetitions)
     false_enables = sum(any(_is_wrong(world, outcome, Verdict.ENABLE) for outcome in r.hypotheses) for r in done)
-    false_disables = sum(any(_is_wrong(world, outcome, Verdict.DISABLE) for outcome in r.hypotheses) for r in done)
+    false_disables = sum(any(_is_ended_wrongly(world, outcome) for outcome in r.hypotheses) for r in done)
     outcomes = [outcome for r in done for outcome in r.hypotheses if not outcome.slice_key and not outcome.num_restarts]
-    change = world.effects.change_block
-    alarms = [outcome.alarm_block for outcome in outcomes if outcome.alarm_block is not None]
-    late = [at - change for at in alarms if change is not None and at > change]
+    alarms = [_blocks_to_alarm(world, outcome) for outcome in outcomes if outcome.alarm_block is not None]
+    late = [blocks for blocks in alarms if blocks is not None]
     return WorldResult(
         name=world.name,
         definition=definition_of(world),
@@ -211,8 +211,25 @@ def _add_tests(before: TestTally | None, further: TestTally | None) -> TestTally
 def _is_new(world: World, outcome: HypothesisOutcome) -> bool:
     """Whether a run is of what came with the world's change."""
     change = world.effects.change_block
+    if isinstance(world, SteeredWorld):
+        return outcome.num_restarts > 0
     began_after = change is not None and outcome.start_blocks >= change
     return began_after or outcome.fingerprint == CHANGED.fingerprint
+
+
+def _blocks_to_alarm(world: World, outcome: HypothesisOutcome) -> int | None:
+    """Blocks from the change to the alarm; None of an alarm before it, or without any."""
+    if outcome.alarm_block is None or not world.expects_alarm:
+        return None
+    # A steered world changes at its ENABLE.
+    change = outcome.num_blocks if isinstance(world, SteeredWorld) else world.effects.change_block or 0
+    return outcome.alarm_block - change if outcome.alarm_block > change else None
+
+
+def _is_ended_wrongly(world: World, outcome: HypothesisOutcome) -> bool:
+    """A false DISABLE; where rates follow the verdicts, an alarm of what did not change is one."""
+    is_alarm = isinstance(world, SteeredWorld) and not world.expects_alarm and outcome.alarm_block is not None
+    return is_alarm or _is_wrong(world, outcome, Verdict.DISABLE)
 
 
 def _is_wrong(world: World, outcome: HypothesisOutcome, verdict: Verdict) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import platform
@@ -37,7 +38,8 @@ def run_worlds(
 
     Repetition i of a world has the same draws whatever else is run.  With `out`, repetitions that the file already
     holds of a world, defined as now and at this seed, count: the missing ones alone are run, and each world is
-    written when it is done.  A file that holds more repetitions than are asked for keeps them.
+    written when it is done.  Of a world that takes long only its `part` of the repetitions is run.  A file that
+    holds more repetitions than are asked for keeps them.
 
     Raises:
         InputError: `out` is not a file of results.
@@ -49,14 +51,14 @@ def run_worlds(
             before = known.get(world.name)
             if before is not None and (before.seed, before.definition) != (seed, definition_of(world)):
                 before = None
-            first = 0 if before is None else before.repetitions
-            advanced(world.name, min(first, repetitions))
-            if before is not None and first >= repetitions:
+            first, last = 0 if before is None else before.repetitions, math.ceil(repetitions * world.part)
+            advanced(world.name, repetitions - max(0, last - first))
+            if before is not None and first >= last:
                 results[world.name] = before
                 continue
             started = time.monotonic()
             done: dict[int, Repetition] = {}
-            for chunk in submit(world.name, seed, first, repetitions):
+            for chunk in submit(world.name, seed, first, last):
                 done.update(chunk)
                 advanced(world.name, len(chunk))
             further = tally(world, seed, [done[index] for index in sorted(done)], time.monotonic() - started)

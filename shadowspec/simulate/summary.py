@@ -57,7 +57,7 @@ def summarise(result: WorldResult) -> Summary:
     world, total = WORLDS[result.name], result.repetitions
     limit = power_limit_blocks(result) if world.name == POWER_WORLD else None
     within = sum(blocks <= limit for blocks in result.enable_blocks) if limit is not None else 0
-    has_alarms = world.effects.change_block is not None and bool(result.enable_blocks) and world.kind != "null"
+    has_alarms = world.expects_alarm and bool(result.enable_blocks) and world.kind != "null"
     return Summary(
         world=world,
         repetitions=total,

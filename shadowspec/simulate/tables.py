@@ -49,12 +49,12 @@ def tables_of(results: Mapping[str, WorldResult]) -> list[Table]:
         Table(
             "What other gates would have enabled where nothing may be",
             ("world", *(gate.name for gate in NAIVE_GATES)),
-            tuple(_naive_row(summary) for summary in nulls),
+            tuple(_naive_row(summary) for summary in nulls if summary.naive),
         ),
         Table(
             "What other gates would have enabled where ENABLE is right",
             ("world", *(gate.name for gate in NAIVE_GATES)),
-            tuple(_naive_row(summary) for summary in effects if summary.world.wrong_to_enable == ()),
+            tuple(_naive_row(s) for s in effects if s.naive and s.world.wrong_to_enable == ()),
         ),
         Table("Alarms after ENABLE", ("world", "alarmed", "blocks from the change"), tuple(_alarm_rows(summaries))),
         Table(

@@ -42,6 +42,16 @@ class World:
     fails_before: bool = False  # by rules of version 1 its false verdicts are too frequent: see `worlds.CONTROL_WORLDS`
     changes_fingerprint: bool = False  # from `effects.change_block` on another engine is measured
 
+    @property
+    def part(self) -> float:
+        """The part of the repetitions asked for that is run of it: worlds that take long have fewer."""
+        return 1.0
+
+    @property
+    def expects_alarm(self) -> bool:
+        """Whether the truth changes so that an ENABLE should end."""
+        return self.effects.change_block is not None
+
     def is_wrong_to_enable(self, slice_key: str, *, is_new: bool) -> bool:
         """Whether ENABLE would be false for this hypothesis."""
         return _names(self.wrong_to_enable, slice_key, is_new=is_new)
@@ -92,6 +102,14 @@ class SteeredWorld(World):
     phases: tuple[Phase, ...] = ()
     num_sessions: int = 14_000
     look_every: int = 25
+
+    @property
+    def part(self) -> float:
+        return 0.1
+
+    @property
+    def expects_alarm(self) -> bool:
+        return any(phase.begins_at for phase in self.phases)
 
 
 def _names(names: tuple[str, ...] | None, slice_key: str, *, is_new: bool) -> bool:

@@ -345,6 +345,8 @@ STEERED_WORLDS = (
         policy=replace(_make_policy(2), min_rate=0.01),
         shares=(0.8, 0.05, 0.05, 0.05, 0.05),
         phases=(Phase("", (FASTER, 0.0, 0.0, 0.0, 0.0)),),
+        wrong_to_enable=tuple(f"prompt_class=s{place:02d}" for place in range(1, 5)),
+        wrong_to_disable=("",),
     ),
     SteeredWorld(
         "steered_open",
@@ -353,6 +355,8 @@ STEERED_WORLDS = (
         policy=replace(_make_policy(6), min_rate=0.01),
         shares=(0.8, 0.05, 0.05, 0.05, 0.05),
         phases=(Phase("", (FASTER, 0.0, 0.0, 0.0, 0.0)),),
+        wrong_to_enable=tuple(f"prompt_class=s{place:02d}" for place in range(1, 5)),
+        wrong_to_disable=("",),
     ),
     SteeredWorld(
         "steered_recovery",
@@ -365,6 +369,7 @@ STEERED_WORLDS = (
             Phase("all_tests_pass", (math.log(0.85), *(math.log(0.9),) * 4)),
             Phase("drift", _MAIN_SLOW),
         ),
+        wrong_to_enable=("new",),
     ),
     SteeredWorld(
         "steered_decay",
@@ -390,5 +395,7 @@ CONTROL_WORLDS = tuple(
     if world.fails_before
 )
 
-WORLDS = {world.name: world for world in (*NULL_WORLDS, *EFFECT_WORLDS, *SIZE_WORLDS, *CONTROL_WORLDS)}
+WORLDS: dict[str, World] = {
+    world.name: world for world in (*NULL_WORLDS, *EFFECT_WORLDS, *SIZE_WORLDS, *STEERED_WORLDS, *CONTROL_WORLDS)
+}
 QUICK_WORLDS = ("margin", "session_correlation", "low_traffic", "slowed_blocks", "session_length", "minimum_effect")

@@ -14,6 +14,7 @@ from shadowspec.types import (
     Decision,
     DetectorFigures,
     DriftFigures,
+    EvidenceSummary,
     MixChange,
     RateChange,
     SliceCover,
@@ -64,6 +65,11 @@ def noted(changes: Mapping[str, Any], verdict: Verdict = Verdict.ENABLE) -> list
             {"composition": bounded(WeightedBounds(1.1, 1.4, 0.8))},
             "Under the current traffic the slices' own bounds give a speedup of [1.10\u00d7, 1.40\u00d7]; "
             "80.0% of the traffic has such a bound.",
+        ),
+        (
+            {"evidence": EvidenceSummary(num_arrived=200, num_beyond=30)},
+            "15.0% of its requests are never timed: they come later in their session than timed_positions, "
+            "and the verdict assumes that they are like the others.",
         ),
         ({"composition": CHANGED}, "Acceptance since ENABLE: from 0.6 to 0.5."),
     ],
