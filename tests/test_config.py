@@ -56,6 +56,10 @@ device = "2x H100"
 dtype = "bfloat16"
 """
 )
+TWO_SERVERS = """engine = 'openai'
+servers = {baseline_url = 'http://a', speculative_url = 'http://b', device = 'a card', dtype = 'bfloat16'}
+[["""
+METHOD = ENDPOINT.replace("[[", TWO_SERVERS, 1).replace('draft = "models/draft"', "method = 'mtp'")
 SUFFIX = ENDPOINT.replace('draft = "models/draft"', 'proposer = "suffix"')
 
 
@@ -237,6 +241,29 @@ def test_heads_and_drafts_of_another_vocabulary_draft_their_arg_max_unless_told_
     assert load(tmp_path, text).endpoints["chat"].candidates[0].verify_rule is VerifyRule.REJECTION
 
 
+def test_a_servers_method_is_its_own_name_and_its_settings_are_taken_as_they_are(tmp_path: Path) -> None:
+    given = (
+        "speculative_config = {method = 'deepseek_mtp', draft_tensor_parallel_size = 2, a = {c = [1, 2.5], b = 'x'}}"
+    )
+    (found,) = load(tmp_path, f"{METHOD}{given}\n").endpoints["chat"].candidates
+    assert (found.proposer, found.draft, found.verify_rule) == ("mtp", None, VerifyRule.SERVER)
+    assert found.server_settings == {
+        "method": "deepseek_mtp", "draft_tensor_parallel_size": 2, "a": {"b": "x", "c": [1, 2.5]},
+    }  # fmt: skip
+    others = "a = {b = 'x', c = [1, 2.5]}, draft_tensor_parallel_size = 2, method = 'deepseek_mtp'"
+    assert load(tmp_path, f"{METHOD}speculative_config = {{{others}}}\n").endpoints["chat"].candidates == (found,)
+    (bare,) = load(tmp_path, METHOD + "draft = 'org/draft'\nverify_rule = 'rejection'\n").endpoints["chat"].candidates
+    assert (bare.draft, bare.verify_rule, bare.server_settings) == ("org/draft", VerifyRule.REJECTION, {})
+    assert bare.is_served_method
+    assert not load(tmp_path, SERVED).endpoints["chat"].candidates[0].is_served_method
+
+
+@pytest.mark.parametrize("name", ["mtp", "dflash", "p-eagle", "EAGLE3", "ngram", "suffix", "medusa", "some.later_one"])
+def test_any_name_may_be_a_servers_method(tmp_path: Path, name: str) -> None:
+    (found,) = load(tmp_path, METHOD.replace("mtp", name)).endpoints["chat"].candidates
+    assert (found.proposer, found.title) == (name, name)
+
+
 def test_servers(tmp_path: Path) -> None:
     found = load(tmp_path, SERVED + "token_timeout_s = 2.5\nca_file = 'ca.pem'\nmodel = 'n'\n").endpoints["chat"]
     assert found.servers == ServerSettings(
@@ -374,6 +401,20 @@ def test_an_endpoint_without_a_match_rule_takes_what_names_it(tmp_path: Path) ->
         (ENDPOINT.replace("[[", "serving_engine = '  '\n[[", 1), "serving_engine: names one engine, such as vllm"),
         (ENDPOINT.replace("[[", "serving_engine = 'vllm sglang'\n[[", 1), "serving_engine: names one engine"),
         ("[gate]\nserving_engine = 'vllm'\n", "gate.serving_engine: is not a known key; it belongs in [endpoints."),
+        (ENDPOINT + "method = 'mtp'\n", 'k4: method is for engine = "openai"'),
+        (METHOD + "proposer = 'eagle3'\n", "method and proposer: give one"),
+        (METHOD.replace("'mtp'", "'m tp'"), "endpoints.chat.candidates.0.method"),
+        (METHOD + "ngram_max = 3\n", "ngram_max is for a proposer"),
+        (METHOD + "suffix_memory_tokens = 0\n", "suffix_memory_tokens is for a proposer"),
+        (METHOD + "speculative_config = {method = 'eagle'}\n", "method is 'mtp', and method 'eagle'"),
+        (METHOD + "speculative_config = {speculative-algorithm = 'EAGLE'}\n",
+         "method is 'mtp', and speculative-algorithm 'EAGLE'"),
+        (METHOD + "speculative_config = {num_speculative_tokens = 3}\n",
+         "num_speculative_tokens is 4, and num_speculative_tokens 3"),
+        (METHOD + "speculative_config = {a = [{b = 2026-01-01}]}\n", "speculative_config: dates are no JSON"),
+        (METHOD + "speculative_config = {a = inf}\n", "speculative_config"),
+        (METHOD + "speculative_config = 3\n", "speculative_config"),
+        (ENDPOINT + "speculative_config = {a = 1}\n", "speculative_config: is a server's; name its method too"),
         ("endpoints = 3\n", "endpoints: must be a table"),
     ],
 )  # fmt: skip

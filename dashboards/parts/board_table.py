@@ -86,6 +86,7 @@ def _child_name(row: BoardRow, head: BoardRow) -> str:
 def _config(row: BoardRow) -> str:
     """The config and load; on what their latency was measured, where it was judged, is a hover away."""
     parts = [] if row.config is None else [row.config.name]
+    parts += [row.config.title] if row.config is not None and row.config.is_served_method else []
     said = text(SEPARATOR.join([*parts, f"load {row.concurrency}"]))
     measured = row.standing.measured
     if measured is None:

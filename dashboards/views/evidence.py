@@ -97,6 +97,8 @@ def _select(title: str, options: Sequence[str], asked: str | None, name: str, sh
 
 def _config_name(row: BoardRow) -> str:
     name = row.config.name if row.config is not None else "config"
+    if row.config is not None and row.config.is_served_method:
+        name += f", {row.config.title}"
     return f"{name} ({row.fingerprint[:8]})" if row.fingerprint else DASH
 
 

@@ -215,7 +215,8 @@ def candidate_of(config: Config, endpoint: str, name: str | None) -> Speculation
     if name is not None and name not in [each.name for each in candidates]:
         known = ", ".join(each.name for each in candidates)
         raise ConfigError(f"{config.path}: endpoints.{endpoint} has no candidate {name!r} (it has: {known})")
-    drafting = [each for each in candidates if each.proposer == PROPOSER and name in (None, each.name)]
+    ours = [each for each in candidates if each.proposer == PROPOSER and not each.is_served_method]
+    drafting = [each for each in ours if name in (None, each.name)]
     if not drafting:
         raise ConfigError(
             f"{config.path}: endpoints.{endpoint}: only a candidate with proposer = {PROPOSER!r} can be distilled; "

@@ -106,9 +106,17 @@ def _candidates(config: Config, endpoint: str | None) -> Iterator[tuple[str, Loa
     for name, endpoint_config in config.endpoints.items():
         if endpoint in (None, name):
             rule = endpoint_config.rule
+            ours = tuple(each for each in endpoint_config.candidates if not each.is_served_method)
+            for each in set(endpoint_config.candidates).difference(ours):
+                log.warning(
+                    "%s: a server drafts %s by its method %s: profile it with `shadowspec profile-server`",
+                    *(name, each.name, each.proposer),
+                )
+            if not ours:
+                continue
             target, candidates = models.candidates(
                 endpoint_config.target,
-                endpoint_config.candidates,
+                ours,
                 log.warning,
                 rule.requests_per_slot,
                 rule.default_sampling,

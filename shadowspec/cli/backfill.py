@@ -13,7 +13,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import is_verbose, notes, print_json, results
-from shadowspec.cli.options import ConfigOption, EndpointAloneOption, JsonOption, NearTieOption, VerifyRulesOption
+from shadowspec.cli.options import (
+    ConfigOption,
+    EndpointAloneOption,
+    JsonOption,
+    NearTieOption,
+    VerifyRulesOption,
+    chosen_rules,
+)
 from shadowspec.cli.replay import DEPTHS_ACROSS, length_text, parse_depths
 from shadowspec.cli.run import funnel_document, print_funnel, show_measured
 
@@ -104,7 +111,7 @@ def backfill(
     asked = Asked(
         parse_depths(depths or "1..8"),
         endpoint,
-        tuple(verify_rules or ()),
+        chosen_rules(verify_rules),
         near_tie_logit=NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,
     )
     chosen_parallel(config, endpoint)  # what is refused is refused before a cluster is asked for

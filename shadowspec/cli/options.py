@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
 from shadowspec.types import VerifyRule
+
+
+class ReplayedRule(StrEnum):
+    """The verify rules of the engine in this process; a server's is not known."""
+
+    REJECTION = VerifyRule.REJECTION
+    GREEDY_DRAFT = VerifyRule.GREEDY_DRAFT
+    EXACT_MATCH = VerifyRule.EXACT_MATCH
+    GREEDY = VerifyRule.GREEDY
+
 
 ConfigOption: TypeAlias = Annotated[
     Path | None,
@@ -20,11 +31,18 @@ EndpointAloneOption: TypeAlias = Annotated[
     str | None, typer.Option("--endpoint", "-e", help="Replay this endpoint alone.")
 ]
 VerifyRulesOption: TypeAlias = Annotated[
-    list[VerifyRule] | None,
+    list[ReplayedRule] | None,
     typer.Option(
         "--verify-rule", help="In place of the candidates' own rule for sampled requests; may be given repeatedly."
     ),
 ]
+
+
+def chosen_rules(rules: list[ReplayedRule] | None) -> tuple[VerifyRule, ...]:
+    """The rules that an option names; none: each candidate's."""
+    return tuple(VerifyRule(rule.value) for rule in rules or ())
+
+
 NearTieOption: TypeAlias = Annotated[
     float | None,
     typer.Option(

@@ -12,7 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.console import print_json, results
-from shadowspec.cli.options import ConfigOption, EndpointAloneOption, JsonOption, NearTieOption, VerifyRulesOption
+from shadowspec.cli.options import (
+    ConfigOption,
+    EndpointAloneOption,
+    JsonOption,
+    NearTieOption,
+    VerifyRulesOption,
+    chosen_rules,
+)
 from shadowspec.cli.run import funnel_document, print_funnel
 
 if TYPE_CHECKING:
@@ -76,7 +83,7 @@ def replay(
     asked = Asked(
         wanted,
         endpoint,
-        tuple(verify_rules or ()),
+        chosen_rules(verify_rules),
         draft_only,
         LogprobsMode(logprobs_mode),
         NEAR_TIE_LOGIT if near_tie_logit is None else near_tie_logit,

@@ -322,6 +322,6 @@ def _servers(name: str) -> Callable[[Config], str]:
             f"{endpoint.servers.model} on {baseline.identity.name}, and with {speculative.num_speculative_tokens} "
             f"speculative tokens on {speculative.identity.name}; acceptance from {source.meaning}"
         )
-        return "; ".join([found, *remarks(baseline, speculative)])
+        return "; ".join([found, *remarks(baseline, speculative, endpoint.candidates[0])])
 
     return check

@@ -41,6 +41,7 @@ from shadowspec.types import OUTPUT_CONSTRAINT, Contract, OutputContract, Specul
 from shadowspec.types.constrained import nest_table
 from shadowspec.types.engine_rules import ENGINE_OPTIONS, with_engine_rules
 from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
+from shadowspec.types.served_methods import settings_text
 
 CONFIG_VARIABLE: Final = "SHADOWSPEC_CONFIG"
 DATABASE_VARIABLE: Final = "SHADOWSPEC_DATABASE_URL"
@@ -258,8 +259,19 @@ def _with_guard(live: LiveSettings, policy: GatePolicy) -> LiveSettings:
 
 def _speculation_config(section: EndpointSection, candidate: CandidateSection, backend: str) -> SpeculationConfig:
     """The candidate with the serving engine's rules, where the operator sets no other."""
+    if candidate.method is not None:
+        return SpeculationConfig(
+            name=candidate.name,
+            target=section.target,
+            draft=candidate.draft,
+            proposer=candidate.method,
+            num_speculative_tokens=candidate.num_speculative_tokens,
+            verify_rule=VerifyRule(candidate.verify_rule or VerifyRule.SERVER),
+            backend=backend,
+            speculative_config=settings_text(candidate.speculative_config),
+        )
     rule = candidate.verify_rule or ("rejection" if candidate.proposer == "draft_model" else "greedy_draft")
-    given = candidate.model_dump(exclude={"verify_rule", *ENGINE_OPTIONS})
+    given = candidate.model_dump(exclude={"verify_rule", "method", "speculative_config", *ENGINE_OPTIONS})
     config = SpeculationConfig(target=section.target, verify_rule=VerifyRule(rule), backend=backend, **given)
     chosen = {name: value for name in ENGINE_OPTIONS if (value := getattr(candidate, name)) is not None}
     return SpeculationConfig.read(asdict(with_engine_rules(config, section.serving_engine)) | chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from shadowspec.config.dashboard_settings import DashboardSettings
 from shadowspec.quality.custom_scores import CONTRACT_VALID, JSON_VALID
@@ -17,6 +17,7 @@ from shadowspec.types.constrained import Name, PathText, Positive, Seconds, Text
 from shadowspec.types.engine_names import parse_engines
 from shadowspec.types.engine_rules import ENGINE_OPTIONS
 from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
+from shadowspec.types.served_methods import contradiction, settings_text
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
 BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant", OUTPUT_CONSTRAINT)
@@ -34,6 +35,7 @@ _RULE: Final = keys_of(EndpointRule)  # with their defaults
 _DRAFTING: Final = keys_of(SpeculationConfig)
 _LABEL = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 _DIALECT = r"^[a-z][a-z0-9_]{0,31}$"
+_METHOD = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"  # a server's own name: any
 _SCORE = r"^(json_valid|contract_valid|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
 
 
@@ -63,8 +65,10 @@ class CandidateSection(Section):
     proposer: Literal[
         "draft_model", "heterogeneous_draft_model", "ngram", "suffix", "medusa", "mlp_speculator", "eagle3"
     ] = "draft_model"
+    method: Annotated[str, Field(pattern=_METHOD)] | None = None
     draft: Text | None = None
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64)]
+    speculative_config: dict[str, JsonValue] = {}
     verify_rule: Literal["rejection", "greedy_draft", "exact_match"] | None = None
     ngram_min: Positive = _DRAFTING["ngram_min"]
     ngram_max: Positive = _DRAFTING["ngram_max"]
@@ -78,6 +82,11 @@ class CandidateSection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.method is not None:
+            self._check_method(self.method)
+            return self
+        if self.speculative_config:
+            raise ValueError("speculative_config: is a server's; name its method too")
         if (self.proposer in LOOKUPS) != (self.draft is None):
             raise ValueError(f"{self.proposer} {'takes no draft' if self.draft is not None else 'needs a draft'}")
         for proposer, options in PROPOSER_OPTIONS.items():
@@ -97,6 +106,29 @@ class CandidateSection(Section):
                 f"{self.proposer} proposes no probabilities: verify_rule must be greedy_draft or exact_match"
             )
         return self
+
+    def _check_method(self, method: str) -> None:
+        """What the server drafts by is its own: no option of ours describes it."""
+        if "proposer" in self.model_fields_set:
+            raise ValueError("method and proposer: give one; a method is the server's own name, a proposer ours")
+        options = [name for names in PROPOSER_OPTIONS.values() for name in names]
+        if given := [name for name in options if name in self.model_fields_set]:
+            raise ValueError(f"{given[0]} is for a proposer; what the server is given belongs to speculative_config")
+        if _has_null(self.speculative_config):
+            raise ValueError("speculative_config: dates are no JSON")
+        try:
+            settings_text(self.speculative_config)
+        except ValueError:
+            raise ValueError("speculative_config: numbers must be finite") from None
+        if (found := contradiction(self.speculative_config, method, self.num_speculative_tokens)) is not None:
+            raise ValueError(f"speculative_config: {found}")
+
+
+def _has_null(value: JsonValue) -> bool:
+    """Whether a null is anywhere in it: TOML has none, so that a date was there."""
+    if isinstance(value, dict):
+        return any(map(_has_null, value.values()))
+    return value is None or (isinstance(value, list) and any(map(_has_null, value)))
 
 
 class DefaultSamplingSection(Section):
@@ -153,6 +185,11 @@ class EndpointSection(Section):
             raise ValueError('engine = "openai" and the table servers belong together')
         if self.servers is not None and len(self.candidates) != 1:
             raise ValueError("candidates: there is one speculative server, and so one candidate")
+        if self.servers is None and (named := [each.name for each in self.candidates if each.method is not None]):
+            raise ValueError(
+                f'candidates: {named[0]}: method is for engine = "openai", where the server drafts; the engine in '
+                "this process drafts by a proposer"
+            )
         in_process = [name for name in IN_PROCESS_OPTIONS if name in self.candidates[0].model_fields_set]
         if self.servers is not None and in_process:
             raise ValueError(f"candidates: {in_process[0]} is for the engine in this process")

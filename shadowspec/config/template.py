@@ -260,6 +260,10 @@ num_speculative_tokens = 4
 # proposer = "draft_model"
 # draft = "models/draft"
 # num_speculative_tokens = 4
+#                             any other method of the server goes by the server's name, in place of proposer, with what
+#                             else the server was started with (docs/servers.md):
+#                                 method = "mtp"
+#                                 speculative_config = { draft_tensor_parallel_size = 1 }
 """
 
 

@@ -14,7 +14,7 @@ one-hot rules.  A one-hot draft makes `rejection` and `greedy_draft` the same co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -26,7 +26,7 @@ from shadowspec.types import VerifyRule
 
 if TYPE_CHECKING:
     from shadowspec_kernels.dispatch import Kernels
-    from shadowspec_kernels.step import MinimumLength, Penalties, Truncation
+    from shadowspec_kernels.step import MinimumLength, Penalties, Rule, Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,10 @@ def _verify_fused(
     from shadowspec_kernels.step import Step
 
     sampling, width = drawing.sampling, logits.shape[1]
+    assert rule is not VerifyRule.SERVER, "a server's rule is not ours to apply"
     verified = kernels.verify(
         Step(
-            rule="greedy" if sampling.all_greedy else rule.value,
+            rule="greedy" if sampling.all_greedy else cast("Rule", rule.value),
             logits=logits,
             drafted=proposal.tokens,
             num_drafted=proposal.num_drafted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from shadowspec.text import DASH, batch_change, figure, format_signed, number, percent, times
-from shadowspec.types import Decision, Figure, FingerprintedConfig, FunnelCounter, TestResult, Verdict
+from shadowspec.types import Decision, FingerprintedConfig, FunnelCounter, TestResult, Verdict
 
 Format = Callable[[float | None], str]
 
@@ -226,8 +226,8 @@ def test_notes(test: TestResult) -> list[str]:
         value = figures.get(name)
         if value is not None:
             notes.append(text.format(value.replace("_", " ") if isinstance(value, str) else format_value(value)))
-    if isinstance(displaced := test.figures.get("displaced_requests"), int | float):
-        notes.append(_displaced_batch(displaced, test.figures.get("baseline_requests")))
+    if (displaced := displaced_text(test)) is not None:
+        notes.append(displaced)
     if test.betting is not None and test.betting.num_missing:
         notes.append(f"{test.betting.num_missing} missing, folded at the worst value")
     if test.state is not None and test.state.merged_units != 1:
@@ -237,11 +237,19 @@ def test_notes(test: TestResult) -> list[str]:
     return notes
 
 
-def _displaced_batch(displaced: float, held: Figure) -> str:
-    """What the displaced tokens are in requests: of those that a server holds, where it says how many."""
-    if isinstance(held, int | float):
-        return batch_change(held, held - displaced)
-    return f"the cache of {number(displaced)} requests"
+def displaced_text(test: TestResult) -> str | None:
+    """What speculation displaces, in KV tokens and in requests as far as these are known; None of another test."""
+    tokens, requests, held = (
+        test.figures.get(name) for name in ("displaced_kv_tokens", "displaced_requests", "baseline_requests")
+    )
+    if not isinstance(tokens, int | float):
+        return None
+    words = f"{tokens:,.0f} KV tokens displaced"
+    if not isinstance(requests, int | float):
+        return words
+    if isinstance(held, int | float):  # a server says how many it holds
+        return f"{words}, {batch_change(held, held - requests)}"
+    return f"{words}, the cache of {number(requests)} requests"
 
 
 def find_test(decision: Decision | None, name: str) -> TestResult | None:
@@ -319,7 +327,6 @@ _NOTES: dict[str, tuple[str, Format]] = {
     "near_tie_logit": ("near-tie up to a gap of {}", figure),
     "z_unclipped": ("mean z without the clip {}", format_signed),
     "baseline_z": ("baseline's own z {}", format_signed),
-    "displaced_kv_tokens": ("{} KV tokens displaced", figure),
     "speculative_cost_per_million_tokens": ("{} per million output tokens", number),
     "baseline_cost_per_million_tokens": ("baseline's own {}", number),
     "r1": ("lag-1 autocorrelation {}", number),

@@ -17,7 +17,7 @@ from shadowspec.errors import InputError
 from shadowspec.planning.cost_model import Drafts
 from shadowspec.planning.frontier import Choice, Crossing, Drafting, Gain, Length, Work, crossings, frontier, gain
 from shadowspec.reports.cells import Costs, MeasuredCell, Surfaces
-from shadowspec.reports.predictions import LOOKUPS, drafts_of, why_not
+from shadowspec.reports.predictions import drafts_of, why_not
 from shadowspec.text import times
 from shadowspec.types import AcceptanceSums, CostKey, FingerprintedConfig
 
@@ -95,7 +95,7 @@ def frontiers(
         )
         works[cell.slice_key] = cell.work
     for slice_key, config, length_of_replay in replayed:
-        if slice_key in candidates and config.config.proposer not in LOOKUPS:
+        if slice_key in candidates and config.config.drafts_in_every_step:
             candidates[slice_key][config.fingerprint] = _Candidate(config, length_of_replay, None)
     found = [
         _slice_frontier(slice_key, works[slice_key], list(candidate.values()), surfaces)

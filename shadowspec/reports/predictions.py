@@ -28,7 +28,6 @@ NOT_PROFILED: Final = "not profiled: run shadowspec profile-device"
 NOT_PROFILED_SERVER: Final = "not profiled: run shadowspec profile-server"
 BY_TEXT: Final = "how deep a step drafts depends on how sure the draft is"
 PLAIN_STEPS: Final = "some steps drafted nothing"
-LOOKUPS: Final = ("ngram", "suffix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +147,14 @@ def why_not(cell: MeasuredCell, config: SpeculationConfig) -> str | None:
     """Why nothing can be predicted of this, whatever is profiled."""
     if config.is_adaptive:
         return BY_TEXT
-    if config.proposer not in LOOKUPS and cell.num_plain_steps:  # where the draft's context ends before the request
+    if config.drafts_in_every_step and cell.num_plain_steps:  # where the draft's context ends before the request
         return PLAIN_STEPS
     return None
 
 
 def drafts_of(cell: MeasuredCell, config: FingerprintedConfig) -> Drafts | None:
-    """How often and how deep its rows draft, of a proposer that finds its drafts in the text."""
-    return cell.drafts if config.config.proposer in LOOKUPS else None
+    """How often and how deep its rows draft, where not every step is known to have a draft."""
+    return None if config.config.drafts_in_every_step else cell.drafts
 
 
 def predicted_device(found: Gain, work: Work) -> DeviceTime:

@@ -31,7 +31,7 @@ from shadowspec.servers.enforcement import Enforcement
 from shadowspec.servers.fingerprint import fingerprint_server_config
 from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.kv_capacity import read_capacity, served_memory
-from shadowspec.servers.probing import LOOKUPS, CountsSource, counts_source, probe_both, remarks
+from shadowspec.servers.probing import CountsSource, counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import Completion, ServerError
@@ -202,7 +202,7 @@ class ServerEngine:
                 return "no_acceptance"
             if self._source is CountsSource.META_INFO:
                 return from_meta_info(spec.speculation, spec, length, width)
-            always = self._config.config.proposer not in LOOKUPS
+            always = self._config.config.drafts_in_every_step
             return from_steps(spec.speculation, spec, length, width, drafts_always=always)
         except UncountableError as error:
             log.warning("%s: a request's acceptance is not known: %s", client.name, error)
@@ -276,7 +276,7 @@ def connect(
     """
     baseline, speculative = probe_both(settings)
     source = counts_source(config, baseline, speculative)
-    for remark in remarks(baseline, speculative):
+    for remark in remarks(baseline, speculative, config):
         log.warning("candidate %r: %s", config.name, remark)
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
     known = fingerprint_server_config(config, settings, identities, source, requests_per_slot, default_sampling)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from shadowspec.errors import ConfigError, ModelError
 from shadowspec.servers import sglang
@@ -16,14 +17,16 @@ from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.kv_capacity import KvCapacity, read_capacity
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings
+from shadowspec.servers.stream import ServerError
 from shadowspec.types import SamplingParameters, SpeculationConfig
+from shadowspec.types.served_methods import DRAFT_KEYS, METHOD_KEYS, is_same_method, plain_key, setting
 
-TENSORRT_LLM: Final = "tensorrt_llm"  # as its /v1/models says
+VLLM: Final = "vllm"  # as its /v1/models says
+TENSORRT_LLM: Final = "tensorrt_llm"  # likewise
 NO_STEPS: Final = (
     "TensorRT-LLM does not say what each step accepted: its answers hold a mean (avg_decoded_tokens_per_iter), its "
     "/perf_metrics totals of a request, from which no position's acceptance follows; it cannot be measured"
 )
-LOOKUPS: Final = ("ngram", "suffix")  # what may have nothing to propose in a step
 TINY: Final = ServerRequest((5, 6, 7, 8) * 4, SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True), 0)
 SAME_CAPACITY: Final = 0.02  # by which a cache may hold more for what its server measured at its start
 DETAILED: Final = "--per-request-spec-decode-metrics detailed"
@@ -57,6 +60,7 @@ class Probe:
     tells_cached: bool
     scores_outputs: bool | None = None  # tells what sampled outputs are scored by; None: it was not asked
     uncountable: str | None = None  # why what it accepts can never be counted
+    drafting: tuple[tuple[str, str], ...] = ()  # its settings of drafting, as it reports them; (): it reports none
     kv_capacity: KvCapacity | None = None  # what its KV cache holds; None: it does not say
 
 
@@ -96,8 +100,22 @@ async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
         tells_queue=answer.queue_ms is not None,
         tells_cached=answer.cached_tokens is not None,
         scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
+        drafting=await _reported_drafting(client, identity),
         kv_capacity=await read_capacity(client, identity),
     )
+
+
+async def _reported_drafting(client: Client, identity: Identity) -> tuple[tuple[str, str], ...]:
+    """How vLLM says that it drafts, which it does when started with VLLM_SERVER_DEV_MODE=1; else nothing."""
+    if identity.engine != VLLM:
+        return ()
+    try:
+        found: Any = json.loads(await client.look("server_info?config_format=json") or "{}")
+        for name in ("vllm_config", "speculative_config"):
+            found = found.get(name) if isinstance(found, dict) else None
+    except (ServerError, ValueError):  # it is nothing that a measurement needs
+        return ()
+    return tuple((str(key), str(value)) for key, value in found.items()) if isinstance(found, dict) else ()
 
 
 async def _probe_sglang(client: Client, identity: Identity, score_logprobs: int) -> Probe:
@@ -116,6 +134,7 @@ async def _probe_sglang(client: Client, identity: Identity, score_logprobs: int)
         tells_cached=answer.cached_tokens is not None,
         scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
         uncountable=sglang.uncountable(reported_settings),
+        drafting=tuple(each for each in identity.reported_settings if each[0].startswith("speculative_")),
         kv_capacity=await read_capacity(client, identity),
     )
 
@@ -158,6 +177,11 @@ def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe
             f"{where}: the speculative server {word}; start vLLM with --speculative-config, SGLang with "
             "--speculative-algorithm"
         )
+    reported = setting(dict(speculative.drafting), METHOD_KEYS)
+    if config.is_served_method and reported is not None and not is_same_method(config.proposer, reported):
+        raise ModelError(
+            f"{where}: method is {config.proposer!r}, and the speculative server says that it drafts by {reported!r}"
+        )
     if found != wanted:
         raise ModelError(f"{where}: num_speculative_tokens is {wanted}, and the speculative server drafts {found}")
     is_sglang = Dialect.of(speculative.identity.engine) is Dialect.SGLANG
@@ -165,7 +189,7 @@ def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe
         return CountsSource.META_INFO if is_sglang else CountsSource.RESPONSE
     if is_sglang:
         raise ModelError(f"{where}: the speculative server's meta_info holds no histogram of steps: SGLang is too old")
-    if speculative.has_counters and speculative.returns_token_ids and config.proposer not in LOOKUPS:
+    if speculative.has_counters and speculative.returns_token_ids and config.drafts_in_every_step:
         return CountsSource.COUNTERS
     raise ModelError(f"{where}: the speculative server does not say what it accepted; start vLLM with {DETAILED}")
 
@@ -180,8 +204,11 @@ def require_length(where: str, wanted: int, *probes: Probe) -> None:
         )
 
 
-def remarks(baseline: Probe, speculative: Probe) -> list[str]:
-    """What keeps a pair from being the best it could be, though it can be measured."""
+def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | None = None) -> list[str]:
+    """What keeps a pair from being the best it could be, though it can be measured.
+
+    With a config also what of its method the speculative server does not confirm.
+    """
     identity, other = baseline.identity, speculative.identity
     is_sglang = Dialect.of(other.engine) is Dialect.SGLANG
     found = []
@@ -210,7 +237,30 @@ def remarks(baseline: Probe, speculative: Probe) -> list[str]:
         )
     if not (baseline.tells_cached and speculative.tells_cached):
         found.append("cached tokens are not reported (--enable-prompt-tokens-details)")
+    found += [] if config is None else _method_remarks(config, speculative)
     return [*found, *_memory_remarks(baseline.kv_capacity, speculative.kv_capacity)]
+
+
+def _method_remarks(config: SpeculationConfig, speculative: Probe) -> list[str]:
+    """What the server does not say of the method by which it drafts, or says otherwise of its settings."""
+    if not config.is_served_method:
+        return []
+    reported = {plain_key(key): value for key, value in speculative.drafting}
+    if setting(reported, METHOD_KEYS) is None:
+        return [
+            f"the speculative server does not say by which method it drafts: {config.proposer!r} and its "
+            "speculative_config are unchecked (vLLM says it with VLLM_SERVER_DEV_MODE=1)"
+        ]
+    settings = {plain_key(key): value for key, value in config.server_settings.items()}
+    compared = {key: value for key, value in settings.items() if key not in (*METHOD_KEYS, *DRAFT_KEYS)}
+    found = [
+        f"speculative_config has {key} = {value}, and the speculative server says {reported[key]}"
+        for key, value in compared.items()
+        if key in reported and not isinstance(value, dict | list) and str(value) != reported[key]
+    ]
+    if unsaid := sorted(key for key in compared if key not in reported):
+        found.append(f"the speculative server does not say {', '.join(unsaid)}: unchecked")
+    return found
 
 
 def _memory_remarks(baseline: KvCapacity | None, speculative: KvCapacity | None) -> list[str]:

@@ -39,7 +39,7 @@ from shadowspec.servers.closed_loop import Outcome, run_arm
 from shadowspec.servers.fingerprint import fingerprint_server_config
 from shadowspec.servers.identity import identify
 from shadowspec.servers.measure_servers import SEEDS
-from shadowspec.servers.probing import LOOKUPS, CountsSource, counts_source, probe_both, remarks
+from shadowspec.servers.probing import CountsSource, counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import Completion, ServerError
@@ -158,8 +158,10 @@ def profile_servers(
         NoDataError: the steps of a run cannot be counted.
         ConfigError: the key's variable is not set, or the file of certificates cannot be read.
     """
-    if config.proposer in LOOKUPS:
-        raise InputError(f"{config.name}: how deep {config.proposer} drafts depends on the text; not profiled")
+    if not config.drafts_in_every_step:
+        raise InputError(
+            f"{config.name}: {config.proposer} is not known to draft in every step, and to one depth; not profiled"
+        )
     baseline, speculative = probe_both(settings)
     source = counts_source(config, baseline, speculative)
     lengths = (baseline.identity.max_model_len, speculative.identity.max_model_len, settings.max_model_len)
@@ -167,7 +169,7 @@ def profile_servers(
     if max(grid.contexts) > longest:
         raise InputError(f"a context of {max(grid.contexts)} tokens leaves no room: at most {longest:g} here")
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
-    for remark in remarks(baseline, speculative):
+    for remark in remarks(baseline, speculative, config):
         log.warning("candidate %r: %s", config.name, remark)
     known = fingerprint_server_config(config, settings, identities, source, requests_per_slot, default_sampling)
     reading = _Reading(source, settings.model, baseline.tells_queue and speculative.tells_queue)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, NamedTuple, Self
 
+from shadowspec.types.served_methods import DEPTH_KEYS, plain_key, settings_text
 from shadowspec.types.speculation import FingerprintedConfig, SpeculationConfig
 
 BASELINE: Final = 0  # the depth at which nothing is drafted
@@ -97,8 +98,10 @@ class CostKey:
 
 
 def _name_served(config: SpeculationConfig) -> tuple[str, str]:
-    """Target and draft as the configuration calls them."""
-    return f"{SERVED}{config.target}", f"{SERVED}{config.draft or ''}"
+    """Target and draft as the configuration calls them; the draft with what else its server was started with."""
+    settings = {key: value for key, value in config.server_settings.items() if plain_key(key) not in DEPTH_KEYS}
+    others = f" {settings_text(settings)}" if config.is_served_method else ""
+    return f"{SERVED}{config.target}", f"{SERVED}{config.draft or ''}{others}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,20 @@ from enum import StrEnum
 from typing import Any, Final, Self
 
 from shadowspec.types.requests import SamplingParameters
+from shadowspec.types.served_methods import drafts_in_every_step
 
 
 class VerifyRule(StrEnum):
-    """How a drafted token is accepted; every rule leaves the target's distribution unchanged."""
+    """How a drafted token is accepted; every rule leaves the target's distribution unchanged.
+
+    `SERVER`: by the rule of the server that drafts, whichever that is.
+    """
 
     REJECTION = "rejection"
     GREEDY_DRAFT = "greedy_draft"
     EXACT_MATCH = "exact_match"
     GREEDY = "greedy"
+    SERVER = "server"
 
 
 class NgramOccurrence(StrEnum):
@@ -92,9 +97,30 @@ class SpeculationConfig:
         return self.draft_confidence_threshold > 0.0
 
     @property
+    def is_served_method(self) -> bool:
+        """Whether a server drafts by its own method, of which no more is known than what it was started with."""
+        return self.speculative_config is not None
+
+    @property
+    def server_settings(self) -> dict[str, Any]:
+        """What such a server was started with, beside method, draft and depth."""
+        settings: dict[str, Any] = json.loads(self.speculative_config or "{}")
+        return settings
+
+    @property
+    def drafts_in_every_step(self) -> bool:
+        """Whether every step is known to have a draft; lookups may find none."""
+        return drafts_in_every_step(self.proposer)
+
+    @property
+    def title(self) -> str:
+        """What drafts, in words: the proposer, or the server's own name of its method."""
+        return self.proposer if self.is_served_method else self.proposer.replace("_", " ")
+
+    @property
     def remembers(self) -> bool:
         """Whether what is drafted depends on outputs of other requests, and so on the order in which these came."""
-        return self.proposer == "suffix" and self.suffix_memory_tokens > 0
+        return self.proposer == "suffix" and not self.is_served_method and self.suffix_memory_tokens > 0
 
 
 def draft_key(config: SpeculationConfig) -> SpeculationConfig:

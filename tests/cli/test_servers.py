@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import select
 import time
+import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from shadowspec.app.serve_worker import ConfiguredEngines
 from shadowspec.config import load_config
+from shadowspec.servers import closed_loop, measure_servers
+from shadowspec.servers.stream import Completion
 from shadowspec.store import Store
-from shadowspec.types import Arm, Block, BlockResult, PairedScore, Validity
+from shadowspec.types import Arm, ArmTiming, Block, BlockResult, PairedScore, Validity
 from shadowspec.worker.engine_process import EngineProcess, Event, Failed, Ready
 from tests.cli.conftest import Workspace, record, write_traffic
 from tests.servers.fake_server import FakeServer, running, silent, well
@@ -168,6 +174,90 @@ def test_sampled_traffic_is_scored_and_not_held_for_want_of_it(
     assert "hush" not in done.err + done.out
     gated = served.run("gate", "--json")
     assert {each["reason_code"] for each in gated.document["decisions"]}.isdisjoint({"unknown_parity"})
+
+
+def through_a_method(workspace: Workspace, name: str, given: str) -> None:
+    """The candidate drafts by the server's method, not by a proposer of ours."""
+    text = (workspace.folder / "shadowspec.toml").read_text(encoding="utf-8")
+    (draft,) = [line for line in text.splitlines() if line.startswith("draft =")]
+    workspace.replace_in_config(draft, f"speculative_config = {given}")
+    workspace.replace_in_config('proposer = "draft_model"', f'method = "{name}"')
+
+
+SOON = """[gate.rollout]
+shadow_soak_s = 0.0
+partial_soak_s = 0.0
+depth_soak_s = 0.0
+min_soak_blocks = 0
+first_depth = 3
+
+[endpoints.letters]
+"""
+
+
+def steady_timing(answer: Completion, concurrency: float) -> ArmTiming:
+    """A request's times by its arm and its tokens: a verdict must not hang on what else the machine does."""
+    per_token_ms = 2.0 if answer.speculation is None else 1.4
+    jitter = 1.0 + (sum(answer.token_ids or ()) % 7) / 100.0
+    decode_ms = per_token_ms * answer.num_output_tokens * jitter
+    return replace(closed_loop.timing(answer, concurrency), queue_ms=0.0, prefill_ms=3.0, decode_ms=decode_ms)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kv_tokens", "verdict"),
+    [
+        ("mtp", "{ draft_tensor_parallel_size = 1, nested = { a = [1, 2] } }", 41_984, "ENABLE"),
+        ("dflash", '{ model = "org/dflash" }', 32_768, "DISABLE"),
+    ],
+)
+def test_the_default_budget_of_memory_is_judged_and_a_method_goes_out_as_it_came_in(
+    served: Workspace,
+    servers: tuple[FakeServer, FakeServer],
+    name: str,
+    given: str,
+    kv_tokens: int,
+    verdict: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    through_a_method(served, name, given)
+    for before, after in (("concurrency = 2", "concurrency = 8"), ("requests_per_slot = 2", "requests_per_slot = 1")):
+        served.replace_in_config(before, after)
+    served.replace_in_config("first_token_timeout_s = 0.5\ntoken_timeout_s = 0.5", "first_token_timeout_s = 30.0")
+    served.replace_in_config("[endpoints.letters]\n", SOON)
+    monkeypatch.setattr(measure_servers, "timing", steady_timing)
+    servers[1].kv_tokens = kv_tokens
+    for server in servers:
+        server.step_s = 0.0
+    begin = datetime.now(UTC) - timedelta(hours=1)  # young enough to be exported
+    records = [
+        record(number, max_tokens=6) | {"timestamp": (begin + timedelta(seconds=number)).isoformat()}
+        for number in range(480 if verdict == "ENABLE" else 16)
+    ]
+    done = served.run("run", str(write_traffic(served.folder / "traffic.jsonl", records)), "--json")
+    assert done.code == 0, done.err
+    for _ in range(3):  # from shadow to partial to broad
+        gated = served.run("gate", "--json")
+    (decision,) = [each for each in gated.document["decisions"] if not each["slice"]]
+    tests = {test["name"]: test for test in decision["tests"]}
+    assert decision["verdict"] == verdict, decision["reason"]
+    displaced = 48_768 - kv_tokens
+    assert tests["memory"]["outcome"] == ("pass" if verdict == "ENABLE" else "fail")
+    assert tests["memory"]["estimate"] == pytest.approx(displaced / 48_768)
+    shown = f"batch 47.6 becomes {kv_tokens / 1024:.1f} (requests of full length)"
+    assert shown in " ".join(served.run("gate", "--explain", str(decision["decision_id"])).out.split())
+    report = served.run("report", "--format", "md").out
+    assert f"{displaced:,} displaced" in report
+    assert shown in report
+    assert name in report
+    assert served.run("report", "--out", "report.html").code == 0
+    page = (served.folder / "report.html").read_text(encoding="utf-8")
+    assert shown in page
+    assert name in page
+    exported = served.run("export", "--format", "vllm", "--endpoint", "letters")
+    assert exported.code == 0, exported.err
+    wanted = tomllib.loads(f"speculative_config = {given}")["speculative_config"]
+    on = {"method": name, "num_speculative_tokens": 3, **wanted}
+    assert json.loads(exported.out) == (on if verdict == "ENABLE" else None)
 
 
 def checks(workspace: Workspace) -> dict[str, tuple[bool, str]]:

@@ -22,6 +22,7 @@ from shadowspec.types import (
     VerifyRule,
 )
 from shadowspec.types.engine_rules import with_engine_rules
+from shadowspec.types.served_methods import settings_text
 from tests.export.worlds import config, decision, fields, judged, sglang_depths, tensorrt_depths, vllm_depths
 
 TWO_DEPTHS = [decision(load=2, of=config(5), number=11), decision(load=6, of=config(3), number=12)]
@@ -148,6 +149,74 @@ def test_sglang_and_tensorrt_say_where_the_measured_drafts_follow_another_rule()
     assert not any("carry over" in each for each in exported_tensorrt([decision()])[1].remarks)
     said = "draft_sampling = temperature, while TensorRT-LLM's rule is request"
     assert any(said in each for each in exported_tensorrt([decision(of=by_temperature)])[1].remarks)
+
+
+MTP = {"method": "mtp", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2, "nested": {"a": [1, {"b": 0.5}]}}
+ON_VLLM, ON_SGLANG = "vllm/0.32.0", "sglang/0.5.9"
+
+
+def served(name: str, /, depth: int = 3, **settings: Any) -> SpeculationConfig:
+    """A method of a server, with what the server was started with."""
+    drafting = config(depth, proposer=name, draft=None, rule=VerifyRule.SERVER, backend="openai")
+    return replace(drafting, speculative_config=settings_text(settings))
+
+
+@pytest.mark.parametrize(
+    ("of", "wanted"),
+    [
+        (served("mtp", **MTP), MTP),
+        (served("mtp", **{"draft_tensor_parallel_size": 2}),
+         {"method": "mtp", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}),
+        (replace(served("dflash", 7), draft="org/dflash"),
+         {"method": "dflash", "num_speculative_tokens": 7, "model": "org/dflash"}),
+        (served("mtp", method="deepseek_mtp"), {"method": "deepseek_mtp", "num_speculative_tokens": 3}),
+        (served("ngram", prompt_lookup_max=6),
+         {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 6}),
+        (served("suffix"), {"method": "suffix", "num_speculative_tokens": 3}),
+        (served("eagle3", model="org/eagle", parallel_drafting=True),
+         {"method": "eagle3", "num_speculative_tokens": 3, "model": "org/eagle", "parallel_drafting": True}),
+        (served("later", 2), {"method": "later", "num_speculative_tokens": 2}),
+    ],
+)  # fmt: skip
+def test_vllm_gets_a_servers_method_as_it_went_in(of: SpeculationConfig, wanted: dict[str, Any]) -> None:
+    values, document = exported_vllm([decision(of=of, load=4, engine=ON_VLLM), decision(of=of, load=8, engine=ON_VLLM)])
+    assert values == wanted
+    assert "run the server with --max-num-seqs 8" in document.remarks[0]
+
+
+def test_a_servers_method_goes_to_its_engine_alone() -> None:
+    of = served("mtp", **MTP)
+    values, document = exported_vllm([decision(of=of, engine=ON_SGLANG)])
+    assert (values, document.remarks) == (
+        None, ("method mtp is what sglang calls it, and not vLLM's: exported as off",)
+    )  # fmt: skip
+    assert exported_vllm([decision(of=of, engine="unknown")])[0] is None
+    assert exported_sglang([decision(of=of, engine=ON_VLLM)])[0] == {}
+    text, document = exported_tensorrt([decision(of=of, engine=ON_VLLM)])
+    assert text == {"speculative_config": None}
+    assert document.remarks == ("method mtp is that of the measured server (vllm/0.32.0): exported as off",)
+
+
+def test_a_servers_method_is_off_where_it_is_not_on_from_batch_size_1_or_was_not_enabled() -> None:
+    of = served("mtp", **MTP)
+    late = [decision(Verdict.HOLD, load=1, of=of, engine=ON_VLLM), decision(load=4, of=of, engine=ON_VLLM)]
+    assert exported_vllm(late)[0] is None
+    assert exported_vllm([decision(Verdict.DISABLE, of=of, engine=ON_VLLM)])[0] is None
+    assert exported_sglang([decision(Verdict.HOLD, load=1, of=of, engine=ON_SGLANG), decision(load=4, of=of,
+                           engine=ON_SGLANG)])[0] == {}  # fmt: skip
+
+
+def test_sglang_gets_a_servers_method_as_it_went_in() -> None:
+    given = {"speculative-algorithm": "EAGLE3", "speculative-num-steps": 3, "speculative-eagle-topk": 1,
+             "speculative-draft-model-path": "org/eagle", "speculative-num-draft-tokens": 4}  # fmt: skip
+    flags, beside, document = exported_sglang([decision(of=served("EAGLE3", **given), load=8, engine=ON_SGLANG)])
+    assert flags == {**given, "max-running-requests": 8}
+    assert (beside, "max-running-requests 8" in document.remarks[0]) == (None, True)
+    bare = exported_sglang([decision(of=served("eagle3"), engine=ON_SGLANG)])[0]
+    assert bare == {"speculative-algorithm": "eagle3", "speculative-num-steps": 3, "max-running-requests": 4}
+    underscored = {"speculative_num_steps": 3, "speculative_algorithm": "NEXTN"}
+    flags = exported_sglang([decision(of=served("NEXTN", **underscored), engine=ON_SGLANG)])[0]
+    assert flags == {**underscored, "max-running-requests": 4}
 
 
 def test_vllm_off_is_null() -> None:

@@ -36,6 +36,7 @@ class FakeServer:
     tells_queue: bool = False
     queue_ms: float = 0.25
     tells_cached: bool = False
+    drafting: dict[str, Any] | None = None  # what it says of its drafting in dev mode; None: it has no dev mode
     kv_tokens: int | None = 48_768  # that its cache holds; None: it does not say
     cache_labels: dict[str, str] = field(default_factory=dict)  # of cache_config_info, beside or in place of the usual
     returns_token_ids: bool = True
@@ -96,6 +97,8 @@ class FakeServer:
             await respond(writer, 200, json.dumps({"object": "list", "data": [entry]}))
         elif path == "/version":
             await respond(writer, 200, json.dumps({"version": self.version}))
+        elif path == "/server_info?config_format=json" and self.drafting is not None:
+            await respond(writer, 200, json.dumps({"vllm_config": {"speculative_config": self.drafting or None}}))
         elif path == "/metrics" and self.has_metrics:
             await respond(writer, 200, self._metrics())
         else:

@@ -240,8 +240,13 @@ class Replayer:
 def require_replayable(config: SpeculationConfig) -> None:
     """
     Raises:
-        ConfigError: what it drafts depends on more than a response shows.
+        ConfigError: what it drafts depends on more than a response shows, or a server drafts it.
     """
+    if config.is_served_method:
+        raise ConfigError(
+            f"candidate {config.name!r}: a server drafts it by its method {config.proposer}, which cannot be replayed: "
+            "measure it with `shadowspec run`"
+        )
     if config.is_adaptive:
         raise ConfigError(
             f"candidate {config.name!r}: draft_confidence_threshold cannot be replayed: how many tokens the draft "

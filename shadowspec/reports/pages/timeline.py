@@ -136,7 +136,8 @@ def differing_parts(old: FingerprintedConfig | None, new: FingerprintedConfig | 
         if before != after:
             found.append(f"{name} ({before} \u2192 {after})")
     found += [name.replace("_", " ") for name in old.differing_details(new)]
-    for name in ("target", "draft", "proposer", "num_speculative_tokens", "verify_rule", "backend", *ENGINE_OPTIONS):
+    names = ("target", "draft", "proposer", "num_speculative_tokens", "verify_rule", "backend", "speculative_config")
+    for name in (*names, *ENGINE_OPTIONS):
         if getattr(old.config, name) != getattr(new.config, name):
             found.append(name.replace("_", " "))
     return found

@@ -37,7 +37,7 @@ from shadowspec.text import (
     times,
 )
 from shadowspec.text import markdown_text as _text
-from shadowspec.types import Arm
+from shadowspec.types import Arm, SpeculationConfig
 from shadowspec.types.engine_rules import rule_texts
 
 
@@ -336,6 +336,13 @@ def _funnel(report: Report) -> str:
     return "\n".join([markdown_table(["Endpoint", "read", *counters], rows), "", *reasons]).rstrip()
 
 
+def _drafting(config: SpeculationConfig) -> str:
+    """The proposer with its rules; of a server that drafts by its own method, that with what it was started with."""
+    if config.is_served_method:
+        return f"{config.proposer} {config.speculative_config}"
+    return ", ".join([config.proposer, *rule_texts(config)])
+
+
 def _configs(report: Report) -> str:
     if not report.configs:
         return "No speculation config has been measured yet."
@@ -344,7 +351,7 @@ def _configs(report: Report) -> str:
         (
             [
                 _text(c.config.name),
-                _text(", ".join([c.config.proposer, *rule_texts(c.config)])),
+                _text(_drafting(c.config)),
                 str(c.config.num_speculative_tokens),
                 _text(c.config.verify_rule.value),
                 _text(c.engine),

@@ -14,6 +14,7 @@ from rich.text import Text
 from shadowspec.reports.definitions import (
     acceptance_title,
     bounds_text,
+    displaced_text,
     find_test,
     interval_text,
     shown_as,
@@ -165,6 +166,7 @@ def _tests(endpoint: str, decisions: Sequence[Decision]) -> RenderableType:
     for heading in ("slice", "test", "outcome", "estimate [bounds]", "threshold", "n", "still needed"):
         table.add_column(heading)
     several = _has_several([_line_of(each) for each in decisions])
+    below: list[Text] = []
     for decision in decisions:
         name = _name(decision.slice_key, decision.config.name, decision.concurrency, several)
         for place, test in enumerate(decision.tests):
@@ -176,7 +178,10 @@ def _tests(endpoint: str, decisions: Sequence[Decision]) -> RenderableType:
         for line in detector_lines(decision):
             table.add_row("", Text(line.title), Text(line.text))
         table.add_section()
-    return table
+        memory = find_test(decision, "memory")
+        if memory is not None and (displaced := displaced_text(memory)) is not None:
+            below.append(Text(f"{name}, memory: {displaced}"))
+    return Group(table, *below)
 
 
 def _has_several(lines: Sequence[_Line]) -> bool:

@@ -232,7 +232,7 @@ def _merit(served: ServedDecision) -> tuple[float, int, str, str]:
 
 def counterpart(config: SpeculationConfig | None, names: Mapping[str, str]) -> str | None:
     """A peer's own name for the measured way of drafting; None where it has none, or nothing is on."""
-    return None if config is None or config.is_adaptive else names.get(config.proposer)
+    return None if config is None or config.is_adaptive or config.is_served_method else names.get(config.proposer)
 
 
 def rule_remarks(peer: str, config: SpeculationConfig) -> list[str]:
@@ -244,6 +244,9 @@ def off_remarks(peer: str, schedule: Schedule, proposers: Collection[str]) -> li
     """Why a peer that knows these proposers, and depths from batch size 1 on, gets nothing of the schedule."""
     if schedule.config is not None and schedule.config.is_adaptive:
         return [f"{peer} has no counterpart of the measured draft_confidence_threshold: exported as off"]
+    if schedule.config is not None and schedule.config.is_served_method:
+        measured = "; ".join(schedule.engines)
+        return [f"method {schedule.config.proposer} is that of the measured server ({measured}): exported as off"]
     if schedule.config is not None and schedule.config.proposer not in proposers:
         return [f"{peer} has no counterpart of the measured proposer {schedule.config.proposer}: exported as off"]
     if schedule.is_on:

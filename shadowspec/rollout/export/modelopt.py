@@ -61,7 +61,8 @@ def checkpoint_id(path: str | None) -> str | None:
 
 
 def _is_chain(config: SpeculationConfig) -> bool:
-    return config.proposer in CHAIN_METHODS and not config.is_adaptive
+    is_known = not config.is_adaptive and not config.is_served_method
+    return is_known and config.proposer in CHAIN_METHODS
 
 
 def _choose(schedule: Schedule) -> ServedDecision:

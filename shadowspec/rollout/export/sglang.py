@@ -18,11 +18,13 @@ from collections.abc import Collection, Sequence
 from shadowspec.rollout.export.endpoint_state import ServedDecision
 from shadowspec.rollout.export.export_document import Document, comment_lines, yaml_lines
 from shadowspec.rollout.export.load_schedule import Schedule, counterpart, endpoint_schedule, off_remarks, rule_remarks
-from shadowspec.types import Override, VerifyRule
+from shadowspec.rollout.export.served_method import MethodKeys, served_settings
+from shadowspec.types import Override, SpeculationConfig, VerifyRule
 
 PEER = "SGLang"
 ADAPTIVE_ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3"}
 ALGORITHMS = {"draft_model": "STANDALONE", **ADAPTIVE_ALGORITHMS}
+METHOD_KEYS = MethodKeys("sglang", "speculative-algorithm", "speculative-num-steps", "speculative-draft-model-path")
 ADAPTIVE_SUFFIX = ".adaptive.json"
 
 
@@ -31,7 +33,7 @@ def choose(
 ) -> Schedule:
     """What a server of the endpoint runs; where the algorithm cannot adapt, the one depth that reaches furthest."""
     schedule = endpoint_schedule(endpoint, served_decisions, overrides=overrides)
-    if schedule.config is None or schedule.config.proposer in ADAPTIVE_ALGORITHMS:
+    if schedule.config is None or _is_adaptive(schedule.config):
         return schedule
     depths = sorted({each.num_speculative_tokens for each in schedule.served_decisions if each.is_on})
     schedules = (endpoint_schedule(endpoint, served_decisions, depth=depth, overrides=overrides) for depth in depths)
@@ -50,13 +52,15 @@ def _merit(schedule: Schedule) -> tuple[int, float]:
 def render(schedule: Schedule, adaptive_path: str) -> Document:
     """The flags; `adaptive_path` is where the adaptive config will lie, as the server sees it."""
     head = comment_lines([schedule.basis])
+    if schedule.config is not None and schedule.config.is_served_method:
+        return _served_method(schedule, schedule.config, head)
     leading = schedule.leading_ranges()
     algorithm = counterpart(schedule.config, ALGORITHMS)
     if schedule.config is None or algorithm is None or not leading:
         return _off(schedule, head)
 
     remarks = rule_remarks(PEER, schedule.config)
-    is_adaptive = schedule.config.proposer in ADAPTIVE_ALGORITHMS
+    is_adaptive = _is_adaptive(schedule.config)
     if not is_adaptive:
         leading = leading[:1]  # one depth only
     last = leading[-1].last
@@ -82,6 +86,21 @@ def render(schedule: Schedule, adaptive_path: str) -> Document:
     flags["max-running-requests"] = last
     remarks.append(f"max-running-requests {last} keeps the server at batch sizes that were measured")
     return Document("\n".join([*head, *yaml_lines(flags)]) + "\n", tuple(remarks), beside)
+
+
+def _is_adaptive(config: SpeculationConfig) -> bool:
+    """Whether its depth may depend on the batch size."""
+    return config.proposer in ADAPTIVE_ALGORITHMS and not config.is_served_method
+
+
+def _served_method(schedule: Schedule, config: SpeculationConfig, head: list[str]) -> Document:
+    """The flags as the measured server was given them, and how far it may go with them."""
+    found = served_settings(PEER, schedule, config, METHOD_KEYS)
+    if found.values is None:
+        return Document("\n".join([*head, *comment_lines(["speculation is off"]), "{}"]) + "\n", found.remarks)
+    flags = {**found.values, "max-running-requests": found.max_batch_size}
+    limit = f"max-running-requests {found.max_batch_size} keeps the server at batch sizes that were measured"
+    return Document("\n".join([*head, *yaml_lines(flags)]) + "\n", (limit, *found.remarks))
 
 
 def _off(schedule: Schedule, head: list[str]) -> Document:

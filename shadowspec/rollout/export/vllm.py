@@ -13,6 +13,9 @@ Read in vLLM's source (fields, versions and licence: tests/data/peers/vllm.json)
 - a draft model of another vocabulary drafts the arg-max of the shared tokens (`use_heterogeneous_vocab`), no samples;
 - Medusa drafts the arg-max of every head that the checkpoint holds, whatever the sampling;
 - `mlp_speculator` passes the configuration, and the engine then does not start (vllm-project/vllm issue 47825).
+
+What a vLLM server drafted by its own `method` is written as its configuration was, with no ranges of batch sizes: not
+every method takes them.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from collections.abc import Sequence
 
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import BatchRange, Schedule, off_remarks, rule_remarks
+from shadowspec.rollout.export.served_method import MethodKeys, served_settings
 from shadowspec.types import SpeculationConfig, VerifyRule
 
 PEER = "vLLM"
@@ -41,6 +45,7 @@ HETEROGENEOUS_SAMPLED = (
     "vLLM drafts the arg-max of shared tokens where vocabularies differ, and rejection was measured: exported as off"
 )
 SHARED_TOKENS = "vLLM finds shared tokens by their spelling: of other kinds of tokenizers fewer may be shared than here"
+METHOD_KEYS = MethodKeys("vllm", "method", "num_speculative_tokens", "model")
 PROPOSERS = frozenset({"draft_model", HETEROGENEOUS, "ngram", "suffix", "medusa", "eagle3"})
 
 
@@ -49,6 +54,8 @@ def render(schedule: Schedule) -> Document:
     config = schedule.config
     if config is None:
         return Document("null\n")
+    if config.is_served_method:
+        return _served_method(schedule, config)
     if config.is_adaptive or config.proposer not in PROPOSERS:
         return _off(schedule)
     if config.proposer == "suffix":
@@ -103,6 +110,18 @@ def _suffix(schedule: Schedule, config: SpeculationConfig, leading: Sequence[Bat
     if any(each.num_speculative_tokens and each.first > last for each in schedule.ranges):
         remarks.append(f"what is on above batch size {last} cannot be expressed and is left out")
     return Document(json.dumps(values) + "\n", tuple(remarks))
+
+
+def _served_method(schedule: Schedule, config: SpeculationConfig) -> Document:
+    """The configuration as it went in, to be run up to the largest batch size that was measured."""
+    found = served_settings(PEER, schedule, config, METHOD_KEYS)
+    if found.values is None:
+        return Document("null\n", found.remarks)
+    limit = (
+        f"{config.proposer} speculates at every batch size: run the server with --max-num-seqs {found.max_batch_size}, "
+        "the largest that was measured"
+    )
+    return Document(json.dumps(found.values) + "\n", (limit, *found.remarks))
 
 
 def _off(schedule: Schedule) -> Document:

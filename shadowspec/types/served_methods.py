@@ -1,0 +1,76 @@
+"""Methods by which servers draft: their names, and what settings under a server's keys say of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+# Methods that have a draft in every step, as models and heads do.  Lookups may find none, and of a method that is not
+# known it is not assumed.  By `plain_method`.
+DRAFTING_ALWAYS: Final = frozenset(
+    {
+        *("draft_model", "heterogeneous_draft_model", "standalone"),
+        *("eagle", "eagle3", "p_eagle", "medusa", "mlp_speculator", "mtp", "dflash"),
+    }
+)
+METHOD_KEYS: Final = ("method", "speculative_algorithm")  # vLLM's, SGLang's
+DEPTH_KEYS: Final = ("num_speculative_tokens", "speculative_num_steps")
+DRAFT_KEYS: Final = ("model", "speculative_draft_model_path")
+
+
+def plain_method(name: str) -> str:
+    """A method's name as it is compared: "EAGLE3" is "eagle3", "p-eagle" is "p_eagle".
+
+    vLLM calls the multi-token prediction of any model `mtp` ("deepseek_mtp" too); SGLang calls NEXTN `EAGLE`.
+    """
+    plain = name.lower().replace("-", "_")
+    if plain.endswith("_mtp"):
+        return "mtp"
+    return "eagle" if plain == "nextn" else plain
+
+
+def is_same_method(one: str, other: str) -> bool:
+    """Whether two names are those of one method."""
+    return plain_method(one) == plain_method(other)
+
+
+def drafts_in_every_step(method: str) -> bool:
+    """Whether a method is known to have a draft in every step."""
+    return plain_method(method) in DRAFTING_ALWAYS
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings as canonical JSON: the same text whatever the order of their keys.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    return json.dumps(settings, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def plain_key(key: str) -> str:
+    """A key as an engine's source spells it: `--speculative-num-steps` is `speculative_num_steps`."""
+    return key.lstrip("-").replace("-", "_")
+
+
+def setting(settings: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    """The value under the first of these keys that is there, however it is spelled; None where none is."""
+    plain = {plain_key(key): value for key, value in settings.items()}
+    return next((plain[key] for key in keys if plain.get(key) is not None), None)
+
+
+def contradiction(settings: Mapping[str, Any], method: str, num_speculative_tokens: int) -> str | None:
+    """What of a server's settings says another method or depth than these, both named; None where nothing does."""
+    found = setting(settings, METHOD_KEYS)
+    if found is not None and not is_same_method(str(found), method):
+        return f"method is {method!r}, and {_name_of(settings, METHOD_KEYS)} {found!r}"
+    depth = setting(settings, DEPTH_KEYS)
+    if depth is not None and depth != num_speculative_tokens:
+        return f"num_speculative_tokens is {num_speculative_tokens}, and {_name_of(settings, DEPTH_KEYS)} {depth!r}"
+    return None
+
+
+def _name_of(settings: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    """The key as it was written."""
+    return next(key for wanted in keys for key in settings if plain_key(key) == wanted)

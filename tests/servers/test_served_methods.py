@@ -1,0 +1,163 @@
+"""Methods by which servers draft: measured by their own names, checked against what the servers say of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shadowspec.engine.replay.replayer import require_replayable
+from shadowspec.errors import ConfigError, InputError, ModelError
+from shadowspec.servers.measure_servers import connect
+from shadowspec.servers.probing import probe_both, remarks
+from shadowspec.servers.server_profile import ServerGrid, profile_servers
+from shadowspec.types import SpeculationConfig, VerifyRule
+from shadowspec.types.costs import CostKey
+from shadowspec.types.served_methods import drafts_in_every_step, is_same_method, settings_text
+from tests.identities import check_identities
+from tests.servers.fake_server import FakeServer, running
+from tests.servers.fake_sglang import FakeSglang
+from tests.servers.test_measure import COLD, block, settings
+
+Pair = tuple[FakeServer, FakeServer]
+
+
+def method(name: str, /, depth: int = 3, **given: Any) -> SpeculationConfig:
+    text = settings_text(given)
+    return SpeculationConfig(name, "t", None, name, depth, VerifyRule.SERVER, backend="openai", speculative_config=text)
+
+
+def fingerprint(pair: Pair, config: SpeculationConfig) -> str:
+    engine = connect(settings(pair), config, COLD, requests_per_slot=3, default_sampling={})
+    return engine.configs[0].fingerprint
+
+
+@pytest.mark.parametrize("name", ["mtp", "dflash", "p-eagle", "later"])
+@pytest.mark.parametrize("level", ["detailed", "none"])
+def test_a_server_that_drafts_by_its_own_method_is_measured(name: str, level: str) -> None:
+    """By its answers, or, where those say nothing, by vLLM's counters: of a method that always drafts."""
+    with running(*(pair := (FakeServer(), FakeServer(3, level=level)))):
+        if (name, level) == ("later", "none"):
+            with pytest.raises(ModelError, match="--per-request-spec-decode-metrics detailed"):
+                fingerprint(pair, method(name))
+            return
+        engine = connect(settings(pair), method(name), COLD, requests_per_slot=3, default_sampling={})
+        result = engine.measure(block(3))
+    assert [run.failure for run in result.runs] == [None] * 3
+    for run in result.runs:
+        assert run.counts is not None
+        check_identities(run.counts)
+        assert run.served is not None
+        if name == "later":  # a step may have had no draft, so that the last one may be unsure
+            assert run.served.counts_source in ("response", "response_unsure")
+        else:
+            assert run.served.counts_source == ("counters" if level == "none" else "response")
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "error"),
+    [
+        ({"method": "eagle3"}, "mtp", "method is 'mtp', and the speculative server says that it drafts by 'eagle3'"),
+        ({"method": "mtp"}, "deepseek_mtp", None),  # as vLLM calls it from then on
+        ({"method": "p_eagle"}, "p-eagle", None),
+        ({}, "mtp", None),
+    ],
+)
+def test_a_method_that_vllm_says_otherwise_is_an_error_that_names_both(
+    said: dict[str, Any], name: str, error: str | None
+) -> None:
+    with running(*(pair := (FakeServer(), FakeServer(3, drafting=said)))):
+        if error is None:
+            assert fingerprint(pair, method(name))
+            return
+        with pytest.raises(ModelError, match=error):
+            fingerprint(pair, method(name))
+
+
+@pytest.mark.parametrize(("algorithm", "name", "is_same"), [("EAGLE", "NEXTN", True), ("EAGLE3", "EAGLE", False)])
+def test_a_method_that_sglang_says_otherwise_is_an_error_that_names_both(
+    algorithm: str, name: str, is_same: bool
+) -> None:
+    with running(*(pair := (FakeSglang(), FakeSglang(3, algorithm=algorithm)))):
+        if is_same:
+            assert fingerprint(pair, method(name))
+            return
+        with pytest.raises(ModelError, match=f"method is '{name}'.* drafts by '{algorithm}'"):
+            fingerprint(pair, method(name))
+
+
+def test_another_depth_is_an_error_that_names_both() -> None:
+    with (
+        running(*(pair := (FakeServer(), FakeServer(3)))),
+        pytest.raises(ModelError, match="num_speculative_tokens is 4, and the speculative server drafts 3"),
+    ):
+        fingerprint(pair, method("mtp", 4))
+
+
+def told(pair: Pair, config: SpeculationConfig) -> str:
+    return "; ".join(remarks(*probe_both(settings(pair)), config))
+
+
+def test_what_a_server_does_not_say_of_its_method_is_said_to_be_unchecked() -> None:
+    config = method("mtp", draft_tensor_parallel_size=2, quantization="fp8", nested={"a": 1})
+    with running(*(pair := (FakeServer(), FakeServer(3)))):
+        assert "'mtp' and its speculative_config are unchecked" in told(pair, config)
+        assert "unchecked" not in told(pair, replace(config, speculative_config=None, proposer="eagle3"))
+        pair[1].drafting = {"method": "mtp", "draft_tensor_parallel_size": 1}
+        found = told(pair, config)
+        assert "speculative_config has draft_tensor_parallel_size = 2, and the speculative server says 1" in found
+        assert "does not say nested, quantization: unchecked" in found
+        pair[1].drafting |= {"draft_tensor_parallel_size": 2, "quantization": "fp8", "nested": {}}
+        assert "speculative_config" not in told(pair, config)
+
+
+def test_settings_are_part_of_the_fingerprint_whatever_their_order() -> None:
+    with running(*(pair := (FakeServer(), FakeServer(3)))):
+        first = fingerprint(pair, method("mtp", a=1, b={"c": [1, 2], "d": 3}))
+        assert first == fingerprint(pair, method("mtp", b={"d": 3, "c": [1, 2]}, a=1))
+        others = [method("mtp"), method("mtp", a=1, b={"c": [2, 1], "d": 3}), method("dflash", a=1)]
+        others.append(replace(method("mtp"), draft="org/draft"))
+        assert len({first, *(fingerprint(pair, each) for each in others)}) == 5
+
+
+def test_a_servers_method_is_not_replayed() -> None:
+    with pytest.raises(ConfigError, match="a server drafts it by its method mtp, which cannot be replayed"):
+        require_replayable(method("mtp"))
+
+
+def test_costs_belong_to_the_settings_but_not_to_the_depth() -> None:
+    with running(*(pair := (FakeServer(), FakeServer(3)))):
+        engine = connect(settings(pair), method("mtp", 3, num_speculative_tokens=3, a=1), COLD, requests_per_slot=1,
+                         default_sampling={})  # fmt: skip
+    key = CostKey.of(engine.configs[0], is_greedy=True)
+    assert key.serves(method("mtp", 4, num_speculative_tokens=4, a=1))
+    assert not key.serves(method("mtp", 4, a=2))
+    assert not key.serves(method("dflash", 4, a=1))
+    assert not key.serves(replace(method("mtp"), speculative_config=None))
+
+
+def test_a_method_that_may_not_draft_in_every_step_is_not_profiled() -> None:
+    with running(*(pair := (FakeServer(), FakeServer(3)))), pytest.raises(InputError, match="later is not known to"):
+        profile_servers(settings(pair), method("later"), ServerGrid((1,), (8,)), vocab_size=64, requests_per_slot=1,
+                        default_sampling={})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("mtp", "MTP", True),
+        ("qwen3_next_mtp", "mtp", True),
+        ("NEXTN", "EAGLE", True),
+        ("p-eagle", "P_EAGLE", True),
+        ("eagle", "eagle3", False),
+        ("ngram", "ngram_gpu", False),
+    ],
+)
+def test_names_of_methods(one: str, other: str, is_same: bool) -> None:
+    assert is_same_method(one, other) is is_same
+
+
+def test_only_known_methods_are_taken_to_draft_in_every_step() -> None:
+    assert all(map(drafts_in_every_step, ("draft_model", "eagle3", "p-eagle", "deepseek_mtp", "NEXTN", "dflash")))
+    assert not any(map(drafts_in_every_step, ("ngram", "suffix", "ngram_gpu", "later")))
