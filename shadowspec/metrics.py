@@ -38,7 +38,10 @@ def draft_acceptance_rate(counts: StepCounts) -> float | None:
 
 
 def mean_acceptance_length(counts: StepCounts) -> float | None:
-    """1 + accepted / drafts: tokens emitted per propose-and-verify step, bonus or recovered token included."""
+    """1 + accepted / drafts: tokens emitted per propose-and-verify step, bonus or recovered token included.
+
+    Plain steps are none of these steps: `tokens_per_target_pass` counts them.
+    """
     accepted = ratio(counts.num_accepted_tokens, counts.num_drafts)
     return None if accepted is None else 1.0 + accepted
 
@@ -63,6 +66,11 @@ def conditional_acceptance_rates(counts: StepCounts) -> tuple[float | None, ...]
 def target_passes_saved(counts: SpeculationCounts) -> int:
     """Target forward passes that plain decoding would have needed beyond those that were made."""
     return counts.num_output_tokens - counts.target_passes
+
+
+def tokens_per_target_pass(counts: SpeculationCounts) -> float | None:
+    """Output tokens over target forward passes: prefill, drafted and plain steps alike."""
+    return ratio(counts.num_output_tokens, counts.target_passes)
 
 
 def time_per_output_token_ms(timing: ArmTiming) -> float | None:

@@ -106,7 +106,14 @@ DEFINITIONS = {
     ),
     "mean-length": (
         "Mean acceptance length",
-        "1 + accepted / drafts: tokens per propose-and-verify step, the bonus or recovered token included.",
+        "1 + accepted / drafts: tokens per propose-and-verify step, the bonus or recovered token included. Plain "
+        "steps, in which nothing was drafted, are left out.",
+    ),
+    "tokens-per-pass": (
+        "Tokens per target pass",
+        "Output tokens over target forward passes. Every pass counts: the prefill, steps that drafted, and plain "
+        "steps, which emit one token each. It says what speculation makes of the traffic; the mean acceptance length "
+        "says what a draft is worth.",
     ),
     "draft-rate": ("Draft acceptance rate", "Accepted over drafted tokens; falls with K by itself."),
     "marginal": ("Marginal rate", "Steps that accepted position i, over all steps. 1 + their sum is the mean length."),

@@ -77,7 +77,8 @@ class SpeculationCounts:
 
     @property
     def target_passes(self) -> int:
-        return 1 + self.num_drafts + self.num_plain_steps
+        """Of one run 1 + num_drafts + num_plain_steps; written so that it holds of pooled counts too."""
+        return self.num_output_tokens - self.num_accepted_tokens + self.num_cut_steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,9 +96,33 @@ def test_counts_that_contradict_each_other_are_refused(per_pos: tuple[int, ...])
         profile([decision(of=THREE)], broken)
 
 
-@pytest.mark.parametrize("verdict", [Verdict.HOLD, Verdict.DISABLE])
-def test_what_is_not_on_is_not_measured(verdict: Verdict) -> None:
-    found = profile([decision(verdict, of=THREE)])
+@pytest.mark.parametrize(
+    ("verdict", "code", "says"),
+    [
+        (Verdict.HOLD, "too_few_units", "HELD"),
+        (Verdict.HOLD, "other_engine", "HELD"),
+        (Verdict.DISABLE, "slowdown", "DISABLED"),
+    ],
+)
+def test_what_was_measured_is_exported_whatever_the_verdict(verdict: Verdict, code: str, says: str) -> None:
+    held = profile([decision(verdict, of=THREE, reason_code=code)])
+    enabled = profile([decision(of=THREE)])
+    assert held["measured"] is True
+    assert held["marginal_accept_rates"] == [0.6, 0.3, 0.3]
+    differing = {key for key in held if held[key] != enabled[key]}
+    assert differing == {"measurement_conditions"}
+    conditions = held["measurement_conditions"]
+    assert (conditions["verdict"], conditions["num_steps"], conditions["decisions"]) == (says, 200, [])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [(Verdict.DISABLE, "parity_fault"), (Verdict.DISABLE, "parity_biased"), (Verdict.DISABLE, "override")],
+)
+def test_counts_of_outputs_that_are_not_the_targets_and_what_an_operator_stopped_are_not_measured(
+    verdict: Verdict, code: str
+) -> None:
+    found = profile([decision(verdict, of=THREE, reason_code=code)])
     assert found["measured"] is False
     assert found["marginal_accept_rates"] == found["conditional_accept_rates"] == [0.0, 0.0, 0.0]
     assert found["mean_accept_length"] is None

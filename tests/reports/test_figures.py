@@ -103,6 +103,26 @@ def test_acceptance_is_pooled_and_named(seeds: list[int]) -> None:
     assert sum(share or 0 for share in acceptance.histogram_shares) == pytest.approx(1.0)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 40)), min_size=1, max_size=12, unique=True))
+def test_tokens_per_target_pass_count_every_pass_of_every_request(requests: list[tuple[int, int]]) -> None:
+    """Plain steps emit one token each; a mean over drafted steps alone says more than speculation gives."""
+    runs = []
+    for seed, plain in requests:
+        run = run_of(seed)
+        assert run.counts is not None
+        counts = replace(run.counts, num_plain_steps=plain, num_output_tokens=run.counts.num_output_tokens + plain)
+        runs.append(replace(run, counts=counts))
+    acceptance = figures.acceptance([measured(run) for run in runs])
+    assert acceptance is not None
+    counts_of_all = [run.counts for run in runs if run.counts]
+    passes = sum(1 + counts.num_drafts + counts.num_plain_steps for counts in counts_of_all)
+    tokens = sum(counts.num_output_tokens for counts in counts_of_all)
+    assert acceptance.tokens_per_target_pass == pytest.approx(tokens / passes)
+    assert acceptance.target_passes_saved == tokens - passes
+    assert acceptance.counts.target_passes == passes
+
+
 def test_acceptance_weighs_by_the_inverse_sampling_rate() -> None:
     rare, common = run_of(1), run_of(2)
     weighted = figures.acceptance([measured(rare, rate=0.25), measured(common, rate=1.0)])
@@ -111,6 +131,7 @@ def test_acceptance_weighs_by_the_inverse_sampling_rate() -> None:
     assert copies is not None
     assert weighted.is_weighted
     assert weighted.draft_acceptance_rate == copies.draft_acceptance_rate
+    assert weighted.tokens_per_target_pass == copies.tokens_per_target_pass
     assert weighted.marginal_acceptance_rates == copies.marginal_acceptance_rates
     assert weighted.mean_of_requests_acceptance_length == pytest.approx(copies.mean_of_requests_acceptance_length)
     assert weighted.counts == metrics.pool_counts(c for c in (rare.counts, common.counts) if c)  # as they were counted

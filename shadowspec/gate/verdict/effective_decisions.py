@@ -176,7 +176,8 @@ def for_what_serves(decisions: Iterable[Decision], policy: GatePolicy) -> list[D
     """
     found = []
     for each in decisions:
-        decision = replace(each, serving_engine=policy.serving_engine or each.serving_engine)
+        serving = policy.serving_engine or each.serving_engine
+        decision = each if serving == each.serving_engine else replace(each, serving_engine=serving)
         other = policy.other_engine(decision.engine)
         if (
             other is None

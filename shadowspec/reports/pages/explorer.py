@@ -52,7 +52,8 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "acceptance length": Figure(
         "Mean acceptance length (tokens per step)",
-        "1 + accepted / drafts: tokens per propose-and-verify step, the bonus or recovered token included.",
+        "1 + accepted / drafts: tokens per propose-and-verify step, the bonus or recovered token included. Plain "
+        "steps, in which nothing was drafted, are left out.",
         tally.mean_acceptance_length,
         "tokens",
     ),

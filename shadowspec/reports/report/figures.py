@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -100,6 +101,7 @@ def acceptance(runs: Sequence[JoinedRun]) -> Acceptance | None:
         draft_acceptance_rate=metrics.draft_acceptance_rate(weighted),
         first_position_acceptance_rate=metrics.first_position_acceptance_rate(weighted),
         mean_acceptance_length=metrics.mean_acceptance_length(weighted),
+        tokens_per_target_pass=metrics.tokens_per_target_pass(weighted),
         mean_of_requests_acceptance_length=metrics.ratio(
             sum(length * weight for length, weight in lengths), sum(weight for _, weight in lengths)
         ),
@@ -255,14 +257,12 @@ def _speedup_histogram(values: Sequence[float]) -> tuple[SpeedupBin, ...]:
 
 
 def _times(counts: SpeculationCounts, weight: int) -> SpeculationCounts:
-    return replace(
-        counts,
-        num_drafts=counts.num_drafts * weight,
-        num_draft_tokens=counts.num_draft_tokens * weight,
-        num_accepted_tokens=counts.num_accepted_tokens * weight,
-        num_accepted_tokens_per_pos=tuple(n * weight for n in counts.num_accepted_tokens_per_pos),
-        acceptance_histogram=tuple(n * weight for n in counts.acceptance_histogram),
-    )
+    """Every counter so many times."""
+
+    def multiply(value: int | tuple[int, ...]) -> Any:
+        return tuple(each * weight for each in value) if isinstance(value, tuple) else value * weight
+
+    return SpeculationCounts(**{each.name: multiply(getattr(counts, each.name)) for each in fields(counts)})
 
 
 def _weighted_sum(timings: Sequence[ArmTiming], weights: Sequence[int], read: Callable[[ArmTiming], float]) -> float:

@@ -186,7 +186,8 @@ def _facts(h: Hypothesis) -> str:
         a = h.acceptance
         facts += [
             f"mean acceptance length {number(a.mean_acceptance_length)} (pooled; mean of requests "
-            f"{number(a.mean_of_requests_acceptance_length)})",
+            f"{number(a.mean_of_requests_acceptance_length)}), over the steps that drafted",
+            f"tokens per target pass {number(a.tokens_per_target_pass)} (pooled; prefill and plain steps counted in)",
             f"first-position acceptance {percent(a.first_position_acceptance_rate)} (pooled), draft acceptance rate "
             f"{percent(a.draft_acceptance_rate)} (pooled)",
             f"marginal per position (pooled): {', '.join(map(percent, a.marginal_acceptance_rates))}",

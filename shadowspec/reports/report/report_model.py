@@ -36,6 +36,7 @@ class Acceptance:
     draft_acceptance_rate: float | None
     first_position_acceptance_rate: float | None
     mean_acceptance_length: float | None
+    tokens_per_target_pass: float | None  # prefill and plain steps counted in
     mean_of_requests_acceptance_length: float | None  # mean of the requests' own ratios: another figure
     marginal_acceptance_rates: tuple[float | None, ...]
     conditional_acceptance_rates: tuple[float | None, ...]

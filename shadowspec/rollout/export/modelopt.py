@@ -5,8 +5,9 @@ Read in Model-Optimizer's source (fields, version and licence: tests/data/peers/
   which is one more than were accepted;
 - the mean is per step, equals 1 + the sum of the marginal rates, and the marginal rates never rise;
 - a checkpoint is named by the last two parts of its path;
-- `measured: false`, with rates of 0 and no mean, stands for "nothing to rely on": what a decision that is not on
-  exports as.
+- `measured: false`, with rates of 0 and no mean, stands for "nothing to rely on": where nothing was counted, where
+  outputs were not the target's, and under an operator's override.  The profile switches nothing on, so that what was
+  measured is exported whatever the verdict, which stands in `measurement_conditions`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shadowspec.metrics import (
     mean_acceptance_length,
     pool_counts,
 )
-from shadowspec.rollout.export.endpoint_state import ServedDecision
+from shadowspec.rollout.export.endpoint_state import Off, ServedDecision
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import Schedule
 from shadowspec.types import FingerprintedConfig, SpeculationConfig, SpeculationCounts, Verdict
@@ -30,6 +31,7 @@ from shadowspec.types.engine_rules import used_rules
 SCHEMA_VERSION = "1.0"
 TOLERANCE = 0.02  # ModelOpt's own, of the mean's consistency with the rates
 DIGITS = 6
+PARITY_CODES = ("parity_fault", "parity_biased")  # outputs were not the target's, and so neither are the counts
 BLOCKED = "blocked"  # a decision that is on by itself, and off for the sake of a slice
 # They always draft all they may: a shallower draft is a prefix of a deeper one.
 CHAIN_METHODS = ("draft_model", "heterogeneous_draft_model", "medusa", "mlp_speculator", "eagle", "eagle3")
@@ -49,7 +51,7 @@ def render(
     """
     served = _choose(schedule)
     by_slice = counts.get(served.decision.fingerprint, {})
-    total = pool_counts(by_slice.values()) if schedule.is_on else None
+    total = pool_counts(by_slice.values()) if _is_reliable(schedule, served) else None
     profile = _profile(schedule, served, total, by_slice, configs[served.decision.fingerprint])
     return Document(json.dumps(profile, indent=2) + "\n")
 
@@ -74,6 +76,12 @@ def _choose(schedule: Schedule) -> ServedDecision:
         schedule.served_decisions
     )
     return max(behind, key=lambda each: (each.num_speculative_tokens, each.speedup_lower))
+
+
+def _is_reliable(schedule: Schedule, served: ServedDecision) -> bool:
+    """Whether acceptance that was measured may be relied on, whatever became of speed and memory."""
+    is_ordered_off = bool(schedule.orders) or served.off is Off.OVERRIDDEN
+    return schedule.is_on or not (is_ordered_off or served.decision.reason_code in PARITY_CODES)
 
 
 def _profile(
