@@ -51,6 +51,16 @@ def look(store: Store, minutes: float = 500) -> int | None:
     return watch(store, "chat", ["a"], None, POLICY, NOW + minutes * MINUTE).ordered
 
 
+def test_a_reading_that_is_too_coarse_makes_the_window_longer(store: Store) -> None:
+    """Of an engine that prints six digits: 1,200,100 drafted tokens, and 1,200,000 before."""
+    for minutes, drafts in ((0, 600_000), (1, 600_050), (2, 601_000)):
+        (taken,) = take_scrapes(store, "chat", [replace(scrape(minutes, drafts, drafts // 2), num_digits=6)])
+        assert (taken.window is not None) is (minutes == 2)
+    assert taken.window is not None
+    assert (taken.window.began_at, taken.window.ended_at) == (NOW, NOW + 2 * MINUTE)
+    assert taken.window.counts.num_drafts == 1_000
+
+
 def test_what_is_kept_comes_back(store: Store) -> None:
     taken = take_scrapes(store, "chat", [scrape(0, 100, 70), scrape(0, 5, 1, replica="b")])
     assert [each.window for each in taken] == [None, None]

@@ -151,7 +151,7 @@ def _render(
 ) -> Document:
     from dataclasses import replace
 
-    from shadowspec.rollout.export import flagd, modelopt, sglang, tensorrt_llm, vllm
+    from shadowspec.rollout.export import flagd, llamacpp, modelopt, sglang, tensorrt_llm, vllm
     from shadowspec.rollout.export.engine_match import require_engine
     from shadowspec.rollout.export.load_schedule import endpoint_schedule, slice_schedules, with_share
 
@@ -175,6 +175,9 @@ def _render(
             document = sglang.render(schedule, str(adaptive))
         case ExportFormat.TENSORRT_LLM:
             document = tensorrt_llm.render(schedule)
+        case ExportFormat.LLAMACPP:
+            schedule = llamacpp.choose(names[0], decisions, overrides=orders)
+            document = llamacpp.render(schedule)
         case ExportFormat.MODELOPT:
             document = modelopt.render(schedule, _counts(store, names[0]), store.fingerprints())
     accepted = require_engine(form, [schedule], is_accepted=accept_other_engine)

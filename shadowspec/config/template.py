@@ -213,7 +213,7 @@ num_speculative_tokens = 4
 # What the endpoint's production engines count, read by `shadowspec live` and `shadowspec schedule`: docs/live.md
 # [endpoints.chat.live]
 # metrics_urls = ["http://engine-0:8000/metrics"]  # one per replica; no other host is contacted
-# engine = ~                 # or "sglang", "tensorrt-llm"
+# engine = ~                 # or "sglang", "tensorrt-llm", "llama.cpp"
 # model = "my-model"         # the name under which they serve it; default: the first of served_models
 # api_key_variable = "VLLM_API_KEY"  # variable of the environment that holds the key
 # ca_file = "servers-ca.pem" # default: the system's authorities

@@ -29,6 +29,7 @@ from shadowspec.types import COUNTS, Buckets, Decision, LiveCounts, LiveReplica,
 from shadowspec.types.live_windows import FIRST_POSITION, GuardPolicy
 
 HIGHEST = 1.0  # an acceptance rate
+MAX_ROUNDING = 0.01  # of what a window drafted: errors of neighbouring windows cancel, and the tolerance is larger
 MAX_UNITS = 10_000  # the newest windows that a detector folds: begun later its statistic is lower, never higher
 _WATCHED = ("advisory_acceptance", "drift_acceptance")  # of the promises fixed at ENABLE, the higher one
 
@@ -90,6 +91,23 @@ def window_between(before: LiveReplica | None, scrape: LiveScrape) -> LiveWindow
     if counts is None or began_at >= scrape.scraped_at:
         return None
     return LiveWindow(scrape.replica, scrape.series, began_at, scrape.scraped_at, is_reset, before.num_failed, counts)
+
+
+def is_too_coarse(scrape: LiveScrape, last: LiveScrape) -> bool:
+    """Whether what was drafted in between may be off by more than `MAX_ROUNDING` of it: the window is then made longer.
+
+    Not where the counters began anew, which ends a window whatever they say.
+    """
+    if scrape.series != last.series:
+        return False
+    pairs = [
+        (new, old)
+        for name in ("num_drafts", "num_draft_tokens")
+        if (new := getattr(scrape.counts, name)) is not None and (old := getattr(last.counts, name)) is not None
+    ]
+    if any(new < old for new, old in pairs):
+        return False
+    return any(scrape.rounding(new) > MAX_ROUNDING * (new - old) for new, old in pairs)
 
 
 def difference(after: LiveCounts, before: LiveCounts) -> LiveCounts | None:

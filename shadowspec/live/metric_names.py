@@ -2,7 +2,7 @@
 
 vLLM's names were tried on 0.32.0.  SGLang's are read from `python/sglang/srt/observability/metrics_collector.py` as it
 is stored for revision 44cedc2b of its repository, TensorRT-LLM's from `tensorrt_llm/metrics/collector.py` as stored for
-revision 89fd9b74; neither engine was run here.
+revision 89fd9b74; neither engine was run here.  llama.cpp's were tried on build 0c1e570.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import Field
 from shadowspec.types import END_TO_END, FIRST_TOKEN, PER_TOKEN
 from shadowspec.types.constrained import HttpUrl, PathText, Seconds, Text, Variable
 
-MODEL_LABEL: Final = "model_name"  # of all three
+MODEL_LABEL: Final = "model_name"  # of all but llama.cpp, whose server has one model
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,9 @@ class MetricNames:
 
     `counters` are by the fields of `LiveCounts`, `latencies` by their names there.  Where draft tokens and accepted
     tokens are counted by position `drafted_per_pos` and `accepted_per_pos` say so, with the label of the position.
+
+    `num_digits`: counters are printed with so many digits, and rounded above; 0: whole.  Those by position are whole in
+    any case.  `excludes_cached`: prompt tokens are counted without those from the prefix cache.
     """
 
     prefix: str
@@ -34,6 +37,8 @@ class MetricNames:
     position_label: str = ""
     drafted_per_pos: str | None = None
     accepted_per_pos: str | None = None
+    num_digits: int = 0
+    excludes_cached: bool = False
 
 
 VLLM: Final = MetricNames(
@@ -87,7 +92,28 @@ TENSORRT_LLM: Final = MetricNames(
     drafted_per_pos="spec_decode_drafted_tokens_total",
     accepted_per_pos="spec_decode_accepted_tokens_total",
 )
-ENGINES: Final[Mapping[str, MetricNames]] = {"vllm": VLLM, "sglang": SGLANG, "tensorrt-llm": TENSORRT_LLM}
+LLAMACPP: Final = MetricNames(
+    prefix="llamacpp:",
+    counters={
+        "num_drafts": "spec_decode_num_drafts_total",
+        "num_draft_tokens": "spec_decode_num_draft_tokens_total",
+        "num_accepted_tokens": "spec_decode_num_accepted_tokens_total",
+        "num_output_tokens": "tokens_predicted_total",
+        "num_prompt_tokens": "prompt_tokens_total",
+        "num_cached_tokens": "prompt_tokens_cached_total",
+    },
+    latencies={},
+    position_label="position",
+    accepted_per_pos="spec_decode_num_accepted_tokens_per_pos_total",
+    num_digits=6,
+    excludes_cached=True,
+)
+ENGINES: Final[Mapping[str, MetricNames]] = {
+    "vllm": VLLM,
+    "sglang": SGLANG,
+    "tensorrt-llm": TENSORRT_LLM,
+    "llama.cpp": LLAMACPP,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +128,7 @@ class LiveSource:
 
     urls: Annotated[tuple[HttpUrl, ...], Field(alias="metrics_urls", min_length=1)]  # one per replica
     model: Text  # the name under which they serve it
-    engine: Literal["vllm", "sglang", "tensorrt-llm"] = "vllm"
+    engine: Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp"] = "vllm"
     api_key_variable: Variable | None = None
     ca_file: PathText | None = None  # None: the system's authorities
     timeout_s: Seconds = 10.0

@@ -1,4 +1,4 @@
-"""A page of Prometheus metrics as counts: three engines' names, one value.
+"""A page of Prometheus metrics as counts: four engines' names, one value.
 
 Counters of several ranks (and models' other labels) are summed.  What is not on the page is None, never 0.
 """
@@ -93,6 +93,10 @@ def _counts(sums: _Sums, names: MetricNames) -> LiveCounts:
     if names.drafted_per_pos is not None and drafted:  # every draft has a first token
         entry["num_drafts"], entry["num_draft_tokens"] = drafted.get(0, 0), sum(drafted.values())
         entry["num_accepted_tokens"] = sum(accepted.values())
+    if names.num_digits and accepted:  # by position they are not rounded
+        entry["num_accepted_tokens"] = sum(accepted.values())
+    if names.excludes_cached and (uncached := entry["num_prompt_tokens"]) is not None:
+        entry["num_prompt_tokens"] = uncached + (entry["num_cached_tokens"] or 0)
     return LiveCounts(
         **entry,
         num_accepted_tokens_per_pos=tuple(accepted.get(place, 0) for place in positions),

@@ -24,7 +24,7 @@ from shadowspec.servers.stream import ServerError
 from shadowspec.types import FailedScrape, LiveScrape
 
 MAX_PAGE_BYTES: Final = 16 * 2**20  # vLLM's page with every histogram has some 100 kB for each model
-WORDS: Final = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
+WORDS: Final = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM", "llama.cpp": "llama.cpp"}
 
 
 def scrape_all(source: LiveSource, environment: Mapping[str, str] | None = None) -> list[LiveScrape | FailedScrape]:
@@ -56,9 +56,8 @@ async def _scrape(http: httpx.AsyncClient, source: LiveSource, url: str) -> Live
         page = _page(text, source, replica)
     except ServerError as error:
         return FailedScrape(replica, datetime.now(UTC), error.code, str(error))
-    return LiveScrape(
-        replica, f"{source.engine} {source.model}, {page.series}", scraped_at, page.started_at, page.counts
-    )
+    series, digits = f"{source.engine} {source.model}, {page.series}", ENGINES[source.engine].num_digits
+    return LiveScrape(replica, series, scraped_at, page.started_at, page.counts, digits)
 
 
 async def _text(http: httpx.AsyncClient, url: str, timeout_s: float) -> str:

@@ -14,7 +14,16 @@ from typing import Final
 
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
-from shadowspec.live.guard import MAX_UNITS, Guarded, Promise, from_then, promise_of, watch_replica, window_between
+from shadowspec.live.guard import (
+    MAX_UNITS,
+    Guarded,
+    Promise,
+    from_then,
+    is_too_coarse,
+    promise_of,
+    watch_replica,
+    window_between,
+)
 from shadowspec.store import Store
 from shadowspec.text import percent, plural
 from shadowspec.types import FailedScrape, LiveReplica, LiveScrape, LiveWindow, Override, OverrideRecord, Verdict
@@ -131,5 +140,7 @@ def _take_scrape(before: LiveReplica | None, scraped: Scraped) -> Taken:
         failed = replace(known, num_failed=known.num_failed + 1, failed_at=scraped.scraped_at, error=scraped.code)
         return Taken(scraped, None, failed if is_newer else known)
     if known.scrape is not None and scraped.scraped_at <= known.scrape.scraped_at:
+        return Taken(scraped, None, known)
+    if known.scrape is not None and is_too_coarse(scraped, known.scrape):
         return Taken(scraped, None, known)
     return Taken(scraped, window_between(before, scraped), LiveReplica(scraped.replica, scraped))

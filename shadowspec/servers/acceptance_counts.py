@@ -21,6 +21,8 @@ from shadowspec.servers import sglang
 from shadowspec.servers.client import Client, fresh_salt
 from shadowspec.servers.counters import Counters, scrape
 from shadowspec.servers.endings import Ending, VerifyStep, endings, likeliest
+from shadowspec.servers.llamacpp_steps import UntraceableError, read_steps
+from shadowspec.servers.probing import CountsSource
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.stream import Completion
 from shadowspec.types import SpeculationCounts
@@ -48,6 +50,30 @@ class Accepted:
     counts: SpeculationCounts
     is_early_rejection: bool | None
     is_sure: bool = True
+
+
+def counts_of(
+    source: CountsSource,
+    completion: Completion,
+    num_prompt_tokens: int,
+    num_speculative_tokens: int,
+    *,
+    drafts_always: bool,
+) -> Accepted:
+    """The counters from what the answer itself says, wherever its engine says it.
+
+    Args:
+        drafts_always: the proposer has a draft in every step, as models and heads do, and lookup does not.
+
+    Raises:
+        UncountableError: it does not say enough, or contradicts itself.
+    """
+    said, length, width = completion.speculation or {}, num_prompt_tokens, num_speculative_tokens
+    if source is CountsSource.META_INFO:
+        return from_meta_info(said, completion, length, width)
+    if source is CountsSource.TIMINGS:
+        return from_progress(said, completion, length, width, drafts_always=drafts_always)
+    return from_steps(said, completion, length, width, drafts_always=drafts_always)
 
 
 def from_steps(
@@ -121,6 +147,37 @@ def from_meta_info(
     if sglang.num_proposed(meta) not in (None, verified * num_speculative_tokens):
         raise UncountableError("a step drafted another number of tokens than was configured")
     return _from_histogram(histogram, completion, num_prompt_tokens)
+
+
+def from_progress(
+    said: Mapping[str, Any],
+    completion: Completion,
+    num_prompt_tokens: int,
+    num_speculative_tokens: int,
+    *,
+    drafts_always: bool,
+) -> Accepted:
+    """The counters from how far llama.cpp's drafts had come at each token.
+
+    Raises:
+        UncountableError: it does not say that, or what it says contradicts itself.
+    """
+    try:
+        trace = read_steps(said, num_speculative_tokens, drafts_always=drafts_always)
+    except UntraceableError as error:
+        raise UncountableError(str(error)) from error
+    if any(each.drafted > num_speculative_tokens for each in trace.steps):
+        raise UncountableError("a step drafted more tokens than were configured")
+    accepted = [each.accepted for each in trace.steps]
+    early = accepted[:EARLY_STEPS]
+    counts = _counts(
+        _histogram(accepted, num_speculative_tokens),
+        sum(each.drafted for each in trace.steps),
+        Ending(trace.num_plain, trace.steps[-1] if trace.ends_with_step else None),
+        completion,
+        num_prompt_tokens,
+    )
+    return Accepted(counts, is_early_rejection(len(early), early.count(0)), trace.is_sure)
 
 
 def _from_histogram(histogram: Sequence[int], completion: Completion, num_prompt_tokens: int) -> Accepted:

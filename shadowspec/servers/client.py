@@ -97,12 +97,18 @@ class Client:
             ServerError: there is no usable answer; the last attempt says why.
         """
 
-        def ask(attempt: int) -> Awaitable[Mapping[str, Any]]:
-            body = self.dialect.scoring_body_of(token_ids, start, number, self._model, f"{salt}-{attempt}")
-            return self._ask(body)
+        found: list[Any] = []
+        for part in self.dialect.scored_together(len(token_ids), start):
 
-        answer, _ = await self._retry(ask)
-        return self.dialect.prompt_logprobs_of(answer, token_ids, start)
+            def ask(attempt: int, part: range = part) -> Awaitable[Mapping[str, Any]]:
+                ids = token_ids[: part.stop]
+                return self._ask(
+                    self.dialect.scoring_body_of(ids, part.start, number, self._model, f"{salt}-{attempt}")
+                )
+
+            answer, _ = await self._retry(ask)
+            found += self.dialect.prompt_logprobs_of(answer, token_ids[: part.stop], part.start)
+        return found
 
     def speaking(self, dialect: Dialect) -> Client:
         """The same client, in another dialect."""
@@ -150,6 +156,8 @@ class Client:
     async def _attempt(self, request: ServerRequest, salt: str) -> Completion:
         """One attempt.  The clock that gives it up is set further by tokens alone, not by whatever else comes."""
         waits, loop = self._waits, asyncio.get_running_loop()
+        if (name := self.dialect.lacking(request)) is not None:
+            raise ServerError(self.name, f"unsupported_{name}", f"its engine has no {name}, or means it otherwise")
         body = self.dialect.body_of(request, self._model, salt)
         sent_s = time.perf_counter()
         end = loop.time() + waits.total_s

@@ -29,6 +29,10 @@ _SGLANG: Final[Mapping[ConstraintForm, str]] = {  # of SGLang's sampling_params
 }
 
 
+# llama.cpp reads another language of grammars, and knows no regular expressions and no structural tags.
+LLAMACPP_FORMS: Final = (ConstraintForm.JSON_OBJECT, ConstraintForm.JSON_SCHEMA, ConstraintForm.CHOICE)
+
+
 def structured_fields(constraint: OutputConstraint) -> dict[str, Any]:
     """What is added to a body of vLLM's /v1/completions."""
     return {"structured_outputs": {_STRUCTURED[constraint.form]: _value(constraint)}}
@@ -46,6 +50,14 @@ def guided_fields(constraint: OutputConstraint) -> dict[str, Any]:
 def sglang_parameters(constraint: OutputConstraint) -> dict[str, Any]:
     """What is added to the sampling parameters of SGLang's /generate, all of it text."""
     return {_SGLANG[constraint.form]: _SGLANG_TEXTS.get(constraint.form, _text)(constraint)}
+
+
+def llamacpp_fields(constraint: OutputConstraint) -> dict[str, Any]:
+    """What is added to a body of llama.cpp's /completion, of a form that is among `LLAMACPP_FORMS`."""
+    if constraint.form is ConstraintForm.CHOICE:
+        return {"grammar": _choice_rule(constraint)}
+    text = ANY_OBJECT if constraint.form is ConstraintForm.JSON_OBJECT else constraint.text
+    return {"json_schema": json.loads(text)}
 
 
 def _value(constraint: OutputConstraint) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shadowspec.servers import sglang
+from shadowspec.servers import llamacpp, sglang
 from shadowspec.servers.client import Client, open_client, run_async, trust
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import ServerError
@@ -68,6 +68,8 @@ async def identify(client: Client, model: str) -> Identity:
         raise ServerError(client.name, "other_model", f"it serves {names}, and not {model}")
     if rows[0].get("owned_by") == sglang.ENGINE:
         return await _sglang(client, rows[0])
+    if rows[0].get("owned_by") == llamacpp.OWNER:
+        return await _llamacpp(client)
     text = await client.look("version")
     version = UNKNOWN if text is None else str(_document(client, text, "/version").get("version", UNKNOWN))
     length = rows[0].get("max_model_len")
@@ -107,6 +109,27 @@ async def _sglang(client: Client, entry: Mapping[str, Any]) -> Identity:
         str(info.get("model_path", UNKNOWN)),
         length if type(length) is int else None,
         tuple((name, str(info[name])) for name in sglang.REPORTED_SETTINGS if name in info),
+    )
+
+
+async def _llamacpp(client: Client) -> Identity:
+    """What llama.cpp says of itself; the context is that of one slot.
+
+    Raises:
+        ServerError: it does not say it, or is one that routes requests to others.
+    """
+    props = _document(client, await client.look("props"), "/props")
+    settings = props.get("default_generation_settings")
+    length = settings.get("n_ctx") if isinstance(settings, dict) else None
+    if type(length) is not int or length < 1:
+        raise ServerError(client.name, "garbage", "/props names no context of a slot: a router's model has none")
+    reported = {name: props[name] for name in llamacpp.REPORTED_SETTINGS if name in props}
+    return Identity(
+        llamacpp.ENGINE,
+        str(props.get("build_info", UNKNOWN)),
+        str(props.get("model_path", UNKNOWN)),
+        length,
+        tuple((name, str(value)) for name, value in reported.items()),
     )
 
 

@@ -22,7 +22,7 @@ from shadowspec.errors import ServiceUnavailableError
 from shadowspec.quality.contracts import judge
 from shadowspec.quality.custom_scores import Scorer
 from shadowspec.quality.outputs import is_repetition_loop
-from shadowspec.servers.acceptance_counts import Accepted, UncountableError, count_alone, from_meta_info, from_steps
+from shadowspec.servers.acceptance_counts import Accepted, UncountableError, count_alone, counts_of
 from shadowspec.servers.answer_parity import parity_of
 from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
 from shadowspec.servers.closed_loop import Outcome, concurrencies, run_arm, timing
@@ -200,10 +200,8 @@ class ServerEngine:
                 return await count_alone(client, request, self._settings.model, width)
             if spec.speculation is None:
                 return "no_acceptance"
-            if self._source is CountsSource.META_INFO:
-                return from_meta_info(spec.speculation, spec, length, width)
             always = self._config.config.drafts_in_every_step
-            return from_steps(spec.speculation, spec, length, width, drafts_always=always)
+            return counts_of(self._source, spec, length, width, drafts_always=always)
         except UncountableError as error:
             log.warning("%s: a request's acceptance is not known: %s", client.name, error)
             return "uncountable"

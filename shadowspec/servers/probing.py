@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+import httpx
+
 from shadowspec.errors import ConfigError, ModelError
-from shadowspec.servers import sglang
+from shadowspec.servers import llamacpp, sglang
 from shadowspec.servers.answer_parity import can_score
 from shadowspec.servers.client import Client, open_client, run_async, trust
 from shadowspec.servers.counters import scrape
@@ -18,7 +20,7 @@ from shadowspec.servers.kv_capacity import KvCapacity, read_capacity
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import ServerError
-from shadowspec.types import SamplingParameters, SpeculationConfig
+from shadowspec.types import SamplingParameters, SpeculationConfig, VerifyRule
 from shadowspec.types.served_methods import DRAFT_KEYS, METHOD_KEYS, is_same_method, plain_key, setting
 
 VLLM: Final = "vllm"  # as its /v1/models says
@@ -37,13 +39,23 @@ class CountsSource(StrEnum):
 
     RESPONSE = "response"  # vLLM's metrics.speculative_decoding, of the very request that was timed
     META_INFO = "meta_info"  # SGLang's histogram of that request's steps
+    TIMINGS = "timings"  # llama.cpp's draft_n and draft_n_accepted at each token of that request
     COUNTERS = "counters"  # the server's counters around the same request, sent once more, alone and untimed
 
     @property
     def meaning(self) -> str:
         if self is CountsSource.COUNTERS:
             return "the server's counters, in a pass of its own"
-        return "each answer" + ("'s meta_info" if self is CountsSource.META_INFO else "")
+        return {CountsSource.META_INFO: "each answer's meta_info", CountsSource.TIMINGS: "each answer's timings"}.get(
+            self, "each answer"
+        )
+
+
+_BY_REQUEST: Final = {
+    Dialect.OPENAI: CountsSource.RESPONSE,
+    Dialect.SGLANG: CountsSource.META_INFO,
+    Dialect.LLAMACPP: CountsSource.TIMINGS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +89,8 @@ async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
     client = client.speaking(Dialect.of(identity.engine))
     if client.dialect is Dialect.SGLANG:
         return await _probe_sglang(client, identity, score_logprobs)
+    if client.dialect is Dialect.LLAMACPP:
+        return await _probe_llamacpp(client, identity, score_logprobs)
     found = await scrape(client, model)
     answer = await client.complete(TINY, "probe")
     speculation = answer.speculation or {}
@@ -139,6 +153,35 @@ async def _probe_sglang(client: Client, identity: Identity, score_logprobs: int)
     )
 
 
+async def _probe_llamacpp(client: Client, identity: Identity, score_logprobs: int) -> Probe:
+    """Its counters have a place for each token of the longest draft that llama.cpp may make, once it made one."""
+    answer = await client.complete(TINY, "probe")
+    page, slots = await _look_if_shown(client, "metrics"), await _look_if_shown(client, "slots")
+    progress = (answer.speculation or {}).get("progress")
+    number = llamacpp.longest_draft(page, progress, slots)
+    return Probe(
+        identity,
+        number,
+        counts_by_request=bool(number) and bool(progress),
+        has_counters=False,
+        has_metrics=page is not None,
+        returns_token_ids=answer.token_ids is not None,
+        tells_queue=answer.queue_ms is not None,
+        tells_cached=answer.cached_tokens is not None,
+        scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
+    )
+
+
+async def _look_if_shown(client: Client, path: str) -> str | None:
+    """The text at a path; None where the server was started without it, which llama.cpp answers with 501."""
+    try:
+        return await client.look(path)
+    except ServerError as fault:
+        if fault.code != f"http_{httpx.codes.NOT_IMPLEMENTED}":
+            raise
+        return None
+
+
 def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
     """The baseline and the speculative server, one after the other.
 
@@ -175,7 +218,7 @@ def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe
         word = "does not speculate" if found == 0 else "does not say that it speculates"
         raise ModelError(
             f"{where}: the speculative server {word}; start vLLM with --speculative-config, SGLang with "
-            "--speculative-algorithm"
+            "--speculative-algorithm, llama.cpp with --spec-type and --metrics"
         )
     reported = setting(dict(speculative.drafting), METHOD_KEYS)
     if config.is_served_method and reported is not None and not is_same_method(config.proposer, reported):
@@ -184,10 +227,16 @@ def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe
         )
     if found != wanted:
         raise ModelError(f"{where}: num_speculative_tokens is {wanted}, and the speculative server drafts {found}")
-    is_sglang = Dialect.of(speculative.identity.engine) is Dialect.SGLANG
+    dialect = Dialect.of(speculative.identity.engine)
+    if dialect is Dialect.LLAMACPP and config.verify_rule is VerifyRule.REJECTION:
+        raise ModelError(
+            f'{where}: verify_rule is rejection, and llama.cpp verifies by comparing: set verify_rule = "exact_match"'
+        )
     if speculative.counts_by_request:
-        return CountsSource.META_INFO if is_sglang else CountsSource.RESPONSE
-    if is_sglang:
+        return _BY_REQUEST[dialect]
+    if dialect is Dialect.LLAMACPP:
+        raise ModelError(f"{where}: the speculative server's answers hold no timings at each token: it is too old")
+    if dialect is Dialect.SGLANG:
         raise ModelError(f"{where}: the speculative server's meta_info holds no histogram of steps: SGLang is too old")
     if speculative.has_counters and speculative.returns_token_ids and config.drafts_in_every_step:
         return CountsSource.COUNTERS
@@ -210,7 +259,7 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
     With a config also what of its method the speculative server does not confirm.
     """
     identity, other = baseline.identity, speculative.identity
-    is_sglang = Dialect.of(other.engine) is Dialect.SGLANG
+    is_vllm = Dialect.of(other.engine) is Dialect.OPENAI
     found = []
     if identity.name != other.name:
         found.append(f"the servers differ in more than speculation: {identity.name}, {other.name}")
@@ -220,9 +269,9 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
         found.append(f"the servers differ in max_model_len: {identity.max_model_len}, {other.max_model_len}")
     if baseline.num_speculative_tokens is None:
         found.append("the baseline server does not say whether it speculates")
-    if not speculative.counts_by_request:
+    if not speculative.counts_by_request and is_vllm:
         found.append(f"acceptance takes a second, untimed pass, which {DETAILED} would save")
-    if not speculative.has_metrics and not is_sglang:
+    if not speculative.has_metrics and is_vllm:
         found.append("the speculative server shows no /metrics of vLLM's")
     if not (baseline.returns_token_ids and speculative.returns_token_ids):
         found.append("no token ids are returned: parity stays unknown")
@@ -233,7 +282,7 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
         )
     if not (baseline.tells_queue and speculative.tells_queue):
         found.append(
-            "queue times are not reported, and so not shown" + ("" if is_sglang else " (--enable-per-request-metrics)")
+            "queue times are not reported, and so not shown" + (" (--enable-per-request-metrics)" if is_vllm else "")
         )
     if not (baseline.tells_cached and speculative.tells_cached):
         found.append("cached tokens are not reported (--enable-prompt-tokens-details)")

@@ -33,11 +33,12 @@ import numpy as np
 
 from shadowspec import metrics
 from shadowspec.errors import InputError, NoDataError
-from shadowspec.servers.acceptance_counts import UncountableError, from_steps, steps_counted
+from shadowspec.servers.acceptance_counts import UncountableError, counts_of, steps_counted
 from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
 from shadowspec.servers.closed_loop import Outcome, run_arm
+from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.fingerprint import fingerprint_server_config
-from shadowspec.servers.identity import identify
+from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.measure_servers import SEEDS
 from shadowspec.servers.probing import CountsSource, counts_source, probe_both, remarks
 from shadowspec.servers.request import ServerRequest
@@ -173,12 +174,13 @@ def profile_servers(
         log.warning("candidate %r: %s", config.name, remark)
     known = fingerprint_server_config(config, settings, identities, source, requests_per_slot, default_sampling)
     reading = _Reading(source, settings.model, baseline.tells_queue and speculative.tells_queue)
-    return run_async(_profile(settings, known, reading, grid, vocab_size, seed, on_run))
+    return run_async(_profile(settings, known, identities, reading, grid, vocab_size, seed, on_run))
 
 
 async def _profile(
     settings: ServerSettings,
     config: FingerprintedConfig,
+    identities: Mapping[Arm, Identity],
     reading: _Reading,
     grid: ServerGrid,
     vocab_size: int,
@@ -189,7 +191,9 @@ async def _profile(
     runs: dict[tuple[int, int, Arm], list[_Run]] = {(*at, arm): [] for at in grid.places for arm in Arm}
     async with AsyncExitStack() as stack:
         clients: Mapping[Arm, Client] = {
-            arm: await stack.enter_async_context(open_client(arm, url, settings, context, max(grid.loads)))
+            arm: (await stack.enter_async_context(open_client(arm, url, settings, context, max(grid.loads)))).speaking(
+                Dialect.of(identities[arm].engine)
+            )
             for arm, url in ((Arm.BASELINE, settings.baseline_url), (Arm.SPECULATIVE, settings.speculative_url))
         }
         for arm, client in clients.items():  # untimed: connections, allocation, choice of kernels
@@ -233,7 +237,7 @@ async def _run(client: Client, requests: Sequence[ServerRequest], load: int, wid
     else:
         answers = _require_answers(await run_arm(client, requests, load, fresh_salt()))
         steps = [
-            _steps(client, each, len(request.prompt_token_ids), width)
+            _steps(client, each, len(request.prompt_token_ids), width, reading.source)
             for each, request in zip(answers, requests, strict=True)
         ]
     found = []
@@ -246,12 +250,14 @@ async def _run(client: Client, requests: Sequence[ServerRequest], load: int, wid
     return _Run(tuple(found), tuple(each.token_ids for each in answers))
 
 
-def _steps(client: Client, answer: Completion, num_prompt_tokens: int, width: int) -> tuple[int, int]:
+def _steps(
+    client: Client, answer: Completion, num_prompt_tokens: int, width: int, source: CountsSource
+) -> tuple[int, int]:
     """Steps after the prefill, and the tokens accepted in them."""
     if width == BASELINE:
         return answer.num_output_tokens - 1, 0
     try:
-        found = from_steps(answer.speculation or {}, answer, num_prompt_tokens, width, drafts_always=True)
+        found = counts_of(source, answer, num_prompt_tokens, width, drafts_always=True)
     except UncountableError as error:
         raise NoDataError(f"{client.name}: the steps of an answer cannot be counted: {error}") from error
     return found.counts.num_drafts + found.counts.num_plain_steps, found.counts.num_accepted_tokens

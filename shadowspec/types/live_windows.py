@@ -100,7 +100,8 @@ class LiveScrape:
     """What one replica said at a moment.
 
     `series` names what was counted: engine, model, ranks, positions, bins.  Under another one the counters are other
-    counters.  `started_at` is when the server's process began, None where it does not say.
+    counters.  `started_at` is when the server's process began, None where it does not say.  Counts with more than
+    `num_digits` digits are rounded to so many; 0: none is.
     """
 
     replica: str
@@ -108,6 +109,11 @@ class LiveScrape:
     scraped_at: datetime  # aware, UTC
     started_at: datetime | None
     counts: LiveCounts
+    num_digits: int = 0
+
+    def rounding(self, count: int) -> int:
+        """The most by which the difference of this count and a smaller one of the same counter is off."""
+        return 10 ** (len(str(count)) - self.num_digits) if self.num_digits and count >= 10**self.num_digits else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shadowspec.rollout.export import sglang, tensorrt_llm, vllm
+from shadowspec.rollout.export import llamacpp, sglang, tensorrt_llm, vllm
 from shadowspec.rollout.export.export_document import Document
 from shadowspec.rollout.export.load_schedule import endpoint_schedule
 from shadowspec.types import (
@@ -23,7 +23,17 @@ from shadowspec.types import (
 )
 from shadowspec.types.engine_rules import with_engine_rules
 from shadowspec.types.served_methods import settings_text
-from tests.export.worlds import config, decision, fields, judged, sglang_depths, tensorrt_depths, vllm_depths
+from tests.export.worlds import (
+    config,
+    decision,
+    fields,
+    judged,
+    llamacpp_depths,
+    llamacpp_flags,
+    sglang_depths,
+    tensorrt_depths,
+    vllm_depths,
+)
 
 TWO_DEPTHS = [decision(load=2, of=config(5), number=11), decision(load=6, of=config(3), number=12)]
 WITH_A_GAP = [decision(load=2), decision(Verdict.HOLD, load=4), decision(load=8)]
@@ -48,6 +58,11 @@ def exported_sglang(decisions: list[Decision]) -> tuple[dict[str, Any], Any, Doc
 def exported_tensorrt(decisions: list[Decision]) -> tuple[dict[str, Any], Document]:
     document = tensorrt_llm.render(endpoint_schedule("chat", judged(decisions)))
     return yaml.safe_load(document.text), document
+
+
+def exported_llamacpp(decisions: list[Decision]) -> tuple[dict[str, str], Document]:
+    document = llamacpp.render(llamacpp.choose("chat", judged(decisions)))
+    return llamacpp_flags(document.text), document
 
 
 def test_vllm_has_every_field_that_is_written() -> None:
@@ -109,6 +124,9 @@ def test_no_engine_is_given_a_draft_model_that_stops_by_its_confidence() -> None
         assert any(each.endswith(remark) for each in document.remarks)
     flags, _, document = exported_sglang([decision(of=ADAPTIVE)])
     assert flags == {}
+    assert any(each.endswith(remark) for each in document.remarks)
+    flags, document = exported_llamacpp([decision(of=replace(ADAPTIVE, verify_rule=VerifyRule.GREEDY_DRAFT))])
+    assert flags == {"--spec-type": "none"}
     assert any(each.endswith(remark) for each in document.remarks)
     for name in ("vllm", "sglang", "tensorrt_llm"):
         assert not [field for known in fields(name).values() for field in known if "draft_confidence" in field]
@@ -373,11 +391,74 @@ def test_tensorrt_is_off_where_it_cannot_say_it(decisions: list[Decision]) -> No
     assert exported_tensorrt(decisions)[0] == {"speculative_config": None}
 
 
+COMPARED = config(5, rule=VerifyRule.EXACT_MATCH, draft="draft.gguf")
+LOOKED_UP = config(4, proposer="ngram", rule=VerifyRule.EXACT_MATCH, draft=None, ngram_min=3, ngram_max=3)
+
+
+def test_llama_cpp_has_every_argument_that_is_written() -> None:
+    known = fields("llamacpp")
+    for of in (COMPARED, LOOKED_UP, replace(EAGLE, verify_rule=VerifyRule.GREEDY_DRAFT)):
+        flags, document = exported_llamacpp([decision(of=of)])
+        assert not [name for name in flags if name not in known["arguments"] or known["arguments"][name]["is_removed"]]
+        assert flags["--spec-type"] in known["spec_types"]
+        assert document.text.startswith("# chat: decisions 1; measured on ")
+    assert exported_llamacpp([])[0] == {"--spec-type": "none"}
+
+
+def test_llama_cpp_drafts_as_was_measured() -> None:
+    flags, document = exported_llamacpp([decision(load=8, of=COMPARED)])
+    assert flags == {
+        "--spec-type": "draft-simple", "--spec-draft-model": "draft.gguf", "--spec-draft-n-max": "5",
+        "--spec-draft-n-min": "0", "--spec-draft-p-min": "0", "--parallel": "8",
+    }  # fmt: skip
+    assert document.remarks == ("--parallel 8 keeps the server at batch sizes that were measured",)
+    folder = replace(COMPARED, draft="models/draft")
+    assert any("takes a GGUF file" in each for each in exported_llamacpp([decision(of=folder)])[1].remarks)
+    flags, _ = exported_llamacpp([decision(load=2, of=LOOKED_UP)])
+    assert flags == {
+        "--spec-type": "ngram-simple", "--spec-ngram-simple-size-n": "3", "--spec-ngram-simple-size-m": "4",
+        "--parallel": "2",
+    }  # fmt: skip
+
+
+def test_llama_cpp_takes_the_one_depth_that_reaches_furthest() -> None:
+    deep, shallow = COMPARED, replace(COMPARED, num_speculative_tokens=3)
+    both = [decision(load=2, of=deep, number=11), decision(load=6, of=shallow, number=12)]
+    flags, document = exported_llamacpp(both)
+    assert llamacpp_depths(flags, 100) == [5, 5]
+    assert any("above batch size 2" in each for each in document.remarks)
+    assert llamacpp_depths(exported_llamacpp([*both, decision(load=2, of=shallow, number=13)])[0], 100) == [3] * 6
+
+
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [
+        (config(4), "rejection was measured: exported as off"),
+        (replace(LOOKED_UP, ngram_min=2), "one length of n-grams, and 2 to 3 were measured"),
+        (replace(LOOKED_UP, num_speculative_tokens=2), "no fewer tokens than it looks up (3), and 2 were measured"),
+        (SUFFIX, "no counterpart of the measured proposer suffix"),
+    ],
+)
+def test_llama_cpp_is_off_where_it_cannot_draft_like_that(of: SpeculationConfig, says: str) -> None:
+    flags, document = exported_llamacpp([decision(of=of)])
+    assert flags == {"--spec-type": "none"}
+    assert any(says in each for each in document.remarks)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.HOLD, Verdict.DISABLE])
+def test_llama_cpp_is_off_where_nothing_is_on(verdict: Verdict) -> None:
+    assert exported_llamacpp([decision(verdict, of=COMPARED)])[0] == {"--spec-type": "none"}
+    late = [decision(Verdict.HOLD, load=1, of=COMPARED), decision(load=4, of=COMPARED)]
+    assert exported_llamacpp(late)[0] == {"--spec-type": "none"}
+
+
 def test_no_name_can_end_a_comment_or_a_value() -> None:
     nasty = 'org/a"\n# b: [1]\nspeculative_config: {x: 1}'
     of = config(draft=nasty)
     document, _ = exported_tensorrt([decision(of=of, endpoint="chat")])
     assert document["speculative_config"]["speculative_model"] == nasty
     assert exported_sglang([decision(of=of)])[0]["speculative-draft-model-path"] == nasty
+    flags, document = exported_llamacpp([decision(of=replace(COMPARED, draft=nasty))])
+    assert flags["--spec-draft-model"] == nasty
     text = tensorrt_llm.render(endpoint_schedule("a\nb: c", [])).text
     assert yaml.safe_load(text) == {"speculative_config": None}

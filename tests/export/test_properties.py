@@ -9,10 +9,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowspec.rollout.export import flagd, sglang, tensorrt_llm, vllm
+from shadowspec.rollout.export import flagd, llamacpp, sglang, tensorrt_llm, vllm
 from shadowspec.rollout.export.load_schedule import Schedule, endpoint_schedule, slice_schedules
 from shadowspec.types import Decision, SpeculationConfig, Verdict, VerifyRule
-from tests.export.worlds import NOW, WEEK, decision, judged, sglang_depths, tensorrt_depths, vllm_depths
+from tests.export.worlds import (
+    NOW,
+    WEEK,
+    decision,
+    judged,
+    llamacpp_depths,
+    llamacpp_flags,
+    sglang_depths,
+    tensorrt_depths,
+    vllm_depths,
+)
 
 SLICES = ("", "prompt_class=code", "prompt_class=chat")
 LOADS = (1, 2, 4, 7)
@@ -109,6 +119,8 @@ def test_nothing_is_on_without_a_decision_that_stands(world: list[Decision]) -> 
     adaptive = document.beside.get(sglang.ADAPTIVE_SUFFIX)
     flags = yaml.safe_load(document.text)
     assert_allowed(sglang_depths(flags, json.loads(adaptive) if adaptive else None, LARGEST), world, "")
+    flags = llamacpp_flags(llamacpp.render(llamacpp.choose("chat", standings)).text)
+    assert_allowed(llamacpp_depths(flags, LARGEST), world, "")
     for keys_are_largest in (False, True):
         for floor in (0, 1):
             read = tensorrt_depths(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from itertools import groupby, pairwise
+from itertools import dropwhile, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,22 @@ def sglang_depths(
         assert len(steps) == 1, "more than one candidate step adapts by a mean that has no bound"
         depths += steps
     return depths
+
+
+def llamacpp_flags(text: str) -> dict[str, str]:
+    """The arguments of an export as a shell splits them, after the lines of comments."""
+    lines = text.splitlines(keepends=True)
+    arguments = shlex.split("".join(dropwhile(lambda line: line.startswith("#"), lines)))
+    assert len(arguments) % 2 == 0
+    return dict(zip(arguments[::2], arguments[1::2], strict=True))
+
+
+def llamacpp_depths(flags: dict[str, str], max_batch_size: int) -> list[int]:
+    """The depth at batch sizes 1..max: one depth up to as many slots as the server has."""
+    if flags["--spec-type"] == "none":
+        return [0] * max_batch_size
+    depth = flags.get("--spec-draft-n-max", flags.get("--spec-ngram-simple-size-m", ""))
+    return [int(depth)] * min(int(flags["--parallel"]), max_batch_size)
 
 
 def tensorrt_depths(document: dict[str, Any], max_batch_size: int, *, keys_are_largest: bool, floor: int) -> list[int]:

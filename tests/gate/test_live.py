@@ -16,6 +16,7 @@ from shadowspec.live.guard import (
     Promise,
     difference,
     from_then,
+    is_too_coarse,
     promise_of,
     score_counts,
     watch_replica,
@@ -115,6 +116,31 @@ def test_other_labels_begin_another_series() -> None:
         window_between(after(scrape(0, counts(100, 70), started=-9)), replace(now, started_at=NOON - 9 * MINUTE))
         is None
     )
+
+
+def rounded(minutes: float, drafts: int) -> LiveScrape:
+    """Counters printed with six digits."""
+    whole = counts(drafts, drafts // 2)
+    printed = {name: int(float(f"{getattr(whole, name):.6g}")) for name in ("num_drafts", "num_draft_tokens")}
+    return replace(scrape(minutes, replace(whole, **printed)), num_digits=6)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_coarse"),
+    [
+        (400_000, 400_050, False),  # 800,000 drafted tokens: whole
+        (600_000, 600_050, True),  # printed to tens: 100 tokens may be 90 or 110
+        (600_000, 601_000, False),
+        (60_000_000, 60_040_000, True),  # to thousands
+        (60_000_000, 60_500_000, False),
+        (600_000, 600_000, True),  # nothing drafted, or a few
+        (600_000, 50, False),  # begun anew
+    ],
+)
+def test_a_rounded_counter_ends_a_window_only_where_rounding_is_small(before: int, after: int, is_coarse: bool) -> None:
+    assert is_too_coarse(rounded(1, after), rounded(0, before)) is is_coarse
+    exact = replace(rounded(0, before), num_digits=0), replace(rounded(1, after), num_digits=0)
+    assert not is_too_coarse(exact[1], exact[0])
 
 
 def test_what_is_unknown_in_either_stays_unknown() -> None:

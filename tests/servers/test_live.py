@@ -34,6 +34,19 @@ sglang:spec_accept_length{engine_type="unified",model_name="m",tp_rank="0"} 2.52
 sglang:e2e_request_latency_seconds_bucket{le="0.1",model_name="m"} 3.0
 sglang:e2e_request_latency_seconds_bucket{le="+Inf",model_name="m"} 10.0
 """
+LLAMACPP = """\
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 600
+# TYPE llamacpp:prompt_tokens_cached_total counter
+llamacpp:prompt_tokens_cached_total 200
+llamacpp:tokens_predicted_total 640
+llamacpp:spec_decode_num_draft_tokens_total 1.23457e+06
+llamacpp:spec_decode_num_accepted_tokens_total 1.1e+06
+llamacpp:spec_decode_num_drafts_total 617284
+llamacpp:requests_processing 2
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 600001
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 500002
+"""
 TENSORRT_LLM = """\
 trtllm_request_success_total{engine_type="pytorch",finished_reason="stop",model_name="m"} 6.0
 trtllm_request_success_total{engine_type="pytorch",finished_reason="length",model_name="m"} 4.0
@@ -143,6 +156,21 @@ def test_what_tensorrt_llm_counts() -> None:
     assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (250, 490, 330)
     assert counts.num_accepted_tokens_per_pos == (200, 130)
     assert (counts.num_requests, counts.num_cached_tokens) == (10, 200)
+
+
+def test_what_llama_cpp_counts(production: Production) -> None:
+    """Counters are printed with six digits, but for those by position; prompt tokens without the cached ones."""
+    counts = read(LLAMACPP, "llama.cpp").counts
+    assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (617_284, 1_234_570, 1_100_003)
+    assert counts.num_accepted_tokens_per_pos == (600_001, 500_002)
+    assert (counts.num_output_tokens, counts.num_requests) == (640, None)
+    assert (counts.num_prompt_tokens, counts.num_cached_tokens) == (800, 200)
+    assert counts.latencies == {}
+    production.answer = (200, {}, LLAMACPP.encode())
+    (scrape,) = scrape_all(source(production, engine="llama.cpp"))
+    assert isinstance(scrape, LiveScrape)
+    assert (scrape.num_digits, scrape.rounding(1_234_570), scrape.rounding(617_284)) == (6, 10, 0)
+    assert scrape.series.startswith("llama.cpp m, drafts, 2 positions, ")
 
 
 @pytest.mark.parametrize(

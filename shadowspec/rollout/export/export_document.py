@@ -14,6 +14,7 @@ class ExportFormat(StrEnum):
     VLLM = "vllm"
     SGLANG = "sglang"
     TENSORRT_LLM = "tensorrt-llm"
+    LLAMACPP = "llama.cpp"
     MODELOPT = "modelopt"
     FLAGD = "flagd"
 

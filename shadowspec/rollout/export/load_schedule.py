@@ -143,6 +143,30 @@ def slice_schedules(
     ]
 
 
+def single_depth_schedule(
+    schedule: Schedule, served_decisions: Sequence[ServedDecision], *, overrides: Collection[Override] = ()
+) -> Schedule:
+    """What an engine runs that drafts to one depth at every batch size: the depth that reaches furthest.
+
+    Args:
+        schedule: of the endpoint, by any number of depths.
+    """
+    depths = sorted({each.num_speculative_tokens for each in schedule.served_decisions if each.is_on})
+    schedules = [
+        endpoint_schedule(schedule.endpoint, served_decisions, depth=depth, overrides=overrides) for depth in depths
+    ]
+    return max(schedules, key=_reach, default=schedule)
+
+
+def _reach(schedule: Schedule) -> tuple[int, float]:
+    """The largest batch size that is reached from 1 without a gap; of equals, the best lower bound of the speedup."""
+    reach = max((each.last or 0 for each in schedule.leading_ranges()), default=0)
+    depth = schedule.max_num_speculative_tokens
+    on = [each for each in schedule.served_decisions if each.is_on and each.decision.concurrency <= reach]
+    of_depth = [each for each in on if each.num_speculative_tokens == depth]
+    return reach, max((each.speedup_lower for each in of_depth), default=0.0)
+
+
 def with_share(document: Document, schedule: Schedule) -> Document:
     """The export of a whole server, which cannot draw requests, with a remark where the rollout is partial."""
     if not schedule.is_on or schedule.share >= 1.0:

@@ -17,7 +17,14 @@ from collections.abc import Collection, Sequence
 
 from shadowspec.rollout.export.endpoint_state import ServedDecision
 from shadowspec.rollout.export.export_document import Document, comment_lines, yaml_lines
-from shadowspec.rollout.export.load_schedule import Schedule, counterpart, endpoint_schedule, off_remarks, rule_remarks
+from shadowspec.rollout.export.load_schedule import (
+    Schedule,
+    counterpart,
+    endpoint_schedule,
+    off_remarks,
+    rule_remarks,
+    single_depth_schedule,
+)
 from shadowspec.rollout.export.served_method import MethodKeys, served_settings
 from shadowspec.types import Override, SpeculationConfig, VerifyRule
 
@@ -35,18 +42,7 @@ def choose(
     schedule = endpoint_schedule(endpoint, served_decisions, overrides=overrides)
     if schedule.config is None or _is_adaptive(schedule.config):
         return schedule
-    depths = sorted({each.num_speculative_tokens for each in schedule.served_decisions if each.is_on})
-    schedules = (endpoint_schedule(endpoint, served_decisions, depth=depth, overrides=overrides) for depth in depths)
-    return max(schedules, key=_merit)
-
-
-def _merit(schedule: Schedule) -> tuple[int, float]:
-    """The largest batch size that is reached from 1 without a gap; of equals, the best lower bound of the speedup."""
-    reach = max((each.last or 0 for each in schedule.leading_ranges()), default=0)
-    depth = schedule.max_num_speculative_tokens
-    on = [each for each in schedule.served_decisions if each.is_on and each.decision.concurrency <= reach]
-    served_decisions = [each for each in on if each.num_speculative_tokens == depth]
-    return reach, max((each.speedup_lower for each in served_decisions), default=0.0)
+    return single_depth_schedule(schedule, served_decisions, overrides=overrides)
 
 
 def render(schedule: Schedule, adaptive_path: str) -> Document:
