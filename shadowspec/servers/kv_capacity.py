@@ -57,6 +57,8 @@ async def read_capacity(client: Client, identity: Identity) -> KvCapacity | None
     try:
         if client.dialect is Dialect.SGLANG:
             return of_sglang(await sglang_info(client), identity.max_model_len)
+        if client.dialect is Dialect.LLAMACPP:
+            return of_llamacpp(identity)
         page = await client.look("metrics")
         return None if page is None else of_vllm(page, identity.max_model_len)
     except (ServerError, ValueError) as error:  # no reason to end a measurement
@@ -143,3 +145,14 @@ def of_sglang(info: Mapping[str, Any], max_model_len: int | None) -> KvCapacity 
         tokens / max_model_len if max_model_len else None,
         tuple((name, str(value)) for name, value in sizing if value is not None),
     )
+
+
+def of_llamacpp(identity: Identity) -> KvCapacity | None:
+    """llama.cpp's slots, each with a context of its own, as it was started (`--parallel`, `--ctx-size`).
+
+    With `--kv-unified`, which it does not tell, all slots share what is here the context of one.
+    """
+    slots, length = dict(identity.reported_settings).get("total_slots", ""), identity.max_model_len
+    if not slots.isdigit() or length is None:
+        return None
+    return KvCapacity(int(slots) * length, float(slots), (("--ctx-size", str(int(slots) * length)),))

@@ -169,6 +169,7 @@ async def _probe_llamacpp(client: Client, identity: Identity, score_logprobs: in
         tells_queue=answer.queue_ms is not None,
         tells_cached=answer.cached_tokens is not None,
         scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
+        kv_capacity=await read_capacity(client, identity),
     )
 
 

@@ -11,13 +11,14 @@ from msgspec import structs
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.endings import VerifyStep
+from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.llamacpp import longest_draft
 from shadowspec.servers.llamacpp_steps import UntraceableError, read_steps
 from shadowspec.servers.measure_servers import ServerEngine, connect
 from shadowspec.servers.probing import probe_both, remarks
 from shadowspec.servers.server_profile import ServerGrid, profile_servers
 from shadowspec.servers.stream import ServerError
-from shadowspec.types import Block, Parity, SamplingParameters, VerifyRule
+from shadowspec.types import Block, Parity, SamplingParameters, ServedMemory, VerifyRule
 from tests.identities import check_identities
 from tests.servers.fake_llamacpp import FakeLlamaCpp, stepwise
 from tests.servers.fake_server import after, running
@@ -199,7 +200,24 @@ def test_a_baseline_that_speculates_is_seen(servers: Servers) -> None:
 
 
 def test_remarks_name_nothing_that_llama_cpp_does_not_have(servers: Servers) -> None:
-    assert remarks(*probe_both(settings(servers))) == ["queue times are not reported, and so not shown"]
+    assert remarks(*probe_both(settings(servers))) == [
+        "queue times are not reported, and so not shown",
+        *(
+            f"--ctx-size sets the size of the {arm} server's KV cache: a draft's weights take nothing of it, and are "
+            "not among the displaced tokens"
+            for arm in ("baseline", "speculative")
+        ),
+    ]
+
+
+def test_the_cache_is_that_of_its_slots(servers: Servers) -> None:
+    servers[1].slots = 2
+    baseline, speculative = probe_both(settings(servers))
+    assert baseline.kv_capacity == KvCapacity(4 * 1024, 4.0, (("--ctx-size", "4096"),))
+    assert speculative.kv_capacity == KvCapacity(2 * 1024, 2.0, (("--ctx-size", "2048"),))
+    (memory,) = connected(servers).measure(block(1)).memory.values()
+    assert isinstance(memory, ServedMemory)
+    assert (memory.baseline_kv_tokens, memory.speculative_kv_tokens) == (4096, 2048)
 
 
 def test_a_server_without_its_optional_pages_is_measured_by_what_its_answers_say(servers: Servers) -> None:
