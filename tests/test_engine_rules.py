@@ -43,7 +43,7 @@ def fingerprint(config: SpeculationConfig, frozen: Any = FIRST_OPTIONS) -> str:
         (SUFFIX, VLLM, (LATEST, REQUEST)),
         (NGRAM, "sglang 0.5", (LATEST, REQUEST)),
         (PAIR, "SGLang", (LATEST, TEMPERATURE)),
-        (NGRAM, "llama.cpp", (LATEST, REQUEST)),
+        (NGRAM, "llama.cpp", (NgramOccurrence.LATEST_FOLLOWED, REQUEST)),
         (NGRAM, "transformers 5.23", (EARLIEST, REQUEST)),
         (PAIR, "tensorrt-llm", (LATEST, REQUEST)),
         (NGRAM, None, (LATEST, REQUEST)),

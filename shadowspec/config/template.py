@@ -198,8 +198,9 @@ num_speculative_tokens = 4
 # num_speculative_tokens = 4
 # ngram_min = ~              # shortest suffix that is looked up in the text so far
 # ngram_max = ~
-# ngram_occurrence = "latest"  # or "earliest": which of several occurrences is copied from.  Default: as the
-#                            # endpoint's serving_engine does (vLLM: earliest), else latest
+# ngram_occurrence = "latest"  # or "earliest", "latest_followed": which of several occurrences is copied from.
+#                            # Default: as the endpoint's serving_engine does (vLLM: earliest, llama.cpp:
+#                            # latest_followed), else latest
 
 # [[endpoints.chat.candidates]]
 # name = "suffix-k8"

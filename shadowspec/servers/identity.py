@@ -14,6 +14,7 @@ from shadowspec.servers.stream import ServerError
 from shadowspec.types.engine_names import parse_engines
 
 UNKNOWN = "unknown"
+_ENGINES = {llamacpp.OWNER: llamacpp.ENGINE}  # by what owns their models, where that is another name
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ def engine_name(url: str) -> str:
     async def look() -> str:
         async with open_client("serving", url, settings, trust(None), 1) as client:
             owners = [each.get("owned_by") for each in await _models(client)]
-            names = {engine.name for owner in owners if isinstance(owner, str) for engine in parse_engines(owner)}
+            known = [_ENGINES.get(owner, owner) for owner in owners if isinstance(owner, str)]
+            names = {engine.name for name in known for engine in parse_engines(name)}
             if len(names) != 1:
                 raise ServerError(
                     client.name, "garbage", "/v1/models does not say which engine it is: give --serving-engine"

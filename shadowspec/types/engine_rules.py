@@ -5,7 +5,7 @@
 | vLLM 0.32 | the earliest (`ngram_proposer.py`, and its GPU twin) | temperature alone (`llm_base_proposer.py`) |
 | SGLang | no such lookup: a trie of all requests' outputs | temperature alone (`sample_draft_proposal`) |
 | TensorRT-LLM | no such lookup: a pool of all requests' n-grams | top-k and top-p too (`one_model_sampler.py`) |
-| llama.cpp | the latest (`ngram-simple`; one length of n-grams) | arg-max of the draft's own logits (`draft-simple`) |
+| llama.cpp | the latest, if as much follows (`common_ngram_simple_draft`) | arg-max of its logits (`draft-simple`) |
 | transformers 5.23 | the earliest (`PromptLookupCandidateGenerator`) | all parameters (`AssistedCandidateGenerator`) |
 
 None of them limits the lookup to the end of the text.  An endpoint's candidates take the rules of the engine that
@@ -38,7 +38,7 @@ ENGINE_RULES: Final[Mapping[str, EngineRules]] = {  # by the name that `serving_
     "vllm": EngineRules(NgramOccurrence.EARLIEST, DraftSampling.TEMPERATURE),
     "sglang": EngineRules(None, DraftSampling.TEMPERATURE),
     "tensorrt-llm": EngineRules(None, DraftSampling.REQUEST),
-    "llama.cpp": EngineRules(NgramOccurrence.LATEST, DraftSampling.TEMPERATURE),
+    "llama.cpp": EngineRules(NgramOccurrence.LATEST_FOLLOWED, DraftSampling.TEMPERATURE),
     "transformers": EngineRules(NgramOccurrence.EARLIEST, DraftSampling.REQUEST),
 }
 ENGINE_OPTIONS: Final = ("ngram_occurrence", "draft_sampling")  # of a speculation config, named as in `EngineRules`

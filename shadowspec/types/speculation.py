@@ -31,6 +31,8 @@ class NgramOccurrence(StrEnum):
 
     LATEST = "latest"
     EARLIEST = "earliest"
+    # The latest that at least as many tokens follow as were looked up, before the last token; else nothing is drafted.
+    LATEST_FOLLOWED = "latest_followed"
 
 
 class DraftSampling(StrEnum):

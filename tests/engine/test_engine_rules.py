@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -117,6 +118,35 @@ def num_equal(loop: list[Decoded], expected: list[ExpectedCounts]) -> int:
         all(np.allclose(getattr(item.counts, name), getattr(one, name)) for name in COUNTED)
         for item, one in zip(loop, expected, strict=True)
     )
+
+
+def searched_backwards(tokens: list[int], size: int, count: int) -> list[int]:
+    """`common_ngram_simple_draft` of llama.cpp 0c1e570 in our own words; its history lacks the token sampled last."""
+    history, sampled = tokens[:-1], tokens[-1]
+    length = len(history)
+    if length <= size + count + 1:
+        return []
+    pattern = [*history[length - size + 1 :], sampled]
+    place = length - size - 1
+    while place > 0 and history[place : place + size] != pattern:
+        place -= 1
+    copied = min(count, length - (place + size))
+    if place == 0 or copied < size:
+        return []
+    return history[place + size : place + size + copied]
+
+
+def test_latest_followed_is_llama_cpps_lookup() -> None:
+    draw = random.Random(3)
+    found = 0
+    for _ in range(4_000):
+        size, count = draw.randint(1, 4), draw.randint(1, 6)
+        tokens = [draw.randrange(draw.choice((2, 5))) for _ in range(draw.randint(2, 40))]
+        expected = searched_backwards(tokens, size, count)
+        proposed = lookup(np.array(tokens), size, size, count, NgramOccurrence.LATEST_FOLLOWED)
+        assert proposed.tolist() == expected, (tokens, size, count)
+        found += len(expected) > 0
+    assert 500 < found < 3_500
 
 
 @pytest.mark.parametrize("occurrence", list(NgramOccurrence))

@@ -411,7 +411,10 @@ def test_llama_cpp_drafts_as_was_measured() -> None:
         "--spec-type": "draft-simple", "--spec-draft-model": "draft.gguf", "--spec-draft-n-max": "5",
         "--spec-draft-n-min": "0", "--spec-draft-p-min": "0", "--parallel": "8",
     }  # fmt: skip
-    assert document.remarks == ("--parallel 8 keeps the server at batch sizes that were measured",)
+    assert document.remarks[-1] == "--parallel 8 keeps the server at batch sizes that were measured"
+    assert "llama.cpp's rule is temperature" in document.remarks[0]
+    follows = with_engine_rules(COMPARED, "llama.cpp")
+    assert len(exported_llamacpp([decision(load=8, of=follows)])[1].remarks) == 1
     folder = replace(COMPARED, draft="models/draft")
     assert any("takes a GGUF file" in each for each in exported_llamacpp([decision(of=folder)])[1].remarks)
     flags, _ = exported_llamacpp([decision(load=2, of=LOOKED_UP)])

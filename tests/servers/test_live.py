@@ -21,6 +21,7 @@ from tests.servers.metric_server import Production, producing
 from tests.services import PATIENCE_S
 
 PAGE = Path(__file__).parents[1] / "data" / "live" / "vllm-0.32.0.txt"
+LLAMACPP_PAGE = PAGE.with_name("llamacpp-0c1e570.txt")
 SGLANG = """\
 # TYPE sglang:prompt_tokens_total counter
 sglang:prompt_tokens_total{model_name="m"} 800.0
@@ -122,6 +123,19 @@ def test_a_page_as_vllm_sends_it() -> None:
     assert {latency.total for latency in counts.latencies.values()} == {120}, "one observation of each request"
     assert "4 positions" in page.series
     assert not read_as("other", text).has_model
+
+
+def test_a_page_as_llama_cpp_sends_it() -> None:
+    """Of build 0c1e570 with the bundled pair at K = 3: every figure as grep finds it there."""
+    page = read(LLAMACPP_PAGE.read_text(encoding="utf-8"), "llama.cpp")
+    counts = page.counts
+    assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (58, 172, 91)
+    assert counts.num_accepted_tokens_per_pos == (41, 26, 24)
+    assert (counts.num_output_tokens, counts.num_requests) == (156, None)
+    assert counts.num_prompt_tokens == 14 + 42
+    assert counts.num_cached_tokens == 42
+    assert page.started_at is None
+    assert page.has_model, "a page without a model's name is of the server's one model"
 
 
 def test_ranks_and_reasons_are_added_up_and_other_models_left_out() -> None:

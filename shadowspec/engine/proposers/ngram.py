@@ -33,6 +33,8 @@ def lookup(
         0 to `count` tokens; none where no suffix occurs earlier.
     """
     length = len(tokens)
+    if occurrence is NgramOccurrence.LATEST_FOLLOWED:
+        return _followed(tokens, shortest, longest, count)
     for size in range(min(longest, length - 1), shortest - 1, -1):
         windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)  # all but the suffix itself
         matches = np.flatnonzero((windows == tokens[length - size :]).all(axis=1))
@@ -40,6 +42,25 @@ def lookup(
             chosen = matches[-1] if occurrence is NgramOccurrence.LATEST else matches[0]
             start = int(chosen) + size
             return tokens[start : start + count]
+    return tokens[:0]
+
+
+def _followed(tokens: npt.NDArray[np.int64], shortest: int, longest: int, count: int) -> npt.NDArray[np.int64]:
+    """By llama.cpp's `common_ngram_simple_draft`, which looks up one length and knows the text without its last token.
+
+    An occurrence at the very beginning does not count, nor one that a single token follows; of a text that is no longer
+    than suffix, draft and two tokens nothing is drafted.
+    """
+    length, known = len(tokens), len(tokens) - 1
+    for size in range(min(longest, known - 1), shortest - 1, -1):
+        if known - 2 < size:
+            continue
+        windows = np.lib.stride_tricks.sliding_window_view(tokens[1 : known - 1], size)  # from the second token on
+        matches = np.flatnonzero((windows == tokens[length - size :]).all(axis=1))
+        if len(matches):
+            start = 1 + int(matches[-1]) + size
+            found = tokens[start : min(start + count, known)]
+            return found if len(found) >= size and length > size + count + 2 else tokens[:0]
     return tokens[:0]
 
 

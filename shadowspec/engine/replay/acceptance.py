@@ -160,12 +160,16 @@ def lookup_chances(
     for row, response in enumerate(responses):
         prompt, output = response.request.prompt, response.output
         tokens = (*prompt, *output)
+        is_followed = occurrence is NgramOccurrence.LATEST_FOLLOWED
         starts = _proposal_starts(tokens, len(prompt), shortest, longest, occurrence)
-        for place, start in enumerate(starts):
-            if start is None:
+        for place, found_at in enumerate(starts):
+            if found_at is None:
                 continue
+            start, size = found_at
             now = len(prompt) + place
-            found = tokens[start : min(start + depth, now)]
+            found = tokens[start : min(start + depth, now - is_followed)]
+            if is_followed and (len(found) < size or now <= size + depth + 2):
+                continue
             proposed[row, place] = len(found)
             for ahead, token in enumerate(found[: len(tokens) - now]):
                 accept[row, place, ahead] = token == tokens[now + ahead]
@@ -174,24 +178,26 @@ def lookup_chances(
 
 def _proposal_starts(
     tokens: Sequence[int], first: int, shortest: int, longest: int, occurrence: NgramOccurrence
-) -> list[int | None]:
-    """For every position from `first` on, given the tokens before it, where prompt lookup begins to copy.
+) -> list[tuple[int, int] | None]:
+    """For every position from `first` on, given the tokens before it, where prompt lookup begins to copy, and how many
+    tokens it found again.
 
     The places that followed each run of tokens are noted as they are passed, so that a response costs as much as it is
     long and not its square.
     """
-    is_latest = occurrence is NgramOccurrence.LATEST
-    followed: list[dict[tuple[int, ...], int]] = [{} for _ in range(shortest, longest + 1)]
-    starts: list[int | None] = []
+    is_first, is_followed = (occurrence is each for each in (NgramOccurrence.EARLIEST, NgramOccurrence.LATEST_FOLLOWED))
+    places: list[dict[tuple[int, ...], int]] = [{} for _ in range(shortest, longest + 1)]
+    starts: list[tuple[int, int] | None] = []
     for now in range(len(tokens)):
         if now >= first:
             sizes = range(min(longest, now - 1), shortest - 1, -1)
-            found = (followed[size - shortest].get(tuple(tokens[now - size : now])) for size in sizes)
-            starts.append(next((start for start in found if start is not None), None))
-        for size in range(shortest, min(longest, now) + 1):
-            run, places = tuple(tokens[now - size : now]), followed[size - shortest]
-            if is_latest or run not in places:
-                places[run] = now
+            found = ((places[size - shortest].get(tuple(tokens[now - size : now])), size) for size in sizes)
+            starts.append(next(((start, size) for start, size in found if start is not None), None))
+        end = now - is_followed  # what a single token follows is found one position later
+        for size in range(shortest, min(longest, end - is_followed) + 1):
+            run, noted = tuple(tokens[end - size : end]), places[size - shortest]
+            if not is_first or run not in noted:
+                noted[run] = end
     return starts
 
 

@@ -20,6 +20,7 @@ _ENGINES: Final[Mapping[ExportFormat, str]] = {
     ExportFormat.VLLM: "vllm",
     ExportFormat.SGLANG: "sglang",
     ExportFormat.TENSORRT_LLM: "tensorrt-llm",
+    ExportFormat.LLAMACPP: "llama.cpp",
 }  # the other formats name no engine
 
 

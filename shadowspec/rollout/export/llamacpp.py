@@ -21,6 +21,7 @@ from shadowspec.rollout.export.load_schedule import (
     counterpart,
     endpoint_schedule,
     off_remarks,
+    rule_remarks,
     single_depth_schedule,
 )
 from shadowspec.types import Override, SpeculationConfig, VerifyRule
@@ -49,7 +50,7 @@ def render(schedule: Schedule) -> Document:
     assert last is not None, "no schedule is on without end"
     if (lacking := _lacking(config, depth)) is not None:
         return _off(schedule, [lacking])
-    remarks = []
+    remarks = rule_remarks(PEER, config)
     if any(each.is_on and each.decision.concurrency > last for each in schedule.served_decisions):
         remarks.append(f"what is on above batch size {last} cannot be expressed and is left out")
     arguments = ["--spec-type", kind]
