@@ -12,13 +12,23 @@ from msgspec import structs
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.endings import VerifyStep
 from shadowspec.servers.kv_capacity import KvCapacity
-from shadowspec.servers.llamacpp import longest_draft
+from shadowspec.servers.llamacpp import body_of, lacking, longest_draft
 from shadowspec.servers.llamacpp_steps import UntraceableError, read_steps
 from shadowspec.servers.measure_servers import ServerEngine, connect
 from shadowspec.servers.probing import probe_both, remarks
+from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_profile import ServerGrid, profile_servers
 from shadowspec.servers.stream import ServerError
-from shadowspec.types import Block, Parity, SamplingParameters, ServedMemory, VerifyRule
+from shadowspec.types import (
+    Block,
+    ConstraintForm,
+    ConstraintKind,
+    OutputConstraint,
+    Parity,
+    SamplingParameters,
+    ServedMemory,
+    VerifyRule,
+)
 from tests.identities import check_identities
 from tests.servers.fake_llamacpp import FakeLlamaCpp, stepwise
 from tests.servers.fake_server import after, running
@@ -105,6 +115,31 @@ def test_a_parameter_that_llama_cpp_lacks_fails_its_request_by_name(servers: Ser
     sampling = structs.replace(SamplingParameters(max_tokens=4), **{name: value})
     assert [run.failure for run in engine.measure(asked(sampling)).runs] == [f"baseline_unsupported_{name}"]
     assert servers[0].bodies == [], "it was asked for something else"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "fields"),
+    [
+        (OutputConstraint(ConstraintKind.JSON_OBJECT, ConstraintForm.JSON_OBJECT), {"json_schema": {"type": "object"}}),
+        (
+            OutputConstraint(ConstraintKind.JSON_SCHEMA, ConstraintForm.JSON_SCHEMA, '{"type": "array"}'),
+            {"json_schema": {"type": "array"}},
+        ),
+        (
+            OutputConstraint(ConstraintKind.GRAMMAR, ConstraintForm.CHOICE, '["yes", "n\\"o"]'),
+            {"grammar": 'root ::= "yes" | "n\\"o"'},
+        ),
+        (OutputConstraint(ConstraintKind.GRAMMAR, ConstraintForm.REGEX, "a+"), None),
+        (OutputConstraint(ConstraintKind.GRAMMAR, ConstraintForm.GRAMMAR, 'root ::= "a"'), None),
+    ],
+)
+def test_constraints_are_sent_as_llama_cpp_takes_them_or_refused(
+    constraint: OutputConstraint, fields: dict[str, Any] | None
+) -> None:
+    request = ServerRequest((5, 6), SamplingParameters(max_tokens=4), 1, constraint=constraint)
+    assert lacking(request) == (None if fields else "constraint")
+    if fields:
+        assert body_of(request, "m") == body_of(replace(request, constraint=None), "m") | fields
 
 
 def test_sampled_outputs_are_scored_place_by_place_and_greedy_ones_that_part_have_their_gap(servers: Servers) -> None:
