@@ -12,11 +12,12 @@ DRAFTING_ALWAYS: Final = frozenset(
     {
         *("draft_model", "heterogeneous_draft_model", "standalone"),
         *("eagle", "eagle3", "p_eagle", "medusa", "mlp_speculator", "mtp", "dflash"),
+        *("draft_simple", "draft_eagle3", "draft_dflash", "draft_dspark"),
     }
 )
-METHOD_KEYS: Final = ("method", "speculative_algorithm")  # vLLM's, SGLang's
-DEPTH_KEYS: Final = ("num_speculative_tokens", "speculative_num_steps")
-DRAFT_KEYS: Final = ("model", "speculative_draft_model_path")
+METHOD_KEYS: Final = ("method", "speculative_algorithm", "spec_type")  # vLLM's, SGLang's, llama.cpp's
+DEPTH_KEYS: Final = ("num_speculative_tokens", "speculative_num_steps", "spec_draft_n_max")
+DRAFT_KEYS: Final = ("model", "speculative_draft_model_path", "spec_draft_model")
 
 
 def plain_method(name: str) -> str:

@@ -391,6 +391,22 @@ def test_tensorrt_is_off_where_it_cannot_say_it(decisions: list[Decision]) -> No
     assert exported_tensorrt(decisions)[0] == {"speculative_config": None}
 
 
+def test_llama_cpp_gets_a_servers_method_as_it_went_in() -> None:
+    engine = "llama.cpp/b1-0c1e570"
+    of = served("draft-mtp", **{"--spec-type": "draft-mtp", "spec-draft-n-max": 3, "spec-draft-p-min": 0.5})
+    flags, document = exported_llamacpp([decision(of=of, load=2, engine=engine)])
+    assert flags == {
+        "--spec-type": "draft-mtp", "--spec-draft-n-max": "3", "--spec-draft-p-min": "0.5", "--parallel": "2",
+    }  # fmt: skip
+    assert document.remarks == ("--parallel 2 keeps the server at batch sizes that were measured",)
+    bare = replace(served("draft-dflash"), draft="draft.gguf")
+    flags, _ = exported_llamacpp([decision(of=bare, load=2, engine=engine)])
+    assert flags == {
+        "--spec-type": "draft-dflash", "--spec-draft-n-max": "3", "--spec-draft-model": "draft.gguf", "--parallel": "2",
+    }  # fmt: skip
+    assert exported_llamacpp([decision(of=of, engine=ON_VLLM)])[0] == {"--spec-type": "none"}
+
+
 COMPARED = config(5, rule=VerifyRule.EXACT_MATCH, draft="draft.gguf")
 LOOKED_UP = config(4, proposer="ngram", rule=VerifyRule.EXACT_MATCH, draft=None, ngram_min=3, ngram_max=3)
 

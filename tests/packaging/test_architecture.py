@@ -62,4 +62,4 @@ def test_no_two_modules_share_a_name_but_adapters_of_the_same_engine() -> None:
         if not path.stem.startswith("__"):
             places[path.stem].append(path.parent.relative_to(ROOT / "shadowspec").as_posix())
     shared = {name: sorted(folders) for name, folders in places.items() if len(folders) > 1}
-    assert shared == dict.fromkeys(("llamacpp", "sglang"), ["rollout/export", "servers"])
+    assert shared == {name: ["rollout/export", "servers"] for name in ("llamacpp", "sglang")}

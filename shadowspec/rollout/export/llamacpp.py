@@ -24,9 +24,12 @@ from shadowspec.rollout.export.load_schedule import (
     rule_remarks,
     single_depth_schedule,
 )
+from shadowspec.rollout.export.served_method import MethodKeys, served_settings
 from shadowspec.types import Override, SpeculationConfig, VerifyRule
+from shadowspec.types.served_methods import plain_key
 
 PEER = "llama.cpp"
+KEYS = MethodKeys("llama.cpp", "spec-type", "spec-draft-n-max", "spec-draft-model")
 TYPES = {"draft_model": "draft-simple", "eagle3": "draft-eagle3", "ngram": "ngram-simple"}
 GGUF = ".gguf"
 REJECTION_MEASURED = "llama.cpp drafts the arg-max and compares, and rejection was measured: exported as off"
@@ -43,6 +46,8 @@ def choose(
 def render(schedule: Schedule) -> Document:
     """The arguments; `--spec-type none` where nothing is on."""
     config, leading = schedule.config, schedule.leading_ranges()
+    if config is not None and config.is_served_method:
+        return _served(schedule, config)
     kind = counterpart(config, TYPES)
     if config is None or kind is None or not leading:
         return _off(schedule, off_remarks(PEER, schedule, TYPES))
@@ -64,6 +69,22 @@ def render(schedule: Schedule) -> Document:
     arguments += ["--parallel", str(last)]
     remarks.append(f"--parallel {last} keeps the server at batch sizes that were measured")
     return Document("\n".join([*comment_lines([schedule.basis]), shlex.join(arguments)]) + "\n", tuple(remarks))
+
+
+def _served(schedule: Schedule, config: SpeculationConfig) -> Document:
+    """The arguments with which the measured server was started."""
+    found = served_settings(PEER, schedule, config, KEYS)
+    if found.values is None:
+        return _off(schedule, found.remarks)
+    arguments = [each for name, value in found.values.items() for each in (f"--{_argument(name)}", str(value))]
+    arguments += ["--parallel", str(found.max_batch_size)]
+    remark = f"--parallel {found.max_batch_size} keeps the server at batch sizes that were measured"
+    lines = [*comment_lines([schedule.basis]), shlex.join(arguments)]
+    return Document("\n".join(lines) + "\n", (*found.remarks, remark))
+
+
+def _argument(key: str) -> str:
+    return plain_key(key).replace("_", "-")
 
 
 def _lacking(config: SpeculationConfig, depth: int) -> str | None:
