@@ -276,6 +276,36 @@ def test_servers(tmp_path: Path) -> None:
     assert plain.model == "m", "the first name under which the target is served"
 
 
+def test_conversations_are_measured_where_the_servers_prefix_cache_is_on(tmp_path: Path) -> None:
+    text = """
+        [endpoints.chat]
+        engine = "openai"
+        target = "t"
+        served_models = ["m"]
+        gate = { timed_positions = POSITIONS, max_requests_per_cluster = 6 }
+        [endpoints.chat.servers]
+        baseline_url = "http://a:1"
+        speculative_url = "http://b:1"
+        device = "a card"
+        dtype = "bfloat16"
+        prefix_cache = "MODE"
+        [[endpoints.chat.candidates]]
+        name = "n"
+        draft = "x"
+        num_speculative_tokens = 2
+        """
+    rules = [
+        load(tmp_path, text.replace("POSITIONS", "6").replace("MODE", mode)).endpoints["chat"].rule
+        for mode in ("off", "on")
+    ]
+    assert [(rule.measures_conversations, rule.max_turns) for rule in rules] == [(False, 1), (True, 6)]
+    assert load(tmp_path, text.replace("POSITIONS", "7").replace("MODE", "off")).endpoints["chat"].rule.max_turns == 1
+    with pytest.raises(
+        ConfigError, match=r"'chat'.*timed_positions \(7\) must not exceed max_requests_per_cluster \(6\)"
+    ):
+        load(tmp_path, text.replace("POSITIONS", "7").replace("MODE", "on"))
+
+
 def test_a_serving_engine_is_the_endpoints_own_and_reaches_its_policy(tmp_path: Path) -> None:
     named = ENDPOINT.replace("[[", "serving_engine = 'vllm 0.32'\n[[", 1)
     found = load(tmp_path, "[gate]\nrequire_serving_engine = false\n" + named)

@@ -92,6 +92,13 @@ def latency_table(found: Sequence[BinnedDistribution], parts: Sequence[TimeParts
                 f'<td data-label="mean" colspan="{len(PROBABILITIES)}">{part.concurrency:.2f}</td>'
                 f'<td data-label="Requests">{DASH}</td></tr>'
             )
+    for part in parts:
+        if part.cached_share is not None:
+            rows += (
+                f'<tr><th scope="row"><span title="{escape(definition("prefix-cache"))}">Prompt tokens cached</span>'
+                f'</th><td data-label="Arm">{part.arm.value}</td><td data-label="share" colspan="{len(PROBABILITIES)}">'
+                f'{percent(part.cached_share)}</td><td data-label="Requests">{DASH}</td></tr>'
+            )
     return table(heads, rows, "Latency of both arms")
 
 

@@ -232,8 +232,14 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         },
         takes_constraints=section.servers is not None,
         tool_call_format=_tool_call_format(section.servers),
+        measures_conversations=section.servers is not None and section.servers.measures_conversations,
         **policy.rule_parts(),
     )
+    if rule.max_turns > policy.max_requests_per_cluster:
+        raise ConfigError(
+            f'endpoint {name!r}: with servers.prefix_cache = "on" timed_positions ({rule.timed_positions}) must not '
+            f"exceed max_requests_per_cluster ({policy.max_requests_per_cluster}): later turns would be in no cluster"
+        )
     backend = "torch" if section.servers is None else "openai"
     candidates = tuple(_speculation_config(section, candidate, backend) for candidate in section.candidates)
     return EndpointConfig(

@@ -252,6 +252,7 @@ num_speculative_tokens = 4
 # total_timeout_s = ~
 # max_attempts = ~            # at a request that was refused for now, or whose answer was cut off
 # reachable_within_s = ~      # that a server may be away before a block; then the run ends
+# prefix_cache = ~            # "on": whole conversations, each cold at first in both arms, warm later
 # score_logprobs = ~          # likeliest tokens asked of the baseline per token of a sampled output (its --max-logprobs
 #                             must allow it); more where top_k or a temperature near 1 wants it; 0: none is scored
 # tool_call_format = "hermes" # how the target writes tool calls, so that strict ones can be asked for; default:

@@ -137,6 +137,11 @@ DEFINITIONS = {
         "batch it falls short of the load as requests finish; a queue that refills slots (requests_per_slot) keeps it "
         "up until it runs dry.",
     ),
+    "prefix-cache": (
+        "Prefix cache",
+        "Share of the prompts' tokens that each server says it found in its prefix cache; plain sums over requests. "
+        "Where whole conversations are measured, each begins cold in both arms, and a turn may find those before it.",
+    ),
     "queue": (
         "Queue",
         "What a request waited in a server's queue and for attempts that came to nothing, milliseconds: a part of the "
@@ -325,6 +330,8 @@ def threshold_text(test: TestResult) -> str:
 _NOTES: dict[str, tuple[str, Format]] = {
     "metric": ("{}", figure),
     "clipped_share": ("{} of requests clipped", percent),
+    "baseline_cached_share": ("prompt tokens cached: baseline {}", percent),
+    "speculative_cached_share": ("speculative {}", percent),
     "num_slowed": ("{} requests slowed", figure),
     "tail_margin": ("slowed means by over {}", percent),
     "num_differing": ("{} outputs differ", figure),

@@ -77,14 +77,19 @@ class Client:
         self._check_status(response)
         return response.text
 
-    async def complete(self, request: ServerRequest, salt: str) -> Completion:
+    async def complete(self, request: ServerRequest, salt: str, *, is_turn: bool = False) -> Completion:
         """The answer to a request, by as many attempts as it takes and is allowed.
+
+        Each attempt is salted apart from all others; of a turn all are salted alike, so that it finds the turns before
+        it, and those after it find it.
 
         Raises:
             ServerError: there is none; the last attempt says why.
         """
         began = time.perf_counter()
-        completion, attempt = await self._retry(lambda attempt: self._attempt(request, f"{salt}-{attempt}"))
+        completion, attempt = await self._retry(
+            lambda attempt: self._attempt(request, salt if is_turn else f"{salt}-{attempt}")
+        )
         waited_s = completion.sent_s - began if attempt > 1 else 0.0
         return replace(completion, num_attempts=attempt, waited_s=waited_s)
 

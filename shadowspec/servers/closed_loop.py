@@ -16,21 +16,39 @@ Outcome = Completion | ServerError
 
 
 async def run_arm(client: Client, requests: Sequence[ServerRequest], slots: int, salt: str) -> tuple[Outcome, ...]:
-    """Every request's answer or fault, in the order given; the next one is sent as soon as one has ended."""
-    outcomes: dict[int, Outcome] = {}
-    waiting = iter(enumerate(requests))
+    """Every request's answer or fault, in the order given, none of which finds another in the server's prefix cache."""
+    return await run_conversations(client, [[request] for request in requests], slots, salt)
+
+
+async def run_conversations(
+    client: Client,
+    conversations: Sequence[Sequence[ServerRequest]],
+    slots: int,
+    salt: str,
+    *,
+    shares_prefix: bool = False,
+) -> tuple[Outcome, ...]:
+    """Every request's answer or fault, in the order given; the next one is sent as soon as one has ended.
+
+    A slot sends the turns of one conversation after the other, then takes the next conversation.  With
+    `shares_prefix` they are salted alike: the first one finds nothing in the server's prefix cache, the later ones may
+    find those before them.
+    """
+    outcomes: dict[tuple[int, int], Outcome] = {}
+    waiting = iter(enumerate(conversations))
 
     async def serve_slot() -> None:
-        for index, request in waiting:  # shared by all slots: nothing waits between taking a request and sending it
-            try:
-                outcomes[index] = await client.complete(request, f"{salt}-{index}")
-            except ServerError as fault:
-                outcomes[index] = fault
+        for index, turns in waiting:  # shared by all slots: nothing waits between taking a request and sending it
+            for turn, request in enumerate(turns):
+                try:
+                    outcomes[index, turn] = await client.complete(request, f"{salt}-{index}", is_turn=shares_prefix)
+                except ServerError as fault:
+                    outcomes[index, turn] = fault
 
     async with asyncio.TaskGroup() as group:
         for _ in range(slots):
             group.create_task(serve_slot())
-    return tuple(outcomes[index] for index in range(len(requests)))
+    return tuple(outcomes[place] for place in sorted(outcomes))
 
 
 def concurrencies(outcomes: Sequence[Outcome]) -> Mapping[int, float]:

@@ -11,6 +11,7 @@ from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.types import (
     FIRST_OPTIONS,
     FIRST_SUFFIX_OPTIONS,
+    PREFIX_CACHE,
     Arm,
     FingerprintedConfig,
     SpeculationConfig,
@@ -44,6 +45,7 @@ def fingerprint_server_config(
         "max_model_len": f"{identity.max_model_len}, {other.max_model_len}",
         "counts_source": source.value,
         "requests_per_slot": str(requests_per_slot),
+        **({PREFIX_CACHE: settings.prefix_cache} if settings.measures_conversations else {}),
         **dict(other.reported_settings),
     }
     return fingerprint_config(

@@ -1,8 +1,9 @@
 """Measuring a block through two servers of the same target: the in-process engine's interface, other machines' time.
 
-The order of the arms is drawn by hash; the second begins when the first has ended.  Connections, warm-up, parity and
-the pass that counts where answers do not say are outside the timed arms.  What a server does not say stays unknown.
-What the KV caches hold is read before each block.
+The order of the arms is drawn by hash; the second begins when the first has ended.  With the prefix cache on, a block's
+places are whole conversations, cold in both arms.  Connections, warm-up, parity and the pass that counts where answers
+do not say are outside the timed arms.  What a server does not say stays unknown.  What the KV caches hold is read
+before each block.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final
 
 from msgspec import structs
@@ -25,7 +27,7 @@ from shadowspec.quality.outputs import is_repetition_loop
 from shadowspec.servers.acceptance_counts import Accepted, UncountableError, count_alone, counts_of
 from shadowspec.servers.answer_parity import parity_of
 from shadowspec.servers.client import Client, fresh_salt, open_client, run_async, trust
-from shadowspec.servers.closed_loop import Outcome, concurrencies, run_arm, timing
+from shadowspec.servers.closed_loop import Outcome, concurrencies, run_conversations, timing
 from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.enforcement import Enforcement
 from shadowspec.servers.fingerprint import fingerprint_server_config
@@ -82,8 +84,8 @@ class ServerEngine:
         self._settings, self._config, self._identities, self._source = settings, config, dict(identities), source
         self._measuring, self._scorer = measuring, scorer or Scorer()
         self._context = trust(settings.ca_file)
-        self._warm: set[tuple[int, int]] = set()  # slots, requests
         self._enforcement = Enforcement()
+        self._warm: set[tuple[int, int]] = set()  # slots, conversations
 
     @property
     def configs(self) -> tuple[FingerprintedConfig, ...]:
@@ -99,8 +101,12 @@ class ServerEngine:
         return run_async(self._measure(block))
 
     async def _measure(self, block: Block) -> BlockResult:
-        requests = [self._request(prompt) for prompt in (*block.requests, *block.fillers)]
-        slots = min(block.concurrency, len(requests))
+        conversations = [
+            [self._request(prompt, is_later_turn=turn > 0) for turn, prompt in enumerate(turns)]
+            for turns in block.conversations
+        ]
+        requests = list(chain.from_iterable(conversations))
+        slots = min(block.concurrency, len(conversations))
         async with AsyncExitStack() as stack:
             clients = {
                 arm: (
@@ -119,12 +125,12 @@ class ServerEngine:
                 for arm, client in clients.items():
                     if not await self._enforcement.enforces(arm, client):
                         return self._unmeasured(block, f"{arm}_{UNCONSTRAINED_ANSWER}")
-            await self._warm_up(clients, requests, slots)
+            await self._warm_up(clients, conversations, slots)
             started_at = datetime.now(UTC)
             outcomes = {}
             for place in block.arm_order(1):
                 arm = Arm.BASELINE if place is None else Arm.SPECULATIVE
-                outcomes[arm] = await run_arm(clients[arm], requests, slots, fresh_salt())
+                outcomes[arm] = await self._run_arm(clients[arm], conversations, slots)
             arms = _Arms(outcomes[Arm.BASELINE], outcomes[Arm.SPECULATIVE])
             indices = range(len(block.requests))
             accepted = {i: await self._count_accepted(clients[Arm.SPECULATIVE], requests[i], arms, i) for i in indices}
@@ -138,7 +144,14 @@ class ServerEngine:
         memory = {} if found is None else {self._config.fingerprint: found}
         return BlockResult(block, started_at, runs, memory)
 
-    def _request(self, prompt: ShadowPrompt) -> ServerRequest:
+    async def _run_arm(
+        self, client: Client, conversations: Sequence[Sequence[ServerRequest]], slots: int
+    ) -> tuple[Outcome, ...]:
+        """From cold: whatever was sent before under another salt is not found."""
+        shares_prefix = self._settings.measures_conversations
+        return await run_conversations(client, conversations, slots, fresh_salt(), shares_prefix=shares_prefix)
+
+    def _request(self, prompt: ShadowPrompt, *, is_later_turn: bool) -> ServerRequest:
         """Both arms draw from the same seed."""
         return ServerRequest(
             prompt.prompt_token_ids,
@@ -146,6 +159,7 @@ class ServerEngine:
             prompt.seed_under(self._measuring.seed) % SEEDS,
             keeps_special_tokens=prompt.contract is not None and prompt.contract.may_be_marked,
             constraint=prompt.constraint,
+            is_later_turn=is_later_turn,
         )
 
     def _unmeasured(self, block: Block, failure: str) -> BlockResult:
@@ -172,22 +186,19 @@ class ServerEngine:
                 "length: its figures would be another config's; start again"
             )
 
-    async def _warm_up(self, clients: Mapping[Arm, Client], requests: Sequence[ServerRequest], slots: int) -> None:
-        """Open all connections; then, once for blocks of this size, untimed blocks of the same prompts."""
+    async def _warm_up(
+        self, clients: Mapping[Arm, Client], conversations: Sequence[Sequence[ServerRequest]], slots: int
+    ) -> None:
+        """Open all connections; then, once for blocks of so many places, untimed blocks of the same prompts."""
         for client in clients.values():
             await asyncio.gather(*(identify(client, self._settings.model) for _ in range(slots)))
-        if (slots, len(requests)) in self._warm:
+        if (slots, len(conversations)) in self._warm:
             return
-        self._warm.add((slots, len(requests)))
-        short = [
-            replace(
-                each, sampling=structs.replace(each.sampling, max_tokens=min(WARM_TOKENS, each.sampling.max_tokens))
-            )
-            for each in requests
-        ]
+        self._warm.add((slots, len(conversations)))
+        short = [[_shortened(each) for each in turns] for turns in conversations]
         for _ in range(self._measuring.warmup_blocks):
             for client in clients.values():
-                await run_arm(client, short, slots, fresh_salt())
+                await self._run_arm(client, short, slots)
 
     async def _count_accepted(self, client: Client, request: ServerRequest, arms: _Arms, index: int) -> Accepted | str:
         """What was accepted of a request that both arms answered; else why that is not known."""
@@ -279,6 +290,12 @@ def connect(
     identities = {Arm.BASELINE: baseline.identity, Arm.SPECULATIVE: speculative.identity}
     known = fingerprint_server_config(config, settings, identities, source, requests_per_slot, default_sampling)
     return ServerEngine(settings, known, identities, source, measuring, scorer)
+
+
+def _shortened(request: ServerRequest) -> ServerRequest:
+    """The request with an output just long enough to warm a server up."""
+    sampling = request.sampling
+    return replace(request, sampling=structs.replace(sampling, max_tokens=min(WARM_TOKENS, sampling.max_tokens)))
 
 
 def _failure(base: Outcome, spec: Outcome, known: Accepted | str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from shadowspec.servers.counters import scrape
 from shadowspec.servers.dialects import Dialect
 from shadowspec.servers.identity import Identity, identify
 from shadowspec.servers.kv_capacity import KvCapacity, read_capacity
+from shadowspec.servers.prefix_cache import finds_its_prefix, require_prefix_cache
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.stream import ServerError
@@ -74,6 +75,7 @@ class Probe:
     uncountable: str | None = None  # why what it accepts can never be counted
     drafting: tuple[tuple[str, str], ...] = ()  # its settings of drafting, as it reports them; (): it reports none
     kv_capacity: KvCapacity | None = None  # what its KV cache holds; None: it does not say
+    finds_prefix: bool | None = None  # whether a turn finds the one before it; None: it does not say, or was not asked
 
 
 async def probe(client: Client, model: str, score_logprobs: int = 0) -> Probe:
@@ -189,6 +191,7 @@ def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
     Raises:
         ServerError: one of them gives no usable answer.
         ConfigError: the key's variable is not set, or the file of certificates cannot be read.
+        ModelError: prefix caches are to be on, and the baseline's is off.
     """
 
     async def look() -> tuple[Probe, Probe]:
@@ -198,9 +201,20 @@ def probe_both(settings: ServerSettings) -> tuple[Probe, Probe]:
             open_client("speculative", settings.speculative_url, settings, context, 1) as speculative,
         ):
             plain = await probe(baseline, settings.model, settings.score_logprobs)
-            return plain, await probe(speculative, settings.model)
+            speculating = await probe(speculative, settings.model)
+            if not settings.measures_conversations:
+                return plain, speculating
+            plain, speculating = await _with_prefix(baseline, plain), await _with_prefix(speculative, speculating)
+            require_prefix_cache(baseline.name, plain.finds_prefix)
+            return plain, speculating
 
     return run_async(look())
+
+
+async def _with_prefix(client: Client, found: Probe) -> Probe:
+    """The probe with what the server's prefix cache does."""
+    client = client.speaking(Dialect.of(found.identity.engine))
+    return replace(found, finds_prefix=await finds_its_prefix(client, found.identity.max_model_len))
 
 
 def counts_source(config: SpeculationConfig, baseline: Probe, speculative: Probe) -> CountsSource:
@@ -284,6 +298,11 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
     if not (baseline.tells_queue and speculative.tells_queue):
         found.append(
             "queue times are not reported, and so not shown" + (" (--enable-per-request-metrics)" if is_vllm else "")
+        )
+    if speculative.finds_prefix is False:
+        found.append(
+            "the speculative server found nothing of a prompt that it had just answered in its prefix cache: it is "
+            "off, or speculation loses its hits"
         )
     if not (baseline.tells_cached and speculative.tells_cached):
         found.append("cached tokens are not reported (--enable-prompt-tokens-details)")

@@ -45,6 +45,8 @@ class ServerSettings:
     # At a request that was refused for now, or whose answer was cut off.
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
     reachable_within_s: Annotated[float, Field(ge=0)] = 60.0  # that a server may be away before a block begins
+    # "on": whole conversations, turn after turn, whose later turns may find the earlier ones in the prefix cache.
+    prefix_cache: Literal["off", "on"] = "off"
     # Of the likeliest tokens, asked for at each place of a sampled output; 0: none is scored.
     score_logprobs: Annotated[int, Field(ge=0, le=1_000_000)] = 20
     tool_call_format: Literal["hermes"] | None = None  # of the target; None: strict tools are not asked for
@@ -53,6 +55,11 @@ class ServerSettings:
         for name, url in zip(("baseline_url", "speculative_url"), self.roots, strict=True):
             if url.rstrip("/").endswith("/v1"):
                 raise ValueError(f"{name}: is the server's root, without /v1")
+
+    @property
+    def measures_conversations(self) -> bool:
+        """Whether the turns of a session are measured together."""
+        return self.prefix_cache == "on"
 
     @property
     def roots(self) -> tuple[str, str]:

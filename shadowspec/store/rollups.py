@@ -89,6 +89,9 @@ class RollupSums:
     num_with_concurrency: int = 0  # timed runs that know the realised concurrency of their arms, which follow
     baseline_concurrency: float = 0.0
     speculative_concurrency: float = 0.0
+    num_cached_prompt_tokens: int = 0  # prompt tokens of the runs of which both servers say what they had cached
+    baseline_cached_tokens: int = 0
+    speculative_cached_tokens: int = 0
 
 
 SUM_NAMES = tuple(field.name for field in fields(RollupSums))
@@ -183,7 +186,7 @@ def _add_run(addition: Addition, run: Run, weight: float) -> None:
             _add_bins(addition.bins, run.baseline, run.speculative, ratio, weight)
     sums = (1, run.failure is not None, is_timed, run.is_repetition_loop, *counts[:9], *times[:15])
     realised = _concurrency_sums(run) if is_timed else _NO_CONCURRENCY
-    values = (*sums, weight, weight * weight, *counts[9:], *times[15:], *realised)
+    values = (*sums, weight, weight * weight, *counts[9:], *times[15:], *realised, *_cached_sums(run))
     addition.sums = [total + value for total, value in zip(addition.sums, values, strict=True)]
     if run.counts is not None:
         _add_positions(addition.positions, run.counts)
@@ -193,6 +196,7 @@ def _add_run(addition: Addition, run: Run, weight: float) -> None:
 _NO_COUNTS: tuple[float, ...] = (0,) * 9 + (0.0,) * 4
 _NO_TIMES: tuple[float, ...] = (0,) * 2 + (0.0,) * 17
 _NO_CONCURRENCY: tuple[float, ...] = (0, 0.0, 0.0)
+_NO_CACHED: tuple[float, ...] = (0, 0, 0)
 
 
 def _count_sums(counts: SpeculationCounts, weight: float) -> tuple[float, ...]:
@@ -245,6 +249,12 @@ def _concurrency_sums(run: Run) -> tuple[float, ...]:
     assert run.speculative is not None
     baseline, speculative = run.baseline.concurrency, run.speculative.concurrency
     return _NO_CONCURRENCY if baseline is None or speculative is None else (1, baseline, speculative)
+
+
+def _cached_sums(run: Run) -> tuple[float, ...]:
+    """The prompt's tokens, and how many of them each server found in its prefix cache."""
+    pair = None if run.served is None else run.served.cached_tokens
+    return _NO_CACHED if pair is None or run.counts is None else (run.counts.num_prompt_tokens, *pair)
 
 
 def _add_positions(positions: dict[int, list[int]], counts: SpeculationCounts) -> None:

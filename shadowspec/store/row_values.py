@@ -69,7 +69,7 @@ RECORD = tuple(name for name in StoredRecord.__struct_fields__ if name != "key")
 LABELS = RECORD.index("labels")
 RECORD_NAMES = (*RECORD_KEY, *RECORD)
 FINGERPRINT = _names(FingerprintedConfig, "config")
-BLOCK = _names(StoredBlock, "memory")
+BLOCK = (*_names(StoredBlock, "memory", "started_at"), "started_at")
 BLOCK_NAMES = (*BLOCK, "num_out_of_memory", "num_runs")
 MEMORY_NAMES = ("block_id", "fingerprint", *MEMORY, *SERVED_MEMORY)
 RUN = ("fingerprint", "block_id", "failure", "is_repetition_loop", "finish_reason")
@@ -123,7 +123,9 @@ def block_tuple(result: BlockResult, num_runs: int) -> tuple[Any, ...]:
 
 
 def block_value(row: RowMapping, memory: Mapping[str, BlockMemory]) -> StoredBlock:
-    return StoredBlock(memory=memory, **(_pick(row, BLOCK) | {"first_arm": Arm(row["first_arm"])}))
+    return StoredBlock(
+        memory=memory, **(_pick(row, BLOCK) | {"first_arm": Arm(row["first_arm"]), "max_turns": row["max_turns"] or 1})
+    )
 
 
 def memory_tuple(block_id: str, fingerprint: str, memory: BlockMemory) -> tuple[Any, ...]:

@@ -71,6 +71,7 @@ records = Table(
     Column("sampling_rate", Real),
     Column("num_prompt_tokens", BigInteger),
     Column("is_thinned", Boolean),  # NULL: it counts for its whole endpoint
+    Column("num_cached_tokens", BigInteger),  # NULL: production's answer does not say, or read before 0023
     Index(None, "endpoint", "event_time"),
 )
 
@@ -110,6 +111,7 @@ blocks = Table(
     Column("started_at", UtcDateTime, nullable=False),
     *integers("num_out_of_memory"),
     *integers("num_runs"),  # stored with it: when so many are known, all are
+    Column("max_turns", BigInteger),  # of its conversations; NULL: 1
     Index(None, "endpoint", "sequence"),
 )
 
@@ -306,6 +308,7 @@ rollups = Table(  # sums over runs, which add up and outlive them
     *reals("weighted_baseline_end_to_end_ms", "weighted_speculative_end_to_end_ms"),
     *integers("num_with_concurrency"),
     *reals("baseline_concurrency", "speculative_concurrency"),
+    *integers("num_cached_prompt_tokens", "baseline_cached_tokens", "speculative_cached_tokens"),
     UniqueConstraint("endpoint", "hour", "slice_key", "fingerprint", "concurrency"),
     Index("ix_rollups_key", "endpoint", "slice_key", "fingerprint", "concurrency", "hour"),
 )

@@ -5,7 +5,9 @@ before it and on the secret, never on outcomes, the clock or a generator: a seco
 gives the same fates, and whether a request is measured is settled before anything is known of its result.
 
 A session is timed once per endpoint, at its J-th usable request; requests without a session count for
-their user, and those without either for the ten minutes in which they came.  One draw per session decides
+their user, and those without either for the ten minutes in which they came.  Where an endpoint measures conversations,
+all of a session's first requests are, unless they come when its conversation is over (`blocks`); its slice and load are
+those of its first request.  One draw per session decides
 which of its slices are sampled: those whose rate, as it stood at the slice's first record, is above it.  It
 counts for the whole endpoint where the smallest rate of all slices, as it stood then, is above it too, so that
 the endpoint's evidence has the mix of the traffic whatever the slices' rates are.  A session whose draw is above
@@ -177,7 +179,8 @@ class Admission:
         """The fate of a record that was read, after those that were decided before it.
 
         The steps in order: 1. age; 2. what ended the record when it was read; 3. duplicates; 4. count its place in its
-        session; 5. the session's draw against the slice's rate; 6. whether this place is the timed one.
+        session; 5. the session's draw against the slice's rate; 6. whether this place is the timed one, or one of a
+        conversation that is measured.
         """
         error = reading.error
         if not reading.is_placed:
@@ -205,6 +208,8 @@ class Admission:
         # Step 4
         unit_key, slice_key = reading.unit_key, reading.slice_key
         unit = memory.count(unit_key, partition)
+        if _is_conversation(reading) and unit.rates:
+            slice_key = reading.slice_key = min(unit.rates)  # there is one, but for rows from before the mode
         if (drawn := unit.rates.get(slice_key)) is None:
             smallest, rate = self._slice_rate(rule, ""), self._slice_rate(rule, slice_key)
             drawn = unit.rates[slice_key] = SessionRate(rate, is_thinned(smallest, rate, lambda: self._draw(reading)))
@@ -214,7 +219,7 @@ class Admission:
         if rate < 1.0 and self._draw(reading) >= rate:
             return Rejected(_make_row(reading, FunnelCounter.SAMPLED_OUT, "not_sampled", *place))
         # Step 6
-        if unit.position != 1 + self._hash.choice("timed_position", rule.timed_positions, rule.name, unit_key):
+        if not self._is_timed(reading, unit.position):
             return Rejected(_make_row(reading, FunnelCounter.SAMPLED_OUT, "not_timed", *place))
         prompt = ShadowPrompt(
             reading.key, rule.name, event_time, reading.labels, reading.prompt_token_ids, reading.sampling,
@@ -225,6 +230,13 @@ class Admission:
         return Admitted(
             prompt, _make_row(reading, FunnelCounter.MEASURED, None, *place), self._concurrency(rule, unit_key)
         )
+
+    def _is_timed(self, reading: Reading, position: int) -> bool:
+        """Whether the request at this place of a sampled session is measured."""
+        rule = reading.rule
+        if _is_conversation(reading):
+            return position <= rule.timed_positions
+        return position == 1 + self._hash.choice("timed_position", rule.timed_positions, rule.name, reading.unit_key)
 
     def _draw(self, reading: Reading) -> float:
         return self.reader.draw(reading.rule, reading.unit_key) if reading.draw is None else reading.draw
@@ -249,6 +261,11 @@ def is_thinned(smallest: float, rate: float, draw: Callable[[], float]) -> bool 
     return (smallest < rate and draw() >= smallest) or None
 
 
+def _is_conversation(reading: Reading) -> bool:
+    """Whether the record is a turn of a session whose turns are measured together."""
+    return reading.rule.measures_conversations and reading.session_hash is not None
+
+
 def _make_row(
     reading: Reading,
     counter: FunnelCounter,
@@ -262,7 +279,7 @@ def _make_row(
     return StoredRecord(
         reading.key, counter, reason, reading.rule.name, reading.slice_key, reading.labels, reading.event_time,
         reading.session_hash, reading.user_hash, reading.request_id_hash, unit_key, position, sampling_rate,
-        reading.num_prompt_tokens, is_thinned,
+        reading.num_prompt_tokens, is_thinned, None if reading.logged is None else reading.logged.num_cached_tokens,
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Blocks: which admitted requests go through both arms together.
 
 Blocks are filled per endpoint, slice and load, in the order of admission: one batch of as many requests as the load,
-or a queue of several times as many that is run at constant concurrency (`requests_per_slot`).  A block that is not full
-after `block_max_wait` of event time, or at the end of the input, runs short: untimed copies of prompts that were
+or a queue of several times as many that is run at constant concurrency (`requests_per_slot`).  Where an endpoint
+measures conversations, each of these places takes a whole one, once it is over (`conversations`).  A block that is not
+full after `block_max_wait` of event time, or at the end of the input, runs short: untimed copies of prompts that were
 already timed fill its queue, so that the load is the true one.  None is dissolved, because dissolving would tie what is
 seen to how busy the hour was.  Which requests share a block depends on the input alone.
 """
@@ -14,8 +15,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final
 
+from shadowspec.tap.conversations import Conversation, Conversations, Place
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.types import Arm, Block, PartitionId, ShadowPrompt, format_slice_key
 
@@ -25,12 +28,12 @@ _NO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """Requests waiting for company.  `opened` is the watermark at the first of them."""
+    """Conversations waiting for company, most of them of one turn.  `opened` is the watermark at the first of them."""
 
     slice_key: str
     concurrency: int
     opened: datetime
-    requests: list[ShadowPrompt] = field(default_factory=list)
+    conversations: list[Conversation] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -38,17 +41,24 @@ class _EndpointBlocks:
     """One endpoint's open blocks, oldest first, and what short ones are filled from."""
 
     rule: EndpointRule
+    conversations: Conversations | None  # None: each request is measured by itself
     watermark: datetime = _NO_TIME
     next_sequence: int = 0
-    open: dict[tuple[str, int], _OpenBlock] = field(default_factory=dict)
-    timed: dict[str, deque[ShadowPrompt]] = field(default_factory=dict)  # by slice, newest last
+    open: dict[Place, _OpenBlock] = field(default_factory=dict)
+    timed: dict[str, deque[Conversation]] = field(default_factory=dict)  # by slice, newest last
 
 
 class BlockFormer:
-    """Fills blocks.  Holds at most one open block and `REMEMBERED_PROMPTS` prompts per endpoint, slice and load."""
+    """Fills blocks.
+
+    Holds at most one open block and `REMEMBERED_PROMPTS` conversations per endpoint, slice and load, and the
+    conversations that are not over.
+    """
 
     def __init__(self, rules: Iterable[EndpointRule]) -> None:
-        self._endpoints = {rule.name: _EndpointBlocks(rule) for rule in rules}
+        self._endpoints = {
+            rule.name: _EndpointBlocks(rule, Conversations(rule) if rule.max_turns > 1 else None) for rule in rules
+        }
 
     def add(self, prompt: ShadowPrompt, concurrency: int, slice_key: str | None = None) -> list[Block]:
         """Put an admitted prompt into its block; the blocks that this completes, in start order.
@@ -60,13 +70,37 @@ class BlockFormer:
         blocks = self._endpoints[prompt.endpoint]
         if slice_key is None:
             slice_key = format_slice_key(prompt.labels, blocks.rule.slice_by)
+        place, session_hash = (slice_key, concurrency), prompt.session_hash
+        if blocks.conversations is None or session_hash is None:
+            return started + _place(blocks, place, (prompt,))
+        over = blocks.conversations.add(session_hash, place, blocks.watermark, prompt)
+        return started + _place_all(blocks, over)
+
+    def shed(self, prompt: ShadowPrompt, concurrency: int, slice_key: str) -> list[Block]:
+        """An admitted prompt was shed: so are the turns after it; the blocks that this completes."""
+        blocks = self._endpoints[prompt.endpoint]
+        if blocks.conversations is None or prompt.session_hash is None:
+            return []
         place = (slice_key, concurrency)
-        if (waiting := blocks.open.get(place)) is None:
-            waiting = blocks.open[place] = _OpenBlock(slice_key, concurrency, blocks.watermark)
-        waiting.requests.append(prompt)
-        if len(waiting.requests) == concurrency * blocks.rule.requests_per_slot:
-            started.append(_start(blocks, blocks.open.pop(place)))
-        return started
+        return _place_all(blocks, blocks.conversations.add(prompt.session_hash, place, blocks.watermark, None))
+
+    def is_over(self, prompt: ShadowPrompt, position: int | None) -> bool:
+        """Whether the prompt is a later turn of a conversation that no longer waits for it: it belongs to no block.
+
+        Args:
+            position: its place in its session, from 1.
+        """
+        conversations, session_hash = self._endpoints[prompt.endpoint].conversations, prompt.session_hash
+        if conversations is None or session_hash is None:
+            return False
+        return (position or 1) > 1 and not conversations.is_open(session_hash)
+
+    def is_shed(self, prompt: ShadowPrompt) -> bool:
+        """Whether the prompt's conversation has lost a turn to shedding."""
+        conversations = self._endpoints[prompt.endpoint].conversations
+        return (
+            conversations is not None and prompt.session_hash is not None and conversations.is_shed(prompt.session_hash)
+        )
 
     def advance(self, endpoint: str, event_time: datetime) -> list[Block]:
         """Move the endpoint's watermark; the short blocks whose wait is over, oldest first.
@@ -76,31 +110,38 @@ class BlockFormer:
         blocks = self._endpoints[endpoint]
         if event_time > blocks.watermark:
             blocks.watermark = event_time
+        over = [] if blocks.conversations is None else blocks.conversations.advance(blocks.watermark)
+        started = _place_all(blocks, over) if over else []
         limit = blocks.rule.block_max_wait
         oldest = next(iter(blocks.open.values()), None)
         if oldest is None or blocks.watermark - oldest.opened < limit:
-            return []
+            return started
         overdue = [place for place, block in blocks.open.items() if blocks.watermark - block.opened >= limit]
-        return [_start(blocks, blocks.open.pop(place)) for place in overdue]
+        return started + [_start(blocks, blocks.open.pop(place)) for place in overdue]
 
     def advance_all(self, event_time: datetime) -> list[Block]:
         """`advance` for every endpoint."""
         return [block for endpoint in self._endpoints for block in self.advance(endpoint, event_time)]
 
-    def remember(self, prompt: ShadowPrompt) -> None:
-        """A prompt that was timed before a restart: short blocks may be filled from it."""
-        blocks = self._endpoints[prompt.endpoint]
-        _get_timed(blocks, format_slice_key(prompt.labels, blocks.rule.slice_by)).append(prompt)
+    def remember(self, prompt: ShadowPrompt, slice_key: str) -> None:
+        """A prompt that was timed before a restart: short blocks of its slice may be filled from it."""
+        _get_timed(self._endpoints[prompt.endpoint], slice_key).append((prompt,))
 
     def forget(self, partition: PartitionId) -> list[ShadowPrompt]:
-        """Take the requests of a partition out of the open blocks; those requests."""
+        """Take the requests of a partition out of the open blocks and conversations; those requests."""
         dropped: list[ShadowPrompt] = []
         for blocks in self._endpoints.values():
+            if blocks.conversations is not None:
+                dropped += blocks.conversations.forget(partition)
             for place, block in list(blocks.open.items()):
-                lost = [p for p in block.requests if PartitionId(p.key.source, p.key.partition) == partition]
-                dropped += lost
-                block.requests = [prompt for prompt in block.requests if prompt not in lost]
-                if not block.requests:
+                kept = []
+                for turns in block.conversations:
+                    lost = [p for p in turns if PartitionId(p.key.source, p.key.partition) == partition]
+                    dropped += lost
+                    if left := tuple(prompt for prompt in turns if prompt not in lost):
+                        kept.append(left)
+                block.conversations = kept
+                if not kept:
                     del blocks.open[place]
         return dropped
 
@@ -108,17 +149,32 @@ class BlockFormer:
         """Start everything that is still open: the end of the input."""
         started = []
         for blocks in self._endpoints.values():
+            if blocks.conversations is not None:
+                started += _place_all(blocks, blocks.conversations.drain())
             while blocks.open:
                 started.append(_start(blocks, blocks.open.pop(next(iter(blocks.open)))))
         return started
 
 
+def _place_all(blocks: _EndpointBlocks, over: Iterable[tuple[Place, Conversation]]) -> list[Block]:
+    return [block for place, turns in over for block in _place(blocks, place, turns)]
+
+
+def _place(blocks: _EndpointBlocks, place: Place, turns: Conversation) -> list[Block]:
+    """Put a conversation into the open block of its slice and load; the block if that is full with it."""
+    if (waiting := blocks.open.get(place)) is None:
+        waiting = blocks.open[place] = _OpenBlock(*place, blocks.watermark)
+    waiting.conversations.append(turns)
+    is_full = len(waiting.conversations) == waiting.concurrency * blocks.rule.requests_per_slot
+    return [_start(blocks, blocks.open.pop(place))] if is_full else []
+
+
 def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
     """Give a block its name, its place in the order, its fillers and its first arm."""
-    requests = tuple(waiting.requests)
-    missing = waiting.concurrency * blocks.rule.requests_per_slot - len(requests)
+    requests = tuple(chain.from_iterable(waiting.conversations))
+    missing = waiting.concurrency * blocks.rule.requests_per_slot - len(waiting.conversations)
     timed = _get_timed(blocks, waiting.slice_key)
-    pool = (tuple(timed) or requests) if missing else ()
+    pool = (tuple(timed) or tuple(waiting.conversations)) if missing else ()
     block_id = _block_id(blocks.rule.name, waiting.slice_key, waiting.concurrency, requests)
     block = Block(
         block_id=block_id,
@@ -127,16 +183,17 @@ def _start(blocks: _EndpointBlocks, waiting: _OpenBlock) -> Block:
         slice_key=waiting.slice_key,
         concurrency=waiting.concurrency,
         requests=requests,
-        fillers=tuple(pool[index % len(pool)] for index in range(missing)),
+        fillers=tuple(chain.from_iterable(pool[index % len(pool)] for index in range(missing))),
         first_arm=Arm.BASELINE if _is_even(f"first_arm\0{block_id}") else Arm.SPECULATIVE,
         requests_per_slot=blocks.rule.requests_per_slot,
+        max_turns=blocks.rule.max_turns,
     )
     blocks.next_sequence += 1
-    timed.extend(requests)
+    timed.extend(waiting.conversations)
     return block
 
 
-def _get_timed(blocks: _EndpointBlocks, slice_key: str) -> deque[ShadowPrompt]:
+def _get_timed(blocks: _EndpointBlocks, slice_key: str) -> deque[Conversation]:
     return blocks.timed.setdefault(slice_key, deque(maxlen=REMEMBERED_PROMPTS))
 
 

@@ -128,10 +128,14 @@ class ChoiceBody(Body, gc=False):
 
 
 class UsageBody(Body, gc=False):
-    """The server's own count; `output_tokens` in Responses and Messages."""
+    """The server's own count; `output_tokens` in Responses and Messages.
+
+    What it says of the prompt may be anything: an odd figure is no reason to refuse.
+    """
 
     completion_tokens: Count | None = None
     output_tokens: Count | None = None
+    prompt_tokens_details: Any = None
 
 
 class ResponseBody(Body, gc=False):

@@ -54,7 +54,9 @@ class EndpointRule:
     SamplingParameters); `max_new_tokens` a cap on what is generated (None: the request's own);
     `contracts` what outputs have to be, by prompt class ("": every class), whatever a request asks for;
     `takes_constraints` says that what measures it can restrict outputs to a grammar, as servers do, and
-    `tool_call_format` how its target writes tool calls (None: not known, so that strict tools are refused).
+    `tool_call_format` how its target writes tool calls (None: not known, so that strict tools are refused);
+    `measures_conversations`: all of a session's first `timed_positions` requests are measured, in their order, in one
+    place of one block, instead of a drawn one of them.
     """
 
     name: str
@@ -76,6 +78,7 @@ class EndpointRule:
     contracts: Mapping[str, OutputContract] = field(default_factory=dict)
     takes_constraints: bool = False
     tool_call_format: ToolCallFormat | None = None
+    measures_conversations: bool = False
 
     def __post_init__(self) -> None:
         def require(holds: bool, what: str) -> None:
@@ -95,6 +98,11 @@ class EndpointRule:
         require(min(self.time_block, self.forget_unit_after) > timedelta(0), "a span of time must be above 0")
         require(self.block_max_wait >= timedelta(0), "block_max_wait must not be negative")
         require(self.max_new_tokens is None or self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
+
+    @property
+    def max_turns(self) -> int:
+        """Requests of a session that go into one block."""
+        return self.timed_positions if self.measures_conversations else 1
 
 
 def match_endpoint(

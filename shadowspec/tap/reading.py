@@ -85,7 +85,6 @@ class Reading:
     request: ParsedRequest
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParameters
-    logged: LoggedResponse | None
 
     def __init__(self, key: RecordKey, error: RecordError | None) -> None:
         self.key, self.error = key, error
@@ -99,6 +98,7 @@ class Reading:
         self.num_prompt_tokens: int | None = None
         self.labels: Mapping[str, str] = NO_LABELS
         self.slice_key: str | None = None
+        self.logged: LoggedResponse | None = None
 
 
 class Reader:

@@ -93,6 +93,7 @@ from shadowspec.types.schedules import Delivery, DeliveryState, Period
 from shadowspec.types.speculation import (
     FIRST_OPTIONS,
     FIRST_SUFFIX_OPTIONS,
+    PREFIX_CACHE,
     SERVED_BACKEND,
     SUFFIX_OPTIONS,
     DraftSampling,
@@ -140,6 +141,7 @@ __all__ = [
     "LATENCIES",
     "OUTPUT_CONSTRAINT",
     "PER_TOKEN",
+    "PREFIX_CACHE",
     "SERVED_BACKEND",
     "SUFFIX_OPTIONS",
     "UNCONSTRAINED",

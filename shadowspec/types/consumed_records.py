@@ -53,6 +53,7 @@ class StoredRecord(Struct, frozen=True):
     # True: left out of the whole endpoint's evidence, as its session's draw is not below the smallest rate that was in
     # force at the endpoint's slices.  None: it counts.
     is_thinned: bool | None = None
+    num_cached_tokens: int | None = None  # of the prompt, from production's prefix cache; None: its answer does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +69,4 @@ class StoredBlock:
     first_arm: Arm
     started_at: datetime
     memory: Mapping[str, BlockMemory]  # by fingerprint
+    max_turns: int = 1  # of a conversation; 1: every request was measured by itself

@@ -31,15 +31,39 @@ class Block(Struct, frozen=True):
     endpoint: str
     slice_key: str
     concurrency: int  # the load b
-    requests: tuple[ShadowPrompt, ...]  # 1..n_max, each an independent session
+    requests: tuple[
+        ShadowPrompt, ...
+    ]  # 1..n_max; turns of one session follow each other, all others are sessions apart
     fillers: tuple[ShadowPrompt, ...]
     first_arm: Arm  # of the baseline and the first candidate, the one that runs before the other
     requests_per_slot: int = 1  # 1: one batch; above, a queue that refills slots as requests finish
+    max_turns: int = 1  # turns that a conversation may have; 1: every request is measured by itself
+
+    @property
+    def num_places(self) -> int:
+        """Conversations of a full block, fillers included; without turns each request is one."""
+        return self.concurrency * self.requests_per_slot
 
     @property
     def n_max(self) -> int:
         """Requests of a full block, fillers included."""
-        return self.concurrency * self.requests_per_slot
+        return self.num_places * self.max_turns
+
+    @property
+    def conversations(self) -> tuple[tuple[ShadowPrompt, ...], ...]:
+        """The requests and then the fillers, together the turns of each conversation in their order."""
+        found: list[list[ShadowPrompt]] = []
+        for part in (self.requests, self.fillers):
+            last: list[ShadowPrompt] = []
+            for prompt in part:
+                is_turn = self.max_turns > 1 and prompt.session_hash is not None
+                # A conversation that fills several places begins again where one of its turns comes again.
+                if is_turn and last and _continues(prompt, last):
+                    last.append(prompt)
+                else:
+                    last = [prompt]
+                    found.append(last)
+        return tuple(map(tuple, found))
 
     def arm_order(self, num_candidates: int) -> list[int | None]:
         """The order in which all arms run, each possible one as often: places of candidates, None the baseline.
@@ -52,6 +76,11 @@ class Block(Struct, frozen=True):
             digest = hashlib.sha256(f"arm_order\0{candidate}\0{self.block_id}".encode()).digest()
             order.insert(int.from_bytes(digest) % (len(order) + 1), candidate)
         return order
+
+
+def _continues(prompt: ShadowPrompt, turns: list[ShadowPrompt]) -> bool:
+    """Whether the prompt is a further turn of the session that these are of."""
+    return prompt.session_hash == turns[-1].session_hash and all(prompt.key != turn.key for turn in turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +179,13 @@ class ServedRun:
     baseline_cached_tokens: int | None
     speculative_cached_tokens: int | None
     num_retries: int
+
+    @property
+    def cached_tokens(self) -> tuple[int, int] | None:
+        """Of the baseline and of speculation; None where a server does not say."""
+        if self.baseline_cached_tokens is None or self.speculative_cached_tokens is None:
+            return None
+        return self.baseline_cached_tokens, self.speculative_cached_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ class LoggedResponse(Struct, frozen=True):
     token_logprobs: tuple[float, ...] | None = None
     finish_reason: str | None = None
     num_output_tokens: int | None = None
+    num_cached_tokens: int | None = None  # of the prompt, from production's prefix cache; None: it does not say
 
     def __repr__(self) -> str:  # without its text
         return f"LoggedResponse({self.finish_reason!r}, num_output_tokens={self.num_output_tokens!r})"

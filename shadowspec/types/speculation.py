@@ -177,6 +177,11 @@ class FingerprintedConfig:
         return self.details.get("counts_source")
 
     @property
+    def mode(self) -> str | None:
+        """How it was measured where that is not request by request from cold caches, as verdicts say it."""
+        return WHOLE_CONVERSATIONS if self.details.get(PREFIX_CACHE) == "on" else None
+
+    @property
     def data_note(self) -> str | None:
         """What its data is where it is no mirrored traffic."""
         return self.details.get("data_note")
@@ -210,6 +215,8 @@ FIRST_SUFFIX_OPTIONS: Final = frozenset(
         "suffix_memory_tokens",
     }
 )
+PREFIX_CACHE: Final = "prefix_cache"  # a detail: "on", or left out
+WHOLE_CONVERSATIONS: Final = "measured with the prefix cache on, whole conversations"
 RECIPE: Final = 2  # 1, which is stored as none at all, left an endpoint's sampling defaults out
 _PLAIN_SAMPLING: Final = SamplingParameters()
 _NAMES: Final = frozenset({"name", "target", "draft"})  # the same weights under another path are the same config

@@ -244,21 +244,26 @@ class Pipeline:
         if isinstance(fate, Rejected):
             self._reject(fate, raw)
             return
-        key = fate.record.key
+        key, slice_key = fate.record.key, fate.record.slice_key or ""
         found = self._stored.get(key[:2])
         stored = found.get(key) if found else None
         if stored is not None:
             self.num_found += 1
-            self._former.remember(fate.prompt)
+            self._former.remember(fate.prompt, slice_key)
             self.outbox.end(stored, row=None)
-        elif self.is_shedding:
+            return
+        self._pass_time(fate.prompt.event_time)
+        if self._former.is_over(fate.prompt, fate.record.session_position):
+            late = replace(fate.record, counter=FunnelCounter.SAMPLED_OUT, reason="conversation_over")
+            self.outbox.end(late, row=late)
+        elif self.is_shedding or self._former.is_shed(fate.prompt):
             shed = replace(fate.record, counter=FunnelCounter.SHED, reason="queue_full")
+            self.ready += self._former.shed(fate.prompt, fate.concurrency, slice_key)
             self.outbox.end(shed, row=shed)
         else:
             self.num_admitted += 1
             self._waiting[key] = _Waiting(fate.record, raw if self._keeps_messages else None)
-            self._pass_time(fate.prompt.event_time)
-            self.ready += self._former.add(fate.prompt, fate.concurrency, fate.record.slice_key)
+            self.ready += self._former.add(fate.prompt, fate.concurrency, slice_key)
 
     def _pass_time(self, event_time: datetime) -> None:
         """Let what waits feel the time, of every endpoint: a quiet one's blocks do not wait for its next record."""

@@ -106,6 +106,76 @@ def test_init_takes_the_serving_engine_from_a_server(
     assert (done.code, "serving server 127.0.0.1" in done.err) == (5, True)
 
 
+def conversation(session: int, num_turns: int) -> list[dict[str, Any]]:
+    """The records of a session, each of whose prompts continues the one before it; production had a page of it."""
+    whole = [3 + place % 8 for place in range(40)]
+    cached = [{"prompt_tokens_details": {"cached_tokens": 8 * turn}} for turn in range(num_turns)]
+    return [
+        record(100 * session + turn, prompt=whole[: 9 + 7 * turn])
+        | {"session_id": f"talk-{session}"}
+        | {"response": {"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}], "usage": cached[turn]}}
+        for turn in range(num_turns)
+    ]
+
+
+def test_conversations_are_measured_with_the_prefix_cache_on_and_every_page_says_so(
+    served: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    for server in servers:
+        server.page_tokens = 4
+    servers[1].loses_hits = servers[0].loses_hits = True
+    served.replace_in_config("timed_positions = 1", "timed_positions = 4")
+    served.replace_in_config("requests_per_slot = 2", "requests_per_slot = 1")
+    served.replace_in_config('device = "a fake"', 'device = "a fake"\nprefix_cache = "on"')
+    doctor = served.run("doctor")
+    assert "servers.prefix_cache is on and the server's is off" in " ".join((doctor.out + doctor.err).split())
+    servers[0].loses_hits = False
+    doctor = served.run("doctor")
+    assert "off, or speculation loses its hits" in " ".join((doctor.out + doctor.err).split())
+    servers[1].loses_hits = False
+    traffic = [each for session in range(6) for each in conversation(session, 5)]
+    write_traffic(served.folder / "talks.jsonl", traffic)
+    done = served.run("run", "talks.jsonl", "--json")
+    assert done.code == 0, done.err
+    assert done.document["requests_measured"] == 24, "four turns of each session, of which there are five"
+    with Store.open(f"sqlite:///{served.folder}/shadow.db") as store:
+        runs, blocks = store.runs("letters"), store.blocks("letters")
+        turns = {each.key: each.session_position for each in store.records("letters")}
+        (rollup,) = store.rollups("letters")
+    known = [(turns[run.key], run.served.cached_tokens) for run in runs if run.served is not None]
+    cached = [[pair for place, pair in known if place == turn] for turn in (1, 2, 3, 4)]
+    assert cached == [[(0, 0)] * 6, [(8, 8)] * 6, [(16, 16)] * 6, [(20, 20)] * 6]
+    assert [(block.max_turns, block.n_max) for block in blocks] == [(4, 8)] * 3
+    assert (rollup.sums.num_cached_prompt_tokens, rollup.sums.baseline_cached_tokens) == (
+        6 * (9 + 16 + 23 + 30),
+        6 * 44,
+    )
+    gated = served.run("gate", "--json")
+    assert gated.code == 0, gated.err
+    mode = "measured with the prefix cache on, whole conversations"
+    assert any(mode in each["reason"] for each in gated.document["decisions"])
+    assert "conversations" in served.run("gate").out, "the table breaks lines"
+    decision_id = max(each["decision_id"] for each in gated.document["decisions"])
+    explained = served.run("gate", "--explain", str(decision_id), "--json")
+    assert explained.code == 0, explained.err
+    assert explained.document["explanation"]["differences"] == []
+    (speedup,) = (each for each in explained.document["explanation"]["decision"]["tests"] if each["name"] == "speedup")
+    assert speedup["details"]["speculative_cached_share"] == pytest.approx(44 / 78)
+    assert mode in served.run("check", "--endpoint", "letters", "--on-hold", "pass").out.replace("\n", " ")
+    document = served.run("report", "--format", "json").document
+    (endpoint,) = document["endpoints"]
+    whole = next(each for each in endpoint["hypotheses"] if not each["slice"])
+    assert [row["turn"] for row in whole["by_turn"]] == [1, 2, 3, 4, None]
+    assert [row["speculative_cached_tokens"] for row in whole["by_turn"]] == [0, 48, 96, 120, 264]
+    assert endpoint["production_cache"] == {"num_requests": 30, "num_prompt_tokens": 690, "num_cached_tokens": 480}
+    assert served.run("report", "--format", "md", "--out", "report.md").code == 0
+    text = (served.folder / "report.md").read_text(encoding="utf-8")
+    assert "Production's prefix cache held 69.6% of the prompt tokens of the 30 requests" in text
+    assert "| 4 | 6 | 180 | 66.7% | 66.7% |" in text
+    assert served.run("report", "--out", "report.html").code == 0
+    assert "Prefix cache, turn by turn" in (served.folder / "report.html").read_text(encoding="utf-8")
+
+
 def test_requests_that_fail_stand_in_the_funnel_with_their_reason(
     served: Workspace, servers: tuple[FakeServer, FakeServer]
 ) -> None:

@@ -188,7 +188,7 @@ def false_rate_of_hours(module: ModuleType) -> float:
 
 def test_short_blocks_are_not_dissolved() -> None:
     assert false_rate_of_hours(blocks) <= LEVEL
-    dissolving = ("return [_start(blocks, blocks.open.pop(place)) for place in overdue]",
+    dissolving = ("return started + [_start(blocks, blocks.open.pop(place)) for place in overdue]",
                   "return [blocks.open.pop(place) for place in overdue][:0]")  # fmt: skip
     assert false_rate_of_hours(sabotaged("shadowspec.tap.blocks", dissolving)) > 0.5
 

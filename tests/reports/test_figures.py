@@ -23,7 +23,15 @@ RATES = st.sampled_from([1.0, 0.5, 0.25, 0.1, 0.05, 0.01])
 
 
 def measured(run: Run, *, rate: float = 1.0, is_greedy: bool = True) -> JoinedRun:
-    return JoinedRun(run=run, slice_key="prompt_class=code", concurrency=4, sampling_rate=rate, is_greedy=is_greedy)
+    return JoinedRun(
+        run=run,
+        slice_key="prompt_class=code",
+        concurrency=4,
+        unit_key=None,
+        turn=None,
+        sampling_rate=rate,
+        is_greedy=is_greedy,
+    )
 
 
 def run_of(seed: int, **changed: object) -> Run:

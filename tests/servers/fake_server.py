@@ -39,6 +39,10 @@ class FakeServer:
     drafting: dict[str, Any] | None = None  # what it says of its drafting in dev mode; None: it has no dev mode
     kv_tokens: int | None = 48_768  # that its cache holds; None: it does not say
     cache_labels: dict[str, str] = field(default_factory=dict)  # of cache_config_info, beside or in place of the usual
+    page_tokens: int = 0  # of its prefix cache, which holds whole pages by salt; 0: it has none
+    loses_hits: bool = False  # it finds nothing that it has answered before
+    prefill_s: float = 0.0  # for each token of a prompt that it does not find
+    pages: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     returns_token_ids: bool = True
     tells_logprobs: bool = True
     max_logprobs: int = 20  # of the likeliest tokens at a prompt's places; 0: it tells none
@@ -208,6 +212,15 @@ class FakeServer:
             tokens[self.lost_token] += 100
         return tokens
 
+    def cached_tokens(self, body: dict[str, Any]) -> int:
+        """Of the prompt, in pages that were answered under the same salt; as vLLM, never all of it."""
+        prompt, size = tuple(body["prompt"]), self.page_tokens
+        ends = range(size, len(prompt) + 1, size) if size else ()
+        salt = body["cache_salt"]
+        found = [end for end in ends if end < len(prompt) and (salt, prompt[:end]) in self.pages]
+        self.pages |= set() if self.loses_hits else {(salt, prompt[:end]) for end in ends}
+        return max(found, default=0)
+
     def chunks(self, body: dict[str, Any]) -> tuple[list[list[int]], dict[str, Any] | None]:
         """The tokens of each step, and what the answer says of its drafts."""
         tokens, width = self.output(body), self.num_speculative_tokens
@@ -250,7 +263,7 @@ class FakeServer:
             events.append({"model": self.model, "choices": [choice]})
         usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"]), "completion_tokens": sum(map(len, parts))}
         if self.tells_cached:
-            usage["prompt_tokens_details"] = {"cached_tokens": 0}
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens(body)}
         metrics: dict[str, Any] = {"queue_time_ms": self.queue_ms} if self.tells_queue else {}
         metrics |= {} if said is None else {"speculative_decoding": said}
         return [*events, {"model": self.model, "choices": [], "usage": usage, "metrics": metrics}]
@@ -333,7 +346,11 @@ def after(change: Callable[[list[Any]], list[Any]], *, is_ended: bool = True) ->
 
     async def behave(server: FakeServer, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         begin(writer)
-        for event in change([*server.events(body), "[DONE]"]):
+        events = [*server.events(body), "[DONE]"]
+        if server.prefill_s:
+            cached = events[-2]["usage"]["prompt_tokens_details"]["cached_tokens"]
+            await asyncio.sleep(server.prefill_s * (len(body["prompt"]) - cached))
+        for event in change(events):
             await asyncio.sleep(server.step_s)
             await send_event(writer, event)
         if is_ended:

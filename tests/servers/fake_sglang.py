@@ -92,6 +92,7 @@ class FakeSglang(FakeServer):
         parts, said = self.chunks(entry)
         tokens: list[int] = []
         events = []
+        cached = self.cached_tokens({"prompt": entry["prompt"], "cache_salt": body["extra_key"]})
         for place, part in enumerate(parts):
             tokens = tokens + part
             meta: dict[str, Any] = {
@@ -101,7 +102,7 @@ class FakeSglang(FakeServer):
                 "weight_version": "default",
                 "num_retractions": self.num_retractions,
                 "completion_tokens": len(tokens),
-                "cached_tokens": 0,
+                "cached_tokens": cached,
             }
             if body.get("return_logprob"):
                 meta["output_top_logprobs"] = [[[-0.25, 6, None], [-0.75, 7, None]]]

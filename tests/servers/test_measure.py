@@ -115,15 +115,15 @@ def test_arms_run_one_after_the_other_in_the_order_drawn(
 ) -> None:
     from shadowspec.servers import measure_servers as measure
 
-    engine, order, run_arm = connected(servers), [], measure.run_arm
+    engine, order, run = connected(servers), [], measure.run_conversations
 
-    async def watched(client: Any, *args: Any) -> Any:
+    async def watched(client: Any, *args: Any, **named: Any) -> Any:
         order.append(client.name.split()[0])
-        found = await run_arm(client, *args)
+        found = await run(client, *args, **named)
         order.append("end")
         return found
 
-    monkeypatch.setattr(measure, "run_arm", watched)
+    monkeypatch.setattr(measure, "run_conversations", watched)
     engine.measure(block(4, first=first))
     second = Arm.SPECULATIVE if first is Arm.BASELINE else Arm.BASELINE
     assert order == [first, "end", second, "end"]

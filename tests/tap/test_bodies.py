@@ -86,6 +86,7 @@ class UsageModel(Model):
 
     completion_tokens: Count | None = None
     output_tokens: Count | None = None
+    prompt_tokens_details: Any = None
 
 
 class ResponseModel(Model):

@@ -354,3 +354,17 @@ def test_any_input_lands_in_one_counter_and_leaks_no_text(records: list[bytes], 
         assert (stored.reason is None) == (stored.counter is FunnelCounter.MEASURED)
         assert "canary" not in repr(stored)
         assert "canary" not in repr(fate_of_one)
+
+
+@pytest.mark.parametrize(
+    ("details", "cached"),
+    [({"cached_tokens": 12}, 12), ({"cached_tokens": 0}, 0), ({"cached_tokens": -1}, None),
+     ({"cached_tokens": True}, None), ({"cached_tokens": 1.0}, None), ({"audio_tokens": 0}, None), (None, None),
+     ("12", None)],
+)  # fmt: skip
+def test_production_s_cached_prompt_tokens_are_stored_and_what_makes_no_sense_is_unknown(
+    details: Any, cached: int | None
+) -> None:
+    usage = {"completion_tokens": 3, "prompt_tokens_details": details}
+    (decided,) = fates([chat(response_usage=usage)], first_only(RULE))
+    assert (decided.record.counter, decided.record.num_cached_tokens) == (FunnelCounter.MEASURED, cached)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -220,6 +222,46 @@ def test_crashes_and_rebalances_lose_and_repeat_nothing(sqlite: Store, seed: int
     malformed = {raw for raw, stage, _ in world.letters.sent if stage == "tap"}
     wanted = expected([raw for item in placed.values() for raw in item], RULES, TOKENIZERS, SECRET)
     assert {(key.partition, key.offset) for key in malformed} == wanted.malformed
+
+
+@pytest.mark.representative("0", "1")
+@pytest.mark.parametrize("seed", range(4))
+def test_crashes_neither_lose_turns_nor_measure_a_session_in_two_blocks(
+    sqlite: Store, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = tuple(replace(rule, measures_conversations=True, timed_positions=3) for rule in RULES)
+    monkeypatch.setattr(sys.modules[__name__], "RULES", turns)
+    placed = raw_records(700, seed, num_partitions=2)
+    world = World(placed, sqlite, random.Random(seed))
+    for _ in range(5_000):
+        world.turn()
+        if world.is_over():
+            break
+    assert world.num_crashes > 3
+    world.finish()
+    ledger = {entry.partition: entry for entry in sqlite.ledger("group")}
+    for partition, item in placed.items():
+        assert ledger[partition].num_messages == len(item)
+    assert sum(sqlite.funnel().values()) == sum(entry.num_records for entry in ledger.values())
+    records = {record.key: record for rule in turns for record in sqlite.records(rule.name)}
+    funnel = Counter(counter for (_, counter, _), number in sqlite.funnel().items() for _ in range(number))
+    rows = Counter(record.counter for record in records.values())
+    for counter in (FunnelCounter.MEASURED, FunnelCounter.FAILED, FunnelCounter.SHED):
+        assert rows[counter] == funnel[counter], "every row is counted, and every count has its row"
+    blocks_of: dict[tuple[str | None, str | None], set[str]] = defaultdict(set)
+    runs = [run for rule in turns for run in sqlite.runs(rule.name)]
+    assert Counter(run.key for run in runs).most_common(1)[0][1] == 1
+    for run in runs:
+        record = records[run.key]
+        assert record.counter in (FunnelCounter.MEASURED, FunnelCounter.FAILED)
+        if record.session_hash is not None:
+            blocks_of[record.endpoint, record.session_hash].add(run.block_id)
+    assert {len(found) for found in blocks_of.values()} == {1}
+    assert max(Counter(records[run.key].session_hash for run in runs).values()) == 3
+    slices = {(record.endpoint, record.session_hash): set[str | None]() for record in records.values()}
+    for record in records.values():
+        slices[record.endpoint, record.session_hash].add(record.slice_key)
+    assert {len(found) for (_, session), found in slices.items() if session is not None} == {1}
 
 
 def test_a_worker_that_woke_up_too_late_is_fenced_and_counts_nothing(sqlite: Store) -> None:

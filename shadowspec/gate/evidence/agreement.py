@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shadowspec.gate.evidence.series import BettingTest, Blocks, Unit, add_times, is_missing, sums_of, unit_series
+from shadowspec.gate.evidence.series import (
+    BettingTest,
+    Blocks,
+    TimedBlocks,
+    Unit,
+    add_times,
+    is_missing,
+    sums_of,
+    unit_series,
+)
 from shadowspec.gate.evidence.units import ClusterUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import Floats, Sums, UnitSeries
@@ -48,12 +57,15 @@ def acceptance_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> Bett
 def near_tie_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
     """Greedy requests whose output differs, less those whose baseline differs from itself; one request a unit.
 
-    The baseline is rerun only where the arms differ; elsewhere the difference is 0, on the safe side.
+    The baseline is rerun only where the arms differ; elsewhere the difference is 0, on the safe side.  Turns of one
+    session depend on each other: in blocks of conversations the unit is the block, its sum over its full size.
     """
-    timed, values, num_differing = add_times(blocks), [], 0
-    for measured, is_without in zip(timed.runs, timed.is_missing.tolist(), strict=True):
+    timed, values, places, num_differing = add_times(blocks), [], [], 0
+    rows = zip(timed.runs, timed.is_missing.tolist(), timed.places.tolist(), strict=True)
+    for measured, is_without, place in rows:
         if not measured.is_greedy:
             continue
+        places.append(place)
         parity = None if is_without else measured.run.parity
         if parity is None or (parity.first_divergence is not None and parity.rerun_differs is None):
             values.append(math.nan)
@@ -65,12 +77,13 @@ def near_tie_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
     scores = np.array(values, dtype=np.float64)
     is_known, every = ~np.isnan(scores), np.ones_like(scores)
     num_missing = int((~is_known).sum())
+    low, high = np.where(is_known, scores, 0.0), np.where(is_known, scores, 1.0)
+    columns = [low, high, every, is_known.astype(np.float64)]
+    if any(unit.block.max_turns > 1 for unit in timed.units):
+        columns = [_over_blocks(column, places, timed) for column in columns]
+    low, high, every, known = columns
     series = UnitSeries(
-        lower=Sums(np.where(is_known, scores, 0.0), every),
-        upper=Sums(np.where(is_known, scores, 1.0), every),
-        observed=Sums(np.where(is_known, scores, 0.0), is_known.astype(np.float64)),
-        lowest=0.0,
-        highest=1.0,
+        lower=Sums(low, every), upper=Sums(high, every), observed=Sums(low, known), lowest=0.0, highest=1.0
     )
     return BettingTest(
         "parity_near_ties",
@@ -83,6 +96,12 @@ def near_tie_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
         totals={"num_differing": num_differing},
         describe=dict,
     )
+
+
+def _over_blocks(values: Floats, places: Sequence[int], blocks: TimedBlocks) -> Floats:
+    """Sums over n_max of the blocks in which there are any, [requests] to [blocks]."""
+    sums = np.bincount(places, values, minlength=len(blocks.units)) / blocks.n_max
+    return sums[np.unique(places)].astype(np.float64)
 
 
 def z_test(clusters: Sequence[ClusterUnit], policy: GatePolicy) -> BettingTest:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from shadowspec.gate.evidence.series import BettingTest, Blocks, add_times, block_series
+from shadowspec.gate.evidence.series import BettingTest, Blocks, TimedBlocks, add_times, block_series
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.stats.betting import Sums, UnitSeries
 from shadowspec.metrics import ratio
@@ -15,6 +15,7 @@ from shadowspec.types import Figure
 
 TIME_CAP_BLOCKS = 10  # the hypothesis's first blocks set the cap on a block's total time and then do not count
 TIME_CAP_FACTOR = 4.0
+CACHED_TOKENS = ("num_cached_prompt_tokens", "baseline_cached_tokens", "speculative_cached_tokens")
 MAX_TIME_RATIO = 8.0  # where the search for the upper bound of the ratio of total times ends
 TIME_RATIO_STEP = 1.02  # its bounds are powers of this, from 1 / MAX_TIME_RATIO on: five of them to 10%
 
@@ -33,9 +34,16 @@ def speedup_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
         batch_errors=6.5,
         disables=True,
         num_missing=int(timed.is_missing.sum()),
-        totals={"num_clipped": int((np.abs(logs) > clip).sum()), "num_timed": int((~np.isnan(logs)).sum())},
+        totals={
+            "num_clipped": int((np.abs(logs) > clip).sum()),
+            "num_timed": int((~np.isnan(logs)).sum()),
+            **_cached_tokens(timed),
+        },
         figures={"log_speedup_clip": clip},
-        describe=lambda totals: {"clipped_share": ratio(totals["num_clipped"], totals["num_timed"])},
+        describe=lambda totals: {
+            "clipped_share": ratio(totals["num_clipped"], totals["num_timed"]),
+            **_cached_shares(totals),
+        },
     )
 
 
@@ -107,6 +115,24 @@ def tail_test(blocks: Blocks, policy: GatePolicy) -> BettingTest:
         figures={"tail_margin": policy.tail_margin},
         describe=dict,
     )
+
+
+def _cached_tokens(blocks: TimedBlocks) -> dict[str, float]:
+    """Prompt tokens of whole conversations, and what each server had of them in its prefix cache, where both say it."""
+    if all(unit.block.max_turns == 1 for unit in blocks.units):
+        return {}
+    found = [(m.run.counts.num_prompt_tokens, *m.run.served.cached_tokens) for m in blocks.runs
+             if m.run.counts and m.run.served and m.run.served.cached_tokens]  # fmt: skip
+    sums = np.array(found, dtype=np.int64).reshape(-1, 3).sum(axis=0)
+    return dict(zip(CACHED_TOKENS, map(int, sums), strict=True))
+
+
+def _cached_shares(totals: Mapping[str, float]) -> dict[str, Figure]:
+    """Of prompts that were measured in whole conversations; nothing of others."""
+    if (tokens := totals.get(CACHED_TOKENS[0])) is None:
+        return {}
+    shares = {name: ratio(totals[name], tokens) for name in CACHED_TOKENS[1:]}
+    return {name.replace("_tokens", "_share"): share for name, share in shares.items()}
 
 
 def _cap_ms(totals: Mapping[str, float]) -> float | None:

@@ -32,6 +32,7 @@ class RunTotals:
     num_diverging: int = 0  # of those: where the outputs differ
     largest_gaps: tuple[float, ...] = ()
     max_block_requests: int = 0  # the largest full size of a block
+    max_turns: int = 1  # of a conversation; 1: every request was of a session apart
     num_memory_blocks: int = 0
     displaced_kv_tokens_total: int = 0
     max_displaced_kv_tokens: int | None = None
@@ -66,6 +67,7 @@ class RunTotals:
             num_diverging=self.num_diverging + sum(p.first_divergence is not None for p in known),
             largest_gaps=tuple(heapq.nlargest(MAX_GAPS, (*self.largest_gaps, *gaps))),
             max_block_requests=max(self.max_block_requests, int(timed.n_max.max())),
+            max_turns=max(self.max_turns, *(unit.block.max_turns for unit in timed.units)),
             num_memory_blocks=self.num_memory_blocks + len(memory),
             displaced_kv_tokens_total=self.displaced_kv_tokens_total + sum(displaced),
             max_displaced_kv_tokens=max([*displaced, self.max_displaced_kv_tokens or 0])

@@ -87,7 +87,7 @@ def decide(
         if revoked is None:
             outcome = _Outcome(previous.verdict, previous.reason_code, previous.reason)
         else:
-            outcome = replace(revoked, reason=f"{revoked.reason}; ENABLE is revoked")
+            outcome = _named(replace(revoked, reason=f"{revoked.reason}; ENABLE is revoked"), hypothesis)
     elif other_engine is not None and (not has_entered or level is None):
         outcome = _hold(OTHER_ENGINE, other_engine)
     elif not has_entered:
@@ -102,6 +102,7 @@ def decide(
         outcome = _judge(hypothesis, results, evidence, policy, now, other_engine)
         if outcome.verdict is not Verdict.HOLD and policy.rules.judges_batches:
             outcome = replace(outcome, reason=outcome.reason + period(evidence))
+        outcome = _named(outcome, hypothesis)
 
     if outcome.restarts:
         results = test_results(hypothesis, evidence.restart(outcome.restarts), policy, shown_level(level, policy))
@@ -292,6 +293,12 @@ def _unknown_parity(evidence: HypothesisEvidence) -> float | None:
     """Share of measured requests of which nothing is known about parity; None of none."""
     runs = evidence.runs
     return ratio(runs.num_unknown_parity, runs.num_requests - runs.num_failed)
+
+
+def _named(outcome: _Outcome, hypothesis: Hypothesis) -> _Outcome:
+    """The outcome with the mode of measuring in its reason, where that is not the usual one."""
+    mode = hypothesis.config.mode
+    return outcome if mode is None else replace(outcome, reason=f"{outcome.reason}; {mode}")
 
 
 def _hold(code: str, reason: str) -> _Outcome:

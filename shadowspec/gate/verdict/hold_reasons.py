@@ -42,8 +42,8 @@ def clusters_needed(
         return policy.entry_clusters - evidence.num_closed_clusters
     if reason_code != "too_few_units":
         return None
-    # A block's requests are sessions of their own, so that a block counts as so many clusters.
-    per_block = max(evidence.runs.max_block_requests, 1)
+    # A block's conversations are of different sessions, so that a block counts as so many clusters.
+    per_block = max(evidence.runs.max_block_requests // evidence.runs.max_turns, 1)
     needed = []
     for result in results:
         if result.outcome == "open" and result.is_required:

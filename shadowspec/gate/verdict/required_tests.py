@@ -36,6 +36,8 @@ def betting_results(evidence: HypothesisEvidence, policy: GatePolicy, level: flo
     """The betting tests of a hypothesis at one look, parity for the sampling regimes that its requests have."""
     runs, results = evidence.runs, []
     for test in score_units((), (), policy):
+        if test.name == "parity_near_ties" and runs.max_turns > 1:
+            test = replace(test, unit="block")
         if applies(test, has_greedy=runs.num_greedy > 0, has_sampled=runs.num_sampled > 0):
             folded = evidence.tests.get(test.name) or TestEvidence.empty(test)
             lost = evidence.lost_units(test.unit, policy)
@@ -160,25 +162,26 @@ def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) 
     differing, and so bounds their share.
     """
     limit = policy.near_tie_logit_of(dtype)
-    num_known, num_faults = runs.num_known_greedy, runs.num_faults(limit)
+    # Turns of one session depend on each other: as many whole conversations count as the requests make.
+    num_known, num_faults = runs.num_known_greedy // runs.max_turns, runs.num_faults(limit)
     min_units = min_fault_requests(policy, level)
     outcome = "fail" if num_faults else "pass" if num_known >= min_units else "open"
     return TestResult(
         name="parity_faults",
         outcome=outcome,
-        estimate=ratio(num_faults, num_known),
+        estimate=ratio(num_faults, runs.num_known_greedy),
         lower=None,
         upper=1.0 - level ** (1.0 / num_known) if num_known and not num_faults else None,
         threshold=policy.max_fault_share,
         alpha=level,
-        unit="request",
+        unit="request" if runs.max_turns == 1 else "cluster",
         num_units=num_known,
         min_units=min_units,
         units_needed=min_units - num_known if outcome == "open" else None,
         figures={
             "num_faults": num_faults,
             "num_near_ties": runs.num_diverging - num_faults,
-            "num_unknown": runs.num_greedy - num_known,
+            "num_unknown": runs.num_greedy - runs.num_known_greedy,
             "near_tie_logit": limit,
         },
     )

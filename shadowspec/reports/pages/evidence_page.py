@@ -69,6 +69,7 @@ class TimeParts:
     verify_ms: float
     other_ms: float
     concurrency: float | None  # realised, mean over the requests that know it; None: none does
+    cached_share: float | None  # of the prompts' tokens, from a server's prefix cache; None: no server says
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,7 @@ def time_parts(sums: RollupSums) -> tuple[TimeParts, ...]:
                 for part in ("draft", "verify", "other")
             },
             concurrency=ratio(getattr(sums, f"{arm}_concurrency"), sums.num_with_concurrency),
+            cached_share=ratio(getattr(sums, f"{arm}_cached_tokens"), sums.num_cached_prompt_tokens),
         )
         for arm in Arm
     )

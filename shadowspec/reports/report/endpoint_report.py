@@ -16,6 +16,7 @@ from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.gate.verdict.effective_decisions import StandingVerdict, standing_verdict
 from shadowspec.gate.verdict.trial_levels import HypothesisId, hypothesis_id
 from shadowspec.planning.frontier import Length
+from shadowspec.reports.by_turn import production_cache, turn_rows
 from shadowspec.reports.cells import MeasuredCell, measured_cell
 from shadowspec.reports.definitions import config_name, find_test
 from shadowspec.reports.failure_rows import failures_of
@@ -116,6 +117,7 @@ def endpoint_report(
         frontiers=tuple(frontiers(cells, configs, costs, replayed)),
         queues=tuple(queue_cells(newest_arrivals(records), timed_requests(runs, blocks), configs)),
         price_per_hour=price_per_hour or (None if policy is None else policy.device_price_per_hour),
+        production_cache=production_cache(records),
     )
 
 
@@ -178,6 +180,7 @@ def _hypothesis(
     decision = standing.decision
     counter = Counter(measured.run.block_id for measured in runs)
     used = [block for block in blocks if block.block_id in counter]
+    config = configs.get(fingerprint)
     loops = sum(measured.run.is_repetition_loop for measured in runs)
     answered = sum(measured.run.failure is None for measured in runs)
     figures_of_slice = _slice_figures(slice_key, runs)
@@ -189,7 +192,7 @@ def _hypothesis(
         concurrency=concurrency,
         fingerprint=fingerprint,
         config_name=decision.config.name if decision else config_name(configs, fingerprint),
-        engine=_engine(decision, configs.get(fingerprint)),
+        engine=_engine(decision, config),
         decision=decision,
         override=standing.override,
         speedup=find_test(decision, "speedup"),
@@ -197,14 +200,18 @@ def _hypothesis(
         num_requests=len(runs),
         num_failed=len(runs) - answered,
         num_blocks=len(used),
-        num_short_blocks=sum(counter[block.block_id] < block.n_max for block in used),
+        num_short_blocks=_num_short(used, runs),
         acceptance=acceptance,
         latency=figures.latency(runs),
-        parity=figures.parity(runs, _near_tie_logit(policy, configs.get(fingerprint))),
+        parity=figures.parity(runs, _near_tie_logit(policy, config)),
         memory=figures.memory(memories),
         kv_cache=figures.kv_cache(memories),
         num_repetition_loops=loops,
         repetition_loop_share=metrics.ratio(loops, answered),
+        by_turn=turn_rows(
+            [(measured.run, measured.turn) for measured in runs],
+            by_turn=config is not None and config.mode is not None,
+        ),
         by_context=by_context(_context_points(runs), _cache_cost(used, fingerprint)),
         failures=failures_of(
             figures_of_slice,
@@ -215,6 +222,16 @@ def _hypothesis(
         ),
         sequences=paths,
     )
+
+
+def _num_short(blocks: Sequence[StoredBlock], runs: Iterable[JoinedRun]) -> int:
+    """Blocks with fewer requests, or conversations, than they have places for."""
+    held: dict[str, set[object]] = defaultdict(set)
+    turns = {block.block_id: block.max_turns for block in blocks}
+    for measured in runs:
+        if (block_id := measured.run.block_id) in turns:
+            held[block_id].add(measured.run.key if turns[block_id] == 1 else measured.unit_key)
+    return sum(len(held[block.block_id]) < block.n_max // block.max_turns for block in blocks)
 
 
 def _engine(decision: Decision | None, config: FingerprintedConfig | None) -> str:
@@ -275,6 +292,8 @@ def _join_runs(records: Sequence[StoredRecord], blocks: Sequence[StoredBlock], r
             concurrency=block_of[run.block_id].concurrency,
             sampling_rate=record_of[run.key].sampling_rate or 1.0,
             is_greedy=record_of[run.key].labels.get("sampling_regime") == SamplingRegime.GREEDY,
+            unit_key=record_of[run.key].unit_key,
+            turn=record_of[run.key].session_position,
         )
         for run in runs
     ]

@@ -43,6 +43,8 @@ class JoinedRun:
     concurrency: int
     sampling_rate: float
     is_greedy: bool  # the request was sampled at temperature 0
+    unit_key: str | None  # its session, or what stands for it
+    turn: int | None  # its place in its session, from 1
 
 
 def request_weights(rates: Sequence[float]) -> list[int]:

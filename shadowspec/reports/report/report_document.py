@@ -36,6 +36,7 @@ def report_document(report: Report) -> dict[str, Json]:
                 "first_measured": plain(endpoint.first_measured),
                 "last_measured": plain(endpoint.last_measured),
                 "policy": plain(endpoint.policy),
+                "production_cache": plain(endpoint.production_cache),
                 "overrides": [_order(order) for order in endpoint.overrides],
                 "hypotheses": [_hypothesis(h) for h in endpoint.hypotheses],
                 "predictions": [
@@ -70,6 +71,7 @@ def _hypothesis(h: Hypothesis) -> dict[str, Json]:
             "num_repetition_loops",
             "repetition_loop_share",
             "by_context",
+            "by_turn",
             "failures",
             "sequences",
         )

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from shadowspec import text as words
 from shadowspec.reports import definitions
+from shadowspec.reports.by_turn import TURN_HEAD
 from shadowspec.reports.frontiers import frontier_lines
 from shadowspec.reports.notes import decision_notes, detector_lines, order_note, override_notes
 from shadowspec.reports.predictions import PREDICTION_HEAD, cost_note, prediction_cells, prediction_summary
@@ -127,6 +128,7 @@ def _vocabulary() -> dict[str, object]:
         "predicted_head": [(name, PREDICTED_TERMS.get(name)) for name in PREDICTION_HEAD],
         "unmatched": UNMATCHED,
         "queue_head": QUEUE_HEAD,
+        "turn_head": TURN_HEAD,
         "queue_derived": DERIVED,
         "queue_note": QUEUE_NOTE,
         "per_position_note": POSITION_KEY,

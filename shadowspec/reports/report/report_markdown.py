@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shadowspec.reports.by_turn import TURN_HEAD
 from shadowspec.reports.definitions import (
     AUDIT_NOTE,
     REPLAY_NOTE,
@@ -102,10 +103,12 @@ def _endpoint(endpoint: EndpointReport) -> list[str]:
     parts = [f"## {_text(endpoint.name)}"] if is_shown else []
     if endpoint.overrides:
         parts.append("\n".join(f"- {_text(order_note(order))}" for order in endpoint.overrides))
+    if endpoint.production_cache is not None:
+        parts.append(endpoint.production_cache.text)
     parts += [_audits(endpoint), _replays(endpoint)]
     for h in endpoint.hypotheses:
         parts.append(f"### {_text(slice_title(h.slice_key))} ({_text(h.config_name)}, load {h.concurrency})")
-        parts += [_tests(h), _facts(h), _latency(h), _failures(h), _by_context(h)]
+        parts += [_tests(h), _facts(h), _latency(h), _by_turn(h), _failures(h), _by_context(h)]
     return parts
 
 
@@ -251,6 +254,10 @@ def _latency(h: Hypothesis) -> str:
             cells = [milliseconds(q.value) if q.value is not None else f"{DASH} (n < {q.needs})" for q in d.quantiles]
             rows.append([_LATENCY_NAME[measure], arm.value, *cells, f"{d.num_requests:,}"])
     return markdown_table(["Latency", "Arm", "p50", "p95", "p99", "Requests"], rows)
+
+
+def _by_turn(h: Hypothesis) -> str:
+    return markdown_table(TURN_HEAD, (row.cells for row in h.by_turn)) if h.by_turn else ""
 
 
 def _by_context(h: Hypothesis) -> str:

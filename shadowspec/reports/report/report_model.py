@@ -13,6 +13,7 @@ from datetime import datetime
 
 from shadowspec.gate.verdict.curves import SequencePoint
 from shadowspec.gate.verdict.effective_decisions import order_words
+from shadowspec.reports.by_turn import ProductionCache, TurnRow
 from shadowspec.reports.definitions import find_test
 from shadowspec.reports.failure_rows import Failures
 from shadowspec.reports.frontiers import SliceFrontier
@@ -151,7 +152,7 @@ class Hypothesis:
     num_requests: int  # runs, failed ones included
     num_failed: int
     num_blocks: int
-    num_short_blocks: int  # blocks that ran with fewer own requests than n_max
+    num_short_blocks: int  # blocks that ran with fewer own requests, or conversations, than places
     acceptance: Acceptance | None
     latency: Latency | None
     parity: ParityFigures | None
@@ -160,6 +161,7 @@ class Hypothesis:
     num_repetition_loops: int
     repetition_loop_share: float | None
     by_context: tuple[ContextRow, ...]
+    by_turn: tuple[TurnRow, ...]  # prefix caches; () where nothing is known, or nothing was cached
     failures: Failures
     sequences: Mapping[str, tuple[SequencePoint, ...]]  # by test name
 
@@ -201,6 +203,7 @@ class EndpointReport:
     frontiers: tuple[SliceFrontier, ...]
     queues: tuple[QueueCell, ...]  # derived; in no test
     price_per_hour: float | None  # of the device
+    production_cache: ProductionCache | None  # None: no production answer says what was cached
     replays: tuple[ReplayRow, ...] = ()  # what logged responses say; in no test
     audits: tuple[AuditRow, ...] = ()  # of loop against replay
 

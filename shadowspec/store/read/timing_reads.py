@@ -65,7 +65,7 @@ def read_block_times(connection: Connection, endpoints: Sequence[str], *, limit:
     """
     starts = connection.execute(
         select(_blocks.block_id, _blocks.endpoint, _blocks.slice_key, _blocks.concurrency, _blocks.n_max,
-               _blocks.num_runs, _blocks.started_at)
+               _blocks.num_runs, _blocks.started_at, _blocks.max_turns)
         .order_by(_blocks.started_at.desc(), _blocks.block_id.desc())
         .limit(limit)
     ).all()[::-1]  # fmt: skip
@@ -78,8 +78,10 @@ def read_block_times(connection: Connection, endpoints: Sequence[str], *, limit:
         # 1. The baseline ran once, whatever the configs beside it; its times are in the runs of each.
         number, longest, total = rows[0][:3]
         pairs = [(longest, total), *((each[3], each[4]) for each in rows)]
-        # 2. A short block's fillers are copies of its requests, so that the arm took as much more.
-        share = row.n_max / (number * row.concurrency)
+        # 2. A short block's fillers are copies of its requests, so that the arm took as much more.  How many places
+        # conversations left to fillers is not stored: it is taken to be none.
+        full = row.n_max if (row.max_turns or 1) == 1 else number
+        share = full / (number * row.concurrency)
         found[row.endpoint].append(
             BlockTime(
                 slice_key=row.slice_key,

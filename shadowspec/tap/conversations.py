@@ -1,0 +1,121 @@
+"""Conversations: a session's turns, held until no further one is waited for.
+
+An endpoint that measures conversations sends a session's turns together, in their order: so a block takes whole
+conversations.  One is over when it has as many turns as are measured, when no turn has come for `block_max_wait` of
+event time, at the end of the input, and, the one without a turn for longest first, where more than
+`MAX_HELD_TOKENS` of prompts are held.  Turns that come after that belong to no block, because a session in two blocks
+would make them depend on each other.
+
+In: turns of sessions, and event times.  Out: whole conversations.  Imports: types and endpoint rules.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from shadowspec.tap.endpoints import EndpointRule
+from shadowspec.types import PartitionId, ShadowPrompt
+
+MAX_HELD_TOKENS: Final = 4_000_000  # of an endpoint's prompts: some 150 MB
+
+Place = tuple[str, int]  # slice and load
+Conversation = tuple[ShadowPrompt, ...]  # at least one turn
+
+
+@dataclass(slots=True)
+class _Held:
+    """The turns of a session so far.  `num_turns` counts those that were shed as well."""
+
+    place: Place
+    last_seen: datetime  # the watermark at its last turn
+    turns: list[ShadowPrompt] = field(default_factory=list)
+    num_turns: int = 0
+    is_shed: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(turn.prompt_token_ids) for turn in self.turns)
+
+
+class Conversations:
+    """Those of one endpoint that are not over."""
+
+    def __init__(self, rule: EndpointRule) -> None:
+        self._max_turns, self._max_idle = rule.max_turns, rule.block_max_wait
+        self._held: OrderedDict[str, _Held] = OrderedDict()  # by session, the one without a turn for longest first
+        self._num_tokens = 0
+
+    def is_open(self, session_hash: str) -> bool:
+        """Whether a further turn of the session would be measured with those before it."""
+        return session_hash in self._held
+
+    def is_shed(self, session_hash: str) -> bool:
+        """Whether a turn of the session was shed: the turns after it are shed too."""
+        held = self._held.get(session_hash)
+        return held is not None and held.is_shed
+
+    def add(
+        self, session_hash: str, place: Place, watermark: datetime, turn: ShadowPrompt | None
+    ) -> list[tuple[Place, Conversation]]:
+        """Take a session's next turn in; the conversations that are over with it.
+
+        Args:
+            turn: None where it was shed.
+        """
+        held = self._held.setdefault(session_hash, _Held(place, watermark))
+        held.num_turns += 1
+        held.last_seen = watermark
+        self._held.move_to_end(session_hash)
+        if turn is None:
+            held.is_shed = True
+        else:
+            held.turns.append(turn)
+            self._num_tokens += len(turn.prompt_token_ids)
+        over = [session_hash] if held.num_turns >= self._max_turns else []
+        num_left = self._num_tokens - sum(self._held[each].num_tokens for each in over)
+        for each, other in self._held.items():
+            if num_left <= MAX_HELD_TOKENS:
+                break
+            if each not in over:
+                over.append(each)
+                num_left -= other.num_tokens
+        return self._end(over)
+
+    def advance(self, watermark: datetime) -> list[tuple[Place, Conversation]]:
+        """Those of which no turn has come for too long."""
+        over = []
+        for session_hash, held in self._held.items():
+            if watermark - held.last_seen < self._max_idle:
+                break
+            over.append(session_hash)
+        return self._end(over)
+
+    def drain(self) -> list[tuple[Place, Conversation]]:
+        """All of them: the end of the input."""
+        return self._end(list(self._held))
+
+    def forget(self, partition: PartitionId) -> list[ShadowPrompt]:
+        """Take the turns of a partition out; those turns."""
+        dropped: list[ShadowPrompt] = []
+        for session_hash, held in list(self._held.items()):
+            lost = [turn for turn in held.turns if PartitionId(turn.key.source, turn.key.partition) == partition]
+            dropped += lost
+            held.turns = [turn for turn in held.turns if turn not in lost]
+            if lost and not held.turns:
+                del self._held[session_hash]
+        self._num_tokens -= sum(len(turn.prompt_token_ids) for turn in dropped)
+        return dropped
+
+    def _end(self, sessions: Iterable[str]) -> list[tuple[Place, Conversation]]:
+        """Let go of these; one of which every turn was shed leaves nothing."""
+        found = []
+        for session_hash in sessions:
+            held = self._held.pop(session_hash)
+            self._num_tokens -= held.num_tokens
+            if held.turns:
+                found.append((held.place, tuple(held.turns)))
+        return found
