@@ -12,12 +12,18 @@ from shadowspec.reports.pages.before_after import Enabling
 from shadowspec.reports.pages.live_production import SHARES, LivePeriod, LivePoint
 from shadowspec.store import Quantile
 from shadowspec.text import DASH, milliseconds, number, percent, plural
-from shadowspec.types import END_TO_END, FIRST_TOKEN, LATENCIES, PER_TOKEN
+from shadowspec.types import COMPUTE, END_TO_END, FIRST_TOKEN, LATENCIES, PER_TOKEN, QUEUE
 
 from . import charts, formats, queries, states
 
 MS_PER_S = 1_000.0
-TITLES = {END_TO_END: "End to end", FIRST_TOKEN: "Time to first token", PER_TOKEN: "Time per output token"}
+TITLES = {
+    END_TO_END: "End to end",
+    QUEUE: "of it in the queue",
+    COMPUTE: "of it computing",
+    FIRST_TOKEN: "Time to first token",
+    PER_TOKEN: "Time per output token",
+}
 
 
 def live_section(enabling: Enabling, span: timedelta) -> None:
@@ -47,7 +53,8 @@ def live_section(enabling: Enabling, span: timedelta) -> None:
 _MEANING = (
     "Counters of the production engines, read on schedule: of the whole endpoint, whatever slice was enabled. Other "
     "traffic, another day or other machines change them too: before and after are not paired as the arms above are. "
-    "Quantiles are read off a straight line within the bin of the engine's own histogram that holds them."
+    "Quantiles are read off a straight line within the bin of the engine's own histogram that holds them. Those of the "
+    "queue and of computing are of all requests each, and do not add up to that of the end to end."
 )
 
 

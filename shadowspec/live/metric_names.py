@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from shadowspec.types import END_TO_END, FIRST_TOKEN, PER_TOKEN
+from shadowspec.types import COMPUTE, END_TO_END, FIRST_TOKEN, PER_TOKEN, QUEUE
 from shadowspec.types.constrained import HttpUrl, PathText, Seconds, Text, Variable
 
 MODEL_LABEL: Final = "model_name"  # of all but llama.cpp, whose server has one model
@@ -56,6 +56,8 @@ VLLM: Final = MetricNames(
         FIRST_TOKEN: "time_to_first_token_seconds",
         PER_TOKEN: "request_time_per_output_token_seconds",
         END_TO_END: "e2e_request_latency_seconds",
+        QUEUE: "request_queue_time_seconds",
+        COMPUTE: "request_inference_time_seconds",
     },
     position_label="position",
     accepted_per_pos="spec_decode_num_accepted_tokens_per_pos_total",
@@ -73,6 +75,7 @@ SGLANG: Final = MetricNames(
         FIRST_TOKEN: "time_to_first_token_seconds",
         PER_TOKEN: "inter_token_latency_seconds",
         END_TO_END: "e2e_request_latency_seconds",
+        QUEUE: "queue_time_seconds",
     },
 )
 TENSORRT_LLM: Final = MetricNames(
@@ -87,6 +90,8 @@ TENSORRT_LLM: Final = MetricNames(
         FIRST_TOKEN: "time_to_first_token_seconds",
         PER_TOKEN: "time_per_output_token_seconds",
         END_TO_END: "e2e_request_latency_seconds",
+        QUEUE: "request_queue_time_seconds",
+        COMPUTE: "request_inference_time_seconds",
     },
     position_label="token_position",
     drafted_per_pos="spec_decode_drafted_tokens_total",

@@ -42,11 +42,13 @@ from shadowspec.types.fold_state import (
     StoredEvidence,
 )
 from shadowspec.types.live_windows import (
+    COMPUTE,
     COUNTS,
     END_TO_END,
     FIRST_TOKEN,
     LATENCIES,
     PER_TOKEN,
+    QUEUE,
     Buckets,
     FailedScrape,
     LiveCounts,
@@ -132,6 +134,7 @@ from shadowspec.types.verdicts import (
 __all__ = [
     "ARRIVING",
     "BASELINE",
+    "COMPUTE",
     "COUNTS",
     "END_TO_END",
     "FIRST_OPTIONS",
@@ -142,6 +145,7 @@ __all__ = [
     "OUTPUT_CONSTRAINT",
     "PER_TOKEN",
     "PREFIX_CACHE",
+    "QUEUE",
     "SERVED_BACKEND",
     "SUFFIX_OPTIONS",
     "UNCONSTRAINED",

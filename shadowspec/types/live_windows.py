@@ -14,7 +14,9 @@ from shadowspec.types.constrained import Positive
 FIRST_TOKEN: Final = "time_to_first_token_s"  # noqa: S105 - the name of a figure
 PER_TOKEN: Final = "time_per_output_token_s"  # noqa: S105 - the name of a figure
 END_TO_END: Final = "end_to_end_s"
-LATENCIES: Final = (END_TO_END, FIRST_TOKEN, PER_TOKEN)
+QUEUE: Final = "queue_s"  # of the end to end, what a request waited for its first turn
+COMPUTE: Final = "compute_s"  # and from then to its last token
+LATENCIES: Final = (END_TO_END, QUEUE, COMPUTE, FIRST_TOKEN, PER_TOKEN)
 
 
 @dataclass(frozen=True, slots=True)

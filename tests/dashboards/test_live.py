@@ -17,7 +17,7 @@ from shadowspec.reports.pages.live_production import live_period
 from shadowspec.store import Store
 from shadowspec.store.evidence.live_rows import hour_of_window
 from shadowspec.text import DASH, number
-from shadowspec.types import END_TO_END, Buckets, LiveCounts, LiveScrape, LiveWindow, Verdict
+from shadowspec.types import END_TO_END, QUEUE, Buckets, LiveCounts, LiveScrape, LiveWindow, Verdict
 from tests.dashboards.conftest import Open
 from tests.dashboards.pages import said
 from tests.store import examples
@@ -53,7 +53,10 @@ def read(url: str, *, drafts: bool) -> None:
                 num_requests=requests,
                 num_prompt_tokens=1_000 * requests,
                 num_cached_tokens=250 * requests,
-                latencies={END_TO_END: Buckets((1.0, 2.0), (fast, slow, 0))},
+                latencies={
+                    END_TO_END: Buckets((1.0, 2.0), (fast, slow, 0)),
+                    QUEUE: Buckets((0.5, 1.0), (requests, 0, 0)),
+                },
             )
             take_scrapes(store, "chat", [LiveScrape("a", "s", begun + hour * HOUR, None, counts)])
 
@@ -67,6 +70,8 @@ def test_production_stands_beside_the_mirror(enabled: str, open_page: Open) -> N
     assert rows["Output tokens per second"] == ("1.00", "2.00")
     assert rows["Prefix-cache hit rate"] == ("25.0%", "25.0%")
     assert rows["End to end, p95"] == ("1.95 s", "950 ms")
+    assert rows["of it in the queue, p95"] == ("475 ms", "475 ms")
+    assert rows["of it computing, p95"] == (DASH, DASH), "this engine counts no such time"
     assert rows["Acceptance at the first position"] == (DASH, "50.0%")
     assert "The serving side is not measured" not in said(app)
     assert "counted its first draft" in said(app)

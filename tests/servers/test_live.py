@@ -16,7 +16,7 @@ from shadowspec.live.metric_names import ENGINES, LiveSource, replica_name
 from shadowspec.live.metrics_page import Page, parse
 from shadowspec.live.scrape import MAX_PAGE_BYTES, scrape_all
 from shadowspec.servers.client import run_async
-from shadowspec.types import LATENCIES, Buckets, FailedScrape, LiveCounts, LiveScrape
+from shadowspec.types import COMPUTE, LATENCIES, QUEUE, Buckets, FailedScrape, LiveCounts, LiveScrape
 from tests.servers.metric_server import Production, producing
 from tests.services import PATIENCE_S
 
@@ -122,6 +122,10 @@ def test_a_page_as_vllm_sends_it() -> None:
     assert set(counts.latencies) == set(LATENCIES)
     assert {latency.total for latency in counts.latencies.values()} == {120}, "one observation of each request"
     assert "4 positions" in page.series
+    unsplit = "\n".join(line for line in text.splitlines() if "queue_time" not in line and "inference_time" not in line)
+    before = read_as("demo-sql", unsplit + "\n")
+    assert set(LATENCIES) - set(before.counts.latencies) == {QUEUE, COMPUTE}
+    assert before.series == page.series, "what was read before the split goes on as the same series"
     assert not read_as("other", text).has_model
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from shadowspec.rollout.export.load_schedule import Schedule
 from shadowspec.types import SpeculationConfig
 from shadowspec.types.engine_names import parse_engines
-from shadowspec.types.served_methods import DEPTH_KEYS, DRAFT_KEYS, METHOD_KEYS, plain_key, setting
+from shadowspec.types.served_methods import DEPTH_KEYS, DRAFT_KEYS, METHOD_KEYS, setting
 
 BATCH_SIZE_1: Final = "speculation is off at batch size 1, which cannot be expressed: exported as off"
 
@@ -50,18 +50,17 @@ def served_settings(peer: str, schedule: Schedule, config: SpeculationConfig, ke
     leading = schedule.leading_ranges()
     if not leading:
         return _off(BATCH_SIZE_1)
-    last, depth = leading[0].last, leading[0].num_speculative_tokens
+    last = leading[0].last
     assert last is not None, "no schedule is on without end"
+    assert leading[0].num_speculative_tokens == config.num_speculative_tokens, "the settings are of another depth"
     values = dict(config.server_settings)
     if setting(values, METHOD_KEYS) is None:
         values[keys.method] = config.proposer
-    written = next((key for key in values if plain_key(key) in DEPTH_KEYS), keys.depth)
-    values[written] = depth
+    if setting(values, DEPTH_KEYS) is None:
+        values[keys.depth] = config.num_speculative_tokens
     if config.draft is not None and setting(values, DRAFT_KEYS) is None:
         values[keys.draft] = config.draft
     remarks = []
-    if depth != config.num_speculative_tokens:
-        remarks.append(f"{written} is {depth} and was measured at {config.num_speculative_tokens}: the rollout caps it")
     if any(each.num_speculative_tokens and each.first > last for each in schedule.ranges):
         remarks.append(f"what is on above batch size {last} cannot be expressed and is left out")
     return ServedSettings(values, last, tuple(remarks))
