@@ -37,7 +37,7 @@ SAMPLED_CHUNKS = 64  # pieces read of each weight file for its digest: enough to
 CHUNK_BYTES = 65_536
 PROBE_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.5}  # logits; rounding only
 PROBE_SHAPE = (2, 12)  # rows, tokens
-MIN_SIZE_RATIO = 3.0  # below this a draft saves little even when every token is accepted
+USUAL_SIZE_RATIOS = (4.0, 10.0)  # target over draft: below, a pass of the draft costs much; above, it seldom agrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,10 +299,23 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
             f"draft {draft.path} has {draft.num_shared_tokens} of the {target.tokenizer.vocabulary_size} tokens of its "
             "target and drafts no others"
         )
-    ratio = target.num_parameters / draft.num_parameters
-    if ratio < MIN_SIZE_RATIO:
+    families = _family(target), _family(draft)
+    if families[0] != families[1]:
         warnings.append(
-            f"draft {draft.path} is only {ratio:.1f} times smaller than its target: hardly any acceptance pays for it"
+            f"draft {draft.path} is a model of the family {families[1]}, and its target of {families[0]}: drafts of "
+            "the target's family agree with it more often"
+        )
+    ratio = target.num_parameters / draft.num_parameters
+    least, most = USUAL_SIZE_RATIOS
+    if ratio < least:
+        warnings.append(
+            f"draft {draft.path} is only {ratio:.1f} times smaller than its target ({least:g} to {most:g} is usual): a "
+            "step costs so much that little acceptance pays for it"
+        )
+    elif ratio > most:
+        warnings.append(
+            f"draft {draft.path} is {ratio:.1f} times smaller than its target ({least:g} to {most:g} is usual): a "
+            "model so much smaller is seldom accepted"
         )
     if draft.context_length < target.context_length:
         warnings.append(
@@ -310,6 +323,11 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> list[str]:
             f"{target.context_length}; requests are decoded plainly from there on, and flagged"
         )
     return warnings
+
+
+def _family(loaded: LoadedModel) -> str:
+    """The architecture's name in the model's configuration, such as "llama"."""
+    return str(loaded.model.config.model_type)
 
 
 def sharing_tokens(draft: LoadedModel, target: FolderTokenizer, target_path: str) -> LoadedModel:

@@ -70,9 +70,31 @@ def test_the_probe_notices_a_direct_forward_that_is_not_the_models_own(monkeypat
         runnable(tiny_llama(1), "unturned")
 
 
+@pytest.mark.parametrize(
+    ("ratio", "says"), [(3.9, "only 3.9 times smaller"), (4.0, None), (10.0, None), (10.1, "is 10.1 times smaller")]
+)
+def test_a_size_out_of_the_usual_is_noted(
+    pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, ratio: float, says: str | None
+) -> None:
+    target, draft = load(pair_folders[0]), load(pair_folders[1])
+    monkeypatch.setattr(target.model, "num_parameters", lambda: 1_000 * ratio)
+    monkeypatch.setattr(draft.model, "num_parameters", lambda: 1_000)
+    notes = [each for each in check_pair(target, draft) if "times smaller" in each]
+    assert [says is not None and says in each for each in notes] == ([] if says is None else [True])
+
+
+def test_another_family_with_the_same_tokens_is_noted(pair_folders: tuple[Path, Path]) -> None:
+    target, draft = load(pair_folders[0]), load(pair_folders[1])
+    assert not [each for each in check_pair(target, draft) if "family" in each]
+    draft.model.config.model_type = "qwen2"
+    assert any("of the family qwen2, and its target of llama" in each for each in check_pair(target, draft))
+
+
 def test_pair_checks(tmp_path: Path, pair_folders: tuple[Path, Path]) -> None:
     target, draft = load(pair_folders[0]), load(pair_folders[1])
-    assert any("times smaller" in warning for warning in check_pair(target, draft))
+    assert any(
+        "only 1.0 times smaller than its target (4 to 10 is usual)" in each for each in check_pair(target, draft)
+    )
     other = load(save_model(tmp_path / "letters", tiny_llama(2), letter_tokenizer(first="b")))
     with pytest.raises(ModelError, match="tokenizers differ"):
         check_pair(target, other)
