@@ -144,6 +144,7 @@ def examine(config_path: Path | None) -> list[Finding]:
             *((f"receiver {receiver.name}", _receiver(receiver)) for receiver in config.schedule.receivers.values()),
             ("scores", _scores),
             ("serving engine", _serving_engines),
+            ("audits", _audits),
             ("device", _device),
             ("models", _models),
             *(
@@ -275,6 +276,17 @@ def _serving_engines(config: Config) -> str:
         else:
             found.append(f"{name} names none: verdicts are for what its servers report")
     return "; ".join(found) or "no endpoint yet"
+
+
+def _audits(config: Config) -> str:
+    """Of which endpoints outputs are replayed after they were measured, and of which not."""
+    share = config.engine.audit_share
+    audited = [name for name, endpoint in config.endpoints.items() if endpoint.servers is None]
+    served = [name for name in config.endpoints if name not in audited]
+    found = [f"{share:.0%} of the outputs of {', '.join(audited)} are replayed"] if audited and share else []
+    if served:
+        found.append(f"outputs of servers are not ({', '.join(served)}; docs/servers.md)")
+    return "; ".join(found) or "no output is replayed"
 
 
 def _device(config: Config) -> str:

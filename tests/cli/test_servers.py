@@ -9,18 +9,22 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from shadowspec.app.serve_worker import ConfiguredEngines
 from shadowspec.config import load_config
+from shadowspec.engine.models import load_model
 from shadowspec.servers import closed_loop, measure_servers
 from shadowspec.servers.stream import Completion
 from shadowspec.store import Store
 from shadowspec.types import Arm, ArmTiming, Block, BlockResult, PairedScore, Validity
 from shadowspec.worker.engine_process import EngineProcess, Event, Failed, Ready
 from tests.cli.conftest import Workspace, record, write_traffic
+from tests.cli.test_replay import answered
 from tests.servers.fake_server import FakeServer, running, silent, well
 from tests.servers.fake_sglang import FakeSglang
 from tests.servers.test_measure import prompt
@@ -50,13 +54,18 @@ def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
 @pytest.fixture
 def served(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> Workspace:
     """The endpoint of the workspace, measured through servers."""
+    serve(workspace, servers)
+    assert workspace.run("db", "upgrade").code == 0
+    return workspace
+
+
+def serve(workspace: Workspace, servers: tuple[FakeServer, FakeServer]) -> None:
+    """Let the endpoint of the workspace be measured through these servers."""
     path = workspace.folder / "shadowspec.toml"
     workspace.replace_in_config("loads =", 'engine = "openai"\nrequests_per_slot = 2\nloads =')
     workspace.replace_in_config("[gate]", "[engine]\nwarmup_blocks = 0\n\n[gate]")
     tables = SERVERS.format(baseline=servers[0].url, speculative=servers[1].url, length=64)
     path.write_text(path.read_text(encoding="utf-8") + tables, encoding="utf-8")
-    assert workspace.run("db", "upgrade").code == 0
-    return workspace
 
 
 def measured(workspace: Workspace, *numbers: int) -> Any:
@@ -335,12 +344,26 @@ def checks(workspace: Workspace) -> dict[str, tuple[bool, str]]:
     return {each["check"]: (each["ok"], each["found"]) for each in found}
 
 
+def test_replay_of_an_endpoint_behind_servers_is_that_of_the_same_pair_in_this_process(
+    workspace: Workspace, servers: tuple[FakeServer, FakeServer], tiny_pair: tuple[Path, Path]
+) -> None:
+    target = load_model(str(tiny_pair[0]), torch.device("cpu"), torch.float32)
+    path = write_traffic(workspace.folder / "answers.jsonl", [answered(target, number) for number in range(4)])
+    here = workspace.run("replay", str(path), "--json")
+    serve(workspace, servers)
+    there = workspace.run("replay", str(path), "--json")
+    assert here.code == there.code == 0, there.err
+    rules = {"drafting_rules": {}}  # the server drafts by its own
+    assert there.document["replays"] == [each | rules for each in here.document["replays"]]
+
+
 def test_doctor_says_what_both_servers_are(served: Workspace) -> None:
     found = checks(served)
     assert found["servers letters"] == (
         True,
         "m on vllm/0.32.0, and with 3 speculative tokens on vllm/0.32.0; acceptance from each answer",
     )
+    assert found["audits"] == (True, "outputs of servers are not (letters; docs/servers.md)")
     assert found["models"] == (True, "no endpoint is measured in this process")
 
 
