@@ -136,7 +136,9 @@ class Client:
         content = bytearray()
         try:
             async with asyncio.timeout(self._waits.total_s):
-                async with self._http.stream("POST", self.dialect.path, json=body) as response:
+                async with self._http.stream(
+                    "POST", self.dialect.path, json=body, headers=self.dialect.headers
+                ) as response:
                     self._check_status(response)
                     async for part in response.aiter_bytes():
                         content += part
@@ -169,7 +171,9 @@ class Client:
         answer = self.dialect.answer(self.name, self._model, request, sent_s)
         try:
             async with asyncio.timeout_at(min(end, loop.time() + waits.first_token_s)) as clock:
-                async with self._http.stream("POST", self.dialect.path, json=body) as response:
+                async with self._http.stream(
+                    "POST", self.dialect.path, json=body, headers=self.dialect.headers
+                ) as response:
                     self._check_status(response)
                     received = events(self.name, response.aiter_bytes())
                     async for data in received:

@@ -39,6 +39,15 @@ class Dialect(StrEnum):
         """Where completions are asked for."""
         return {Dialect.SGLANG: "generate", Dialect.LLAMACPP: "completion"}.get(self, "v1/completions")
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every completion is sent with.
+
+        llama.cpp now and then ends a connection after a streamed answer without a word, so that none is used twice: the
+        next request on it would be lost, and its retry counted as waiting.
+        """
+        return {"Connection": "close"} if self is Dialect.LLAMACPP else {}
+
     def lacking(self, request: ServerRequest) -> str | None:
         """The name of a parameter that cannot be asked for; None where all can."""
         return llamacpp.lacking(request) if self is Dialect.LLAMACPP else None

@@ -106,6 +106,15 @@ def test_every_sampling_parameter_is_sent_so_that_none_is_the_servers_to_choose(
     }  # fmt: skip
 
 
+def test_no_connection_is_used_after_an_answer(servers: Servers) -> None:
+    """llama.cpp may have ended it without a word."""
+    engine = connected(servers)
+    before = [server.num_connections for server in servers]
+    engine.measure(block(4))
+    for server, number in zip(servers, before, strict=True):
+        assert server.num_connections - number >= len(server.bodies) == 4
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("min_tokens", 2), ("stop_token_ids", (9,)), ("presence_penalty", 0.2), ("frequency_penalty", 0.3)],
