@@ -53,7 +53,7 @@ def body_of(request: ServerRequest, model: str) -> dict[str, Any]:
     """The body of /completion, streamed, with every parameter spelled out that the server could choose itself.
 
     Samplers that are not named do not run.  No prompt is taken from the cache (`cache_prompt`), so that no salt is
-    needed.
+    needed, but a later turn of a conversation, which may find the earlier ones in its slot.
     """
     sampling = request.sampling
     body: dict[str, Any] = {
@@ -77,7 +77,7 @@ def body_of(request: ServerRequest, model: str) -> dict[str, Any]:
         "stop": list(sampling.stop),
         "seed": request.seed % SEEDS,
         "backend_sampling": False,
-        "cache_prompt": False,
+        "cache_prompt": request.is_later_turn,
         "return_tokens": True,
         "timings_per_token": True,
         "stream": True,

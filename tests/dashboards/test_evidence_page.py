@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, delete, func, insert, make_url, select
+from sqlalchemy import create_engine, delete, func, insert, make_url, select, update
 from streamlit.testing.v1 import AppTest
 
 from dashboards.parts import source
@@ -129,6 +129,26 @@ def test_the_realised_concurrency_of_both_arms_stands_below_their_latency(
     rows = html_of(opened(open_page, decision)).split("Requests in progress, mean")[1:]
     shown = [float(row.split('data-label="mean"')[1].partition(">")[2].partition("<")[0]) for row in rows]
     assert shown == pytest.approx([0.97 * decision.concurrency, 0.95 * decision.concurrency], abs=0.006)
+
+
+def test_the_share_of_prompts_that_servers_had_cached_is_below_the_latency(
+    filled_url: str, configured: Configure, open_page: Open, decision: Decision, tmp_path: Path
+) -> None:
+    configured(filled_url)
+    assert "Prompt tokens cached" not in html_of(opened(open_page, decision)), "the in-process engine has no such cache"
+    copy = tmp_path / "copy.db"
+    shutil.copyfile(make_url(filled_url).database or "", copy)
+    engine = create_engine(f"sqlite:///{copy}")
+    sums = {"num_cached_prompt_tokens": 1_000, "baseline_cached_tokens": 600, "speculative_cached_tokens": 150}
+    with engine.begin() as connection:
+        connection.execute(update(tables.rollups).values(sums))
+    engine.dispose()
+    configured(f"sqlite:///{copy}")
+    rows = html_of(opened(open_page, decision)).split("Prompt tokens cached")[1:]
+    assert [row.split('data-label="share"')[1].partition(">")[2].partition("<")[0] for row in rows] == [
+        "60.0%",
+        "15.0%",
+    ]
 
 
 def test_what_nobody_looked_at_and_what_is_suspected_are_said(

@@ -23,6 +23,7 @@ class FakeLlamaCpp(FakeServer):
     shows_slots: bool = True
     tells_positions: bool = True  # in /metrics, of what was drafted
     tells_timings: bool = True
+    cached: int = 0  # of the prompt that is answered
     hidden: frozenset[int] = frozenset()  # output places whose tokens end within a character
     ends: str = "limit"
     changes_last: dict[str, Any] = field(default_factory=dict)  # of the final event
@@ -112,6 +113,9 @@ class FakeLlamaCpp(FakeServer):
         """The events of a good answer; one whose token is hidden is left out."""
         steps = self.steps(body)
         self._count(steps)
+        found = self.cached_tokens({"prompt": body["prompt"], "cache_salt": ""})  # its cache knows no salts
+        self.pages = {page for page in self.pages if page[1] == tuple(body["prompt"][: len(page[1])])}  # one slot's
+        self.cached = found if body["cache_prompt"] else 0
         events: list[dict[str, Any]] = []
         number = drafted = accepted = 0
         for drafts, accepts, emitted in steps:
@@ -129,7 +133,8 @@ class FakeLlamaCpp(FakeServer):
         return [*events, last | self._counts(body, number, drafted, accepted) | self.changes_last]
 
     def _counts(self, body: dict[str, Any], number: int, drafted: int, accepted: int) -> dict[str, Any]:
-        timings: dict[str, Any] = {"cache_n": 0, "prompt_n": len(body["prompt"]), "predicted_n": number}
+        read = len(body["prompt"]) - self.cached
+        timings: dict[str, Any] = {"cache_n": self.cached, "prompt_n": read, "predicted_n": number}
         timings |= {"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}
         counted = {"tokens_predicted": number, "tokens_evaluated": len(body["prompt"])}
         return counted | ({"timings": timings} if self.tells_timings else {})

@@ -10,12 +10,14 @@ import pytest
 from msgspec import structs
 
 from shadowspec.errors import ModelError
-from shadowspec.servers.measure_servers import ServerEngine
+from shadowspec.servers.measure_servers import ServerEngine, connect
 from shadowspec.servers.probing import probe_both, remarks
 from shadowspec.types import Arm, Block, RecordKey, Run, SamplingParameters, ShadowPrompt
+from tests.servers.fake_llamacpp import FakeLlamaCpp
 from tests.servers.fake_server import FakeServer, running, status
 from tests.servers.fake_sglang import FakeSglang
-from tests.servers.test_measure import NOON, connected, settings
+from tests.servers.test_llamacpp import COMPARED
+from tests.servers.test_measure import COLD, NOON, connected, settings
 
 PAGE = 4
 TURNS = (9, 17, 26, 34)  # prompt tokens of a conversation's turns, each of which continues the one before it
@@ -69,6 +71,15 @@ def test_sglang_s_counts_are_read_from_its_meta_info() -> None:
     with running(*(servers := (FakeSglang(page_tokens=PAGE), FakeSglang(3, page_tokens=PAGE)))):
         runs = engine_of(servers).measure(block(1, 2)).runs
     assert cached(runs) == [(tokens, tokens) for tokens in CACHED] * 2
+
+
+def test_llama_cpp_is_asked_to_use_its_cache_for_later_turns_alone() -> None:
+    with running(*(servers := (FakeLlamaCpp(page_tokens=PAGE), FakeLlamaCpp(3, page_tokens=PAGE)))):
+        engine = connect(settings(servers, prefix_cache="on"), COMPARED, COLD, requests_per_slot=1, default_sampling={})
+        servers[0].bodies.clear()
+        for _ in range(2):
+            assert cached(engine.measure(block(1, 2, load=1)).runs) == [(tokens, tokens) for tokens in CACHED] * 2
+    assert [body["cache_prompt"] for body in servers[0].bodies] == [False, True, True, True] * 4
 
 
 def test_a_slot_sends_one_turn_after_the_other_under_one_salt(servers: tuple[FakeServer, FakeServer]) -> None:

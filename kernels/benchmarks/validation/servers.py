@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +37,21 @@ class Environment:
 class Server:
     """One server process with all that it started, which is stopped (SIGSTOP) by `pause`."""
 
-    def __init__(self, environment: Environment, speculative_config: str | None, log: Path, *, is_fixed: bool) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        speculative_config: str | None,
+        log: Path,
+        *,
+        is_fixed: bool,
+        flags: Sequence[str] = (),
+    ) -> None:
         """
         Args:
             speculative_config: None: it decodes plainly.
             is_fixed: with sampled speculation as it should be on a CPU (`mend`).
             log: what the server prints goes there.
+            flags: further ones of the server.
         """
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -62,7 +71,7 @@ class Server:
             "--model", str(demo.TARGET), "--served-model-name", SERVED_MODEL, "--dtype", "float32",
             "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(SLOTS),
             "--host", "127.0.0.1", "--port", str(self.port), "--disable-uvicorn-access-log",
-            "--enable-per-request-metrics", "--enable-prompt-tokens-details",
+            "--enable-per-request-metrics", "--enable-prompt-tokens-details", *flags,
         ]  # fmt: skip
         if speculative_config is not None:
             command += ["--speculative-config", speculative_config, "--per-request-spec-decode-metrics", "detailed"]
