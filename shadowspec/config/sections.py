@@ -12,6 +12,7 @@ from shadowspec.scheduler.job_settings import LiveSettings, ScheduleSettings
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.kafka import KafkaSettings
+from shadowspec.tap.language import LANGUAGE
 from shadowspec.types import OUTPUT_CONSTRAINT, SUFFIX_OPTIONS, Contract, SpeculationConfig
 from shadowspec.types.constrained import Name, PathText, Positive, Seconds, Text, keys_of, require_distinct
 from shadowspec.types.engine_names import parse_engines
@@ -20,7 +21,7 @@ from shadowspec.types.measuring_settings import EngineSettings, WorkerSettings
 from shadowspec.types.served_methods import contradiction, settings_text
 
 DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
-BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant", OUTPUT_CONSTRAINT)
+BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant", OUTPUT_CONSTRAINT, LANGUAGE)
 CONTRACTS: Final = (Contract.JSON, Contract.TOOL_CALL, Contract.SQL)  # a grammar is a request's to state
 PERSONAL_METADATA: Final = ("session_id", "user", "user_id", "request_id")
 LOOKUPS: Final = ("ngram", "suffix")  # proposers that look up what stands in texts: they need no draft
@@ -175,7 +176,8 @@ class EndpointSection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if taken := set(self.labels) & {*BUILT_IN_LABELS, *PERSONAL_METADATA}:
+        # The language may be the operator's own label: it then replaces the one that is found.
+        if taken := set(self.labels) & ({*BUILT_IN_LABELS, *PERSONAL_METADATA} - {LANGUAGE}):
             raise ValueError(f"labels: {sorted(taken)[0]} is not the operator's to define")
         if unknown := [name for name in self.slice_by if name not in (*BUILT_IN_LABELS, *self.labels)]:
             raise ValueError(f"slice_by: {unknown[0]} is no label; add it to labels to take it from the metadata")

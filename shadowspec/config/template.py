@@ -152,8 +152,8 @@ served_models = ["my-model"]
 # Globs on what a record says of itself; all that are given must match.  The first endpoint that matches
 # takes the record.  Without `match` it is a record whose "endpoint" is this endpoint's name.
 match = { model = "my-model", path = "/v1/*" }
-# Labels that make hypotheses, of: prompt_class, sampling_regime, context_bucket, tenant, output_constraint, and
-# your own.
+# Labels that make hypotheses, of: prompt_class, sampling_regime, context_bucket, tenant, output_constraint, language,
+# and your own.
 # slice_by = ~
 # labels = ["tier"]     # keys of the record's metadata that are kept as labels
 # sample_rate = ~       # share of sessions (per slice) that may be measured

@@ -21,6 +21,7 @@ from shadowspec.tap.context_buckets import context_bucket
 from shadowspec.tap.endpoints import EndpointRule, match_endpoint
 from shadowspec.tap.formats import Opened
 from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.language import LANGUAGE, language
 from shadowspec.tap.openai import ParsedRequest
 from shadowspec.tap.parameters import unsupported_error
 from shadowspec.tap.prompt_class import prompt_class
@@ -111,8 +112,9 @@ class Reader:
         self._tokenizers = tokenizers
         self._hash = keyed_hash
         self._matched: dict[tuple[str | None, str | None, str | None], EndpointRule | None] = {}
-        # What hardly varies is made once, and is the same for all: by class, regime, context, constraint and endpoint.
-        self._labelled: dict[tuple[str, SamplingRegime, str, str, str], tuple[Mapping[str, str], str]] = {}
+        # What hardly varies is made once, and is the same for all: by class, regime, context, constraint, language and
+        # endpoint.
+        self._labelled: dict[tuple[str, SamplingRegime, str, str, str, str], tuple[Mapping[str, str], str]] = {}
 
     def presample(self, hints: Hints) -> FunnelKey | None:
         """Where a record ends whose key or headers already say that its session is not sampled, else None."""
@@ -208,11 +210,17 @@ class Reader:
         regime, bucket = reading.sampling.regime, context_bucket(len(ids))
         constraint = request.asked.constraint
         kind = UNCONSTRAINED if constraint is None else constraint.kind.value
-        asked = (class_name, regime, bucket, kind, rule.name)
+        is_language_asked = (
+            LANGUAGE in rule.slice_by and LANGUAGE not in rule.labels
+        )  # else the operator's, or nobody's
+        spoken = _language(reading.record, request) if is_language_asked else ""
+        asked = (class_name, regime, bucket, kind, spoken, rule.name)
         if (found := self._labelled.get(asked)) is None:
             labels = {"prompt_class": class_name, "sampling_regime": regime.value, "context_bucket": bucket}
             if constraint is not None or OUTPUT_CONSTRAINT in rule.slice_by:
                 labels[OUTPUT_CONSTRAINT] = kind
+            if spoken:
+                labels[LANGUAGE] = spoken
             found = self._labelled[asked] = (labels, format_slice_key(labels, rule.slice_by))
         reading.labels, reading.slice_key = found
         tenant = reading.record.tenant_id()
@@ -301,6 +309,12 @@ def _prompt_class(record: MirroredRecord, request: ParsedRequest) -> str:
         offers_tools=request.offers_tools,
         asks_for_json=request.asked.asks_for_json,
     )
+
+
+def _language(record: MirroredRecord, request: ParsedRequest) -> str:
+    """The language of a request: what the record says of it, else what its text shows."""
+    declared = record.annotation(LANGUAGE)
+    return language(request.texts, declared=declared if isinstance(declared, str) else None)
 
 
 def _own_labels(record: MirroredRecord, rule: EndpointRule, tenant_hash: str | None) -> dict[str, str]:
