@@ -339,6 +339,25 @@ def test_the_default_budget_of_memory_is_judged_and_a_method_goes_out_as_it_came
     assert json.loads(exported.out) == (on if verdict == "ENABLE" else None)
 
 
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        (("replay", "traffic.jsonl", "--no-store"), 2, "a server drafts it by its method draft_model, which cannot"),
+        (("profile-device",), 4, "by its method draft_model: profile it with `shadowspec profile-server`"),
+        (("distill", "traffic.jsonl", "--endpoint", "letters", "--out", "new", "--consent", "given"), 2,
+         "only a candidate with proposer = 'draft_model' can be distilled"),
+    ],
+)  # fmt: skip
+def test_what_needs_the_draft_itself_says_that_a_server_drafts(
+    served: Workspace, command: tuple[str, ...], code: int, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    through_a_method(served, "draft_model", "{}")  # not even where the name is that of a proposer
+    write_traffic(served.folder / "traffic.jsonl", [record(0)])
+    done = served.run(*command)
+    assert says in " ".join((done.err + caplog.text).split()), done.err
+    assert done.code == code
+
+
 def checks(workspace: Workspace) -> dict[str, tuple[bool, str]]:
     found = workspace.run("doctor", "--json").document["checks"]
     return {each["check"]: (each["ok"], each["found"]) for each in found}

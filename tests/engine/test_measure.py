@@ -22,6 +22,7 @@ from shadowspec.types import (
     SUFFIX_OPTIONS,
     Arm,
     Block,
+    Memory,
     RecordKey,
     SamplingParameters,
     ShadowPrompt,
@@ -86,7 +87,22 @@ def test_every_own_request_has_a_run_per_candidate(engine: Engine) -> None:
         if not is_sampled:
             assert run.parity.first_divergence is None
     for memory in result.memory.values():
+        assert isinstance(memory, Memory)
         assert memory.speculative_peak_bytes >= memory.baseline_peak_bytes > 0
+
+
+def test_displaced_tokens_are_so_many_requests_of_the_blocks_mean_length(engine: Engine) -> None:
+    result = engine.measure(block([prompt(1), prompt(2, 0.7)], [], Arm.BASELINE))
+    fingerprint = engine.candidates[0].config.fingerprint
+    lengths = [
+        run.counts.num_prompt_tokens + run.baseline.num_output_tokens
+        for run in result.runs
+        if run.fingerprint == fingerprint and run.counts is not None and run.baseline is not None
+    ]
+    memory = result.memory[fingerprint]
+    assert isinstance(memory, Memory)
+    assert memory.kv_tokens_per_request == pytest.approx(sum(lengths) / 2)
+    assert memory.displaced_requests == pytest.approx(memory.displaced_kv_tokens / (sum(lengths) / 2))
 
 
 def test_a_queue_gives_what_a_batch_does_at_its_concurrency(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
