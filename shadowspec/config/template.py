@@ -304,7 +304,7 @@ version = 1
 # parity_tokens = ~             # a session weighs no more than so many sampled tokens
 # z_clip = ~                    # and its sum of z is cut at this times so many
 # z_bound = ~                   # the mean z of sampled outputs lies within plus or minus this
-# memory_budget_share = ~       # extra peak memory, of the baseline's own; or "none"
+# memory_budget_share = ~       # extra peak memory, of the baseline's own; through servers: of its KV cache; or "none"
 # memory_budget_tokens = ~      # KV-cache tokens that the draft may displace; both "none": memory is not judged
 # require_serving_engine = ~    # latency counts from the endpoint's serving_engine alone, where one is named
 
