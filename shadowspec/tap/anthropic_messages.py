@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from shadowspec.tap.bodies import ResponseBody
+from shadowspec.tap.bodies import ResponseBody, UsageBody
 from shadowspec.tap.parameters import malformed_error, unknown_parameter_error, unsupported_error
 from shadowspec.types import LoggedResponse
 
@@ -233,8 +233,9 @@ def is_answer(response: ResponseBody) -> bool:
 def logged_answer(response: ResponseBody) -> LoggedResponse:
     """What production answered; token ids are in no answer of this API."""
     reason = response.stop_reason if isinstance(response.stop_reason, str) else None
-    counted = None if response.usage is None else response.usage.output_tokens
-    return LoggedResponse(None, None, None if reason is None else _FINISH_REASONS.get(reason, reason), counted)
+    usage = response.usage or UsageBody()
+    ended = None if reason is None else _FINISH_REASONS.get(reason, reason)
+    return LoggedResponse(None, None, ended, usage.output_tokens, usage.num_cached_tokens)
 
 
 def answer_text(response: ResponseBody) -> str | None:

@@ -136,6 +136,18 @@ class UsageBody(Body, gc=False):
     completion_tokens: Count | None = None
     output_tokens: Count | None = None
     prompt_tokens_details: Any = None
+    input_tokens_details: Any = None  # in Responses
+    cache_read_input_tokens: Any = None  # in Messages
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Tokens of the prompt that production found in its prefix cache; None where it does not say."""
+        details = (self.prompt_tokens_details, self.input_tokens_details)
+        said = [each.get("cached_tokens") for each in details if isinstance(each, dict)]
+        numbers = [
+            each for each in (*said, self.cache_read_input_tokens) if type(each) is int and 0 <= each < MAX_COUNT
+        ]
+        return numbers[0] if numbers else None
 
 
 class ResponseBody(Body, gc=False):

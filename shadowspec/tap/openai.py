@@ -15,7 +15,6 @@ from msgspec import Struct
 from shadowspec.tap import anthropic_messages, openai_responses
 from shadowspec.tap.asked_output import AskedOutput, ToolCallFormat, asked_output, refuse_constraints
 from shadowspec.tap.bodies import (
-    MAX_COUNT,
     MAX_SEED,
     LogprobsBody,
     RequestBody,
@@ -113,21 +112,15 @@ def parse_response(record: MirroredRecord) -> ParsedResponse:
         raise unsupported_error("several_choices")
     choice = response.choices[0]
     token_ids = choice.token_ids
-    counted = None if response.usage is None else response.usage.completion_tokens
+    usage = response.usage or UsageBody()
+    counted = usage.completion_tokens
     if counted is None and token_ids is not None:
         counted = len(token_ids)
     logged = LoggedResponse(
-        token_ids, _token_logprobs(choice.logprobs, token_ids), choice.finish_reason, counted, _cached(response.usage)
+        token_ids, _token_logprobs(choice.logprobs, token_ids), choice.finish_reason, counted, usage.num_cached_tokens
     )
     prompt_token_ids = choice.prompt_token_ids if response.prompt_token_ids is None else response.prompt_token_ids
     return ParsedResponse(logged, prompt_token_ids, response.model)
-
-
-def _cached(usage: UsageBody | None) -> int | None:
-    """Tokens of the prompt that production found in its prefix cache; None where it does not say."""
-    details = None if usage is None else usage.prompt_tokens_details
-    number = details.get("cached_tokens") if isinstance(details, dict) else None
-    return number if type(number) is int and 0 <= number < MAX_COUNT else None
 
 
 def parse_request(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from shadowspec.tap.bodies import ResponseBody
+from shadowspec.tap.bodies import ResponseBody, UsageBody
 from shadowspec.tap.parameters import malformed_error, unknown_parameter_error, unsupported_error
 from shadowspec.types import LoggedResponse
 
@@ -193,8 +193,8 @@ def is_answer(response: ResponseBody) -> bool:
 
 def logged_answer(response: ResponseBody) -> LoggedResponse:
     """What production answered; token ids are in no answer of this API."""
-    counted = None if response.usage is None else response.usage.output_tokens
-    return LoggedResponse(None, None, _finish_reason(response), counted)
+    usage = response.usage or UsageBody()
+    return LoggedResponse(None, None, _finish_reason(response), usage.output_tokens, usage.num_cached_tokens)
 
 
 def _finish_reason(response: ResponseBody) -> str | None:

@@ -256,6 +256,23 @@ def test_why_an_answer_ended(body: ResponseBody, reason: str | None) -> None:
     assert adapter.logged_answer(body) == LoggedResponse(None, None, reason, 3)
 
 
+@pytest.mark.parametrize(
+    ("record", "details", "cached"),
+    [
+        (responses(), {"input_tokens_details": {"cached_tokens": 5}}, 5),
+        (responses(), {"input_tokens_details": None}, None),
+        (messages(), {"cache_read_input_tokens": 5}, 5),
+        (messages(), {"cache_read_input_tokens": -5}, None),
+    ],
+)
+def test_the_prompt_tokens_that_production_had_cached_are_read(
+    record: dict[str, Any], details: dict[str, Any], cached: int | None
+) -> None:
+    body = answer(record, usage={"input_tokens": 7, "output_tokens": 3, **details})
+    adapter = openai_responses if openai_responses.is_answer(body) else anthropic_messages
+    assert adapter.logged_answer(body).num_cached_tokens == cached
+
+
 def test_the_text_of_an_answer_is_read_if_all_that_was_generated_is_in_it() -> None:
     assert response_text(answer(responses())) == response_text(answer(messages())) == "It scatters."
     message = responses()["response"]["output"][0]
