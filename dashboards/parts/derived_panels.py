@@ -9,8 +9,9 @@ import altair as alt
 import streamlit as st
 
 from shadowspec.planning.frontier import Gain
-from shadowspec.reports.cells import cells_of_groups
+from shadowspec.reports.cells import MeasuredCell, cells_of_groups
 from shadowspec.reports.frontiers import SliceFrontier, frontier_lines, frontiers
+from shadowspec.reports.pages.pool_what_if import POOL_HEAD, pool_what_if
 from shadowspec.reports.predictions import (
     PREDICTION_HEAD,
     Prediction,
@@ -54,11 +55,34 @@ def draw_predictions(endpoint: str, slice_key: str) -> None:
     st.caption(prediction_summary(found))
     if found:
         _table(found, _price(endpoint))
+        _pools(cells)
     drawn = frontiers(cells, queries.configs(), costs, queries.list_replayed_lengths(endpoint))
     for first in range(0, len(drawn), 2):
         for column, frontier in zip(st.columns(2), drawn[first : first + 2], strict=False):
             with column:
                 _frontier(endpoint, frontier)
+
+
+def _pools(cells: Sequence[MeasuredCell]) -> None:
+    """What another acceptance would make of all slices together."""
+    tried = st.slider(
+        "What if: accepted tokens per step, % of those measured",
+        0,
+        300,
+        100,
+        step=5,
+        key="acceptance",
+        bind="query-params",
+        help="Another draft or K, or traffic that is harder to draft. Up to all tokens that are drafted.",
+    )
+    rows = [each.texts for each in pool_what_if(cells, queries.configs(), queries.costs(), tried / 100)]
+    st.dataframe(
+        charts.frame([dict(zip(POOL_HEAD, map(plain_text, row), strict=True)) for row in rows]), hide_index=True
+    )
+    st.caption(
+        "Predicted ratio of total times of all slices shown, by their traffic. Only decoding gets faster: *All "
+        "accepted* is the limit that the prefill and the cost of drafting leave, whatever the draft."
+    )
 
 
 def _price(endpoint: str) -> float | None:

@@ -152,6 +152,14 @@ def test_loads_show_what_the_cost_model_predicts(
     assert measured.str.fullmatch(COST).all()
     assert "per device-hour" in text  # the store's file names a price
     assert "load 16: " in text
+    pools = next(each.value for each in app.dataframe if "All accepted" in each.value)
+    assert len(pools)
+    assert (pools["As measured"] == pools["As tried"]).all()
+    app.slider(key="acceptance").set_value(300).run()
+    assert not app.exception
+    moved = next(each.value for each in app.dataframe if "All accepted" in each.value)
+    assert (moved["As measured"] == pools["As measured"]).all()
+    assert (moved["As tried"] != pools["As tried"]).any()
 
 
 def test_loads_show_the_queues_that_the_arrivals_would_make(filled: str, open_page: Open) -> None:
