@@ -161,7 +161,7 @@ def profile_servers(
     """
     if not config.drafts_in_every_step:
         raise InputError(
-            f"{config.name}: {config.proposer} is not known to draft in every step, and to one depth; not profiled"
+            f"{config.name}: how deep {config.proposer} drafts depends on the text, or is not known; not profiled"
         )
     baseline, speculative = probe_both(settings)
     source = counts_source(config, baseline, speculative)

@@ -138,7 +138,10 @@ def test_costs_belong_to_the_settings_but_not_to_the_depth() -> None:
 
 
 def test_a_method_that_may_not_draft_in_every_step_is_not_profiled() -> None:
-    with running(*(pair := (FakeServer(), FakeServer(3)))), pytest.raises(InputError, match="later is not known to"):
+    with (
+        running(*(pair := (FakeServer(), FakeServer(3)))),
+        pytest.raises(InputError, match="later drafts depends on the text, or is not known"),
+    ):
         profile_servers(settings(pair), method("later"), ServerGrid((1,), (8,)), vocab_size=64, requests_per_slot=1,
                         default_sampling={})  # fmt: skip
 
