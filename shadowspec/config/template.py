@@ -331,7 +331,7 @@ version = 1
 # cluster_reopen_after_s = ~        # ... and so much later its key is a new one
 # time_block_s = ~              # requests without session or user are taken together by time
 # dominant_key_share = ~        # a key above this share of its slice is cut into such times
-# timed_positions = ~           # a session is timed at its J-th request, J drawn from 1 to this
+# timed_positions = ~           # a session is timed at its J-th request, J drawn from 1 to this; prefix_cache: at each
 # block_max_wait_s = ~          # event time after which a block that is not full runs short
 # min_rate = ~                  # the worker's sampling rate for slices of which everything is decided
 

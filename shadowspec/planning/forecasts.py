@@ -20,7 +20,7 @@ from shadowspec.gate.run.endpoint_look import Look
 from shadowspec.gate.stats.betting import Floats
 from shadowspec.gate.verdict.decision import HOLD_CODES, Hypothesis
 from shadowspec.gate.verdict.lifecycle import WAITING_CODES, is_open
-from shadowspec.gate.verdict.required_tests import min_fault_requests
+from shadowspec.gate.verdict.required_tests import fault_units, min_fault_requests
 from shadowspec.gate.verdict.trial_levels import CHANGED_FINGERPRINT, DRIFT, shown_level
 from shadowspec.planning.first_passage import NUM_PATHS, first_passage_times, outlook
 from shadowspec.types import Decision, Verdict
@@ -106,9 +106,10 @@ def plan_hypothesis(look: Look, decision: Decision, num_paths: int = NUM_PATHS) 
         num_units = 0 if tested is None else tested.num_units
         forecasts.append(_forecast(test.name, test.unit, num_units, units, test.is_required, ahead.is_assumed))
     if runs.num_greedy:
-        units = np.full(num_paths, float(max(min_fault_requests(policy, level) - runs.num_known_greedy, 0)))
-        enabled = np.maximum(enabled, units * evidence.num_clusters / runs.num_greedy)
-        forecasts.append(_forecast("parity_faults", "request", runs.num_known_greedy, units, True, False))
+        unit, num_known = fault_units(runs)
+        units = np.full(num_paths, float(max(min_fault_requests(policy, level) - num_known, 0)))
+        enabled = np.maximum(enabled, units * runs.max_turns * evidence.num_clusters / runs.num_greedy)
+        forecasts.append(_forecast("parity_faults", unit, num_known, units, True, False))
 
     # 2. Which comes first; what is beyond the horizon is never.
     enabled[enabled > horizon] = np.inf
@@ -148,7 +149,8 @@ def _clusters_per_unit(hypothesis: Hypothesis, evidence: HypothesisEvidence, nam
     tested = evidence.tests.get(name)
     if tested is not None and tested.num_seen and evidence.num_clusters:
         return evidence.num_clusters / tested.num_seen * tested.state.merged_units
-    requests = evidence.runs.max_block_requests or REQUESTS_PER_LOAD * hypothesis.concurrency
+    sessions = evidence.runs.max_block_requests // evidence.runs.max_turns
+    requests = sessions or REQUESTS_PER_LOAD * hypothesis.concurrency
     return float(requests) if unit == "block" else 1.0
 
 

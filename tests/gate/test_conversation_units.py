@@ -12,7 +12,7 @@ from shadowspec.gate.evidence.speedup import speedup_test
 from shadowspec.gate.evidence.units import BlockUnit
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.decision import Hypothesis, decide
-from shadowspec.gate.verdict.required_tests import betting_results, fault_result
+from shadowspec.gate.verdict.required_tests import betting_results, fault_result, fault_units
 from shadowspec.reports.definitions import test_notes as notes_of
 from shadowspec.types import Parity, ServedRun, Trial, Verdict
 from tests.gate.worlds import CONFIG, ENDPOINT, START, block_unit, run_of
@@ -82,3 +82,11 @@ def test_reasons_name_the_mode_and_stay_as_they_are_while_the_verdict_does(is_on
     assert decision.reason.endswith("; measured with the prefix cache on, whole conversations") is is_on
     again = decide(hypothesis, slow, POLICY, trial=trial, has_entered=True, previous=decision, now=START)
     assert again.reason == decision.reason
+
+
+def test_a_plan_counts_conversations_as_the_tests_do() -> None:
+    evidence = evidence_of(*(conversation_block(number, 16) for number in range(10)))
+    assert fault_units(evidence.runs) == ("cluster", 40)
+    alone = [conversation_block(number, 16) for number in range(10)]
+    alone = [replace(unit, block=replace(unit.block, max_turns=1)) for unit in alone]
+    assert fault_units(evidence_of(*alone).runs) == ("request", 160)

@@ -155,6 +155,14 @@ def min_fault_requests(policy: GatePolicy, level: float) -> int:
     return math.ceil(math.log(level) / math.log1p(-policy.max_fault_share) - 1e-9)
 
 
+def fault_units(runs: RunTotals) -> tuple[str, int]:
+    """What the test of faults counts, and how many of them are known.
+
+    Turns of one session depend on each other: of conversations as many whole ones (clusters) as the requests make.
+    """
+    return "request" if runs.max_turns == 1 else "cluster", runs.num_known_greedy // runs.max_turns
+
+
 def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) -> TestResult:
     """Greedy faults: a first divergence where the target's top-2 gap is above a near-tie's.  One is enough.
 
@@ -162,8 +170,7 @@ def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) 
     differing, and so bounds their share.
     """
     limit = policy.near_tie_logit_of(dtype)
-    # Turns of one session depend on each other: as many whole conversations count as the requests make.
-    num_known, num_faults = runs.num_known_greedy // runs.max_turns, runs.num_faults(limit)
+    (unit, num_known), num_faults = fault_units(runs), runs.num_faults(limit)
     min_units = min_fault_requests(policy, level)
     outcome = "fail" if num_faults else "pass" if num_known >= min_units else "open"
     return TestResult(
@@ -174,7 +181,7 @@ def fault_result(runs: RunTotals, dtype: str, policy: GatePolicy, level: float) 
         upper=1.0 - level ** (1.0 / num_known) if num_known and not num_faults else None,
         threshold=policy.max_fault_share,
         alpha=level,
-        unit="request" if runs.max_turns == 1 else "cluster",
+        unit=unit,
         num_units=num_known,
         min_units=min_units,
         units_needed=min_units - num_known if outcome == "open" else None,
